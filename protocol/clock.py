@@ -1,0 +1,74 @@
+"""The only reader of time in this package: a clock, deadlines counted on it, and back-off between tries.
+
+Everything else takes a `Clock`, a `Deadline` or `now`, so that tests can move time themselves.
+Seconds inside (`_s`), milliseconds in options and on the wire (`_ms`).
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass, field
+
+
+class Clock:
+    """Real time. Subclass it in tests."""
+
+    def now_s(self) -> float:
+        """Monotonic seconds; only differences mean anything."""
+        return time.monotonic()
+
+    def wall_ms(self) -> int:
+        """Milliseconds since 1970, UTC: what Kafka calls a timestamp."""
+        return time.time_ns() // 1_000_000
+
+    def sleep_s(self, seconds: float) -> None:
+        if seconds > 0:
+            time.sleep(seconds)
+
+
+SYSTEM_CLOCK = Clock()
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """A moment on a clock by which a call must have ended."""
+
+    at_s: float
+    clock: Clock = field(default=SYSTEM_CLOCK, repr=False)
+
+    @classmethod
+    def after_ms(cls, milliseconds: float, clock: Clock = SYSTEM_CLOCK) -> Deadline:
+        return cls(clock.now_s() + milliseconds / 1000.0, clock)
+
+    def remaining_s(self) -> float:
+        """Seconds left, never negative."""
+        return max(0.0, self.at_s - self.clock.now_s())
+
+    def remaining_ms(self) -> int:
+        return int(self.remaining_s() * 1000)
+
+    @property
+    def passed(self) -> bool:
+        return self.clock.now_s() >= self.at_s
+
+    def at_most_ms(self, milliseconds: float) -> Deadline:
+        """The earlier of this deadline and `milliseconds` from now."""
+        return Deadline(min(self.at_s, self.clock.now_s() + milliseconds / 1000.0), self.clock)
+
+
+@dataclass
+class Backoff:
+    """How long to wait before the next try: doubles up to a maximum, with 20 % of jitter (KIP-580)."""
+
+    initial_ms: float
+    maximum_ms: float
+    tries: int = 0
+
+    def next_s(self) -> float:
+        wait_ms = min(self.maximum_ms, self.initial_ms * (2 ** min(self.tries, 30)))
+        self.tries += 1
+        return float(wait_ms * random.uniform(0.8, 1.2) / 1000.0)  # noqa: S311
+
+    def reset(self) -> None:
+        self.tries = 0

@@ -1,0 +1,105 @@
+"""The families of errors this package raises; what each one is for, and whose fault it says it was.
+
+Four families under one root: ours or the caller's (`UsageError`), the peer's bytes (`ProtocolError`),
+the transport (`TransportError`), and the configuration (`ConfigurationError`). What a broker answers
+with an error code is a `BrokerError`; the table of codes is `protocol.broker_errors`.
+
+Every error here pickles (executors send them to the driver) and keeps its `__cause__` when raised `from`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class KafkaError(Exception):
+    """Root of everything this package raises on purpose."""
+
+    def __init__(self, message: str, **context: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.context = context
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, self.context)
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def _rebuild(kind: type[KafkaError], message: str, context: dict[str, Any]) -> KafkaError:
+    error = kind.__new__(kind)
+    KafkaError.__init__(error, message, **context)
+    return error
+
+
+class UsageError(KafkaError):
+    """The caller asked for something that makes no sense (an unknown field, a closed object)."""
+
+
+class ConfigurationError(KafkaError):
+    """A property or an option is unknown, forbidden or has a wrong value. The message names it and the remedy."""
+
+
+class ProtocolError(KafkaError):
+    """The peer's bytes break Kafka's protocol."""
+
+
+class Truncated(ProtocolError):
+    """The bytes end before the value they announce does."""
+
+
+class Corrupt(ProtocolError):
+    """The bytes are there, but cannot be what they claim to be (CRC, counts, codes, trailing bytes)."""
+
+
+class DecompressedTooLarge(Corrupt):
+    """A compressed record batch unpacks to more than the cap on decompressed bytes."""
+
+
+class FrameTooLarge(ProtocolError):
+    """A reply announces more bytes than the cap on a frame, or a size no Kafka broker would announce."""
+
+
+class UnsupportedVersion(KafkaError):
+    """No version of an API suits us, the broker and the features this call needs."""
+
+
+class TransportError(KafkaError):
+    """A socket could not be opened, was closed, or a deadline passed. Retriable by nature."""
+
+
+class ConnectFailed(TransportError):
+    """No connection to the broker (name not found, refused, timed out)."""
+
+
+class ConnectionLost(TransportError):
+    """The connection was closed or reset; what was in flight has an unknown outcome."""
+
+
+class RequestTimedOut(TransportError):
+    """One request had no reply in `request.timeout.ms`; its outcome is unknown."""
+
+
+class DeadlineExceeded(TransportError):
+    """The deadline of a whole call passed, retries included. `__cause__` is the last failure."""
+
+
+class BrokerError(KafkaError):
+    """A broker answered with an error code.
+
+    `context` has at least `code` (int) and `name` (str, Kafka's name of the code); `row` of the table is
+    `protocol.broker_errors.BY_CODE[code]`.
+    """
+
+    @property
+    def code(self) -> int:
+        return int(self.context["code"])
+
+    @property
+    def name(self) -> str:
+        return str(self.context["name"])
+
+
+class DataLoss(KafkaError):
+    """Records that were asked for are not in the log any more. The message says which, why, and the way on."""
