@@ -1,0 +1,74 @@
+"""Produce (key 0): TODO"""
+
+from __future__ import annotations
+
+from protocol.wire.schema import Api, Array, Field, Route, Struct
+
+PARTITION_PRODUCE_DATA = Struct(
+    Field("index", "int32"),
+    Field("records", "records", nullable_since=0),
+)
+
+TOPIC_PRODUCE_DATA = Struct(
+    Field("name", "string", until=12, ignorable=True),
+    Field("topic_id", "uuid", since=13, ignorable=True),
+    Field("partition_data", Array(PARTITION_PRODUCE_DATA)),
+)
+
+PRODUCE_REQUEST = Struct(
+    Field("transactional_id", "string", nullable_since=3, default=None),
+    Field("acks", "int16"),
+    Field("timeout_ms", "int32"),
+    Field("topic_data", Array(TOPIC_PRODUCE_DATA)),
+)
+
+BATCH_INDEX_AND_ERROR_MESSAGE = Struct(
+    Field("batch_index", "int32"),
+    Field("batch_index_error_message", "string", nullable_since=8, default=None),
+)
+
+LEADER_ID_AND_EPOCH = Struct(
+    Field("leader_id", "int32", default=-1),
+    Field("leader_epoch", "int32", default=-1),
+)
+
+PARTITION_PRODUCE_RESPONSE = Struct(
+    Field("index", "int32"),
+    Field("error_code", "int16"),
+    Field("base_offset", "int64"),
+    Field("log_append_time_ms", "int64", default=-1),
+    Field("log_start_offset", "int64", since=5, default=-1, ignorable=True),
+    Field("record_errors", Array(BATCH_INDEX_AND_ERROR_MESSAGE), since=8, ignorable=True),
+    Field("error_message", "string", since=8, nullable_since=8, default=None, ignorable=True),
+    Field("current_leader", LEADER_ID_AND_EPOCH, since=10, tag=0, tag_since=10),
+)
+
+TOPIC_PRODUCE_RESPONSE = Struct(
+    Field("name", "string", until=12, ignorable=True),
+    Field("topic_id", "uuid", since=13, ignorable=True),
+    Field("partition_responses", Array(PARTITION_PRODUCE_RESPONSE)),
+)
+
+NODE_ENDPOINT = Struct(
+    Field("node_id", "int32"),
+    Field("host", "string"),
+    Field("port", "int32"),
+    Field("rack", "string", nullable_since=10, default=None),
+)
+
+PRODUCE_RESPONSE = Struct(
+    Field("responses", Array(TOPIC_PRODUCE_RESPONSE)),
+    Field("throttle_time_ms", "int32"),
+    Field("node_endpoints", Array(NODE_ENDPOINT), since=10, tag=0, tag_since=10),
+)
+
+PRODUCE = Api(
+    key=0,
+    name="Produce",
+    request=PRODUCE_REQUEST,
+    response=PRODUCE_RESPONSE,
+    first=3,
+    last=13,
+    flexible_since=9,
+    route=Route.LEADER,
+)

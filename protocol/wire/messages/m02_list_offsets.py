@@ -1,0 +1,52 @@
+"""ListOffsets (key 2): TODO"""
+
+from __future__ import annotations
+
+from protocol.wire.schema import Api, Array, Field, Route, Struct
+
+LIST_OFFSETS_PARTITION = Struct(
+    Field("partition_index", "int32"),
+    Field("current_leader_epoch", "int32", since=4, default=-1, ignorable=True),
+    Field("timestamp", "int64"),
+)
+
+LIST_OFFSETS_TOPIC = Struct(
+    Field("name", "string"),
+    Field("partitions", Array(LIST_OFFSETS_PARTITION)),
+)
+
+LIST_OFFSETS_REQUEST = Struct(
+    Field("replica_id", "int32"),
+    Field("isolation_level", "int8"),
+    Field("topics", Array(LIST_OFFSETS_TOPIC)),
+    Field("timeout_ms", "int32", since=10, ignorable=True),
+)
+
+LIST_OFFSETS_PARTITION_RESPONSE = Struct(
+    Field("partition_index", "int32"),
+    Field("error_code", "int16"),
+    Field("timestamp", "int64", default=-1),
+    Field("offset", "int64", default=-1),
+    Field("leader_epoch", "int32", since=4, default=-1),
+)
+
+LIST_OFFSETS_TOPIC_RESPONSE = Struct(
+    Field("name", "string"),
+    Field("partitions", Array(LIST_OFFSETS_PARTITION_RESPONSE)),
+)
+
+LIST_OFFSETS_RESPONSE = Struct(
+    Field("throttle_time_ms", "int32"),
+    Field("topics", Array(LIST_OFFSETS_TOPIC_RESPONSE)),
+)
+
+LIST_OFFSETS = Api(
+    key=2,
+    name="ListOffsets",
+    request=LIST_OFFSETS_REQUEST,
+    response=LIST_OFFSETS_RESPONSE,
+    first=2,
+    last=11,
+    flexible_since=6,
+    route=Route.LEADER,
+)

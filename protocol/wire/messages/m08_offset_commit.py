@@ -1,0 +1,54 @@
+"""OffsetCommit (key 8): TODO"""
+
+from __future__ import annotations
+
+from protocol.wire.schema import Api, Array, Field, Route, Struct
+
+OFFSET_COMMIT_REQUEST_PARTITION = Struct(
+    Field("partition_index", "int32"),
+    Field("committed_offset", "int64"),
+    Field("committed_leader_epoch", "int32", since=6, default=-1, ignorable=True),
+    Field("committed_metadata", "string", nullable_since=0),
+)
+
+OFFSET_COMMIT_REQUEST_TOPIC = Struct(
+    Field("name", "string", until=9, ignorable=True),
+    Field("topic_id", "uuid", since=10, ignorable=True),
+    Field("partitions", Array(OFFSET_COMMIT_REQUEST_PARTITION)),
+)
+
+OFFSET_COMMIT_REQUEST = Struct(
+    Field("group_id", "string"),
+    Field("generation_id_or_member_epoch", "int32", default=-1),
+    Field("member_id", "string"),
+    Field("group_instance_id", "string", since=7, nullable_since=7, default=None),
+    Field("retention_time_ms", "int64", until=4, default=-1, ignorable=True),
+    Field("topics", Array(OFFSET_COMMIT_REQUEST_TOPIC)),
+)
+
+OFFSET_COMMIT_RESPONSE_PARTITION = Struct(
+    Field("partition_index", "int32"),
+    Field("error_code", "int16"),
+)
+
+OFFSET_COMMIT_RESPONSE_TOPIC = Struct(
+    Field("name", "string", until=9, ignorable=True),
+    Field("topic_id", "uuid", since=10, ignorable=True),
+    Field("partitions", Array(OFFSET_COMMIT_RESPONSE_PARTITION)),
+)
+
+OFFSET_COMMIT_RESPONSE = Struct(
+    Field("throttle_time_ms", "int32", since=3, ignorable=True),
+    Field("topics", Array(OFFSET_COMMIT_RESPONSE_TOPIC)),
+)
+
+OFFSET_COMMIT = Api(
+    key=8,
+    name="OffsetCommit",
+    request=OFFSET_COMMIT_REQUEST,
+    response=OFFSET_COMMIT_RESPONSE,
+    first=2,
+    last=10,
+    flexible_since=8,
+    route=Route.GROUP,
+)

@@ -1,0 +1,41 @@
+"""FindCoordinator (key 10): TODO"""
+
+from __future__ import annotations
+
+from protocol.wire.schema import Api, Array, Field, Route, Struct
+
+FIND_COORDINATOR_REQUEST = Struct(
+    Field("key", "string", until=3),
+    Field("key_type", "int8", since=1),
+    Field("coordinator_keys", Array("string"), since=4),
+)
+
+COORDINATOR = Struct(
+    Field("key", "string"),
+    Field("node_id", "int32"),
+    Field("host", "string"),
+    Field("port", "int32"),
+    Field("error_code", "int16"),
+    Field("error_message", "string", nullable_since=4),
+)
+
+FIND_COORDINATOR_RESPONSE = Struct(
+    Field("throttle_time_ms", "int32", since=1, ignorable=True),
+    Field("error_code", "int16", until=3),
+    Field("error_message", "string", since=1, until=3, nullable_since=1, ignorable=True),
+    Field("node_id", "int32", until=3),
+    Field("host", "string", until=3),
+    Field("port", "int32", until=3),
+    Field("coordinators", Array(COORDINATOR), since=4),
+)
+
+FIND_COORDINATOR = Api(
+    key=10,
+    name="FindCoordinator",
+    request=FIND_COORDINATOR_REQUEST,
+    response=FIND_COORDINATOR_RESPONSE,
+    first=0,
+    last=6,
+    flexible_since=3,
+    route=Route.ANY,
+)

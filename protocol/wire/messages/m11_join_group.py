@@ -1,0 +1,51 @@
+"""JoinGroup (key 11): TODO"""
+
+from __future__ import annotations
+
+from protocol.wire.schema import Api, Array, Field, Route, Struct
+
+JOIN_GROUP_REQUEST_PROTOCOL = Struct(
+    Field("name", "string"),
+    Field("metadata", "bytes"),
+)
+
+JOIN_GROUP_REQUEST = Struct(
+    Field("group_id", "string"),
+    Field("session_timeout_ms", "int32"),
+    Field("rebalance_timeout_ms", "int32", since=1, default=-1, ignorable=True),
+    Field("member_id", "string"),
+    Field("group_instance_id", "string", since=5, nullable_since=5, default=None),
+    Field("protocol_type", "string"),
+    Field("protocols", Array(JOIN_GROUP_REQUEST_PROTOCOL)),
+    Field("reason", "string", since=8, nullable_since=8, default=None, ignorable=True),
+)
+
+JOIN_GROUP_RESPONSE_MEMBER = Struct(
+    Field("member_id", "string"),
+    Field("group_instance_id", "string", since=5, nullable_since=5, default=None, ignorable=True),
+    Field("metadata", "bytes"),
+)
+
+JOIN_GROUP_RESPONSE = Struct(
+    Field("throttle_time_ms", "int32", since=2, ignorable=True),
+    Field("error_code", "int16"),
+    Field("generation_id", "int32", default=-1),
+    Field("protocol_type", "string", since=7, nullable_since=7, default=None, ignorable=True),
+    Field("protocol_name", "string", nullable_since=7),
+    Field("leader", "string"),
+    Field("skip_assignment", "bool", since=9),
+    Field("member_id", "string"),
+    Field("members", Array(JOIN_GROUP_RESPONSE_MEMBER)),
+)
+
+JOIN_GROUP = Api(
+    key=11,
+    name="JoinGroup",
+    request=JOIN_GROUP_REQUEST,
+    response=JOIN_GROUP_RESPONSE,
+    first=0,
+    last=9,
+    flexible_since=6,
+    route=Route.GROUP,
+    long_poll=True,
+)

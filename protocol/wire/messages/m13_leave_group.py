@@ -1,0 +1,40 @@
+"""LeaveGroup (key 13): TODO"""
+
+from __future__ import annotations
+
+from protocol.wire.schema import Api, Array, Field, Route, Struct
+
+MEMBER_IDENTITY = Struct(
+    Field("member_id", "string"),
+    Field("group_instance_id", "string", nullable_since=3, default=None),
+    Field("reason", "string", since=5, nullable_since=5, default=None, ignorable=True),
+)
+
+LEAVE_GROUP_REQUEST = Struct(
+    Field("group_id", "string"),
+    Field("member_id", "string", until=2),
+    Field("members", Array(MEMBER_IDENTITY), since=3),
+)
+
+MEMBER_RESPONSE = Struct(
+    Field("member_id", "string"),
+    Field("group_instance_id", "string", nullable_since=3),
+    Field("error_code", "int16"),
+)
+
+LEAVE_GROUP_RESPONSE = Struct(
+    Field("throttle_time_ms", "int32", since=1, ignorable=True),
+    Field("error_code", "int16"),
+    Field("members", Array(MEMBER_RESPONSE), since=3),
+)
+
+LEAVE_GROUP = Api(
+    key=13,
+    name="LeaveGroup",
+    request=LEAVE_GROUP_REQUEST,
+    response=LEAVE_GROUP_RESPONSE,
+    first=0,
+    last=5,
+    flexible_since=4,
+    route=Route.GROUP,
+)

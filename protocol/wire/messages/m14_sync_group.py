@@ -1,0 +1,40 @@
+"""SyncGroup (key 14): TODO"""
+
+from __future__ import annotations
+
+from protocol.wire.schema import Api, Array, Field, Route, Struct
+
+SYNC_GROUP_REQUEST_ASSIGNMENT = Struct(
+    Field("member_id", "string"),
+    Field("assignment", "bytes"),
+)
+
+SYNC_GROUP_REQUEST = Struct(
+    Field("group_id", "string"),
+    Field("generation_id", "int32"),
+    Field("member_id", "string"),
+    Field("group_instance_id", "string", since=3, nullable_since=3, default=None),
+    Field("protocol_type", "string", since=5, nullable_since=5, default=None, ignorable=True),
+    Field("protocol_name", "string", since=5, nullable_since=5, default=None, ignorable=True),
+    Field("assignments", Array(SYNC_GROUP_REQUEST_ASSIGNMENT)),
+)
+
+SYNC_GROUP_RESPONSE = Struct(
+    Field("throttle_time_ms", "int32", since=1, ignorable=True),
+    Field("error_code", "int16"),
+    Field("protocol_type", "string", since=5, nullable_since=5, default=None, ignorable=True),
+    Field("protocol_name", "string", since=5, nullable_since=5, default=None, ignorable=True),
+    Field("assignment", "bytes"),
+)
+
+SYNC_GROUP = Api(
+    key=14,
+    name="SyncGroup",
+    request=SYNC_GROUP_REQUEST,
+    response=SYNC_GROUP_RESPONSE,
+    first=0,
+    last=5,
+    flexible_since=4,
+    route=Route.GROUP,
+    long_poll=True,
+)

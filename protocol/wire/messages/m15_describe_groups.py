@@ -1,0 +1,46 @@
+"""DescribeGroups (key 15): TODO"""
+
+from __future__ import annotations
+
+from protocol.wire.schema import Api, Array, Field, Route, Struct
+
+DESCRIBE_GROUPS_REQUEST = Struct(
+    Field("groups", Array("string")),
+    Field("include_authorized_operations", "bool", since=3),
+)
+
+DESCRIBED_GROUP_MEMBER = Struct(
+    Field("member_id", "string"),
+    Field("group_instance_id", "string", since=4, nullable_since=4, default=None, ignorable=True),
+    Field("client_id", "string"),
+    Field("client_host", "string"),
+    Field("member_metadata", "bytes"),
+    Field("member_assignment", "bytes"),
+)
+
+DESCRIBED_GROUP = Struct(
+    Field("error_code", "int16"),
+    Field("error_message", "string", since=6, nullable_since=6, default=None),
+    Field("group_id", "string"),
+    Field("group_state", "string"),
+    Field("protocol_type", "string"),
+    Field("protocol_data", "string"),
+    Field("members", Array(DESCRIBED_GROUP_MEMBER)),
+    Field("authorized_operations", "int32", since=3, default=-(2**31)),
+)
+
+DESCRIBE_GROUPS_RESPONSE = Struct(
+    Field("throttle_time_ms", "int32", since=1, ignorable=True),
+    Field("groups", Array(DESCRIBED_GROUP)),
+)
+
+DESCRIBE_GROUPS = Api(
+    key=15,
+    name="DescribeGroups",
+    request=DESCRIBE_GROUPS_REQUEST,
+    response=DESCRIBE_GROUPS_RESPONSE,
+    first=0,
+    last=6,
+    flexible_since=5,
+    route=Route.GROUP,
+)

@@ -1,0 +1,34 @@
+"""ListGroups (key 16): TODO"""
+
+from __future__ import annotations
+
+from protocol.wire.schema import Api, Array, Field, Route, Struct
+
+LIST_GROUPS_REQUEST = Struct(
+    Field("states_filter", Array("string"), since=4),
+    Field("types_filter", Array("string"), since=5),
+)
+
+LISTED_GROUP = Struct(
+    Field("group_id", "string"),
+    Field("protocol_type", "string"),
+    Field("group_state", "string", since=4, ignorable=True),
+    Field("group_type", "string", since=5, ignorable=True),
+)
+
+LIST_GROUPS_RESPONSE = Struct(
+    Field("throttle_time_ms", "int32", since=1, ignorable=True),
+    Field("error_code", "int16"),
+    Field("groups", Array(LISTED_GROUP)),
+)
+
+LIST_GROUPS = Api(
+    key=16,
+    name="ListGroups",
+    request=LIST_GROUPS_REQUEST,
+    response=LIST_GROUPS_RESPONSE,
+    first=0,
+    last=5,
+    flexible_since=3,
+    route=Route.ANY,
+)

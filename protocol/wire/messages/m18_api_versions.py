@@ -1,0 +1,49 @@
+"""ApiVersions (key 18): TODO"""
+
+from __future__ import annotations
+
+from protocol.wire.schema import Api, Array, Field, Route, Struct
+
+API_VERSIONS_REQUEST = Struct(
+    Field("client_software_name", "string", since=3, ignorable=True),
+    Field("client_software_version", "string", since=3, ignorable=True),
+)
+
+API_VERSION = Struct(
+    Field("api_key", "int16"),
+    Field("min_version", "int16"),
+    Field("max_version", "int16"),
+)
+
+SUPPORTED_FEATURE_KEY = Struct(
+    Field("name", "string"),
+    Field("min_version", "int16"),
+    Field("max_version", "int16"),
+)
+
+FINALIZED_FEATURE_KEY = Struct(
+    Field("name", "string"),
+    Field("max_version_level", "int16"),
+    Field("min_version_level", "int16"),
+)
+
+API_VERSIONS_RESPONSE = Struct(
+    Field("error_code", "int16"),
+    Field("api_keys", Array(API_VERSION)),
+    Field("throttle_time_ms", "int32", since=1, ignorable=True),
+    Field("supported_features", Array(SUPPORTED_FEATURE_KEY), since=3, tag=0, tag_since=3, ignorable=True),
+    Field("finalized_features_epoch", "int64", since=3, default=-1, tag=1, tag_since=3, ignorable=True),
+    Field("finalized_features", Array(FINALIZED_FEATURE_KEY), since=3, tag=2, tag_since=3, ignorable=True),
+    Field("zk_migration_ready", "bool", since=3, tag=3, tag_since=3, ignorable=True),
+)
+
+API_VERSIONS = Api(
+    key=18,
+    name="ApiVersions",
+    request=API_VERSIONS_REQUEST,
+    response=API_VERSIONS_RESPONSE,
+    first=0,
+    last=4,
+    flexible_since=3,
+    route=Route.ANY,
+)

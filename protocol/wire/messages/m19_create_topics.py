@@ -1,0 +1,64 @@
+"""CreateTopics (key 19): TODO"""
+
+from __future__ import annotations
+
+from protocol.wire.schema import Api, Array, Field, Route, Struct
+
+CREATABLE_REPLICA_ASSIGNMENT = Struct(
+    Field("partition_index", "int32"),
+    Field("broker_ids", Array("int32")),
+)
+
+CREATABLE_TOPIC_CONFIG = Struct(
+    Field("name", "string"),
+    Field("value", "string", nullable_since=0),
+)
+
+CREATABLE_TOPIC = Struct(
+    Field("name", "string"),
+    Field("num_partitions", "int32"),
+    Field("replication_factor", "int16"),
+    Field("assignments", Array(CREATABLE_REPLICA_ASSIGNMENT)),
+    Field("configs", Array(CREATABLE_TOPIC_CONFIG)),
+)
+
+CREATE_TOPICS_REQUEST = Struct(
+    Field("topics", Array(CREATABLE_TOPIC)),
+    Field("timeout_ms", "int32", default=60000),
+    Field("validate_only", "bool"),
+)
+
+CREATABLE_TOPIC_CONFIGS = Struct(
+    Field("name", "string"),
+    Field("value", "string", nullable_since=5),
+    Field("read_only", "bool"),
+    Field("config_source", "int8", default=-1),
+    Field("is_sensitive", "bool"),
+)
+
+CREATABLE_TOPIC_RESULT = Struct(
+    Field("name", "string"),
+    Field("topic_id", "uuid", since=7, ignorable=True),
+    Field("error_code", "int16"),
+    Field("error_message", "string", nullable_since=0),
+    Field("topic_config_error_code", "int16", since=5, tag=0, tag_since=5, ignorable=True),
+    Field("num_partitions", "int32", since=5, default=-1, ignorable=True),
+    Field("replication_factor", "int16", since=5, default=-1, ignorable=True),
+    Field("configs", Array(CREATABLE_TOPIC_CONFIGS), since=5, nullable_since=5, ignorable=True),
+)
+
+CREATE_TOPICS_RESPONSE = Struct(
+    Field("throttle_time_ms", "int32"),
+    Field("topics", Array(CREATABLE_TOPIC_RESULT)),
+)
+
+CREATE_TOPICS = Api(
+    key=19,
+    name="CreateTopics",
+    request=CREATE_TOPICS_REQUEST,
+    response=CREATE_TOPICS_RESPONSE,
+    first=2,
+    last=7,
+    flexible_since=5,
+    route=Route.CONTROLLER,
+)

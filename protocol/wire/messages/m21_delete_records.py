@@ -1,0 +1,47 @@
+"""DeleteRecords (key 21): TODO"""
+
+from __future__ import annotations
+
+from protocol.wire.schema import Api, Array, Field, Route, Struct
+
+DELETE_RECORDS_PARTITION = Struct(
+    Field("partition_index", "int32"),
+    Field("offset", "int64"),
+)
+
+DELETE_RECORDS_TOPIC = Struct(
+    Field("name", "string"),
+    Field("partitions", Array(DELETE_RECORDS_PARTITION)),
+)
+
+DELETE_RECORDS_REQUEST = Struct(
+    Field("topics", Array(DELETE_RECORDS_TOPIC)),
+    Field("timeout_ms", "int32"),
+)
+
+DELETE_RECORDS_PARTITION_RESULT = Struct(
+    Field("partition_index", "int32"),
+    Field("low_watermark", "int64"),
+    Field("error_code", "int16"),
+)
+
+DELETE_RECORDS_TOPIC_RESULT = Struct(
+    Field("name", "string"),
+    Field("partitions", Array(DELETE_RECORDS_PARTITION_RESULT)),
+)
+
+DELETE_RECORDS_RESPONSE = Struct(
+    Field("throttle_time_ms", "int32"),
+    Field("topics", Array(DELETE_RECORDS_TOPIC_RESULT)),
+)
+
+DELETE_RECORDS = Api(
+    key=21,
+    name="DeleteRecords",
+    request=DELETE_RECORDS_REQUEST,
+    response=DELETE_RECORDS_RESPONSE,
+    first=0,
+    last=2,
+    flexible_since=2,
+    route=Route.LEADER,
+)

@@ -1,0 +1,30 @@
+"""InitProducerId (key 22): TODO"""
+
+from __future__ import annotations
+
+from protocol.wire.schema import Api, Field, Route, Struct
+
+INIT_PRODUCER_ID_REQUEST = Struct(
+    Field("transactional_id", "string", nullable_since=0),
+    Field("transaction_timeout_ms", "int32"),
+    Field("producer_id", "int64", since=3, default=-1),
+    Field("producer_epoch", "int16", since=3, default=-1),
+)
+
+INIT_PRODUCER_ID_RESPONSE = Struct(
+    Field("throttle_time_ms", "int32"),
+    Field("error_code", "int16"),
+    Field("producer_id", "int64", default=-1),
+    Field("producer_epoch", "int16"),
+)
+
+INIT_PRODUCER_ID = Api(
+    key=22,
+    name="InitProducerId",
+    request=INIT_PRODUCER_ID_REQUEST,
+    response=INIT_PRODUCER_ID_RESPONSE,
+    first=0,
+    last=5,
+    flexible_since=2,
+    route=Route.TRANSACTION,
+)

@@ -1,0 +1,49 @@
+"""OffsetForLeaderEpoch (key 23): TODO"""
+
+from __future__ import annotations
+
+from protocol.wire.schema import Api, Array, Field, Route, Struct
+
+OFFSET_FOR_LEADER_PARTITION = Struct(
+    Field("partition", "int32"),
+    Field("current_leader_epoch", "int32", default=-1),
+    Field("leader_epoch", "int32"),
+)
+
+OFFSET_FOR_LEADER_TOPIC = Struct(
+    Field("topic", "string"),
+    Field("partitions", Array(OFFSET_FOR_LEADER_PARTITION)),
+)
+
+OFFSET_FOR_LEADER_EPOCH_REQUEST = Struct(
+    Field("replica_id", "int32", since=3, default=-2, ignorable=True),
+    Field("topics", Array(OFFSET_FOR_LEADER_TOPIC)),
+)
+
+EPOCH_END_OFFSET = Struct(
+    Field("error_code", "int16"),
+    Field("partition", "int32"),
+    Field("leader_epoch", "int32", default=-1),
+    Field("end_offset", "int64", default=-1),
+)
+
+OFFSET_FOR_LEADER_TOPIC_RESULT = Struct(
+    Field("topic", "string"),
+    Field("partitions", Array(EPOCH_END_OFFSET)),
+)
+
+OFFSET_FOR_LEADER_EPOCH_RESPONSE = Struct(
+    Field("throttle_time_ms", "int32"),
+    Field("topics", Array(OFFSET_FOR_LEADER_TOPIC_RESULT)),
+)
+
+OFFSET_FOR_LEADER_EPOCH = Api(
+    key=23,
+    name="OffsetForLeaderEpoch",
+    request=OFFSET_FOR_LEADER_EPOCH_REQUEST,
+    response=OFFSET_FOR_LEADER_EPOCH_RESPONSE,
+    first=2,
+    last=4,
+    flexible_since=4,
+    route=Route.LEADER,
+)

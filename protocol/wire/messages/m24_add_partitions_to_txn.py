@@ -1,0 +1,59 @@
+"""AddPartitionsToTxn (key 24): TODO"""
+
+from __future__ import annotations
+
+from protocol.wire.schema import Api, Array, Field, Route, Struct
+
+ADD_PARTITIONS_TO_TXN_TOPIC = Struct(
+    Field("name", "string"),
+    Field("partitions", Array("int32")),
+)
+
+ADD_PARTITIONS_TO_TXN_TRANSACTION = Struct(
+    Field("transactional_id", "string"),
+    Field("producer_id", "int64"),
+    Field("producer_epoch", "int16"),
+    Field("verify_only", "bool"),
+    Field("topics", Array(ADD_PARTITIONS_TO_TXN_TOPIC)),
+)
+
+ADD_PARTITIONS_TO_TXN_REQUEST = Struct(
+    Field("transactions", Array(ADD_PARTITIONS_TO_TXN_TRANSACTION), since=4),
+    Field("v3_and_below_transactional_id", "string", until=3),
+    Field("v3_and_below_producer_id", "int64", until=3),
+    Field("v3_and_below_producer_epoch", "int16", until=3),
+    Field("v3_and_below_topics", Array(ADD_PARTITIONS_TO_TXN_TOPIC), until=3),
+)
+
+ADD_PARTITIONS_TO_TXN_PARTITION_RESULT = Struct(
+    Field("partition_index", "int32"),
+    Field("partition_error_code", "int16"),
+)
+
+ADD_PARTITIONS_TO_TXN_TOPIC_RESULT = Struct(
+    Field("name", "string"),
+    Field("results_by_partition", Array(ADD_PARTITIONS_TO_TXN_PARTITION_RESULT)),
+)
+
+ADD_PARTITIONS_TO_TXN_RESULT = Struct(
+    Field("transactional_id", "string"),
+    Field("topic_results", Array(ADD_PARTITIONS_TO_TXN_TOPIC_RESULT)),
+)
+
+ADD_PARTITIONS_TO_TXN_RESPONSE = Struct(
+    Field("throttle_time_ms", "int32"),
+    Field("error_code", "int16", since=4, ignorable=True),
+    Field("results_by_transaction", Array(ADD_PARTITIONS_TO_TXN_RESULT), since=4),
+    Field("results_by_topic_v3_and_below", Array(ADD_PARTITIONS_TO_TXN_TOPIC_RESULT), until=3),
+)
+
+ADD_PARTITIONS_TO_TXN = Api(
+    key=24,
+    name="AddPartitionsToTxn",
+    request=ADD_PARTITIONS_TO_TXN_REQUEST,
+    response=ADD_PARTITIONS_TO_TXN_RESPONSE,
+    first=0,
+    last=5,
+    flexible_since=3,
+    route=Route.TRANSACTION,
+)

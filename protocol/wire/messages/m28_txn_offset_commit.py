@@ -1,0 +1,54 @@
+"""TxnOffsetCommit (key 28): TODO"""
+
+from __future__ import annotations
+
+from protocol.wire.schema import Api, Array, Field, Route, Struct
+
+TXN_OFFSET_COMMIT_REQUEST_PARTITION = Struct(
+    Field("partition_index", "int32"),
+    Field("committed_offset", "int64"),
+    Field("committed_leader_epoch", "int32", since=2, default=-1, ignorable=True),
+    Field("committed_metadata", "string", nullable_since=0),
+)
+
+TXN_OFFSET_COMMIT_REQUEST_TOPIC = Struct(
+    Field("name", "string"),
+    Field("partitions", Array(TXN_OFFSET_COMMIT_REQUEST_PARTITION)),
+)
+
+TXN_OFFSET_COMMIT_REQUEST = Struct(
+    Field("transactional_id", "string"),
+    Field("group_id", "string"),
+    Field("producer_id", "int64"),
+    Field("producer_epoch", "int16"),
+    Field("generation_id", "int32", since=3, default=-1),
+    Field("member_id", "string", since=3),
+    Field("group_instance_id", "string", since=3, nullable_since=3, default=None),
+    Field("topics", Array(TXN_OFFSET_COMMIT_REQUEST_TOPIC)),
+)
+
+TXN_OFFSET_COMMIT_RESPONSE_PARTITION = Struct(
+    Field("partition_index", "int32"),
+    Field("error_code", "int16"),
+)
+
+TXN_OFFSET_COMMIT_RESPONSE_TOPIC = Struct(
+    Field("name", "string"),
+    Field("partitions", Array(TXN_OFFSET_COMMIT_RESPONSE_PARTITION)),
+)
+
+TXN_OFFSET_COMMIT_RESPONSE = Struct(
+    Field("throttle_time_ms", "int32"),
+    Field("topics", Array(TXN_OFFSET_COMMIT_RESPONSE_TOPIC)),
+)
+
+TXN_OFFSET_COMMIT = Api(
+    key=28,
+    name="TxnOffsetCommit",
+    request=TXN_OFFSET_COMMIT_REQUEST,
+    response=TXN_OFFSET_COMMIT_RESPONSE,
+    first=0,
+    last=5,
+    flexible_since=3,
+    route=Route.GROUP,
+)

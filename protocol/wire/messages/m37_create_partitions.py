@@ -1,0 +1,43 @@
+"""CreatePartitions (key 37): TODO"""
+
+from __future__ import annotations
+
+from protocol.wire.schema import Api, Array, Field, Route, Struct
+
+CREATE_PARTITIONS_ASSIGNMENT = Struct(
+    Field("broker_ids", Array("int32")),
+)
+
+CREATE_PARTITIONS_TOPIC = Struct(
+    Field("name", "string"),
+    Field("count", "int32"),
+    Field("assignments", Array(CREATE_PARTITIONS_ASSIGNMENT), nullable_since=0),
+)
+
+CREATE_PARTITIONS_REQUEST = Struct(
+    Field("topics", Array(CREATE_PARTITIONS_TOPIC)),
+    Field("timeout_ms", "int32"),
+    Field("validate_only", "bool"),
+)
+
+CREATE_PARTITIONS_TOPIC_RESULT = Struct(
+    Field("name", "string"),
+    Field("error_code", "int16"),
+    Field("error_message", "string", nullable_since=0, default=None),
+)
+
+CREATE_PARTITIONS_RESPONSE = Struct(
+    Field("throttle_time_ms", "int32"),
+    Field("results", Array(CREATE_PARTITIONS_TOPIC_RESULT)),
+)
+
+CREATE_PARTITIONS = Api(
+    key=37,
+    name="CreatePartitions",
+    request=CREATE_PARTITIONS_REQUEST,
+    response=CREATE_PARTITIONS_RESPONSE,
+    first=0,
+    last=3,
+    flexible_since=2,
+    route=Route.CONTROLLER,
+)

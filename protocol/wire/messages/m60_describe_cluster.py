@@ -1,0 +1,41 @@
+"""DescribeCluster (key 60): TODO"""
+
+from __future__ import annotations
+
+from protocol.wire.schema import Api, Array, Field, Route, Struct
+
+DESCRIBE_CLUSTER_REQUEST = Struct(
+    Field("include_cluster_authorized_operations", "bool"),
+    Field("endpoint_type", "int8", since=1, default=1),
+    Field("include_fenced_brokers", "bool", since=2),
+)
+
+DESCRIBE_CLUSTER_BROKER = Struct(
+    Field("broker_id", "int32"),
+    Field("host", "string"),
+    Field("port", "int32"),
+    Field("rack", "string", nullable_since=0, default=None),
+    Field("is_fenced", "bool", since=2),
+)
+
+DESCRIBE_CLUSTER_RESPONSE = Struct(
+    Field("throttle_time_ms", "int32"),
+    Field("error_code", "int16"),
+    Field("error_message", "string", nullable_since=0, default=None),
+    Field("endpoint_type", "int8", since=1, default=1),
+    Field("cluster_id", "string"),
+    Field("controller_id", "int32", default=-1),
+    Field("brokers", Array(DESCRIBE_CLUSTER_BROKER)),
+    Field("cluster_authorized_operations", "int32", default=-(2**31)),
+)
+
+DESCRIBE_CLUSTER = Api(
+    key=60,
+    name="DescribeCluster",
+    request=DESCRIBE_CLUSTER_REQUEST,
+    response=DESCRIBE_CLUSTER_RESPONSE,
+    first=0,
+    last=2,
+    flexible_since=0,
+    route=Route.ANY,
+)

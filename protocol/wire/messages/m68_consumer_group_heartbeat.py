@@ -1,0 +1,48 @@
+"""ConsumerGroupHeartbeat (key 68): TODO"""
+
+from __future__ import annotations
+
+from protocol.wire.schema import Api, Array, Field, Route, Struct
+
+TOPIC_PARTITIONS = Struct(
+    Field("topic_id", "uuid"),
+    Field("partitions", Array("int32")),
+)
+
+CONSUMER_GROUP_HEARTBEAT_REQUEST = Struct(
+    Field("group_id", "string"),
+    Field("member_id", "string"),
+    Field("member_epoch", "int32"),
+    Field("instance_id", "string", nullable_since=0, default=None),
+    Field("rack_id", "string", nullable_since=0, default=None),
+    Field("rebalance_timeout_ms", "int32", default=-1),
+    Field("subscribed_topic_names", Array("string"), nullable_since=0, default=None),
+    Field("subscribed_topic_regex", "string", since=1, nullable_since=1, default=None),
+    Field("server_assignor", "string", nullable_since=0, default=None),
+    Field("topic_partitions", Array(TOPIC_PARTITIONS), nullable_since=0, default=None),
+)
+
+ASSIGNMENT = Struct(
+    Field("topic_partitions", Array(TOPIC_PARTITIONS)),
+)
+
+CONSUMER_GROUP_HEARTBEAT_RESPONSE = Struct(
+    Field("throttle_time_ms", "int32"),
+    Field("error_code", "int16"),
+    Field("error_message", "string", nullable_since=0, default=None),
+    Field("member_id", "string", nullable_since=0, default=None),
+    Field("member_epoch", "int32"),
+    Field("heartbeat_interval_ms", "int32"),
+    Field("assignment", ASSIGNMENT, nullable_since=0, default=None),
+)
+
+CONSUMER_GROUP_HEARTBEAT = Api(
+    key=68,
+    name="ConsumerGroupHeartbeat",
+    request=CONSUMER_GROUP_HEARTBEAT_REQUEST,
+    response=CONSUMER_GROUP_HEARTBEAT_RESPONSE,
+    first=0,
+    last=1,
+    flexible_since=0,
+    route=Route.GROUP,
+)

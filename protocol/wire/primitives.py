@@ -1,0 +1,328 @@
+"""Kafka's primitive types over a byte buffer: `Reader` takes them off, `Writer` puts them on.
+
+Owns every bounds check: a length is compared with the bytes left before anything is sliced or allocated, so bad
+input raises `Truncated` or `Corrupt` and nothing else. Called by `wire.codec`, `wire.frame` and `protocol.records`.
+Knows no message, no version and no socket.
+"""
+
+from __future__ import annotations
+
+from struct import Struct as Layout
+from struct import unpack_from
+from typing import Any
+
+from protocol.errors import Corrupt, Truncated
+
+BytesLike = bytes | bytearray | memoryview
+
+LARGE_BYTES = 4096
+"""Byte fields of this size and more are kept as buffers of their own and handed to the socket uncopied."""
+
+_INT8, _INT16, _INT32, _INT64 = Layout(">b"), Layout(">h"), Layout(">i"), Layout(">q")
+_UINT16, _UINT32, _FLOAT64 = Layout(">H"), Layout(">I"), Layout(">d")
+
+
+class Reader:
+    """Reads one value after another from `buffer`, in Kafka's (big-endian) encodings.
+
+    Every method raises `Truncated` if the bytes end too early, and `Corrupt` if they are there but impossible:
+    a negative length other than null's -1, null where null is not allowed, text that is not UTF-8, an endless varint.
+    """
+
+    __slots__ = ("buffer", "end", "position")
+
+    def __init__(self, buffer: BytesLike) -> None:
+        view = memoryview(buffer)
+        self.buffer: memoryview = view if view.format == "B" and view.ndim == 1 else view.cast("B")
+        self.position = 0
+        self.end = len(self.buffer)
+
+    @property
+    def left(self) -> int:
+        """Bytes not read yet."""
+        return self.end - self.position
+
+    def advance(self, size_bytes: int) -> int:
+        """Where the next `size_bytes` bytes start; they count as read."""
+        start = self.position
+        if size_bytes > self.end - start:
+            raise Truncated(f"{size_bytes} bytes wanted at byte {start}, {self.end - start} left")
+        self.position = start + size_bytes
+        return start
+
+    def int8(self) -> int:
+        value: int = _INT8.unpack_from(self.buffer, self.advance(1))[0]
+        return value
+
+    def int16(self) -> int:
+        value: int = _INT16.unpack_from(self.buffer, self.advance(2))[0]
+        return value
+
+    def int32(self) -> int:
+        value: int = _INT32.unpack_from(self.buffer, self.advance(4))[0]
+        return value
+
+    def int64(self) -> int:
+        value: int = _INT64.unpack_from(self.buffer, self.advance(8))[0]
+        return value
+
+    def uint16(self) -> int:
+        value: int = _UINT16.unpack_from(self.buffer, self.advance(2))[0]
+        return value
+
+    def uint32(self) -> int:
+        value: int = _UINT32.unpack_from(self.buffer, self.advance(4))[0]
+        return value
+
+    def float64(self) -> float:
+        value: float = _FLOAT64.unpack_from(self.buffer, self.advance(8))[0]
+        return value
+
+    def boolean(self) -> bool:
+        return self.buffer[self.advance(1)] != 0
+
+    def uuid(self) -> bytes:
+        """16 bytes; all zero means "none"."""
+        return bytes(self.take(16))
+
+    def uvarint(self) -> int:
+        """An unsigned varint of at most 32 bits."""
+        try:
+            byte = self.buffer[self.position]
+        except IndexError:
+            raise Truncated(f"a varint wanted at byte {self.position}, 0 left") from None
+        if byte < 0x80:  # the common case: lengths and counts below 128
+            self.position += 1
+            return byte
+        return self._long_uvarint(32)
+
+    def varint(self) -> int:
+        """A zigzag varint of at most 32 bits."""
+        raw = self.uvarint()
+        return (raw >> 1) ^ -(raw & 1)
+
+    def varlong(self) -> int:
+        """A zigzag varint of at most 64 bits."""
+        raw = self._long_uvarint(64)
+        return (raw >> 1) ^ -(raw & 1)
+
+    def _long_uvarint(self, bits: int) -> int:
+        buffer, start, value = self.buffer, self.position, 0
+        for index in range((bits + 6) // 7):
+            if start + index >= self.end:
+                raise Truncated(f"a varint at byte {start} does not end")
+            byte = buffer[start + index]
+            value |= (byte & 0x7F) << (7 * index)
+            if byte < 0x80:
+                if value >> bits:
+                    break
+                self.position = start + index + 1
+                return value
+        raise Corrupt(f"the varint at byte {start} has more than {bits} bits")
+
+    def take(self, size_bytes: int) -> memoryview:
+        """The next `size_bytes` bytes as a view of the buffer (no copy)."""
+        start = self.advance(size_bytes)
+        return self.buffer[start : start + size_bytes]
+
+    def _text(self, size_bytes: int, nullable: bool) -> str | None:
+        if size_bytes < 0:
+            self._check_null(size_bytes, nullable, "string")
+            return None
+        start = self.advance(size_bytes)
+        try:
+            return str(self.buffer[start : start + size_bytes], "utf-8")
+        except UnicodeDecodeError as error:
+            raise Corrupt(f"the string at byte {start} is not UTF-8") from error
+
+    def _check_null(self, length: int, nullable: bool, what: str) -> None:
+        if length != -1:
+            raise Corrupt(f"{what} of length {length} before byte {self.position}")
+        if not nullable:
+            raise Corrupt(f"null {what} before byte {self.position}, where null is not allowed")
+
+    def string(self, nullable: bool = False) -> str | None:
+        """Text behind an int16 length; None for null, which is `Corrupt` unless `nullable`."""
+        return self._text(self.int16(), nullable)
+
+    def compact_string(self, nullable: bool = False) -> str | None:
+        """Text behind an unsigned varint length + 1."""
+        return self._text(self.uvarint() - 1, nullable)
+
+    def data(self, nullable: bool = False) -> memoryview | None:
+        """Bytes behind an int32 length, as a view of the buffer."""
+        length = self.int32()
+        if length < 0:
+            self._check_null(length, nullable, "bytes")
+            return None
+        return self.take(length)
+
+    def compact_data(self, nullable: bool = False) -> memoryview | None:
+        """Bytes behind an unsigned varint length + 1, as a view of the buffer."""
+        length = self.uvarint() - 1
+        if length < 0:
+            self._check_null(length, nullable, "bytes")
+            return None
+        return self.take(length)
+
+    def array_length(self, nullable: bool = False, smallest_bytes: int = 1) -> int | None:
+        """An int32 count, checked: that many elements of at least `smallest_bytes` must fit in the bytes left."""
+        return self._count(self.int32(), nullable, smallest_bytes)
+
+    def compact_array_length(self, nullable: bool = False, smallest_bytes: int = 1) -> int | None:
+        """The same behind an unsigned varint count + 1."""
+        return self._count(self.uvarint() - 1, nullable, smallest_bytes)
+
+    def _count(self, count: int, nullable: bool, smallest_bytes: int) -> int | None:
+        if count < 0:
+            self._check_null(count, nullable, "array")
+            return None
+        if count * smallest_bytes > self.end - self.position:
+            raise Truncated(
+                f"{count} elements of at least {smallest_bytes} bytes announced before byte {self.position}, "
+                f"{self.end - self.position} bytes left"
+            )
+        return count
+
+    def numbers(self, code: str, size_bytes: int, count: int) -> list[Any]:
+        """`count` numbers of the `struct` format `code`, `size_bytes` each."""
+        return list(unpack_from(f">{count}{code}", self.buffer, self.advance(count * size_bytes)))
+
+    def skip_tagged_fields(self) -> None:
+        """Skips a section of tagged fields, whatever is in it."""
+        for _ in range(self.uvarint()):
+            self.uvarint()
+            self.advance(self.uvarint())
+
+
+class Writer:
+    """Collects values in Kafka's encodings. Byte fields of `LARGE_BYTES` and more are referenced, not copied.
+
+    A referenced buffer must stay unchanged until the parts are sent. A number out of its type's range raises
+    `struct.error`; the codec, which knows the field's name, makes a `UsageError` of it.
+    """
+
+    __slots__ = ("_parts", "_parts_bytes", "_tail")
+
+    def __init__(self) -> None:
+        self._parts: list[BytesLike] = []
+        self._parts_bytes = 0
+        self._tail = bytearray()
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes written so far."""
+        return self._parts_bytes + len(self._tail)
+
+    def parts(self) -> list[BytesLike]:
+        """The buffers whose concatenation is what was written."""
+        return [*self._parts, self._tail] if self._tail or not self._parts else list(self._parts)
+
+    def raw(self, value: BytesLike) -> None:
+        """Bytes as they are, without a length. A large buffer is referenced."""
+        view = memoryview(value)
+        if view.nbytes < LARGE_BYTES:
+            self._tail += view
+            return
+        if self._tail:
+            self._add_part(self._tail)
+            self._tail = bytearray()
+        self._add_part(view.cast("B"))
+
+    def _add_part(self, part: BytesLike) -> None:
+        self._parts.append(part)
+        self._parts_bytes += len(part)
+
+    def append(self, other: Writer) -> None:
+        """What another writer has collected; its large buffers stay referenced."""
+        for part in other.parts():
+            self.raw(part)
+
+    def int8(self, value: int) -> None:
+        self._tail += _INT8.pack(value)
+
+    def int16(self, value: int) -> None:
+        self._tail += _INT16.pack(value)
+
+    def int32(self, value: int) -> None:
+        self._tail += _INT32.pack(value)
+
+    def int64(self, value: int) -> None:
+        self._tail += _INT64.pack(value)
+
+    def uint16(self, value: int) -> None:
+        self._tail += _UINT16.pack(value)
+
+    def uint32(self, value: int) -> None:
+        self._tail += _UINT32.pack(value)
+
+    def float64(self, value: float) -> None:
+        self._tail += _FLOAT64.pack(value)
+
+    def boolean(self, value: bool) -> None:
+        self._tail.append(1 if value else 0)
+
+    def uuid(self, value: bytes) -> None:
+        """Exactly 16 bytes."""
+        if len(value) != 16:
+            raise ValueError(f"a uuid has 16 bytes, not {len(value)}")
+        self._tail += value
+
+    def uvarint(self, value: int) -> None:
+        """A non-negative number, seven bits a byte, lowest first."""
+        if value < 0:
+            raise ValueError(f"an unsigned varint cannot be {value}")
+        while value >= 0x80:
+            self._tail.append(value & 0x7F | 0x80)
+            value >>= 7
+        self._tail.append(value)
+
+    def varint(self, value: int) -> None:
+        """A number of 32 bits, zigzag."""
+        self.uvarint((value << 1) ^ (value >> 31))
+
+    def varlong(self, value: int) -> None:
+        """A number of 64 bits, zigzag."""
+        self.uvarint((value << 1) ^ (value >> 63))
+
+    def string(self, value: str | None) -> None:
+        """Text behind an int16 length; None is -1."""
+        if value is None:
+            self._tail += b"\xff\xff"
+            return
+        text = value.encode()
+        self._tail += _INT16.pack(len(text))
+        self._tail += text
+
+    def compact_string(self, value: str | None) -> None:
+        """Text behind an unsigned varint length + 1; None is 0."""
+        if value is None:
+            self._tail.append(0)
+            return
+        text = value.encode()
+        self.uvarint(len(text) + 1)
+        self._tail += text
+
+    def data(self, value: BytesLike | None) -> None:
+        """Bytes behind an int32 length; None is -1."""
+        if value is None:
+            self._tail += b"\xff\xff\xff\xff"
+            return
+        self._tail += _INT32.pack(memoryview(value).nbytes)
+        self.raw(value)
+
+    def compact_data(self, value: BytesLike | None) -> None:
+        """Bytes behind an unsigned varint length + 1; None is 0."""
+        if value is None:
+            self._tail.append(0)
+            return
+        self.uvarint(memoryview(value).nbytes + 1)
+        self.raw(value)
+
+    def array_length(self, count: int | None) -> None:
+        """An int32 count; None is -1."""
+        self._tail += _INT32.pack(-1 if count is None else count)
+
+    def compact_array_length(self, count: int | None) -> None:
+        """An unsigned varint count + 1; None is 0."""
+        self.uvarint(0 if count is None else count + 1)

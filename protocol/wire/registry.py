@@ -1,0 +1,88 @@
+"""Every API by its key: for a broker's side, a table of versions, and tests.
+
+A client imports the message files it uses instead; importing this one imports them all.
+"""
+
+from __future__ import annotations
+
+from protocol.wire.messages.m00_produce import PRODUCE
+from protocol.wire.messages.m01_fetch import FETCH
+from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
+from protocol.wire.messages.m03_metadata import METADATA
+from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
+from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
+from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR
+from protocol.wire.messages.m11_join_group import JOIN_GROUP
+from protocol.wire.messages.m12_heartbeat import HEARTBEAT
+from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
+from protocol.wire.messages.m14_sync_group import SYNC_GROUP
+from protocol.wire.messages.m15_describe_groups import DESCRIBE_GROUPS
+from protocol.wire.messages.m16_list_groups import LIST_GROUPS
+from protocol.wire.messages.m17_sasl_handshake import SASL_HANDSHAKE
+from protocol.wire.messages.m18_api_versions import API_VERSIONS
+from protocol.wire.messages.m19_create_topics import CREATE_TOPICS
+from protocol.wire.messages.m20_delete_topics import DELETE_TOPICS
+from protocol.wire.messages.m21_delete_records import DELETE_RECORDS
+from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
+from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
+from protocol.wire.messages.m24_add_partitions_to_txn import ADD_PARTITIONS_TO_TXN
+from protocol.wire.messages.m25_add_offsets_to_txn import ADD_OFFSETS_TO_TXN
+from protocol.wire.messages.m26_end_txn import END_TXN
+from protocol.wire.messages.m27_write_txn_markers import WRITE_TXN_MARKERS
+from protocol.wire.messages.m28_txn_offset_commit import TXN_OFFSET_COMMIT
+from protocol.wire.messages.m32_describe_configs import DESCRIBE_CONFIGS
+from protocol.wire.messages.m36_sasl_authenticate import SASL_AUTHENTICATE
+from protocol.wire.messages.m37_create_partitions import CREATE_PARTITIONS
+from protocol.wire.messages.m42_delete_groups import DELETE_GROUPS
+from protocol.wire.messages.m44_incremental_alter_configs import INCREMENTAL_ALTER_CONFIGS
+from protocol.wire.messages.m47_offset_delete import OFFSET_DELETE
+from protocol.wire.messages.m60_describe_cluster import DESCRIBE_CLUSTER
+from protocol.wire.messages.m61_describe_producers import DESCRIBE_PRODUCERS
+from protocol.wire.messages.m65_describe_transactions import DESCRIBE_TRANSACTIONS
+from protocol.wire.messages.m66_list_transactions import LIST_TRANSACTIONS
+from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
+from protocol.wire.messages.m69_consumer_group_describe import CONSUMER_GROUP_DESCRIBE
+from protocol.wire.schema import Api
+
+API_BY_KEY: dict[int, Api] = {
+    api.key: api
+    for api in (
+        PRODUCE,
+        FETCH,
+        LIST_OFFSETS,
+        METADATA,
+        OFFSET_COMMIT,
+        OFFSET_FETCH,
+        FIND_COORDINATOR,
+        JOIN_GROUP,
+        HEARTBEAT,
+        LEAVE_GROUP,
+        SYNC_GROUP,
+        DESCRIBE_GROUPS,
+        LIST_GROUPS,
+        SASL_HANDSHAKE,
+        API_VERSIONS,
+        CREATE_TOPICS,
+        DELETE_TOPICS,
+        DELETE_RECORDS,
+        INIT_PRODUCER_ID,
+        OFFSET_FOR_LEADER_EPOCH,
+        ADD_PARTITIONS_TO_TXN,
+        ADD_OFFSETS_TO_TXN,
+        END_TXN,
+        WRITE_TXN_MARKERS,
+        TXN_OFFSET_COMMIT,
+        DESCRIBE_CONFIGS,
+        SASL_AUTHENTICATE,
+        CREATE_PARTITIONS,
+        DELETE_GROUPS,
+        INCREMENTAL_ALTER_CONFIGS,
+        OFFSET_DELETE,
+        DESCRIBE_CLUSTER,
+        DESCRIBE_PRODUCERS,
+        DESCRIBE_TRANSACTIONS,
+        LIST_TRANSACTIONS,
+        CONSUMER_GROUP_HEARTBEAT,
+        CONSUMER_GROUP_DESCRIBE,
+    )
+}

@@ -1,0 +1,32 @@
+"""Which version of an API to speak: one pure function over our range, the broker's, and what the call needs.
+
+Called by the dispatcher before each request, with the ranges that the broker's ApiVersions reply gave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from protocol.errors import UnsupportedVersion
+from protocol.wire.schema import Api
+
+
+def choose(api: Api, broker: Mapping[int, tuple[int, int]], at_least: int = 0, at_most: int | None = None) -> int:
+    """The highest version that we, the broker and the call's needs have in common.
+
+    `broker` maps an API key to the (lowest, highest) version the broker speaks. `at_least` and `at_most` are what
+    the call needs (say, ListOffsets v7 for the offset of the greatest timestamp).
+    Raises `UnsupportedVersion`, naming the ranges, if there is none.
+    """
+    ours = f"we speak v{api.first} to v{api.last}"
+    needs = f"this call needs v{at_least} or later" if at_least > api.first else ""
+    needs += f"{' and' if needs else 'this call needs'} v{at_most} or earlier" if at_most is not None else ""
+    if api.key not in broker:
+        raise UnsupportedVersion(f"the broker does not know {api.name} (API key {api.key}); {ours}", api=api.name)
+    lowest, highest = broker[api.key]
+    floor = max(api.first, lowest, at_least)
+    ceiling = min(api.last, highest, api.last if at_most is None else at_most)
+    if floor > ceiling:
+        message = f"no common version of {api.name}: {ours}, the broker v{lowest} to v{highest}"
+        raise UnsupportedVersion(f"{message}; {needs}" if needs else message, api=api.name)
+    return ceiling
