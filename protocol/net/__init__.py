@@ -1,1 +1,1 @@
-"""See docs/architecture.md."""
+"""Sockets: the only folder that opens one. See docs/architecture.md."""

@@ -1,0 +1,309 @@
+"""The client of one cluster: metadata, leaders, coordinators, and requests sent to the right broker.
+
+sarama's `Client`. Owns the connection pool, the newest metadata and the coordinators found so far; used by
+consumer, group, producer and admin. Safe for several threads. Opens no socket before the first call.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+from protocol.broker_errors import ErrorCode, Refresh, broker_error
+from protocol.clock import SYSTEM_CLOCK, Backoff, Clock, Deadline
+from protocol.cluster import dispatch
+from protocol.cluster.metadata import Broker, Metadata, Partition, Topic
+from protocol.config import ClientConfig
+from protocol.errors import (
+    BrokerError,
+    ConnectFailed,
+    KafkaError,
+    TransportError,
+    UsageError,
+)
+from protocol.net.connection import Connection, Reply
+from protocol.net.pool import ConnectionPool
+from protocol.wire.messages.m03_metadata import METADATA
+from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR
+from protocol.wire.schema import Api
+
+T = TypeVar("T")
+
+# A body may depend on the version that was chosen for it (fields that moved or were replaced).
+Body = dict[str, Any] | Callable[[int], dict[str, Any]]
+
+CONTROL = "control"
+FETCH = "fetch"
+PRODUCE = "produce"
+GROUP = "group"
+
+_GROUP_COORDINATOR = 0
+
+
+class Client:
+    """Asks the brokers of one cluster.
+
+    Deadlines: every call takes one, or counts `default.api.timeout.ms` from now; each request inside it has at
+    most `request.timeout.ms`.
+    """
+
+    def __init__(self, config: ClientConfig, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.config = config
+        self.clock = clock
+        self._pool = ConnectionPool(config, clock)
+        self._lock = threading.Lock()
+        self._metadata = Metadata()
+        self._metadata_at_s: dict[str, float] = {}
+        self._coordinators: dict[str, Broker] = {}
+        self._closed = False
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes every connection; calls that wait get `ConnectionLost`."""
+        self._closed = True
+        self._pool.close()
+
+    def deadline(self, timeout_ms: float | None = None) -> Deadline:
+        """A deadline `timeout_ms`, by default `default.api.timeout.ms`, from now."""
+        return Deadline.after_ms(self.config.default_api_timeout_ms if timeout_ms is None else timeout_ms, self.clock)
+
+    # -- requests -----------------------------------------------------------------------------
+
+    def connection(self, broker: Broker, purpose: str, deadline: Deadline) -> Connection:
+        if self._closed:
+            raise UsageError("this client is closed")
+        return self._pool.get(broker.host, broker.port, purpose, deadline)
+
+    def send(
+        self,
+        broker: Broker,
+        api: Api,
+        body: Body,
+        deadline: Deadline,
+        *,
+        purpose: str = CONTROL,
+        at_least: int = 0,
+        at_most: int | None = None,
+        replies: bool = True,
+    ) -> Reply:
+        """Sends one request, in the newest version both sides speak, and returns its reply to come."""
+        connection = self.connection(broker, purpose, deadline)
+        version = connection.choose_version(api, at_least, at_most)
+        fields = body(version) if callable(body) else body
+        return connection.send(api, version, fields, self._request_deadline(deadline), replies=replies)
+
+    def ask(
+        self,
+        broker: Broker,
+        api: Api,
+        body: Body,
+        deadline: Deadline,
+        *,
+        purpose: str = CONTROL,
+        at_least: int = 0,
+        at_most: int | None = None,
+    ) -> dict[str, Any]:
+        """Sends one request and waits for its body. One try; errors inside the body are the caller's to judge."""
+        reply = self.send(broker, api, body, deadline, purpose=purpose, at_least=at_least, at_most=at_most)
+        return reply.result(self._request_deadline(deadline))
+
+    def ask_many(
+        self, requests: Mapping[Broker, Body], api: Api, deadline: Deadline, **options: Any
+    ) -> tuple[dict[Broker, dict[str, Any]], KafkaError | None]:
+        """One request to each broker, all in flight at once: the bodies of those that answered, and one failure."""
+        bodies: dict[Broker, dict[str, Any]] = {}
+        replies: dict[Broker, Reply] = {}
+        failure: KafkaError | None = None
+        for broker, body in requests.items():
+            try:
+                replies[broker] = self.send(broker, api, body, deadline, **options)
+            except TransportError as error:
+                failure = error
+        for broker, reply in replies.items():
+            try:
+                bodies[broker] = reply.result(self._request_deadline(deadline))
+            except TransportError as error:
+                failure = error
+        return bodies, failure
+
+    def retrying(
+        self,
+        what: str,
+        attempt: Callable[[], T],
+        deadline: Deadline,
+        *,
+        topics: Iterable[str] = (),
+        coordinator_of: str | None = None,
+        max_attempts: int | None = None,
+    ) -> T:
+        """`attempt` in the one retry loop; `topics` and `coordinator_of` say what a refresh is about."""
+
+        def refresh(error: KafkaError, kind: Refresh) -> None:
+            if coordinator_of is not None and (kind is Refresh.COORDINATOR or isinstance(error, TransportError)):
+                self.forget_coordinator(coordinator_of)
+            if kind is Refresh.METADATA:
+                self.expire_metadata(topics)
+
+        return dispatch.retrying(
+            what,
+            attempt,
+            deadline=deadline,
+            backoff=Backoff(self.config.retry_backoff_ms, self.config.retry_backoff_max_ms),
+            refresh=refresh,
+            max_attempts=max_attempts,
+        )
+
+    def ask_any(self, api: Api, body: Body, deadline: Deadline, **options: Any) -> dict[str, Any]:
+        """Asks whichever broker answers first: those known from metadata in random order, then the bootstrap ones."""
+        failures: list[str] = []
+        last: KafkaError | None = None
+        for broker in self._candidates():
+            try:
+                return self.ask(broker, api, body, deadline, **options)
+            except TransportError as error:
+                failures.append(str(error))
+                last = error
+            if deadline.passed:
+                break
+        raise ConnectFailed(
+            "no broker could be reached (kafka.bootstrap.servers="
+            + ",".join(f"{host}:{port}" for host, port in self.config.bootstrap_servers)
+            + f"): {'; '.join(dict.fromkeys(failures))}"
+        ) from last
+
+    # -- metadata -----------------------------------------------------------------------------
+
+    def metadata(self, topics: Iterable[str] | None, deadline: Deadline | None = None) -> Metadata:
+        """A fresh snapshot of these topics; None asks for all of them. Errors of single topics stay in the snapshot.
+
+        Raises `DeadlineExceeded` when no broker answered in time.
+        """
+        names = None if topics is None else sorted(set(topics))
+        deadline = deadline or self.deadline()
+
+        def attempt() -> Metadata:
+            wanted = None if names is None else [{"name": name} for name in names]
+            body = {"topics": wanted, "allow_auto_topic_creation": False}
+            return Metadata.from_reply(self.ask_any(METADATA, body, deadline, at_least=4))
+
+        newer = self.retrying(f"Metadata of {_listed(names)}", attempt, deadline)
+        with self._lock:
+            before = self._metadata if names is not None else self._metadata.without(self._metadata.topics)
+            self._metadata = before.updated_by(newer)
+            now_s = self.clock.now_s()
+            for name in newer.topics:
+                self._metadata_at_s[name] = now_s
+            return self._metadata
+
+    def topic(self, name: str, deadline: Deadline | None = None) -> Topic:
+        """The topic, from memory if that is younger than `metadata.max.age.ms`; raises `BrokerError` if it has one."""
+        with self._lock:
+            fetched_at_s = self._metadata_at_s.get(name)
+            known = self._metadata.topics.get(name)
+        max_age_s = self.config.metadata_max_age_ms / 1000
+        if known is None or fetched_at_s is None or self.clock.now_s() - fetched_at_s > max_age_s:
+            known = self.metadata([name], deadline).topics.get(name)
+        code = known.error_code if known is not None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        if known is None or code != ErrorCode.NONE:
+            self.expire_metadata([name])
+            raise broker_error(code, f"topic {name}", topic=name)
+        return known
+
+    def leader(self, topic: str, partition: int, deadline: Deadline | None = None) -> tuple[Broker, Partition]:
+        """The partition's leader. One look; raises `BrokerError` (retriable) while there is none."""
+        known = self.topic(topic, deadline).partitions.get(partition)
+        if known is None:
+            self.expire_metadata([topic])
+            raise broker_error(
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{topic}-{partition}", topic=topic, partition=partition
+            )
+        with self._lock:
+            broker = self._metadata.brokers.get(known.leader)
+        if broker is None:
+            self.expire_metadata([topic])
+            raise broker_error(
+                ErrorCode.LEADER_NOT_AVAILABLE, f"{topic}-{partition}", topic=topic, partition=partition
+            )
+        return broker, known
+
+    def brokers(self, deadline: Deadline | None = None) -> Mapping[int, Broker]:
+        """All brokers by node id, from the newest metadata."""
+        with self._lock:
+            known = self._metadata.brokers
+        return known or self.metadata([], deadline).brokers
+
+    def controller(self, deadline: Deadline | None = None) -> Broker:
+        """The broker that takes CreateTopics and the like, freshly looked up."""
+        snapshot = self.metadata([], deadline)
+        broker = snapshot.brokers.get(snapshot.controller_id)
+        if broker is None:
+            raise broker_error(ErrorCode.NOT_CONTROLLER, "the cluster has no controller just now")
+        return broker
+
+    def expire_metadata(self, topics: Iterable[str]) -> None:
+        """Makes the next question about these topics ask the brokers."""
+        with self._lock:
+            for name in topics:
+                self._metadata_at_s.pop(name, None)
+
+    # -- coordinators -------------------------------------------------------------------------
+
+    def coordinator(self, group: str, deadline: Deadline) -> Broker:
+        """The group's coordinator, from memory or FindCoordinator. One look; raises `BrokerError` (retriable)."""
+        with self._lock:
+            known = self._coordinators.get(group)
+        if known is not None:
+            return known
+
+        def body(version: int) -> dict[str, Any]:
+            # KIP-699: from version 4 on, a list of keys.
+            key = {"coordinator_keys": [group]} if version >= 4 else {"key": group}
+            return {**key, "key_type": _GROUP_COORDINATOR} if version >= 1 else key
+
+        reply = self.ask_any(FIND_COORDINATOR, body, deadline)
+        rows = reply["coordinators"] or [reply]
+        row = rows[0]
+        if row["error_code"]:
+            raise broker_error(row["error_code"], f"coordinator of group {group}", group=group)
+        broker = Broker(row["node_id"], row["host"], row["port"])
+        with self._lock:
+            self._coordinators[group] = broker
+        return broker
+
+    def forget_coordinator(self, group: str) -> None:
+        with self._lock:
+            self._coordinators.pop(group, None)
+
+    # -- inside -------------------------------------------------------------------------------
+
+    def _request_deadline(self, deadline: Deadline) -> Deadline:
+        return deadline.at_most_ms(self.config.request_timeout_ms)
+
+    def _candidates(self) -> list[Broker]:
+        with self._lock:
+            known = list(self._metadata.brokers.values())
+        random.shuffle(known)
+        bootstrap = [Broker(-1 - i, host, port) for i, (host, port) in enumerate(self.config.bootstrap_servers)]
+        random.shuffle(bootstrap)
+        addresses = {(broker.host, broker.port) for broker in known}
+        return known + [broker for broker in bootstrap if (broker.host, broker.port) not in addresses]
+
+
+def _listed(names: list[str] | None) -> str:
+    if names is None:
+        return "all topics"
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") or "the cluster"
+
+
+def raise_for(code: int, message: str, **context: Any) -> None:
+    """Raises the `BrokerError` of a code, unless it is NONE."""
+    if code != ErrorCode.NONE:
+        error: BrokerError = broker_error(code, message, **context)
+        raise error

@@ -1,0 +1,72 @@
+"""The one retry loop: try, look the failure up in the error table, refresh what it says, back off, try again.
+
+Used by `client` and, through it, by everything above. An attempt is a function that sends what is still to be
+sent and raises `BrokerError` or `TransportError` for what failed; it keeps its own account of what is done.
+Lower layers never sleep and never try again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+from protocol.broker_errors import BY_CODE, Refresh
+from protocol.clock import Backoff, Deadline
+from protocol.errors import BrokerError, DeadlineExceeded, KafkaError, TransportError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def is_retriable(error: KafkaError) -> bool:
+    """Whether the same request may succeed later: transport failures, and the codes the table marks so."""
+    if isinstance(error, BrokerError):
+        row = BY_CODE.get(error.code)
+        return row is not None and row.retriable
+    return isinstance(error, TransportError)
+
+
+def what_to_refresh(error: KafkaError) -> Refresh:
+    """A broker that cannot be reached may have lost its partitions to another one: look again."""
+    if isinstance(error, BrokerError):
+        row = BY_CODE.get(error.code)
+        return row.refresh if row is not None else Refresh.NONE
+    return Refresh.METADATA
+
+
+def retrying(
+    what: str,
+    attempt: Callable[[], T],
+    *,
+    deadline: Deadline,
+    backoff: Backoff,
+    refresh: Callable[[KafkaError, Refresh], None],
+    max_attempts: int | None = None,
+) -> T:
+    """Runs `attempt` until it returns, fails for good, or the deadline passes.
+
+    Raises the attempt's own error when it is not retriable; `DeadlineExceeded`, with the last error as its cause,
+    when time or attempts run out. `what` says in words what was tried ("ListOffsets of orders-3").
+    """
+    started_s = deadline.clock.now_s()
+    attempts = 0
+    while True:
+        attempts += 1
+        try:
+            return attempt()
+        except KafkaError as error:
+            if isinstance(error, DeadlineExceeded) or not is_retriable(error):
+                raise
+            wait_s = backoff.next_s()
+            log.debug("%s: attempt %d failed: %s", what, attempts, error)
+            # A last try at the deadline itself would have no time to be answered.
+            if wait_s >= deadline.remaining_s() or (max_attempts is not None and attempts >= max_attempts):
+                spent_s = deadline.clock.now_s() - started_s
+                raise DeadlineExceeded(
+                    f"{what} did not succeed in {spent_s:.1f} s and {attempts} attempt(s); the last one: {error}",
+                    attempts=attempts,
+                ) from error
+            refresh(error, what_to_refresh(error))
+            deadline.clock.sleep_s(wait_s)

@@ -1,0 +1,129 @@
+"""What a Metadata reply says, as an immutable snapshot: brokers, controller, topics, partitions and their leaders.
+
+Pure: made from a decoded reply, asked by `client`. When to fetch a newer one is `client`'s business.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from protocol.broker_errors import ErrorCode
+
+NO_TOPIC_ID = b"\0" * 16
+
+
+@dataclass(frozen=True)
+class Broker:
+    """One broker's address, as it advertises it."""
+
+    node_id: int
+    host: str
+    port: int
+    rack: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port} (broker {self.node_id})"
+
+
+@dataclass(frozen=True)
+class Partition:
+    """One partition: `leader` is a node id, -1 while there is none; `leader_epoch` is -1 where unknown."""
+
+    partition: int
+    leader: int
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    error_code: int
+
+
+@dataclass(frozen=True)
+class Topic:
+    """One topic. `topic_id` is 16 bytes, all zero where the broker has none (before Kafka 2.8)."""
+
+    name: str
+    topic_id: bytes
+    is_internal: bool
+    partitions: Mapping[int, Partition]
+    error_code: int
+
+    @property
+    def id_text(self) -> str | None:
+        """The topic id as Kafka's tools print it (URL-safe base64 without padding), None where there is none."""
+        return None if self.topic_id == NO_TOPIC_ID else topic_id_text(self.topic_id)
+
+
+def topic_id_text(topic_id: bytes) -> str:
+    return base64.urlsafe_b64encode(topic_id).rstrip(b"=").decode()
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """A snapshot. `topics` holds only what was asked for so far."""
+
+    cluster_id: str | None = None
+    controller_id: int = -1
+    brokers: Mapping[int, Broker] = field(default_factory=dict)
+    topics: Mapping[str, Topic] = field(default_factory=dict)
+
+    @classmethod
+    def from_reply(cls, reply: Mapping[str, Any]) -> Metadata:
+        return cls(
+            cluster_id=reply["cluster_id"],
+            controller_id=reply["controller_id"],
+            brokers={
+                row["node_id"]: Broker(row["node_id"], row["host"], row["port"], row["rack"])
+                for row in reply["brokers"]
+            },
+            topics={row["name"]: _topic(row) for row in reply["topics"] if row["name"] is not None},
+        )
+
+    def updated_by(self, newer: Metadata) -> Metadata:
+        """The newer snapshot, plus those topics that it was not asked about.
+
+        A partition's leader is never replaced by one of an older epoch: a broker that lags behind the others may
+        answer too (KIP-320).
+        """
+        topics = dict(self.topics)
+        for name, topic in newer.topics.items():
+            topics[name] = _without_older_leaders(topic, self.topics.get(name))
+        return Metadata(newer.cluster_id, newer.controller_id, newer.brokers, topics)
+
+    def without(self, names: Iterable[str]) -> Metadata:
+        gone = set(names)
+        return Metadata(
+            self.cluster_id,
+            self.controller_id,
+            self.brokers,
+            {name: topic for name, topic in self.topics.items() if name not in gone},
+        )
+
+
+def _topic(row: Mapping[str, Any]) -> Topic:
+    partitions = {
+        part["partition_index"]: Partition(
+            partition=part["partition_index"],
+            leader=part["leader_id"],
+            leader_epoch=part["leader_epoch"],
+            replicas=tuple(part["replica_nodes"]),
+            isr=tuple(part["isr_nodes"]),
+            error_code=part["error_code"],
+        )
+        for part in sorted(row["partitions"], key=lambda part: int(part["partition_index"]))
+    }
+    return Topic(row["name"], bytes(row["topic_id"]), row["is_internal"], partitions, row["error_code"])
+
+
+def _without_older_leaders(topic: Topic, known: Topic | None) -> Topic:
+    if known is None or known.topic_id != topic.topic_id or topic.error_code != ErrorCode.NONE:
+        return topic
+    partitions = {
+        number: before
+        if (before := known.partitions.get(number)) is not None and before.leader_epoch > part.leader_epoch >= 0
+        else part
+        for number, part in topic.partitions.items()
+    }
+    return Topic(topic.name, topic.topic_id, topic.is_internal, partitions, topic.error_code)

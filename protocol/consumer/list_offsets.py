@@ -1,0 +1,109 @@
+"""Offsets by time: the earliest, the latest, or the first at or after a timestamp, of many partitions at once.
+
+Runs wherever its caller does (for Spark: the driver). One ListOffsets request per leader; what fails for a moment
+is asked again in the one retry loop, and only that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from protocol.broker_errors import ErrorCode, broker_error
+from protocol.clock import Deadline
+from protocol.cluster.client import Client
+from protocol.cluster.metadata import Broker
+from protocol.errors import KafkaError
+from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
+
+LATEST = -1
+EARLIEST = -2
+
+TopicPartition = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class ListedOffset:
+    """`offset` is -1 where no record is at or after the time asked for; `leader_epoch` is -1 where unknown."""
+
+    offset: int
+    leader_epoch: int
+    timestamp_ms: int
+
+
+def list_offsets(
+    client: Client,
+    times: Mapping[TopicPartition, int],
+    *,
+    isolation_level: str = "read_uncommitted",
+    deadline: Deadline | None = None,
+    max_attempts: int | None = None,
+) -> dict[TopicPartition, ListedOffset]:
+    """For each partition the offset at `times[partition]`: milliseconds, or `LATEST` or `EARLIEST`.
+
+    With `read_committed`, `LATEST` is the last stable offset (KIP-98). Raises `DeadlineExceeded` or `BrokerError`.
+    """
+    deadline = deadline or client.deadline()
+    found: dict[TopicPartition, ListedOffset] = {}
+    isolation = 1 if isolation_level == "read_committed" else 0
+    # Versions below 2 ignore the isolation level: the answer would be another offset, silently.
+    at_least = 2 if isolation else 1
+
+    def attempt() -> dict[TopicPartition, ListedOffset]:
+        failures: list[KafkaError] = []
+        requests: dict[Broker, dict[str, Any]] = {}
+        missing = [key for key in times if key not in found]
+        for broker, keys in _by_leader(client, missing, deadline, failures).items():
+            topics: dict[str, list[dict[str, Any]]] = {}
+            for topic, partition in keys:
+                row = {"partition_index": partition, "timestamp": times[topic, partition]}
+                topics.setdefault(topic, []).append(row)
+            rows = [{"name": name, "partitions": partitions} for name, partitions in topics.items()]
+            requests[broker] = {"replica_id": -1, "isolation_level": isolation, "topics": rows}
+        bodies, failure = client.ask_many(requests, LIST_OFFSETS, deadline, at_least=at_least)
+        if failure is not None:
+            failures.append(failure)
+        for broker, body in bodies.items():
+            for topic_row in body["topics"]:
+                for row in topic_row["partitions"]:
+                    _take(topic_row["name"], row, broker, found, failures)
+        if failures:
+            raise failures[0]
+        return found
+
+    names = sorted({topic for topic, _ in times})
+    what = f"ListOffsets of {len(times)} partition(s) of {', '.join(names[:5])}"
+    return client.retrying(what, attempt, deadline, topics=names, max_attempts=max_attempts)
+
+
+def _by_leader(
+    client: Client, keys: Iterable[TopicPartition], deadline: Deadline, failures: list[KafkaError]
+) -> dict[Broker, list[TopicPartition]]:
+    grouped: dict[Broker, list[TopicPartition]] = {}
+    for topic, partition in keys:
+        try:
+            broker, _ = client.leader(topic, partition, deadline)
+        except KafkaError as error:
+            failures.append(error)
+        else:
+            grouped.setdefault(broker, []).append((topic, partition))
+    return grouped
+
+
+def _take(
+    topic: str,
+    row: Mapping[str, Any],
+    broker: Broker,
+    found: dict[TopicPartition, ListedOffset],
+    failures: list[KafkaError],
+) -> None:
+    partition, code = row["partition_index"], row["error_code"]
+    if code == ErrorCode.NONE:
+        found[topic, partition] = ListedOffset(row["offset"], row["leader_epoch"], row["timestamp"])
+    else:
+        failures.append(
+            broker_error(
+                code, f"ListOffsets of {topic}-{partition} at {broker}", topic=topic, partition=partition
+            )
+        )

@@ -1,0 +1,188 @@
+"""One connection to one broker: requests go out pipelined, replies are matched by correlation id.
+
+Owns a `Transport` and the queue of what is in flight. Made by `pool`, used by `cluster`. Has no thread of its own:
+whoever waits for a reply reads frames, also for those who wait behind it. Safe for several threads.
+Knows nothing of metadata and never tries again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from protocol.broker_errors import ErrorCode
+from protocol.clock import Clock, Deadline
+from protocol.errors import ConnectionLost, Corrupt, FrameTooLarge, KafkaError, RequestTimedOut, TransportError
+from protocol.net.transport import Transport
+from protocol.wire import frame, versions
+from protocol.wire.messages.m18_api_versions import API_VERSIONS
+from protocol.wire.schema import Api
+
+log = logging.getLogger(__name__)
+
+_TLS_ALERT = 0x15
+_HTTP = int.from_bytes(b"HTTP", "big")
+
+
+class Reply:
+    """A reply that is on its way. `result()` waits for it."""
+
+    __slots__ = ("_connection", "api", "correlation_id", "error", "frame", "version")
+
+    def __init__(self, connection: Connection, api: Api, version: int, correlation_id: int) -> None:
+        self._connection = connection
+        self.api = api
+        self.version = version
+        self.correlation_id = correlation_id
+        self.frame: bytearray | None = None
+        self.error: KafkaError | None = None
+
+    def result(self, deadline: Deadline) -> dict[str, Any]:
+        """The decoded body. `bytes` and `records` in it are views of the frame, not copies.
+
+        Raises `TransportError` (the connection is then closed), or `ProtocolError` for bytes that make no sense.
+        """
+        return self._connection.receive(self, deadline)
+
+
+class Connection:
+    """An open connection, after `handshake` with the versions that its broker speaks."""
+
+    def __init__(self, transport: Transport, client_id: str, *, clock: Clock, max_response_bytes: int) -> None:
+        self.address = transport.address
+        self.versions: Mapping[int, tuple[int, int]] = {}
+        self.features: Mapping[str, int] = {}
+        self.last_used_s = clock.now_s()
+        self._transport = transport
+        self._client_id = client_id
+        self._clock = clock
+        self._max_response_bytes = max_response_bytes
+        self._sending = threading.Lock()
+        self._receiving = threading.Lock()
+        self._in_flight: deque[Reply] = deque()
+        self._next_correlation_id = 0
+        self._closed: KafkaError | None = None
+        self._size = memoryview(bytearray(4))
+
+    # -- life ---------------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        return self._closed is not None
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._in_flight)
+
+    def handshake(self, deadline: Deadline) -> None:
+        """Asks for the API versions (KIP-35, KIP-511). A broker that lacks our version of it answers with version 0."""
+        version = API_VERSIONS.last
+        body = {"client_software_name": "spark-kafka-source", "client_software_version": "0.1"}
+        reply = self.send(API_VERSIONS, version, body, deadline).result(deadline)
+        if reply["error_code"] == ErrorCode.UNSUPPORTED_VERSION:
+            reply = self.send(API_VERSIONS, 0, {}, deadline).result(deadline)
+        if reply["error_code"]:
+            raise Corrupt(f"{self.address}: ApiVersions was answered with error {reply['error_code']}")
+        self.versions = {row["api_key"]: (row["min_version"], row["max_version"]) for row in reply["api_keys"]}
+        self.features = {
+            row["name"]: row["max_version_level"] for row in reply.get("finalized_features", []) or []
+        }
+
+    def choose_version(self, api: Api, at_least: int = 0, at_most: int | None = None) -> int:
+        """The version to speak with this broker. Raises `UnsupportedVersion`."""
+        return versions.choose(api, self.versions, at_least=at_least, at_most=at_most)
+
+    def close(self, error: KafkaError | None = None) -> None:
+        """Closes; whoever waits gets `error`, by default a `ConnectionLost`."""
+        if self._closed is None:
+            self._closed = error or ConnectionLost(f"{self.address}: the connection was closed here")
+        self._transport.close()
+
+    # -- traffic ------------------------------------------------------------------------------
+
+    def send(
+        self, api: Api, version: int, body: dict[str, Any], deadline: Deadline, *, replies: bool = True
+    ) -> Reply:
+        """Sends a request and returns at once. `replies=False`: the broker will not answer (Produce with acks=0).
+
+        Raises `UsageError` for a body that cannot be encoded, `TransportError` when the connection broke.
+        """
+        with self._sending:
+            self._raise_if_closed()
+            correlation_id = self._next_correlation_id
+            buffers = frame.encode_request(api, version, correlation_id, self._client_id, body)
+            self._next_correlation_id = (correlation_id + 1) & 0x7FFFFFFF
+            reply = Reply(self, api, version, correlation_id)
+            if replies:
+                self._in_flight.append(reply)
+            self.last_used_s = self._clock.now_s()
+            if log.isEnabledFor(logging.DEBUG):
+                log.debug("%s < %s v%d %d bytes", self.address, api.name, version, sum(map(len, buffers)))
+            try:
+                self._transport.send(buffers, deadline)
+            except TransportError as error:
+                self.close(error)
+                raise
+        return reply
+
+    def receive(self, reply: Reply, deadline: Deadline) -> dict[str, Any]:
+        with self._receiving:
+            while reply.frame is None and reply.error is None:
+                self._raise_if_closed(reply)
+                try:
+                    self._receive_next(deadline)
+                except RequestTimedOut as error:
+                    # Replies come in order: with this one missing, nothing behind it can be told apart.
+                    timeout = RequestTimedOut(
+                        f"{self.address}: no reply to {reply.api.name} v{reply.version} in time"
+                    )
+                    self.close(timeout)
+                    raise timeout from error
+                except KafkaError as error:
+                    self.close(error)
+                    raise
+            self.last_used_s = self._clock.now_s()
+        if reply.error is not None:
+            raise reply.error
+        assert reply.frame is not None
+        return frame.decode_response(reply.api, reply.version, memoryview(reply.frame))
+
+    def _receive_next(self, deadline: Deadline) -> None:
+        self._transport.receive_into(self._size, deadline)
+        size = int.from_bytes(self._size, "big", signed=True)
+        self._check_size(size)
+        buffer = bytearray(size)
+        self._transport.receive_into(memoryview(buffer), deadline)
+        if not self._in_flight:
+            raise Corrupt(f"{self.address}: the broker sent {size} bytes that nothing asked for")
+        reply = self._in_flight.popleft()
+        correlation_id = frame.correlation_id(memoryview(buffer))
+        if correlation_id != reply.correlation_id:
+            raise Corrupt(
+                f"{self.address}: reply {correlation_id} came where {reply.correlation_id} ({reply.api.name}) was due"
+            )
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("%s > %s v%d %d bytes", self.address, reply.api.name, reply.version, size)
+        reply.frame = buffer
+
+    def _check_size(self, size: int) -> None:
+        if 4 <= size <= self._max_response_bytes:
+            return
+        raw = size & 0xFFFFFFFF
+        if raw >> 24 == _TLS_ALERT:
+            hint = "; that is a TLS alert: this listener speaks TLS (set kafka.security.protocol=SSL or SASL_SSL)"
+        elif raw == _HTTP:
+            hint = "; that is an HTTP reply: this is no Kafka listener (check kafka.bootstrap.servers)"
+        elif size > self._max_response_bytes:
+            hint = f"; the cap is {self._max_response_bytes} bytes: ask for less (kafka.fetch.max.bytes)"
+        else:
+            hint = "; this is no Kafka listener, or its stream is broken"
+        raise FrameTooLarge(f"{self.address}: the reply announces {size} bytes{hint}")
+
+    def _raise_if_closed(self, reply: Reply | None = None) -> None:
+        if self._closed is not None:
+            what = f"; {reply.api.name} v{reply.version} was in flight" if reply else ""
+            raise ConnectionLost(f"{self._closed}{what}") from self._closed

@@ -1,0 +1,97 @@
+"""The open connections of one process, keyed by (host, port, purpose).
+
+A purpose is a word for what waits on the connection ("control", "fetch", "produce", "group"): a Fetch that
+waits half a second for data must not hold up a commit. Used by `cluster.client`. Connections that were opened
+before a fork, are broken, or have been idle for `connections.max.idle.ms` are replaced, never handed out.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from protocol.clock import Clock, Deadline
+from protocol.config import ClientConfig
+from protocol.errors import KafkaError
+from protocol.net.connection import Connection
+from protocol.net.transport import Transport
+
+
+class ConnectionPool:
+    def __init__(self, config: ClientConfig, clock: Clock) -> None:
+        self._config = config
+        self._clock = clock
+        self._connections: dict[tuple[str, int, str], Connection] = {}
+        self._lock = threading.Lock()
+        self._process_id = os.getpid()
+
+    def get(self, host: str, port: int, purpose: str, deadline: Deadline) -> Connection:
+        """An open connection after its handshake. Raises `TransportError`, or `ProtocolError` for a strange peer."""
+        key = (host, port, purpose)
+        with self._lock:
+            self._forget_after_fork()
+            connection = self._connections.get(key)
+            if connection is not None and self._usable(connection):
+                return connection
+            if connection is not None:
+                connection.close()
+                del self._connections[key]
+        # Opened outside the lock: one broker that does not answer must not block the others.
+        opened = self._open(host, port, deadline)
+        with self._lock:
+            other = self._connections.get(key)
+            if other is not None and self._usable(other):
+                opened.close()
+                return other
+            self._connections[key] = opened
+        return opened
+
+    def discard(self, connection: Connection) -> None:
+        """Closes a connection that misbehaved, so that the next `get` opens a new one."""
+        connection.close()
+        with self._lock:
+            for key, value in list(self._connections.items()):
+                if value is connection:
+                    del self._connections[key]
+
+    def close(self) -> None:
+        with self._lock:
+            for connection in self._connections.values():
+                connection.close()
+            self._connections.clear()
+
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    def _usable(self, connection: Connection) -> bool:
+        idle_ms = (self._clock.now_s() - connection.last_used_s) * 1000
+        busy = connection.in_flight > 0
+        return not connection.closed and (busy or idle_ms < self._config.connections_max_idle_ms)
+
+    def _open(self, host: str, port: int, deadline: Deadline) -> Connection:
+        setup = deadline.at_most_ms(self._config.socket_connection_setup_timeout_ms)
+        transport = Transport.open(
+            host,
+            port,
+            setup,
+            send_buffer_bytes=self._config.send_buffer_bytes,
+            receive_buffer_bytes=self._config.receive_buffer_bytes,
+        )
+        connection = Connection(
+            transport,
+            self._config.client_id,
+            clock=self._clock,
+            max_response_bytes=self._config.max_response_bytes,
+        )
+        try:
+            connection.handshake(setup)
+        except KafkaError as error:
+            connection.close(error)
+            raise
+        return connection
+
+    def _forget_after_fork(self) -> None:
+        # A child shares its parent's sockets: talking on them would mix two streams of requests.
+        if self._process_id != os.getpid():
+            self._process_id = os.getpid()
+            self._connections = {}
