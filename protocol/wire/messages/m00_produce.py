@@ -1,4 +1,6 @@
-"""Produce (key 0): TODO"""
+"""Produce (key 0): record batches for the partitions a broker leads. Version 12 is the first that adds partitions to a
+transaction by itself (KIP-890); version 13 names topics by id. With acks=0 there is no response.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from protocol.wire.schema import Api, Array, Field, Route, Struct
 
 PARTITION_PRODUCE_DATA = Struct(
     Field("index", "int32"),
-    Field("records", "records", nullable_since=0),
+    Field("records", "records", nullable_since=0, doc="record batches"),
 )
 
 TOPIC_PRODUCE_DATA = Struct(
@@ -17,13 +19,13 @@ TOPIC_PRODUCE_DATA = Struct(
 
 PRODUCE_REQUEST = Struct(
     Field("transactional_id", "string", nullable_since=3, default=None),
-    Field("acks", "int16"),
-    Field("timeout_ms", "int32"),
+    Field("acks", "int16", doc="0: no answer at all, 1: the leader has it, -1: all in-sync replicas have it"),
+    Field("timeout_ms", "int32", doc="how long the leader may wait for the replicas"),
     Field("topic_data", Array(TOPIC_PRODUCE_DATA)),
 )
 
 BATCH_INDEX_AND_ERROR_MESSAGE = Struct(
-    Field("batch_index", "int32"),
+    Field("batch_index", "int32", doc="index of the record in its batch"),
     Field("batch_index_error_message", "string", nullable_since=8, default=None),
 )
 
@@ -35,12 +37,12 @@ LEADER_ID_AND_EPOCH = Struct(
 PARTITION_PRODUCE_RESPONSE = Struct(
     Field("index", "int32"),
     Field("error_code", "int16"),
-    Field("base_offset", "int64"),
-    Field("log_append_time_ms", "int64", default=-1),
+    Field("base_offset", "int64", doc="offset of the first record; -1 if not known"),
+    Field("log_append_time_ms", "int64", default=-1, doc="-1 unless the topic has LogAppendTime"),
     Field("log_start_offset", "int64", since=5, default=-1, ignorable=True),
     Field("record_errors", Array(BATCH_INDEX_AND_ERROR_MESSAGE), since=8, ignorable=True),
     Field("error_message", "string", since=8, nullable_since=8, default=None, ignorable=True),
-    Field("current_leader", LEADER_ID_AND_EPOCH, since=10, tag=0, tag_since=10),
+    Field("current_leader", LEADER_ID_AND_EPOCH, since=10, tag=0, tag_since=10, doc="set if the leader has moved"),
 )
 
 TOPIC_PRODUCE_RESPONSE = Struct(
@@ -58,7 +60,7 @@ NODE_ENDPOINT = Struct(
 
 PRODUCE_RESPONSE = Struct(
     Field("responses", Array(TOPIC_PRODUCE_RESPONSE)),
-    Field("throttle_time_ms", "int32"),
+    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
     Field("node_endpoints", Array(NODE_ENDPOINT), since=10, tag=0, tag_since=10),
 )
 
@@ -72,3 +74,8 @@ PRODUCE = Api(
     flexible_since=9,
     route=Route.LEADER,
 )
+
+LAST_BEFORE_TRANSACTION_V2 = 11
+"""The last version for transactions on clusters with `transaction.version` below 2."""
+
+LAST_WITH_TOPIC_NAMES = 12

@@ -1,4 +1,8 @@
-"""Fetch (key 1): TODO"""
+"""Fetch (key 1): record batches from a partition's leader, or from a follower in our rack.
+
+Version 7 brings fetch sessions, 12 detection of truncated logs (`diverging_epoch`), 13 topic ids instead of names, 16
+the new leader's address in the reply.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +15,28 @@ REPLICA_STATE = Struct(
 
 FETCH_PARTITION = Struct(
     Field("partition", "int32"),
-    Field("current_leader_epoch", "int32", since=9, default=-1, ignorable=True),
+    Field("current_leader_epoch", "int32", since=9, default=-1, ignorable=True, doc="-1: no check"),
     Field("fetch_offset", "int64"),
-    Field("last_fetched_epoch", "int32", since=12, default=-1),
+    Field(
+        "last_fetched_epoch",
+        "int32",
+        since=12,
+        default=-1,
+        doc="leader epoch of the last record read; -1: no check for divergence",
+    ),
     Field("log_start_offset", "int64", since=5, default=-1, ignorable=True),
-    Field("partition_max_bytes", "int32"),
+    Field("partition_max_bytes", "int32", doc="soft limit: a first batch that is larger comes whole"),
     Field("replica_directory_id", "uuid", since=17, tag=0, tag_since=17, ignorable=True),
-    Field("high_watermark", "int64", since=18, default=2**63 - 1, tag=1, tag_since=18, ignorable=True),
+    Field(
+        "high_watermark",
+        "int64",
+        since=18,
+        default=2**63 - 1,
+        tag=1,
+        tag_since=18,
+        ignorable=True,
+        doc="the last one seen by a follower",
+    ),
 )
 
 FETCH_TOPIC = Struct(
@@ -36,20 +55,27 @@ FETCH_REQUEST = Struct(
     Field("cluster_id", "string", since=12, nullable_since=12, default=None, tag=0, tag_since=12, ignorable=True),
     Field("replica_id", "int32", until=14, default=-1),
     Field("replica_state", REPLICA_STATE, since=15, tag=1, tag_since=15),
-    Field("max_wait_ms", "int32"),
+    Field("max_wait_ms", "int32", doc="how long the broker may wait for min_bytes"),
     Field("min_bytes", "int32"),
-    Field("max_bytes", "int32", default=2**31 - 1),
-    Field("isolation_level", "int8"),
-    Field("session_id", "int32", since=7, ignorable=True),
-    Field("session_epoch", "int32", since=7, default=-1, ignorable=True),
-    Field("topics", Array(FETCH_TOPIC)),
-    Field("forgotten_topics_data", Array(FORGOTTEN_TOPIC), since=7),
-    Field("rack_id", "string", since=11, ignorable=True),
+    Field("max_bytes", "int32", default=2**31 - 1, doc="soft limit for the whole response"),
+    Field("isolation_level", "int8", doc="0 read_uncommitted, 1 read_committed"),
+    Field("session_id", "int32", since=7, ignorable=True, doc="0: no session, or a new one"),
+    Field(
+        "session_epoch",
+        "int32",
+        since=7,
+        default=-1,
+        ignorable=True,
+        doc="-1: no session; 0: start one; then 1, 2, ...",
+    ),
+    Field("topics", Array(FETCH_TOPIC), doc="in a session: what is new or has changed"),
+    Field("forgotten_topics_data", Array(FORGOTTEN_TOPIC), since=7, doc="what to drop from the session"),
+    Field("rack_id", "string", since=11, ignorable=True, doc="lets the leader name a replica in the same rack"),
 )
 
 EPOCH_END_OFFSET = Struct(
     Field("epoch", "int32", default=-1),
-    Field("end_offset", "int64", default=-1),
+    Field("end_offset", "int64", default=-1, doc="-1: not known"),
 )
 
 LEADER_ID_AND_EPOCH = Struct(
@@ -71,14 +97,21 @@ PARTITION_DATA = Struct(
     Field("partition_index", "int32"),
     Field("error_code", "int16"),
     Field("high_watermark", "int64"),
-    Field("last_stable_offset", "int64", default=-1),
-    Field("log_start_offset", "int64", since=5, default=-1, ignorable=True),
-    Field("diverging_epoch", EPOCH_END_OFFSET, since=12, tag=0, tag_since=12),
-    Field("current_leader", LEADER_ID_AND_EPOCH, since=12, tag=1, tag_since=12),
+    Field("last_stable_offset", "int64", default=-1, doc="below it every transaction is decided"),
+    Field("log_start_offset", "int64", since=5, default=-1, ignorable=True, doc="first offset there is"),
+    Field(
+        "diverging_epoch",
+        EPOCH_END_OFFSET,
+        since=12,
+        tag=0,
+        tag_since=12,
+        doc="set if the log was truncated: up to where it agrees with what we read",
+    ),
+    Field("current_leader", LEADER_ID_AND_EPOCH, since=12, tag=1, tag_since=12, doc="set if the leader has moved"),
     Field("snapshot_id", SNAPSHOT_ID, since=12, tag=2, tag_since=12),
-    Field("aborted_transactions", Array(ABORTED_TRANSACTION), nullable_since=4),
-    Field("preferred_read_replica", "int32", since=11, default=-1),
-    Field("records", "records", nullable_since=0),
+    Field("aborted_transactions", Array(ABORTED_TRANSACTION), nullable_since=4, doc="None if read_uncommitted"),
+    Field("preferred_read_replica", "int32", since=11, default=-1, doc="a follower to read from instead; -1: none"),
+    Field("records", "records", nullable_since=0, doc="whole record batches, the last one possibly cut"),
 )
 
 FETCHABLE_TOPIC_RESPONSE = Struct(
@@ -95,11 +128,18 @@ NODE_ENDPOINT = Struct(
 )
 
 FETCH_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32"),
+    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
     Field("error_code", "int16", since=7, ignorable=True),
     Field("session_id", "int32", since=7),
     Field("responses", Array(FETCHABLE_TOPIC_RESPONSE)),
-    Field("node_endpoints", Array(NODE_ENDPOINT), since=16, tag=0, tag_since=16),
+    Field(
+        "node_endpoints",
+        Array(NODE_ENDPOINT),
+        since=16,
+        tag=0,
+        tag_since=16,
+        doc="addresses of the leaders named in current_leader",
+    ),
 )
 
 FETCH = Api(
@@ -113,3 +153,5 @@ FETCH = Api(
     route=Route.LEADER,
     long_poll=True,
 )
+
+LAST_WITH_TOPIC_NAMES = 12

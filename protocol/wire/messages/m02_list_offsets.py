@@ -1,4 +1,6 @@
-"""ListOffsets (key 2): TODO"""
+"""ListOffsets (key 2): the first, last or time-indexed offset of partitions. Which special timestamp needs which
+version is in `VERSION_OF_TIMESTAMP`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from protocol.wire.schema import Api, Array, Field, Route, Struct
 LIST_OFFSETS_PARTITION = Struct(
     Field("partition_index", "int32"),
     Field("current_leader_epoch", "int32", since=4, default=-1, ignorable=True),
-    Field("timestamp", "int64"),
+    Field("timestamp", "int64", doc="ms since 1970, or one of the negative constants below"),
 )
 
 LIST_OFFSETS_TOPIC = Struct(
@@ -16,17 +18,17 @@ LIST_OFFSETS_TOPIC = Struct(
 )
 
 LIST_OFFSETS_REQUEST = Struct(
-    Field("replica_id", "int32"),
-    Field("isolation_level", "int8"),
+    Field("replica_id", "int32", default=-1, doc="-1: a client"),
+    Field("isolation_level", "int8", doc="0 read_uncommitted, 1 read_committed"),
     Field("topics", Array(LIST_OFFSETS_TOPIC)),
-    Field("timeout_ms", "int32", since=10, ignorable=True),
+    Field("timeout_ms", "int32", since=10, ignorable=True, doc="for what must be read from tiered storage"),
 )
 
 LIST_OFFSETS_PARTITION_RESPONSE = Struct(
     Field("partition_index", "int32"),
     Field("error_code", "int16"),
-    Field("timestamp", "int64", default=-1),
-    Field("offset", "int64", default=-1),
+    Field("timestamp", "int64", default=-1, doc="ms since 1970; -1 if not known"),
+    Field("offset", "int64", default=-1, doc="-1: no such record"),
     Field("leader_epoch", "int32", since=4, default=-1),
 )
 
@@ -36,7 +38,7 @@ LIST_OFFSETS_TOPIC_RESPONSE = Struct(
 )
 
 LIST_OFFSETS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32"),
+    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
     Field("topics", Array(LIST_OFFSETS_TOPIC_RESPONSE)),
 )
 
@@ -50,3 +52,13 @@ LIST_OFFSETS = Api(
     flexible_since=6,
     route=Route.LEADER,
 )
+
+LATEST = -1
+EARLIEST = -2
+MAX_TIMESTAMP = -3
+EARLIEST_LOCAL = -4
+LATEST_TIERED = -5
+EARLIEST_PENDING_UPLOAD = -6
+
+VERSION_OF_TIMESTAMP = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
+"""The lowest version that understands a special timestamp; every other timestamp: any version."""

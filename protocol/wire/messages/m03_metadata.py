@@ -1,4 +1,7 @@
-"""Metadata (key 3): TODO"""
+"""Metadata (key 3): brokers, the controller, and topics with partitions, leaders and replicas. Topic ids come with
+version 10, asking by id with 12. `topics=None` asks for all, `[]` for none (version 0: `[]` for all). Cluster
+operations: 8 to 10.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ METADATA_RESPONSE_TOPIC = Struct(
 )
 
 METADATA_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", since=3, ignorable=True),
+    Field("throttle_time_ms", "int32", since=3, ignorable=True, doc="how long a quota makes this client wait"),
     Field("brokers", Array(METADATA_RESPONSE_BROKER)),
     Field("cluster_id", "string", since=2, nullable_since=2, default=None, ignorable=True),
     Field("controller_id", "int32", since=1, default=-1, ignorable=True),

@@ -1,4 +1,6 @@
-"""OffsetCommit (key 8): TODO"""
+"""OffsetCommit (key 8): the offsets up to which a group has consumed. Version 9 is the first for groups of the consumer
+protocol, version 10 names topics by id.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from protocol.wire.schema import Api, Array, Field, Route, Struct
 
 OFFSET_COMMIT_REQUEST_PARTITION = Struct(
     Field("partition_index", "int32"),
-    Field("committed_offset", "int64"),
+    Field("committed_offset", "int64", doc="the next offset to read"),
     Field("committed_leader_epoch", "int32", since=6, default=-1, ignorable=True),
     Field("committed_metadata", "string", nullable_since=0),
 )
@@ -19,10 +21,10 @@ OFFSET_COMMIT_REQUEST_TOPIC = Struct(
 
 OFFSET_COMMIT_REQUEST = Struct(
     Field("group_id", "string"),
-    Field("generation_id_or_member_epoch", "int32", default=-1),
+    Field("generation_id_or_member_epoch", "int32", default=-1, doc="-1: a commit without membership"),
     Field("member_id", "string"),
     Field("group_instance_id", "string", since=7, nullable_since=7, default=None),
-    Field("retention_time_ms", "int64", until=4, default=-1, ignorable=True),
+    Field("retention_time_ms", "int64", until=4, default=-1, ignorable=True, doc="-1: as the broker is configured"),
     Field("topics", Array(OFFSET_COMMIT_REQUEST_TOPIC)),
 )
 
@@ -38,7 +40,7 @@ OFFSET_COMMIT_RESPONSE_TOPIC = Struct(
 )
 
 OFFSET_COMMIT_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", since=3, ignorable=True),
+    Field("throttle_time_ms", "int32", since=3, ignorable=True, doc="how long a quota makes this client wait"),
     Field("topics", Array(OFFSET_COMMIT_RESPONSE_TOPIC)),
 )
 
@@ -52,3 +54,5 @@ OFFSET_COMMIT = Api(
     flexible_since=8,
     route=Route.GROUP,
 )
+
+LAST_WITH_TOPIC_NAMES = 9

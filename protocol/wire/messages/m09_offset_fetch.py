@@ -1,4 +1,6 @@
-"""OffsetFetch (key 9): TODO"""
+"""OffsetFetch (key 9): the offsets a group has committed. From version 8 several groups at once (`groups`), from 10
+topic ids. `topics=None` asks for all.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,17 @@ OFFSET_FETCH_REQUEST = Struct(
     Field("group_id", "string", until=7),
     Field("topics", Array(OFFSET_FETCH_REQUEST_TOPIC), until=7, nullable_since=2),
     Field("groups", Array(OFFSET_FETCH_REQUEST_GROUP), since=8),
-    Field("require_stable", "bool", since=7),
+    Field(
+        "require_stable",
+        "bool",
+        since=7,
+        doc="wait (UNSTABLE_OFFSET_COMMIT) for transactions that commit these offsets",
+    ),
 )
 
 OFFSET_FETCH_RESPONSE_PARTITION = Struct(
     Field("partition_index", "int32", until=7),
-    Field("committed_offset", "int64", until=7),
+    Field("committed_offset", "int64", until=7, doc="-1: none"),
     Field("committed_leader_epoch", "int32", since=5, until=7, default=-1, ignorable=True),
     Field("metadata", "string", until=7, nullable_since=0),
     Field("error_code", "int16", until=7),
@@ -44,7 +51,7 @@ OFFSET_FETCH_RESPONSE_TOPIC = Struct(
 
 OFFSET_FETCH_RESPONSE_PARTITIONS = Struct(
     Field("partition_index", "int32"),
-    Field("committed_offset", "int64"),
+    Field("committed_offset", "int64", doc="-1: none"),
     Field("committed_leader_epoch", "int32", default=-1),
     Field("metadata", "string", nullable_since=8),
     Field("error_code", "int16"),
@@ -63,7 +70,7 @@ OFFSET_FETCH_RESPONSE_GROUP = Struct(
 )
 
 OFFSET_FETCH_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", since=3, ignorable=True),
+    Field("throttle_time_ms", "int32", since=3, ignorable=True, doc="how long a quota makes this client wait"),
     Field("topics", Array(OFFSET_FETCH_RESPONSE_TOPIC), until=7),
     Field("error_code", "int16", since=2, until=7, ignorable=True),
     Field("groups", Array(OFFSET_FETCH_RESPONSE_GROUP), since=8),
@@ -79,3 +86,5 @@ OFFSET_FETCH = Api(
     flexible_since=6,
     route=Route.GROUP,
 )
+
+LAST_WITH_TOPIC_NAMES = 9

@@ -1,4 +1,6 @@
-"""FindCoordinator (key 10): TODO"""
+"""FindCoordinator (key 10): which broker coordinates a group or a transactional id. Several keys at once from version 4
+(`coordinator_keys`, `coordinators`).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from protocol.wire.schema import Api, Array, Field, Route, Struct
 
 FIND_COORDINATOR_REQUEST = Struct(
     Field("key", "string", until=3),
-    Field("key_type", "int8", since=1),
+    Field("key_type", "int8", since=1, doc="0 group, 1 transactional id, 2 share group"),
     Field("coordinator_keys", Array("string"), since=4),
 )
 
@@ -20,7 +22,7 @@ COORDINATOR = Struct(
 )
 
 FIND_COORDINATOR_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", since=1, ignorable=True),
+    Field("throttle_time_ms", "int32", since=1, ignorable=True, doc="how long a quota makes this client wait"),
     Field("error_code", "int16", until=3),
     Field("error_message", "string", since=1, until=3, nullable_since=1, ignorable=True),
     Field("node_id", "int32", until=3),
@@ -39,3 +41,6 @@ FIND_COORDINATOR = Api(
     flexible_since=3,
     route=Route.ANY,
 )
+
+GROUP = 0
+TRANSACTION = 1

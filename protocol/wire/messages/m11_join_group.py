@@ -1,18 +1,27 @@
-"""JoinGroup (key 11): TODO"""
+"""JoinGroup (key 11): a member enters a classic group, or a new generation of it. The broker answers when all members
+have joined, so this may take up to the rebalance timeout.
+"""
 
 from __future__ import annotations
 
 from protocol.wire.schema import Api, Array, Field, Route, Struct
 
 JOIN_GROUP_REQUEST_PROTOCOL = Struct(
-    Field("name", "string"),
-    Field("metadata", "bytes"),
+    Field("name", "string", doc="an assignment strategy"),
+    Field("metadata", "bytes", doc="for consumers: an encoded subscription"),
 )
 
 JOIN_GROUP_REQUEST = Struct(
     Field("group_id", "string"),
-    Field("session_timeout_ms", "int32"),
-    Field("rebalance_timeout_ms", "int32", since=1, default=-1, ignorable=True),
+    Field("session_timeout_ms", "int32", doc="without a heartbeat for so long the member is out"),
+    Field(
+        "rebalance_timeout_ms",
+        "int32",
+        since=1,
+        default=-1,
+        ignorable=True,
+        doc="how long the others wait for this member to rejoin",
+    ),
     Field("member_id", "string"),
     Field("group_instance_id", "string", since=5, nullable_since=5, default=None),
     Field("protocol_type", "string"),
@@ -27,15 +36,15 @@ JOIN_GROUP_RESPONSE_MEMBER = Struct(
 )
 
 JOIN_GROUP_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", since=2, ignorable=True),
+    Field("throttle_time_ms", "int32", since=2, ignorable=True, doc="how long a quota makes this client wait"),
     Field("error_code", "int16"),
     Field("generation_id", "int32", default=-1),
     Field("protocol_type", "string", since=7, nullable_since=7, default=None, ignorable=True),
     Field("protocol_name", "string", nullable_since=7),
     Field("leader", "string"),
-    Field("skip_assignment", "bool", since=9),
+    Field("skip_assignment", "bool", since=9, doc="a static leader came back: the assignment stands"),
     Field("member_id", "string"),
-    Field("members", Array(JOIN_GROUP_RESPONSE_MEMBER)),
+    Field("members", Array(JOIN_GROUP_RESPONSE_MEMBER), doc="only for the leader"),
 )
 
 JOIN_GROUP = Api(

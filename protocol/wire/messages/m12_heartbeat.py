@@ -1,4 +1,4 @@
-"""Heartbeat (key 12): TODO"""
+"""Heartbeat (key 12): a member of a classic group says that it is alive, and learns of a rebalance."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HEARTBEAT_REQUEST = Struct(
 )
 
 HEARTBEAT_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", since=1, ignorable=True),
+    Field("throttle_time_ms", "int32", since=1, ignorable=True, doc="how long a quota makes this client wait"),
     Field("error_code", "int16"),
 )
 

@@ -1,4 +1,4 @@
-"""LeaveGroup (key 13): TODO"""
+"""LeaveGroup (key 13): members leave a classic group. From version 3 several at once (`members`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MEMBER_RESPONSE = Struct(
 )
 
 LEAVE_GROUP_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", since=1, ignorable=True),
+    Field("throttle_time_ms", "int32", since=1, ignorable=True, doc="how long a quota makes this client wait"),
     Field("error_code", "int16"),
     Field("members", Array(MEMBER_RESPONSE), since=3),
 )

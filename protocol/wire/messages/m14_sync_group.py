@@ -1,4 +1,6 @@
-"""SyncGroup (key 14): TODO"""
+"""SyncGroup (key 14): the leader of a classic group hands in the assignments, every member gets its own. The broker
+answers when the leader has sent them.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,11 @@ SYNC_GROUP_REQUEST = Struct(
     Field("group_instance_id", "string", since=3, nullable_since=3, default=None),
     Field("protocol_type", "string", since=5, nullable_since=5, default=None, ignorable=True),
     Field("protocol_name", "string", since=5, nullable_since=5, default=None, ignorable=True),
-    Field("assignments", Array(SYNC_GROUP_REQUEST_ASSIGNMENT)),
+    Field("assignments", Array(SYNC_GROUP_REQUEST_ASSIGNMENT), doc="only from the leader"),
 )
 
 SYNC_GROUP_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", since=1, ignorable=True),
+    Field("throttle_time_ms", "int32", since=1, ignorable=True, doc="how long a quota makes this client wait"),
     Field("error_code", "int16"),
     Field("protocol_type", "string", since=5, nullable_since=5, default=None, ignorable=True),
     Field("protocol_name", "string", since=5, nullable_since=5, default=None, ignorable=True),

@@ -1,4 +1,6 @@
-"""DescribeGroups (key 15): TODO"""
+"""DescribeGroups (key 15): state and members of classic groups. Version 6 tells a group that is not there
+(GROUP_ID_NOT_FOUND).
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ DESCRIBED_GROUP = Struct(
 )
 
 DESCRIBE_GROUPS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", since=1, ignorable=True),
+    Field("throttle_time_ms", "int32", since=1, ignorable=True, doc="how long a quota makes this client wait"),
     Field("groups", Array(DESCRIBED_GROUP)),
 )
 

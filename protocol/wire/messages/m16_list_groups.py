@@ -1,4 +1,4 @@
-"""ListGroups (key 16): TODO"""
+"""ListGroups (key 16): the groups that a broker coordinates; ask every broker for all of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LISTED_GROUP = Struct(
 )
 
 LIST_GROUPS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", since=1, ignorable=True),
+    Field("throttle_time_ms", "int32", since=1, ignorable=True, doc="how long a quota makes this client wait"),
     Field("error_code", "int16"),
     Field("groups", Array(LISTED_GROUP)),
 )

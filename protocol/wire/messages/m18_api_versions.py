@@ -1,4 +1,8 @@
-"""ApiVersions (key 18): TODO"""
+"""ApiVersions (key 18): which APIs and versions the broker speaks; the first request on a connection.
+
+A broker that does not know our version answers error 35 in the layout of version 0. The response header is always the
+old one, also in flexible versions.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +34,18 @@ FINALIZED_FEATURE_KEY = Struct(
 API_VERSIONS_RESPONSE = Struct(
     Field("error_code", "int16"),
     Field("api_keys", Array(API_VERSION)),
-    Field("throttle_time_ms", "int32", since=1, ignorable=True),
+    Field("throttle_time_ms", "int32", since=1, ignorable=True, doc="how long a quota makes this client wait"),
     Field("supported_features", Array(SUPPORTED_FEATURE_KEY), since=3, tag=0, tag_since=3, ignorable=True),
-    Field("finalized_features_epoch", "int64", since=3, default=-1, tag=1, tag_since=3, ignorable=True),
+    Field(
+        "finalized_features_epoch",
+        "int64",
+        since=3,
+        default=-1,
+        tag=1,
+        tag_since=3,
+        ignorable=True,
+        doc="-1: not known",
+    ),
     Field("finalized_features", Array(FINALIZED_FEATURE_KEY), since=3, tag=2, tag_since=3, ignorable=True),
     Field("zk_migration_ready", "bool", since=3, tag=3, tag_since=3, ignorable=True),
 )

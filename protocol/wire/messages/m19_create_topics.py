@@ -1,4 +1,4 @@
-"""CreateTopics (key 19): TODO"""
+"""CreateTopics (key 19): makes topics."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ CREATABLE_TOPIC_CONFIG = Struct(
 
 CREATABLE_TOPIC = Struct(
     Field("name", "string"),
-    Field("num_partitions", "int32"),
-    Field("replication_factor", "int16"),
+    Field("num_partitions", "int32", doc="-1: the broker's default, or as in assignments"),
+    Field("replication_factor", "int16", doc="-1: the broker's default, or as in assignments"),
     Field("assignments", Array(CREATABLE_REPLICA_ASSIGNMENT)),
     Field("configs", Array(CREATABLE_TOPIC_CONFIG)),
 )
@@ -48,7 +48,7 @@ CREATABLE_TOPIC_RESULT = Struct(
 )
 
 CREATE_TOPICS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32"),
+    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
     Field("topics", Array(CREATABLE_TOPIC_RESULT)),
 )
 

@@ -1,4 +1,4 @@
-"""DeleteTopics (key 20): TODO"""
+"""DeleteTopics (key 20): deletes topics; by name (`topic_names`) up to version 5, by name or id (`topics`) from 6."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DELETABLE_TOPIC_RESULT = Struct(
 )
 
 DELETE_TOPICS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32"),
+    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
     Field("responses", Array(DELETABLE_TOPIC_RESULT)),
 )
 

@@ -1,4 +1,4 @@
-"""DeleteRecords (key 21): TODO"""
+"""DeleteRecords (key 21): deletes the records below an offset, in the partitions a broker leads."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from protocol.wire.schema import Api, Array, Field, Route, Struct
 
 DELETE_RECORDS_PARTITION = Struct(
     Field("partition_index", "int32"),
-    Field("offset", "int64"),
+    Field("offset", "int64", doc="records below it are deleted; -1: all of them"),
 )
 
 DELETE_RECORDS_TOPIC = Struct(
@@ -31,7 +31,7 @@ DELETE_RECORDS_TOPIC_RESULT = Struct(
 )
 
 DELETE_RECORDS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32"),
+    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
     Field("topics", Array(DELETE_RECORDS_TOPIC_RESULT)),
 )
 

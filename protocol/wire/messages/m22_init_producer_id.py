@@ -1,18 +1,26 @@
-"""InitProducerId (key 22): TODO"""
+"""InitProducerId (key 22): a producer id and epoch; fences older producers of the same transactional id. Without a
+transactional id any broker answers, not only the coordinator.
+"""
 
 from __future__ import annotations
 
 from protocol.wire.schema import Api, Field, Route, Struct
 
 INIT_PRODUCER_ID_REQUEST = Struct(
-    Field("transactional_id", "string", nullable_since=0),
+    Field(
+        "transactional_id",
+        "string",
+        nullable_since=0,
+        default=None,
+        doc="None: an idempotent producer without transactions",
+    ),
     Field("transaction_timeout_ms", "int32"),
-    Field("producer_id", "int64", since=3, default=-1),
+    Field("producer_id", "int64", since=3, default=-1, doc="the one held until now; -1: none"),
     Field("producer_epoch", "int16", since=3, default=-1),
 )
 
 INIT_PRODUCER_ID_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32"),
+    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
     Field("error_code", "int16"),
     Field("producer_id", "int64", default=-1),
     Field("producer_epoch", "int16"),

@@ -1,4 +1,6 @@
-"""OffsetForLeaderEpoch (key 23): TODO"""
+"""OffsetForLeaderEpoch (key 23): where a leader epoch ends in the log: tells whether the log was truncated below our
+offset.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ OFFSET_FOR_LEADER_TOPIC = Struct(
 )
 
 OFFSET_FOR_LEADER_EPOCH_REQUEST = Struct(
-    Field("replica_id", "int32", since=3, default=-2, ignorable=True),
+    Field("replica_id", "int32", since=3, default=-2, ignorable=True, doc="-1: a client; -2: a debugging client"),
     Field("topics", Array(OFFSET_FOR_LEADER_TOPIC)),
 )
 
@@ -24,7 +26,7 @@ EPOCH_END_OFFSET = Struct(
     Field("error_code", "int16"),
     Field("partition", "int32"),
     Field("leader_epoch", "int32", default=-1),
-    Field("end_offset", "int64", default=-1),
+    Field("end_offset", "int64", default=-1, doc="-1: not known"),
 )
 
 OFFSET_FOR_LEADER_TOPIC_RESULT = Struct(
@@ -33,7 +35,7 @@ OFFSET_FOR_LEADER_TOPIC_RESULT = Struct(
 )
 
 OFFSET_FOR_LEADER_EPOCH_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32"),
+    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
     Field("topics", Array(OFFSET_FOR_LEADER_TOPIC_RESULT)),
 )
 

@@ -1,4 +1,6 @@
-"""AddPartitionsToTxn (key 24): TODO"""
+"""AddPartitionsToTxn (key 24): adds partitions to a transaction. Clients use at most version 3 (`LAST_CLIENT_VERSION`);
+the later ones, for several transactions at once, are for brokers.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ ADD_PARTITIONS_TO_TXN_RESULT = Struct(
 )
 
 ADD_PARTITIONS_TO_TXN_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32"),
+    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
     Field("error_code", "int16", since=4, ignorable=True),
     Field("results_by_transaction", Array(ADD_PARTITIONS_TO_TXN_RESULT), since=4),
     Field("results_by_topic_v3_and_below", Array(ADD_PARTITIONS_TO_TXN_TOPIC_RESULT), until=3),
@@ -57,3 +59,5 @@ ADD_PARTITIONS_TO_TXN = Api(
     flexible_since=3,
     route=Route.TRANSACTION,
 )
+
+LAST_CLIENT_VERSION = 3

@@ -1,4 +1,6 @@
-"""AddOffsetsToTxn (key 25): TODO"""
+"""AddOffsetsToTxn (key 25): adds a group's offsets to a transaction, before TxnOffsetCommit (not needed from its
+version 5 on).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ ADD_OFFSETS_TO_TXN_REQUEST = Struct(
 )
 
 ADD_OFFSETS_TO_TXN_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32"),
+    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
     Field("error_code", "int16"),
 )
 

@@ -1,4 +1,6 @@
-"""EndTxn (key 26): TODO"""
+"""EndTxn (key 26): commits or aborts a transaction. Version 5 (only with `transaction.version` 2) answers with the
+producer id and epoch of the next transaction.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ END_TXN_REQUEST = Struct(
 )
 
 END_TXN_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32"),
+    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
     Field("error_code", "int16"),
     Field("producer_id", "int64", since=5, default=-1, ignorable=True),
     Field("producer_epoch", "int16", since=5, default=-1, ignorable=True),
@@ -28,3 +30,6 @@ END_TXN = Api(
     flexible_since=3,
     route=Route.TRANSACTION,
 )
+
+LAST_BEFORE_TRANSACTION_V2 = 4
+"""The last version for clusters with `transaction.version` below 2."""

@@ -1,4 +1,6 @@
-"""WriteTxnMarkers (key 27): TODO"""
+"""WriteTxnMarkers (key 27): writes the end of a transaction into partitions; for brokers, and for an administrator who
+ends a hanging transaction.
+"""
 
 from __future__ import annotations
 

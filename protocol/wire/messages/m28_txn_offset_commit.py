@@ -1,4 +1,6 @@
-"""TxnOffsetCommit (key 28): TODO"""
+"""TxnOffsetCommit (key 28): a group's offsets as part of a transaction. Version 3 carries the member, so that zombies
+are fenced; version 5 (only with `transaction.version` 2) adds the group to the transaction by itself.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from protocol.wire.schema import Api, Array, Field, Route, Struct
 
 TXN_OFFSET_COMMIT_REQUEST_PARTITION = Struct(
     Field("partition_index", "int32"),
-    Field("committed_offset", "int64"),
+    Field("committed_offset", "int64", doc="the next offset to read"),
     Field("committed_leader_epoch", "int32", since=2, default=-1, ignorable=True),
     Field("committed_metadata", "string", nullable_since=0),
 )
@@ -38,7 +40,7 @@ TXN_OFFSET_COMMIT_RESPONSE_TOPIC = Struct(
 )
 
 TXN_OFFSET_COMMIT_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32"),
+    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
     Field("topics", Array(TXN_OFFSET_COMMIT_RESPONSE_TOPIC)),
 )
 
@@ -52,3 +54,6 @@ TXN_OFFSET_COMMIT = Api(
     flexible_since=3,
     route=Route.GROUP,
 )
+
+LAST_BEFORE_TRANSACTION_V2 = 4
+"""The last version for clusters with `transaction.version` below 2."""

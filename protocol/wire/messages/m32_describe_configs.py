@@ -1,11 +1,11 @@
-"""DescribeConfigs (key 32): TODO"""
+"""DescribeConfigs (key 32): configuration of topics, brokers and groups. For a broker's own values ask that broker."""
 
 from __future__ import annotations
 
 from protocol.wire.schema import Api, Array, Field, Route, Struct
 
 DESCRIBE_CONFIGS_RESOURCE = Struct(
-    Field("resource_type", "int8"),
+    Field("resource_type", "int8", doc="2 topic, 4 broker, 8 broker logger, 32 group"),
     Field("resource_name", "string"),
     Field("configuration_keys", Array("string"), nullable_since=0),
 )
@@ -42,7 +42,7 @@ DESCRIBE_CONFIGS_RESULT = Struct(
 )
 
 DESCRIBE_CONFIGS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32"),
+    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
     Field("results", Array(DESCRIBE_CONFIGS_RESULT)),
 )
 

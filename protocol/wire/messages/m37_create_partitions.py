@@ -1,4 +1,4 @@
-"""CreatePartitions (key 37): TODO"""
+"""CreatePartitions (key 37): gives topics more partitions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CREATE_PARTITIONS_ASSIGNMENT = Struct(
 
 CREATE_PARTITIONS_TOPIC = Struct(
     Field("name", "string"),
-    Field("count", "int32"),
+    Field("count", "int32", doc="the new number of partitions"),
     Field("assignments", Array(CREATE_PARTITIONS_ASSIGNMENT), nullable_since=0),
 )
 
@@ -27,7 +27,7 @@ CREATE_PARTITIONS_TOPIC_RESULT = Struct(
 )
 
 CREATE_PARTITIONS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32"),
+    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
     Field("results", Array(CREATE_PARTITIONS_TOPIC_RESULT)),
 )
 

@@ -1,4 +1,4 @@
-"""DeleteGroups (key 42): TODO"""
+"""DeleteGroups (key 42): deletes groups that have no members."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DELETABLE_GROUP_RESULT = Struct(
 )
 
 DELETE_GROUPS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32"),
+    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
     Field("results", Array(DELETABLE_GROUP_RESULT)),
 )
 

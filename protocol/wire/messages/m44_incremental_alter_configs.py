@@ -1,4 +1,4 @@
-"""IncrementalAlterConfigs (key 44): TODO"""
+"""IncrementalAlterConfigs (key 44): changes single configuration values; a broker's own values on that broker."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from protocol.wire.schema import Api, Array, Field, Route, Struct
 
 ALTERABLE_CONFIG = Struct(
     Field("name", "string"),
-    Field("config_operation", "int8"),
+    Field("config_operation", "int8", doc="0 set, 1 delete, 2 append, 3 subtract"),
     Field("value", "string", nullable_since=0),
 )
 
 ALTER_CONFIGS_RESOURCE = Struct(
-    Field("resource_type", "int8"),
+    Field("resource_type", "int8", doc="2 topic, 4 broker, 8 broker logger, 32 group"),
     Field("resource_name", "string"),
     Field("configs", Array(ALTERABLE_CONFIG)),
 )
@@ -29,7 +29,7 @@ ALTER_CONFIGS_RESOURCE_RESPONSE = Struct(
 )
 
 INCREMENTAL_ALTER_CONFIGS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32"),
+    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
     Field("responses", Array(ALTER_CONFIGS_RESOURCE_RESPONSE)),
 )
 

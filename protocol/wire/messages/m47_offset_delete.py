@@ -1,4 +1,4 @@
-"""OffsetDelete (key 47): TODO"""
+"""OffsetDelete (key 47): deletes a group's committed offsets of topics it is not subscribed to."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OFFSET_DELETE_RESPONSE_TOPIC = Struct(
 
 OFFSET_DELETE_RESPONSE = Struct(
     Field("error_code", "int16"),
-    Field("throttle_time_ms", "int32"),
+    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
     Field("topics", Array(OFFSET_DELETE_RESPONSE_TOPIC)),
 )
 

@@ -1,4 +1,4 @@
-"""DescribeCluster (key 60): TODO"""
+"""DescribeCluster (key 60): the brokers and the controller, without any topic."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from protocol.wire.schema import Api, Array, Field, Route, Struct
 
 DESCRIBE_CLUSTER_REQUEST = Struct(
     Field("include_cluster_authorized_operations", "bool"),
-    Field("endpoint_type", "int8", since=1, default=1),
+    Field("endpoint_type", "int8", since=1, default=1, doc="1 brokers, 2 controllers"),
     Field("include_fenced_brokers", "bool", since=2),
 )
 
@@ -19,7 +19,7 @@ DESCRIBE_CLUSTER_BROKER = Struct(
 )
 
 DESCRIBE_CLUSTER_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32"),
+    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
     Field("error_code", "int16"),
     Field("error_message", "string", nullable_since=0, default=None),
     Field("endpoint_type", "int8", since=1, default=1),

@@ -1,4 +1,6 @@
-"""DescribeProducers (key 61): TODO"""
+"""DescribeProducers (key 61): the idempotent and transactional producers that partitions know of; finds hanging
+transactions.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,9 @@ PRODUCER_STATE = Struct(
     Field("producer_id", "int64"),
     Field("producer_epoch", "int32"),
     Field("last_sequence", "int32", default=-1),
-    Field("last_timestamp", "int64", default=-1),
+    Field("last_timestamp", "int64", default=-1, doc="ms since 1970; -1: none"),
     Field("coordinator_epoch", "int32"),
-    Field("current_txn_start_offset", "int64", default=-1),
+    Field("current_txn_start_offset", "int64", default=-1, doc="-1: no transaction is open"),
 )
 
 PARTITION_RESPONSE = Struct(
@@ -35,7 +37,7 @@ TOPIC_RESPONSE = Struct(
 )
 
 DESCRIBE_PRODUCERS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32"),
+    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
     Field("topics", Array(TOPIC_RESPONSE)),
 )
 

@@ -1,4 +1,6 @@
-"""DescribeTransactions (key 65): TODO"""
+"""DescribeTransactions (key 65): state and partitions of transactions: tells what became of an EndTxn whose answer was
+lost.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,14 @@ TRANSACTION_STATE = Struct(
     Field("transactional_id", "string"),
     Field("transaction_state", "string"),
     Field("transaction_timeout_ms", "int32"),
-    Field("transaction_start_time_ms", "int64"),
+    Field("transaction_start_time_ms", "int64", doc="-1: not started"),
     Field("producer_id", "int64"),
     Field("producer_epoch", "int16"),
     Field("topics", Array(TOPIC_DATA)),
 )
 
 DESCRIBE_TRANSACTIONS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32"),
+    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
     Field("transaction_states", Array(TRANSACTION_STATE)),
 )
 

@@ -1,4 +1,4 @@
-"""ListTransactions (key 66): TODO"""
+"""ListTransactions (key 66): the transactional ids that a broker coordinates; ask every broker for all of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from protocol.wire.schema import Api, Array, Field, Route, Struct
 LIST_TRANSACTIONS_REQUEST = Struct(
     Field("state_filters", Array("string")),
     Field("producer_id_filters", Array("int64")),
-    Field("duration_filter", "int64", since=1, default=-1),
+    Field("duration_filter", "int64", since=1, default=-1, doc="ms; -1: all"),
     Field("transactional_id_pattern", "string", since=2, nullable_since=2, default=None),
 )
 
@@ -18,7 +18,7 @@ TRANSACTION_STATE = Struct(
 )
 
 LIST_TRANSACTIONS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32"),
+    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
     Field("error_code", "int16"),
     Field("unknown_state_filters", Array("string")),
     Field("transaction_states", Array(TRANSACTION_STATE)),
