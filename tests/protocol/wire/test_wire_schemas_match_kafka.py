@@ -1,0 +1,121 @@
+"""Our message descriptions against the facts of Kafka's own definitions, field for field, in every version."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from kafka_facts import ALL_VERSIONS, KAFKA, KINDS, KafkaField, bounds, case_id, fields_of, snake_case
+
+from protocol.wire.registry import API_BY_KEY
+from protocol.wire.schema import Api, Array, Field, Struct
+
+OUR_DEFAULTS = {
+    "ListOffsets.request.replica_id": -1,  # Kafka's zero would say "I am broker 0"
+    "InitProducerId.request.transactional_id": None,  # Kafka's empty string is refused by every broker
+}
+
+
+def our_fields(struct: Struct, version: int) -> tuple[KafkaField, ...]:
+    """Our own description of one version, in the words of the facts (Kafka's names of structs left out)."""
+    return tuple(
+        KafkaField(
+            name=field.name,
+            kafka_name="",
+            type=_type_name(field),
+            nullable=field.nullable(version),
+            tag=field.tag if field.tagged(version) else None,
+            fields=our_fields(inner, version) if (inner := _inner(field)) else None,
+        )
+        for field in struct.fields
+        if field.present(version)
+    )
+
+
+def _inner(field: Field) -> Struct | None:
+    kind = field.type.of if isinstance(field.type, Array) else field.type
+    return kind if isinstance(kind, Struct) else None
+
+
+def _type_name(field: Field) -> str:
+    kind, prefix = (field.type.of, "[]") if isinstance(field.type, Array) else (field.type, "")
+    return prefix + ("struct" if isinstance(kind, Struct) else str(kind))
+
+
+def without_struct_names(fields: tuple[KafkaField, ...]) -> tuple[KafkaField, ...]:
+    return tuple(
+        KafkaField(
+            field.name,
+            "",
+            ("[]" if field.type.startswith("[]") else "") + "struct" if field.fields is not None else field.type,
+            field.nullable,
+            field.tag,
+            without_struct_names(field.fields) if field.fields is not None else None,
+        )
+        for field in fields
+    )
+
+
+@pytest.mark.parametrize(("api", "version", "kind"), ALL_VERSIONS, ids=case_id)
+def test_fields_are_those_of_kafka(api: Api, version: int, kind: str) -> None:
+    ours = our_fields(api.request if kind == "request" else api.response, version)
+
+    assert ours == without_struct_names(fields_of(api, version, kind))
+
+
+@pytest.mark.parametrize("api", API_BY_KEY.values(), ids=case_id)
+def test_versions_and_flexibility_are_those_of_kafka(api: Api) -> None:
+    facts = KAFKA[api.name]
+    first, last = bounds(facts["versions"])
+
+    assert api.key == facts["key"]
+    assert api.first >= first
+    assert api.last == last - (1 if facts["unstable"] else 0), "speak up to the newest stable version"
+    for flexible in facts["flexible"]:
+        assert api.flexible_since == (None if flexible == "none" else bounds(flexible)[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("api", API_BY_KEY.values(), ids=case_id)
+def test_defaults_and_ignorable_fields_are_those_of_kafka(api: Api, kind: str) -> None:
+    struct = api.request if kind == "request" else api.response
+    wrong = list(_differences(struct, KAFKA[api.name][kind], api, f"{api.name}.{kind}"))
+
+    assert wrong == []
+
+
+def _differences(struct: Struct, facts: list[dict[str, Any]], api: Api, path: str) -> Any:
+    facts_by_name = {snake_case(fact["name"]): fact for fact in facts}
+    for field in struct.fields:
+        fact, here = facts_by_name[field.name], f"{path}.{field.name}"
+        default = OUR_DEFAULTS.get(here, _kafka_default(fact)) if "fields" not in fact else field.default_value()
+        if field.default_value() != default:
+            yield f"{here}: default {field.default_value()!r}, Kafka's is {default!r}"
+        missing_somewhere = any(not field.present(version) for version in range(api.first, api.last + 1))
+        if missing_somewhere and field.ignorable != bool(fact.get("ignorable")):
+            yield f"{here}: ignorable={field.ignorable}, Kafka's is {fact.get('ignorable')}"
+        inner = _inner(field)
+        if inner is not None:
+            yield from _differences(inner, fact["fields"], api, here)
+
+
+def _kafka_default(fact: dict[str, Any]) -> Any:
+    kind, default = fact["type"], fact.get("default")
+    if default == "null":
+        return None
+    if kind.startswith("[]"):
+        return []
+    if kind == "bool":
+        return str(default).lower() == "true"
+    if kind == "string":
+        return default or ""
+    if kind == "uuid":
+        return b"\0" * 16
+    if kind in ("bytes", "records"):
+        return b"" if kind == "bytes" else None
+    return int(str(default), 0) if default is not None else 0
+
+
+def test_snake_case_makes_the_names_of_the_contract() -> None:
+    assert snake_case("ThrottleTimeMs") == "throttle_time_ms"
+    assert snake_case("V3AndBelowTransactionalId") == "v3_and_below_transactional_id"
