@@ -1,0 +1,221 @@
+"""The sink's plan and its columns: what of a DataFrame goes where, and what is refused with which words."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from protocol.errors import ConfigurationError, UsageError
+from spark_kafka_source.sink_columns import HEADERS, TopicColumns, plan_sink, topic_columns
+
+SPARK_HEADERS = ArrayType(StructType().add("key", StringType()).add("value", BinaryType()))
+TEXT_HEADERS = ArrayType(StructType().add("key", StringType()).add("value", StringType()))
+
+
+def schema(**columns: Any) -> StructType:
+    struct = StructType()
+    for name, kind in columns.items():
+        struct.add(name, kind)
+    return struct
+
+
+def split(batch: pa.RecordBatch, spark: StructType, topic: str | None = None) -> list[TopicColumns]:
+    return list(topic_columns(plan_sink(spark, topic), batch))
+
+
+class TestPlan:
+    def test_every_column_of_spark_s_connector_is_taken_and_others_are_left_out(self) -> None:
+        plan = plan_sink(
+            schema(
+                value=BinaryType(),
+                key=StringType(),
+                headers=SPARK_HEADERS,
+                topic=StringType(),
+                partition=IntegerType(),
+                timestamp=TimestampType(),
+                offset=LongType(),
+                timestampType=IntegerType(),
+            ),
+            None,
+        )
+        assert plan.names == {"value", "key", "headers", "topic", "partition", "timestamp"}
+        assert pickle.loads(pickle.dumps(plan)) == plan
+
+    def test_the_topic_option_beats_the_column_whatever_its_type(self) -> None:
+        plan = plan_sink(schema(value=StringType(), topic=IntegerType()), "orders")
+        assert plan.topic == "orders"
+        assert "topic" not in plan.names
+
+    def test_neither_topic_option_nor_column_is_an_error_that_names_the_option(self) -> None:
+        with pytest.raises(ConfigurationError) as error:
+            plan_sink(schema(value=StringType(), key=StringType()), None)
+        assert str(error.value) == (
+            "topic option required when no 'topic' attribute is present. Use the topic option for setting a topic: "
+            '.option("topic", "..."). The columns are value, key.'
+        )
+
+    def test_a_missing_value_column_is_an_error_that_shows_how_to_make_one(self) -> None:
+        with pytest.raises(UsageError) as error:
+            plan_sink(schema(id=LongType(), Value=StringType()), "orders")
+        assert str(error.value) == (
+            "Required attribute 'value' not found; the columns are id, Value. Put what is to be written into one "
+            'column named value, of type string or binary, for example with selectExpr("to_json(struct(*)) AS value").'
+        )
+
+    @pytest.mark.parametrize(
+        ("name", "kind", "found", "allowed"),
+        [
+            ("value", LongType(), "bigint", "string or binary"),
+            ("key", ArrayType(IntegerType()), "array<int>", "string or binary"),
+            ("topic", BinaryType(), "binary", "string"),
+            ("partition", LongType(), "bigint", "int"),
+            ("timestamp", TimestampNTZType(), "timestamp_ntz", "timestamp"),
+            (
+                "headers",
+                TEXT_HEADERS,
+                "array<struct<key:string,value:string>>",
+                "array<struct<key:string,value:binary>>",
+            ),
+            ("headers", StringType(), "string", "array<struct<key:string,value:binary>>"),
+        ],
+    )
+    def test_a_wrong_type_names_the_column_its_type_and_those_allowed(
+        self, name: str, kind: Any, found: str, allowed: str
+    ) -> None:
+        with pytest.raises(UsageError) as error:
+            plan_sink(schema(**{"value": StringType(), "topic": StringType(), name: kind}), None)
+        optional = name in ("partition", "timestamp", "headers")
+        assert str(error.value) == (
+            f"{name} attribute unsupported type {found}. {name} must be a(n) {allowed}. "
+            + ("Cast it, or drop or rename the column." if optional else "Cast it.")
+        )
+
+
+class TestColumns:
+    def test_strings_become_the_same_bytes_without_a_copy(self) -> None:
+        batch = pa.record_batch({"value": ["grün", None, ""], "key": pa.array([b"\x00\xff", None, b""])})
+        (written,) = split(batch, schema(value=StringType(), key=BinaryType()), "orders")
+        assert written.topic == "orders"
+        assert written.partitions is None
+        assert written.columns.to_pydict() == {"value": ["grün".encode(), None, b""], "key": [b"\x00\xff", None, b""]}
+        assert written.columns.column("value").buffers()[2].address == batch.column("value").buffers()[2].address
+
+    def test_spark_s_large_types_and_non_null_fields_are_taken_too(self) -> None:
+        kind = pa.struct([pa.field("key", pa.large_string(), nullable=False), ("value", pa.large_binary())])
+        batch = pa.record_batch(
+            {
+                "value": pa.array(["a"], pa.large_string()),
+                "topic": pa.array(["t"], pa.large_string()),
+                "headers": pa.array([[{"key": "h", "value": b"1"}]], pa.list_(pa.field("element", kind, False))),
+            }
+        )
+        (written,) = split(batch, schema(value=StringType(), topic=StringType(), headers=SPARK_HEADERS))
+        assert written.topic == "t"
+        assert written.columns.schema.types == [pa.binary(), HEADERS]
+        assert written.columns.to_pylist() == [{"value": b"a", "headers": [{"key": "h", "value": b"1"}]}]
+
+    def test_timestamps_become_milliseconds_and_a_null_stays_one(self) -> None:
+        micros = 1_709_209_815_123_999
+        batch = pa.record_batch(
+            {"value": ["a", "b"], "timestamp": pa.array([micros, None], pa.timestamp("us", tz="Europe/Berlin"))}
+        )
+        (written,) = split(batch, schema(value=StringType(), timestamp=TimestampType()), "t")
+        assert written.columns.column("timestamp_ms").to_pylist() == [1_709_209_815_123, None]
+
+    def test_a_time_before_1970_is_refused(self) -> None:
+        batch = pa.record_batch({"value": ["a"], "timestamp": pa.array([-1_500], pa.timestamp("us", tz="UTC"))})
+        with pytest.raises(UsageError, match=r"timestamp of a row is before 1970 \(-2 ms\): Kafka takes 0 or later"):
+            split(batch, schema(value=StringType(), timestamp=TimestampType()), "t")
+
+    def test_partitions_go_through_and_a_null_leaves_the_row_to_the_partitioner(self) -> None:
+        batch = pa.record_batch({"value": ["a", "b"], "partition": pa.array([3, None], pa.int32())})
+        (written,) = split(batch, schema(value=StringType(), partition=IntegerType()), "t")
+        assert written.partitions is not None
+        assert written.partitions.to_pylist() == [3, None]
+
+    def test_a_negative_partition_is_refused(self) -> None:
+        batch = pa.record_batch({"value": ["a"], "partition": pa.array([-1], pa.int32())})
+        with pytest.raises(UsageError, match="partition of a row is -1: Kafka's partitions are numbered from 0"):
+            split(batch, schema(value=StringType(), partition=IntegerType()), "t")
+
+    def test_null_and_empty_header_lists_and_null_header_values_are_kept(self) -> None:
+        headers = [None, [], [{"key": "a", "value": None}, {"key": "a", "value": b""}]]
+        batch = pa.record_batch({"value": ["x"] * 3, "headers": pa.array(headers, HEADERS)})
+        (written,) = split(batch, schema(value=StringType(), headers=SPARK_HEADERS), "t")
+        assert written.columns.column("headers").to_pylist() == headers
+
+    @pytest.mark.parametrize("bad", [{"key": None, "value": b"1"}, None])
+    def test_a_header_without_a_key_is_refused(self, bad: Any) -> None:
+        batch = pa.record_batch({"value": ["x"], "headers": pa.array([[{"key": "a", "value": b""}, bad]], HEADERS)})
+        with pytest.raises(UsageError, match="headers of a row hold a null key"):
+            split(batch, schema(value=StringType(), headers=SPARK_HEADERS), "t")
+
+    def test_no_rows_are_no_topics(self) -> None:
+        batch = pa.record_batch({"value": pa.array([], pa.string()), "topic": pa.array([], pa.string())})
+        assert split(batch, schema(value=StringType(), topic=StringType())) == []
+
+
+class TestTopics:
+    def test_rows_are_split_by_topic_and_keep_their_order(self) -> None:
+        topics = ["b", "a", "b", "c", "a", "b"]
+        batch = pa.record_batch(
+            {
+                "topic": topics,
+                "value": [f"{topic}{i}" for i, topic in enumerate(topics)],
+                "partition": pa.array([0, None, 2, 3, 4, 5], pa.int32()),
+            }
+        )
+        found = split(batch, schema(topic=StringType(), value=StringType(), partition=IntegerType()))
+        rows = {
+            written.topic: (written.columns.column("value").to_pylist(), written.partitions.to_pylist())
+            for written in found
+            if written.partitions is not None
+        }
+        assert rows == {
+            "b": ([b"b0", b"b2", b"b5"], [0, 2, 5]),
+            "a": ([b"a1", b"a4"], [None, 4]),
+            "c": ([b"c3"], [3]),
+        }
+
+    def test_a_slice_of_a_batch_is_split_like_a_batch(self) -> None:
+        batch = pa.record_batch({"topic": ["x", "a", "b", "a"], "value": ["0", "1", "2", "3"]}).slice(1)
+        found = split(batch, schema(topic=StringType(), value=StringType()))
+        assert {written.topic: written.columns.column("value").to_pylist() for written in found} == {
+            "a": [b"1", b"3"],
+            "b": [b"2"],
+        }
+
+    def test_one_topic_for_all_rows_takes_them_as_they_are(self) -> None:
+        batch = pa.record_batch({"topic": ["t"] * 3, "value": pa.array([b"1", b"2", b"3"])})
+        (written,) = split(batch, schema(topic=StringType(), value=BinaryType()))
+        assert written.columns.column("value").equals(batch.column("value"))
+        assert written.columns.column("value").buffers()[2].address == batch.column("value").buffers()[2].address
+
+    def test_a_null_topic_is_spark_s_named_error_with_the_remedy_and_nothing_is_handed_on(self) -> None:
+        batch = pa.record_batch({"topic": ["a", None, "b", None], "value": ["1", "2", "3", "4"]})
+        rows = topic_columns(plan_sink(schema(topic=StringType(), value=StringType()), None), batch)
+        with pytest.raises(UsageError) as error:
+            next(rows)
+        assert str(error.value) == (
+            "[KAFKA_NULL_TOPIC_IN_DATA] The Kafka message data sent to the producer contains a null topic "
+            "(2 of 4 rows of this Arrow batch, the first of them row 1). Use the topic option for setting a topic "
+            'for all rows, .option("topic", "..."), or give every row one.'
+        )
+
+    def test_with_the_topic_option_a_null_in_the_column_does_no_harm(self) -> None:
+        batch = pa.record_batch({"topic": pa.array([None], pa.string()), "value": ["1"]})
+        (written,) = split(batch, schema(topic=StringType(), value=StringType()), "orders")
+        assert written.topic == "orders"
