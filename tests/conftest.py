@@ -1,0 +1,135 @@
+"""What all tests share: a real Kafka (three brokers, or one), a Spark session, topics with names of their own.
+
+Fixtures start what they need when the first test asks, once for the whole run. A test that uses one is marked
+`kafka` or `spark` by itself, so `pytest -m "not kafka and not spark"` runs the pure ones.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from spark_kafka_source.local_kafka import LocalKafka
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
+    from pyspark.sql import SparkSession
+
+ROOT = Path(__file__).parent.parent
+
+# Compaction and retention at a pace that tests can wait for.
+_EAGER_CLEANING = {
+    "log.cleaner.backoff.ms": "500",
+    "log.retention.check.interval.ms": "1000",
+    "log.initial.task.delay.ms": "500",
+    "log.segment.delete.delay.ms": "1000",
+}
+
+TopicFactory = Callable[..., str]
+
+# Before anything of Spark starts: workers take the Python of the tests, and find the packages of this checkout.
+os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+os.environ["SPARK_CONF_DIR"] = str(ROOT / "conf")
+os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        names = set(getattr(item, "fixturenames", ()))
+        if names & {"kafka", "kafka1", "topic", "topic1"}:
+            item.add_marker("kafka")
+        if "spark" in names:
+            item.add_marker("spark")
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[LocalKafka]:
+    """Three brokers, ids 1 to 3. A test that kills or pauses one starts or resumes it again."""
+    with LocalKafka(3, settings=_EAGER_CLEANING) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def kafka1() -> Iterator[LocalKafka]:
+    """One broker, for tests that need no other."""
+    with LocalKafka(1, settings=_EAGER_CLEANING) as running:
+        yield running
+
+
+@pytest.fixture
+def topic(kafka: LocalKafka) -> Iterator[TopicFactory]:
+    """Makes topics on `kafka`: `topic(partitions=1, replication_factor=None, config=None, prefix="topic") -> name`.
+
+    The replication factor is the number of brokers unless given. Every partition has a leader when the factory
+    returns; the topics are deleted after the test.
+    """
+    yield from _topic_factory(kafka)
+
+
+@pytest.fixture
+def topic1(kafka1: LocalKafka) -> Iterator[TopicFactory]:
+    """As `topic`, on `kafka1`."""
+    yield from _topic_factory(kafka1)
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """A session of `conf/spark-defaults.conf`, with the data source of this checkout registered by its presence."""
+    from pyspark.sql import SparkSession
+
+    session = SparkSession.builder.appName("tests").getOrCreate()
+    yield session
+    session.stop()
+
+
+@pytest.fixture(autouse=True)
+def _no_query_outlives_its_test(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "spark" in request.fixturenames:
+        for query in request.getfixturevalue("spark").streams.active:
+            query.stop()
+
+
+def _topic_factory(kafka: LocalKafka) -> Iterator[TopicFactory]:
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    # librdkafka would report every broker that a test stops
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
+    made: list[str] = []
+
+    def create(
+        partitions: int = 1,
+        replication_factor: int | None = None,
+        config: Mapping[str, str] | None = None,
+        prefix: str = "topic",
+    ) -> str:
+        name = f"{prefix}-{uuid.uuid4().hex[:10]}"
+        copies = replication_factor or len(kafka.broker_ids)
+        admin.create_topics([NewTopic(name, partitions, copies, config=dict(config or {}))])[name].result(30)
+        made.append(name)
+        _wait_for_leaders(admin, name, partitions)
+        return name
+
+    yield create
+    if made:
+        for deleted in admin.delete_topics(made, operation_timeout=0).values():
+            deleted.exception(30)  # a test may have deleted it itself
+
+
+def _wait_for_leaders(admin: AdminClient, name: str, partitions: int) -> None:
+    clock = time.monotonic
+    give_up_s = clock() + 30
+    while clock() < give_up_s:
+        known = admin.list_topics(name, timeout=10).topics[name].partitions
+        if len(known) == partitions and all(partition.leader >= 0 for partition in known.values()):
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"topic {name} has no leaders after 30 s")
