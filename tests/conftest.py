@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spark_kafka_source.local_kafka import LocalKafka
+from tests.jvm_connector import jvm_connector_jars
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
@@ -82,10 +83,14 @@ def topic1(kafka1: LocalKafka) -> Iterator[TopicFactory]:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """A session of `conf/spark-defaults.conf`, with the data source of this checkout registered by its presence."""
+    """A session of `conf/spark-defaults.conf`, with the data source of this checkout registered by its presence.
+
+    `format("kafka")` is Spark's own JVM connector, to compare with.
+    """
     from pyspark.sql import SparkSession
 
-    session = SparkSession.builder.appName("tests").getOrCreate()
+    jars = ",".join(map(str, jvm_connector_jars()))
+    session = SparkSession.builder.appName("tests").config("spark.jars", jars).getOrCreate()
     yield session
     session.stop()
 
