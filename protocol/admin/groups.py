@@ -59,9 +59,7 @@ def describe_group(client: Client, group: str, deadline: Deadline | None = None)
     return client.retrying(f"DescribeGroups of {group}", attempt, deadline, coordinator_of=group)
 
 
-def _ask(
-    client: Client, api: Api, body: dict[str, Any], group: str, deadline: Deadline
-) -> Mapping[str, Any] | None:
+def _ask(client: Client, api: Api, body: dict[str, Any], group: str, deadline: Deadline) -> Mapping[str, Any] | None:
     broker = client.coordinator(group, deadline)
     reply = client.ask(broker, api, body, deadline, purpose=GROUP)
     row: Mapping[str, Any] = reply["groups"][0]

@@ -92,9 +92,7 @@ def delete_records(
     return done
 
 
-def _ask_controller(
-    client: Client, api: Api, body: Any, topic: str, rows: str, deadline: Deadline
-) -> None:
+def _ask_controller(client: Client, api: Api, body: Any, topic: str, rows: str, deadline: Deadline) -> None:
     def with_timeout(version: int) -> dict[str, Any]:
         fields = body(version) if callable(body) else body
         return {**fields, "timeout_ms": deadline.remaining_ms()}

@@ -228,9 +228,7 @@ class Client:
             broker = self._metadata.brokers.get(known.leader)
         if broker is None:
             self.expire_metadata([topic])
-            raise broker_error(
-                ErrorCode.LEADER_NOT_AVAILABLE, f"{topic}-{partition}", topic=topic, partition=partition
-            )
+            raise broker_error(ErrorCode.LEADER_NOT_AVAILABLE, f"{topic}-{partition}", topic=topic, partition=partition)
         return broker, known
 
     def brokers(self, deadline: Deadline | None = None) -> Mapping[int, Broker]:

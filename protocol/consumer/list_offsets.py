@@ -103,7 +103,5 @@ def _take(
         found[topic, partition] = ListedOffset(row["offset"], row["leader_epoch"], row["timestamp"])
     else:
         failures.append(
-            broker_error(
-                code, f"ListOffsets of {topic}-{partition} at {broker}", topic=topic, partition=partition
-            )
+            broker_error(code, f"ListOffsets of {topic}-{partition} at {broker}", topic=topic, partition=partition)
         )

@@ -87,9 +87,7 @@ class Connection:
         if reply["error_code"]:
             raise Corrupt(f"{self.address}: ApiVersions was answered with error {reply['error_code']}")
         self.versions = {row["api_key"]: (row["min_version"], row["max_version"]) for row in reply["api_keys"]}
-        self.features = {
-            row["name"]: row["max_version_level"] for row in reply.get("finalized_features", []) or []
-        }
+        self.features = {row["name"]: row["max_version_level"] for row in reply.get("finalized_features", []) or []}
 
     def choose_version(self, api: Api, at_least: int = 0, at_most: int | None = None) -> int:
         """The version to speak with this broker. Raises `UnsupportedVersion`."""
@@ -103,9 +101,7 @@ class Connection:
 
     # -- traffic ------------------------------------------------------------------------------
 
-    def send(
-        self, api: Api, version: int, body: dict[str, Any], deadline: Deadline, *, replies: bool = True
-    ) -> Reply:
+    def send(self, api: Api, version: int, body: dict[str, Any], deadline: Deadline, *, replies: bool = True) -> Reply:
         """Sends a request and returns at once. `replies=False`: the broker will not answer (Produce with acks=0).
 
         Raises `UsageError` for a body that cannot be encoded, `TransportError` when the connection broke.
@@ -136,9 +132,7 @@ class Connection:
                     self._receive_next(deadline)
                 except RequestTimedOut as error:
                     # Replies come in order: with this one missing, nothing behind it can be told apart.
-                    timeout = RequestTimedOut(
-                        f"{self.address}: no reply to {reply.api.name} v{reply.version} in time"
-                    )
+                    timeout = RequestTimedOut(f"{self.address}: no reply to {reply.api.name} v{reply.version} in time")
                     self.close(timeout)
                     raise timeout from error
                 except KafkaError as error:

@@ -63,9 +63,7 @@ class Transport:
                 sock.close()
                 last = error
                 failures.append(f"{address[0]}: {error}")
-        raise ConnectFailed(
-            f"{host}:{port}: cannot connect ({'; '.join(failures)})", host=host, port=port
-        ) from last
+        raise ConnectFailed(f"{host}:{port}: cannot connect ({'; '.join(failures)})", host=host, port=port) from last
 
     def send(self, buffers: Sequence[bytes | bytearray | memoryview], deadline: Deadline) -> None:
         """Sends all buffers in order.

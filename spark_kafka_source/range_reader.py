@@ -1,0 +1,75 @@
+"""One range of one partition → Arrow batches with the columns Spark expects. Runs in the executors' Python workers.
+
+Adds to what `protocol` reads the columns that are constant in a range (topic, partition) and turns milliseconds
+into Spark's microseconds. Touches columns, never single records.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from functools import lru_cache
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from protocol.cluster.metadata import NO_TOPIC_ID
+from protocol.consumer.range_consumer import RangeConsumer
+from spark_kafka_source.clients import client_for
+from spark_kafka_source.options import SourceOptions
+from spark_kafka_source.ranges import OffsetRange
+from spark_kafka_source.row_schema import arrow_schema
+
+log = logging.getLogger(__name__)
+
+_TIMESTAMP = pa.timestamp("us", tz="UTC")
+_COLUMNS = ("key", "value", "offset", "timestamp_ms", "timestamp_type")
+_MICROS = pa.scalar(1000, pa.int64())
+
+
+def read_range(options: SourceOptions, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
+    """Yields the rows of `wanted`, in offset order, with the schema of `row_schema.arrow_schema`.
+
+    Raises what `protocol.consumer.range_consumer.RangeConsumer` raises.
+    """
+    records = RangeConsumer(
+        client_for(options.client),
+        options.consumer,
+        wanted.topic,
+        wanted.partition,
+        wanted.from_offset,
+        wanted.until_offset,
+        columns=(*_COLUMNS, "headers") if options.include_headers else _COLUMNS,
+        topic_id=wanted.topic_id or NO_TOPIC_ID,
+        poll_timeout_ms=options.poll_timeout_ms,
+        fail_on_data_loss=options.fail_on_data_loss,
+    )
+    schema = arrow_schema(options.include_headers)
+    for batch in records:
+        yield _with_spark_columns(batch, wanted, schema)
+
+
+def _with_spark_columns(batch: pa.RecordBatch, wanted: OffsetRange, schema: pa.Schema) -> pa.RecordBatch:
+    rows = batch.num_rows
+    columns = [
+        batch.column("key"),
+        batch.column("value"),
+        _constant(wanted.topic, _rounded(rows)).slice(0, rows),
+        _constant(wanted.partition, _rounded(rows)).slice(0, rows),
+        batch.column("offset"),
+        pc.multiply(batch.column("timestamp_ms"), _MICROS).view(_TIMESTAMP),
+        batch.column("timestamp_type"),
+    ]
+    if len(schema) > len(columns):
+        columns.append(batch.column("headers"))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _rounded(rows: int) -> int:
+    """A power of two, so that chunks of all sizes share a few constant arrays."""
+    return 1 << max(rows - 1, 1).bit_length()
+
+
+@lru_cache(maxsize=64)
+def _constant(value: str | int, rows: int) -> pa.Array:
+    return pa.repeat(pa.scalar(value, pa.string() if isinstance(value, str) else pa.int32()), rows)

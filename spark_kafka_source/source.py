@@ -1,0 +1,64 @@
+"""The data source "pykafka-group": name, schema, and who reads and writes. No logic.
+
+Spark makes one in the driver's planning processes; importing it must stay cheap, so the parts are imported when used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+)
+
+from spark_kafka_source.options import include_headers, parse_sink_options, parse_source_options
+from spark_kafka_source.row_schema import spark_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
+NAME = "pykafka-group"
+
+
+class KafkaGroupDataSource(DataSource):
+    """Kafka as a source and a sink of Spark, streaming and batch: `format("pykafka-group")`.
+
+    Options: docs/options.md, or `python -m spark_kafka_source.options`.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def schema(self) -> StructType:
+        return spark_schema(include_headers(self.options))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from spark_kafka_source.batch_reader import KafkaBatchReader
+
+        return KafkaBatchReader(parse_source_options(self.options, streaming=False))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from spark_kafka_source.stream_reader import KafkaStreamReader
+
+        return KafkaStreamReader(parse_source_options(self.options, streaming=True))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        from spark_kafka_source.batch_writer import KafkaBatchWriter
+
+        return KafkaBatchWriter(parse_sink_options(self.options), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from spark_kafka_source.stream_writer import KafkaStreamWriter
+
+        return KafkaStreamWriter(parse_sink_options(self.options), schema)
+
+
+def register(spark: SparkSession) -> None:
+    """Makes `format("pykafka-group")` known to a session that did not find it by itself."""
+    spark.dataSource.register(KafkaGroupDataSource)

@@ -1,0 +1,164 @@
+"""Where a new query begins, and where a batch read ends: from words, JSON or the group to one offset per partition.
+
+Runs on the driver, once per query or batch read; a restarted query takes its checkpoint and never comes here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+
+from protocol.clock import Deadline
+from protocol.cluster.client import Client
+from protocol.consumer.list_offsets import EARLIEST, LATEST, ListedOffset, list_offsets
+from protocol.errors import ConfigurationError, DataLoss
+from protocol.group.offsets import fetch_offsets
+from spark_kafka_source.options import SourceOptions
+
+log = logging.getLogger(__name__)
+
+TopicPartition = tuple[str, int]
+Position = str | Mapping[str, Mapping[int, int]]
+
+
+def starting_offsets(
+    client: Client, options: SourceOptions, partitions: Collection[TopicPartition], deadline: Deadline
+) -> dict[TopicPartition, int]:
+    """One offset for each of `partitions`, as `startingOffsets` says.
+
+    Raises `ConfigurationError` for JSON that does not fit the partitions, or offsets that are not in the log;
+    `DataLoss` for a group's offsets that are not in the log any more.
+    """
+    where = options.starting_offsets
+    if where == "group":
+        return _from_group(client, options, partitions, deadline)
+    return _resolved(client, options, "startingOffsets", where, partitions, deadline)
+
+
+def ending_offsets(
+    client: Client, options: SourceOptions, partitions: Collection[TopicPartition], deadline: Deadline
+) -> dict[TopicPartition, int]:
+    """One offset (exclusive) for each of `partitions`, as `endingOffsets` of a batch read says."""
+    return _resolved(client, options, "endingOffsets", options.ending_offsets, partitions, deadline)
+
+
+def log_ends(
+    client: Client, options: SourceOptions, partitions: Collection[TopicPartition], deadline: Deadline
+) -> dict[TopicPartition, ListedOffset]:
+    """The end of each log: the last stable offset for `read_committed`, else the high watermark."""
+    return list_offsets(
+        client,
+        dict.fromkeys(partitions, LATEST),
+        isolation_level=options.consumer.isolation_level,
+        deadline=deadline,
+    )
+
+
+def log_starts(client: Client, partitions: Collection[TopicPartition], deadline: Deadline) -> dict[TopicPartition, int]:
+    """The first offset of each log that is still there."""
+    listed = list_offsets(client, dict.fromkeys(partitions, EARLIEST), deadline=deadline)
+    return {key: entry.offset for key, entry in listed.items()}
+
+
+def _resolved(
+    client: Client,
+    options: SourceOptions,
+    option: str,
+    where: Position,
+    partitions: Collection[TopicPartition],
+    deadline: Deadline,
+) -> dict[TopicPartition, int]:
+    if where == "earliest":
+        return log_starts(client, partitions, deadline)
+    ends = {key: entry.offset for key, entry in log_ends(client, options, partitions, deadline).items()}
+    if where == "latest":
+        return ends
+    assert not isinstance(where, str)
+    wanted = {(topic, number): offset for topic, numbers in where.items() for number, offset in numbers.items()}
+    _require_same_partitions(option, wanted, partitions)
+    starts = log_starts(client, partitions, deadline)
+    resolved = {}
+    for key, offset in wanted.items():
+        resolved[key] = {LATEST: ends[key], EARLIEST: starts[key]}.get(offset, offset)
+    _require_in_log(option, resolved, starts, ends, options.fail_on_data_loss)
+    return resolved
+
+
+def _require_same_partitions(
+    option: str, wanted: Collection[TopicPartition], partitions: Collection[TopicPartition]
+) -> None:
+    unknown = sorted(set(wanted) - set(partitions))
+    if unknown:
+        raise ConfigurationError(
+            f"{option} names {_listed(unknown)}, which the query does not subscribe to or which do not exist; "
+            f"subscribed: {_listed(sorted(partitions))}"
+        )
+    missing = sorted(set(partitions) - set(wanted))
+    if missing:
+        raise ConfigurationError(
+            f"{option} lacks {_listed(missing)}: as JSON it must name every partition of the subscription "
+            "(-2 means earliest, -1 latest)"
+        )
+
+
+def _require_in_log(
+    option: str,
+    offsets: dict[TopicPartition, int],
+    starts: Mapping[TopicPartition, int],
+    ends: Mapping[TopicPartition, int],
+    fail_on_data_loss: bool,
+) -> None:
+    for key, offset in offsets.items():
+        if starts[key] <= offset <= ends[key]:
+            continue
+        topic, partition = key
+        message = (
+            f"{option}: offset {offset} of {topic}-{partition} is out of range: the log holds "
+            f"[{starts[key]}, {ends[key]})"
+        )
+        # A start before the log's start is data that is gone, which the user may have allowed.
+        if offset < starts[key]:
+            if fail_on_data_loss:
+                raise DataLoss(
+                    f"{message}. Likely cause: retention or DeleteRecords has removed it. Name an offset that is "
+                    "there, or set failOnDataLoss=false to begin where the log begins",
+                    topic=topic,
+                    partition=partition,
+                )
+            log.warning("%s; %d offsets are skipped (failOnDataLoss=false)", message, starts[key] - offset)
+            offsets[key] = starts[key]
+        else:
+            raise ConfigurationError(f"{message}. Name an offset that is there, or -1 for the log's end")
+
+
+def _from_group(
+    client: Client, options: SourceOptions, partitions: Collection[TopicPartition], deadline: Deadline
+) -> dict[TopicPartition, int]:
+    group = options.consumer.group_id
+    assert group is not None
+    committed = fetch_offsets(client, group, partitions, deadline)
+    without = sorted(set(partitions) - set(committed))
+    reset = options.consumer.auto_offset_reset
+    if without and reset == "none":
+        raise ConfigurationError(
+            f"group {group} has no committed offset for {_listed(without)} and kafka.auto.offset.reset=none; set "
+            "kafka.auto.offset.reset=earliest or latest, or startingOffsets"
+        )
+    starts = log_starts(client, partitions, deadline)
+    ends = {key: entry.offset for key, entry in log_ends(client, options, partitions, deadline).items()}
+    offsets = {key: entry.offset for key, entry in committed.items()}
+    _require_in_log(f"startingOffsets=group ({group})", offsets, starts, ends, options.fail_on_data_loss)
+    offsets.update({key: starts[key] if reset == "earliest" else ends[key] for key in without})
+    log.info(
+        "group %s: %d partition(s) begin at the group's offsets, %d at %s (kafka.auto.offset.reset)",
+        group,
+        len(committed),
+        len(without),
+        reset,
+    )
+    return offsets
+
+
+def _listed(partitions: list[TopicPartition]) -> str:
+    names = [f"{topic}-{number}" for topic, number in partitions]
+    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")

@@ -1,0 +1,257 @@
+"""The streaming source: where a query begins, how far each batch reads, and when the group's offsets are committed.
+
+Lives on the driver, one Python process per query; pickled copies go to the executors, which only call `read`.
+The constructor has no side effects, since Spark also makes readers that it never uses: clients, threads and group
+checks begin with the first `initialOffset` or `latestOffset`.
+
+When what is committed: Spark calls `latestOffset(start, …)` on every trigger, idle ones included, and only when the
+batch that ended at `start` is complete and logged. So `start` is what is complete, and it is committed there.
+`commit(end)` comes later or never (not for the last batch before a pause or an end): it only repeats it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader
+
+from protocol.clock import Deadline
+from protocol.errors import DataLoss
+from protocol.group.offset_manager import OffsetManager
+from protocol.group.offsets import CommittedOffset
+from spark_kafka_source import limits
+from spark_kafka_source.clients import client_for
+from spark_kafka_source.discovery import discover
+from spark_kafka_source.group_checks import require_no_members, say_who_decides
+from spark_kafka_source.input_partition import RangePartition
+from spark_kafka_source.offsets import JsonDict, Offsets, TopicPartition, name, topic_id_text
+from spark_kafka_source.options import SourceOptions
+from spark_kafka_source.range_reader import read_range
+from spark_kafka_source.ranges import offset_ranges, unresolved
+from spark_kafka_source.spark_api import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from spark_kafka_source.start_offsets import log_ends, log_starts, starting_offsets
+
+log = logging.getLogger(__name__)
+
+_NO_TOPIC_ID = b"\0" * 16
+
+# A trigger waits this long for the commit it has sent, so that the group is up to date when it ends. A coordinator
+# that is in trouble already is not waited for: the commit goes on in the background.
+_AWAIT_COMMIT_MS = 1_000
+# With nothing new to read, Spark may end the query right after (availableNow): then a commit gets more time.
+_AWAIT_LAST_COMMIT_MS = 10_000
+
+
+class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._initial: JsonDict | None = None
+        self._manager: OffsetManager | None = None
+        self._started = False
+        self._target: dict[TopicPartition, int] | None = None
+        self._log_ends: Offsets | None = None
+        self._planned_end: JsonDict | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"options": self._options}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["options"])  # type: ignore[misc]
+
+    # -- where it begins ----------------------------------------------------------------------
+
+    def initialOffset(self) -> JsonDict:
+        """Where a query without a checkpoint begins. Spark asks twice: the answer stays the same.
+
+        Raises `ConfigurationError` (unknown topic, JSON that does not fit, a group with live members),
+        `DataLoss` (the group's offsets are gone) or `DeadlineExceeded` (no broker answers).
+        """
+        if self._initial is None:
+            client = client_for(self._options.client)
+            deadline = client.deadline()
+            self._check_group(deadline)
+            partitions = discover(client, self._options, deadline)
+            begins = starting_offsets(client, self._options, partitions, deadline)
+            self._initial = Offsets(begins, ids=_ids(partitions)).to_json_dict()
+        return self._initial
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        limit = self._options.max_offsets_per_trigger
+        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Notes the ends of the logs as they are now: the query ends there."""
+        client = client_for(self._options.client)
+        deadline = self._trigger_deadline()
+        partitions = discover(client, self._options, deadline)
+        self._target = {
+            key: entry.offset for key, entry in log_ends(client, self._options, partitions, deadline).items()
+        }
+
+    # -- one trigger --------------------------------------------------------------------------
+
+    def latestOffset(self, start: JsonDict | None = None, limit: ReadLimit | None = None) -> JsonDict:
+        """Commits `start`, which is complete, and says how far the next batch reads; `start` itself if nothing is new.
+
+        Before PySpark 4.2 it comes without arguments: then the batch that `partitions` saw last is complete.
+        Raises `DataLoss` for a topic that is gone, new under its old name, or shorter than before, and
+        `DeadlineExceeded` when no broker has answered through all of `fetchOffset.numRetries`.
+        """
+        if start is None:
+            start = self._planned_end or self.initialOffset()
+        begin = Offsets.from_json_dict(start)
+        deadline = self._trigger_deadline()
+        if not self._started:
+            self._check_group(deadline)
+            self._started = True
+            if self._initial is None:
+                say_who_decides(client_for(self._options.client), self._options, begin, deadline)
+        self._mark_complete(begin)
+        end = self._plan(begin, limit, deadline)
+        self._await_commit(idle=end is None)
+        return start if end is None else end.to_json_dict()
+
+    def _plan(self, begin: Offsets, limit: ReadLimit | None, deadline: Deadline) -> Offsets | None:
+        """The next batch's end, None when nothing is new."""
+        client = client_for(self._options.client)
+        partitions = discover(client, self._options, deadline, expected=begin.ends)
+        listed = log_ends(client, self._options, partitions, deadline)
+        ends = {key: entry.offset for key, entry in listed.items()}
+        ids = _ids(partitions)
+        self._log_ends = Offsets(ends, ids=ids)
+        self._judge_missing(begin, partitions)
+        recreated = self._judge_recreated(begin, ids)
+        if self._target is not None:
+            ends = {key: self._target[key] for key in ends if key in self._target}
+        joined_keys = [key for key in ends if key not in begin.ends or key[0] in recreated]
+        joined = log_starts(client, joined_keys, deadline) if joined_keys else {}
+        joined = {key: min(offset, ends[key]) for key, offset in joined.items()}
+        starts = {key: joined.get(key, begin.ends.get(key, 0)) for key in ends}
+        starts.update(self._judge_shorter(starts, ends))
+        planned = limits.end_offsets(starts, ends, limits.max_offsets(limit, self._options.max_offsets_per_trigger))
+        if not joined and planned == dict(begin.ends):
+            return None
+        epochs = {key: listed[key].leader_epoch for key in planned if key in listed and listed[key].leader_epoch >= 0}
+        return Offsets(
+            planned, ids={topic: ids[topic] for topic, _ in planned if topic in ids}, epochs=epochs, joined=joined
+        )
+
+    def partitions(self, start: JsonDict, end: JsonDict) -> Sequence[RangePartition]:
+        """The tasks of the batch (start, end). Also called for a replay after a restart, before anything else."""
+        self._planned_end = end
+        begin, until = Offsets.from_json_dict(start), Offsets.from_json_dict(end)
+        missing = unresolved(begin, until)
+        earliest = log_starts(client_for(self._options.client), missing, self._trigger_deadline()) if missing else None
+        ranges = offset_ranges(
+            begin,
+            until,
+            min_partitions=self._options.min_partitions,
+            fail_on_data_loss=self._options.fail_on_data_loss,
+            earliest=earliest,
+        )
+        return [RangePartition(wanted) for wanted in ranges]
+
+    def read(self, partition: RangePartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+        """On an executor: the rows of one range."""
+        return read_range(self._options, partition.range)
+
+    def commit(self, end: JsonDict) -> None:
+        self._mark_complete(Offsets.from_json_dict(end))
+
+    def reportLatestOffset(self) -> JsonDict | None:
+        """The ends of the logs when the last trigger looked: the progress' `latestOffset`, for lag."""
+        return None if self._log_ends is None else self._log_ends.to_json_dict()
+
+    def stop(self) -> None:
+        if self._manager is not None:
+            self._manager.close()
+
+    # -- the group ----------------------------------------------------------------------------
+
+    def _check_group(self, deadline: Deadline) -> None:
+        group = self._options.consumer.group_id
+        if group is not None and self._options.commit_offsets and self._manager is None:
+            client = client_for(self._options.client)
+            require_no_members(client, group, deadline)
+            self._manager = OffsetManager(client, group)
+
+    def _mark_complete(self, complete: Offsets) -> None:
+        if self._manager is None:
+            return
+        self._manager.mark(
+            {key: CommittedOffset(offset, complete.epochs.get(key, -1)) for key, offset in complete.ends.items()}
+        )
+
+    def _await_commit(self, *, idle: bool) -> None:
+        if self._manager is None:
+            return
+        client = client_for(self._options.client)
+        if idle and self._target is not None:
+            wait_ms = _AWAIT_LAST_COMMIT_MS
+        else:
+            wait_ms = _AWAIT_COMMIT_MS if self._manager.healthy else 0
+        if not self._manager.flush(client.deadline(wait_ms)) and idle and self._target is not None:
+            log.warning(
+                "group %s: the last commit could not be made in %d s; the checkpoint has the offsets, and the next run "
+                "commits them: %s",
+                self._manager.group,
+                _AWAIT_LAST_COMMIT_MS // 1000,
+                self._manager.counts.last_failure,
+            )
+
+    # -- what must not go unsaid --------------------------------------------------------------
+
+    def _judge_missing(self, begin: Offsets, partitions: Mapping[TopicPartition, bytes]) -> None:
+        missing = sorted(set(begin.ends) - set(partitions))
+        if missing:
+            self._lose(
+                f"{', '.join(name(key) for key in missing[:10])} "
+                f"{'is' if len(missing) == 1 else 'are'} not there any more: the topic was deleted (or the query "
+                "subscribes to less than its checkpoint knows)",
+                missing[0],
+            )
+
+    def _judge_recreated(self, begin: Offsets, ids: Mapping[str, bytes]) -> set[str]:
+        recreated = {topic for topic, known in begin.ids.items() if topic in ids and ids[topic] != known}
+        for topic in sorted(recreated):
+            key = next(key for key in sorted(begin.ends) if key[0] == topic)
+            self._lose(
+                f"topic {topic} was deleted and created again: its id was {topic_id_text(begin.ids[topic])}, now it is "
+                f"{topic_id_text(ids[topic])}; offsets up to {begin.ends[key]} of {name(key)} belonged to the old one "
+                "(with failOnDataLoss=false the new one is read from its beginning)",
+                key,
+            )
+        return recreated
+
+    def _judge_shorter(
+        self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, int]:
+        shorter = {key: ends[key] for key in ends if ends[key] < starts[key]}
+        for key, end in sorted(shorter.items()):
+            self._lose(
+                f"{name(key)} ends at offset {end}, but the query has read up to {starts[key]}: the log was truncated "
+                "(unclean leader election), or the topic was deleted and created again",
+                key,
+            )
+        return shorter
+
+    def _lose(self, what: str, key: TopicPartition) -> None:
+        if self._options.fail_on_data_loss:
+            raise DataLoss(
+                f"{what}. Nothing is read. To go on without what is missing, set failOnDataLoss=false",
+                topic=key[0],
+                partition=key[1],
+            )
+        log.warning("%s (failOnDataLoss=false: going on without it)", what)
+
+    def _trigger_deadline(self) -> Deadline:
+        """As long as Spark's connector would try: `fetchOffset.numRetries` more times `default.api.timeout.ms`."""
+        client = client_for(self._options.client)
+        return client.deadline(client.config.default_api_timeout_ms * (1 + self._options.fetch_offset_num_retries))
+
+
+def _ids(partitions: Mapping[TopicPartition, bytes]) -> dict[str, bytes]:
+    return {topic: topic_id for (topic, _), topic_id in partitions.items() if topic_id != _NO_TOPIC_ID}

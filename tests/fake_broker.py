@@ -1,0 +1,93 @@
+"""A broker for tests that only need replies: a loopback server that answers each API with what a test gave it.
+
+It speaks the real wire format through `protocol.wire` (its server side), or sends raw bytes for hostile replies.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from protocol.wire import frame
+from protocol.wire.messages.m18_api_versions import API_VERSIONS
+from protocol.wire.registry import API_BY_KEY
+from protocol.wire.schema import Api
+
+Handler = Callable[[dict[str, Any], int], "dict[str, Any] | bytes | None"]
+
+
+class FakeBroker:
+    """Answers on a free loopback port until closed.
+
+    `handlers[api]` gets (body, version) and returns a body, raw bytes to send as they are, or None for silence.
+    `greeting`: bytes sent in place of any reply (a peer that is no Kafka broker).
+    """
+
+    def __init__(self, handlers: dict[Api, Handler] | None = None, *, greeting: bytes | None = None) -> None:
+        self.handlers = {api.key: handler for api, handler in (handlers or {}).items()}
+        self.greeting = greeting
+        self.requests: list[tuple[str, int, dict[str, Any]]] = []
+        self.connections: list[socket.socket] = []
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.host, self.port = self._server.getsockname()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self) -> FakeBroker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        # shutdown wakes the thread in accept(), which would otherwise take one more connection.
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        self.cut()
+
+    def cut(self) -> None:
+        """Closes every open connection."""
+        while self.connections:
+            connection = self.connections.pop()
+            try:
+                connection.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+            connection.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._server.accept()
+            except OSError:
+                return
+            self.connections.append(connection)
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        stream = connection.makefile("rb")
+        try:
+            while len(size := stream.read(4)) == 4:
+                request = stream.read(int.from_bytes(size, "big"))
+                self._answer(connection, request)
+        except OSError:
+            pass
+
+    def _answer(self, connection: socket.socket, request: bytes) -> None:
+        if self.greeting is not None:
+            connection.sendall(self.greeting)
+            return
+        api, version, correlation_id, _, body = frame.decode_request(memoryview(request))
+        self.requests.append((api.name, version, body))
+        handler = self.handlers.get(api.key, _api_versions if api is API_VERSIONS else None)
+        reply = handler(body, version) if handler else None
+        if isinstance(reply, bytes):
+            connection.sendall(reply)
+        elif reply is not None:
+            connection.sendall(b"".join(frame.encode_response(api, version, correlation_id, reply)))
+
+
+def _api_versions(body: dict[str, Any], version: int) -> dict[str, Any]:
+    rows = [{"api_key": api.key, "min_version": api.first, "max_version": api.last} for api in API_BY_KEY.values()]
+    return {"error_code": 0, "api_keys": rows}

@@ -1,0 +1,152 @@
+"""Connections: deadlines, matching of replies, and peers that are no Kafka brokers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from protocol.clock import SYSTEM_CLOCK, Deadline
+from protocol.config import ClientConfig
+from protocol.errors import ConnectFailed, ConnectionLost, Corrupt, FrameTooLarge, RequestTimedOut
+from protocol.net.connection import Connection
+from protocol.net.pool import ConnectionPool
+from protocol.wire.messages.m03_metadata import METADATA
+from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR
+from tests.fake_broker import FakeBroker
+
+
+def pool(**settings: Any) -> ConnectionPool:
+    return ConnectionPool(ClientConfig(bootstrap_servers=(("127.0.0.1", 1),), **settings), SYSTEM_CLOCK)
+
+
+def metadata(cluster: str) -> dict[str, Any]:
+    return {"brokers": [], "cluster_id": cluster, "controller_id": 0, "topics": []}
+
+
+def after(milliseconds: float) -> Deadline:
+    return Deadline.after_ms(milliseconds)
+
+
+@pytest.fixture
+def broker() -> Iterator[FakeBroker]:
+    with FakeBroker() as fake:
+        yield fake
+
+
+def connect(fake: FakeBroker, **settings: Any) -> Connection:
+    return pool(**settings).get(fake.host, fake.port, "control", after(5000))
+
+
+def test_pipelined_replies_reach_the_one_that_asked_also_when_waited_for_out_of_order(broker: FakeBroker) -> None:
+    counter = iter(range(100))
+    broker.handlers[METADATA.key] = lambda body, version: metadata(f"c{next(counter)}")
+    connection = connect(broker)
+    replies = [connection.send(METADATA, 9, {"topics": []}, after(5000)) for _ in range(20)]
+    answers = {i: replies[i].result(after(5000))["cluster_id"] for i in reversed(range(20))}
+    assert answers == {i: f"c{i}" for i in range(20)}
+
+
+def test_threads_share_one_connection(broker: FakeBroker) -> None:
+    broker.handlers[FIND_COORDINATOR.key] = lambda body, version: {
+        "coordinators": [{"key": body["coordinator_keys"][0], "node_id": 1, "host": "h", "port": 1}]
+    }
+    connection = connect(broker)
+    wrong: list[str] = []
+
+    def ask(word: str) -> None:
+        for n in range(50):
+            key = f"{word}{n}"
+            body = {"coordinator_keys": [key], "key_type": 0}
+            reply = connection.send(FIND_COORDINATOR, 4, body, after(5000)).result(after(5000))
+            if reply["coordinators"][0]["key"] != key:
+                wrong.append(key)
+
+    threads = [threading.Thread(target=ask, args=(word,)) for word in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_a_silent_broker_costs_the_deadline_and_no_more(broker: FakeBroker) -> None:
+    connection = connect(broker)
+    started = time.monotonic()
+    with pytest.raises(RequestTimedOut, match=r"127\.0\.0\.1:\d+: no reply to Metadata v9 in time"):
+        connection.send(METADATA, 9, {"topics": []}, after(300)).result(after(300))
+    assert time.monotonic() - started < 2
+    assert connection.closed
+
+
+def test_a_cut_connection_fails_everything_in_flight(broker: FakeBroker) -> None:
+    connection = connect(broker)
+    replies = [connection.send(METADATA, 9, {"topics": []}, after(5000)) for _ in range(3)]
+    broker.cut()
+    for reply in replies:
+        with pytest.raises(ConnectionLost):
+            reply.result(after(5000))
+
+
+@pytest.mark.parametrize(
+    ("greeting", "words"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "HTTP"),
+        (b"\x15\x03\x03\x00\x02\x02\x46", "TLS"),
+        (b"\x7f\xff\xff\xff" + b"\0" * 16, "2147483647 bytes; the cap is 104857600"),
+        (b"\xff\xff\xff\xff" + b"\0" * 16, "announces -1 bytes"),
+    ],
+)
+def test_a_peer_that_is_no_broker_is_told_apart_within_a_second(greeting: bytes, words: str) -> None:
+    with FakeBroker(greeting=greeting) as fake:
+        started = time.monotonic()
+        with pytest.raises(FrameTooLarge, match=words):
+            connect(fake)
+        assert time.monotonic() - started < 1
+
+
+def test_a_reply_to_another_request_is_refused(broker: FakeBroker) -> None:
+    broker.handlers[METADATA.key] = lambda body, version: b"\0\0\0\x08" + b"\0\0\x7f\xff" + b"\0" * 4
+    connection = connect(broker)
+    with pytest.raises(Corrupt, match="reply 32767 came where"):
+        connection.send(METADATA, 9, {"topics": []}, after(2000)).result(after(2000))
+    assert connection.closed
+
+
+def test_nobody_listening_names_the_address() -> None:
+    with FakeBroker() as fake:
+        host, port = fake.host, fake.port
+    with pytest.raises(ConnectFailed, match=f"{host}:{port}"):
+        pool().get(host, port, "control", after(2000))
+
+
+def test_purposes_have_connections_of_their_own_and_idle_ones_are_replaced(broker: FakeBroker) -> None:
+    connections = pool(connections_max_idle_ms=50)
+    first = connections.get(broker.host, broker.port, "fetch", after(2000))
+    assert connections.get(broker.host, broker.port, "group", after(2000)) is not first
+    deadline = after(5000)
+    while connections.get(broker.host, broker.port, "fetch", after(2000)) is first and not deadline.passed:
+        time.sleep(0.06)
+    assert first.closed
+
+
+def test_a_long_poll_does_not_hold_up_another_purpose(broker: FakeBroker) -> None:
+    release = threading.Event()
+
+    def slow(body: dict[str, Any], version: int) -> dict[str, Any]:
+        release.wait(10)
+        return metadata("slow")
+
+    connections = pool()
+    broker.handlers[METADATA.key] = slow
+    broker.handlers[FIND_COORDINATOR.key] = lambda body, version: {"coordinators": []}
+    waiting = connections.get(broker.host, broker.port, "fetch", after(2000)).send(
+        METADATA, 9, {"topics": []}, after(9000)
+    )
+    other = connections.get(broker.host, broker.port, "group", after(2000))
+    other.send(FIND_COORDINATOR, 4, {"coordinator_keys": ["g"]}, after(2000)).result(after(2000))
+    release.set()
+    assert waiting.result(after(5000))["cluster_id"] == "slow"
