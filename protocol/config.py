@@ -1,0 +1,184 @@
+"""What a client, a consumer and a producer can be told: frozen values made from Kafka's properties.
+
+Owns the defaults, one each, and the rules between properties; the names and kinds of values are in
+`protocol.properties`. Made once from the user's properties, then handed to `net`, `cluster`, `consumer`, `group` and
+`producer`. Values are hashable and pickle, hold no secret, and know nothing of who uses them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from protocol.errors import ConfigurationError
+from protocol.properties import MAX_INT32, Role, read, warn_once
+
+IsolationLevel = Literal["read_uncommitted", "read_committed"]
+OffsetReset = Literal["earliest", "latest", "none"]
+Compression = Literal["none", "gzip", "snappy", "lz4", "zstd"]
+
+_MOST_IN_FLIGHT_IF_IDEMPOTENT = 5  # A broker remembers the last five batches of a producer, no more.
+
+
+@dataclass(frozen=True)
+class ClientConfig:
+    """How to reach brokers. `bootstrap_servers` are (host, port) pairs, in the order to try them."""
+
+    bootstrap_servers: tuple[tuple[str, int], ...]
+    client_id: str = "spark-kafka-source"
+    security_protocol: Literal["PLAINTEXT"] = "PLAINTEXT"
+    request_timeout_ms: int = 30_000
+    default_api_timeout_ms: int = 60_000
+    socket_connection_setup_timeout_ms: int = 10_000
+    reconnect_backoff_ms: int = 50
+    reconnect_backoff_max_ms: int = 1_000
+    retry_backoff_ms: int = 100
+    retry_backoff_max_ms: int = 1_000
+    metadata_max_age_ms: int = 300_000
+    # Below the 10 minutes after which a broker closes, so that both ends do not close at the same time.
+    connections_max_idle_ms: int = 540_000
+    # Java's client fixes 64 and 128 KiB; the system's own tuning grows further where the network is long.
+    receive_buffer_bytes: int = -1
+    send_buffer_bytes: int = -1
+    max_response_bytes: int = 104_857_600
+
+    def __post_init__(self) -> None:
+        if not self.bootstrap_servers:
+            raise ConfigurationError("bootstrap.servers is empty; give host:port[,host:port...].")
+
+
+@dataclass(frozen=True)
+class ConsumerConfig:
+    """How to read records, and for which group."""
+
+    group_id: str | None = None
+    group_protocol: Literal["none"] = "none"
+    auto_offset_reset: OffsetReset = "latest"
+    isolation_level: IsolationLevel = "read_uncommitted"
+    fetch_min_bytes: int = 1
+    fetch_max_wait_ms: int = 500
+    fetch_max_bytes: int = 52_428_800
+    # Java's default is 1 MiB, made for one reply that serves all partitions of a consumer. A task here reads one
+    # partition, so this is the whole reply: 8 MiB needs an eighth of the round trips, decodes many small record
+    # batches in one go, and with the next reply in flight still holds only 16 MiB.
+    max_partition_fetch_bytes: int = 8 * 1024 * 1024
+    check_crcs: bool = True
+    max_decompressed_batch_bytes: int = 134_217_728
+
+
+@dataclass(frozen=True)
+class ProducerConfig:
+    """How to write records. `acks`: -1 is all in-sync replicas. `compression_level` None: the codec's own."""
+
+    acks: Literal[-1, 0, 1] = -1
+    compression_type: Compression = "none"
+    compression_level: int | None = None
+    linger_ms: int = 0
+    # Java's 16 KiB suit records that trickle in one by one. Here whole columns arrive at once, and each record batch
+    # costs both ends the same whatever its size. 1 MiB is what brokers take by default (message.max.bytes).
+    batch_size_bytes: int = 1_048_576
+    max_request_size_bytes: int = 1_048_576
+    max_in_flight_requests_per_connection: int = 5
+    enable_idempotence: bool = True
+    retries: int = MAX_INT32
+    delivery_timeout_ms: int = 120_000
+    partitioner: Literal["default"] = "default"
+
+    def __post_init__(self) -> None:
+        conflict = _not_idempotent(self.acks, self.retries, self.max_in_flight_requests_per_connection)
+        if self.enable_idempotence and conflict:
+            raise ConfigurationError(f"enable.idempotence is true, but {conflict}. Change one of the two.")
+
+
+def parse_client(properties: Mapping[str, object], *, prefix: str = "") -> ClientConfig:
+    """The connection part of `properties` (Kafka's names, values as text, numbers or booleans).
+
+    Properties of consumers and producers are skipped; an unknown name, a wrong value and anything of TLS or SASL
+    raises `ConfigurationError`, which puts `prefix` ("kafka.") before the name.
+    """
+    values = read(properties, Role.CLIENT, prefix=prefix)
+    if "bootstrap_servers" not in values:
+        raise ConfigurationError(f"{prefix}bootstrap.servers is missing; give host:port[,host:port...].")
+    return ClientConfig(**values)
+
+
+def parse_consumer(properties: Mapping[str, object], *, prefix: str = "") -> ConsumerConfig:
+    """The reading part of `properties`, like `parse_client`. A producer's property is a warning, logged once."""
+    config = ConsumerConfig(**read(properties, Role.CONSUMER, prefix=prefix))
+    timeout_ms = _request_timeout_ms(properties, prefix)
+    if config.fetch_max_wait_ms >= timeout_ms:
+        raise ConfigurationError(
+            f"{prefix}fetch.max.wait.ms is {config.fetch_max_wait_ms}, which is not below {prefix}request.timeout.ms "
+            f"({timeout_ms}): every idle fetch would time out. Lower the one or raise the other."
+        )
+    return config
+
+
+def parse_producer(properties: Mapping[str, object], *, prefix: str = "") -> ProducerConfig:
+    """The writing part of `properties`, like `parse_client`. A consumer's property is a warning, logged once.
+
+    As in Java's producer, idempotence that was not asked for is given up when acks, retries or
+    max.in.flight.requests.per.connection rule it out, and a default delivery.timeout.ms grows with
+    linger.ms and request.timeout.ms.
+    """
+    values = read(properties, Role.PRODUCER, prefix=prefix)
+    levels = {codec: values.pop(f"{codec}_level", None) for codec in ("gzip", "lz4", "zstd")}
+    values["compression_level"] = levels.get(values.get("compression_type", "none"))
+    _settle_idempotence(values, prefix)
+    _settle_batch_size(values, prefix)
+    _settle_delivery_timeout(values, _request_timeout_ms(properties, prefix), prefix)
+    return ProducerConfig(**values)
+
+
+def _not_idempotent(acks: int, retries: int, in_flight: int) -> str | None:
+    if acks != -1:
+        return f"acks is {acks}, not all"
+    if retries == 0:
+        return "retries is 0"
+    if in_flight > _MOST_IN_FLIGHT_IF_IDEMPOTENT:
+        return (
+            f"max.in.flight.requests.per.connection is {in_flight}, more than the {_MOST_IN_FLIGHT_IF_IDEMPOTENT} "
+            "that brokers can put in order"
+        )
+    return None
+
+
+def _settle_idempotence(values: dict[str, Any], prefix: str) -> None:
+    conflict = _not_idempotent(
+        values.get("acks", ProducerConfig.acks),
+        values.get("retries", ProducerConfig.retries),
+        values.get("max_in_flight_requests_per_connection", ProducerConfig.max_in_flight_requests_per_connection),
+    )
+    if not conflict:
+        return
+    if values.get("enable_idempotence"):
+        raise ConfigurationError(
+            f"{prefix}enable.idempotence is true, but {prefix}{conflict}. Leave out one of the two."
+        )
+    if "enable_idempotence" not in values:
+        warn_once(f"{prefix}enable.idempotence is off, because {prefix}{conflict}: retries can make duplicates")
+    values["enable_idempotence"] = False
+
+
+def _settle_batch_size(values: dict[str, Any], prefix: str) -> None:
+    most = values.get("max_request_size_bytes", ProducerConfig.max_request_size_bytes)
+    if values.get("batch_size_bytes", 0) > most:
+        warn_once(f"{prefix}batch.size is cut to {prefix}max.request.size ({most})")
+    values["batch_size_bytes"] = min(values.get("batch_size_bytes", ProducerConfig.batch_size_bytes), most)
+
+
+def _settle_delivery_timeout(values: dict[str, Any], request_timeout_ms: int, prefix: str) -> None:
+    least = values.get("linger_ms", ProducerConfig.linger_ms) + request_timeout_ms
+    given = values.get("delivery_timeout_ms")
+    if given is not None and given < least:
+        raise ConfigurationError(
+            f"{prefix}delivery.timeout.ms is {given}, less than {prefix}linger.ms and {prefix}request.timeout.ms "
+            f"together ({least}): a write would give up before its first reply. Raise it, or lower the others."
+        )
+    values["delivery_timeout_ms"] = max(given or ProducerConfig.delivery_timeout_ms, least)
+
+
+def _request_timeout_ms(properties: Mapping[str, object], prefix: str) -> int:
+    asked = {name: value for name, value in properties.items() if name == "request.timeout.ms"}
+    return int(read(asked, Role.CLIENT, prefix=prefix).get("request_timeout_ms", ClientConfig.request_timeout_ms))

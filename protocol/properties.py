@@ -1,0 +1,447 @@
+"""The table of Kafka's client properties: what each one is, which values it takes, and what it does here.
+
+Owns the names, the kinds of values and the judgement of one property (applies, without effect, forbidden, not
+supported yet). Read by `protocol.config`, which holds the defaults, and by whoever prints the table.
+May not know what the values are used for. No message ever shows the value of a property it does not know,
+nor of anything that belongs to TLS or SASL: it could be a secret.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import functools
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from protocol.errors import ConfigurationError
+
+log = logging.getLogger(__name__)
+
+MAX_INT32 = 2**31 - 1
+MAX_INT64 = 2**63 - 1
+_MOST_SHOWN = 200
+_PORTS = range(1, 65536)
+
+
+# -- kinds of values ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of value: how it is read from text (`ValueError`: not one of it) and, in words, what is allowed."""
+
+    allowed: str
+    parse: Callable[[str], Any]
+
+    def read(self, name: str, text: str, remedy: str = "") -> Any:
+        """Raises `ConfigurationError` that names the property, the value, what is allowed and the remedy."""
+        try:
+            return self.parse(text.strip())
+        except ValueError as error:
+            detail = f" ({error})" if str(error) else ""
+            raise ConfigurationError(
+                f"{name} is {shown(text)}{detail}; allowed: {self.allowed}.{' ' + remedy if remedy else ''}", name=name
+            ) from error
+
+
+def shown(text: str) -> str:
+    """A value as messages show it: quoted, cut short, and without what stands before an @ (user:password@host)."""
+    quoted = repr(re.sub(r"[^,\s/]*@", "***@", text))
+    return quoted if len(quoted) <= _MOST_SHOWN else f"{quoted[:_MOST_SHOWN]}... ({len(text)} characters)"
+
+
+def integer(minimum: int = 0, maximum: int = MAX_INT32, *, also: Mapping[int, Any] | None = None) -> Kind:
+    """Whole numbers of a range; `also` maps values outside of it to what they mean."""
+    others = dict(also or {})
+
+    def parse(text: str) -> Any:
+        if not re.fullmatch(r"[+-]?[0-9]{1,20}", text):
+            raise ValueError("not a whole number")
+        value = int(text)
+        if value in others:
+            return others[value]
+        if not minimum <= value <= maximum:
+            raise ValueError("out of range")
+        return value
+
+    return Kind(f"{minimum} to {maximum}" + "".join(f" or {other}" for other in others), parse)
+
+
+def one_of(*words: str, meanings: Mapping[str, Any] | None = None, otherwise: str = "") -> Kind:
+    """Words, in upper or lower case, that stand for themselves or for a meaning. `otherwise`: why not another."""
+    known: dict[str, Any] = {**{word: word for word in words}, **(meanings or {})}
+    by_lower = {word.lower(): meaning for word, meaning in known.items()}
+
+    def parse(text: str) -> Any:
+        if text.lower() not in by_lower:
+            raise ValueError(otherwise)
+        return by_lower[text.lower()]
+
+    return Kind(", ".join(known), parse)
+
+
+def _nonempty(text: str) -> str:
+    if not text:
+        raise ValueError("empty")
+    return text
+
+
+_ADDRESS = re.compile(
+    r"(?:(?P<scheme>[A-Za-z_]+)://)?(?:\[(?P<ipv6>[0-9A-Fa-f:.%]+)\]|(?P<host>[\w.%-]+)):(?P<port>\d+)"
+)
+
+
+def _addresses(text: str) -> tuple[tuple[str, int], ...]:
+    """`host:port,[ipv6]:port` -> pairs in the order given, each once."""
+    found: dict[tuple[str, int], None] = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        match = _ADDRESS.fullmatch(item)
+        if not match:
+            raise ValueError("an entry is not host:port")
+        if (match["scheme"] or "PLAINTEXT").upper() != "PLAINTEXT":
+            raise ValueError("TLS and SASL listeners are not supported yet")
+        if int(match["port"]) not in _PORTS:
+            raise ValueError("a port is 1 to 65535")
+        found[match["ipv6"] or match["host"], int(match["port"])] = None
+    if not found:
+        raise ValueError("no address")
+    return tuple(found)
+
+
+BOOLEAN = one_of(meanings={"true": True, "false": False})
+MILLISECONDS = integer(0)
+POSITIVE_MILLISECONDS = integer(1)
+BYTES = integer(0)
+SOCKET_BUFFER = integer(1, also={-1: -1})
+TEXT = Kind("any text", str)
+NONEMPTY = Kind("any text but the empty one", _nonempty)
+ADDRESSES = Kind("host:port[,host:port...]", _addresses)
+ACKS = one_of(meanings={"all": -1, "-1": -1, "1": 1, "0": 0})
+SECURITY_PROTOCOL = one_of(
+    meanings={"PLAINTEXT": "PLAINTEXT"},
+    otherwise="TLS and SASL are not supported yet, and nothing falls back to plain text in silence",
+)
+PARTITIONER = one_of(
+    meanings={"default": "default", "org.apache.kafka.clients.producer.internals.DefaultPartitioner": "default"},
+    otherwise="other partitioners are not supported yet; give rows a partition column",
+)
+
+
+# -- the table ------------------------------------------------------------------------------------
+
+
+class Role(enum.Flag):
+    """Whose property it is."""
+
+    CLIENT = enum.auto()
+    CONSUMER = enum.auto()
+    PRODUCER = enum.auto()
+
+
+class Effect(enum.Enum):
+    """What giving the property does here."""
+
+    APPLIES = "applies"
+    NO_EFFECT = "accepted, without effect"
+    FORBIDDEN = "forbidden"
+    NOT_YET = "not supported yet"
+
+
+@dataclass(frozen=True)
+class Property:
+    """One row: `doc` says what the property does, or why it does not and what to use instead."""
+
+    name: str
+    role: Role
+    effect: Effect
+    doc: str
+    field: str = ""
+    kind: Kind = TEXT
+
+
+_CLIENT, _CONSUMER, _PRODUCER = Role.CLIENT, Role.CONSUMER, Role.PRODUCER
+
+
+def _applies(role: Role, name: str, field: str, kind: Kind, doc: str) -> Property:
+    return Property(name, role, Effect.APPLIES, doc, field, kind)
+
+
+def _no_effect(role: Role, names: str, doc: str) -> tuple[Property, ...]:
+    return tuple(Property(name, role, Effect.NO_EFFECT, doc) for name in names.split())
+
+
+def _forbidden(role: Role, names: str, doc: str) -> tuple[Property, ...]:
+    return tuple(Property(name, role, Effect.FORBIDDEN, doc) for name in names.split())
+
+
+def _not_yet(role: Role, names: str, doc: str) -> tuple[Property, ...]:
+    return tuple(Property(name, role, Effect.NOT_YET, doc) for name in names.split())
+
+
+_NO_MEMBERS = "offsets are committed for the group without joining it, so there is no membership to tune"
+_ARROW = "keys and values are bytes here; convert them in columns, before or after"
+_JVM_METRICS = "there are no JVM metrics here"
+
+PROPERTIES: tuple[Property, ...] = (
+    _applies(_CLIENT, "bootstrap.servers", "bootstrap_servers", ADDRESSES, "brokers to ask first; required"),
+    _applies(_CLIENT, "client.id", "client_id", NONEMPTY, "the name in brokers' logs, metrics and quotas"),
+    _applies(_CLIENT, "security.protocol", "security_protocol", SECURITY_PROTOCOL, "how to talk to brokers"),
+    _applies(
+        _CLIENT, "request.timeout.ms", "request_timeout_ms", POSITIVE_MILLISECONDS, "the longest wait for one reply"
+    ),
+    _applies(
+        _CLIENT,
+        "default.api.timeout.ms",
+        "default_api_timeout_ms",
+        POSITIVE_MILLISECONDS,
+        "the longest time of a whole call, with its retries",
+    ),
+    _applies(
+        _CLIENT,
+        "socket.connection.setup.timeout.ms",
+        "socket_connection_setup_timeout_ms",
+        POSITIVE_MILLISECONDS,
+        "the longest time to open a connection, handshake included",
+    ),
+    _applies(
+        _CLIENT, "reconnect.backoff.ms", "reconnect_backoff_ms", MILLISECONDS, "the first wait before connecting again"
+    ),
+    _applies(_CLIENT, "reconnect.backoff.max.ms", "reconnect_backoff_max_ms", MILLISECONDS, "the longest such wait"),
+    _applies(
+        _CLIENT, "retry.backoff.ms", "retry_backoff_ms", MILLISECONDS, "the first wait before a request is tried again"
+    ),
+    _applies(_CLIENT, "retry.backoff.max.ms", "retry_backoff_max_ms", MILLISECONDS, "the longest such wait"),
+    _applies(_CLIENT, "metadata.max.age.ms", "metadata_max_age_ms", MILLISECONDS, "how old metadata may grow"),
+    _applies(
+        _CLIENT,
+        "connections.max.idle.ms",
+        "connections_max_idle_ms",
+        integer(1, also={-1: MAX_INT64}),
+        "idle connections older than this are opened anew; -1: never",
+    ),
+    _applies(
+        _CLIENT, "receive.buffer.bytes", "receive_buffer_bytes", SOCKET_BUFFER, "SO_RCVBUF; -1: the system tunes it"
+    ),
+    _applies(_CLIENT, "send.buffer.bytes", "send_buffer_bytes", SOCKET_BUFFER, "SO_SNDBUF; -1: the system tunes it"),
+    _applies(
+        _CLIENT,
+        "max.response.bytes",
+        "max_response_bytes",
+        integer(1024),
+        "cap on one reply (a property of this client, not of Kafka's)",
+    ),
+    _applies(_CONSUMER, "group.id", "group_id", NONEMPTY, "the group whose offsets are read and committed"),
+    _applies(
+        _CONSUMER,
+        "auto.offset.reset",
+        "auto_offset_reset",
+        one_of("earliest", "latest", "none", otherwise="by_duration is not supported yet"),
+        "where to start when the group has no offset; none: fail",
+    ),
+    _applies(
+        _CONSUMER,
+        "isolation.level",
+        "isolation_level",
+        one_of("read_uncommitted", "read_committed"),
+        "whether records of aborted and open transactions are read",
+    ),
+    _applies(_CONSUMER, "fetch.min.bytes", "fetch_min_bytes", BYTES, "a broker waits for this much before it replies"),
+    _applies(_CONSUMER, "fetch.max.wait.ms", "fetch_max_wait_ms", MILLISECONDS, "but no longer than this"),
+    _applies(_CONSUMER, "fetch.max.bytes", "fetch_max_bytes", integer(1), "the most that one reply brings"),
+    _applies(
+        _CONSUMER,
+        "max.partition.fetch.bytes",
+        "max_partition_fetch_bytes",
+        integer(1),
+        "the most of one partition that one reply brings; a larger record batch still comes whole",
+    ),
+    _applies(_CONSUMER, "check.crcs", "check_crcs", BOOLEAN, "whether the CRC of every record batch is checked"),
+    _applies(
+        _CONSUMER,
+        "max.decompressed.batch.bytes",
+        "max_decompressed_batch_bytes",
+        integer(1024),
+        "cap on one record batch, unpacked (a property of this client, not of Kafka's)",
+    ),
+    _applies(
+        _CONSUMER,
+        "group.protocol",
+        "group_protocol",
+        one_of("none", otherwise="membership in the group is not supported yet"),
+        "none: offsets are committed without joining the group",
+    ),
+    _applies(_PRODUCER, "acks", "acks", ACKS, "how many replicas confirm a write"),
+    _applies(
+        _PRODUCER,
+        "compression.type",
+        "compression_type",
+        one_of("none", "gzip", "snappy", "lz4", "zstd"),
+        "how record batches are compressed",
+    ),
+    _applies(_PRODUCER, "compression.gzip.level", "gzip_level", integer(1, 9, also={-1: None}), "level of gzip"),
+    _applies(_PRODUCER, "compression.lz4.level", "lz4_level", integer(1, 17), "level of lz4"),
+    _applies(_PRODUCER, "compression.zstd.level", "zstd_level", integer(-131072, 22), "level of zstd"),
+    _applies(_PRODUCER, "linger.ms", "linger_ms", MILLISECONDS, "how long to wait for a record batch to fill"),
+    _applies(_PRODUCER, "batch.size", "batch_size_bytes", integer(0), "the most bytes of one record batch"),
+    _applies(
+        _PRODUCER, "max.request.size", "max_request_size_bytes", integer(1), "the most bytes of one request and record"
+    ),
+    _applies(
+        _PRODUCER,
+        "max.in.flight.requests.per.connection",
+        "max_in_flight_requests_per_connection",
+        integer(1),
+        "requests that wait for their reply at once; with idempotence at most 5",
+    ),
+    _applies(
+        _PRODUCER, "enable.idempotence", "enable_idempotence", BOOLEAN, "retries make no duplicates, order is kept"
+    ),
+    _applies(
+        _PRODUCER, "retries", "retries", integer(0), "how often a write is tried again within delivery.timeout.ms"
+    ),
+    _applies(
+        _PRODUCER, "delivery.timeout.ms", "delivery_timeout_ms", POSITIVE_MILLISECONDS, "the longest time of a write"
+    ),
+    _applies(
+        _PRODUCER,
+        "partitioner.class",
+        "partitioner",
+        PARTITIONER,
+        "murmur2 of the key, as Java's producer; null keys are spread",
+    ),
+    *_no_effect(_CLIENT, "client.dns.lookup", "every address of a host name is tried"),
+    *_no_effect(
+        _CLIENT,
+        "socket.connection.setup.timeout.max.ms",
+        "the time to connect does not grow; use socket.connection.setup.timeout.ms",
+    ),
+    *_no_effect(
+        _CLIENT,
+        "metadata.recovery.strategy metadata.recovery.rebootstrap.trigger.ms",
+        "how a client comes back after it lost every broker cannot be chosen here",
+    ),
+    *_no_effect(
+        _CLIENT,
+        "metric.reporters metrics.num.samples metrics.recording.level metrics.sample.window.ms "
+        "auto.include.jmx.reporter enable.metrics.push",
+        _JVM_METRICS,
+    ),
+    *_no_effect(
+        _CONSUMER,
+        "session.timeout.ms heartbeat.interval.ms max.poll.interval.ms partition.assignment.strategy "
+        "group.remote.assignor",
+        _NO_MEMBERS,
+    ),
+    *_no_effect(_CONSUMER, "auto.commit.interval.ms", "offsets are committed when their records have been processed"),
+    *_no_effect(_CONSUMER, "client.rack", "records are always read from the partition's leader"),
+    *_no_effect(_CONSUMER, "max.poll.records", "records come in columns, some thousands of rows at a time"),
+    *_no_effect(_CONSUMER, "exclude.internal.topics", "a pattern never matches Kafka's internal topics"),
+    *_no_effect(_CONSUMER, "allow.auto.create.topics", "reading a topic never creates it"),
+    *_no_effect(_PRODUCER, "buffer.memory", "memory is bounded by batch.size and the requests in flight"),
+    *_no_effect(_PRODUCER, "max.block.ms", "a write as a whole is bounded by delivery.timeout.ms"),
+    *_no_effect(_PRODUCER, "metadata.max.idle.ms", "metadata is kept by metadata.max.age.ms alone"),
+    *_no_effect(
+        _PRODUCER,
+        "partitioner.adaptive.partitioning.enable partitioner.availability.timeout.ms",
+        "null keys are spread evenly",
+    ),
+    *_forbidden(
+        _CONSUMER | _PRODUCER,
+        "interceptor.classes",
+        "JVM classes that may change records cannot run here; change columns instead",
+    ),
+    *_forbidden(_CONSUMER, "key.deserializer value.deserializer", _ARROW),
+    *_forbidden(_PRODUCER, "key.serializer value.serializer", _ARROW),
+    *_forbidden(
+        _CONSUMER,
+        "enable.auto.commit",
+        "a commit on a timer would run ahead of what has been processed; offsets are committed after processing",
+    ),
+    *_forbidden(_CLIENT, "config.providers", "values are taken as they are; put the resolved value in its place"),
+    *_forbidden(_CLIENT, "security.providers", "JVM classes cannot run here"),
+    *_not_yet(_CONSUMER, "group.instance.id", "it needs membership in the group"),
+    *_not_yet(_PRODUCER, "transactional.id transaction.timeout.ms", "transactions are not supported yet"),
+    *_not_yet(_PRODUCER, "partitioner.ignore.keys", "leave the key column null to spread rows over partitions"),
+)
+
+_SECURITY = ("ssl.", "sasl.")
+SECURITY_ROW = Property(
+    "ssl.*, sasl.*",
+    _CLIENT,
+    Effect.NOT_YET,
+    "there is no TLS and no SASL yet; only plain-text listeners can be reached",
+)
+
+BY_NAME: Mapping[str, Property] = {row.name: row for row in PROPERTIES}
+
+
+# -- reading --------------------------------------------------------------------------------------
+
+
+def read(properties: Mapping[str, object], role: Role, *, prefix: str = "") -> dict[str, Any]:
+    """The values given for one role, by field. Messages put `prefix` ("kafka.") before names.
+
+    Raises `ConfigurationError` for an unknown, forbidden or not yet supported property and for a wrong value.
+    Properties of another role are skipped: those of `CLIENT` silently (they have their own reader), else
+    with one warning, because they do nothing here.
+    """
+    values: dict[str, Any] = {}
+    for name, raw in properties.items():
+        row = find(name, prefix)
+        if row.effect in (Effect.FORBIDDEN, Effect.NOT_YET) and row.role & (role | Role.CLIENT):
+            raise ConfigurationError(f"{prefix}{name} is {row.effect.value}: {row.doc}.", name=f"{prefix}{name}")
+        if row.role & role:
+            if row.effect is Effect.APPLIES:
+                values[row.field] = row.kind.read(
+                    f"{prefix}{name}", _text(prefix + name, raw), "Leave it out for the default."
+                )
+            elif row.effect is Effect.NO_EFFECT:
+                warn_once(f"{prefix}{name} has no effect: {row.doc}")
+        elif role is not Role.CLIENT and row.role is not Role.CLIENT:
+            warn_once(f"{prefix}{name} has no effect: it is a property of {_roles(row.role)}")
+    return values
+
+
+def find(name: str, prefix: str = "") -> Property:
+    """The row of a property. Raises `ConfigurationError` with the nearest known name."""
+    row = BY_NAME.get(name)
+    if row is not None:
+        return row
+    if name.startswith(_SECURITY):
+        return SECURITY_ROW
+    hint = nearest(name, BY_NAME)
+    hint = f"; did you mean {prefix}{hint}?" if hint else "; docs/options.md lists the known ones."
+    raise ConfigurationError(f"{prefix}{name} is not a known Kafka property{hint}", name=f"{prefix}{name}")
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name most like `name`, if any is."""
+    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.7)
+    return found[0] if found else None
+
+
+@functools.cache
+def warn_once(message: str) -> None:
+    """Logs a warning, the same one only once in a process."""
+    log.warning("%s", message)
+
+
+def _text(name: str, raw: object) -> str:
+    if isinstance(raw, bool):
+        return str(raw).lower()
+    if isinstance(raw, (str, int)):
+        return str(raw)
+    raise ConfigurationError(
+        f"{name} is given as {type(raw).__name__}; allowed: text, a whole number, true or false.", name=name
+    )
+
+
+def _roles(role: Role) -> str:
+    return " and ".join(word for member, word in _ROLE_WORDS.items() if member & role)
+
+
+_ROLE_WORDS = {Role.CLIENT: "every client", Role.CONSUMER: "consumers", Role.PRODUCER: "producers"}

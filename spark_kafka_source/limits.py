@@ -1,0 +1,61 @@
+"""How far a batch reads: from where partitions stand, the ends of their logs and a limit to the ends of the batch.
+
+Pure arithmetic, the same as Spark's own Kafka connector's, so that the same option gives the same batches.
+Used by `stream_reader` in `latestOffset`. The caller has judged deleted and truncated logs before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from protocol.errors import UsageError
+from spark_kafka_source.offsets import TopicPartition, name
+
+
+def max_offsets(limit: object | None, max_offsets_per_trigger: int | None) -> int | None:
+    """How many offsets a batch may cover; None: all there are.
+
+    `limit` is what Spark hands to `latestOffset` (4.2 and later), which knows better than the option: a query with
+    the trigger `once` reads everything whatever the option says. None stands for an older Spark, which hands nothing.
+    """
+    # By name, because the classes do not exist before Spark 4.2.
+    kind = type(limit).__name__
+    if limit is None:
+        return max_offsets_per_trigger
+    if kind == "ReadAllAvailable":
+        return None
+    if kind == "ReadMaxRows":
+        return int(limit.max_rows)  # type: ignore[attr-defined]
+    raise UsageError(
+        f"Spark asks for a batch limited by {kind}; a Kafka source knows ReadAllAvailable and ReadMaxRows."
+    )
+
+
+def end_offsets(
+    starts: Mapping[TopicPartition, int], available: Mapping[TopicPartition, int], limit: int | None
+) -> dict[TopicPartition, int]:
+    """The ends of a batch of about `limit` offsets, shared out in proportion to how far each partition is behind.
+
+    `starts` has at least the partitions of `available` (ends of the logs); the result has exactly those, sorted.
+    A share below one record becomes one, so that no partition starves and every batch gets on; other shares are
+    rounded down. So a batch may exceed the limit by at most the number of partitions. No end is before its start,
+    nor after the log's end. Raises `UsageError` when a partition has no start.
+    """
+    lags = {tp: max(0, end - _start(starts, tp)) for tp, end in available.items()}
+    total = float(sum(lags.values()))
+    ends = {}
+    for tp, lag in sorted(lags.items()):
+        share = lag
+        if limit is not None and lag:
+            # In this order of operations, as doubles: another order rounds differently in the last place.
+            exact = limit * (lag / total)
+            share = min(lag, math.ceil(exact) if exact < 1 else math.floor(exact))
+        ends[tp] = starts[tp] + share
+    return ends
+
+
+def _start(starts: Mapping[TopicPartition, int], tp: TopicPartition) -> int:
+    if tp not in starts:
+        raise UsageError(f"{name(tp)} is new and nobody has said where it begins.")
+    return starts[tp]

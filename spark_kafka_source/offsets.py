@@ -1,0 +1,166 @@
+"""Offsets as Spark's checkpoint keeps them: the end of a batch per partition, and what a replay needs to be sure.
+
+Owns the JSON: the keys of Spark's own Kafka connector, `{"orders": {"0": 1200}}`, plus keys that no topic can have,
+`@ids`, `@epochs` and `@joined`. Used by `stream_reader`, `batch_reader`, `limits` and `ranges`.
+Pure: talks to no broker, and knows nothing of groups.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from protocol.errors import ConfigurationError
+
+TopicPartition = tuple[str, int]
+JsonDict = dict[str, dict[str, Any]]
+_T = TypeVar("_T")
+
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+MAX_PARTITION = 2**31 - 1
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
+NO_TOPIC_ID = b"\0" * 16  # How Kafka's protocol says that there is none.
+_IDS, _EPOCHS, _JOINED = "@ids", "@epochs", "@joined"
+
+
+@dataclass(frozen=True)
+class Offsets:
+    """Where a batch ends.
+
+    Attributes
+    ----------
+    ends : (topic, partition) -> offset of the first record *not* in the batch (Kafka's "next to read").
+    ids : topic -> its 16-byte topic id. Another id later means that the topic was deleted and made anew.
+    epochs : (topic, partition) -> leader epoch of the last record before the end; left out when unknown.
+    joined : (topic, partition) -> where the batch begins in a partition that its start offsets lack.
+    """
+
+    ends: Mapping[TopicPartition, int]
+    ids: Mapping[str, bytes] = field(default_factory=dict)
+    epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
+    joined: Mapping[TopicPartition, int] = field(default_factory=dict)
+
+    def to_json_dict(self) -> JsonDict:
+        """The dict whose JSON goes into the checkpoint. Equal offsets give equal JSON; empty `@` keys are left out."""
+        rows: JsonDict = _nest(self.ends)
+        if self.ids:
+            rows[_IDS] = {topic: topic_id_text(self.ids[topic]) for topic in sorted(self.ids)}
+        for key, numbers in ((_EPOCHS, self.epochs), (_JOINED, self.joined)):
+            if numbers:
+                rows[key] = _nest(numbers)
+        return rows
+
+    @classmethod
+    def from_json_dict(cls, rows: object) -> Offsets:
+        """Reads what `to_json_dict` or Spark's own Kafka connector (no `@` keys) wrote.
+
+        Raises `ConfigurationError` for anything else: those are not this source's offsets.
+        """
+        if not isinstance(rows, Mapping):
+            raise _not_ours("they are not a JSON object")
+        unknown = [key for key in rows if str(key).startswith("@") and key not in (_IDS, _EPOCHS, _JOINED)]
+        if unknown:
+            raise _not_ours(f"the key {unknown[0]!r} is unknown; a newer version wrote it")
+        ends = _flatten({key: value for key, value in rows.items() if not str(key).startswith("@")}, "")
+        offsets = cls(
+            ends=ends,
+            ids={topic: _topic_id(text) for topic, text in _object(rows.get(_IDS, {}), _IDS).items()},
+            epochs=_flatten(rows.get(_EPOCHS, {}), _EPOCHS),
+            joined=_flatten(rows.get(_JOINED, {}), _JOINED),
+        )
+        offsets._check_whole()
+        return offsets
+
+    def _check_whole(self) -> None:
+        topics = {topic for topic, _ in self.ends}
+        for key, strangers in (
+            (_IDS, self.ids.keys() - topics),
+            (_EPOCHS, self.epochs.keys() - self.ends.keys()),
+            (_JOINED, self.joined.keys() - self.ends.keys()),
+        ):
+            if strangers:
+                raise _not_ours(f"{key} names {sorted(map(str, strangers))[0]}, which has no end offset")
+        for tp, begin in self.joined.items():
+            if begin > self.ends[tp]:
+                raise _not_ours(f"{_JOINED} begins {name(tp)} at {begin}, after its end {self.ends[tp]}")
+
+
+def name(tp: TopicPartition) -> str:
+    """`orders-3`, as Kafka's tools write it."""
+    return f"{tp[0]}-{tp[1]}"
+
+
+def topic_id_text(topic_id: bytes) -> str:
+    """A topic id as Kafka's tools print it: 22 characters of URL-safe base64."""
+    return base64.urlsafe_b64encode(topic_id).decode("ascii").rstrip("=")
+
+
+def legal_topic(topic: str) -> str:
+    """Returns the name of a topic; `ValueError` when Kafka allows no such name."""
+    if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
+        raise ValueError(f"{topic!r} is no topic name: 1 to 249 of a-z, A-Z, 0-9, '.', '_' and '-'")
+    return topic
+
+
+def by_partition(rows: object, value: Callable[[object], _T]) -> dict[TopicPartition, _T]:
+    """`{"orders": {"0": v}}` -> {("orders", 0): value(v)}, sorted. `ValueError` for any other shape."""
+    if not isinstance(rows, Mapping):
+        raise ValueError("not a JSON object of topics")
+    found: dict[TopicPartition, _T] = {}
+    for topic, partitions in rows.items():
+        legal_topic(topic)
+        if not isinstance(partitions, Mapping):
+            raise ValueError(f"{topic} has no JSON object of partitions")
+        for partition, item in partitions.items():
+            if not _NUMBER.fullmatch(str(partition)) or int(partition) > MAX_PARTITION:
+                raise ValueError(f"{topic} has the partition {partition!r}")
+            try:
+                found[topic, int(partition)] = value(item)
+            except ValueError as error:
+                raise ValueError(f"{topic}-{partition} {error}") from error
+    return dict(sorted(found.items()))
+
+
+def whole_number(item: object, minimum: int = 0, maximum: int = 2**63 - 1) -> int:
+    """Checks one number of a JSON document; `ValueError` when it is none or out of range."""
+    if isinstance(item, bool) or not isinstance(item, int) or not minimum <= item <= maximum:
+        raise ValueError(f"is {item!r}, not a whole number from {minimum} to {maximum}")
+    return item
+
+
+def _nest(numbers: Mapping[TopicPartition, int]) -> JsonDict:
+    nested: JsonDict = {}
+    for topic, partition in sorted(numbers):
+        nested.setdefault(topic, {})[str(partition)] = numbers[topic, partition]
+    return nested
+
+
+def _flatten(rows: object, key: str) -> dict[TopicPartition, int]:
+    try:
+        return by_partition(rows, whole_number)
+    except ValueError as error:
+        raise _not_ours(f"{key}: {error}" if key else str(error)) from error
+
+
+def _object(rows: object, key: str) -> Mapping[str, object]:
+    if not isinstance(rows, Mapping):
+        raise _not_ours(f"{key} is not a JSON object")
+    return rows
+
+
+def _topic_id(text: object) -> bytes:
+    if isinstance(text, str) and re.fullmatch(r"[A-Za-z0-9_-]{22}", text):
+        topic_id = base64.urlsafe_b64decode(text + "==")
+        if topic_id_text(topic_id) == text:
+            return topic_id
+    raise _not_ours(f"{_IDS} has {text!r}, which is no topic id")
+
+
+def _not_ours(why: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"The checkpoint's offsets are not those of a Kafka source: {why}. "
+        "Use the checkpointLocation that belongs to this query, or a new one."
+    )

@@ -1,0 +1,435 @@
+"""The options of the source and the sink: one table, and what makes frozen values of the dict that Spark hands over.
+
+Owns the options' names, defaults and meaning; what they can hold is read by `selection` and `protocol.properties`.
+Used by `source` on the driver; the values pickle and travel to the executors. Every message names the option as users
+write it. `python -m spark_kafka_source.options` prints the table as Markdown: docs/options.md is that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from protocol.config import ClientConfig, ConsumerConfig, ProducerConfig, parse_client, parse_consumer, parse_producer
+from protocol.errors import ConfigurationError
+from protocol.properties import BOOLEAN, BY_NAME, MAX_INT64, Effect, Kind, integer, nearest, one_of, shown, warn_once
+from spark_kafka_source import selection
+from spark_kafka_source.offsets import legal_topic
+
+PREFIX = "kafka."
+
+
+class Use(enum.Flag):
+    """Which kinds of query an option is for."""
+
+    STREAM_READ = enum.auto()
+    BATCH_READ = enum.auto()
+    WRITE = enum.auto()
+
+
+NOWHERE = Use(0)
+READ = Use.STREAM_READ | Use.BATCH_READ
+USE_WORDS = {Use.STREAM_READ: "streaming reads", Use.BATCH_READ: "batch reads", Use.WRITE: "writes"}
+
+
+@dataclass(frozen=True)
+class Option:
+    """One row. `default` None: none, or what `default_text` says. `ignored_in`: there a warning instead of an error."""
+
+    name: str
+    use: Use
+    kind: Kind
+    doc: str
+    default: Any = None
+    default_text: str = ""
+    ignored_in: Use = NOWHERE
+    effect: Effect = Effect.APPLIES
+
+
+_OFFSETS_JSON = '{"orders": {"0": 23, "1": -1}}'
+_POSITIVE = integer(1, MAX_INT64)
+_DELIVERY = one_of("at-least-once", "none", otherwise="exactly-once is not supported yet")
+
+
+def _not_yet(name: str, use: Use, doc: str) -> Option:
+    return Option(name, use, Kind("", str), doc, effect=Effect.NOT_YET)
+
+
+OPTIONS: tuple[Option, ...] = (
+    Option(
+        "subscribe",
+        READ,
+        Kind("topic names with commas between them", selection.subscribe),
+        "the topics to read. Exactly one of `subscribe`, `subscribePattern` and `assign` is needed",
+    ),
+    Option(
+        "subscribePattern",
+        READ,
+        Kind("a regular expression in Java's syntax", selection.subscribe_pattern),
+        "the topics to read: those with a match anywhere in their name (`^` and `$` anchor it), also topics that are "
+        "created later; never Kafka's internal topics",
+    ),
+    Option(
+        "assign",
+        READ,
+        Kind('JSON like {"orders": [0, 1]}', selection.assign),
+        "the partitions to read",
+    ),
+    Option(
+        "startingOffsets",
+        READ,
+        Kind(f"earliest, latest, group, or JSON like {_OFFSETS_JSON}", selection.starting_offsets),
+        "where a new query begins; one that has a checkpoint resumes there. In JSON -2 is earliest and -1 latest, and "
+        "every partition must be named. `group`: the offsets of `kafka.group.id`, for a partition without one what "
+        "`kafka.auto.offset.reset` says. Partitions that are found later are read from their earliest offset. A batch "
+        "cannot start at latest",
+        default_text="streams: group with `kafka.group.id`, else latest; batches: earliest, with a group too",
+    ),
+    Option(
+        "endingOffsets",
+        Use.BATCH_READ,
+        Kind(f"latest, or JSON like {_OFFSETS_JSON}", selection.ending_offsets),
+        "where a batch ends (exclusive). In JSON -1 is latest; -2 is not allowed",
+        default="latest",
+    ),
+    Option(
+        "commitOffsets",
+        READ,
+        BOOLEAN,
+        "whether offsets are committed to `kafka.group.id` when their micro-batch has completed. A batch read never "
+        "commits: nobody tells it whether its query completed",
+        default_text="true for a stream with `kafka.group.id`",
+    ),
+    Option(
+        "maxOffsetsPerTrigger",
+        Use.STREAM_READ,
+        _POSITIVE,
+        "about how many offsets a micro-batch covers, shared out over the partitions by how far each is behind",
+        ignored_in=Use.BATCH_READ,
+    ),
+    Option(
+        "minPartitions",
+        READ,
+        integer(1),
+        "about how many tasks read, if more than there are partitions with new records: large ranges are split",
+    ),
+    Option(
+        "failOnDataLoss",
+        READ,
+        BOOLEAN,
+        "whether the query fails when records it should read are gone; if not, what is missing is skipped and logged",
+        default=True,
+    ),
+    Option(
+        "includeHeaders",
+        READ | Use.WRITE,
+        BOOLEAN,
+        "reads: add the column `headers`. Writes: accepted, but a column `headers` is written in any case",
+        default=False,
+    ),
+    Option(
+        "fetchOffset.numRetries",
+        READ,
+        integer(0),
+        "how patiently the driver asks for offsets and metadata before the query fails: one time "
+        "`kafka.default.api.timeout.ms`, and once more for each retry",
+        default=3,
+    ),
+    Option(
+        "fetchOffset.retryIntervalMs",
+        READ,
+        integer(0),
+        "milliseconds that each such retry adds; the waits themselves are `kafka.retry.backoff.ms` and more",
+        default=1_000,
+    ),
+    Option(
+        "kafkaConsumer.pollTimeoutMs",
+        READ,
+        integer(1),
+        "how long a task waits for records that must be there before it fails, in milliseconds",
+        default=120_000,
+    ),
+    Option(
+        "topic",
+        Use.WRITE,
+        Kind("the name of a topic", legal_topic),
+        "the topic of all rows, whatever a column `topic` says; without it that column is needed",
+    ),
+    Option(
+        "deliveryGuarantee",
+        Use.WRITE,
+        _DELIVERY,
+        "at-least-once: all in-sync replicas confirm (acks=all), retries make no duplicates, a batch that Spark "
+        "repeats is written again. none: nobody confirms (acks=0), records can get lost",
+        default_text="at-least-once, or what `kafka.acks` makes of it",
+    ),
+    _not_yet("startingTimestamp", READ, "start at a time"),
+    _not_yet("startingOffsetsByTimestamp", READ, "start at a time, per partition"),
+    _not_yet("startingOffsetsByTimestampStrategy", READ, "what to do when no record is that new"),
+    _not_yet("endingTimestamp", Use.BATCH_READ, "end at a time"),
+    _not_yet("endingOffsetsByTimestamp", Use.BATCH_READ, "end at a time, per partition"),
+    _not_yet("minOffsetsPerTrigger", Use.STREAM_READ, "wait until there is this much to read"),
+    _not_yet("maxTriggerDelay", Use.STREAM_READ, "but no longer than this"),
+    _not_yet("maxRecordsPerPartition", READ, "split ranges larger than this"),
+    _not_yet("groupIdPrefix", READ, "a generated group id; no group is needed to read, set `kafka.group.id` to commit"),
+)
+
+_BY_KEY: Mapping[str, Option] = {row.name.lower(): row for row in OPTIONS}
+
+# What Spark puts among the options by itself: for streams, and for tables of SQL (which also repeat every option).
+_OF_SPARK = frozenset(
+    ("checkpointlocation", "queryname", "owner", "provider", "comment", "location", "external", "is_managed_location")
+)
+_OF_SPARK_PREFIX = "option."
+# What a user gave to load() or save(), which Spark hands on as an option.
+_PATHS = frozenset(("path", "paths"))
+
+# Said better here than `protocol` can, which knows neither columns nor options.
+_FORBIDDEN = {
+    "enable.auto.commit": "offsets are committed when a micro-batch has completed; use commitOffsets",
+    "key.deserializer": "the column key is binary; turn it into something else in the query, e.g. key.cast('string')",
+    "value.deserializer": "the column value is binary; use functions such as from_json or from_avro in the query",
+    "key.serializer": "the column key is written as it is, string or binary; prepare it in the query",
+    "value.serializer": "the column value is written as it is, string or binary; prepare it in the query",
+    "interceptor.classes": "JVM classes that may change records cannot run here; change columns in the query",
+}
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """What a query reads and how; exactly one of `subscribe`, `subscribe_pattern` and `assign` is not None.
+
+    `starting_offsets` and `ending_offsets` are a word or topic -> partition -> offset, where -1 is latest and -2
+    earliest. `subscribe_pattern` is to be searched for in names. `consumer.auto_offset_reset` matters for the start
+    `group` only.
+    """
+
+    client: ClientConfig
+    consumer: ConsumerConfig
+    streaming: bool
+    subscribe: tuple[str, ...] | None
+    subscribe_pattern: re.Pattern[str] | None
+    assign: selection.Assignment | None
+    starting_offsets: selection.Place
+    ending_offsets: selection.Place
+    commit_offsets: bool
+    max_offsets_per_trigger: int | None
+    min_partitions: int | None
+    fail_on_data_loss: bool
+    include_headers: bool
+    fetch_offset_num_retries: int
+    fetch_offset_retry_interval_ms: int
+    poll_timeout_ms: int
+
+    @property
+    def offsets_timeout_ms(self) -> int:
+        """How long the driver may take to find out about partitions and offsets before the query fails."""
+        once = self.client.default_api_timeout_ms
+        return once + self.fetch_offset_num_retries * (once + self.fetch_offset_retry_interval_ms)
+
+
+@dataclass(frozen=True)
+class SinkOptions:
+    """Where and how a query writes; `topic` None: every row names its own."""
+
+    client: ClientConfig
+    producer: ProducerConfig
+    topic: str | None
+    delivery_guarantee: Literal["at-least-once", "none"]
+    include_headers: bool
+
+
+def include_headers(options: Mapping[str, str]) -> bool:
+    """The one option that the schema depends on; the schema is asked for before it is known what the query does."""
+    row = _BY_KEY["includeheaders"]
+    texts = [text for key, text in options.items() if key.lower() == row.name.lower()]
+    return bool(row.kind.read(row.name, texts[0])) if texts else bool(row.default)
+
+
+def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
+    """Reads the options of a source. Raises `ConfigurationError` that names the option and the remedy."""
+    values, kafka = _read(options, Use.STREAM_READ if streaming else Use.BATCH_READ)
+    client = parse_client(kafka, prefix=PREFIX)
+    consumer = parse_consumer(kafka, prefix=PREFIX)
+    topics = {key: values[key] for key in ("subscribe", "subscribePattern", "assign")}
+    if sum(value is not None for value in topics.values()) != 1:
+        given = [key for key, value in topics.items() if value is not None]
+        raise ConfigurationError(
+            f"{' and '.join(given) or 'None'} of subscribe, subscribePattern and assign "
+            f"{'are' if given else 'is'} given; give exactly one of them to say what to read."
+        )
+    start = _start(values["startingOffsets"], consumer, streaming)
+    _check_reset("auto.offset.reset" in kafka, start, consumer, streaming)
+    if not streaming:
+        if "auto.offset.reset" not in kafka:
+            # For a batch, Kafka's default (latest) would mean to read nothing.
+            consumer = dataclasses.replace(consumer, auto_offset_reset="earliest")
+        if consumer.group_id is not None and start != "group":
+            warn_once(f"{PREFIX}group.id has no effect: this batch does not start from the group, and commits nothing")
+    end = values.get("endingOffsets", "latest")
+    _check_places(options, start, end, topics, streaming)
+    return SourceOptions(
+        client=client,
+        consumer=consumer,
+        streaming=streaming,
+        subscribe=topics["subscribe"],
+        subscribe_pattern=topics["subscribePattern"],
+        assign=topics["assign"],
+        starting_offsets=start,
+        ending_offsets=end,
+        commit_offsets=_commits(values["commitOffsets"], consumer, streaming),
+        max_offsets_per_trigger=values.get("maxOffsetsPerTrigger"),
+        min_partitions=values["minPartitions"],
+        fail_on_data_loss=values["failOnDataLoss"],
+        include_headers=values["includeHeaders"],
+        fetch_offset_num_retries=values["fetchOffset.numRetries"],
+        fetch_offset_retry_interval_ms=values["fetchOffset.retryIntervalMs"],
+        poll_timeout_ms=values["kafkaConsumer.pollTimeoutMs"],
+    )
+
+
+def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
+    """Reads the options of a sink. Raises `ConfigurationError` that names the option and the remedy."""
+    values, kafka = _read(options, Use.WRITE)
+    client = parse_client(kafka, prefix=PREFIX)
+    guarantee = values["deliveryGuarantee"]
+    if guarantee == "none" and "acks" not in kafka:
+        kafka = {"enable.idempotence": "false", **kafka, "acks": "0"}
+    producer = parse_producer(kafka, prefix=PREFIX)
+    wanted = {"none": 0, "at-least-once": -1}
+    if guarantee is not None and producer.acks != wanted[guarantee]:
+        raise ConfigurationError(
+            f"deliveryGuarantee is {guarantee}, but {PREFIX}acks is {producer.acks}. Leave {PREFIX}acks out."
+        )
+    if guarantee is None and producer.acks == 1:
+        warn_once(f"{PREFIX}acks is 1: records that the leader alone has are lost when it fails")
+    return SinkOptions(
+        client=client,
+        producer=producer,
+        topic=values["topic"],
+        delivery_guarantee="none" if producer.acks == 0 else "at-least-once",
+        include_headers=values["includeHeaders"],
+    )
+
+
+# -- reading --------------------------------------------------------------------------------------
+
+
+def _read(options: Mapping[str, str], use: Use) -> tuple[dict[str, Any], dict[str, str]]:
+    """The values of one use by name, defaults included, and the properties behind `kafka.`."""
+    values = {row.name: row.default for row in OPTIONS if row.use & use and row.effect is Effect.APPLIES}
+    kafka: dict[str, str] = {}
+    for key, text in options.items():
+        lower = key.lower()
+        if lower in _OF_SPARK or lower.startswith(_OF_SPARK_PREFIX):
+            continue
+        if lower in _PATHS:
+            warn_once(f"{lower} has no effect: {'topic says' if use & Use.WRITE else 'subscribe says'} what is meant")
+        elif lower.startswith(PREFIX):
+            _refuse_forbidden(lower[len(PREFIX) :])
+            kafka[lower[len(PREFIX) :]] = text
+        else:
+            row = _row(key, use)
+            if row is not None:
+                values[row.name] = row.kind.read(row.name, str(text))
+    return values, kafka
+
+
+def _row(key: str, use: Use) -> Option | None:
+    """The row of an option, None when it does nothing here but no harm either."""
+    row = _BY_KEY.get(key.lower())
+    if row is None:
+        raise _unknown(key)
+    if row.effect is Effect.NOT_YET:
+        raise ConfigurationError(f"{row.name} ({row.doc}) is not supported yet; leave it out.", name=row.name)
+    if row.use & use:
+        return row
+    mine, theirs = (" and ".join(word for member, word in USE_WORDS.items() if member & u) for u in (use, row.use))
+    if row.ignored_in & use:
+        warn_once(f"{row.name} has no effect: it is an option of {theirs}, this is one of {mine}")
+        return None
+    instead = {"topic": " A source takes subscribe.", "subscribe": " A sink takes topic."}.get(row.name, "")
+    raise ConfigurationError(
+        f"{row.name} is an option of {theirs}, not of {mine}; leave it out.{instead}", name=row.name
+    )
+
+
+def _unknown(key: str) -> ConfigurationError:
+    lower = key.lower()
+    if lower in BY_NAME:
+        hint = f"Kafka's properties take a prefix: {PREFIX}{lower}"
+    else:
+        names = {
+            **{low: row.name for low, row in _BY_KEY.items()},
+            **{PREFIX + name: PREFIX + name for name in BY_NAME},
+        }
+        like = nearest(lower, names)
+        hint = f"did you mean {names[like]}?" if like else "python -m spark_kafka_source.options lists them."
+    return ConfigurationError(f"{key} is not an option of this source and sink; {hint}", name=key)
+
+
+def _refuse_forbidden(name: str) -> None:
+    if name in _FORBIDDEN:
+        raise ConfigurationError(f"{PREFIX}{name} is forbidden: {_FORBIDDEN[name]}.", name=PREFIX + name)
+
+
+# -- rules between options ------------------------------------------------------------------------
+
+
+def _start(given: selection.Place | None, consumer: ConsumerConfig, streaming: bool) -> selection.Place:
+    if given == "group" and consumer.group_id is None:
+        raise ConfigurationError("startingOffsets is group, but there is no group; set kafka.group.id.")
+    if given is not None:
+        return given
+    if not streaming:
+        return "earliest"
+    return "latest" if consumer.group_id is None else "group"
+
+
+def _check_reset(given: bool, start: selection.Place, consumer: ConsumerConfig, streaming: bool) -> None:
+    if given and start != "group":
+        raise ConfigurationError(
+            "kafka.auto.offset.reset says where to start when the group has no offset, but this query does not start "
+            "from a group. Set startingOffsets instead, or kafka.group.id with startingOffsets=group."
+        )
+    if given and not streaming and consumer.auto_offset_reset == "latest":
+        raise ConfigurationError(
+            "kafka.auto.offset.reset is latest: a batch cannot start at the latest offset; use earliest or none."
+        )
+
+
+def _commits(given: bool | None, consumer: ConsumerConfig, streaming: bool) -> bool:
+    if given and consumer.group_id is None:
+        raise ConfigurationError("commitOffsets is true, but there is no group; set kafka.group.id.")
+    if given and not streaming:
+        raise ConfigurationError(
+            "commitOffsets is true, but a batch read cannot commit: nobody tells it whether its query completed. "
+            "Use a stream with trigger(availableNow=True), or leave commitOffsets out."
+        )
+    return streaming and consumer.group_id is not None and given is not False
+
+
+def _check_places(
+    options: Mapping[str, str], start: selection.Place, end: selection.Place, topics: Mapping[str, Any], streaming: bool
+) -> None:
+    name = "startingOffsets"
+    try:
+        selection.check_fits(start, *topics.values())
+        if not streaming:
+            selection.check_batch_start(start)
+            name = "endingOffsets"
+            selection.check_fits(end, *topics.values())
+            selection.check_order(start, end)
+    except ValueError as error:
+        text = next((text for key, text in options.items() if key.lower() == name.lower()), "")
+        raise ConfigurationError(f"{name} is {shown(text)}, which does not fit: {error}.", name=name) from error
+
+
+if __name__ == "__main__":
+    from spark_kafka_source.options_table import markdown
+
+    print(markdown())

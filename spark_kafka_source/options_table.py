@@ -1,0 +1,88 @@
+"""The options and Kafka's properties as Markdown, for people: docs/options.md is this text, and a test keeps it so.
+
+Reads the two tables that the parsers read, `options.OPTIONS` and `protocol.properties.PROPERTIES`, and the defaults
+of the dataclasses; adds nothing of its own but headings. Used by `python -m spark_kafka_source.options`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from protocol.config import ClientConfig, ConsumerConfig, ProducerConfig
+from protocol.properties import PROPERTIES, SECURITY_ROW, Effect, Property, Role
+from spark_kafka_source.java_regex import DIFFERENCES
+from spark_kafka_source.options import OPTIONS, PREFIX, READ, USE_WORDS, Option, Use
+
+_INTRODUCTION = f"""\
+# Options
+
+This page is made by `python -m spark_kafka_source.options > docs/options.md`.
+
+Names of options are case-insensitive. An option or property that is unknown, forbidden, wrong or does not apply is an
+error that names it. `{PREFIX}bootstrap.servers` is always needed; for reads, exactly one of `subscribe`,
+`subscribePattern` and `assign` too."""
+
+_PROPERTIES = f"""\
+## Kafka properties
+
+Written with the prefix `{PREFIX}`, with Kafka's names. For a source, properties of clients and consumers apply; for a
+sink, those of clients and producers. A property of the other side is a warning."""
+
+
+def markdown() -> str:
+    """The whole page."""
+    parts = [
+        _INTRODUCTION,
+        "## Reading",
+        _options([row for row in OPTIONS if row.use & READ and row.effect is Effect.APPLIES], queries=True),
+        "### Patterns",
+        DIFFERENCES,
+        "## Writing",
+        _options([row for row in OPTIONS if row.use & Use.WRITE and row.effect is Effect.APPLIES], queries=False),
+        "## Not supported yet",
+        _table(("option", "meaning"), [(f"`{row.name}`", row.doc) for row in OPTIONS if row.effect is Effect.NOT_YET]),
+        _PROPERTIES,
+    ]
+    for heading, role, config in (
+        ("### Of every client", Role.CLIENT, ClientConfig),
+        ("### Of consumers (source)", Role.CONSUMER, ConsumerConfig),
+        ("### Of producers (sink)", Role.PRODUCER, ProducerConfig),
+    ):
+        defaults = {field.name: field.default for field in dataclasses.fields(config)}
+        rows = [row for row in PROPERTIES if row.role & role and row.effect is Effect.APPLIES]
+        parts += [heading, _applying(rows, defaults)]
+    parts += ["### The others", _table(("property", "here", "why"), _others())]
+    return "\n\n".join(parts)
+
+
+def _options(rows: list[Option], *, queries: bool) -> str:
+    table = []
+    for row in rows:
+        default = row.default_text or _default(row.default)
+        uses = ", ".join(word.split()[0] for use, word in USE_WORDS.items() if use & row.use & READ)
+        table.append((f"`{row.name}`", row.doc, row.kind.allowed, default, *([uses] if queries else [])))
+    return _table(("option", "meaning", "values", "default", *(["queries"] if queries else [])), table)
+
+
+def _applying(rows: list[Property], defaults: dict[str, object]) -> str:
+    table = []
+    for row in rows:
+        table.append((f"`{row.name}`", row.doc, row.kind.allowed, _default(defaults.get(row.field))))
+    return _table(("property", "meaning", "values", "default"), table)
+
+
+def _others() -> list[tuple[str, ...]]:
+    rows = [*(row for row in PROPERTIES if row.effect is not Effect.APPLIES), SECURITY_ROW]
+    return [(f"`{row.name}`", row.effect.value, row.doc) for row in sorted(rows, key=lambda row: row.name)]
+
+
+def _default(value: object) -> str:
+    if value is None or value is dataclasses.MISSING:
+        return ""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    lines = [header, tuple("---" for _ in header), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

@@ -1,0 +1,137 @@
+"""From the two offsets of a batch to what its tasks read: one range per partition, split when more tasks are wanted.
+
+Pure and repeatable: the same (start, end) gives the same ranges, now and in a replay. Splits as Spark's own Kafka
+connector does for `minPartitions`. Used by `stream_reader` and `batch_reader`; `range_reader` reads one range.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from protocol.errors import DataLoss, UsageError
+from spark_kafka_source.offsets import NO_TOPIC_ID, Offsets, TopicPartition, name
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class OffsetRange:
+    """Offsets [from_offset, until_offset) of one partition; what one task reads.
+
+    Attributes
+    ----------
+    topic_id : 16 bytes; zeros when unknown (an old broker, or a checkpoint of Spark's own connector).
+    leader_epoch : of the last record before `until_offset`; -1 when unknown.
+    from_epoch : of the last record before `from_offset`; -1 when unknown, and in all pieces of a split but the first.
+    """
+
+    topic: str
+    partition: int
+    from_offset: int
+    until_offset: int
+    topic_id: bytes = NO_TOPIC_ID
+    leader_epoch: int = -1
+    from_epoch: int = -1
+
+    @property
+    def size(self) -> int:
+        """Offsets in the range: the most records it can hold, since gaps (compaction, markers) hold none."""
+        return self.until_offset - self.from_offset
+
+
+def offset_ranges(
+    start: Offsets,
+    end: Offsets,
+    *,
+    min_partitions: int | None = None,
+    fail_on_data_loss: bool = True,
+    earliest: Mapping[TopicPartition, int] | None = None,
+) -> list[OffsetRange]:
+    """The ranges of the batch (start, end), sorted by partition and offset; partitions without new offsets have none.
+
+    A partition begins where `start` ends. When `start` lacks it, or has it of another topic id, it begins where
+    `end.joined` says; and when that lacks it too (offsets written by Spark's own connector) at `earliest`, which the
+    caller must then have asked the brokers for: see `unresolved`. Raises `UsageError` if it has not, and `DataLoss`
+    when an end lies before its beginning (with `fail_on_data_loss=False` that partition is skipped, with a warning).
+    """
+    ranges = []
+    for tp, until in sorted(end.ends.items()):
+        begin = _begin(start, end, tp)
+        if begin is None:
+            begin = (earliest or {}).get(tp)
+        if begin is None:
+            raise UsageError(f"{name(tp)} is new and nobody has said where it begins.")
+        if until < begin:
+            _report_backwards(tp, begin, until, fail_on_data_loss)
+        elif until > begin:
+            same_topic = tp in start.ends and not _recreated(start, end, tp[0])
+            ranges.append(
+                OffsetRange(
+                    *tp,
+                    begin,
+                    until,
+                    topic_id=end.ids.get(tp[0], NO_TOPIC_ID),
+                    leader_epoch=end.epochs.get(tp, -1),
+                    from_epoch=start.epochs.get(tp, -1) if same_topic else -1,
+                )
+            )
+    return split(ranges, min_partitions)
+
+
+def unresolved(start: Offsets, end: Offsets) -> list[TopicPartition]:
+    """The partitions of `end` whose beginning neither offset tells; the caller asks for their earliest offsets."""
+    return [tp for tp in sorted(end.ends) if _begin(start, end, tp) is None]
+
+
+def split(ranges: list[OffsetRange], min_partitions: int | None) -> list[OffsetRange]:
+    """Cuts the large ones of non-empty `ranges` so that there are about `min_partitions`, each about as large.
+
+    Ranges too small to be cut are set aside first, so that the rest shares what is left of `min_partitions`.
+    """
+    if min_partitions is None or len(ranges) >= min_partitions:
+        return ranges
+    total = sum(r.size for r in ranges)
+    whole = {r for r in ranges if _pieces(r.size, total, min_partitions) == 1}
+    cut_total = total - sum(r.size for r in whole)
+    cut_pieces = max(min_partitions - len(whole), 1)
+    return [piece for r in ranges for piece in ([r] if r in whole else _cut(r, _pieces(r.size, cut_total, cut_pieces)))]
+
+
+def _pieces(size: int, total: int, wanted: int) -> int:
+    # Halves are rounded up, as Java's Math.round does; Python's round would go to the even neighbour.
+    return max(math.floor(size / total * wanted + 0.5), 1)
+
+
+def _cut(whole: OffsetRange, pieces: int) -> list[OffsetRange]:
+    cut = []
+    begin = whole.from_offset
+    for left in range(pieces, 0, -1):
+        until = begin + (whole.until_offset - begin) // left
+        if until > begin:
+            epoch = whole.from_epoch if begin == whole.from_offset else -1
+            cut.append(replace(whole, from_offset=begin, until_offset=until, from_epoch=epoch))
+        begin = until
+    return cut
+
+
+def _begin(start: Offsets, end: Offsets, tp: TopicPartition) -> int | None:
+    if tp in start.ends and not _recreated(start, end, tp[0]):
+        return start.ends[tp]
+    return end.joined.get(tp)
+
+
+def _recreated(start: Offsets, end: Offsets, topic: str) -> bool:
+    return topic in start.ids and topic in end.ids and start.ids[topic] != end.ids[topic]
+
+
+def _report_backwards(tp: TopicPartition, begin: int, until: int, fail_on_data_loss: bool) -> None:
+    message = (
+        f"{name(tp)}: the batch ends at offset {until}, before it begins ({begin}). The log was truncated, or the "
+        "topic was deleted and made anew, and records may be missing."
+    )
+    if fail_on_data_loss:
+        raise DataLoss(f"{message} To go on without them, set failOnDataLoss=false.", topic=tp[0], partition=tp[1])
+    log.warning("%s failOnDataLoss is false: this partition is skipped in this batch.", message)

@@ -1,0 +1,63 @@
+"""The columns of a row of this source, in Spark's types and in Arrow's, side by side.
+
+The same columns, types and nullability (everything may be null) as Spark's own Kafka connector. Used by `source`
+for the declared schema and by `range_reader` for the batches: Spark refuses a batch whose Arrow schema is not
+exactly the one it works out from the declared one. Imports pyspark only to build Spark's types.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+# Spark names the field inside a list "element" when it turns its own array type into Arrow's.
+HEADERS = pa.list_(pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])))
+
+# Name, Spark's type as its JSON spells it, Arrow's type.
+_COLUMNS = (
+    ("key", "binary", pa.binary()),
+    ("value", "binary", pa.binary()),
+    ("topic", "string", pa.string()),
+    ("partition", "integer", pa.int32()),
+    ("offset", "long", pa.int64()),
+    ("timestamp", "timestamp", pa.timestamp("us", tz="UTC")),
+    ("timestampType", "integer", pa.int32()),
+)
+_HEADERS_COLUMN = (
+    "headers",
+    {
+        "type": "array",
+        "containsNull": True,
+        "elementType": {
+            "type": "struct",
+            "fields": [
+                {"name": "key", "type": "string", "nullable": True, "metadata": {}},
+                {"name": "value", "type": "binary", "nullable": True, "metadata": {}},
+            ],
+        },
+    },
+    HEADERS,
+)
+
+
+def arrow_schema(include_headers: bool) -> pa.Schema:
+    """The schema of every `RecordBatch` that is handed to Spark."""
+    return pa.schema([pa.field(name, arrow) for name, _, arrow in _columns(include_headers)])
+
+
+def spark_schema(include_headers: bool) -> StructType:
+    """The schema that the source declares."""
+    from pyspark.sql.types import StructType
+
+    fields = [
+        {"name": name, "type": spark, "nullable": True, "metadata": {}} for name, spark, _ in _columns(include_headers)
+    ]
+    return StructType.fromJson({"type": "struct", "fields": fields})
+
+
+def _columns(include_headers: bool) -> tuple[tuple[str, object, pa.DataType], ...]:
+    return (*_COLUMNS, _HEADERS_COLUMN) if include_headers else _COLUMNS
