@@ -6,6 +6,7 @@ terminal reaches only Python, which then ends them in its own order. Everything 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -48,20 +49,16 @@ class Watchdog:
     def close(self) -> None:
         """Lets it go: it kills what it still watches and ends."""
         assert self._process.stdin is not None
-        try:
+        with contextlib.suppress(OSError):
             self._process.stdin.close()
-        except OSError:
-            pass
         self._process.wait()
 
     def _tell(self, line: str) -> None:
         pipe = self._process.stdin
         assert pipe is not None
-        try:
+        with contextlib.suppress(OSError):  # somebody ended the watchdog; the owner still ends its processes itself
             pipe.write(line.encode())
             pipe.flush()
-        except OSError:
-            pass  # somebody ended the watchdog; the owner still ends its processes itself
 
 
 class JavaProcess:
