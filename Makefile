@@ -1,0 +1,48 @@
+# Python 3.11+ and Java 17+ are all it takes. `make demo` shows what it does, `make test` proves it.
+PYTHON ?= python3
+BIN := $(CURDIR)/.venv/bin
+
+# Spark would take the python3 of PATH for its workers.
+export PYSPARK_PYTHON := $(BIN)/python
+export PYSPARK_DRIVER_PYTHON := $(BIN)/python
+export PYTHON
+
+.PHONY: help setup demo test test-fast lint format bench soak kafka clean
+.DEFAULT_GOAL := help
+
+help: ## this list
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+setup: ## .venv with the pinned packages (does nothing when it is there)
+	@bash .ci/setup
+
+demo: setup ## a local Kafka, a Spark query, and its lag as Kafka's own tool sees it
+	$(BIN)/python -m spark_kafka_source.demo
+
+test: lint ## lint, then all tests (starts local Kafkas and a Spark)
+	$(BIN)/python -m pytest
+
+test-fast: setup ## only the tests that need neither Kafka nor Spark
+	$(BIN)/python -m pytest -m "not kafka and not spark"
+
+lint: setup ## ruff, mypy --strict, import direction
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+format: setup ## rewrites the files as `make lint` wants them
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+bench: setup ## measures against the peers
+	$(BIN)/python -m tests.benchmarks.run
+
+soak: setup ## a long run with faults
+	$(BIN)/python -m tests.soak.run
+
+kafka: setup ## three local brokers, until Ctrl-C
+	$(BIN)/python -m spark_kafka_source.local_kafka --brokers 3
+
+clean: ## .venv and all caches
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
