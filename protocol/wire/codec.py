@@ -13,7 +13,7 @@ from functools import cache, partial
 from itertools import groupby
 from typing import Any
 
-from protocol.errors import Corrupt, UsageError
+from protocol.errors import Corrupt, Truncated, UsageError
 from protocol.wire.primitives import BytesLike, Reader, Writer
 from protocol.wire.schema import Array, Field, Struct, Type
 
@@ -103,14 +103,15 @@ def _struct_decoder(schema: Struct, version: int, flexible: bool) -> Decode:
 
 def _decode_tagged(reader: Reader, value: Value, known: Mapping[int | None, _DecodeStep]) -> None:
     tag, size_bytes = reader.uvarint(), reader.uvarint()
-    start = reader.advance(size_bytes)
+    content = Reader(reader.take(size_bytes))
     step = known.get(tag)
     if step is None:
         return
-    reader.position = start
-    step(reader, value)
-    if reader.position != start + size_bytes:
-        raise Corrupt(f"tagged field {tag} at byte {start} announces {size_bytes} bytes, not {reader.position - start}")
+    try:
+        step(content, value)
+    except Truncated as error:  # the frame goes on, but this field announced less than it holds
+        raise Corrupt(f"tagged field {tag} does not fit in the {size_bytes} bytes it announces: {error}") from error
+    require_end(content)
 
 
 def _is_mutable(value: Any) -> bool:
@@ -144,7 +145,7 @@ def _decode_fixed(run: list[Field]) -> _DecodeStep:
     names, size_bytes, unpack_from = [field.name for field in run], layout.size, layout.unpack_from
 
     def step(reader: Reader, value: Value) -> None:
-        value.update(zip(names, unpack_from(reader.buffer, reader.advance(size_bytes))))
+        value.update(zip(names, unpack_from(reader.buffer, reader.advance(size_bytes)), strict=True))
 
     return step
 
@@ -274,12 +275,19 @@ def _encode_fixed(run: list[Field], path: str) -> _EncodeStep:
         numbers = [value.get(name, default) for name, default in defaults]
         try:
             writer.raw(pack(*numbers))
-        except struct.error as error:
-            given = ", ".join(f"{_join(path, name)}={value.get(name, default)!r}" for name, default in defaults)
-            types = ", ".join(str(field.type) for field in run)
-            raise UsageError(f"{given} cannot be sent as {types}: {error}") from error
+        except struct.error:
+            for field, number in zip(run, numbers, strict=True):
+                _check_number(field, number, _join(path, field.name))
+            raise
 
     return step
+
+
+def _check_number(field: Field, number: Any, path: str) -> None:
+    try:
+        struct.pack(">" + _CODES[field.type], number)
+    except struct.error as error:
+        raise UsageError(f"{path}={number!r} cannot be sent as {field.type}: {error}") from error
 
 
 def _encode_one(field: Field, version: int, flexible: bool, path: str) -> _EncodeStep:

@@ -18,6 +18,9 @@ BytesLike = bytes | bytearray | memoryview
 LARGE_BYTES = 4096
 """Byte fields of this size and more are kept as buffers of their own and handed to the socket uncopied."""
 
+LONGEST_STRING_BYTES = 2**15 - 1
+"""What Kafka reads; the old length could say no more, and the compact one may not."""
+
 _INT8, _INT16, _INT32, _INT64 = Layout(">b"), Layout(">h"), Layout(">i"), Layout(">q")
 _UINT16, _UINT32, _FLOAT64 = Layout(">H"), Layout(">I"), Layout(">d")
 
@@ -300,6 +303,8 @@ class Writer:
             self._tail.append(0)
             return
         text = value.encode()
+        if len(text) > LONGEST_STRING_BYTES:
+            raise ValueError(f"a string of {len(text)} bytes; Kafka takes up to {LONGEST_STRING_BYTES}")
         self.uvarint(len(text) + 1)
         self._tail += text
 

@@ -25,7 +25,9 @@ ALL_VERSIONS = [
 
 
 def case_id(value: Any) -> str:
-    return value.name if isinstance(value, Api) else str(value)
+    if isinstance(value, Api):
+        return value.name
+    return f"{len(value)}-bytes" if isinstance(value, bytes) else str(value)
 
 
 def bounds(text: str | None) -> tuple[int, float]:

@@ -1,6 +1,6 @@
 """Writes `kafka_frames.txt`: frames of every API and version as Kafka's own Java classes encode them.
 
-    python tests/protocol/wire/make_kafka_frames.py 'FOLDER/*'
+    python -m tests.protocol.wire.make_kafka_frames 'FOLDER/*'
 
 FOLDER holds the jars of a Kafka at least as new as our newest versions (`libs/` of its distribution); `java` 17 must
 be on the path. Last written with Kafka 4.2.0. The values are the samples of `kafka_facts`, the same at every run.
@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from kafka_facts import ALL_VERSIONS, FLAVOURS, fields_of, java_json, sample_of
+from tests.protocol.wire.kafka_facts import ALL_VERSIONS, FLAVOURS, fields_of, java_json, sample_of
 
 HERE = Path(__file__).parent
 
@@ -31,7 +31,10 @@ def main(class_path: str) -> None:
         given.write_text(json.dumps(samples))
         command = ["java", "-cp", class_path, str(HERE / "KafkaFrames.java"), str(given)]
         frames = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.split()
-    lines = [f"{s['api']} {s['version']} {s['kind']} {s['flavour']} {frame}\n" for s, frame in zip(samples, frames, strict=True)]
+    lines = [
+        f"{s['api']} {s['version']} {s['kind']} {s['flavour']} {frame}\n"
+        for s, frame in zip(samples, frames, strict=True)
+    ]
     (HERE / "kafka_frames.txt").write_text("".join(lines))
 
 

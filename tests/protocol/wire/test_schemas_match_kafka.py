@@ -5,10 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from kafka_facts import ALL_VERSIONS, KAFKA, KINDS, KafkaField, bounds, case_id, fields_of, snake_case
 
 from protocol.wire.registry import API_BY_KEY
 from protocol.wire.schema import Api, Array, Field, Struct
+from tests.protocol.wire.kafka_facts import (
+    ALL_VERSIONS,
+    KAFKA,
+    KINDS,
+    KafkaField,
+    bounds,
+    case_id,
+    fields_of,
+    snake_case,
+)
 
 OUR_DEFAULTS = {
     "ListOffsets.request.replica_id": -1,  # Kafka's zero would say "I am broker 0"

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kafka_facts import ALL_VERSIONS, FLAVOURS, case_id, plain, sample_of
 
 from protocol.wire.frame import decode_request, decode_response, encode_request, encode_response
 from protocol.wire.schema import Api
+from tests.protocol.wire.kafka_facts import ALL_VERSIONS, FLAVOURS, case_id, plain, sample_of
 
 CORRELATION_ID = 7
 CLIENT_ID = "client-é"

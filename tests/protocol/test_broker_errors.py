@@ -1,0 +1,140 @@
+"""The table of error codes against Kafka's Java client and two other Python clients, and the errors made from it."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from protocol.broker_errors import BY_CODE, ErrorCode, Refresh, broker_error, error_row
+from protocol.errors import BrokerError
+
+# Refreshed though Java's exception is no InvalidMetadataException; its callers refresh by hand.
+REFRESHED_BY_HAND = {ErrorCode.NOT_CONTROLLER, ErrorCode.OFFSET_NOT_AVAILABLE, ErrorCode.REBOOTSTRAP_REQUIRED}
+
+
+def java_rows() -> list[tuple[int, str, bool, bool]]:
+    lines = Path(__file__).with_name("kafka_errors.txt").read_text().splitlines()[1:]
+    rows = [line.split() for line in lines]
+    return [(int(code), name, retriable == "true", metadata == "true") for code, name, retriable, metadata in rows]
+
+
+def test_codes_names_and_retriability_are_those_of_java() -> None:
+    ours = [(row.code, row.name, row.retriable) for row in BY_CODE.values()]
+
+    assert ours == [(code, name, retriable) for code, name, retriable, _ in java_rows()]
+
+
+def test_metadata_is_refreshed_where_java_does() -> None:
+    java = {code for code, _, _, invalid_metadata in java_rows() if invalid_metadata}
+    ours = {row.code for row in BY_CODE.values() if row.refresh is Refresh.METADATA}
+
+    assert ours == java | REFRESHED_BY_HAND
+
+
+def test_the_coordinator_is_looked_up_again_when_it_has_moved_but_not_while_it_loads() -> None:
+    moved = {row.code for row in BY_CODE.values() if row.refresh is Refresh.COORDINATOR}
+
+    assert moved == {ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR}
+    assert BY_CODE[ErrorCode.COORDINATOR_LOAD_IN_PROGRESS].retriable
+
+
+def test_what_a_member_cures_by_rejoining_or_retrying_is_not_fatal_for_it() -> None:
+    fatal = {row.code for row in BY_CODE.values() if row.fatal_for_member}
+    cured_by_rejoining = {
+        ErrorCode.ILLEGAL_GENERATION,
+        ErrorCode.UNKNOWN_MEMBER_ID,
+        ErrorCode.REBALANCE_IN_PROGRESS,
+        ErrorCode.MEMBER_ID_REQUIRED,
+        ErrorCode.FENCED_MEMBER_EPOCH,
+        ErrorCode.STALE_MEMBER_EPOCH,
+    }
+
+    assert not fatal & cured_by_rejoining
+    assert not fatal & {row.code for row in BY_CODE.values() if row.retriable}
+    assert {ErrorCode.FENCED_INSTANCE_ID, ErrorCode.GROUP_AUTHORIZATION_FAILED, ErrorCode.UNSUPPORTED_ASSIGNOR} <= fatal
+
+
+def test_codes_and_names_agree_with_librdkafka() -> None:
+    kafka = pytest.importorskip("confluent_kafka")
+    renamed = {
+        "UNKNOWN": "UNKNOWN_SERVER_ERROR",
+        "NO_ERROR": "NONE",
+        "INVALID_MSG": "CORRUPT_MESSAGE",
+        "UNKNOWN_TOPIC_OR_PART": "UNKNOWN_TOPIC_OR_PARTITION",
+        "INVALID_MSG_SIZE": "INVALID_FETCH_SIZE",
+        "NOT_LEADER_FOR_PARTITION": "NOT_LEADER_OR_FOLLOWER",
+        "MSG_SIZE_TOO_LARGE": "MESSAGE_TOO_LARGE",
+        "STALE_CTRL_EPOCH": "STALE_CONTROLLER_EPOCH",
+        "TOPIC_EXCEPTION": "INVALID_TOPIC_EXCEPTION",
+        "INVALID_MSG_TIMESTAMP": "INVALID_TIMESTAMP",
+    }
+    theirs = {}
+    for name in dir(kafka.KafkaError):
+        code = getattr(kafka.KafkaError, name)
+        if isinstance(code, int) and code >= -1 and name.isupper():
+            theirs[code] = name
+    different = {}
+    for code, name in theirs.items():
+        # librdkafka: <something>_ERROR or its own shorter names; its negative codes are not Kafka's
+        ours = error_row(code).name
+        if _bare(renamed.get(name, name)) != _bare(ours):
+            different[code] = (name, ours)
+
+    assert len(theirs) > 90
+    assert different == {}
+
+
+def _bare(name: str) -> str:
+    return name.replace("_ERROR", "").replace("AUTHORIZATION_FAILED", "AUTH_FAILED").replace("_", "")
+
+
+def test_codes_and_retriability_agree_with_kafka_python() -> None:
+    errors = pytest.importorskip("kafka.errors")
+    theirs = {code: kind for code, kind in errors.kafka_errors.items() if code is not None}
+
+    retried = {code for code, kind in theirs.items() if kind.retriable}
+    refreshed = {code for code, kind in theirs.items() if kind.invalid_metadata}
+    ours = {code: BY_CODE[code] for code in theirs}
+
+    # In these two it is alone: Java retries the one, and refreshes nothing for the other.
+    assert {code for code, row in ours.items() if row.retriable} == retried | {ErrorCode.CORRUPT_MESSAGE}
+    assert refreshed - {row.code for row in ours.values() if row.refresh is Refresh.METADATA} == {
+        ErrorCode.UNKNOWN_LEADER_EPOCH
+    }
+    assert len(theirs) > 90
+
+
+def test_every_code_has_a_text_of_its_own() -> None:
+    texts = [row.text for row in BY_CODE.values()]
+
+    assert all(texts)
+    assert len(set(texts)) == len(texts)
+    assert [int(code) for code in ErrorCode] == list(BY_CODE)
+
+
+def test_an_error_says_what_was_done_and_what_the_code_means_and_survives_pickling() -> None:
+    error = broker_error(6, "Fetch v12 of orders-3 at kafka1:9092", topic="orders", partition=3)
+    copy = pickle.loads(pickle.dumps(error))
+
+    for each in (error, copy):
+        assert isinstance(each, BrokerError)
+        assert str(each).startswith(
+            "Fetch v12 of orders-3 at kafka1:9092: NOT_LEADER_OR_FOLLOWER (6), the broker is not"
+        )
+        assert (each.code, each.name) == (6, "NOT_LEADER_OR_FOLLOWER")
+        assert each.context["partition"] == 3
+
+
+def test_a_code_newer_than_the_table_is_an_error_that_is_not_retried() -> None:
+    row = error_row(999)
+
+    assert 999 not in BY_CODE
+    assert (row.name, row.retriable, row.refresh, row.fatal_for_member) == (
+        "UNKNOWN_ERROR_CODE_999",
+        False,
+        Refresh.NONE,
+        False,
+    )
+    assert broker_error(999, "EndTxn").code == 999

@@ -1,0 +1,118 @@
+"""Frames that are cut, too long, or lie about a length: always our own errors, never memory."""
+
+from __future__ import annotations
+
+import tracemalloc
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protocol.errors import Corrupt, ProtocolError, Truncated
+from protocol.wire.frame import decode_request, decode_response, encode_response
+from protocol.wire.messages.m01_fetch import FETCH
+from protocol.wire.messages.m03_metadata import METADATA
+from protocol.wire.messages.m36_sasl_authenticate import SASL_AUTHENTICATE
+from protocol.wire.registry import API_BY_KEY
+from protocol.wire.schema import Api
+from tests.protocol.wire.kafka_facts import case_id
+
+API_BY_NAME = {api.name: api for api in API_BY_KEY.values()}
+LIES = [
+    b"\xff\xfe",  # -2 as int16
+    b"\x7f\xff",
+    b"\xff\xff\xff\xfe",  # -2 as int32
+    b"\x7f\xff\xff\xff",
+    b"\xff\xff\xff\xff\x0f",  # the largest unsigned varint
+    b"\x00",
+]
+
+
+def kafka_frames() -> list[tuple[Api, int, str, bytes]]:
+    cases = []
+    for line in Path(__file__).with_name("kafka_frames.txt").read_text().splitlines():
+        api, version, kind, flavour, frame = line.split()
+        if flavour == "full":
+            cases.append((API_BY_NAME[api], int(version), kind, bytes.fromhex(frame)))
+    return cases
+
+
+FRAMES = kafka_frames()
+
+
+def decode(api: Api, version: int, kind: str, frame: bytes) -> Any:
+    return decode_request(frame) if kind == "request" else decode_response(api, version, frame)
+
+
+@pytest.mark.parametrize(("api", "version", "kind", "frame"), FRAMES, ids=case_id)
+def test_every_strict_prefix_is_truncated(api: Api, version: int, kind: str, frame: bytes) -> None:
+    for cut in range(len(frame)):
+        with pytest.raises(Truncated):
+            decode(api, version, kind, frame[:cut])
+
+
+@pytest.mark.parametrize(("api", "version", "kind", "frame"), FRAMES, ids=case_id)
+def test_a_byte_too_many_is_corrupt(api: Api, version: int, kind: str, frame: bytes) -> None:
+    with pytest.raises(Corrupt, match="too many"):
+        decode(api, version, kind, frame + b"\0")
+
+
+def _oldest_and_newest() -> list[tuple[Api, int, str, bytes]]:
+    return [case for case in FRAMES if case[1] in (case[0].first, case[0].last)]
+
+
+@pytest.mark.parametrize(("api", "version", "kind", "frame"), _oldest_and_newest(), ids=case_id)
+def test_lies_anywhere_in_the_body_give_a_value_or_a_protocol_error(
+    api: Api, version: int, kind: str, frame: bytes
+) -> None:
+    start = 18 if kind == "request" else 4  # after the header, which a broker checks in its own way
+    for position in range(start, len(frame)):
+        for lie in LIES:
+            with suppress(ProtocolError):
+                decode(api, version, kind, frame[:position] + lie + frame[position + len(lie) :])
+
+
+METADATA_V1 = b"".join(encode_response(METADATA, 1, 0, {"brokers": []}))[4:]
+METADATA_V9 = b"".join(encode_response(METADATA, 9, 0, {"brokers": []}))[4:]
+SASL_V0 = b"".join(encode_response(SASL_AUTHENTICATE, 0, 0, {}))[4:]
+
+
+@pytest.mark.parametrize(
+    ("api", "version", "frame", "position", "lie", "error"),
+    [
+        (METADATA, 1, METADATA_V1, 4, b"\x7f\xff\xff\xff", Truncated),  # count of brokers
+        (METADATA, 1, METADATA_V1, 4, b"\xff\xff\xff\xfe", Corrupt),
+        (METADATA, 1, METADATA_V1, 4, b"\xff\xff\xff\xff", Corrupt),  # null brokers
+        (METADATA, 9, METADATA_V9, 9, b"\xff\xff\xff\xff\x0f", Truncated),  # the same, compact
+        (METADATA, 9, METADATA_V9, 9, b"\x80\x80\x80\x80\x08", Truncated),  # 2^31 - 1, compact
+        (METADATA, 9, METADATA_V9, 9, b"\x00", Corrupt),
+        (SASL_AUTHENTICATE, 0, SASL_V0, 6, b"\x7f\xff", Truncated),  # error message
+        (SASL_AUTHENTICATE, 0, SASL_V0, 6, b"\xff\xfe", Corrupt),
+        (SASL_AUTHENTICATE, 0, SASL_V0, 8, b"\x7f\xff\xff\xff", Truncated),  # auth bytes
+        (SASL_AUTHENTICATE, 0, SASL_V0, 8, b"\xff\xff\xff\xfe", Corrupt),
+        (SASL_AUTHENTICATE, 0, SASL_V0, 8, b"\xff\xff\xff\xff", Corrupt),
+    ],
+)
+def test_an_absurd_length_is_refused_before_anything_is_allocated(
+    api: Api, version: int, frame: bytes, position: int, lie: bytes, error: type[Exception]
+) -> None:
+    decode_response(api, version, frame)  # the frame is sound, and the codec is built
+    lying = frame[:position] + lie + frame[position + len(lie) :] + bytes(1000)
+    tracemalloc.start()
+    try:
+        with pytest.raises(error):
+            decode_response(api, version, lying)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    assert peak_bytes < 50_000
+
+
+def test_records_longer_than_the_frame_are_truncated() -> None:
+    body = {"responses": [{"topic": "t", "partitions": [{"records": b"12345678"}]}]}
+    frame = b"".join(encode_response(FETCH, 4, 0, body))[4:]
+
+    with pytest.raises(Truncated):
+        decode_response(FETCH, 4, frame.replace(b"\0\0\0\x0812345678", b"\0\0\0\x0912345678"))

@@ -1,0 +1,172 @@
+"""What the codec accepts, fills in and refuses, on small schemas made for the purpose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from protocol.errors import Corrupt, UsageError
+from protocol.wire.codec import decode, encode
+from protocol.wire.schema import NO_UUID, Array, Field, Struct
+
+INNER = Struct(Field("id", "int32", default=-1), Field("note", "string", nullable_since=0, default=None))
+THING = Struct(
+    Field("number", "int32"),
+    Field("flag", "bool", default=True),
+    Field("name", "string"),
+    Field("uuid", "uuid"),
+    Field("numbers", Array("int64")),
+    Field("inner", INNER, since=1),
+    Field("maybe", INNER, since=1, nullable_since=1, default=None),
+    Field("many", Array(INNER), since=1, nullable_since=2),
+    Field("old", "int16", until=0, default=7),
+    Field("hint", "string", since=2, ignorable=True),
+    Field("late", "int8", since=2, tag=1, tag_since=2, default=-1),
+    Field("tagged", INNER, since=2, tag=0, tag_since=2),
+)
+NAMES = [field.name for field in THING.fields]
+
+
+def encoded(value: dict[str, Any], version: int = 1, flexible: bool = False) -> bytes:
+    return b"".join(encode(THING, version, flexible, value))
+
+
+def round_trip(value: dict[str, Any], version: int = 1, flexible: bool = False) -> dict[str, Any]:
+    return decode(THING, version, flexible, encoded(value, version, flexible))
+
+
+def test_missing_keys_stand_for_defaults_and_all_fields_are_decoded_in_order() -> None:
+    value = round_trip({})
+
+    assert list(value) == NAMES
+    assert value == {
+        "number": 0,
+        "flag": True,
+        "name": "",
+        "uuid": NO_UUID,
+        "numbers": [],
+        "inner": {"id": -1, "note": None},
+        "maybe": None,
+        "many": [],
+        "old": 7,
+        "hint": "",
+        "late": -1,
+        "tagged": {"id": -1, "note": None},
+    }
+
+
+def test_decoded_defaults_are_not_shared_between_values() -> None:
+    data = encoded({}, version=0)
+    first, second = decode(THING, 0, False, data), decode(THING, 0, False, data)
+    first["inner"]["id"] = 5
+    first["many"].append({})
+
+    assert second["inner"] == {"id": -1, "note": None}
+    assert second["many"] == []
+    assert decode(THING, 0, False, data)["many"] == []
+
+
+@pytest.mark.parametrize(("version", "flexible"), [(0, False), (1, False), (2, True)])
+def test_values_survive_the_trip(version: int, flexible: bool) -> None:
+    value: dict[str, Any] = {
+        "number": -5,
+        "flag": False,
+        "name": "é",
+        "uuid": bytes(range(16)),
+        "numbers": [1, -(2**63)],
+    }
+    if version >= 1:
+        value |= {"inner": {"id": 3, "note": "x"}, "maybe": {"id": 4, "note": None}, "many": [{"id": 1, "note": "y"}]}
+    if version >= 2:
+        value |= {"many": None, "hint": "h", "late": 0, "tagged": {"id": 9, "note": "t"}}
+
+    assert {name: item for name, item in round_trip(value, version, flexible).items() if name in value} == value
+
+
+def test_an_unknown_key_is_refused_by_name() -> None:
+    with pytest.raises(UsageError, match="nmae"):
+        encoded({"nmae": "typo"})
+    with pytest.raises(UsageError, match=r"unknown fields \['x'\] in many"):
+        encoded({"many": [{"x": 1}]})
+
+
+def test_a_value_for_a_field_the_version_lacks_is_refused() -> None:
+    with pytest.raises(UsageError, match="version 0 has no field inner"):
+        encoded({"inner": {"id": 1}}, version=0)
+    with pytest.raises(UsageError, match="version 1 has no field old"):
+        encoded({"old": 8}, version=1)
+
+
+def test_a_default_for_a_field_the_version_lacks_is_dropped() -> None:
+    assert encoded({"inner": {"id": -1}, "many": []}, version=0) == encoded({}, version=0)
+    assert encoded({"old": 7}, version=1) == encoded({}, version=1)
+
+
+def test_any_value_for_an_ignorable_field_the_version_lacks_is_dropped() -> None:
+    assert encoded({"hint": "dropped"}, version=1) == encoded({}, version=1)
+
+
+@pytest.mark.parametrize(
+    ("value", "path"),
+    [
+        ({"number": None}, "number"),
+        ({"number": 2**31}, "number"),
+        ({"number": "1"}, "number"),
+        ({"name": None}, "name"),
+        ({"name": b"bytes"}, "name"),
+        ({"name": "\ud800"}, "name"),
+        ({"uuid": b"short"}, "uuid"),
+        ({"uuid": "x" * 16}, "uuid"),
+        ({"numbers": [1, "2"]}, "numbers"),
+        ({"numbers": {1: 2}}, "numbers"),
+        ({"numbers": 5}, "numbers"),
+        ({"inner": None}, "inner"),
+        ({"inner": []}, "inner"),
+        ({"inner": {"id": 2**40}}, "inner.id"),
+        ({"many": None}, "many"),
+        ({"many": [None]}, "many"),
+        ({"many": [{"note": 5}]}, "many.note"),
+    ],
+)
+def test_a_value_that_cannot_be_sent_is_refused_with_the_path_of_its_field(value: dict[str, Any], path: str) -> None:
+    with pytest.raises(UsageError, match=path.replace(".", r"\.")):
+        encoded(value)
+
+
+def test_tagged_fields_are_sent_in_the_order_of_their_tags_and_only_if_not_default() -> None:
+    bare = encoded({}, version=2, flexible=True)
+    full = encoded({"late": 5, "tagged": {"id": 1}}, version=2, flexible=True)
+
+    assert bare.endswith(b"\0")
+    # two fields: tag 0 of 6 bytes (id, null note, no tags), tag 1 of 1 byte
+    assert full == bare[:-1] + b"\x02" + b"\x00\x06\x00\x00\x00\x01\x00\x00" + b"\x01\x01\x05"
+
+
+def test_unknown_tagged_fields_are_skipped() -> None:
+    bare = encoded({"number": 3}, version=2, flexible=True)
+    data = bare[:-1] + b"\x02" + b"\x01\x01\x05" + b"\x63\x04junk"
+
+    assert decode(THING, 2, True, data)["late"] == 5
+
+
+@pytest.mark.parametrize("size_and_content", [b"\x02\x05\x00", b"\x00"])
+def test_a_tagged_field_of_another_size_than_it_announces_is_corrupt(size_and_content: bytes) -> None:
+    bare = encoded({}, version=2, flexible=True)
+
+    with pytest.raises(Corrupt):
+        decode(THING, 2, True, bare[:-1] + b"\x01\x01" + size_and_content)
+
+
+def test_left_over_bytes_are_corrupt() -> None:
+    with pytest.raises(Corrupt, match="1 bytes too many"):
+        decode(THING, 1, False, encoded({}) + b"\0")
+
+
+def test_a_nullable_struct_starts_with_one_or_minus_one() -> None:
+    only = Struct(Field("maybe", INNER, nullable_since=0, default=None))
+
+    assert decode(only, 0, False, b"\xff") == {"maybe": None}
+    assert decode(only, 0, False, b"\x01" + b"\0\0\0\x05\xff\xff") == {"maybe": {"id": 5, "note": None}}
+    with pytest.raises(Corrupt, match="nullable struct"):
+        decode(only, 0, False, b"\x02" + b"\0\0\0\x05\xff\xff")

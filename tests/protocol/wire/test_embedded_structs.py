@@ -1,0 +1,49 @@
+"""Subscriptions and assignments of consumers: structs with a version in front, inside byte fields."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.errors import Corrupt, Truncated
+from protocol.wire.messages.consumer_protocol import ASSIGNMENT, LAST_VERSION, SUBSCRIPTION
+from protocol.wire.versioned import decode_versioned, encode_versioned
+
+OWNED = {"topic": "t", "partitions": [0, 2]}
+
+
+def test_a_subscription_looks_as_the_java_consumer_writes_it() -> None:
+    value = {"topics": ["t"], "user_data": b"u", "owned_partitions": [OWNED], "generation_id": 5, "rack_id": "r"}
+    expected = bytes.fromhex(
+        "0003"  # version
+        "00000001 0001 74"  # topics
+        "00000001 75"  # user data
+        "00000001 0001 74 00000002 00000000 00000002"  # owned partitions
+        "00000005"  # generation
+        "0001 72"  # rack
+    )
+
+    assert encode_versioned(SUBSCRIPTION, 3, value) == expected
+    assert decode_versioned(SUBSCRIPTION, LAST_VERSION, expected) == (3, value)
+
+
+def test_an_older_subscription_leaves_out_what_it_does_not_know() -> None:
+    data = encode_versioned(SUBSCRIPTION, 0, {"topics": ["t"], "owned_partitions": [OWNED], "generation_id": 5})
+    version, value = decode_versioned(SUBSCRIPTION, LAST_VERSION, data)
+
+    assert data == bytes.fromhex("0000 00000001 0001 74 ffffffff")
+    assert (version, value["owned_partitions"], value["generation_id"]) == (0, [], -1)
+
+
+def test_a_newer_version_is_read_as_the_newest_known_one_with_bytes_to_spare() -> None:
+    data = b"\0\x09" + encode_versioned(ASSIGNMENT, 3, {"assigned_partitions": [OWNED]})[2:] + b"more"
+
+    assert decode_versioned(ASSIGNMENT, LAST_VERSION, data) == (9, {"assigned_partitions": [OWNED], "user_data": None})
+
+
+def test_bad_bytes_are_our_errors() -> None:
+    data = encode_versioned(ASSIGNMENT, 3, {"assigned_partitions": [OWNED]})
+    for cut in range(len(data)):
+        with pytest.raises(Truncated):
+            decode_versioned(ASSIGNMENT, LAST_VERSION, data[:cut])
+    with pytest.raises(Corrupt):
+        decode_versioned(ASSIGNMENT, LAST_VERSION, b"\xff\xff" + data[2:])

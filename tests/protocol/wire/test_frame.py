@@ -1,0 +1,137 @@
+"""Frames: headers, sizes, zero copy, and ApiVersions, which is like no other."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import pytest
+
+from protocol.errors import Corrupt, Truncated, UnsupportedVersion, UsageError
+from protocol.wire.frame import correlation_id, decode_request, decode_response, encode_request, encode_response
+from protocol.wire.messages.m00_produce import PRODUCE
+from protocol.wire.messages.m01_fetch import FETCH
+from protocol.wire.messages.m03_metadata import METADATA
+from protocol.wire.messages.m18_api_versions import API_VERSIONS
+from protocol.wire.primitives import BytesLike
+
+
+def joined(parts: list[BytesLike]) -> bytes:
+    return b"".join(parts)
+
+
+def body_of(parts: list[BytesLike]) -> bytes:
+    """The frame without its size, after checking the size."""
+    frame = joined(parts)
+    assert int.from_bytes(frame[:4], "big") == len(frame) - 4
+    return frame[4:]
+
+
+def test_a_request_has_the_old_header_before_and_the_tagged_one_in_flexible_versions() -> None:
+    # key 3, version, correlation id 9, client id "me"
+    old, flexible = (body_of(encode_request(METADATA, v, 9, "me", {"topics": None})) for v in (8, 9))
+
+    assert old.startswith(bytes.fromhex("0003 0008 00000009 0002 6d65 ffffffff"))
+    assert flexible.startswith(bytes.fromhex("0003 0009 00000009 0002 6d65 00 00"))
+
+
+def test_a_client_id_may_be_null() -> None:
+    frame = body_of(encode_request(METADATA, 1, 9, None, {}))
+
+    assert frame[8:10] == b"\xff\xff"
+    assert decode_request(frame)[3] is None
+
+
+def test_a_response_has_a_tagged_header_in_flexible_versions_but_not_for_api_versions() -> None:
+    assert body_of(encode_response(METADATA, 9, 5, {}))[4:5] == b"\0"
+    assert body_of(encode_response(API_VERSIONS, 3, 5, {"error_code": 1}))[4:6] == b"\0\x01"
+
+
+def test_the_correlation_id_is_read_without_knowing_the_api() -> None:
+    assert correlation_id(body_of(encode_response(METADATA, 9, 77, {}))) == 77
+    with pytest.raises(Truncated):
+        correlation_id(b"\0\0\0")
+
+
+def test_tagged_fields_in_a_response_header_are_skipped() -> None:
+    frame = body_of(encode_response(METADATA, 9, 5, {"controller_id": 8}))
+    with_tag = frame[:4] + b"\x01\x05\x03xyz" + frame[5:]
+
+    assert decode_response(METADATA, 9, with_tag)["controller_id"] == 8
+
+
+@pytest.mark.parametrize("asked", [1, 3, 4])
+def test_a_broker_that_does_not_know_our_api_versions_answers_in_version_zero(asked: int) -> None:
+    ranges = [{"api_key": 18, "min_version": 0, "max_version": 2}]
+    answer = body_of(encode_response(API_VERSIONS, 0, 1, {"error_code": 35, "api_keys": ranges}))
+
+    decoded = decode_response(API_VERSIONS, asked, answer)
+
+    assert decoded["error_code"] == 35
+    assert decoded["api_keys"] == ranges
+    assert decoded["finalized_features_epoch"] == -1
+
+
+def _produce(records: Any) -> dict[str, Any]:
+    return {"acks": -1, "topic_data": [{"name": "t", "partition_data": [{"index": 0, "records": records}]}]}
+
+
+@pytest.mark.parametrize("version", [3, 12])
+def test_large_records_are_sent_as_they_are_not_copied(version: int) -> None:
+    records = bytearray(1 << 20)
+    parts = encode_request(PRODUCE, version, 1, "me", _produce(records))
+
+    assert any(isinstance(part, memoryview) and part.obj is records for part in parts)
+    assert decode_request(body_of(parts))[4]["topic_data"][0]["partition_data"][0]["records"] == records
+
+
+@pytest.mark.parametrize("version", [4, 12, 17])
+def test_fetched_records_are_views_of_the_frame(version: int) -> None:
+    records = bytes(range(256)) * 4096
+    partition = {"partition_index": 0, "records": records}
+    frame = bytearray(body_of(encode_response(FETCH, version, 1, {"responses": [{"partitions": [partition]}]})))
+    tracemalloc.start()
+    try:
+        decoded = decode_response(FETCH, version, frame)["responses"][0]["partitions"][0]["records"]
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    assert decoded == records
+    assert decoded.obj is frame
+    assert peak_bytes < len(records) // 4
+
+
+def test_absent_records_are_none() -> None:
+    frame = body_of(encode_response(FETCH, 4, 1, {"responses": [{"partitions": [{"records": None}]}]}))
+
+    assert decode_response(FETCH, 4, frame)["responses"][0]["partitions"][0]["records"] is None
+
+
+def test_an_error_names_the_api_and_the_version() -> None:
+    frame = body_of(encode_response(METADATA, 9, 5, {}))
+
+    with pytest.raises(Truncated, match="Metadata v9 response"):
+        decode_response(METADATA, 9, frame[:-1])
+    with pytest.raises(Corrupt, match="Metadata v9 response"):
+        decode_response(METADATA, 9, frame + b"\0")
+    with pytest.raises(UsageError, match=r"Fetch v12 request: topics\.partitions\.fetch_offset"):
+        encode_request(FETCH, 12, 1, "me", {"topics": [{"partitions": [{"fetch_offset": "7"}]}]})
+
+
+@pytest.mark.parametrize("version", [3, 19])
+def test_a_version_we_do_not_speak_is_refused(version: int) -> None:
+    with pytest.raises(UnsupportedVersion, match="v4 to v18"):
+        encode_request(FETCH, version, 1, "me", {})
+    with pytest.raises(UnsupportedVersion):
+        decode_response(FETCH, version, bytes(100))
+
+
+@pytest.mark.parametrize(("key", "version"), [(1, 99), (999, 0), (18, 9)])
+def test_a_request_not_spoken_here_says_what_is_needed_to_answer_it(key: int, version: int) -> None:
+    frame = key.to_bytes(2, "big") + version.to_bytes(2, "big") + b"\0\0\0\x2a\xff\xff" + b"whatever"
+
+    with pytest.raises(UnsupportedVersion) as raised:
+        decode_request(frame)
+
+    assert raised.value.context == {"api_key": key, "version": version, "correlation_id": 42}

@@ -1,0 +1,196 @@
+"""Reader and Writer: what each primitive looks like on the wire, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.errors import Corrupt, Truncated
+from protocol.wire.primitives import LARGE_BYTES, Reader, Writer
+
+
+def written(put: Callable[[Writer], None]) -> bytes:
+    writer = Writer()
+    put(writer)
+    joined = b"".join(writer.parts())
+    assert writer.size_bytes == len(joined)
+    return joined
+
+
+def signed(bits: int) -> st.SearchStrategy[int]:
+    return st.integers(-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
+
+
+ROUND_TRIPS: dict[str, st.SearchStrategy[Any]] = {
+    "int8": signed(8),
+    "int16": signed(16),
+    "int32": signed(32),
+    "int64": signed(64),
+    "uint16": st.integers(0, 2**16 - 1),
+    "uint32": st.integers(0, 2**32 - 1),
+    "float64": st.floats(allow_nan=False),
+    "boolean": st.booleans(),
+    "uuid": st.binary(min_size=16, max_size=16),
+    "uvarint": st.integers(0, 2**32 - 1),
+    "varint": signed(32),
+    "varlong": signed(64),
+    "string": st.text(max_size=50),
+    "compact_string": st.text(max_size=200),
+    "data": st.binary(max_size=200),
+    "compact_data": st.binary(max_size=200),
+}
+
+
+@pytest.mark.parametrize("name", ROUND_TRIPS)
+@given(data=st.data())
+def test_what_is_written_is_read_back_and_no_prefix_of_it_is(name: str, data: st.DataObject) -> None:
+    value = data.draw(ROUND_TRIPS[name])
+    encoded = written(lambda writer: getattr(writer, name)(value))
+    reader = Reader(encoded)
+
+    assert getattr(reader, name)() == value
+    assert reader.left == 0
+    for cut in range(len(encoded)):
+        with pytest.raises(Truncated):
+            getattr(Reader(encoded[:cut]), name)()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("uvarint", 0, "00"),
+        ("uvarint", 127, "7f"),
+        ("uvarint", 128, "8001"),
+        ("uvarint", 2**32 - 1, "ffffffff0f"),
+        ("varint", -1, "01"),
+        ("varint", 1, "02"),
+        ("varint", -(2**31), "ffffffff0f"),
+        ("varlong", -(2**63), "ffffffffffffffffff01"),
+        ("string", "é", "0002c3a9"),
+        ("string", None, "ffff"),
+        ("compact_string", "é", "03c3a9"),
+        ("compact_string", None, "00"),
+        ("data", b"\x01", "0000000101"),
+        ("data", None, "ffffffff"),
+        ("compact_data", b"", "01"),
+        ("compact_data", None, "00"),
+        ("array_length", 3, "00000003"),
+        ("array_length", None, "ffffffff"),
+        ("compact_array_length", 3, "04"),
+        ("compact_array_length", None, "00"),
+    ],
+)
+def test_bytes_are_those_of_the_protocol_guide(name: str, value: Any, expected: str) -> None:
+    assert written(lambda writer: getattr(writer, name)(value)).hex() == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "null"),
+    [
+        ("string", b"\xff\xff"),
+        ("compact_string", b"\0"),
+        ("data", b"\xff\xff\xff\xff"),
+        ("compact_data", b"\0"),
+        ("array_length", b"\xff\xff\xff\xff"),
+        ("compact_array_length", b"\0"),
+    ],
+)
+def test_null_is_read_only_where_it_is_allowed(name: str, null: bytes) -> None:
+    assert getattr(Reader(null), name)(nullable=True) is None
+    with pytest.raises(Corrupt, match="null"):
+        getattr(Reader(null), name)()
+
+
+@pytest.mark.parametrize(
+    ("name", "length"),
+    [("string", b"\xff\xfe"), ("data", b"\xff\xff\xff\xfe"), ("array_length", b"\xff\xff\xff\xfe")],
+)
+def test_a_length_of_minus_two_is_corrupt(name: str, length: bytes) -> None:
+    with pytest.raises(Corrupt, match="-2"):
+        getattr(Reader(length + bytes(64)), name)(nullable=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "length"),
+    [
+        ("string", b"\x7f\xff"),
+        ("data", b"\x7f\xff\xff\xff"),
+        ("array_length", b"\x7f\xff\xff\xff"),
+        ("compact_string", b"\xff\xff\xff\xff\x0f"),
+        ("compact_data", b"\xff\xff\xff\xff\x0f"),
+        ("compact_array_length", b"\xff\xff\xff\xff\x0f"),
+    ],
+)
+def test_a_length_beyond_the_bytes_left_is_truncated(name: str, length: bytes) -> None:
+    with pytest.raises(Truncated):
+        getattr(Reader(length + bytes(64)), name)()
+
+
+def test_a_count_is_refused_if_its_smallest_elements_do_not_fit() -> None:
+    count_of_ten = (10).to_bytes(4, "big")
+
+    assert Reader(count_of_ten + bytes(40)).array_length(smallest_bytes=4) == 10
+    with pytest.raises(Truncated):
+        Reader(count_of_ten + bytes(39)).array_length(smallest_bytes=4)
+
+
+@pytest.mark.parametrize(
+    ("name", "data"), [("uvarint", b"\xff" * 5), ("uvarint", b"\xff\xff\xff\xff\x10"), ("varlong", b"\xff" * 10)]
+)
+def test_an_endless_or_oversized_varint_is_corrupt(name: str, data: bytes) -> None:
+    with pytest.raises(Corrupt, match="bits"):
+        getattr(Reader(data + bytes(8)), name)()
+
+
+def test_text_that_is_not_utf8_is_corrupt() -> None:
+    with pytest.raises(Corrupt, match="UTF-8"):
+        Reader(b"\x00\x01\xff").string()
+
+
+def test_bytes_are_read_as_views_of_the_buffer() -> None:
+    buffer = bytearray(b"\0\0\0\x02ab")
+    view = Reader(buffer).data()
+
+    assert view is not None
+    buffer[4:5] = b"z"
+    assert bytes(view) == b"zb"
+
+
+def test_large_bytes_are_kept_as_buffers_of_their_own_and_small_ones_are_joined() -> None:
+    small, large = bytes(LARGE_BYTES - 1), bytes(LARGE_BYTES)
+    writer = Writer()
+    for value in (small, large, small):
+        writer.data(value)
+    parts = writer.parts()
+
+    assert [len(part) for part in parts] == [4 + len(small) + 4, len(large), 4 + len(small)]
+    assert isinstance(parts[1], memoryview)
+    assert parts[1].obj is large
+
+
+def test_buffers_of_wider_items_count_in_bytes() -> None:
+    wide = memoryview(bytes(LARGE_BYTES)).cast("q")
+
+    assert written(lambda writer: writer.data(wide)) == LARGE_BYTES.to_bytes(4, "big") + bytes(LARGE_BYTES)
+    assert Reader(memoryview(b"\0\0\0\0\0\0\0\x07").cast("q")).int64() == 7
+
+
+def test_tagged_fields_are_skipped_whatever_they_hold() -> None:
+    reader = Reader(b"\x02" + b"\x00\x03abc" + b"\x81\x01\x00" + b"!")
+    reader.skip_tagged_fields()
+
+    assert bytes(reader.take(reader.left)) == b"!"
+
+
+def test_a_uuid_of_another_length_is_refused() -> None:
+    with pytest.raises(ValueError, match="16"):
+        Writer().uuid(b"short")
+
+
+def test_a_string_longer_than_kafka_reads_is_refused() -> None:
+    with pytest.raises(ValueError, match="32767"):
+        Writer().compact_string("x" * 2**15)

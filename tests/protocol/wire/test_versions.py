@@ -1,0 +1,46 @@
+"""The choice of a version: the highest that we, the broker and the call have in common."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.errors import UnsupportedVersion
+from protocol.wire.messages.m01_fetch import FETCH
+from protocol.wire.versions import choose
+
+
+@pytest.mark.parametrize(
+    ("broker", "needs", "expected"),
+    [
+        ((0, 11), {}, 11),
+        ((0, 99), {}, 18),
+        ((4, 4), {}, 4),
+        ((18, 30), {}, 18),
+        ((0, 17), {"at_most": 12}, 12),
+        ((0, 17), {"at_least": 13}, 17),
+        ((0, 17), {"at_least": 17, "at_most": 17}, 17),
+    ],
+)
+def test_the_highest_common_version_is_chosen(broker: tuple[int, int], needs: dict[str, int], expected: int) -> None:
+    assert choose(FETCH, {1: broker}, **needs) == expected
+
+
+@pytest.mark.parametrize(
+    ("broker", "needs", "told"),
+    [
+        ({1: (0, 3)}, {}, ["Fetch", "v4 to v18", "v0 to v3"]),
+        ({1: (19, 20)}, {}, ["v4 to v18", "v19 to v20"]),
+        ({1: (0, 11)}, {"at_least": 13}, ["v0 to v11", "needs v13 or later"]),
+        ({1: (13, 17)}, {"at_most": 12}, ["v13 to v17", "needs v12 or earlier"]),
+        ({1: (0, 17)}, {"at_least": 14, "at_most": 12}, ["needs v14 or later and v12 or earlier"]),
+        ({0: (0, 9)}, {}, ["does not know Fetch", "key 1"]),
+    ],
+)
+def test_where_there_is_none_the_error_tells_all_ranges(
+    broker: dict[int, tuple[int, int]], needs: dict[str, int], told: list[str]
+) -> None:
+    with pytest.raises(UnsupportedVersion) as raised:
+        choose(FETCH, broker, **needs)
+
+    for words in told:
+        assert words in str(raised.value)
