@@ -1,0 +1,151 @@
+"""The codecs of a record batch: compress, and decompress under a cap that holds before memory is used.
+
+Owns the framing that Kafka expects of each codec (xerial blocks for snappy, independent blocks for lz4). Knows bytes
+only: `decode` adds to its errors which batch it was.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from typing import Any
+
+import lz4.frame
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from protocol.errors import Corrupt, DecompressedTooLarge, Truncated
+from protocol.wire.primitives import BytesLike, Reader
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class Codec(enum.IntEnum):
+    """The lowest three bits of a batch's attributes; the names are those of `compression.type`."""
+
+    NONE = 0
+    GZIP = 1
+    SNAPPY = 2
+    LZ4 = 3
+    ZSTD = 4
+
+
+_XERIAL_MAGIC = b"\x82SNAPPY\x00"
+_XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
+_XERIAL_BLOCK_BYTES = 32 * 1024
+_INT32 = struct.Struct(">i")
+_STREAM_NAMES = {Codec.GZIP: "gzip", Codec.LZ4: "lz4", Codec.ZSTD: "zstd"}
+_COUNTING_BYTES = 1 << 20
+
+
+def decompress(codec: int, data: BytesLike, room: Bytes, cap_bytes: int) -> Bytes:
+    """The bytes that `data` unpacks to: at the start of `room` if they fit there, else in an array of their own.
+
+    Raises `DecompressedTooLarge` when they are more than `cap_bytes`, before more memory than that is touched, and
+    `Corrupt` when `data` is not what `codec` writes.
+    """
+    room = room[:cap_bytes]
+    try:
+        if codec == Codec.SNAPPY:
+            return _unpack_snappy(memoryview(data), room, cap_bytes)
+        return _unpack_stream(_STREAM_NAMES[Codec(codec)], data, room, cap_bytes)
+    except (OSError, pa.ArrowException, Truncated) as error:
+        raise Corrupt(f"it is not valid {Codec(codec).name.lower()}: {error}") from error
+    except (ValueError, KeyError) as error:
+        raise Corrupt(f"its compression codec is {codec}; known are 0 to {max(Codec)}") from error
+
+
+def compress(codec: int, data: BytesLike, level: int | None = None) -> BytesLike:
+    """`data` as the Java client, librdkafka and sarama read it. `level` means what it means to the codec."""
+    if codec == Codec.NONE:
+        return data
+    if codec == Codec.LZ4:
+        # Kafka's own reader knows only blocks that stand alone.
+        packed: bytes = lz4.frame.compress(data, compression_level=level or 0, block_linked=False)
+        return packed
+    if codec == Codec.SNAPPY:
+        return _pack_xerial(memoryview(data))
+    return memoryview(pa.Codec(_STREAM_NAMES[Codec(codec)], compression_level=level).compress(data))
+
+
+# -- gzip, lz4, zstd: streams ---------------------------------------------------------------------
+
+
+def _unpack_stream(name: str, data: BytesLike, room: Bytes, cap_bytes: int) -> Bytes:
+    stream = pa.CompressedInputStream(pa.BufferReader(data), name)
+    size_bytes = _fill(stream, room)
+    if size_bytes < len(room):
+        return room[:size_bytes]
+    if name == "zstd":
+        # The stream keeps a window of up to 128 MiB beside the output. So only count, then unpack at one go.
+        size_bytes += _count(stream, cap_bytes - size_bytes, cap_bytes)
+        del stream
+        return np.frombuffer(pa.Codec(name).decompress(data, size_bytes), np.uint8)
+    # Memory of this size is mapped when it is touched: a small batch under a large cap costs only its own size.
+    large = np.empty(cap_bytes + 1, np.uint8)
+    large[:size_bytes] = room
+    size_bytes += _fill(stream, large[size_bytes:])
+    if size_bytes > cap_bytes:
+        raise _too_large(cap_bytes)
+    return large[:size_bytes]
+
+
+def _fill(stream: Any, target: Bytes) -> int:
+    """Reads until `target` is full or the stream ends; how many bytes that was."""
+    filled = 0
+    while filled < len(target):
+        got = stream.readinto(target[filled:])
+        if not got:
+            break
+        filled += got
+    return filled
+
+
+def _count(stream: Any, at_most_bytes: int, cap_bytes: int) -> int:
+    """How many bytes a stream still has."""
+    sink = np.empty(_COUNTING_BYTES, np.uint8)
+    counted = 0
+    while got := _fill(stream, sink):
+        counted += got
+        if counted > at_most_bytes:
+            raise _too_large(cap_bytes)
+    return counted
+
+
+def _too_large(cap_bytes: int) -> DecompressedTooLarge:
+    return DecompressedTooLarge(f"it unpacks to more than {cap_bytes} bytes")
+
+
+# -- snappy: one raw block, or xerial's sequence of them ------------------------------------------
+
+
+def _unpack_snappy(data: memoryview, room: Bytes, cap_bytes: int) -> Bytes:
+    if data[: len(_XERIAL_MAGIC)] != _XERIAL_MAGIC:
+        blocks = [data]
+    else:
+        reader = Reader(data)
+        reader.advance(len(_XERIAL_HEADER))
+        blocks = []
+        while reader.left:
+            blocks.append(reader.take(max(0, reader.int32())))
+    sizes = [Reader(block).uvarint() for block in blocks]
+    total = sum(sizes)
+    if total > cap_bytes:
+        raise _too_large(cap_bytes)
+    out = room if total <= len(room) else np.empty(total, np.uint8)
+    codec = pa.Codec("snappy")
+    position = 0
+    for block, size_bytes in zip(blocks, sizes, strict=True):
+        out[position : position + size_bytes] = np.frombuffer(codec.decompress(block, size_bytes), np.uint8)
+        position += size_bytes
+    return out[:total]
+
+
+def _pack_xerial(data: memoryview) -> bytes:
+    codec = pa.Codec("snappy")
+    parts: list[Any] = [_XERIAL_HEADER]
+    for start in range(0, len(data), _XERIAL_BLOCK_BYTES):
+        block = codec.compress(data[start : start + _XERIAL_BLOCK_BYTES])
+        parts += (_INT32.pack(block.size), block)
+    return b"".join(parts)

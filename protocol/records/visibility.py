@@ -1,0 +1,89 @@
+"""Which batches a reader may see: not control batches, not aborted transactions, not those outside the range.
+
+Knows headers, and the one record of a control batch. Used by `decode`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from protocol.errors import Corrupt, ProtocolError
+from protocol.records.header import COMPRESSION_MASK, CONTROL, HEADER_BYTES, TRANSACTIONAL
+from protocol.records.scan import Scan
+from protocol.wire.primitives import Reader
+
+Rows = npt.NDArray[np.int64]
+
+_CONTROL_KEY = struct.Struct(">hh")
+_ABORT = 0
+
+
+def visible_batches(
+    scan: Scan,
+    first_offset: int,
+    end_offset: int,
+    aborted_transactions: Sequence[Mapping[str, Any]] | None,
+    check_crc: bool,
+    where: str,
+) -> Rows:
+    """Row numbers in `scan.headers` of the batches that may have records for the reader of [first_offset, end_offset).
+
+    `aborted_transactions` are those of the Fetch reply ({"producer_id", "first_offset"}, in any order).
+    """
+    headers = scan.headers
+    seen = headers["last_offset"] >= first_offset
+    seen &= headers["base_offset"] < end_offset
+    seen &= headers["count"] > 0
+    seen &= (headers["attributes"] & CONTROL) == 0
+    if aborted_transactions:
+        seen &= ~_aborted(scan, aborted_transactions, check_crc, where)
+    return np.flatnonzero(seen)
+
+
+def _aborted(
+    scan: Scan, aborted_transactions: Sequence[Mapping[str, Any]], check_crc: bool, where: str
+) -> npt.NDArray[np.bool_]:
+    """A transaction is aborted from its first offset to the abort marker of its producer."""
+    starts = sorted(((row["first_offset"], row["producer_id"]) for row in aborted_transactions), reverse=True)
+    aborted = np.zeros(len(scan.headers), np.bool_)
+    producers: set[int] = set()
+    columns = (scan.headers[name].tolist() for name in ("last_offset", "attributes", "producer_id"))
+    for index, (last_offset, attributes, producer_id) in enumerate(zip(*columns, strict=True)):
+        while starts and starts[-1][0] <= last_offset:
+            producers.add(starts.pop()[1])
+        if producer_id not in producers:
+            continue
+        if not attributes & CONTROL:
+            aborted[index] = attributes & TRANSACTIONAL != 0
+        elif _is_abort_marker(scan, index, check_crc, where):
+            producers.discard(producer_id)
+    return aborted
+
+
+def _is_abort_marker(scan: Scan, index: int, check_crc: bool, where: str) -> bool:
+    """Whether a control batch says ABORT; one that compaction has emptied says nothing."""
+    header = scan.headers[index]
+    if header["count"] == 0:
+        return False
+    if check_crc:
+        scan.verify_checksum(index, where)
+    try:
+        if header["attributes"] & COMPRESSION_MASK:
+            raise Corrupt("it is compressed")
+        record = Reader(scan.batch(index)[HEADER_BYTES:])
+        record.varint()
+        record.int8()
+        record.varlong()
+        record.varint()
+        key = record.take(max(0, record.varint()))
+        if len(key) < _CONTROL_KEY.size:
+            raise Corrupt(f"its key has {len(key)} bytes")
+    except ProtocolError as error:
+        raise Corrupt(f"{where}: the control batch at offset {header['base_offset']}: {error}") from error
+    version, kind = _CONTROL_KEY.unpack_from(key)
+    return bool(version >= 0 and kind == _ABORT)
