@@ -1,4 +1,7 @@
-"""What is said about the group when a query starts: that others are in it, or that its offsets differ. On the driver."""
+"""What is said about the group when a query starts: that others are in it, or that its offsets differ.
+
+Runs on the driver, once per start of a query.
+"""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ It speaks the real wire format through `protocol.wire` (its server side), or sen
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Callable
@@ -50,10 +51,8 @@ class FakeBroker:
         """Closes every open connection."""
         while self.connections:
             connection = self.connections.pop()
-            try:
+            with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
             connection.close()
 
     def _accept(self) -> None:

@@ -23,7 +23,7 @@ from protocol.wire.schema import Api
 
 @dataclass(frozen=True)
 class NewTopic:
-    """A topic to be. `partitions` or `replication_factor` of -1 mean the broker's default; `configs` are Kafka's own."""
+    """A topic to be. -1 for `partitions` or `replication_factor` is the broker's default; `configs` are Kafka's own."""
 
     name: str
     partitions: int = -1

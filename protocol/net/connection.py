@@ -37,8 +37,17 @@ class Reply:
         self.api = api
         self.version = version
         self.correlation_id = correlation_id
-        self.frame: bytearray | None = None
+        self.frame: bytearray | None = None  # set when it has come
         self.error: KafkaError | None = None
+
+    @property
+    def arrived(self) -> bool:
+        """Whether `result` is there, or a failure, without a look at the socket."""
+        return self.frame is not None or self.error is not None or self._connection.closed
+
+    def fileno(self) -> int:
+        """The socket that will bring it (for `readiness`); -1 once closed."""
+        return self._connection.fileno()
 
     def result(self, deadline: Deadline) -> dict[str, Any]:
         """The decoded body. `bytes` and `records` in it are views of the frame, not copies.
@@ -76,6 +85,9 @@ class Connection:
     @property
     def in_flight(self) -> int:
         return len(self._in_flight)
+
+    def fileno(self) -> int:
+        return self._transport.fileno()
 
     def handshake(self, deadline: Deadline) -> None:
         """Asks for the API versions (KIP-35, KIP-511). A broker that lacks our version of it answers with version 0."""
@@ -141,8 +153,7 @@ class Connection:
             self.last_used_s = self._clock.now_s()
         if reply.error is not None:
             raise reply.error
-        assert reply.frame is not None
-        return frame.decode_response(reply.api, reply.version, memoryview(reply.frame))
+        return frame.decode_response(reply.api, reply.version, memoryview(reply.frame or b""))
 
     def _receive_next(self, deadline: Deadline) -> None:
         self._transport.receive_into(self._size, deadline)

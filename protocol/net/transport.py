@@ -6,6 +6,7 @@ The socket is non-blocking underneath, so one thread may send while another rece
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 from collections.abc import Sequence
@@ -111,10 +112,12 @@ class Transport:
         if not poll.poll(max(deadline.remaining_s() * 1000, 0)):
             raise RequestTimedOut(f"{self.address}: the bytes {what} before the deadline")
 
+    def fileno(self) -> int:
+        """The socket's number; -1 once closed."""
+        return self._socket.fileno()
+
     def close(self) -> None:
         # shutdown wakes a thread that polls this socket; close alone would not.
-        try:
+        with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
         self._socket.close()

@@ -76,9 +76,8 @@ def test_one_dead_bootstrap_address_of_three_does_no_harm() -> None:
 
 def test_no_reachable_broker_names_every_address_and_the_option_after_the_deadline() -> None:
     servers = (dead_port(), dead_port())
-    with Client(ClientConfig(bootstrap_servers=servers)) as client:
-        with pytest.raises(DeadlineExceeded) as caught:
-            client.metadata(["orders"], client.deadline(700))
+    with Client(ClientConfig(bootstrap_servers=servers)) as client, pytest.raises(DeadlineExceeded) as caught:
+        client.metadata(["orders"], client.deadline(700))
     assert isinstance(caught.value.__cause__, ConnectFailed)
     for host, port in servers:
         assert f"{host}:{port}" in str(caught.value)

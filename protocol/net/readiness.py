@@ -1,0 +1,32 @@
+"""Which of several replies can be taken without waiting, on whichever connections they come.
+
+For those who talk to many brokers from one thread (the producer). `Reply.result` waits for one reply only.
+"""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Sequence
+
+from protocol.net.connection import Reply
+
+
+def ready(replies: Sequence[Reply], timeout_s: float = 0.0) -> list[Reply]:
+    """Those that have arrived, failed, or have bytes to read; waits up to `timeout_s` for the first of them.
+
+    Give the oldest outstanding reply of each connection: replies come in order. May return none.
+    """
+    arrived = [reply for reply in replies if reply.arrived]
+    if arrived or not replies:
+        return arrived
+    poll = select.poll()
+    by_number: dict[int, Reply] = {}
+    for reply in replies:
+        number = reply.fileno()
+        if number < 0:
+            arrived.append(reply)
+            continue
+        by_number[number] = reply
+        poll.register(number, select.POLLIN)
+    events = poll.poll(0 if arrived else max(0.0, timeout_s) * 1000)
+    return arrived + [by_number[number] for number, _ in events]

@@ -1,0 +1,36 @@
+"""A query in a process of its own, for tests that kill it: reads a topic with a group, writes what it saw to Parquet.
+
+    python -m tests.jobs.copy_to_parquet BOOTSTRAP TOPIC GROUP CHECKPOINT OUTPUT MAX_OFFSETS|all
+
+With `all` it reads what there is (availableNow) and ends; else it runs until it is killed, in batches of MAX_OFFSETS.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from pyspark.sql import SparkSession
+
+
+def main(bootstrap: str, topic: str, group: str, checkpoint: str, output: str, max_offsets: str) -> None:
+    spark = SparkSession.builder.appName("copy").getOrCreate()
+    reader = (
+        spark.readStream.format("pykafka-group")
+        .option("kafka.bootstrap.servers", bootstrap)
+        .option("subscribe", topic)
+        .option("kafka.group.id", group)
+        .option("kafka.auto.offset.reset", "earliest")
+    )
+    if max_offsets != "all":
+        reader = reader.option("maxOffsetsPerTrigger", max_offsets)
+    rows = reader.load().select("partition", "offset", "value")
+    writer = rows.writeStream.format("parquet").option("checkpointLocation", checkpoint).option("path", output)
+    if max_offsets == "all":
+        writer = writer.trigger(availableNow=True)
+    query = writer.start()
+    print("started", flush=True)  # noqa: T201
+    query.awaitTermination()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,155 @@
+"""The group's offsets, as Kafka's own tool prints them: complete, in time, and never ahead of the checkpoint."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.conftest import TopicFactory
+from tests.consumer_groups import describe, wait_for_lag_zero
+
+
+def fill(kafka: LocalKafka, topic: str, partitions: int, records: int) -> None:
+    """`records` each into the first `partitions` partitions."""
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "linger.ms": 20})
+    for partition in range(partitions):
+        for n in range(records):
+            producer.produce(topic, key=f"k{n}", value=f"v{n}", partition=partition)
+    assert producer.flush(30) == 0
+
+
+def stream(spark: SparkSession, kafka: LocalKafka, topic: str, group: str, **options: str) -> DataFrame:
+    reader = spark.readStream.format("pykafka-group").option("kafka.bootstrap.servers", kafka.bootstrap_servers)
+    reader = reader.option("subscribe", topic).option("kafka.group.id", group)
+    return reader.option("kafka.auto.offset.reset", "earliest").options(**options).load()
+
+
+def new_group() -> str:
+    return f"group-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.mark.parametrize("options", [{}, {"maxOffsetsPerTrigger": "70"}], ids=["one batch", "several batches"])
+def test_after_available_now_the_lag_is_zero_on_every_partition_empty_ones_too(
+    spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path, options: dict[str, str]
+) -> None:
+    name, group = topic(4), new_group()
+    fill(kafka, name, partitions=3, records=100)
+    query = (
+        stream(spark, kafka, name, group, **options)
+        .writeStream.format("noop")
+        .option("checkpointLocation", str(tmp_path))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(120)
+    rows = describe(kafka, group)
+    assert [(row.partition, row.current_offset, row.lag) for row in rows] == [
+        (0, 100, 0),
+        (1, 100, 0),
+        (2, 100, 0),
+        (3, 0, 0),
+    ]
+    assert sum(progress.numInputRows for progress in query.recentProgress) == 300
+
+
+def test_a_stream_gone_idle_has_lag_zero(
+    spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
+) -> None:
+    name, group = topic(2), new_group()
+    query = (
+        stream(spark, kafka, name, group)
+        .writeStream.format("noop")
+        .option("checkpointLocation", str(tmp_path))
+        .trigger(processingTime="200 milliseconds")
+        .start()
+    )
+    fill(kafka, name, partitions=2, records=50)
+    rows = wait_for_lag_zero(kafka, group, partitions=2)
+    query.stop()
+    assert [row.current_offset for row in rows] == [50, 50]
+
+
+def test_a_log_that_ends_in_a_transaction_marker_has_lag_zero(
+    spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
+) -> None:
+    name, group = topic(1), new_group()
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": uuid.uuid4().hex})
+    producer.init_transactions(30)
+    for end in (producer.commit_transaction, producer.abort_transaction):
+        producer.begin_transaction()
+        for n in range(10):
+            producer.produce(name, value=f"v{n}", partition=0)
+        producer.flush(30)
+        end(30)
+    query = (
+        stream(spark, kafka, name, group, **{"kafka.isolation.level": "read_committed"})
+        .writeStream.format("noop")
+        .option("checkpointLocation", str(tmp_path))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(120)
+    (row,) = describe(kafka, group)
+    assert (row.current_offset, row.log_end_offset, row.lag) == (22, 22, 0)
+    assert sum(progress.numInputRows for progress in query.recentProgress) == 10
+
+
+def test_a_new_query_resumes_at_the_groups_offsets_without_a_gap_or_a_repeat(
+    spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
+) -> None:
+    name, group = topic(2), new_group()
+    seen: list[list[str]] = []
+
+    def keep(batch: DataFrame, batch_id: int) -> None:
+        seen.append(sorted(f"{row.partition}:{row.offset}" for row in batch.select("partition", "offset").collect()))
+
+    for run in range(2):
+        fill(kafka, name, partitions=2, records=5)
+        query = (
+            stream(spark, kafka, name, group)
+            .writeStream.foreachBatch(keep)
+            .option("checkpointLocation", str(tmp_path / str(run)))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(120)
+    assert seen == [
+        [f"{partition}:{offset}" for partition in range(2) for offset in range(5)],
+        [f"{partition}:{offset}" for partition in range(2) for offset in range(5, 10)],
+    ]
+
+
+def test_a_restart_takes_the_checkpoint_and_sets_the_group_right(
+    spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
+) -> None:
+    name, group = topic(1), new_group()
+    for _ in range(2):
+        fill(kafka, name, partitions=1, records=10)
+        query = (
+            stream(spark, kafka, name, group)
+            .writeStream.format("noop")
+            .option("checkpointLocation", str(tmp_path))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(120)
+        read = sum(progress.numInputRows for progress in query.recentProgress)
+        assert read == 10
+        tool = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
+        arguments = ["--reset-offsets", "--group", group, "--all-topics", "--to-earliest", "--execute"]
+        kafka.run_tool(tool, "--bootstrap-server", kafka.bootstrap_servers, *arguments)
+        assert [row.current_offset for row in describe(kafka, group)] == [0]
+    query = (
+        stream(spark, kafka, name, group)
+        .writeStream.format("noop")
+        .option("checkpointLocation", str(tmp_path))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(120)
+    assert [row.current_offset for row in describe(kafka, group)] == [20]

@@ -1,0 +1,121 @@
+"""A query that is killed with SIGKILL, again and again, in the middle of its batches."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from pathlib import Path
+
+from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from pyspark.sql import SparkSession
+
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.conftest import TopicFactory
+from tests.consumer_groups import describe
+
+# The soak run (`make soak`) asks for more.
+KILLS = int(os.environ.get("SPARK_KAFKA_SOURCE_KILLS", "4"))
+PARTITIONS = 6
+RECORDS = 1_000 * KILLS
+
+
+class GroupWatch:
+    """Asks the group's offsets all the time, and holds them against what the checkpoint says is complete."""
+
+    def __init__(self, kafka: LocalKafka, topic: str, group: str, checkpoint: Path) -> None:
+        self._admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
+        self._asked = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, p) for p in range(PARTITIONS)])
+        self._group = group
+        self._topic = topic
+        self._checkpoint = checkpoint
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self.looks = 0
+        self.moved = 0
+        self.wrong: list[str] = []
+        self._thread.start()
+
+    def close(self) -> None:
+        self._ended.set()
+        self._thread.join(30)
+
+    def _watch(self) -> None:
+        before: dict[int, int] = {}
+        while not self._ended.is_set():
+            # In this order: the checkpoint only goes forward, so one read later can only excuse, never accuse.
+            committed = self._committed()
+            complete = self._complete()
+            self.looks += 1
+            self.moved += committed != before
+            for partition, offset in committed.items():
+                if offset > complete.get(partition, 0):
+                    self.wrong.append(f"partition {partition}: group {offset}, checkpoint {complete}")
+                if offset < before.get(partition, 0):
+                    self.wrong.append(f"partition {partition}: went back from {before[partition]} to {offset}")
+            before = committed
+
+    def _committed(self) -> dict[int, int]:
+        reply = self._admin.list_consumer_group_offsets([self._asked])[self._group].result(30)
+        return {row.partition: row.offset for row in reply.topic_partitions if row.offset >= 0}
+
+    def _complete(self) -> dict[int, int]:
+        commits = [int(path.name) for path in (self._checkpoint / "commits").glob("*") if path.name.isdigit()]
+        if not commits:
+            return {}
+        log = (self._checkpoint / "offsets" / str(max(commits))).read_text().splitlines()
+        return {int(partition): offset for partition, offset in json.loads(log[-1])[self._topic].items()}
+
+
+def test_no_offset_is_ever_ahead_of_the_checkpoint_and_nothing_is_lost(
+    spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
+) -> None:
+    name, group = topic(PARTITIONS), f"group-{uuid.uuid4().hex[:8]}"
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "linger.ms": 20})
+    for n in range(PARTITIONS * RECORDS):
+        producer.produce(name, value=f"v{n}", partition=n % PARTITIONS)
+        if n % 10_000 == 0:
+            producer.flush(30)
+    assert producer.flush(30) == 0
+    checkpoint, output = tmp_path / "checkpoint", tmp_path / "output"
+    arguments = [kafka.bootstrap_servers, name, group, str(checkpoint), str(output)]
+    watch = GroupWatch(kafka, name, group, checkpoint)
+    dice = random.Random(4)
+    for _ in range(KILLS):
+        batches = len(list((checkpoint / "commits").glob("[0-9]*"))) if checkpoint.exists() else 0
+        job = start_job(*arguments, "300")
+        wait_for_batches(job, checkpoint, batches + 1)
+        time.sleep(dice.uniform(0, 1.5))  # anywhere in a batch: this is the point of the test
+        os.killpg(job.pid, signal.SIGKILL)
+        job.wait()
+    before_end = spark.read.parquet(str(output)).count()
+    job = start_job(*arguments, "all")
+    assert job.wait(180) == 0
+    watch.close()
+    assert watch.wrong == []
+    assert watch.moved > KILLS
+    rows = spark.read.parquet(str(output)).select("partition", "offset")
+    assert before_end < PARTITIONS * RECORDS, "the query was done before it was killed: this run showed nothing"
+    assert rows.count() == rows.distinct().count() == PARTITIONS * RECORDS
+    assert [(row.current_offset, row.lag) for row in describe(kafka, group)] == [(RECORDS, 0)] * PARTITIONS
+
+
+def start_job(*arguments: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "tests.jobs.copy_to_parquet", *arguments]
+    # A session of its own: the JVM and the Python workers die with it.
+    return subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def wait_for_batches(job: subprocess.Popen[bytes], checkpoint: Path, count: int) -> None:
+    give_up_s = time.monotonic() + 120
+    while len(list((checkpoint / "commits").glob("[0-9]*"))) < count:
+        assert job.poll() is None, "the query ended by itself"
+        assert time.monotonic() < give_up_s, "no batch was completed"
+        time.sleep(0.05)
