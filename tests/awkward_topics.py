@@ -1,0 +1,466 @@
+"""Topics with everything that is awkward in a Kafka log, written to a real broker by librdkafka and by Java.
+
+Called by the tests that compare with Spark's JVM connector. Deterministic: fixed contents and order; only what the
+broker stamps itself (append times, how often the cleaner ran) differs from run to run. Java's producer is used
+through Spark's JVM sink. The broker's cleaner should be an eager one (log.cleaner.backoff.ms=500).
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Message, Producer, TopicPartition
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
+from pyspark.sql import SparkSession
+
+from tests.log_segments import stored_batches
+
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+MIB = 1 << 20
+
+Headers = list[tuple[str, bytes | None]]
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A topic to be created; `settings` are its configuration."""
+
+    name: str
+    partitions: int = 1
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One record; a timestamp of None is the producer's clock. Java's sink sets no timestamps: leave it None there."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: Headers | None = None
+    partition: int = 0
+    timestamp_ms: int | None = None
+
+
+_COMPACTED = {
+    "cleanup.policy": "compact",
+    "segment.ms": "500",
+    "min.cleanable.dirty.ratio": "0.0001",
+    "max.compaction.lag.ms": "500",
+    "min.compaction.lag.ms": "0",
+}
+_ROLL_MS = 10_000  # a record this much younger than a segment's first begins a new segment
+
+NULLS_AND_HEADERS = Topic("awkward-nulls-and-headers", 2)
+TIMESTAMPS = Topic("awkward-timestamps", 1, {"message.timestamp.after.max.ms": str((1 << 63) - 1)})
+SIZES = Topic("awkward-sizes", 3, {"max.message.bytes": str(10 * MIB)})
+CODEC_MIX = Topic("awkward-codecs", 2 * len(CODECS) + 1)
+BATCH_SIZES = Topic("awkward-batch-sizes", 4, {"max.message.bytes": str(10 * MIB)})
+LOG_APPEND_TIME = Topic("awkward-log-append-time", 2, {"message.timestamp.type": "LogAppendTime"})
+TIME_SWITCHED = Topic("awkward-time-switched")
+TRANSACTIONS = Topic("awkward-transactions", 3)
+OPEN_TRANSACTION = Topic("awkward-open-transaction")
+DELETED_PREFIX = Topic("awkward-deleted-prefix")
+EMPTY = Topic("awkward-empty", 2)
+COMPACTED = Topic("awkward-compacted", 3, {**_COMPACTED, "delete.retention.ms": str(24 * 3_600_000)})
+EMPTY_CONTROL_BATCHES = Topic("awkward-empty-control-batches", 1, {**_COMPACTED, "delete.retention.ms": "0"})
+
+TOPICS = (
+    NULLS_AND_HEADERS,
+    TIMESTAMPS,
+    SIZES,
+    CODEC_MIX,
+    BATCH_SIZES,
+    LOG_APPEND_TIME,
+    TIME_SWITCHED,
+    TRANSACTIONS,
+    OPEN_TRANSACTION,
+    DELETED_PREFIX,
+    EMPTY,
+    COMPACTED,
+    EMPTY_CONTROL_BATCHES,
+)
+
+
+def write_all(bootstrap: str, data_folder: Path, spark: SparkSession) -> list[str]:
+    """Creates and fills `TOPICS`; their names. The cleaner works on the compacted ones while the others are written."""
+    create(bootstrap, TOPICS)
+    write_compacted(bootstrap)
+    now_ms = write_aborted_transaction_to_compact(bootstrap)
+    write_nulls_and_headers(bootstrap, spark)
+    write_timestamps(bootstrap)
+    write_sizes(bootstrap, spark)
+    write_codecs(bootstrap, spark)
+    write_batch_sizes(bootstrap, spark)
+    write_log_append_time(bootstrap)
+    write_time_switched(bootstrap)
+    write_transactions(bootstrap)
+    write_open_transaction(bootstrap)
+    write_deleted_prefix(bootstrap)
+    wait_until_compacted(data_folder)
+    overwrite_until_control_batch_is_empty(bootstrap, data_folder, now_ms)
+    stop_the_cleaner(bootstrap, data_folder)
+    return [topic.name for topic in TOPICS]
+
+
+# -- one function for each topic --------------------------------------------------------------
+
+
+def write_nulls_and_headers(bootstrap: str, spark: SparkSession) -> None:
+    """Every pair of null, empty and other keys and values with every kind of headers; partition 0 C, 1 Java."""
+    keys = (None, b"", b"k", "ключ".encode(), bytes(range(256)), b"long" * 2_500)
+    values = (None, b"", b"v", bytes(range(256)))
+    headers: tuple[Headers | None, ...] = (
+        None,
+        [],
+        [("a", b"1")],
+        [("a", None)],
+        [("a", b"")],
+        [("a", b"1"), ("b", None), ("a", b"2"), ("a", None), ("a", b"1")],
+        [("", b"empty key"), ("", None)],
+        [("ключ-☃-𝄞", "значение".encode())],
+        [(f"h{number}", bytes([number])) for number in range(200)],
+        [("long" * 100, b"\0" * 100_000)],
+    )
+    shapes = list(itertools.product(keys, values, headers))
+    produce(bootstrap, NULLS_AND_HEADERS, [Record(*shape) for shape in shapes])
+    produce_by_java(spark, bootstrap, NULLS_AND_HEADERS, [Record(*shape, partition=1) for shape in shapes])
+
+
+def write_timestamps(bootstrap: str) -> None:
+    """From 1970 to 9999, out of order, in one batch (deltas of both signs and of all sizes) and one by one."""
+    days_ms = 24 * 3_600_000
+    base_ms = 1_700_000_000_000
+    deltas = (0, 1, -1, 63, 64, -64, -65, 8_191, 8_192, -8_192, -8_193, days_ms, -days_ms, 400 * days_ms)
+    stamps = [base_ms + delta for delta in deltas] + [1, 999, 1_000, 1_001, (1 << 31) - 1, 1 << 32, 253_402_300_799_999]
+    records = [Record(None, str(stamp).encode(), timestamp_ms=stamp) for stamp in stamps]
+    produce(bootstrap, TIMESTAMPS, records)
+    for record in records:
+        produce(bootstrap, TIMESTAMPS, [record])
+
+
+def write_sizes(bootstrap: str, spark: SparkSession) -> None:
+    """Values of 0 bytes to 5 MB, around each change of a varint's length: plain, lz4, and zstd from Java."""
+    edges = [1 << bits for bits in (0, 6, 7, 13, 14, 16, 20)]
+    sizes = sorted({0, *edges, *(edge - 1 for edge in edges), *(edge + 1 for edge in edges)})
+    sizes += [2_500_000, 0, 5_000_000, 1, 5 * MIB, 100]
+    chance = random.Random(20)
+
+    def records(partition: int) -> list[Record]:
+        return [Record(b"%d" % size, _bytes(chance, size), partition=partition) for size in sizes]
+
+    limit = {"message.max.bytes": 10 * MIB}
+    produce(bootstrap, SIZES, records(0), limit)
+    produce(bootstrap, SIZES, records(1), {**limit, "compression.type": "lz4"})
+    java = {"kafka.max.request.size": 10 * MIB, "kafka.compression.type": "zstd"}
+    produce_by_java(spark, bootstrap, SIZES, records(2), java)
+
+
+def write_codecs(bootstrap: str, spark: SparkSession) -> None:
+    """Each codec from librdkafka (partitions 0 to 4) and Java (5 to 9), and all of them in turn in partition 10.
+
+    The values run from one that cannot be compressed to one longer than the codecs' own blocks.
+    """
+    chance = random.Random(30)
+    values = [b"line %d, much like the others\n" % number * 5 for number in range(300)]
+    values += [_bytes(chance, 300), b"", b"abc" * 50_000, _bytes(chance, 70_000), b"end"]
+    everything = 2 * len(CODECS)
+    for number, codec in enumerate(CODECS):
+        c_records = [Record(b"k", value, partition=p) for p in (number, everything) for value in values]
+        produce(bootstrap, CODEC_MIX, c_records, {"compression.type": codec})
+        partitions = (len(CODECS) + number, everything)
+        java_records = [Record(b"k", value, partition=p) for p in partitions for value in values]
+        java = {"kafka.compression.type": codec, "kafka.batch.size": 200_000}
+        produce_by_java(spark, bootstrap, CODEC_MIX, java_records, java)
+
+
+def write_batch_sizes(bootstrap: str, spark: SparkSession) -> None:
+    """Batches of 16 KiB (partitions 0 from C, 2 from Java) and of 1 MiB (1 and 3), more rows than one Arrow chunk."""
+    limit = 10 * MIB
+    for partition, size in enumerate((16 * 1024, MIB)):
+        values = [b"%08d" % number + bytes([number % 251]) * 92 for number in range(20_000)]
+        records = [Record(value[:8], value, partition=partition) for value in values]
+        produce(bootstrap, BATCH_SIZES, records, {"batch.size": size, "message.max.bytes": limit})
+        records = [Record(value[:8], value, partition=partition + 2) for value in values]
+        produce_by_java(spark, bootstrap, BATCH_SIZES, records, {"kafka.batch.size": size})
+
+
+def write_log_append_time(bootstrap: str) -> None:
+    """The producer's own timestamps, wildly different, must not be seen. Partition 0 plain, 1 lz4."""
+    for partition, codec in enumerate(("none", "lz4")):
+        records = [Record(None, b"%d" % n, partition=partition, timestamp_ms=1 + n * 1_000_000) for n in range(50)]
+        for _ in range(3):
+            produce(bootstrap, LOG_APPEND_TIME, records, {"compression.type": codec})
+
+
+def write_time_switched(bootstrap: str) -> None:
+    """CreateTime, then LogAppendTime, then CreateTime in one log."""
+    for kind in ("CreateTime", "LogAppendTime", "CreateTime"):
+        _set_topic(bootstrap, TIME_SWITCHED, "message.timestamp.type", kind)
+        _until(lambda kind=kind: _stamped_by_broker(bootstrap) == (kind == "LogAppendTime"), f"{kind} to take effect")
+        produce(bootstrap, TIME_SWITCHED, [Record(b"k", b"%d" % number, timestamp_ms=1_000) for number in range(20)])
+
+
+def write_transactions(bootstrap: str) -> None:
+    """Committed and aborted transactions of three producers and a plain one, interleaved.
+
+    Partition 0 ends in a commit marker, 1 in an abort marker, 2 holds aborted records only.
+    """
+    chance = random.Random(40)
+    producers = [transactional(bootstrap, f"tx-{number}", CODECS[2 * number]) for number in range(3)]
+    for round_number in range(8):
+        for producer in producers:
+            producer.begin_transaction()
+        for part, producer in itertools.product(range(3), producers):
+            value = b"%d-%d" % (round_number, part)
+            records = [Record(b"tx", value * 5, partition=n % 2) for n in range(chance.randint(1, 30))]
+            send(producer, TRANSACTIONS, records)
+            produce(bootstrap, TRANSACTIONS, [Record(b"plain", value, partition=part % 2)])
+        for producer in chance.sample(producers, len(producers)):
+            producer.commit_transaction() if chance.random() < 0.5 else producer.abort_transaction()
+    for partition, commit in ((0, True), (1, False), (2, False), (2, False)):
+        producers[partition].begin_transaction()
+        send(producers[partition], TRANSACTIONS, [Record(b"last", b"%d" % n, partition=partition) for n in range(10)])
+        producers[partition].commit_transaction() if commit else producers[partition].abort_transaction()
+
+
+def write_open_transaction(bootstrap: str) -> None:
+    """Records, a committed transaction, one that nobody ends for 15 minutes, and records after it."""
+    produce(bootstrap, OPEN_TRANSACTION, [Record(None, b"before") for _ in range(5)])
+    producer = transactional(bootstrap, "tx-open", **{"transaction.timeout.ms": 900_000})
+    producer.begin_transaction()
+    send(producer, OPEN_TRANSACTION, [Record(None, b"committed") for _ in range(5)])
+    producer.commit_transaction()
+    producer.begin_transaction()
+    send(producer, OPEN_TRANSACTION, [Record(None, b"open") for _ in range(5)])
+    produce(bootstrap, OPEN_TRANSACTION, [Record(None, b"after") for _ in range(5)])
+
+
+def write_deleted_prefix(bootstrap: str) -> None:
+    """The log begins in the middle of a batch: DeleteRecords up to offset 137."""
+    produce(bootstrap, DELETED_PREFIX, [Record(b"k", b"%d" % number) for number in range(300)])
+    [deleted] = _admin(bootstrap).delete_records([TopicPartition(DELETED_PREFIX.name, 0, 137)]).values()
+    deleted.result()
+
+
+def write_compacted(bootstrap: str) -> None:
+    """What `wait_until_compacted` waits for, before the cleaner has come by."""
+    start_ms = int(time.time() * 1000) - 600_000
+    many = [b"k%d" % number for number in range(2_000)]
+    _compact(bootstrap, 0, start_ms, [(many, b"old"), (many[1:], b"new")])
+    few = many[:100]
+    _compact(bootstrap, 1, start_ms, [(few, b"old"), (few[::3], b"new"), (few[::5], None)], {"compression.type": "lz4"})
+    # The last batch of an idempotent producer is kept even when nothing is left in it.
+    _compact(bootstrap, 2, start_ms, [(few[:10], b"old")], {"enable.idempotence": True})
+    _compact(bootstrap, 2, start_ms + 2 * _ROLL_MS, [(few, b"new")])
+
+
+def wait_until_compacted(data_folder: Path) -> None:
+    """A batch that kept 1 of 2,000 records (partition 0), gaps and tombstones (1), batches without a record (2)."""
+
+    def compacted() -> bool:
+        tail_gap, middle_gaps, empty = (stored_batches(data_folder, COMPACTED.name, p) for p in range(3))
+        return (
+            (tail_gap[0].last_offset, tail_gap[0].records) == (1_999, 1)
+            and 0 < middle_gaps[0].records < 100
+            and any(batch.delete_horizon for batch in middle_gaps)
+            and any(batch.records == 0 for batch in empty)
+        )
+
+    _until(compacted, "the cleaner to compact")
+
+
+def write_aborted_transaction_to_compact(bootstrap: str) -> int:
+    """Two transactions, committed and fenced (which aborts it); the time from which they can be overwritten, in ms."""
+    keys = [b"x%d" % number for number in range(10)]
+    producer = transactional(bootstrap, "tx-compacted")
+    producer.begin_transaction()
+    send(producer, EMPTY_CONTROL_BATCHES, [Record(key, b"committed") for key in keys])
+    producer.commit_transaction()
+    producer.begin_transaction()
+    send(producer, EMPTY_CONTROL_BATCHES, [Record(key, b"aborted") for key in keys])
+    transactional(bootstrap, "tx-compacted")
+    return int(time.time() * 1000)
+
+
+def overwrite_until_control_batch_is_empty(bootstrap: str, data_folder: Path, start_ms: int) -> None:
+    """New values for the same keys, each in a new segment, until the cleaner has emptied a control batch."""
+    stamps = itertools.count(start_ms + _ROLL_MS, _ROLL_MS)
+    keys = [b"x%d" % number for number in range(10)]
+
+    def emptied() -> bool:
+        stamp = next(stamps)
+        produce(bootstrap, EMPTY_CONTROL_BATCHES, [Record(key, b"%d" % stamp, timestamp_ms=stamp) for key in keys])
+        batches = stored_batches(data_folder, EMPTY_CONTROL_BATCHES.name)
+        return any(batch.control and batch.records == 0 for batch in batches)
+
+    _until(emptied, "the cleaner to empty a control batch", every_s=0.3)
+
+
+def stop_the_cleaner(bootstrap: str, data_folder: Path) -> None:
+    """From now on the compacted topics stay as they are, so that two readers find the same."""
+    for topic in (COMPACTED, EMPTY_CONTROL_BATCHES):
+        _set_topic(bootstrap, topic, "cleanup.policy", "delete")
+    logs = [(topic.name, p) for topic in (COMPACTED, EMPTY_CONTROL_BATCHES) for p in range(topic.partitions)]
+    before: list[object] = []
+
+    def settled() -> bool:
+        now = [stored_batches(data_folder, *log) for log in logs]
+        unchanged = now == before
+        before[:] = now
+        return unchanged
+
+    _until(settled, "the cleaner to end", every_s=1.2)  # more than two of its rounds
+
+
+# -- the producers ----------------------------------------------------------------------------
+
+
+def create(bootstrap: str, topics: Iterable[Topic]) -> None:
+    """Creates the topics, unreplicated and kept for ever (some hold records from 1970)."""
+    new = [
+        NewTopic(topic.name, topic.partitions, 1, config={"retention.ms": "-1", **topic.settings}) for topic in topics
+    ]
+    for created in _admin(bootstrap).create_topics(new).values():
+        created.result()
+
+
+def produce(
+    bootstrap: str, topic: Topic, records: Sequence[Record], settings: Mapping[str, object] | None = None
+) -> list[Message]:
+    """Writes by librdkafka, as few batches as its settings allow; what the broker answered for each record."""
+    return send(_plain_producer(bootstrap, tuple((settings or {}).items())), topic, records)
+
+
+def transactional(bootstrap: str, transactional_id: str, codec: str = "none", **settings: object) -> Producer:
+    """A producer that has its transactional id, and has fenced and aborted who had it before."""
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "transactional.id": transactional_id,
+            "compression.type": codec,
+            "log_level": 0,
+            **settings,
+        }
+    )
+    producer.init_transactions()
+    return producer
+
+
+def send(producer: Producer, topic: Topic, records: Sequence[Record]) -> list[Message]:
+    """Queues all records and waits until the broker has them."""
+    answers: list[Message] = []
+
+    def delivered(error: Any, message: Message) -> None:
+        assert error is None, f"{topic.name}: {error}"
+        answers.append(message)
+
+    for record in records:
+        stamp = {} if record.timestamp_ms is None else {"timestamp": record.timestamp_ms}
+        producer.produce(
+            topic.name,
+            record.value,
+            record.key,
+            record.partition,
+            headers=record.headers,
+            on_delivery=delivered,
+            **stamp,
+        )
+    producer.flush()
+    assert len(answers) == len(records), f"{topic.name}: {len(records) - len(answers)} records were not delivered"
+    return answers
+
+
+def produce_by_java(
+    spark: SparkSession,
+    bootstrap: str,
+    topic: Topic,
+    records: Sequence[Record],
+    settings: Mapping[str, object] | None = None,
+) -> None:
+    """Writes by Java's producer, through Spark's JVM sink: in order, with batches as full as its settings allow."""
+    header = pa.struct([("key", pa.string()), ("value", pa.binary())])
+    columns = {
+        "key": pa.array([record.key for record in records], pa.binary()),
+        "value": pa.array([record.value for record in records], pa.binary()),
+        "partition": pa.array([record.partition for record in records], pa.int32()),
+        "headers": pa.array(
+            [record.headers and [{"key": k, "value": v} for k, v in record.headers] for record in records],
+            pa.list_(header),
+        ),
+    }
+    writer = spark.createDataFrame(pa.table(columns)).coalesce(1).write.format("kafka")
+    for name, value in {"kafka.linger.ms": 1_000, **(settings or {})}.items():
+        writer = writer.option(name, str(value))
+    writer.option("kafka.bootstrap.servers", bootstrap).option("topic", topic.name).option(
+        "includeHeaders", True
+    ).save()
+
+
+# -- details ----------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=None)
+def _plain_producer(bootstrap: str, settings: tuple[tuple[str, object], ...]) -> Producer:
+    """Kept, because a new one takes a while to find its brokers. Fills its batches until it is flushed."""
+    usual = {"batch.size": MIB, "batch.num.messages": 100_000, "linger.ms": 60_000}
+    return Producer({"bootstrap.servers": bootstrap, "log_level": 0, **usual, **dict(settings)})
+
+
+@lru_cache(maxsize=None)
+def _admin(bootstrap: str) -> AdminClient:
+    return AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+
+
+def _bytes(chance: random.Random, size: int) -> bytes:
+    """Half of them random, half of them not."""
+    return chance.randbytes(size // 2) + b"\x2a" * (size - size // 2)
+
+
+def _compact(
+    bootstrap: str,
+    partition: int,
+    start_ms: int,
+    generations: Sequence[tuple[Sequence[bytes], bytes | None]],
+    settings: Mapping[str, object] | None = None,
+) -> None:
+    """Each generation of keys in a segment of its own, then one more record: the last segment is never cleaned."""
+    stamps = itertools.count(start_ms, _ROLL_MS)
+    for keys, value in generations:
+        stamp = next(stamps)
+        records = [Record(key, value, partition=partition, timestamp_ms=stamp) for key in keys]
+        produce(bootstrap, COMPACTED, records, settings)
+    produce(bootstrap, COMPACTED, [Record(b"last", b"last", partition=partition, timestamp_ms=next(stamps))])
+
+
+def _set_topic(bootstrap: str, topic: Topic, key: str, value: str) -> None:
+    entry = ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, topic.name, incremental_configs=[entry])
+    [changed] = _admin(bootstrap).incremental_alter_configs([resource]).values()
+    changed.result()
+
+
+def _stamped_by_broker(bootstrap: str) -> bool:
+    [answer] = produce(bootstrap, TIME_SWITCHED, [Record(b"who stamps?", None)])
+    return bool(answer.timestamp()[0] == TIMESTAMP_LOG_APPEND_TIME)
+
+
+def _until(condition: Callable[[], bool], what: str, timeout_s: float = 60, every_s: float = 0.1) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, f"waited {timeout_s:.0f} s in vain for {what}"
+        time.sleep(every_s)

@@ -1,0 +1,67 @@
+"""The record batches of one partition as they lie on a broker's disk: headers only.
+
+For tests that wait for the log cleaner or must know that a topic really holds the shape they are about. Reads the
+files by Kafka's published layout and shares no code with the package it helps to test.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+# base offset, batch length, leader epoch, magic, CRC, attributes, last offset delta, base timestamp, max timestamp,
+# producer id, producer epoch, base sequence, record count
+_HEADER = struct.Struct(">qiibIhiqqqhii")
+_LENGTH_AND_OFFSET_BYTES = 12
+_CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+
+
+@dataclass(frozen=True)
+class StoredBatch:
+    """One record batch. `bytes` is its whole size; `records` may be fewer than the offsets it spans."""
+
+    base_offset: int
+    last_offset: int
+    records: int
+    bytes: int
+    codec: str
+    log_append_time: bool
+    transactional: bool
+    control: bool
+    delete_horizon: bool
+
+
+def stored_batches(data_folder: Path, topic: str, partition: int = 0) -> list[StoredBatch]:
+    """Every batch of the partition in the order of its offsets, from the segments in the broker's `data_folder`."""
+    batches: list[StoredBatch] = []
+    for segment in sorted((data_folder / f"{topic}-{partition}").glob("*.log")):
+        try:
+            content = segment.read_bytes()
+        except FileNotFoundError:  # the cleaner has just replaced it
+            return stored_batches(data_folder, topic, partition)
+        batches += _batches(content)
+    return batches
+
+
+def _batches(content: bytes) -> list[StoredBatch]:
+    found: list[StoredBatch] = []
+    position = 0
+    while position + _HEADER.size <= len(content):
+        base_offset, length, _, _, _, attributes, last_delta, *_, records = _HEADER.unpack_from(content, position)
+        size = _LENGTH_AND_OFFSET_BYTES + length
+        found.append(
+            StoredBatch(
+                base_offset,
+                base_offset + last_delta,
+                records,
+                size,
+                _CODECS[attributes & 0x07],
+                log_append_time=bool(attributes & 0x08),
+                transactional=bool(attributes & 0x10),
+                control=bool(attributes & 0x20),
+                delete_horizon=bool(attributes & 0x40),
+            )
+        )
+        position += size
+    return found
