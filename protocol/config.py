@@ -17,6 +17,7 @@ from protocol.properties import MAX_INT32, Role, read, warn_once
 IsolationLevel = Literal["read_uncommitted", "read_committed"]
 OffsetReset = Literal["earliest", "latest", "none"]
 Compression = Literal["none", "gzip", "snappy", "lz4", "zstd"]
+PartitionStrategy = Literal["murmur2", "fnv1a", "crc32", "random", "round_robin"]
 
 _MOST_IN_FLIGHT_IF_IDEMPOTENT = 5  # A broker remembers the last five batches of a producer, no more.
 
@@ -83,7 +84,7 @@ class ProducerConfig:
     enable_idempotence: bool = True
     retries: int = MAX_INT32
     delivery_timeout_ms: int = 120_000
-    partitioner: Literal["default"] = "default"
+    partitioner: PartitionStrategy = "murmur2"
 
     def __post_init__(self) -> None:
         conflict = _not_idempotent(self.acks, self.retries, self.max_in_flight_requests_per_connection)

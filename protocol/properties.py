@@ -126,8 +126,12 @@ SECURITY_PROTOCOL = one_of(
     otherwise="TLS and SASL are not supported yet, and nothing falls back to plain text in silence",
 )
 PARTITIONER = one_of(
-    meanings={"default": "default", "org.apache.kafka.clients.producer.internals.DefaultPartitioner": "default"},
-    otherwise="other partitioners are not supported yet; give rows a partition column",
+    *("murmur2", "fnv1a", "crc32", "random", "round_robin"),
+    meanings={
+        "org.apache.kafka.clients.producer.internals.DefaultPartitioner": "murmur2",
+        "org.apache.kafka.clients.producer.RoundRobinPartitioner": "round_robin",
+    },
+    otherwise="other classes cannot run here; give rows a partition instead",
 )
 
 
@@ -311,7 +315,8 @@ PROPERTIES: tuple[Property, ...] = (
         "partitioner.class",
         "partitioner",
         PARTITIONER,
-        "murmur2 of the key, as Java's producer; null keys are spread",
+        "which partition a row goes to: by a hash of its key as Java has it (murmur2), sarama (fnv1a) or librdkafka "
+        "(crc32), or without looking at keys. Null keys are spread",
     ),
     *_no_effect(_CLIENT, "client.dns.lookup", "every address of a host name is tried"),
     *_no_effect(

@@ -1,0 +1,295 @@
+"""Kafka's properties become frozen values, or an error that says which, why and what to do."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from protocol import properties
+from protocol.config import ClientConfig, ConsumerConfig, ProducerConfig, parse_client, parse_consumer, parse_producer
+from protocol.errors import ConfigurationError
+from protocol.properties import PROPERTIES, Effect, Role
+
+BROKERS = {"bootstrap.servers": "localhost:9092"}
+PARSERS: dict[Role, Callable[..., object]] = {
+    Role.CLIENT: parse_client,
+    Role.CONSUMER: parse_consumer,
+    Role.PRODUCER: parse_producer,
+}
+
+
+@pytest.fixture(autouse=True)
+def _warnings_of_one_test_only() -> Iterator[None]:
+    properties.warn_once.cache_clear()
+    yield
+    properties.warn_once.cache_clear()
+
+
+def refusal(parse: Callable[..., object], given: dict[str, object]) -> str:
+    with pytest.raises(ConfigurationError) as raised:
+        parse(given, prefix="kafka.")
+    return str(raised.value)
+
+
+# -- values ---------------------------------------------------------------------------------------
+
+
+def test_nothing_but_brokers_gives_the_defaults() -> None:
+    assert parse_client(BROKERS) == ClientConfig((("localhost", 9092),))
+    assert parse_consumer(BROKERS) == ConsumerConfig()
+    assert parse_producer(BROKERS) == ProducerConfig()
+
+
+def test_values_come_as_text_numbers_or_booleans() -> None:
+    config = parse_consumer({"fetch.min.bytes": " 7 ", "fetch.max.wait.ms": 9, "check.crcs": False, "group.id": "g"})
+    assert (config.fetch_min_bytes, config.fetch_max_wait_ms, config.check_crcs, config.group_id) == (7, 9, False, "g")
+    assert parse_consumer({"check.crcs": "TRUE"}).check_crcs is True
+
+
+@pytest.mark.parametrize(
+    ("text", "pairs"),
+    [
+        ("a:1", (("a", 1),)),
+        (" a:1 , b.example.com:65535,", (("a", 1), ("b.example.com", 65535))),
+        ("[::1]:9092", (("::1", 9092),)),
+        ("PLAINTEXT://a:1,a:1", (("a", 1),)),
+    ],
+)
+def test_bootstrap_servers_are_hosts_and_ports(text: str, pairs: tuple[tuple[str, int], ...]) -> None:
+    assert parse_client({"bootstrap.servers": text}).bootstrap_servers == pairs
+
+
+@pytest.mark.parametrize("text", ["", ",", "localhost", "localhost:", ":9092", "a:0", "a:65536", "a:b", "http://a/:1"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    message = refusal(parse_client, {"bootstrap.servers": text})
+    assert f"kafka.bootstrap.servers is {text!r}" in message
+    assert "host:port[,host:port...]" in message
+
+
+def test_bootstrap_servers_are_required() -> None:
+    assert "kafka.bootstrap.servers is missing" in refusal(parse_client, {})
+    with pytest.raises(ConfigurationError, match="empty"):
+        ClientConfig(())
+
+
+@pytest.mark.parametrize(
+    ("parse", "name", "value", "allowed"),
+    [
+        (parse_client, "request.timeout.ms", "30s", "1 to 2147483647"),
+        (parse_client, "request.timeout.ms", "0", "1 to 2147483647"),
+        (parse_client, "request.timeout.ms", "2147483648", "1 to 2147483647"),
+        (parse_client, "request.timeout.ms", "", "1 to 2147483647"),
+        (parse_client, "client.id", " ", "any text but the empty one"),
+        (parse_client, "connections.max.idle.ms", "-2", "1 to 2147483647 or -1"),
+        (parse_consumer, "check.crcs", "yes", "true, false"),
+        (parse_consumer, "isolation.level", "serializable", "read_uncommitted, read_committed"),
+        (parse_consumer, "auto.offset.reset", "by_duration:PT1H", "earliest, latest, none"),
+        (parse_consumer, "group.protocol", "classic", "none"),
+        (parse_consumer, "fetch.min.bytes", "1.5", "0 to 2147483647"),
+        (parse_producer, "acks", "2", "all, -1, 1, 0"),
+        (parse_producer, "compression.type", "brotli", "none, gzip, snappy, lz4, zstd"),
+        (parse_producer, "compression.gzip.level", "10", "1 to 9 or -1"),
+        (parse_producer, "partitioner.class", "com.example.Mine", "murmur2"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_name_value_and_what_is_allowed(
+    parse: Callable[..., object], name: str, value: str, allowed: str
+) -> None:
+    message = refusal(parse, {**BROKERS, name: value})
+    assert message.startswith(f"kafka.{name} is {value!r}")
+    assert f"allowed: {allowed}" in message
+    assert "Leave it out for the default." in message
+
+
+def test_a_value_of_another_type_is_refused() -> None:
+    assert "given as list" in refusal(parse_client, {"bootstrap.servers": ["a:1"]})
+    assert "given as NoneType" in refusal(parse_client, {**BROKERS, "client.id": None})
+
+
+def test_idle_connections_can_be_kept_for_ever() -> None:
+    assert parse_client({**BROKERS, "connections.max.idle.ms": "-1"}).connections_max_idle_ms > 10**18
+
+
+def test_configurations_pickle_and_can_be_keys() -> None:
+    configs = (parse_client(BROKERS), parse_consumer({"group.id": "g"}), parse_producer({"acks": "1"}))
+    assert pickle.loads(pickle.dumps(configs)) == configs
+    assert len(set(configs)) == 3
+
+
+# -- the table ------------------------------------------------------------------------------------
+
+
+def test_every_property_that_applies_has_a_field_and_every_field_a_property() -> None:
+    levels = {"gzip_level", "lz4_level", "zstd_level"}
+    for role, config in (
+        (Role.CLIENT, ClientConfig),
+        (Role.CONSUMER, ConsumerConfig),
+        (Role.PRODUCER, ProducerConfig),
+    ):
+        fields = {row.field for row in PROPERTIES if row.role is role and row.effect is Effect.APPLIES} - levels
+        assert fields == set(config.__dataclass_fields__) - {"compression_level"}
+
+
+def test_names_are_in_the_table_once() -> None:
+    assert len({row.name for row in PROPERTIES}) == len(PROPERTIES)
+
+
+@pytest.mark.parametrize("row", [row for row in PROPERTIES if row.effect is Effect.NO_EFFECT], ids=lambda row: row.name)
+def test_what_has_no_effect_is_accepted_with_one_warning(
+    row: properties.Property, caplog: pytest.LogCaptureFixture
+) -> None:
+    parse = PARSERS[row.role]
+    with caplog.at_level(logging.WARNING):
+        parse({**BROKERS, row.name: "x"}, prefix="kafka.")
+        parse({**BROKERS, row.name: "x"}, prefix="kafka.")
+    assert [record.getMessage() for record in caplog.records] == [f"kafka.{row.name} has no effect: {row.doc}"]
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in PROPERTIES if row.effect in (Effect.FORBIDDEN, Effect.NOT_YET)], ids=lambda row: row.name
+)
+def test_what_is_forbidden_or_not_there_yet_is_an_error_that_says_so(row: properties.Property) -> None:
+    parse = next(parse for role, parse in PARSERS.items() if role & row.role)
+    message = refusal(parse, {**BROKERS, row.name: "value-of-it"})
+    assert message == f"kafka.{row.name} is {row.effect.value}: {row.doc}."
+    assert "value-of-it" not in message
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("group.ids", "did you mean kafka.group.id?"),
+        ("Acks", "did you mean kafka.acks?"),
+        ("bootstrap.server", "did you mean kafka.bootstrap.servers?"),
+        ("colour", "docs/options.md"),
+    ],
+)
+@pytest.mark.parametrize("parse", PARSERS.values())
+def test_an_unknown_property_is_an_error_with_the_nearest_known_name(
+    parse: Callable[..., object], name: str, hint: str
+) -> None:
+    message = refusal(parse, {**BROKERS, name: "secret"})
+    assert f"kafka.{name} is not a known Kafka property" in message
+    assert hint in message
+    assert "secret" not in message
+
+
+def test_properties_of_the_other_side_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        parse_client({**BROKERS, "acks": "1", "group.id": "g"})
+        assert not caplog.records
+        parse_consumer({"acks": "1", "group.id": "g"}, prefix="kafka.")
+        parse_producer({"acks": "-1", "group.id": "g"}, prefix="kafka.")
+    assert [record.getMessage() for record in caplog.records] == [
+        "kafka.acks has no effect: it is a property of producers",
+        "kafka.group.id has no effect: it is a property of consumers",
+    ]
+
+
+# -- security -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", ["SSL", "SASL_SSL", "sasl_plaintext"])
+def test_tls_and_sasl_never_fall_back_to_plain_text(value: str) -> None:
+    assert "TLS and SASL are not supported yet" in refusal(parse_client, {**BROKERS, "security.protocol": value})
+
+
+def test_plain_text_can_be_asked_for() -> None:
+    assert parse_client({**BROKERS, "security.protocol": "plaintext"}).security_protocol == "PLAINTEXT"
+
+
+def test_a_listener_that_speaks_tls_is_refused() -> None:
+    assert "TLS and SASL" in refusal(parse_client, {"bootstrap.servers": "SSL://localhost:9093"})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sasl.jaas.config",
+        "sasl.mechanism",
+        "sasl.jaas.confg",
+        "ssl.keystore.password",
+        "ssl.key.password",
+        "ssl.keystore.key",
+        "ssl.truststore.location",
+    ],
+)
+@pytest.mark.parametrize("parse", PARSERS.values())
+def test_properties_of_tls_and_sasl_are_errors_that_never_show_the_value(
+    parse: Callable[..., object], name: str
+) -> None:
+    message = refusal(parse, {**BROKERS, name: 'PlainLoginModule required password="hunter2";'})
+    assert f"kafka.{name} is not supported yet" in message
+    assert "hunter2" not in message
+
+
+def test_a_password_in_an_address_is_not_shown() -> None:
+    message = refusal(parse_client, {"bootstrap.servers": "kafka://me:hunter2@broker:9092"})
+    assert "***@broker:9092" in message
+    assert "hunter2" not in message
+
+
+def test_an_error_s_whole_traceback_is_free_of_secrets() -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        parse_client({"bootstrap.servers": "me:hunter2@broker"})
+    causes = [raised.value, raised.value.__cause__, raised.value.__context__]
+    assert all("hunter2" not in repr(cause) for cause in causes)
+
+
+# -- rules between properties ---------------------------------------------------------------------
+
+
+def test_idempotence_that_nobody_asked_for_gives_way_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    for given in ({"acks": "1"}, {"retries": "0"}, {"max.in.flight.requests.per.connection": "6"}):
+        with caplog.at_level(logging.WARNING):
+            assert not parse_producer(given, prefix="kafka.").enable_idempotence
+    assert "kafka.acks is 1, not all: retries can make duplicates" in caplog.messages[0]
+    assert len(caplog.messages) == 3
+
+
+def test_idempotence_that_was_asked_for_does_not_give_way() -> None:
+    message = refusal(parse_producer, {"enable.idempotence": "true", "acks": "1"})
+    assert message == ("kafka.enable.idempotence is true, but kafka.acks is 1, not all. Leave out one of the two.")
+    with pytest.raises(ConfigurationError, match="retries is 0"):
+        ProducerConfig(retries=0)
+
+
+def test_idempotence_can_be_switched_off_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert not parse_producer({"enable.idempotence": "false", "acks": "0"}).enable_idempotence
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("codec", "level"), [("gzip", 1), ("lz4", 2), ("zstd", 3), ("snappy", None), ("none", None), (None, None)]
+)
+def test_the_compression_level_is_that_of_the_codec(codec: str | None, level: int | None) -> None:
+    given = {"compression.gzip.level": "1", "compression.lz4.level": "2", "compression.zstd.level": "3"}
+    assert parse_producer({**given, **({"compression.type": codec} if codec else {})}).compression_level == level
+
+
+def test_gzip_s_default_level_has_a_number_in_kafka() -> None:
+    assert parse_producer({"compression.type": "gzip", "compression.gzip.level": "-1"}).compression_level is None
+
+
+def test_a_record_batch_is_never_larger_than_a_request(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert parse_producer({"max.request.size": "1000"}).batch_size_bytes == 1000
+        assert not caplog.records
+        assert parse_producer({"batch.size": "2000000"}, prefix="kafka.").batch_size_bytes == 1_048_576
+    assert caplog.messages == ["kafka.batch.size is cut to kafka.max.request.size (1048576)"]
+
+
+def test_a_write_is_given_time_for_at_least_one_request() -> None:
+    message = refusal(parse_producer, {"delivery.timeout.ms": "30000", "linger.ms": "1"})
+    assert "kafka.delivery.timeout.ms is 30000, less than" in message
+    assert "(30001)" in message
+    assert parse_producer({"request.timeout.ms": "200000"}).delivery_timeout_ms == 200_000
+
+
+def test_an_idle_fetch_ends_before_its_request_times_out() -> None:
+    message = refusal(parse_consumer, {"request.timeout.ms": "400"})
+    assert "kafka.fetch.max.wait.ms is 500, which is not below kafka.request.timeout.ms (400)" in message

@@ -1,0 +1,100 @@
+"""How far a batch reads. Whole cases are what Spark's own connector answers; the rest holds for any input."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.errors import UsageError
+from spark_kafka_source.limits import end_offsets, max_offsets
+from spark_kafka_source.offsets import TopicPartition
+
+LOGS = st.dictionaries(
+    st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 5)),
+    st.tuples(st.integers(0, 2**40), st.integers(0, 2**40)).map(lambda log: (log[0], log[0] + log[1])),
+    min_size=1,
+)
+
+
+def ends(limit: int | None, *logs: tuple[int, int]) -> list[int]:
+    """The ends for partitions (start, end of log) 0, 1, 2, … of one topic."""
+    starts = {("t", number): start for number, (start, _) in enumerate(logs)}
+    available = {("t", number): end for number, (_, end) in enumerate(logs)}
+    return list(end_offsets(starts, available, limit).values())
+
+
+def test_without_a_limit_a_batch_reads_to_the_ends_of_the_logs() -> None:
+    assert ends(None, (0, 10), (5, 5), (7, 9)) == [10, 5, 9]
+
+
+def test_a_limit_is_shared_out_in_proportion_to_how_far_each_partition_is_behind() -> None:
+    assert ends(10, (0, 100), (1_000, 1_300)) == [2, 1_007]
+
+
+def test_a_share_below_one_record_becomes_one_so_that_no_partition_starves() -> None:
+    assert ends(10, (0, 1), (0, 1_000), (4, 4)) == [1, 9, 4]
+    assert ends(1, (0, 5), (0, 5), (0, 5)) == [1, 1, 1]
+
+
+def test_other_shares_are_rounded_down() -> None:
+    assert ends(5, (0, 10), (0, 10)) == [2, 2]
+
+
+def test_a_limit_beyond_what_there_is_reads_everything() -> None:
+    assert ends(1_000, (0, 3), (0, 4)) == [3, 4]
+
+
+def test_shares_are_worked_out_in_doubles_in_spark_s_order() -> None:
+    # 49 * (1 / 49) is just below 1 in doubles; 49 * 1 / 49 would be 1.
+    assert ends(49, *[(0, 1)] * 49) == [1] * 49
+    # 3 * (15 / 45) is 1 and stays 1; 100 * (29 / 100) is 28.999999999999996 and becomes 28.
+    assert ends(3, (0, 15), (0, 30)) == [1, 2]
+    assert ends(100, (0, 29), (0, 71)) == [28, 71]
+
+
+def test_a_log_that_ends_before_its_start_keeps_its_start() -> None:
+    assert ends(None, (10, 4), (0, 5)) == [10, 5]
+    assert ends(3, (10, 4), (0, 5)) == [10, 3]
+
+
+def test_partitions_come_out_sorted_and_only_those_that_have_a_log() -> None:
+    starts = {("b", 0): 1, ("a", 10): 1, ("a", 9): 1, ("gone", 0): 1}
+    found = end_offsets(starts, {("b", 0): 2, ("a", 10): 2, ("a", 9): 2}, 1)
+    assert list(found) == [("a", 9), ("a", 10), ("b", 0)]
+
+
+def test_a_new_partition_without_a_beginning_is_the_caller_s_mistake() -> None:
+    with pytest.raises(UsageError, match="orders-3 is new"):
+        end_offsets({}, {("orders", 3): 5}, None)
+
+
+@given(LOGS, st.integers(1, 10**6))
+def test_every_limited_batch_gets_on_and_stays_in_the_log(
+    logs: dict[TopicPartition, tuple[int, int]], limit: int
+) -> None:
+    starts = {tp: log[0] for tp, log in logs.items()}
+    available = {tp: log[1] for tp, log in logs.items()}
+    found = end_offsets(starts, available, limit)
+    for tp, (start, end) in logs.items():
+        assert start + (1 if end > start else 0) <= found[tp] <= end
+    assert sum(found[tp] - starts[tp] for tp in found) <= limit + len(logs)
+
+
+def test_the_limit_is_what_spark_hands_over_and_the_option_where_spark_hands_nothing() -> None:
+    read_all = type("ReadAllAvailable", (), {})()
+    read_max = type("ReadMaxRows", (SimpleNamespace,), {})(max_rows=7)
+    assert max_offsets(read_all, 5) is None
+    assert max_offsets(read_max, 5) == 7
+    assert max_offsets(None, 5) == 5
+    assert max_offsets(None, None) is None
+
+
+def test_spark_s_own_limits_are_known() -> None:
+    datasource = pytest.importorskip("pyspark.sql.streaming.datasource")
+    assert max_offsets(datasource.ReadAllAvailable(), 5) is None
+    assert max_offsets(datasource.ReadMaxRows(7), 5) == 7
+    with pytest.raises(UsageError, match="ReadMaxFiles"):
+        max_offsets(datasource.ReadMaxFiles(7), 5)

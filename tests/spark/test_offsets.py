@@ -1,0 +1,107 @@
+"""The checkpoint's JSON: what is written, and what is accepted as this source's offsets."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.errors import ConfigurationError
+from spark_kafka_source.offsets import Offsets, legal_topic, topic_id_text
+
+TOPIC_ID = bytes(range(16))
+TOPIC_ID_TEXT = "AAECAwQFBgcICQoLDA0ODw"
+
+PARTITIONS = st.tuples(st.sampled_from(["orders", "a", "b.c-d_e"]), st.integers(0, 12))
+OFFSETS = st.dictionaries(PARTITIONS, st.integers(0, 2**63 - 1), min_size=1)
+
+
+def whole() -> Offsets:
+    return Offsets(
+        ends={("orders", 10): 7, ("orders", 9): 1200, ("a", 0): 3},
+        ids={"orders": TOPIC_ID},
+        epochs={("orders", 9): 4},
+        joined={("orders", 10): 5},
+    )
+
+
+def test_offsets_are_written_as_the_design_says() -> None:
+    assert json.dumps(whole().to_json_dict()) == (
+        '{"a": {"0": 3}, "orders": {"9": 1200, "10": 7}, '
+        f'"@ids": {{"orders": "{TOPIC_ID_TEXT}"}}, '
+        '"@epochs": {"orders": {"9": 4}}, "@joined": {"orders": {"10": 5}}}'
+    )
+
+
+def test_empty_additions_are_left_out_so_that_the_json_is_that_of_spark_s_connector() -> None:
+    assert Offsets({("orders", 0): 1}).to_json_dict() == {"orders": {"0": 1}}
+
+
+def test_what_spark_s_connector_wrote_is_accepted() -> None:
+    offsets = Offsets.from_json_dict(json.loads('{"b":{"1":5,"0":4},"a":{"0":0}}'))
+    assert offsets == Offsets({("a", 0): 0, ("b", 0): 4, ("b", 1): 5})
+
+
+@given(OFFSETS, st.randoms())
+def test_equal_offsets_are_equal_strings(ends: dict[tuple[str, int], int], random: Any) -> None:
+    shuffled = list(ends.items())
+    random.shuffle(shuffled)
+    assert json.dumps(Offsets(dict(shuffled)).to_json_dict()) == json.dumps(Offsets(ends).to_json_dict())
+
+
+@given(OFFSETS, st.binary(min_size=16, max_size=16))
+def test_what_is_written_reads_back(ends: dict[tuple[str, int], int], topic_id: bytes) -> None:
+    offsets = Offsets(ends, ids={topic: topic_id for topic, _ in ends}, epochs=dict.fromkeys(ends, 3), joined=ends)
+    assert Offsets.from_json_dict(json.loads(json.dumps(offsets.to_json_dict()))) == offsets
+
+
+def test_a_topic_id_is_written_as_kafka_s_tools_print_it() -> None:
+    assert topic_id_text(TOPIC_ID) == TOPIC_ID_TEXT
+    assert topic_id_text(b"\xff" * 16) == "_" * 21 + "w"
+
+
+@pytest.mark.parametrize(
+    ("rows", "why"),
+    [
+        ([], "not a JSON object"),
+        ({"orders": 5}, "orders has no JSON object of partitions"),
+        ({"orders": {"x": 5}}, "orders has the partition 'x'"),
+        ({"orders": {"-1": 5}}, "orders has the partition '-1'"),
+        ({"orders": {"01": 5}}, "orders has the partition '01'"),
+        ({"orders": {"2147483648": 5}}, "orders has the partition '2147483648'"),
+        ({"orders": {"0": -1}}, "orders-0 is -1, not a whole number from 0"),
+        ({"orders": {"0": 2**63}}, "not a whole number"),
+        ({"orders": {"0": True}}, "orders-0 is True"),
+        ({"orders": {"0": 1.0}}, "orders-0 is 1.0"),
+        ({"orders": {"0": "1"}}, "orders-0 is '1'"),
+        ({"not a topic": {"0": 1}}, "'not a topic' is no topic name"),
+        ({"orders": {"0": 1}, "@later": {}}, "'@later' is unknown; a newer version wrote it"),
+        ({"orders": {"0": 1}, "@ids": []}, "@ids is not a JSON object"),
+        ({"orders": {"0": 1}, "@ids": {"orders": "short"}}, "@ids has 'short'"),
+        ({"orders": {"0": 1}, "@ids": {"orders": "/" * 22}}, "no topic id"),
+        ({"orders": {"0": 1}, "@ids": {"other": TOPIC_ID_TEXT}}, "@ids names other, which has no end offset"),
+        ({"orders": {"0": 1}, "@epochs": {"orders": {"1": 0}}}, "@epochs names ('orders', 1)"),
+        ({"orders": {"0": 1}, "@epochs": {"orders": {"0": -1}}}, "@epochs: orders-0 is -1"),
+        ({"orders": {"0": 1}, "@joined": {"orders": {"1": 0}}}, "@joined names ('orders', 1)"),
+        ({"orders": {"0": 1}, "@joined": {"orders": {"0": 2}}}, "begins orders-0 at 2, after its end 1"),
+    ],
+)
+def test_anything_else_is_refused_with_the_reason_and_the_remedy(rows: object, why: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        Offsets.from_json_dict(rows)
+    assert why in str(raised.value)
+    assert "checkpointLocation" in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a b", "a@b", "ä", "x" * 250, "a\n"])
+def test_names_that_kafka_does_not_allow_are_no_topics(name: str) -> None:
+    with pytest.raises(ValueError, match="no topic name"):
+        legal_topic(name)
+
+
+@pytest.mark.parametrize("name", ["a", "...", "A-Z_0.9", "x" * 249])
+def test_names_that_kafka_allows_are_topics(name: str) -> None:
+    assert legal_topic(name) == name

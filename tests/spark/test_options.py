@@ -1,0 +1,488 @@
+"""Spark's option dict becomes one frozen value, or an error in the words of the user."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from protocol import properties
+from protocol.errors import ConfigurationError
+from protocol.properties import PROPERTIES, Effect
+from spark_kafka_source.options import (
+    OPTIONS,
+    SinkOptions,
+    SourceOptions,
+    include_headers,
+    parse_sink_options,
+    parse_source_options,
+)
+from spark_kafka_source.options_table import markdown
+
+ROOT = Path(__file__).parents[2]
+BROKERS = {"kafka.bootstrap.servers": "localhost:9092"}
+ORDERS = {**BROKERS, "subscribe": "orders"}
+
+
+@pytest.fixture(autouse=True)
+def _warnings_of_one_test_only() -> Iterator[None]:
+    properties.warn_once.cache_clear()
+    yield
+    properties.warn_once.cache_clear()
+
+
+def stream(**more: str) -> SourceOptions:
+    return parse_source_options(with_dots(ORDERS, more), streaming=True)
+
+
+def batch(**more: str) -> SourceOptions:
+    return parse_source_options(with_dots(ORDERS, more), streaming=False)
+
+
+def sink(**more: str) -> SinkOptions:
+    return parse_sink_options(with_dots(BROKERS, more))
+
+
+def with_dots(given: dict[str, str], more: dict[str, str]) -> dict[str, str]:
+    """`kafka_group_id="g"` stands for the option kafka.group.id."""
+    return {**given, **{key.replace("_", "."): value for key, value in more.items()}}
+
+
+def refusal(given: dict[str, str], *, streaming: bool = True) -> str:
+    with pytest.raises(ConfigurationError) as raised:
+        parse_source_options({**BROKERS, **given}, streaming=streaming)
+    return str(raised.value)
+
+
+def sink_refusal(given: dict[str, str]) -> str:
+    with pytest.raises(ConfigurationError) as raised:
+        parse_sink_options({**BROKERS, **given})
+    return str(raised.value)
+
+
+# -- the source -----------------------------------------------------------------------------------
+
+
+def test_the_least_options_give_the_defaults_of_spark_s_connector() -> None:
+    options = stream()
+    assert options.client.bootstrap_servers == (("localhost", 9092),)
+    assert (options.subscribe, options.subscribe_pattern, options.assign) == (("orders",), None, None)
+    assert options.max_offsets_per_trigger is None
+    assert options.min_partitions is None
+    assert options.fail_on_data_loss is True
+    assert options.include_headers is False
+    assert options.fetch_offset_num_retries == 3
+    assert options.fetch_offset_retry_interval_ms == 1_000
+    assert options.poll_timeout_ms == 120_000
+
+
+def test_names_are_case_insensitive() -> None:
+    given = {"KAFKA.Bootstrap.Servers": "a:1", "SUBSCRIBE": "t", "MaxOffsetsPerTRIGGER": "5", "Kafka.Group.ID": "Etl"}
+    options = parse_source_options(given, streaming=True)
+    assert (options.subscribe, options.max_offsets_per_trigger, options.consumer.group_id) == (("t",), 5, "Etl")
+
+
+def test_kafka_s_properties_reach_client_and_consumer() -> None:
+    options = stream(kafka_client_id="me", kafka_isolation_level="read_committed")
+    assert options.client.client_id == "me"
+    assert options.consumer.isolation_level == "read_committed"
+
+
+def test_options_pickle_and_are_compared_by_value() -> None:
+    given = {**BROKERS, "subscribePattern": "o.*", "startingOffsets": '{"orders": {"0": 1}}'}
+    options = parse_source_options(given, streaming=True)
+    assert pickle.loads(pickle.dumps(options)) == options
+    assert pickle.loads(pickle.dumps(sink(topic="t"))) == sink(topic="t")
+
+
+def test_the_driver_s_patience_counts_the_retries() -> None:
+    given = {"fetchOffset.numRetries": "2", "fetchOffset.retryIntervalMs": "7", "kafka.default.api.timeout.ms": "100"}
+    assert parse_source_options({**ORDERS, **given}, streaming=True).offsets_timeout_ms == 100 + 2 * 107
+
+
+def test_topics_are_a_list_with_commas() -> None:
+    assert stream(subscribe=" b, a,,b ").subscribe == ("b", "a")
+
+
+def test_a_pattern_is_searched_for_in_names() -> None:
+    pattern = parse_source_options({**BROKERS, "subscribePattern": r"ord\p{Lower}+s"}, streaming=True).subscribe_pattern
+    assert pattern is not None
+    assert pattern.search("my-orders-eu")
+    assert not pattern.search("Orders")
+
+
+def test_assigned_partitions_come_sorted() -> None:
+    options = parse_source_options({**BROKERS, "assign": '{"b": [2, 0], "a": [1]}'}, streaming=True)
+    assert options.assign == {"a": (1,), "b": (0, 2)}
+    assert list(options.assign) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "None of subscribe, subscribePattern and assign is given"),
+        (
+            {"subscribe": "a", "assign": '{"a": [0]}'},
+            "subscribe and assign of subscribe, subscribePattern and assign are",
+        ),
+        ({"subscribe": " , "}, "subscribe is ' , ' (names no topic)"),
+        ({"subscribe": "a b"}, "'a b' is no topic name"),
+        ({"subscribePattern": ""}, "subscribePattern is '' (the pattern is empty)"),
+        (
+            {"subscribePattern": "a["},
+            "subscribePattern is 'a[' (not supported at character 3: a class without its ']')",
+        ),
+        ({"assign": "orders"}, "assign is 'orders' (Expecting value"),
+        ({"assign": "{}"}, "assign is '{}' (names no topic)"),
+        ({"assign": "[]"}, "not a JSON object"),
+        ({"assign": '{"a": []}'}, "a has no list of partitions"),
+        ({"assign": '{"a": 0}'}, "a has no list of partitions"),
+        ({"assign": '{"a": [0, 0]}'}, "a-0 is there twice"),
+        ({"assign": '{"a": [0], "a": [1]}'}, "'a' is there twice"),
+        ({"assign": '{"a": ["0"]}'}, "a partition of a is '0', not a whole number"),
+        ({"assign": '{"a": [-1]}'}, "a partition of a is -1"),
+        ({"assign": '{"a": [true]}'}, "a partition of a is True"),
+        ({"assign": '{"a b": [0]}'}, "'a b' is no topic name"),
+    ],
+)
+def test_what_to_read_is_checked(given: dict[str, str], message: str) -> None:
+    assert message in refusal(given)
+
+
+# -- where a query begins and ends ----------------------------------------------------------------
+
+
+def test_a_stream_without_a_group_begins_at_latest_and_commits_nothing() -> None:
+    assert stream().starting_offsets == "latest"
+    assert stream().commit_offsets is False
+
+
+def test_a_stream_with_a_group_begins_where_the_group_is_and_commits() -> None:
+    options = stream(kafka_group_id="etl")
+    assert options.starting_offsets == "group"
+    assert options.consumer.auto_offset_reset == "latest"
+    assert options.commit_offsets is True
+
+
+def test_a_batch_begins_at_earliest_and_ends_at_latest_with_a_group_too(caplog: pytest.LogCaptureFixture) -> None:
+    assert (batch().starting_offsets, batch().ending_offsets) == ("earliest", "latest")
+    with caplog.at_level(logging.WARNING):
+        options = batch(kafka_group_id="etl")
+    assert options.starting_offsets == "earliest"
+    assert options.commit_offsets is False
+    assert "kafka.group.id has no effect" in caplog.text
+
+
+def test_a_batch_can_begin_where_the_group_is_and_falls_back_to_earliest() -> None:
+    options = batch(kafka_group_id="etl", startingOffsets="group")
+    assert options.starting_offsets == "group"
+    assert options.consumer.auto_offset_reset == "earliest"
+    none = batch(kafka_group_id="etl", startingOffsets="group", kafka_auto_offset_reset="none")
+    assert none.consumer.auto_offset_reset == "none"
+
+
+@pytest.mark.parametrize("word", ["earliest", "Latest", " GROUP "])
+def test_words_are_taken_in_any_case(word: str) -> None:
+    assert stream(kafka_group_id="etl", startingOffsets=word).starting_offsets == word.strip().lower()
+
+
+def test_json_gives_each_partition_its_place() -> None:
+    options = stream(startingOffsets='{"orders": {"10": -1, "9": -2, "0": 23}}')
+    assert options.starting_offsets == {"orders": {0: 23, 9: -2, 10: -1}}
+    assert batch(endingOffsets='{"orders": {"0": -1}}').ending_offsets == {"orders": {0: -1}}
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("oldest", "Expecting value"),
+        ('{"orders"', "Expecting ':'"),
+        ("{}", "names no topic"),
+        ('{"orders": {}}', "orders names no partition"),
+        ('{"orders": 5}', "orders has no JSON object of partitions"),
+        ('{"orders": [0]}', "orders has no JSON object of partitions"),
+        ('{"orders": {"0": -3}}', "orders-0 is -3, not a whole number from -2"),
+        ('{"orders": {"0": "1"}}', "orders-0 is '1'"),
+        ('{"orders": {"0": 1.5}}', "orders-0 is 1.5"),
+        ('{"orders": {"0": null}}', "orders-0 is None"),
+        ('{"orders": {"a": 1}}', "orders has the partition 'a'"),
+        ('{"orders": {"0": 1, "0": 2}}', "'0' is there twice"),
+        ('{"orders": {"0": 1}, "other": {"0": 1}}', "other is there, which subscribe does not have"),
+        ('{"other": {"0": 1}}', "orders is missing, which subscribe has"),
+    ],
+)
+@pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])
+def test_json_that_is_wrong_is_refused_by_the_name_of_the_option(option: str, value: str, message: str) -> None:
+    found = refusal({"subscribe": "orders", option: value}, streaming=False)
+    assert found.startswith(f"{option} is ")
+    assert message in found
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"startingOffsets": "latest"}, "startingOffsets is 'latest', which does not fit: a batch cannot start at the"),
+        ({"startingOffsets": '{"orders": {"0": -1}}'}, "orders-0 is -1: a batch cannot start at the latest offset"),
+        ({"endingOffsets": "earliest"}, "endingOffsets is 'earliest'"),
+        ({"endingOffsets": '{"orders": {"0": -2}}'}, "orders-0 is -2: nothing can end at the earliest offset"),
+        (
+            {"startingOffsets": '{"orders": {"0": 5}}', "endingOffsets": '{"orders": {"0": 4}}'},
+            "orders-0 ends at 4, before its start 5",
+        ),
+        (
+            {"startingOffsets": '{"orders": {"0": 5}}', "endingOffsets": '{"orders": {"0": 9, "1": 9}}'},
+            "orders-1 is there, which startingOffsets does not have",
+        ),
+        (
+            {"startingOffsets": '{"orders": {"0": 5, "1": 5}}', "endingOffsets": '{"orders": {"0": 9}}'},
+            "orders-1 is missing, which startingOffsets has",
+        ),
+    ],
+)
+def test_a_batch_s_ends_must_make_sense(given: dict[str, str], message: str) -> None:
+    assert message in refusal({"subscribe": "orders", **given}, streaming=False)
+
+
+def test_ends_that_are_not_known_yet_are_not_compared() -> None:
+    options = batch(startingOffsets='{"orders": {"0": -2}}', endingOffsets='{"orders": {"0": -1}}')
+    assert options.ending_offsets == {"orders": {0: -1}}
+
+
+def test_offsets_must_fit_the_assigned_partitions_both_ways() -> None:
+    assigned = {"assign": '{"orders": [0, 1]}'}
+    missing = refusal({**assigned, "startingOffsets": '{"orders": {"0": 1}}'})
+    assert "orders-1 is missing, which assign has; -1 means latest, -2 earliest" in missing
+    strange = refusal({**assigned, "startingOffsets": '{"orders": {"0": 1, "1": 1, "2": 1}}'})
+    assert "orders-2 is there, which assign does not have" in strange
+
+
+def test_offsets_must_fit_the_pattern() -> None:
+    found = refusal({"subscribePattern": "^o", "startingOffsets": '{"orders": {"0": 1}, "bills": {"0": 1}}'})
+    assert "bills does not match subscribePattern" in found
+
+
+@pytest.mark.parametrize(
+    ("given", "streaming", "message"),
+    [
+        ({"startingOffsets": "group"}, True, "startingOffsets is group, but there is no group; set kafka.group.id."),
+        ({"commitOffsets": "true"}, True, "commitOffsets is true, but there is no group"),
+        ({"commitOffsets": "true", "kafka.group.id": "g"}, False, "a batch read cannot commit"),
+        ({"kafka.group.id": ""}, True, "kafka.group.id is '' (empty)"),
+        ({"kafka.auto.offset.reset": "earliest"}, True, "this query does not start from a group"),
+        (
+            {"kafka.auto.offset.reset": "earliest", "kafka.group.id": "g", "startingOffsets": "latest"},
+            True,
+            "this query does not start from a group",
+        ),
+        (
+            {"kafka.auto.offset.reset": "latest", "kafka.group.id": "g", "startingOffsets": "group"},
+            False,
+            "a batch cannot start at the latest offset",
+        ),
+        ({"kafka.auto.offset.reset": "first", "kafka.group.id": "g"}, True, "allowed: earliest, latest, none"),
+    ],
+)
+def test_the_group_must_make_sense(given: dict[str, str], streaming: bool, message: str) -> None:
+    assert message in refusal({"subscribe": "orders", **given}, streaming=streaming)
+
+
+def test_commits_can_be_switched_off() -> None:
+    assert stream(kafka_group_id="etl", commitOffsets="false").commit_offsets is False
+    assert batch(commitOffsets="false").commit_offsets is False
+
+
+# -- options that are wrong, forbidden, unknown or elsewhere --------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("maxOffsetsPerTrigger", "many", "1 to 9223372036854775807"),
+        ("maxOffsetsPerTrigger", "0", "1 to 9223372036854775807"),
+        ("minPartitions", "-1", "1 to 2147483647"),
+        ("includeHeaders", "1", "true, false"),
+        ("failOnDataLoss", "no", "true, false"),
+        ("commitOffsets", "", "true, false"),
+        ("fetchOffset.numRetries", "-1", "0 to 2147483647"),
+        ("kafkaConsumer.pollTimeoutMs", "2m", "1 to 2147483647"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_name_value_and_what_is_allowed(name: str, value: str, allowed: str) -> None:
+    message = refusal({"subscribe": "orders", name.upper(): value})
+    assert message.startswith(f"{name} is {value!r}")
+    assert f"allowed: {allowed}" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("startingOffset", "did you mean startingOffsets?"),
+        ("subscibe", "did you mean subscribe?"),
+        ("group.id", "Kafka's properties take a prefix: kafka.group.id"),
+        ("kafk.group.id", "did you mean kafka.group.id?"),
+        ("colour", "python -m spark_kafka_source.options"),
+    ],
+)
+def test_an_unknown_option_is_refused_with_the_nearest_known_name(name: str, hint: str) -> None:
+    message = refusal({"subscribe": "orders", name: "secret"})
+    assert f"{name} is not an option of this source and sink" in message
+    assert hint in message
+    assert "secret" not in message
+
+
+def test_an_unknown_kafka_property_is_refused_with_the_nearest_known_name() -> None:
+    assert "did you mean kafka.isolation.level?" in refusal({"subscribe": "orders", "kafka.isolation.levle": "x"})
+
+
+@pytest.mark.parametrize("row", [row for row in OPTIONS if row.effect is Effect.NOT_YET], ids=lambda row: row.name)
+def test_options_of_spark_s_connector_that_are_not_there_yet_say_so(row: object) -> None:
+    name = row.name  # type: ignore[attr-defined]
+    assert refusal({"subscribe": "orders", name: "1"}).startswith(f"{name} (")
+    assert "is not supported yet" in refusal({"subscribe": "orders", name.lower(): "1"})
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("enable.auto.commit", "commitOffsets"),
+        ("key.deserializer", "key.cast"),
+        ("value.deserializer", "from_json"),
+        ("interceptor.classes", "in the query"),
+    ],
+)
+def test_what_spark_s_connector_forbids_is_forbidden_and_says_what_to_use(name: str, instead: str) -> None:
+    message = refusal({"subscribe": "orders", f"kafka.{name}": "false"})
+    assert f"kafka.{name} is forbidden" in message
+    assert instead in message
+
+
+@pytest.mark.parametrize("name", ["key.serializer", "value.serializer", "interceptor.classes"])
+def test_the_sink_forbids_serializers_and_interceptors(name: str) -> None:
+    assert f"kafka.{name} is forbidden" in sink_refusal({f"kafka.{name}": "x"})
+
+
+def test_options_of_another_kind_of_query_are_refused() -> None:
+    assert "topic is an option of writes, not of streaming reads; leave it out. A source takes subscribe." in refusal(
+        {"subscribe": "orders", "topic": "orders"}
+    )
+    assert "endingOffsets is an option of batch reads, not of streaming reads" in refusal(
+        {"subscribe": "orders", "endingOffsets": "latest"}
+    )
+    assert "A sink takes topic." in sink_refusal({"subscribe": "orders"})
+
+
+def test_a_limit_per_trigger_is_a_warning_in_a_batch(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert batch(maxOffsetsPerTrigger="5").max_offsets_per_trigger is None
+    assert "maxOffsetsPerTrigger has no effect" in caplog.text
+
+
+def test_what_spark_adds_by_itself_is_let_through(caplog: pytest.LogCaptureFixture) -> None:
+    added = {"checkpointlocation": "/tmp/c", "queryname": "q", "owner": "me", "provider": "pykafka-group"}
+    repeated = {f"option.{key}": value for key, value in ORDERS.items()}
+    with caplog.at_level(logging.WARNING):
+        assert parse_source_options({**ORDERS, **added, **repeated}, streaming=True) == stream()
+        assert parse_sink_options({**BROKERS, **added}) == sink()
+    assert not caplog.records
+
+
+def test_a_path_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        parse_source_options({**ORDERS, "path": "/x"}, streaming=True)
+        parse_sink_options({**BROKERS, "path": "/x"})
+    assert ["subscribe says" in caplog.messages[0], "topic says" in caplog.messages[1]] == [True, True]
+
+
+def test_headers_are_asked_for_before_it_is_known_what_the_query_does() -> None:
+    assert include_headers({"INCLUDEHEADERS": " True "}) is True
+    assert include_headers({"subscribe": "orders"}) is False
+    with pytest.raises(ConfigurationError, match="includeHeaders is 'ture'"):
+        include_headers({"includeheaders": "ture"})
+
+
+def test_no_secret_is_shown_or_kept() -> None:
+    jaas = 'PlainLoginModule required username="me" password="hunter2";'
+    for streaming in (True, False):
+        message = refusal({"subscribe": "orders", "kafka.sasl.jaas.config": jaas}, streaming=streaming)
+        assert "kafka.sasl.jaas.config is not supported yet" in message
+        assert "hunter2" not in message
+    assert "hunter2" not in sink_refusal({"kafka.sasl.jaas.config": jaas})
+
+
+def test_brokers_are_required() -> None:
+    with pytest.raises(ConfigurationError, match=r"kafka\.bootstrap\.servers is missing"):
+        parse_source_options({"subscribe": "orders"}, streaming=True)
+
+
+# -- the sink -------------------------------------------------------------------------------------
+
+
+def test_the_sink_confirms_every_write_by_default() -> None:
+    options = sink(topic=" orders ")
+    assert options.topic == "orders"
+    assert options.delivery_guarantee == "at-least-once"
+    assert (options.producer.acks, options.producer.enable_idempotence) == (-1, True)
+
+
+def test_kafka_s_properties_reach_the_producer() -> None:
+    options = sink(kafka_compression_type="zstd", kafka_linger_ms="5")
+    assert (options.producer.compression_type, options.producer.linger_ms) == ("zstd", 5)
+
+
+def test_no_guarantee_means_that_nobody_confirms(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        options = sink(deliveryGuarantee="none")
+    assert (options.producer.acks, options.producer.enable_idempotence) == (0, False)
+    assert not caplog.records
+
+
+def test_acks_alone_says_what_is_guaranteed(caplog: pytest.LogCaptureFixture) -> None:
+    assert sink(kafka_acks="0").delivery_guarantee == "none"
+    with caplog.at_level(logging.WARNING):
+        assert sink(kafka_acks="1").producer.acks == 1
+    assert "records that the leader alone has are lost when it fails" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"deliveryGuarantee": "exactly-once"}, "exactly-once is not supported yet"),
+        ({"deliveryGuarantee": "some"}, "allowed: at-least-once, none"),
+        ({"deliveryGuarantee": "at-least-once", "kafka.acks": "1"}, "but kafka.acks is 1"),
+        ({"deliveryGuarantee": "none", "kafka.acks": "all"}, "deliveryGuarantee is none, but kafka.acks is -1"),
+        ({"deliveryGuarantee": "none", "kafka.enable.idempotence": "true"}, "kafka.acks is 0, not all"),
+        ({"topic": "a b"}, "topic is 'a b' ('a b' is no topic name"),
+        ({"topic": ""}, "topic is ''"),
+        ({"kafka.transactional.id": "x"}, "transactions are not supported yet"),
+    ],
+)
+def test_what_the_sink_cannot_do_is_refused(given: dict[str, str], message: str) -> None:
+    assert message in sink_refusal(given)
+
+
+# -- the page -------------------------------------------------------------------------------------
+
+
+def test_the_page_of_options_is_current() -> None:
+    page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
+    assert page == markdown() + "\n", "run: python -m spark_kafka_source.options > docs/options.md"
+
+
+def test_the_page_names_every_option_and_property() -> None:
+    assert [row.name for row in (*OPTIONS, *PROPERTIES) if f"| `{row.name}` |" not in markdown()] == []
+
+
+def test_the_module_prints_the_page() -> None:
+    command = [sys.executable, "-m", "spark_kafka_source.options"]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert printed.stdout == markdown() + "\n"
+
+
+def test_reading_options_does_not_import_spark() -> None:
+    code = "import sys, spark_kafka_source.options; sys.exit('pyspark' in sys.modules or 'pyarrow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60, check=False).returncode == 0

@@ -1,0 +1,187 @@
+"""From two offsets to ranges. The cases of `split` are those of Spark's own tests of its connector."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.errors import DataLoss, UsageError
+from spark_kafka_source.offsets import NO_TOPIC_ID, Offsets
+from spark_kafka_source.ranges import OffsetRange, offset_ranges, unresolved
+
+T1, T2, T3 = ("t1", 1), ("t2", 1), ("t3", 1)
+OLD_ID, NEW_ID = b"o" * 16, b"n" * 16
+
+
+def split(min_partitions: int | None, *ranges: tuple[int, int]) -> list[tuple[str, int, int]]:
+    """(topic, from, until) of the ranges made of t1-1, t2-1, t3-1 with these offsets."""
+    names = (T1, T2, T3)
+    start = Offsets({tp: begin for tp, (begin, _) in zip(names, ranges, strict=False)})
+    end = Offsets({tp: until for tp, (_, until) in zip(names, ranges, strict=False)})
+    found = offset_ranges(start, end, min_partitions=min_partitions)
+    return [(r.topic, r.from_offset, r.until_offset) for r in found]
+
+
+def test_every_partition_with_new_records_is_one_range() -> None:
+    assert split(None, (1, 2)) == [("t1", 1, 2)]
+
+
+def test_partitions_without_new_records_have_none() -> None:
+    assert split(None, (1, 2), (1, 1)) == [("t1", 1, 2)]
+
+
+def test_enough_partitions_are_not_split() -> None:
+    assert split(3, (1, 2), (1, 2), (1, 2)) == [("t1", 1, 2), ("t2", 1, 2), ("t3", 1, 2)]
+    assert split(1, (1, 5), (1, 21)) == [("t1", 1, 5), ("t2", 1, 21)]
+
+
+def test_one_partition_is_split_into_as_many_as_wanted() -> None:
+    assert split(4, (1, 5)) == [("t1", 1, 2), ("t1", 2, 3), ("t1", 3, 4), ("t1", 4, 5)]
+
+
+def test_skewed_partitions_are_split_by_their_size() -> None:
+    skewed = [("t1", 1, 5), ("t2", 1, 7), ("t2", 7, 14), ("t2", 14, 21)]
+    assert split(4, (1, 5), (1, 21)) == skewed
+    assert split(4, (1, 5), (1, 21), (1, 1)) == skewed
+    assert split(4, (1, 2), (1, 1001)) == [("t1", 1, 2), ("t2", 1, 334), ("t2", 334, 667), ("t2", 667, 1001)]
+
+
+def test_empty_partitions_take_no_share() -> None:
+    assert split(4, (1, 1), (1, 21)) == [("t2", 1, 6), ("t2", 6, 11), ("t2", 11, 16), ("t2", 16, 21)]
+
+
+def test_the_last_piece_takes_what_rounding_leaves() -> None:
+    assert split(3, (1, 11)) == [("t1", 1, 4), ("t1", 4, 7), ("t1", 7, 11)]
+
+
+def test_no_offset_is_dropped_when_there_are_more_pieces_than_wanted() -> None:
+    assert split(6, (0, 10), (0, 10), (0, 1)) == [
+        ("t1", 0, 3),
+        ("t1", 3, 6),
+        ("t1", 6, 10),
+        ("t2", 0, 3),
+        ("t2", 3, 6),
+        ("t2", 6, 10),
+        ("t3", 0, 1),
+    ]
+
+
+def test_large_partitions_are_split_evenly() -> None:
+    pieces = split(9, (0, 10_000), (0, 15_000), (0, 20_000))
+    assert [until - begin for _, begin, until in pieces] == [5_000] * 9
+
+
+def test_small_partitions_are_set_aside_before_large_ones_share_the_rest() -> None:
+    assert split(6, (0, 500), (0, 12_000), (0, 15_001)) == [
+        ("t1", 0, 500),
+        ("t2", 0, 6_000),
+        ("t2", 6_000, 12_000),
+        ("t3", 0, 5_000),
+        ("t3", 5_000, 10_000),
+        ("t3", 10_000, 15_001),
+    ]
+    assert split(6, (0, 1), (0, 1), (0, 10_000)) == [
+        ("t1", 0, 1),
+        ("t2", 0, 1),
+        ("t3", 0, 2_500),
+        ("t3", 2_500, 5_000),
+        ("t3", 5_000, 7_500),
+        ("t3", 7_500, 10_000),
+    ]
+
+
+def test_half_a_piece_counts_as_a_piece() -> None:
+    # 2.5 pieces each: Java rounds to 3, Python's round would say 2.
+    assert len(split(5, (0, 100), (0, 100))) == 6
+
+
+@given(
+    st.dictionaries(
+        st.tuples(st.sampled_from("ab"), st.integers(0, 9)), st.tuples(st.integers(0, 99), st.integers(0, 9999))
+    ),
+    st.none() | st.integers(1, 40),
+)
+def test_ranges_cover_every_new_offset_once(logs: dict[tuple[str, int], tuple[int, int]], wanted: int | None) -> None:
+    start = Offsets({tp: begin for tp, (begin, _) in logs.items()})
+    end = Offsets({tp: begin + size for tp, (begin, size) in logs.items()})
+    ranges = offset_ranges(start, end, min_partitions=wanted)
+    assert all(r.size > 0 for r in ranges)
+    for tp, (begin, size) in logs.items():
+        at = begin
+        for piece in (r for r in ranges if (r.topic, r.partition) == tp):
+            assert piece.from_offset == at
+            at = piece.until_offset
+        assert at == begin + size
+
+
+# -- where partitions begin -----------------------------------------------------------------------
+
+
+def test_a_range_knows_its_topic_id_and_the_epochs_at_both_ends() -> None:
+    start = Offsets({T1: 5}, ids={"t1": NEW_ID}, epochs={T1: 3})
+    end = Offsets({T1: 9}, ids={"t1": NEW_ID}, epochs={T1: 4})
+    assert offset_ranges(start, end) == [OffsetRange("t1", 1, 5, 9, topic_id=NEW_ID, leader_epoch=4, from_epoch=3)]
+
+
+def test_what_is_not_known_is_said_as_kafka_does() -> None:
+    (found,) = offset_ranges(Offsets({T1: 5}), Offsets({T1: 9}))
+    assert (found.topic_id, found.leader_epoch, found.from_epoch) == (NO_TOPIC_ID, -1, -1)
+
+
+def test_only_the_first_piece_of_a_split_knows_the_epoch_before_it() -> None:
+    pieces = offset_ranges(Offsets({T1: 0}, epochs={T1: 3}), Offsets({T1: 3}, epochs={T1: 4}), min_partitions=3)
+    assert [(r.from_epoch, r.leader_epoch) for r in pieces] == [(3, 4), (-1, 4), (-1, 4)]
+
+
+def test_a_partition_that_the_start_lacks_begins_where_it_was_joined() -> None:
+    start, end = Offsets({T1: 5}), Offsets({T1: 5, T2: 9}, joined={T2: 7})
+    assert unresolved(start, end) == []
+    assert offset_ranges(start, end) == [OffsetRange("t2", 1, 7, 9)]
+
+
+def test_a_new_partition_that_nobody_joined_begins_at_the_earliest_offset_that_the_caller_found() -> None:
+    start, end = Offsets({T1: 5}), Offsets({T1: 6, T2: 9})
+    assert unresolved(start, end) == [T2]
+    assert offset_ranges(start, end, earliest={T2: 2})[1] == OffsetRange("t2", 1, 2, 9)
+    with pytest.raises(UsageError, match="t2-1 is new"):
+        offset_ranges(start, end)
+
+
+def test_a_topic_made_anew_begins_where_it_was_joined_not_where_the_old_one_ended() -> None:
+    start = Offsets({T1: 500}, ids={"t1": OLD_ID}, epochs={T1: 3})
+    end = Offsets({T1: 20}, ids={"t1": NEW_ID}, joined={T1: 0})
+    assert offset_ranges(start, end) == [OffsetRange("t1", 1, 0, 20, topic_id=NEW_ID)]
+    assert unresolved(start, Offsets({T1: 20}, ids={"t1": NEW_ID})) == [T1]
+
+
+def test_the_start_decides_when_both_it_and_a_joined_offset_are_there() -> None:
+    # A restart of older versions of Spark asks for (end, end): nothing of it may be read again.
+    end = Offsets({T1: 20}, ids={"t1": NEW_ID}, joined={T1: 0})
+    assert offset_ranges(end, end) == []
+
+
+def test_a_partition_that_is_gone_has_no_range() -> None:
+    assert offset_ranges(Offsets({T1: 5, T2: 5}), Offsets({T1: 6})) == [OffsetRange("t1", 1, 5, 6)]
+
+
+def test_an_end_before_its_beginning_is_data_loss() -> None:
+    with pytest.raises(DataLoss) as raised:
+        offset_ranges(Offsets({T1: 10}), Offsets({T1: 4}))
+    assert "t1-1: the batch ends at offset 4, before it begins (10)" in str(raised.value)
+    assert "failOnDataLoss=false" in str(raised.value)
+
+
+def test_with_data_loss_allowed_such_a_partition_is_skipped_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        found = offset_ranges(Offsets({T1: 10, T2: 0}), Offsets({T1: 4, T2: 1}), fail_on_data_loss=False)
+    assert found == [OffsetRange("t2", 1, 0, 1)]
+    assert "t1-1" in caplog.text
+
+
+def test_a_range_pickles() -> None:
+    wanted = OffsetRange("t1", 1, 5, 9, NEW_ID, 4, 3)
+    assert pickle.loads(pickle.dumps(wanted)) == wanted
