@@ -40,7 +40,6 @@ def compact(field: dict[str, Any], structs: dict[str, Any]) -> dict[str, Any]:
 
 
 def message(definition: dict[str, Any]) -> list[dict[str, Any]]:
-    return definition
     structs = {struct["name"]: struct["fields"] for struct in definition.get("commonStructs", [])}
     return [compact(field, structs) for field in definition["fields"]]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from protocol.errors import Corrupt, UsageError
+from protocol.errors import Corrupt, Truncated, UsageError
 from protocol.wire.codec import decode, encode
 from protocol.wire.schema import NO_UUID, Array, Field, Struct
 
@@ -156,6 +156,19 @@ def test_a_tagged_field_of_another_size_than_it_announces_is_corrupt(size_and_co
 
     with pytest.raises(Corrupt):
         decode(THING, 2, True, bare[:-1] + b"\x01\x01" + size_and_content)
+
+
+@pytest.mark.parametrize(
+    ("flexible", "count_of_ten", "smallest_bytes"),
+    [(False, b"\0\0\0\x0a", 4 + 2), (True, b"\x0b", 4 + 1 + 1)],  # id, note, section of tagged fields
+)
+def test_a_count_of_structs_that_cannot_fit_is_refused_before_the_first(
+    flexible: bool, count_of_ten: bytes, smallest_bytes: int
+) -> None:
+    many = Struct(Field("many", Array(INNER)))
+
+    with pytest.raises(Truncated, match=f"10 elements of at least {smallest_bytes} bytes"):
+        decode(many, 0, flexible, count_of_ten + bytes(10 * smallest_bytes - 1))
 
 
 def test_left_over_bytes_are_corrupt() -> None:

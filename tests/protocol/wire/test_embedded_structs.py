@@ -6,6 +6,7 @@ import pytest
 
 from protocol.errors import Corrupt, Truncated
 from protocol.wire.messages.consumer_protocol import ASSIGNMENT, LAST_VERSION, SUBSCRIPTION
+from protocol.wire.schema import Field, Struct
 from protocol.wire.versioned import decode_versioned, encode_versioned
 
 OWNED = {"topic": "t", "partitions": [0, 2]}
@@ -38,6 +39,12 @@ def test_a_newer_version_is_read_as_the_newest_known_one_with_bytes_to_spare() -
     data = b"\0\x09" + encode_versioned(ASSIGNMENT, 3, {"assigned_partitions": [OWNED]})[2:] + b"more"
 
     assert decode_versioned(ASSIGNMENT, LAST_VERSION, data) == (9, {"assigned_partitions": [OWNED], "user_data": None})
+
+
+def test_a_newer_version_is_read_by_the_rules_of_the_newest_known_one() -> None:
+    schema = Struct(Field("in_the_newest_known", "int8", until=LAST_VERSION))
+
+    assert decode_versioned(schema, LAST_VERSION, b"\0\x09\x05") == (9, {"in_the_newest_known": 5})
 
 
 def test_bad_bytes_are_our_errors() -> None:

@@ -1,0 +1,146 @@
+"""A real broker takes every request we can make, in every version both sides speak, and we can read its answers."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from protocol.broker_errors import ErrorCode
+from protocol.wire.frame import decode_response, encode_request
+from protocol.wire.messages.m03_metadata import METADATA
+from protocol.wire.messages.m18_api_versions import API_VERSIONS
+from protocol.wire.registry import API_BY_KEY
+from protocol.wire.schema import Api, Struct
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.conftest import TopicFactory
+from tests.protocol.wire.kafka_facts import case_id
+
+GROUP = "wire-group"
+TXN = "wire-txn"
+# SASL is not on this listener; the broker closes the connection of whoever tries.
+ASKED = [api for api in API_BY_KEY.values() if api.name not in ("SaslHandshake", "SaslAuthenticate")]
+
+
+class Broker:
+    """One connection, one request at a time; the transport itself is not what is tested here."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._socket = socket.create_connection((host, int(port)), timeout=20)
+        ranges = self.call(API_VERSIONS, 0, {})["api_keys"]
+        self.ranges = {row["api_key"]: (row["min_version"], row["max_version"]) for row in ranges}
+
+    def call(self, api: Api, version: int, body: dict[str, Any]) -> dict[str, Any]:
+        self._socket.sendall(b"".join(encode_request(api, version, 1, "wire-test", body)))
+        size = int.from_bytes(self._receive(4), "big")
+        return decode_response(api, version, self._receive(size))
+
+    def _receive(self, size: int) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            part = self._socket.recv(size - len(data))
+            assert part, "the broker closed the connection: it could not read the request"
+            data += part
+        return bytes(data)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture
+def broker(kafka1: LocalKafka) -> Iterator[Broker]:
+    connection = Broker(kafka1.bootstrap_servers)
+    yield connection
+    connection.close()
+
+
+def bodies(topic: str, topic_id: bytes) -> dict[str, dict[str, Any]]:
+    """Something plausible for each API, with the fields of all versions; what is missing has its default."""
+    named = {"topic": topic, "name": topic, "topic_id": topic_id}
+    offset = {"partition_index": 0, "committed_offset": 0, "committed_metadata": ""}
+    producer = {"transactional_id": TXN, "producer_id": 5, "producer_epoch": 0}
+    member = {"group_id": GROUP, "generation_id": 1, "member_id": "nobody"}
+    one = [{**named, "partitions": [0], "partition_indexes": [0]}]
+    resource = {"resource_type": 2, "resource_name": topic, "configs": []}
+    return {
+        "Produce": {"acks": 1, "timeout_ms": 1000},
+        "Fetch": {"topics": [{**named, "partitions": [{"partition": 0, "partition_max_bytes": 1000}]}]},
+        "ListOffsets": {"topics": [{**named, "partitions": [{"partition_index": 0, "timestamp": -1}]}]},
+        "Metadata": {"topics": [{"name": topic}]},
+        "OffsetCommit": {"group_id": GROUP, "topics": [{**named, "partitions": [offset]}]},
+        "OffsetFetch": {"group_id": GROUP, "topics": one, "groups": [{"group_id": GROUP, "topics": one}]},
+        "FindCoordinator": {"key": GROUP, "coordinator_keys": [GROUP]},
+        "JoinGroup": {"group_id": GROUP, "protocol_type": "consumer", "protocols": [{"name": "range"}]},
+        "Heartbeat": member,
+        "LeaveGroup": {"group_id": GROUP, "member_id": "nobody", "members": [{"member_id": "nobody"}]},
+        "SyncGroup": {**member, "protocol_type": "consumer", "protocol_name": "range"},
+        "DescribeGroups": {"groups": [GROUP]},
+        "ApiVersions": {"client_software_name": "wire", "client_software_version": "1"},
+        "CreateTopics": {"topics": [{"name": topic, "num_partitions": 1, "replication_factor": 1}], "timeout_ms": 1000},
+        "DeleteTopics": {"topics": [{"name": "no-such"}], "topic_names": ["no-such"], "timeout_ms": 1000},
+        "DeleteRecords": {
+            "topics": [{**named, "partitions": [{"partition_index": 0, "offset": 0}]}],
+            "timeout_ms": 999,
+        },
+        "InitProducerId": {"transactional_id": None, "transaction_timeout_ms": 60_000},
+        "OffsetForLeaderEpoch": {"topics": [{**named, "partitions": [{"partition": 0, "leader_epoch": 0}]}]},
+        "AddPartitionsToTxn": {
+            "transactions": [{**producer, "topics": one}],
+            **{f"v3_and_below_{name}": value for name, value in producer.items()},
+            "v3_and_below_topics": one,
+        },
+        "AddOffsetsToTxn": {**producer, "group_id": GROUP},
+        "EndTxn": {**producer, "committed": True},
+        "TxnOffsetCommit": {**producer, "group_id": GROUP, "topics": [{**named, "partitions": [offset]}]},
+        "DescribeConfigs": {"resources": [{**resource, "configuration_keys": None}], "include_synonyms": True},
+        "CreatePartitions": {"topics": [{"name": topic, "count": 1, "assignments": None}], "timeout_ms": 1000},
+        "DeleteGroups": {"groups_names": ["no-such"]},
+        "IncrementalAlterConfigs": {"resources": [resource]},
+        "OffsetDelete": {"group_id": GROUP, "topics": [{**named, "partitions": [{"partition_index": 0}]}]},
+        "DescribeProducers": {"topics": one},
+        "DescribeTransactions": {"transactional_ids": [TXN]},
+        "ConsumerGroupHeartbeat": {"group_id": GROUP, "member_id": "nobody", "member_epoch": 7},
+        "ConsumerGroupDescribe": {"group_ids": [GROUP]},
+    }
+
+
+def only_what_the_version_has(struct: Struct, version: int, value: dict[str, Any]) -> dict[str, Any]:
+    kept = {}
+    for field in struct.fields:
+        if field.name not in value or not field.present(version):
+            continue
+        item, inner = value[field.name], getattr(field.type, "of", field.type)
+        if isinstance(inner, Struct) and isinstance(item, list):
+            item = [only_what_the_version_has(inner, version, element) for element in item]
+        kept[field.name] = item
+    return kept
+
+
+@pytest.mark.parametrize("api", ASKED, ids=case_id)
+def test_every_version_is_understood_on_both_sides(api: Api, broker: Broker, topic1: TopicFactory) -> None:
+    name = topic1()
+    newest = min(METADATA.last, broker.ranges[METADATA.key][1])
+    topic_id = broker.call(METADATA, newest, {"topics": [{"name": name}]})["topics"][0]["topic_id"]
+    body = bodies(name, topic_id).get(api.name, {})
+    lowest, highest = broker.ranges[api.key]
+    versions = range(max(api.first, lowest), min(api.last, highest) + 1)
+
+    assert versions, "nothing in common with this broker"
+    for version in versions:
+        answer = broker.call(api, version, only_what_the_version_has(api.request, version, body))
+        refused = {ErrorCode.UNSUPPORTED_VERSION, ErrorCode.INVALID_REQUEST, ErrorCode.UNKNOWN_SERVER_ERROR}
+        assert not refused & set(_error_codes(answer)), f"version {version}: {answer}"
+
+
+def _error_codes(value: Any) -> Iterator[int]:
+    if isinstance(value, dict):
+        for name, item in value.items():
+            if name.endswith("error_code"):
+                yield item
+            yield from _error_codes(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _error_codes(item)
