@@ -83,6 +83,8 @@ def headers(data: Bytes, at: Positions, count: Integers, ends: Positions) -> pa.
         keys = keys.cast(pa.string())
     except pa.ArrowInvalid as error:
         raise Corrupt("a header key is not UTF-8") from error
-    pairs = pa.StructArray.from_arrays([keys, slices(data, value_at, value_length)], fields=list(HEADERS_TYPE.value_type))
+    pairs = pa.StructArray.from_arrays(
+        [keys, slices(data, value_at, value_length)], fields=list(HEADERS_TYPE.value_type)
+    )
     validity = pa.py_buffer(np.packbits(count > 0, bitorder="little"))
     return pa.Array.from_buffers(HEADERS_TYPE, rows, [validity, pa.py_buffer(first)], children=[pairs])

@@ -37,6 +37,8 @@ _XERIAL_BLOCK_BYTES = 32 * 1024
 _INT32 = struct.Struct(">i")
 _STREAM_NAMES = {Codec.GZIP: "gzip", Codec.LZ4: "lz4", Codec.ZSTD: "zstd"}
 _COUNTING_BYTES = 1 << 20
+_DEFAULT_LEVELS = {Codec.GZIP: 6, Codec.ZSTD: 3}
+"""As in the Java client. lz4's default is its fast mode."""
 
 
 def decompress(codec: int, data: BytesLike, room: Bytes, cap_bytes: int) -> Bytes:
@@ -66,7 +68,9 @@ def compress(codec: int, data: BytesLike, level: int | None = None) -> BytesLike
         return packed
     if codec == Codec.SNAPPY:
         return _pack_xerial(memoryview(data))
-    return memoryview(pa.Codec(_STREAM_NAMES[Codec(codec)], compression_level=level).compress(data))
+    kind = Codec(codec)
+    level = _DEFAULT_LEVELS[kind] if level is None else level
+    return memoryview(pa.Codec(_STREAM_NAMES[kind], compression_level=level).compress(data))
 
 
 # -- gzip, lz4, zstd: streams ---------------------------------------------------------------------

@@ -88,7 +88,7 @@ def decode(
 
 def _stretches(slab: Slab) -> Iterator[tuple[Positions, Positions, Positions]]:
     """Starts and ends of records, some thousand at a time, and which of the slab's batches each one is in."""
-    view = memoryview(slab.data)
+    view = slab.data.data
     if len(slab.batches) > 1:
         starts, ends = bounds_of_batches(view, slab.begins, slab.ends, slab.counts)
         yield starts, ends, np.repeat(np.arange(len(slab.counts)), slab.counts)
@@ -163,7 +163,8 @@ class _Chunk:
 
     @property
     def _log_append_time(self) -> npt.NDArray[np.bool_]:
-        return (self.headers["attributes"] & LOG_APPEND_TIME) != 0
+        stamped: npt.NDArray[np.bool_] = (self.headers["attributes"] & LOG_APPEND_TIME) != 0
+        return stamped
 
     def _timestamps(self, fields: Fields) -> npt.NDArray[np.int64]:
         """The broker's time holds for a whole batch; the producer's is told record by record."""

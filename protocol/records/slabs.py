@@ -81,7 +81,7 @@ def slabs(
             try:
                 if codec != Codec.NONE:
                     used = slab.ends[-1] if slab.data is scratch else 0
-                    unpacked = decompress(codec, raw[begin:end], scratch[used:], max_decompressed_bytes)
+                    unpacked = decompress(codec, raw[begin:end].data, scratch[used:], max_decompressed_bytes)
                     data, begin = (scratch, used) if np.may_share_memory(unpacked, scratch) else (unpacked, 0)
                     end = begin + len(unpacked)
                 if count * SMALLEST_RECORD_BYTES > end - begin:

@@ -1,0 +1,223 @@
+"""Arrow columns to one record batch: vectorised, each payload copied by Arrow, no Python object per record.
+
+Every record is a sequence of pieces (the varints before the key, the key, the varints before the value, ...); each
+kind of piece is one column, and `pieces` lays them out row by row. Called by the producer, which cuts the columns
+(`record_sizes`) and numbers the batch at the last moment (`stamp`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from protocol.errors import UsageError
+from protocol.records.compression import Codec, compress
+from protocol.records.header import (
+    CRC_AT,
+    HEADER_BYTES,
+    LAYOUT,
+    LOG_OVERHEAD_BYTES,
+    MAGIC,
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    TRANSACTIONAL,
+    checksum,
+)
+from protocol.records.pieces import Layout, varint_sizes, varints, zero_bytes
+
+NO_TIMESTAMP_MS = -1
+_LARGEST_BATCH_BYTES = 2**31 - 1
+_NO_LEADER_EPOCH = -1
+_ATTRIBUTES_BYTES = 1
+
+Lengths = npt.NDArray[np.int64]
+Columns = Any  # pa.RecordBatch | pa.Table; pyarrow has no type stubs
+
+
+def encode(
+    columns: Columns,
+    *,
+    compression: str | Codec = Codec.NONE,
+    level: int | None = None,
+    default_timestamp_ms: int = NO_TIMESTAMP_MS,
+) -> bytearray:
+    """One whole record batch (magic 2) of all rows, with base offset 0 and no producer id.
+
+    Parameters
+    ----------
+    columns : a record batch or table with `value` and `key` (binary or string of any width; nulls stay nulls; either
+        may be missing), `timestamp_ms` (int64), `headers` (list<struct<key: string, value: binary>>); other columns
+        are not looked at.
+    compression : "none", "gzip", "snappy", "lz4" or "zstd"; `level` is on the codec's own scale, None its default.
+    default_timestamp_ms : the timestamp of rows that have none.
+
+    Raises `UsageError` when there are no rows, a header has no key, or a batch cannot be that large.
+    """
+    codec = Codec[compression.upper()] if isinstance(compression, str) else compression
+    if not columns.num_rows:
+        raise UsageError("a record batch needs at least one record")
+    timestamps = _timestamps(columns, default_timestamp_ms)
+    records = compress(codec, _records(columns, timestamps), level)
+    size_bytes = HEADER_BYTES + memoryview(records).nbytes
+    header = LAYOUT.pack(
+        0,
+        size_bytes - LOG_OVERHEAD_BYTES,
+        _NO_LEADER_EPOCH,
+        MAGIC,
+        0,
+        int(codec),
+        columns.num_rows - 1,
+        int(timestamps[0]),
+        int(timestamps.max()),
+        NO_PRODUCER_ID,
+        NO_PRODUCER_EPOCH,
+        NO_SEQUENCE,
+        columns.num_rows,
+    )
+    batch = bytearray().join((header, records))
+    _sign(batch)
+    return batch
+
+
+def stamp(
+    batch: bytearray, *, producer_id: int, producer_epoch: int, base_sequence: int, transactional: bool = False
+) -> None:
+    """Numbers an encoded batch in place, and signs it anew. May be called again with other numbers."""
+    fields = list(LAYOUT.unpack_from(batch))
+    fields[5] = fields[5] & ~TRANSACTIONAL | (TRANSACTIONAL if transactional else 0)
+    fields[9:12] = producer_id, producer_epoch, base_sequence
+    LAYOUT.pack_into(batch, 0, *fields)
+    _sign(batch)
+
+
+def _sign(batch: bytearray) -> None:
+    batch[CRC_AT : CRC_AT + 4] = checksum(batch).to_bytes(4, "big")
+
+
+def record_sizes(columns: Columns) -> Lengths:
+    """How many bytes each row needs at most as a record, uncompressed (int64, one per row).
+
+    The batch of any run of rows, header included, has at most `HEADER_BYTES` more than the sum of their sizes.
+    """
+    rows = columns.num_rows
+    timestamps = _timestamps(columns, NO_TIMESTAMP_MS)
+    spread = float(timestamps.max()) - float(timestamps.min()) if rows else 0.0
+    extremes = np.array([min(spread, 2.0**62), rows]).astype(np.int64)
+    body = np.full(rows, _ATTRIBUTES_BYTES + int(varint_sizes(extremes).sum()), np.int64)
+    for name in ("key", "value"):
+        lengths = _lengths(_binary(columns, name))
+        body += varint_sizes(lengths) + np.maximum(lengths, 0)
+    headers = _Headers.of(columns)
+    body += varint_sizes(headers.counts) + headers.sizes() if headers else 1
+    body += varint_sizes(body)
+    return body
+
+
+def _records(columns: Columns, timestamps: Lengths) -> pa.Buffer:
+    """The records section."""
+    rows = columns.num_rows
+    key, value, headers = _binary(columns, "key"), _binary(columns, "value"), _Headers.of(columns)
+    key_lengths, value_lengths = _lengths(key), _lengths(value)
+    numbers = [varints(column) for column in (timestamps - timestamps[0], np.arange(rows), key_lengths)]
+    value_pieces = varints(value_lengths)
+    body = np.maximum(key_lengths, 0) + np.maximum(value_lengths, 0) + _ATTRIBUTES_BYTES
+    for piece in sum(numbers, value_pieces):
+        body += piece.sizes
+    body += varint_sizes(headers.counts) + headers.sizes() if headers else 1
+    if int(body.sum()) > _LARGEST_BATCH_BYTES - 6 * rows - HEADER_BYTES:
+        raise UsageError(f"{rows} records of {int(body.sum())} bytes are more than a record batch can have")
+    layout = Layout(rows)
+    if not headers:
+        # The header count, 0, ends each record: cheaper as the first byte of the next one's head.
+        layout.pieces([zero_bytes(rows)])
+    layout.pieces(varints(body))
+    layout.pieces([zero_bytes(rows)])
+    for pieces in numbers:
+        layout.pieces(pieces)
+    layout.payload(key, int(key_lengths.max()))
+    layout.pieces(value_pieces)
+    layout.payload(value, int(value_lengths.max()))
+    if not headers:
+        return layout.data(end=b"\0").slice(1)
+    layout.pieces(varints(headers.counts))
+    layout.payload(headers.encoded(), 1)
+    return layout.data(end=b"")
+
+
+class _Headers:
+    """The headers of all rows, flattened: `counts` per row, and the keys and values one after the other."""
+
+    def __init__(self, column: pa.Array) -> None:
+        self.counts: Lengths = pc.list_value_length(column).fill_null(0).to_numpy().astype(np.int64)
+        self._keys, self._values = (_as_binary(child) for child in column.flatten().flatten())
+        if self._keys.null_count:
+            raise UsageError("a record header needs a key")
+        self._key_lengths, self._value_lengths = _lengths(self._keys), _lengths(self._values)
+
+    @classmethod
+    def of(cls, columns: Columns) -> _Headers | None:
+        """None when no row has a header."""
+        column = _column(columns, "headers")
+        if column is None or column.null_count == len(column):
+            return None
+        headers = cls(column)
+        return headers if headers.counts.any() else None
+
+    def _ends(self) -> Lengths:
+        """Where each header ends when all are encoded one after the other."""
+        payload = self._key_lengths + np.maximum(self._value_lengths, 0)
+        return np.cumsum(payload + varint_sizes(self._key_lengths) + varint_sizes(self._value_lengths))
+
+    def _row_offsets(self) -> Lengths:
+        """The same for the headers of each row; a 0 before the first."""
+        ends = np.concatenate([np.zeros(1, np.int64), self._ends()])
+        return ends[np.concatenate([np.zeros(1, np.int64), np.cumsum(self.counts)])]
+
+    def sizes(self) -> Lengths:
+        """How many bytes the headers of each row have, without their count."""
+        return np.diff(self._row_offsets())
+
+    def encoded(self) -> pa.Array:
+        """Each row's headers, as a binary column."""
+        layout = Layout(len(self._keys))
+        layout.pieces(varints(self._key_lengths))
+        layout.payload(self._keys, int(self._key_lengths.max()))
+        layout.pieces(varints(self._value_lengths))
+        layout.payload(self._values, int(self._value_lengths.max()))
+        offsets = pa.py_buffer(self._row_offsets().astype(np.int32))
+        return pa.Array.from_buffers(pa.binary(), len(self.counts), [None, offsets, layout.data(end=b"")])
+
+
+def _column(columns: Columns, name: str) -> pa.Array | None:
+    if name not in columns.schema.names:
+        return None
+    column = columns.column(name)
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
+def _binary(columns: Columns, name: str) -> pa.Array:
+    column = _column(columns, name)
+    return pa.nulls(columns.num_rows, pa.binary()) if column is None else _as_binary(column)
+
+
+def _as_binary(column: pa.Array) -> pa.Array:
+    return column if column.type == pa.binary() else column.cast(pa.binary())
+
+
+def _lengths(column: pa.Array) -> Lengths:
+    """Bytes of each value, -1 for null."""
+    lengths: Lengths = pc.binary_length(column).fill_null(-1).to_numpy().astype(np.int64)
+    return lengths
+
+
+def _timestamps(columns: Columns, default_ms: int) -> Lengths:
+    column = _column(columns, "timestamp_ms")
+    if column is None:
+        return np.full(columns.num_rows, default_ms, np.int64)
+    timestamps: Lengths = column.cast(pa.int64()).fill_null(default_ms).to_numpy()
+    return timestamps
