@@ -54,6 +54,11 @@ def test_a_pattern_finds_the_topics_that_java_finds(pattern: str, found: str) ->
     assert [topic for topic in TOPICS if compile_java(pattern).search(topic)] == found.split()
 
 
+def test_digits_and_letters_are_ascii_as_in_java() -> None:
+    assert not compile_java(r"\d").search("\N{ARABIC-INDIC DIGIT THREE}")
+    assert not compile_java(r"\w").search("\N{LATIN SMALL LETTER E WITH ACUTE}")
+
+
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python's re has no possessive quantifiers before 3.11")
 def test_possessive_quantifiers_and_atomic_groups_are_java_s() -> None:
     assert compile_java("a++b").search("aab")

@@ -249,7 +249,7 @@ def test_a_batch_s_ends_must_make_sense(given: dict[str, str], message: str) -> 
 
 
 def test_ends_that_are_not_known_yet_are_not_compared() -> None:
-    options = batch(startingOffsets='{"orders": {"0": -2}}', endingOffsets='{"orders": {"0": -1}}')
+    options = batch(startingOffsets='{"orders": {"0": 5}}', endingOffsets='{"orders": {"0": -1}}')
     assert options.ending_offsets == {"orders": {0: -1}}
 
 
