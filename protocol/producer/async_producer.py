@@ -1,0 +1,388 @@
+"""Columns in, acknowledged record batches out: sarama's `AsyncProducer`, for Arrow columns.
+
+Rows are partitioned, gathered until a record batch is full, encoded, and sent to the partitions' leaders, several
+requests under way per broker. Used by Spark's sink (one producer per task) and by any program. It has no thread:
+`send_columns` sends and takes answers as it goes, `flush` waits for the rest. Not safe for several threads.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from protocol.broker_errors import ErrorCode, broker_error
+from protocol.clock import Backoff, Deadline
+from protocol.cluster.client import Client
+from protocol.cluster.dispatch import is_retriable
+from protocol.cluster.metadata import Broker, Topic
+from protocol.config import ProducerConfig
+from protocol.errors import DeadlineExceeded, KafkaError, UsageError
+from protocol.net.readiness import ready
+from protocol.producer.accumulator import Accumulator, Gathered
+from protocol.producer.broker_producer import BrokerProducer
+from protocol.producer.idempotence import AnonymousSession, IdempotentSession, ProducerSession, TopicPartition
+from protocol.producer.partition_producer import PartitionProducer, ProducedRange, ProducerBatch
+from protocol.producer.partitioner import Partitioner, Strategy
+from protocol.producer.record_columns import check_sizes, checked_columns
+from protocol.records.encode import record_sizes
+
+log = logging.getLogger(__name__)
+
+BUFFER_MEMORY_BYTES = 64 * 1024 * 1024
+# Another producer on the same connection may have read our answer: look again, whatever the socket says.
+_LONGEST_WAIT_S = 0.1
+
+
+class AsyncProducer:
+    """Writes columns to topics.
+
+    With idempotence (the default) every row is written once, and in order within its partition, whatever breaks on
+    the way, or `flush` raises. Rows wait until their partition has `batch.size` bytes of them, or `flush`; with
+    `linger.ms` above 0 also no longer than that, as seen by the next call of `send_columns` or `poll`.
+
+    `buffer_memory_bytes` bounds what is not acknowledged yet: `send_columns` waits when there is more.
+    `session` is for transactions; None is an idempotent or anonymous one, as `config` says.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        config: ProducerConfig,
+        *,
+        session: ProducerSession | None = None,
+        partitioner: Strategy = "murmur2",
+        buffer_memory_bytes: int = BUFFER_MEMORY_BYTES,
+    ) -> None:
+        self._client = client
+        self._config = config
+        self._session = session or (IdempotentSession(client) if config.enable_idempotence else AnonymousSession())
+        self._strategy: Strategy = partitioner
+        self._buffer_memory_bytes = buffer_memory_bytes
+        self._accumulator = Accumulator(config.batch_size_bytes)
+        self._partitioners: dict[str, Partitioner] = {}
+        self._partitions: dict[TopicPartition, PartitionProducer] = {}
+        self._busy: dict[TopicPartition, PartitionProducer] = {}
+        self._brokers: dict[Broker, BrokerProducer] = {}
+        self._expired_at_s: dict[str, float] = {}
+        self._failures: list[KafkaError] = []
+        self._closed = False
+
+    def __enter__(self) -> AsyncProducer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+    # -- in -----------------------------------------------------------------------------------
+
+    def send_columns(
+        self, topic: str, columns: pa.RecordBatch, partitions: pa.Int32Array | npt.NDArray[np.int32] | None = None
+    ) -> None:
+        """Takes rows in; waits while too much is unacknowledged.
+
+        Parameters
+        ----------
+        columns : `value: binary` (null: a tombstone), and if wanted `key: binary`, `timestamp_ms: int64` (null: now)
+            and `headers: list<struct<key: string, value: binary>>`.
+        partitions : the partition of each row; where it is null, and without it, the partitioner chooses.
+
+        Raises
+        ------
+        UsageError : wrong columns, a partition the topic does not have, a record above `max.request.size`; nothing of
+            these columns was sent then.
+        KafkaError : an earlier row could not be written (as `flush` would say), or the topic is not there.
+        """
+        self._raise_if_unusable()
+        rows = checked_columns(columns, self._client.clock.wall_ms())
+        if not rows.num_rows:
+            return
+        sizes = record_sizes(rows)
+        check_sizes(topic, sizes, self._config.max_request_size_bytes)
+        chosen = self._choose(topic, rows, sizes, partitions)
+        self._enqueue(self._accumulator.append(topic, rows, chosen, sizes, self._client.clock.now_s()))
+        self.poll()
+        self._wait_for_memory()
+        self._raise_if_unusable()
+
+    def poll(self) -> None:
+        """Sends what is due and takes the answers that have come; waits for nothing."""
+        if self._config.linger_ms:
+            before_s = self._client.clock.now_s() - self._config.linger_ms / 1000
+            self._enqueue(self._accumulator.waited_since(before_s))
+        self._work(self._client.deadline())
+
+    # -- out ----------------------------------------------------------------------------------
+
+    @property
+    def acknowledged(self) -> dict[TopicPartition, ProducedRange]:
+        """What brokers have confirmed since the start, by (topic, partition)."""
+        return {key: each.acknowledged for key, each in self._partitions.items() if each.acknowledged.count}
+
+    @property
+    def requests(self) -> int:
+        """How many Produce requests went out."""
+        return sum(broker.requests for broker in self._brokers.values())
+
+    def flush(self, deadline: Deadline | None = None) -> None:
+        """Sends everything and waits until it is acknowledged; by default as long as `delivery.timeout.ms` allows.
+
+        Raises the first failure since the last one raised. It names topic, partition, broker, the last cause, and how
+        many records have an unknown outcome. `DeadlineExceeded`: the deadline came first; what is unacknowledged is
+        still being written, and `flush` may be called again.
+        """
+        self._raise_if_unusable()
+        # A batch may outlast delivery.timeout.ms by the request that it is in.
+        patience_ms = self._config.delivery_timeout_ms + self._client.config.request_timeout_ms
+        deadline = deadline or self._client.deadline(patience_ms)
+        self._enqueue(self._accumulator.drain())
+        self._work(deadline)
+        while self._busy and not self._failures:
+            if deadline.passed:
+                waiting = next(iter(self._busy.values()))
+                raise DeadlineExceeded(
+                    f"flush: {len(self._busy)} partitions are not acknowledged in time, {waiting.name} among them"
+                    f"{waiting.trouble}",
+                    topic=waiting.topic,
+                    partition=waiting.partition,
+                )
+            self._wait(deadline)
+            self._work(deadline)
+        self._raise_if_unusable()
+
+    def close(self, deadline: Deadline | None = None) -> None:
+        """Flushes, then takes nothing more. The client stays open: it belongs to the caller."""
+        if not self._closed:
+            try:
+                self.flush(deadline)
+            finally:
+                self.abort()
+
+    def abort(self) -> None:
+        """Drops what is not sent yet; what is under way may still be written. Takes nothing more."""
+        self._closed = True
+        self._accumulator.clear()
+        self._busy.clear()
+        for broker in self._brokers.values():
+            broker.forget()
+
+    def _raise_if_unusable(self) -> None:
+        if self._failures:
+            first, *others = self._failures
+            self._failures = []
+            for other in others:
+                log.warning("another write failed: %s", other)
+            raise first
+        if self._closed:
+            raise UsageError("this producer is closed")
+
+    # -- rows to record batches ---------------------------------------------------------------
+
+    def _choose(
+        self,
+        topic: str,
+        rows: pa.RecordBatch,
+        sizes: npt.NDArray[np.int64],
+        partitions: pa.Int32Array | npt.NDArray[np.int32] | None,
+    ) -> npt.NDArray[np.int32]:
+        known = self._topic(topic)
+        count = len(known.partitions)
+        given = None if partitions is None else pa.array(partitions, pa.int32())
+        if given is not None and len(given) != rows.num_rows:
+            raise UsageError(f"{len(given)} partitions were given for {rows.num_rows} rows of topic {topic}")
+        if given is not None and not given.null_count:
+            return _checked(given.to_numpy(), topic, count)
+        if topic not in self._partitioners:
+            self._partitioners[topic] = Partitioner(self._strategy, self._config.batch_size_bytes)
+        keys = rows.column("key") if "key" in rows.schema.names else None
+        available = [number for number, each in known.partitions.items() if each.leader >= 0]
+        chosen = self._partitioners[topic].choose(keys, sizes, count, available)
+        if given is None:
+            return chosen
+        named = given.is_valid().to_numpy(zero_copy_only=False)
+        chosen[named] = _checked(given.drop_null().to_numpy(), topic, count)
+        return chosen
+
+    def _topic(self, topic: str) -> Topic:
+        deadline = self._client.deadline()
+        return self._client.retrying(
+            f"Metadata of {topic}", lambda: self._client.topic(topic, deadline), deadline, topics=[topic]
+        )
+
+    def _enqueue(self, gathered: Iterable[Gathered]) -> None:
+        now_s = self._client.clock.now_s()
+        for rows in gathered:
+            key = (rows.topic, rows.partition)
+            partition = self._partitions.get(key)
+            if partition is None:
+                partition = self._partitions[key] = PartitionProducer(
+                    rows.topic,
+                    rows.partition,
+                    max_in_flight=self._config.max_in_flight_requests_per_connection,
+                    retries=self._config.retries,
+                    delivery_timeout_s=self._config.delivery_timeout_ms / 1000,
+                    backoff=Backoff(self._client.config.retry_backoff_ms, self._client.config.retry_backoff_max_ms),
+                )
+            partition.append(ProducerBatch(rows.rows, rows.size_bytes, now_s))
+            self._busy[key] = partition
+
+    def _wait_for_memory(self) -> None:
+        while self._held_bytes() > self._buffer_memory_bytes and not self._failures:
+            if self._accumulator.held_bytes > self._buffer_memory_bytes // 2:
+                self._enqueue(self._accumulator.drain())
+            else:
+                self._wait(self._client.deadline())
+            self._work(self._client.deadline())
+
+    def _held_bytes(self) -> int:
+        return self._accumulator.held_bytes + sum(partition.held_bytes for partition in self._busy.values())
+
+    # -- sending and answers ------------------------------------------------------------------
+
+    def _work(self, deadline: Deadline) -> None:
+        """Takes the answers that are there, and sends until no broker takes more."""
+        self._take_replies(0.0)
+        while self._send_round(deadline):
+            self._take_replies(0.0)
+        for key, partition in list(self._busy.items()):
+            partition.expire(self._client.clock.now_s())
+            if partition.failures:
+                self._failures += partition.failures
+                partition.failures = []
+            if partition.idle:
+                del self._busy[key]
+
+    def _send_round(self, deadline: Deadline) -> bool:
+        """One request to each broker that takes one; whether any went out."""
+        sent = False
+        now_s = self._client.clock.now_s()
+        topics = _Topics(self._client, deadline.at_most_ms(self._client.config.request_timeout_ms))
+        for broker, partitions in self._sendable(topics, now_s).items():
+            producer = self._brokers[broker]
+            self._session.before_produce([(each.topic, each.partition) for each in partitions], deadline)
+            sent |= producer.send(partitions, topics.ids)
+        return sent
+
+    def _sendable(self, topics: _Topics, now_s: float) -> dict[Broker, list[PartitionProducer]]:
+        """Partitions that have something to send, by leader, where the leader takes a request now."""
+        by_broker: dict[Broker, list[PartitionProducer]] = {}
+        for partition in self._busy.values():
+            if partition.next_batch(now_s) is None:
+                continue
+            try:
+                broker = topics.leader(partition)
+                if broker is None or not self._broker(broker).can_send(now_s):
+                    continue
+                if partition.in_flight and partition.leader_id != broker.node_id:
+                    # The old leader's answers first: the new one must get everything in order.
+                    continue
+                self._identify(partition)
+            except KafkaError as error:
+                if not is_retriable(error):
+                    raise
+                self._stale(partition.topic)
+                partition.postpone(error, now_s)
+                continue
+            by_broker.setdefault(broker, []).append(partition)
+        return by_broker
+
+    def _identify(self, partition: PartitionProducer) -> None:
+        if partition.sequences is not None:
+            return
+        deadline = self._client.deadline()
+        if partition.broken_identity is None:
+            partition.begin(self._session.identity(deadline))
+        else:
+            partition.begin(self._session.successor(partition.broken_identity, deadline))
+
+    def _broker(self, broker: Broker) -> BrokerProducer:
+        known = self._brokers.get(broker)
+        if known is None:
+            known = self._brokers[broker] = BrokerProducer(
+                self._client, broker, self._config, self._session, self._stale
+            )
+        return known
+
+    def _take_replies(self, wait_s: float) -> None:
+        """Takes what has come; waits up to `wait_s` for the first. A reply that is overdue counts as come."""
+        while waiting := [broker for broker in self._brokers.values() if broker.in_flight]:
+            oldest = [reply for broker in waiting if (reply := broker.oldest) is not None]
+            come = {id(reply) for reply in ready(oldest, wait_s)}
+            due = [broker for broker in waiting if id(broker.oldest) in come or broker.overdue]
+            if not due:
+                return
+            for broker in due:
+                broker.take_reply()
+            wait_s = 0.0
+
+    def _wait(self, deadline: Deadline) -> None:
+        """Until an answer comes, or time lets something be sent again, or the deadline."""
+        now_s = self._client.clock.now_s()
+        moments = [deadline.at_s, now_s + _LONGEST_WAIT_S]
+        moments += [at_s for each in self._busy.values() if (at_s := each.wakes_at_s) is not None and at_s > now_s]
+        moments += [each.muted_until_s for each in self._brokers.values() if each.muted_until_s > now_s]
+        wait_s = max(0.0, min(moments) - now_s)
+        if any(broker.in_flight for broker in self._brokers.values()):
+            self._take_replies(wait_s)
+        else:
+            self._client.clock.sleep_s(wait_s)
+
+    def _stale(self, topic: str) -> None:
+        """The next look at this topic asks the brokers, though not for every partition that fails at the same time."""
+        now_s = self._client.clock.now_s()
+        if now_s - self._expired_at_s.get(topic, float("-inf")) >= self._client.config.retry_backoff_ms / 1000:
+            self._expired_at_s[topic] = now_s
+            self._client.expire_metadata([topic])
+
+
+class _Topics:
+    """Topics and leaders as one look at the metadata shows them, for one round."""
+
+    def __init__(self, client: Client, deadline: Deadline) -> None:
+        self._client = client
+        self._deadline = deadline
+        self._topics: dict[str, Topic | KafkaError] = {}
+        self.ids: dict[str, bytes] = {}
+
+    def leader(self, partition: PartitionProducer) -> Broker:
+        """Raises what `Client.topic` does (the same error for all partitions of a topic), or LEADER_NOT_AVAILABLE."""
+        topic = self._topics.get(partition.topic) or self._look_up(partition.topic)
+        if isinstance(topic, KafkaError):
+            raise topic
+        known = topic.partitions.get(partition.partition)
+        broker = self._client.brokers(self._deadline).get(known.leader) if known else None
+        if broker is None:
+            raise broker_error(
+                ErrorCode.LEADER_NOT_AVAILABLE,
+                f"Produce to {partition.name}",
+                topic=partition.topic,
+                partition=partition.partition,
+            )
+        return broker
+
+    def _look_up(self, name: str) -> Topic | KafkaError:
+        found: Topic | KafkaError
+        try:
+            found = self._client.topic(name, self._deadline)
+            self.ids[name] = found.topic_id
+        except KafkaError as error:
+            found = error
+        self._topics[name] = found
+        return found
+
+
+def _checked(partitions: npt.NDArray[np.int32], topic: str, count: int) -> npt.NDArray[np.int32]:
+    wrong = (partitions < 0) | (partitions >= count)
+    if wrong.any():
+        raise UsageError(
+            f"partition {int(partitions[wrong.argmax()])} was asked for, but topic {topic} has {count} "
+            f"(0 to {count - 1}). Nothing of this batch was sent",
+            topic=topic,
+        )
+    return partitions

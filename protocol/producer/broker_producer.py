@@ -1,0 +1,247 @@
+"""One broker: record batches of several partitions in one Produce request, a few requests under way, their answers.
+
+sarama's `brokerProducer`. Encodes what `PartitionProducer`s give, sends, and tells each of them what became of its
+record batch. Called by `async_producer`, which knows who leads what. Never tries again by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from protocol.broker_errors import ErrorCode, Refresh, error_row
+from protocol.clock import Deadline
+from protocol.cluster.client import PRODUCE as PRODUCE_PURPOSE
+from protocol.cluster.client import Client
+from protocol.cluster.metadata import NO_TOPIC_ID, Broker
+from protocol.config import ProducerConfig
+from protocol.errors import Corrupt, KafkaError, ProtocolError, TransportError
+from protocol.net.connection import Reply
+from protocol.producer.idempotence import ProducerSession
+from protocol.producer.partition_producer import PartitionProducer, ProducerBatch
+from protocol.records.encode import encode, stamp
+from protocol.wire.messages.m00_produce import PRODUCE
+
+log = logging.getLogger(__name__)
+
+Part = tuple[PartitionProducer, ProducerBatch]
+
+_FIRST_WITH_RECORD_BATCHES = 3
+_FIRST_WITH_ZSTD = 7
+_FIRST_WITH_TOPIC_IDS = 13
+# Lengths, counts and names around the records of one partition, generously.
+_OVERHEAD_BYTES = 300
+
+
+@dataclass(frozen=True)
+class _Request:
+    reply: Reply
+    parts: Sequence[Part]
+    topic_ids: Mapping[str, bytes]
+    deadline: Deadline
+
+
+class BrokerProducer:
+    """What goes to one broker. `stale` is called with a topic whose metadata an answer proved to be out of date."""
+
+    def __init__(
+        self,
+        client: Client,
+        broker: Broker,
+        config: ProducerConfig,
+        session: ProducerSession,
+        stale: Callable[[str], None],
+    ) -> None:
+        self.broker = broker
+        self._client = client
+        self._config = config
+        self._session = session
+        self._stale = stale
+        self._in_flight: deque[_Request] = deque()
+        self.muted_until_s = 0.0
+        self.requests = 0
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._in_flight)
+
+    @property
+    def oldest(self) -> Reply | None:
+        """The reply that comes next."""
+        return self._in_flight[0].reply if self._in_flight else None
+
+    @property
+    def overdue(self) -> bool:
+        """Whether that reply has not come in time."""
+        return bool(self._in_flight) and self._in_flight[0].deadline.passed
+
+    def can_send(self, now_s: float) -> bool:
+        return len(self._in_flight) < self._config.max_in_flight_requests_per_connection and now_s >= self.muted_until_s
+
+    # -- out ----------------------------------------------------------------------------------
+
+    def send(self, partitions: Iterable[PartitionProducer], topic_ids: Mapping[str, bytes]) -> bool:
+        """One request with the next record batch of as many of these partitions as fit; whether one went out.
+
+        With acks=0 what went out counts as written. Raises `UnsupportedVersion` when the broker is too old.
+        """
+        clock = self._client.clock
+        now_s = clock.now_s()
+        parts = self._plan(partitions, now_s)
+        if not parts:
+            return False
+        for partition, batch in parts:
+            partition.sending(batch, self.broker.node_id)
+            self._stamp(partition, batch)
+        timeout_s = self._client.config.request_timeout_ms / 1000
+        deadline = Deadline(
+            min(now_s + timeout_s, *(max(now_s + 0.05, part.deadline_s(batch)) for part, batch in parts)), clock
+        )
+        try:
+            reply = self._client.send(
+                self.broker,
+                PRODUCE,
+                lambda version: self._body(version, parts, topic_ids, deadline),
+                deadline,
+                purpose=PRODUCE_PURPOSE,
+                at_least=_FIRST_WITH_ZSTD if self._config.compression_type == "zstd" else _FIRST_WITH_RECORD_BATCHES,
+                at_most=self._at_most(parts, topic_ids),
+                replies=self._config.acks != 0,
+            )
+        except (TransportError, ProtocolError) as error:
+            self._not_sent(parts, error)
+            return False
+        self.requests += 1
+        if self._config.acks == 0:
+            for partition, batch in parts:
+                partition.written(batch, -1)
+        else:
+            self._in_flight.append(_Request(reply, parts, topic_ids, deadline))
+        return True
+
+    def _plan(self, partitions: Iterable[PartitionProducer], now_s: float) -> list[Part]:
+        parts: list[Part] = []
+        free_bytes = self._config.max_request_size_bytes
+        for partition in partitions:
+            batch = partition.next_batch(now_s)
+            if batch is None:
+                continue
+            if batch.records is None:
+                batch.records = self._encode(batch)
+            free_bytes -= len(batch.records) + _OVERHEAD_BYTES
+            if parts and free_bytes < 0:
+                break
+            parts.append((partition, batch))
+        return parts
+
+    def _encode(self, batch: ProducerBatch) -> bytearray:
+        return encode(
+            batch.rows,
+            compression=self._config.compression_type,
+            level=self._config.compression_level,
+        )
+
+    def _stamp(self, partition: PartitionProducer, batch: ProducerBatch) -> None:
+        assert partition.sequences is not None
+        assert batch.records is not None
+        if self._session.idempotent:
+            identity = partition.sequences.identity
+            stamp(
+                batch.records,
+                producer_id=identity.producer_id,
+                producer_epoch=identity.producer_epoch,
+                base_sequence=batch.base_sequence,
+                transactional=self._session.transactional_id is not None,
+            )
+
+    def _at_most(self, parts: Sequence[Part], topic_ids: Mapping[str, bytes]) -> int | None:
+        by_name = any(topic_ids[partition.topic] == NO_TOPIC_ID for partition, _ in parts)
+        limits = [self._session.last_produce_version, _FIRST_WITH_TOPIC_IDS - 1 if by_name else None]
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def _body(
+        self, version: int, parts: Sequence[Part], topic_ids: Mapping[str, bytes], deadline: Deadline
+    ) -> dict[str, Any]:
+        topics: dict[str, list[dict[str, Any]]] = {}
+        for partition, batch in parts:
+            topics.setdefault(partition.topic, []).append({"index": partition.partition, "records": batch.records})
+        return {
+            "transactional_id": self._session.transactional_id,
+            "acks": self._config.acks,
+            "timeout_ms": max(1, deadline.remaining_ms()),
+            "topic_data": [
+                {
+                    **({"topic_id": topic_ids[name]} if version >= _FIRST_WITH_TOPIC_IDS else {"name": name}),
+                    "partition_data": rows,
+                }
+                for name, rows in topics.items()
+            ],
+        }
+
+    def _not_sent(self, parts: Sequence[Part], error: KafkaError) -> None:
+        now_s = self._client.clock.now_s()
+        log.debug("%s: Produce could not be sent: %s", self.broker, error)
+        # Others that lead here too must not each try to connect at once.
+        self.muted_until_s = now_s + self._client.config.reconnect_backoff_ms / 1000
+        for partition, batch in parts:
+            partition.not_sent(batch, error, now_s)
+            self._stale(partition.topic)
+
+    # -- in -----------------------------------------------------------------------------------
+
+    def take_reply(self) -> None:
+        """Takes the oldest reply, waiting for it at most until its deadline, and tells the partitions."""
+        request = self._in_flight.popleft()
+        try:
+            body = request.reply.result(request.deadline)
+        except (TransportError, ProtocolError) as error:
+            log.debug("%s: no answer to Produce: %s", self.broker, error)
+            now_s = self._client.clock.now_s()
+            for partition, batch in request.parts:
+                partition.lost(batch, error, now_s)
+                self._stale(partition.topic)
+            return
+        now_s = self._client.clock.now_s()
+        self.muted_until_s = max(self.muted_until_s, now_s + body["throttle_time_ms"] / 1000)
+        self._judge(request, body, now_s)
+
+    def forget(self) -> None:
+        """Drops what is under way; nobody wants its answers any more."""
+        self._in_flight.clear()
+
+    def _judge(self, request: _Request, body: Mapping[str, Any], now_s: float) -> None:
+        by_id = request.reply.version >= _FIRST_WITH_TOPIC_IDS
+        answers = {
+            (bytes(row["topic_id"]) if by_id else row["name"], answer["index"]): answer
+            for row in body["responses"]
+            for answer in row["partition_responses"]
+        }
+        where = f"{self.broker} (Produce v{request.reply.version})"
+        for partition, batch in request.parts:
+            topic = request.topic_ids[partition.topic] if by_id else partition.topic
+            answer = answers.get((topic, partition.partition))
+            if answer is None:
+                partition.lost(batch, Corrupt(f"{where}: no answer for {partition.name}"), now_s)
+                continue
+            code = answer["error_code"]
+            if code == ErrorCode.NONE:
+                partition.written(batch, answer["base_offset"])
+            elif code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
+                # An earlier try wrote it; where, the broker has forgotten.
+                partition.written(batch, -1)
+            else:
+                log.debug("%s: Produce to %s: %s", where, partition.name, error_row(code).name)
+                if error_row(code).refresh is Refresh.METADATA:
+                    self._stale(partition.topic)
+                partition.refused(batch, code, where, now_s, _detail(answer))
+
+
+def _detail(answer: Mapping[str, Any]) -> str | None:
+    """What the broker says itself: a message, or which records it does not like."""
+    records = "; ".join(
+        f"record {row['batch_index']}: {row['batch_index_error_message']}" for row in answer["record_errors"][:3]
+    )
+    return "; ".join(filter(None, (answer["error_message"], records))) or None

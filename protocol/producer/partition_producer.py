@@ -1,0 +1,366 @@
+"""What waits to be written to one partition, in its order, and what an answer of the broker means for it.
+
+sarama's `partitionProducer`. Pure: takes `now_s` and answers, gives the record batch that may go out next, and keeps
+the account of what was acknowledged and what failed. Called by `async_producer`, which knows the brokers, and by
+`broker_producer`, which talks to one. Knows no socket and no metadata.
+
+Order is kept by one rule: when a record batch fails, nothing more goes out until everything under way has been
+answered; then it starts again from the oldest, one at a time, with the same sequence numbers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from protocol.broker_errors import ErrorCode, broker_error, error_row
+from protocol.clock import Backoff
+from protocol.errors import DeadlineExceeded, KafkaError
+from protocol.producer.idempotence import ANONYMOUS, NO_SEQUENCE, ProducerIdentity, Sequences, sequence_after
+
+# A reply needs some time: a last try later than this before the deadline would be in vain.
+_LEAST_TIME_S = 0.2
+
+_TOO_LARGE = (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE)
+
+# Answers that say for sure that this try wrote nothing. After any other failure the records may be in the log:
+# NOT_LEADER_OR_FOLLOWER, for one, also ends the wait for replication of records that the next leader has.
+_NOT_WRITTEN = frozenset(
+    {
+        *_TOO_LARGE,
+        ErrorCode.CORRUPT_MESSAGE,
+        ErrorCode.INVALID_RECORD,
+        ErrorCode.INVALID_TIMESTAMP,
+        ErrorCode.INVALID_REQUIRED_ACKS,
+        ErrorCode.INVALID_TOPIC_EXCEPTION,
+        ErrorCode.NOT_ENOUGH_REPLICAS,
+        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        ErrorCode.UNKNOWN_PRODUCER_ID,
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+        ErrorCode.PRODUCER_FENCED,
+        ErrorCode.INVALID_TXN_STATE,
+        ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+        ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+        ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
+        ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+        ErrorCode.POLICY_VIOLATION,
+    }
+)
+
+
+@dataclass(eq=False)
+class ProducerBatch:
+    """Rows that become one record batch. `size_bytes` is before compression; `records` the encoded bytes, once made.
+
+    `maybe_written`: a try ended without an answer that says whether the broker wrote it.
+    """
+
+    rows: pa.RecordBatch
+    size_bytes: int
+    created_s: float
+    records: bytearray | None = None
+    base_sequence: int = NO_SEQUENCE
+    attempts: int = 0
+    in_flight: bool = False
+    maybe_written: bool = False
+    last_error: KafkaError | None = None
+
+    @property
+    def record_count(self) -> int:
+        return int(self.rows.num_rows)
+
+
+@dataclass
+class ProducedRange:
+    """What brokers acknowledged of one partition. Offsets are -1 where no broker told them (acks=0)."""
+
+    first_offset: int = -1
+    last_offset: int = -1
+    count: int = 0
+
+    def add(self, base_offset: int, count: int) -> None:
+        self.count += count
+        if base_offset >= 0:
+            self.first_offset = base_offset if self.first_offset < 0 else min(self.first_offset, base_offset)
+            self.last_offset = max(self.last_offset, base_offset + count - 1)
+
+
+@dataclass
+class PartitionProducer:
+    """The queue of one partition. The driver asks `next_batch`, calls `sending`, then one of the four outcomes."""
+
+    topic: str
+    partition: int
+    max_in_flight: int
+    retries: int
+    delivery_timeout_s: float
+    backoff: Backoff
+    acknowledged: ProducedRange = field(default_factory=ProducedRange)
+    failures: list[KafkaError] = field(default_factory=list)
+    in_flight: int = 0
+    leader_id: int = -1
+    sequences: Sequences | None = None
+    """None: the driver has to call `begin` before it sends (`broken_identity` is what to succeed to, if any)."""
+    broken_identity: ProducerIdentity | None = None
+    _queue: deque[ProducerBatch] = field(default_factory=deque)
+    _retry_at_s: float = 0.0
+    _draining: bool = False
+    _restart: bool = False
+    _gap_from: int | None = None
+    _given_up: KafkaError | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+    @property
+    def idle(self) -> bool:
+        return not self._queue
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the rows that are not acknowledged yet, before compression."""
+        return sum(batch.size_bytes for batch in self._queue)
+
+    @property
+    def trouble(self) -> str:
+        """In words, why the oldest record batch is not written yet, if something went wrong."""
+        error = self._queue[0].last_error if self._queue else None
+        return f"; the last failure: {error}" if error else ""
+
+    @property
+    def wakes_at_s(self) -> float | None:
+        """When time alone lets something be sent; None while only an answer can."""
+        return None if self.idle or self.in_flight else self._retry_at_s
+
+    def append(self, batch: ProducerBatch) -> None:
+        self._queue.append(batch)
+
+    # -- out ----------------------------------------------------------------------------------
+
+    def next_batch(self, now_s: float) -> ProducerBatch | None:
+        """What may be sent now, if anything."""
+        if self._draining or now_s < self._retry_at_s or self.in_flight >= len(self._queue):
+            return None
+        alone = self.sequences is None or (self.sequences.identity != ANONYMOUS and not self.sequences.confirmed)
+        if self.in_flight >= (1 if alone else self.max_in_flight):
+            return None
+        # What is under way is always the front of the queue, unless it is draining.
+        batch = self._queue[self.in_flight]
+        # What is tried again travels alone: new ones behind it could push it out of the five record batches that the
+        # broker remembers, and then it could not tell any more whether it has it.
+        if self.in_flight and (batch.attempts or self._queue[0].attempts > 1):
+            return None
+        return batch
+
+    def begin(self, identity: ProducerIdentity) -> None:
+        """From here on counts from 0 under this identity. Nothing is under way."""
+        self.sequences = Sequences(identity)
+        self.broken_identity = None
+        for batch in self._queue:
+            batch.base_sequence = NO_SEQUENCE
+
+    def sending(self, batch: ProducerBatch, leader_id: int) -> None:
+        """The batch goes out now. Numbers it, if it has no number yet."""
+        assert self.sequences is not None
+        if batch.base_sequence == NO_SEQUENCE:
+            batch.base_sequence = self.sequences.take(batch.record_count)
+        batch.attempts += 1
+        batch.in_flight = True
+        self.in_flight += 1
+        self.leader_id = leader_id
+
+    # -- outcomes -----------------------------------------------------------------------------
+
+    def written(self, batch: ProducerBatch, base_offset: int) -> None:
+        """The broker has it; `base_offset` -1 where it did not say where."""
+        self._returned(batch)
+        self._queue.remove(batch)
+        self.acknowledged.add(base_offset, batch.record_count)
+        self.backoff.reset()
+        if self.sequences is not None:
+            self.sequences.confirmed = True
+        # The broker took what comes after the gap: then there is none, as it sees it.
+        self._gap_from = None
+        self._settle()
+
+    def refused(self, batch: ProducerBatch, code: int, where: str, now_s: float, detail: str | None = None) -> None:
+        """The broker answered with an error; `where` names broker and version, `detail` is what it says itself."""
+        self._returned(batch)
+        error = self._error(batch, code, where, detail)
+        batch.last_error = error
+        first = self._queue[0] is batch
+        if code not in _NOT_WRITTEN:
+            batch.maybe_written = True
+        if code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
+            if first and self._gap_from is None:
+                self._give_up(self._lost_by_broker(batch, error))
+            else:
+                # It came before its turn, which is the fault of the one before it.
+                self._retry(now_s, batch)
+        elif code == ErrorCode.UNKNOWN_PRODUCER_ID:
+            if first and batch.maybe_written:
+                self._give_up(error)
+            else:
+                self._restart = self._restart or first
+                self._retry(now_s, batch)
+        elif code in _TOO_LARGE and batch.record_count > 1:
+            self._split(batch)
+        elif error_row(code).retriable and batch.attempts <= self.retries:
+            self._retry(now_s, batch)
+        else:
+            self._fail(batch, error)
+        self._settle()
+
+    def lost(self, batch: ProducerBatch, error: KafkaError, now_s: float) -> None:
+        """It was sent, and no answer will come: it may be written or not."""
+        self._returned(batch)
+        batch.maybe_written = True
+        batch.last_error = error
+        if batch.attempts <= self.retries:
+            self._retry(now_s, batch)
+        else:
+            self._fail(batch, error)
+        self._settle()
+
+    def not_sent(self, batch: ProducerBatch, error: KafkaError, now_s: float) -> None:
+        """It did not get out: no connection, or it broke before the last byte. This is not counted as a try."""
+        self._returned(batch)
+        batch.attempts -= 1
+        batch.last_error = error
+        self._retry(now_s, batch)
+        self._settle()
+
+    def postpone(self, error: KafkaError, now_s: float) -> None:
+        """There is no leader to send to just now."""
+        if self._queue:
+            self._queue[0].last_error = error
+        self._retry_at_s = now_s + self.backoff.next_s()
+
+    def expire(self, now_s: float) -> None:
+        """Fails what has waited for longer than `delivery.timeout.ms`."""
+        while self._queue and not self.in_flight:
+            batch = self._queue[0]
+            if now_s < self.deadline_s(batch) - (_LEAST_TIME_S if batch.attempts else 0.0):
+                return
+            error = DeadlineExceeded(
+                f"{self.name}: {batch.record_count} records were not acknowledged in {self.delivery_timeout_s:.0f} s "
+                f"(kafka.delivery.timeout.ms) and {batch.attempts} attempt(s){self.trouble}",
+                topic=self.topic,
+                partition=self.partition,
+                attempts=batch.attempts,
+            )
+            error.__cause__ = batch.last_error
+            self._fail(batch, error)
+            self._settle()
+
+    def deadline_s(self, batch: ProducerBatch) -> float:
+        return batch.created_s + self.delivery_timeout_s
+
+    # -- inside -------------------------------------------------------------------------------
+
+    def _returned(self, batch: ProducerBatch) -> None:
+        batch.in_flight = False
+        self.in_flight -= 1
+
+    def _retry(self, now_s: float, batch: ProducerBatch) -> None:
+        if not self._draining:
+            self._retry_at_s = now_s + self.backoff.next_s()
+        self._draining = True
+
+    def _fail(self, batch: ProducerBatch, error: KafkaError) -> None:
+        if batch.maybe_written:
+            self._give_up(error)
+            return
+        self._queue.remove(batch)
+        self.failures.append(error)
+        if batch.base_sequence != NO_SEQUENCE:
+            self._draining = True
+            if self._gap_from is None:
+                self._gap_from = batch.base_sequence
+
+    def _give_up(self, error: KafkaError) -> None:
+        """Whether these records are in the log is not known, so what comes after them cannot be put behind them."""
+        self._draining = True
+        if self._given_up is None:
+            self._given_up = error
+
+    def _split(self, batch: ProducerBatch) -> None:
+        """Two halves in place of a batch that is too large as a whole (KIP-126). Their records keep their numbers."""
+        half = batch.record_count // 2
+        at = self._queue.index(batch)
+        self._queue.remove(batch)
+        for first, count in ((half, batch.record_count - half), (0, half)):
+            part = ProducerBatch(
+                batch.rows.slice(first, count),
+                batch.size_bytes * count // batch.record_count,
+                batch.created_s,
+                maybe_written=batch.maybe_written,
+                last_error=batch.last_error,
+            )
+            if batch.base_sequence != NO_SEQUENCE:
+                part.base_sequence = sequence_after(batch.base_sequence, first)
+            self._queue.insert(at, part)
+        self._draining = True
+
+    def _settle(self) -> None:
+        """Once nothing is under way after a failure: what is left gets ready to start again."""
+        if not self._draining or self.in_flight:
+            return
+        self._draining = False
+        if self._given_up is not None:
+            self.failures.append(self._unknown_outcome(self._given_up))
+            self._queue.clear()
+            self._given_up = None
+            self._restart = True
+        if self._restart and self.sequences is not None:
+            self.broken_identity = self.sequences.identity
+            self.sequences = None
+        elif self._gap_from is not None and self.sequences is not None:
+            # Nothing after the gap was accepted, so those numbers are still free.
+            self.sequences.next = self._gap_from
+            for batch in self._queue:
+                if batch.base_sequence != NO_SEQUENCE:
+                    batch.base_sequence = self.sequences.take(batch.record_count)
+        self._restart = False
+        self._gap_from = None
+
+    # -- words --------------------------------------------------------------------------------
+
+    def _error(self, batch: ProducerBatch, code: int, where: str, detail: str | None) -> KafkaError:
+        what = f"Produce of {batch.record_count} records to {self.name} at {where}"
+        if code in _TOO_LARGE:
+            size_bytes = len(batch.records) if batch.records is not None else batch.size_bytes
+            what += (
+                f", a record batch of {size_bytes} bytes (raise max.message.bytes of the topic, or "
+                "message.max.bytes of the brokers, or write smaller records)"
+            )
+        if detail:
+            what += f" [{detail}]"
+        return broker_error(
+            code, what, topic=self.topic, partition=self.partition, attempts=batch.attempts, records=batch.record_count
+        )
+
+    def _lost_by_broker(self, batch: ProducerBatch, error: KafkaError) -> KafkaError:
+        return type(error)(
+            f"{error}. The broker does not have all the records that were acknowledged before: its log was truncated "
+            f"(unclean leader election). {self.acknowledged.count} records were acknowledged, up to offset "
+            f"{self.acknowledged.last_offset}; write them again",
+            **error.context,
+        )
+
+    def _unknown_outcome(self, error: KafkaError) -> KafkaError:
+        unknown = sum(batch.record_count for batch in self._queue if batch.maybe_written)
+        waiting = sum(batch.record_count for batch in self._queue) - unknown
+        if not unknown and not waiting:
+            return error
+        result = type(error)(
+            f"{error}. Of {self.name}, {unknown} records have an unknown outcome (written or not) and "
+            f"{waiting} behind them were not written",
+            **{**error.context, "unknown_records": unknown, "unwritten_records": waiting},
+        )
+        result.__cause__ = error.__cause__
+        return result

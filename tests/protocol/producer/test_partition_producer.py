@@ -1,0 +1,378 @@
+"""What a partition's queue does with answers, failures and time; first case by case, then against a model broker."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.broker_errors import ErrorCode
+from protocol.clock import Backoff
+from protocol.errors import BrokerError, ConnectionLost, DeadlineExceeded
+from protocol.producer.idempotence import ANONYMOUS, ProducerIdentity, sequence_after
+from protocol.producer.partition_producer import PartitionProducer, ProducerBatch
+from tests.protocol.producer.partition_log import PartitionLog
+
+IDENTITY = ProducerIdentity(7, 0)
+LOST = ConnectionLost("the connection was reset")
+WHERE = "broker 1"
+
+
+def producer(*, identity: ProducerIdentity | None = IDENTITY, retries: int = 2**31 - 1) -> PartitionProducer:
+    made = PartitionProducer(
+        "t", 0, max_in_flight=5, retries=retries, delivery_timeout_s=10.0, backoff=Backoff(100, 1_000)
+    )
+    if identity is not None:
+        made.begin(identity)
+    return made
+
+
+def batch(values: list[int], now_s: float = 0.0) -> ProducerBatch:
+    rows = pa.RecordBatch.from_pydict({"value": pa.array([b"%d" % value for value in values], pa.binary())})
+    return ProducerBatch(rows, 10 * len(values), now_s)
+
+
+def values_of(each: ProducerBatch) -> list[int]:
+    return [int(value) for value in each.rows.column("value").to_pylist()]
+
+
+def fill(made: PartitionProducer, count: int, rows: int = 10) -> None:
+    for number in range(count):
+        made.append(batch(list(range(number * rows, (number + 1) * rows))))
+
+
+def send_all(made: PartitionProducer, now_s: float = 0.0) -> list[ProducerBatch]:
+    sent = []
+    while (each := made.next_batch(now_s)) is not None:
+        made.sending(each, leader_id=1)
+        sent.append(each)
+    return sent
+
+
+def confirmed(count: int, rows: int = 10) -> tuple[PartitionProducer, list[ProducerBatch]]:
+    """A producer whose first batch is acknowledged, and the `count` batches it then has under way."""
+    made = producer()
+    fill(made, count + 1, rows)
+    (first,) = send_all(made)
+    made.written(first, 0)
+    return made, send_all(made)
+
+
+def numbers_of_the_rest(made: PartitionProducer) -> list[int]:
+    """The sequence numbers of what is left, as a broker sees them that takes everything."""
+    numbers = []
+    while not made.idle:
+        for each in send_all(made, 1e9):
+            numbers.append(each.base_sequence)
+            made.written(each, -1)
+    return numbers
+
+
+class TestSending:
+    def test_the_first_batch_of_an_identity_travels_alone(self) -> None:
+        made = producer()
+        fill(made, 3)
+        (first,) = send_all(made)
+        assert values_of(first)[0] == 0
+        made.written(first, 0)
+        assert [values_of(each)[0] for each in send_all(made)] == [10, 20]
+
+    def test_at_most_five_are_under_way_with_consecutive_numbers(self) -> None:
+        made, sent = confirmed(7)
+        assert [each.base_sequence for each in sent] == [10, 20, 30, 40, 50]
+        made.written(sent[0], 10)
+        assert [each.base_sequence for each in send_all(made)] == [60]
+
+    def test_sequence_numbers_wrap_after_the_largest_int32(self) -> None:
+        assert sequence_after(2**31 - 5, 10) == 5
+        assert sequence_after(2**31 - 10, 10) == 0
+
+    def test_without_idempotence_nothing_is_numbered_and_the_first_is_not_alone(self) -> None:
+        made = producer(identity=ANONYMOUS)
+        fill(made, 3)
+        assert [each.base_sequence for each in send_all(made)] == [-1, -1, -1]
+
+
+class TestRetries:
+    def test_after_a_failure_nothing_goes_out_until_all_answers_are_in_then_all_in_order(self) -> None:
+        made, sent = confirmed(3)
+        made.append(batch([99]))
+        made.refused(sent[0], ErrorCode.NOT_LEADER_OR_FOLLOWER, WHERE, now_s=1.0)
+        assert made.next_batch(9.0) is None
+        made.refused(sent[1], ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, WHERE, now_s=1.0)
+        assert made.next_batch(9.0) is None
+        made.refused(sent[2], ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, WHERE, now_s=1.0)
+        assert made.next_batch(1.0) is None, "the back-off comes first"
+        assert made.wakes_at_s == pytest.approx(1.1, abs=0.03)
+        again = []
+        while not made.idle:
+            sent = send_all(made, now_s=1.2)
+            assert len(sent) == 1, "what is tried again travels alone"
+            again += sent
+            made.written(sent[0], 0)
+        assert [each.base_sequence for each in again] == [10, 20, 30, 40]
+        assert not made.failures
+
+    def test_a_lost_connection_sends_everything_again_with_the_same_numbers(self) -> None:
+        made, sent = confirmed(3)
+        for each in sent:
+            made.lost(each, LOST, 1.0)
+        assert all(each.maybe_written for each in sent)
+        assert numbers_of_the_rest(made) == [10, 20, 30]
+
+    def test_what_never_got_out_is_no_try(self) -> None:
+        made, sent = confirmed(1)
+        made.not_sent(sent[0], LOST, 1.0)
+        assert sent[0].attempts == 0
+        assert not sent[0].maybe_written
+        assert send_all(made, 2.0) == sent
+
+    def test_retries_are_limited_by_the_property(self) -> None:
+        made = producer(retries=1)
+        fill(made, 1)
+        for _ in range(2):
+            (each,) = send_all(made, 100.0)
+            made.refused(each, ErrorCode.NOT_ENOUGH_REPLICAS, WHERE, 0.0)
+        assert [error.name for error in made.failures] == ["NOT_ENOUGH_REPLICAS"]  # type: ignore[attr-defined]
+        assert made.idle
+
+    def test_an_answer_takes_the_back_off_to_its_start(self) -> None:
+        made, sent = confirmed(1)
+        for _ in range(5):
+            made.not_sent(sent[0], LOST, 0.0)
+            sent = send_all(made, 100.0)
+        made.written(sent[0], 10)
+        made.append(batch([1]))
+        (each,) = send_all(made, 100.0)
+        made.not_sent(each, LOST, 200.0)
+        assert made.wakes_at_s == pytest.approx(200.1, abs=0.03)
+
+
+class TestFailures:
+    def test_a_batch_refused_for_good_leaves_no_gap_in_the_numbers(self) -> None:
+        made, sent = confirmed(3)
+        made.refused(sent[0], ErrorCode.INVALID_RECORD, WHERE, 1.0, "record 3: no key")
+        for each in sent[1:]:
+            made.refused(each, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, WHERE, 1.0)
+        assert numbers_of_the_rest(made) == [10, 20]
+        (error,) = made.failures
+        assert "10 records to t-0 at broker 1" in str(error)
+        assert "record 3: no key" in str(error)
+        assert error.context["topic"] == "t"
+
+    def test_a_batch_with_an_unknown_outcome_takes_those_behind_it_along(self) -> None:
+        made, sent = confirmed(3)
+        made.refused(sent[0], ErrorCode.UNKNOWN_SERVER_ERROR, WHERE, 1.0)
+        assert not made.idle
+        for each in sent[1:]:
+            made.refused(each, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, WHERE, 1.0)
+        (error,) = made.failures
+        assert error.context["unknown_records"] == 10
+        assert error.context["unwritten_records"] == 20
+        assert made.idle
+        assert made.sequences is None
+        assert made.broken_identity == IDENTITY
+
+    def test_out_of_order_for_the_next_number_due_means_that_the_broker_lost_records(self) -> None:
+        made, sent = confirmed(1)
+        made.refused(sent[0], ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, WHERE, 1.0)
+        (error,) = made.failures
+        assert isinstance(error, BrokerError)
+        assert "its log was truncated" in str(error)
+        assert "up to offset 9" in str(error)
+        assert made.broken_identity == IDENTITY
+
+    def test_unknown_producer_id_counts_anew_under_the_next_identity(self) -> None:
+        made, sent = confirmed(2)
+        for each in sent:
+            made.refused(each, ErrorCode.UNKNOWN_PRODUCER_ID, WHERE, 1.0)
+        assert made.broken_identity == IDENTITY
+        assert not made.failures
+        made.begin(ProducerIdentity(7, 1))
+        assert [each.base_sequence for each in send_all(made, 2.0)] == [0], "and the first travels alone again"
+
+    def test_unknown_producer_id_after_an_unknown_outcome_is_not_written_twice(self) -> None:
+        made, sent = confirmed(1)
+        made.lost(sent[0], LOST, 1.0)
+        (again,) = send_all(made, 2.0)
+        made.refused(again, ErrorCode.UNKNOWN_PRODUCER_ID, WHERE, 3.0)
+        (error,) = made.failures
+        assert error.context["unknown_records"] == 10
+
+    def test_the_delivery_timeout_fails_what_was_never_sent_and_nothing_else(self) -> None:
+        made = producer()
+        made.append(batch([1], now_s=0.0))
+        made.append(batch([2], now_s=5.0))
+        made.postpone(LOST, 9.0)
+        made.expire(9.9)
+        assert not made.failures
+        made.expire(10.0)
+        (error,) = made.failures
+        assert isinstance(error, DeadlineExceeded)
+        assert "kafka.delivery.timeout.ms" in str(error)
+        assert "the connection was reset" in str(error)
+        assert [values_of(each) for each in send_all(made, 12.0)] == [[2]]
+
+    def test_the_delivery_timeout_of_something_lost_says_that_the_outcome_is_unknown(self) -> None:
+        made, sent = confirmed(2)
+        for each in sent:
+            made.lost(each, LOST, 1.0)
+        made.append(batch([99], now_s=9.0))
+        made.expire(10.0)
+        (error,) = made.failures
+        assert isinstance(error, DeadlineExceeded)
+        assert (error.context["unknown_records"], error.context["unwritten_records"]) == (20, 1)
+        assert made.idle
+
+    def test_nothing_expires_while_its_answer_is_out(self) -> None:
+        made, sent = confirmed(1)
+        made.expire(1_000.0)
+        assert not made.failures
+        assert sent[0].in_flight
+
+
+class TestTooLarge:
+    def test_a_batch_of_several_records_is_split_and_its_records_keep_their_numbers(self) -> None:
+        made, sent = confirmed(2)
+        made.refused(sent[0], ErrorCode.MESSAGE_TOO_LARGE, WHERE, 1.0)
+        made.refused(sent[1], ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, WHERE, 1.0)
+        halves = send_all(made, 2.0)
+        assert [(values_of(each), each.base_sequence) for each in halves] == [
+            (list(range(10, 15)), 10),
+            (list(range(15, 20)), 15),
+        ]
+        for each in halves:
+            made.written(each, 10)
+        assert numbers_of_the_rest(made) == [20]
+
+    def test_a_single_record_fails_alone_with_its_size_and_the_property(self) -> None:
+        made, sent = confirmed(2, rows=1)
+        sent[0].records = bytearray(4321)
+        made.refused(sent[0], ErrorCode.MESSAGE_TOO_LARGE, WHERE, 1.0)
+        made.refused(sent[1], ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, WHERE, 1.0)
+        (error,) = made.failures
+        assert "4321 bytes" in str(error)
+        assert "max.message.bytes" in str(error)
+        assert [each.base_sequence for each in send_all(made, 2.0)] == [1]
+
+
+class World:
+    """A `PartitionProducer`, a log, and a network between them that a script of choices makes fail."""
+
+    def __init__(self, batches: list[int], choose: Callable[[int], int], largest: int) -> None:
+        self.log = PartitionLog(largest=largest)
+        self.made = producer()
+        self.choose = choose
+        self.now_s = 0.0
+        self.under_way: list[ProducerBatch] = []
+        # Requests that the client gave up; the broker may still get them, in their order, at any later time.
+        self.strays: list[list[tuple[int, int, int, list[int]]]] = []
+        self.acknowledged: list[int] = []
+        first = 0
+        for rows in batches:
+            self.made.append(batch(list(range(first, first + rows))))
+            first += rows
+        self.sent_values = list(range(first))
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            if self.made.idle:
+                break
+            self.step(self.choose(12))
+        for _ in range(10_000):
+            if self.made.idle:
+                break
+            self.step(11)
+        while self.strays:
+            self.arrive_late()
+
+    def step(self, choice: int) -> None:
+        self.now_s += 0.001
+        if self.made.sequences is None:
+            before = self.made.broken_identity
+            assert before is not None
+            assert not self.under_way, "an epoch is raised only when nothing is under way"
+            self.made.begin(ProducerIdentity(before.producer_id, before.producer_epoch + 1))
+        if choice == 0 and self.strays:
+            self.arrive_late()
+        elif choice == 1 and self.under_way:
+            self.lose_connection()
+        elif self.under_way and choice in (2, 3, 4):
+            self.answer(fail=choice)
+        elif (each := self.made.next_batch(1e9)) is not None and (choice % 2 or not self.under_way):
+            self.made.sending(each, 1)
+            self.under_way.append(each)
+        elif self.under_way:
+            self.answer()
+
+    def request(self, each: ProducerBatch) -> tuple[int, int, int, list[int]]:
+        assert self.made.sequences is not None
+        identity = self.made.sequences.identity
+        return identity.producer_id, identity.producer_epoch, each.base_sequence, values_of(each)
+
+    def answer(self, fail: int = 0) -> None:
+        each = self.under_way.pop(0)
+        if fail == 2:
+            self.made.refused(each, ErrorCode.NOT_ENOUGH_REPLICAS, WHERE, self.now_s)
+            return
+        code, offset = self.log.append(*self.request(each))
+        if fail == 3 and code == ErrorCode.NONE:
+            code = ErrorCode.REQUEST_TIMED_OUT
+        if fail == 4 and code == ErrorCode.NONE:
+            code = ErrorCode.NOT_LEADER_OR_FOLLOWER
+        if code == ErrorCode.NONE:
+            self.acknowledged += values_of(each)
+            self.made.written(each, offset)
+        else:
+            self.made.refused(each, code, WHERE, self.now_s)
+
+    def lose_connection(self) -> None:
+        lost, self.under_way = self.under_way, []
+        requests = [self.request(each) for each in lost]
+        arrived = self.choose(len(requests) + 1)
+        for request in requests[:arrived]:
+            self.log.append(*request)
+        if requests[arrived:]:
+            self.strays.append(requests[arrived:])
+        for each in lost:
+            self.made.lost(each, LOST, self.now_s)
+
+    def arrive_late(self) -> None:
+        stray = self.strays[0]
+        self.log.append(*stray.pop(0))
+        if not stray:
+            self.strays.pop(0)
+
+
+class TestAgainstAModelOfABroker:
+    @settings(max_examples=150, deadline=None)
+    @given(
+        batches=st.lists(st.integers(1, 6), min_size=1, max_size=14),
+        seed=st.integers(0, 2**32),
+        largest=st.sampled_from([1, 3, 100]),
+    )
+    def test_whatever_gets_lost_every_record_is_written_once_and_in_order(
+        self, batches: list[int], seed: int, largest: int
+    ) -> None:
+        world = World(batches, random.Random(seed).randrange, largest)
+        world.run(steps=200)
+        assert world.made.failures == []
+        assert world.log.values == world.sent_values
+        # A batch whose answer was lost may be acknowledged after those behind it.
+        assert sorted(world.acknowledged) == world.sent_values
+        assert world.made.acknowledged.count == len(world.sent_values)
+        assert world.made.acknowledged.last_offset == len(world.sent_values) - 1
+
+    def test_a_truncated_log_is_an_error_and_never_a_silent_gap(self) -> None:
+        world = World([3, 3, 3], lambda n: n - 1, largest=100)
+        while len(world.acknowledged) < 6:
+            world.step(11)
+        world.log.truncate(3)
+        world.run(steps=10)
+        (error,) = world.made.failures
+        assert "truncated" in str(error)
+        assert world.log.values == [0, 1, 2]

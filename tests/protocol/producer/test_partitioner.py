@@ -1,0 +1,134 @@
+"""Same key, same partition as in Java, sarama and librdkafka; rows without a key are spread."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from kafka.partitioner.default import murmur2 as murmur2_of_kafka_python
+
+from protocol.errors import UsageError
+from protocol.producer.key_hash import crc32, fnv1a, murmur2
+from protocol.producer.partitioner import Partitioner, by_crc32, by_fnv1a, by_murmur2
+
+VECTORS = Path(__file__).parent / "vectors" / "murmur2.txt"
+
+
+def random_keys(count: int, seed: int = 1) -> list[bytes]:
+    rng = random.Random(seed)
+    lengths = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 32, 33]
+    return [rng.randbytes(rng.choice([*lengths, rng.randrange(300)])) for _ in range(count)]
+
+
+def binary(keys: list[bytes | None]) -> pa.BinaryArray:
+    return pa.array(keys, pa.binary())
+
+
+def fnv1a_plain(key: bytes) -> int:
+    value = 2166136261
+    for byte in key:
+        value = (value ^ byte) * 16777619 & 0xFFFFFFFF
+    return value
+
+
+def ones(count: int, size: int = 100) -> np.ndarray:
+    return np.full(count, size, np.int64)
+
+
+class TestHashes:
+    def test_murmur2_equals_java_for_every_length(self) -> None:
+        rows = [line.split(" ") for line in VECTORS.read_text().splitlines()]
+        keys = binary([bytes.fromhex(key) for key, _, _ in rows])
+        assert murmur2(keys).view(np.int32).tolist() == [int(value) for _, value, _ in rows]
+        assert by_murmur2(keys, 7).tolist() == [int(partition) for _, _, partition in rows]
+
+    def test_murmur2_equals_kafka_python_for_ten_thousand_keys(self) -> None:
+        keys = random_keys(10_000)
+        assert murmur2(binary(keys)).tolist() == [murmur2_of_kafka_python(key) & 0xFFFFFFFF for key in keys]
+
+    def test_the_other_hashes_equal_their_plain_form(self) -> None:
+        keys = random_keys(3_000)
+        assert fnv1a(binary(keys)).tolist() == [fnv1a_plain(key) for key in keys]
+        assert crc32(binary(keys)).tolist() == [zlib.crc32(key) for key in keys]
+
+    def test_a_few_very_long_keys_among_short_ones_are_right(self) -> None:
+        keys = [*random_keys(100), *(random.Random(2).randbytes(size) for size in (70_003, 300_000, 40_001))]
+        assert murmur2(binary(keys)).tolist() == [murmur2_of_kafka_python(key) & 0xFFFFFFFF for key in keys]
+        assert fnv1a(binary(keys)).tolist() == [fnv1a_plain(key) for key in keys]
+
+    def test_a_slice_of_a_larger_array_hashes_as_itself(self) -> None:
+        keys = random_keys(1_000)
+        assert murmur2(binary(keys).slice(123, 456)).tolist() == murmur2(binary(keys[123:579])).tolist()
+
+    @pytest.mark.parametrize("hashed", [murmur2, fnv1a, crc32])
+    def test_no_keys_give_no_hashes_and_empty_keys_are_hashed(self, hashed) -> None:
+        assert hashed(binary([])).tolist() == []
+        assert hashed(binary([])[:0]).tolist() == []
+        assert len(set(hashed(binary([b"", b""])).tolist())) == 1
+
+    def test_known_partitions_of_the_other_strategies(self) -> None:
+        # sarama: the absolute value of the signed remainder. librdkafka: the unsigned remainder.
+        keys = random_keys(500)
+        signed = [value - 2**32 if value >= 2**31 else value for value in map(fnv1a_plain, keys)]
+        assert by_fnv1a(binary(keys), 7).tolist() == [abs(value) % 7 for value in signed]
+        assert by_crc32(binary(keys), 7).tolist() == [zlib.crc32(key) % 7 for key in keys]
+
+
+class TestRowsWithoutAKey:
+    def test_they_stay_with_one_partition_for_the_sticky_bytes_then_move_on(self) -> None:
+        partitioner = Partitioner(sticky_bytes=1_000, rng=random.Random(3))
+        chosen = partitioner.choose(None, ones(40), 4)
+        runs = [int(chosen[first]) for first in range(0, 40, 10)]
+        assert sorted(runs) == [0, 1, 2, 3]
+        assert chosen.tolist() == [partition for partition in runs for _ in range(10)]
+
+    def test_the_turn_goes_on_in_the_next_columns(self) -> None:
+        whole = Partitioner(sticky_bytes=1_000, rng=random.Random(3)).choose(None, ones(64), 4)
+        partitioner = Partitioner(sticky_bytes=1_000, rng=random.Random(3))
+        parts = [partitioner.choose(None, ones(count), 4) for count in (3, 17, 30, 14)]
+        assert np.concatenate(parts).tolist() == whole.tolist()
+
+    def test_they_are_spread_evenly_in_the_long_run(self) -> None:
+        chosen = Partitioner(sticky_bytes=1_000).choose(None, ones(12_000), 12)
+        assert np.bincount(chosen, minlength=12).tolist() == [1_000] * 12
+
+    def test_they_go_only_to_partitions_with_a_leader(self) -> None:
+        chosen = Partitioner(sticky_bytes=100).choose(None, ones(100), 6, available=[1, 4])
+        assert set(chosen.tolist()) == {1, 4}
+
+    def test_without_any_leader_all_partitions_take_part(self) -> None:
+        chosen = Partitioner(sticky_bytes=100).choose(None, ones(100), 3, available=[])
+        assert set(chosen.tolist()) == {0, 1, 2}
+
+    def test_rows_with_a_key_keep_their_partition_among_them(self) -> None:
+        keys: list[bytes | None] = [None if n % 3 == 0 else b"key-%d" % n for n in range(999)]
+        chosen = Partitioner(sticky_bytes=100).choose(binary(keys), ones(999), 5)
+        hashed = by_murmur2(binary(keys), 5)
+        with_key = np.array([key is not None for key in keys])
+        assert chosen[with_key].tolist() == hashed[with_key].tolist()
+        assert set(chosen[~with_key].tolist()) == set(range(5))
+
+    def test_short_lived_producers_do_not_all_begin_with_the_same_partition(self) -> None:
+        firsts = {int(Partitioner().choose(None, ones(1), 8)[0]) for _ in range(200)}
+        assert firsts == set(range(8))
+
+
+class TestStrategies:
+    def test_round_robin_takes_turns_across_columns_and_ignores_keys(self) -> None:
+        partitioner = Partitioner("round_robin", rng=random.Random(1))
+        keys = binary([b"same"] * 5)
+        chosen = [*partitioner.choose(keys, ones(5), 3).tolist(), *partitioner.choose(keys, ones(4), 3).tolist()]
+        assert sorted(chosen[:3]) == [0, 1, 2]
+        assert chosen == chosen[:3] * 3
+
+    def test_random_uses_every_partition(self) -> None:
+        chosen = Partitioner("random").choose(binary([b"same"] * 1_000), ones(1_000), 4)
+        assert min(np.bincount(chosen, minlength=4)) > 150
+
+    def test_an_unknown_strategy_is_refused_with_the_known_ones(self) -> None:
+        with pytest.raises(UsageError, match="murmur2, fnv1a, crc32, random, round_robin"):
+            Partitioner("murmur3")  # type: ignore[arg-type]
