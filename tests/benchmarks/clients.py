@@ -1,0 +1,164 @@
+"""Kafka clients without Spark: this project's `protocol`, confluent-kafka, aiokafka and kafka-python.
+
+Each reads the same topic in a fresh process (`python -m tests.benchmarks.clients JOB NAME`), with one thread of its
+own and its default configuration, CRCs checked where it does so by default: a warm-up, then the records that count.
+A record counts when it is a value the caller can use (a message object; in `protocol`, a row of Arrow columns).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import time
+from collections.abc import Callable, Sequence
+
+from tests.benchmarks.job import PROTOCOL, Figure, Job, Topic, say, section_main
+
+CONFLUENT, AIOKAFKA, KAFKA_PYTHON = "confluent-kafka", "aiokafka", "kafka-python"
+
+# So that each takes some seconds: (records that count, records of warm-up) at most.
+AT_MOST = {
+    PROTOCOL: (10_000_000, 500_000),
+    CONFLUENT: (1_000_000, 200_000),
+    AIOKAFKA: (400_000, 50_000),
+    KAFKA_PYTHON: (150_000, 30_000),
+}
+
+Read = Callable[[int], int]
+"""Reads about so many records more, and says how many it read."""
+
+
+def measure(job: Job, arguments: Sequence[str]) -> list[Figure]:
+    (name,) = arguments
+    figures = []
+    for topic in job.topics:
+        counted, warm_up = AT_MOST[name]
+        counted = min(counted, topic.records if name == PROTOCOL else int(topic.records * 0.8))
+        warm_up = min(warm_up, topic.records // 5)
+        rate, cpu_ns = _READERS[name](job, topic, warm_up, counted)
+        say(f"  {topic.label:>12} {name:>15}: {rate:,.0f} records/s, {cpu_ns:,.0f} ns of CPU a record")
+        figures.append(Figure("client", topic.label, "read", "records/s", name, (rate,)))
+        figures.append(Figure("client", topic.label, "CPU time", "ns/record", name, (cpu_ns,)))
+    return figures
+
+
+def _timed(read: Read, warm_up: int, counted: int) -> tuple[float, float]:
+    """Records a second, and nanoseconds of CPU (all threads) a record."""
+    read(warm_up)
+    started_s, started_cpu_s = time.perf_counter(), _cpu_s()
+    records = read(counted)
+    took_s, cpu_s = time.perf_counter() - started_s, _cpu_s() - started_cpu_s
+    return records / took_s, cpu_s / records * 1e9
+
+
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def _protocol(job: Job, topic: Topic, warm_up: int, counted: int) -> tuple[float, float]:
+    from protocol.cluster.client import Client
+    from protocol.config import ClientConfig, ConsumerConfig
+    from protocol.consumer.list_offsets import LATEST, list_offsets
+    from protocol.consumer.range_consumer import RangeConsumer
+
+    host, port = job.bootstrap_servers.split(",")[0].split(":")
+    client = Client(ClientConfig(bootstrap_servers=((host, int(port)),)))
+    ends = list_offsets(client, {(topic.name, partition): LATEST for partition in range(topic.partitions)})
+    columns = ("key", "value", "offset", "timestamp_ms", "timestamp_type")
+
+    def read(records: int) -> int:
+        total = 0
+        for (name, partition), end in ends.items():
+            until = min(end.offset, -(-records // topic.partitions))
+            consumer = RangeConsumer(client, ConsumerConfig(), name, partition, 0, until, columns=columns)
+            total += sum(batch.num_rows for batch in consumer)
+        return total
+
+    try:
+        return _timed(read, warm_up, counted)
+    finally:
+        client.close()
+
+
+def _confluent(job: Job, topic: Topic, warm_up: int, counted: int) -> tuple[float, float]:
+    from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+
+    consumer = Consumer({"bootstrap.servers": job.bootstrap_servers, "group.id": "bench", "enable.auto.commit": False})
+    consumer.assign([TopicPartition(topic.name, number, OFFSET_BEGINNING) for number in range(topic.partitions)])
+
+    def read(records: int) -> int:
+        total = 0
+        while total < records:
+            total += len(consumer.consume(min(10_000, records - total), timeout=1.0))
+        return total
+
+    try:
+        return _timed(read, warm_up, counted)
+    finally:
+        consumer.close()
+
+
+def _kafka_python(job: Job, topic: Topic, warm_up: int, counted: int) -> tuple[float, float]:
+    from kafka import KafkaConsumer, TopicPartition
+
+    consumer = KafkaConsumer(bootstrap_servers=job.bootstrap_servers, enable_auto_commit=False, group_id=None)
+    partitions = [TopicPartition(topic.name, number) for number in range(topic.partitions)]
+    consumer.assign(partitions)
+    consumer.seek_to_beginning(*partitions)
+
+    def read(records: int) -> int:
+        total = 0
+        while total < records:
+            total += sum(
+                len(messages) for messages in consumer.poll(1_000, max_records=min(10_000, records - total)).values()
+            )
+        return total
+
+    try:
+        return _timed(read, warm_up, counted)
+    finally:
+        consumer.close()
+
+
+def _aiokafka(job: Job, topic: Topic, warm_up: int, counted: int) -> tuple[float, float]:
+    return asyncio.run(_aiokafka_in_loop(job, topic, warm_up, counted))
+
+
+async def _aiokafka_in_loop(job: Job, topic: Topic, warm_up: int, counted: int) -> tuple[float, float]:
+    from aiokafka import AIOKafkaConsumer, TopicPartition
+
+    consumer = AIOKafkaConsumer(bootstrap_servers=job.bootstrap_servers, enable_auto_commit=False, group_id=None)
+    await consumer.start()
+    partitions = [TopicPartition(topic.name, number) for number in range(topic.partitions)]
+    consumer.assign(partitions)
+    await consumer.seek_to_beginning(*partitions)
+
+    async def read(records: int) -> int:
+        total = 0
+        while total < records:
+            got = await consumer.getmany(timeout_ms=1_000, max_records=min(10_000, records - total))
+            total += sum(len(messages) for messages in got.values())
+        return total
+
+    try:
+        await read(warm_up)
+        started_s, started_cpu_s = time.perf_counter(), _cpu_s()
+        records = await read(counted)
+        return records / (time.perf_counter() - started_s), (_cpu_s() - started_cpu_s) / records * 1e9
+    finally:
+        await consumer.stop()
+
+
+_READERS: dict[str, Callable[[Job, Topic, int, int], tuple[float, float]]] = {
+    PROTOCOL: _protocol,
+    CONFLUENT: _confluent,
+    AIOKAFKA: _aiokafka,
+    KAFKA_PYTHON: _kafka_python,
+}
+
+NAMES = tuple(_READERS)
+
+
+if __name__ == "__main__":
+    section_main(measure)

@@ -1,0 +1,107 @@
+"""What one benchmark is asked (`Job`) and what it answers (`Figure`), and how both cross to a fresh process.
+
+Every section runs as `python -m tests.benchmarks.SECTION JOB`: the job as JSON in its argument, the figures as JSON on
+standard output, progress on standard error. Knows nothing of Spark or Kafka.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+OURS = "pykafka-group"
+JVM = "kafka (JVM)"
+PROTOCOL = "protocol"
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A filled topic: 8-byte keys, values of `value_bytes`, record batches of at most `batch_bytes`."""
+
+    name: str
+    records: int
+    value_bytes: int
+    compression: str
+    partitions: int
+    batch_bytes: int
+
+    @property
+    def label(self) -> str:
+        size = f"{self.value_bytes} B" if self.value_bytes < 1024 else f"{self.value_bytes // 1024} KiB"
+        return f"{size} {self.compression}"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One section's work: the broker, the filled topics, and how much of everything."""
+
+    bootstrap_servers: str
+    topics: tuple[Topic, ...] = ()
+    rounds: int = 3
+    micro_batches: int = 5
+    sink_records: int = 1_000_000
+    sink_value_bytes: int = 100
+    trigger_batches: int = 60
+    records_per_second: int = 200
+    spark_conf: dict[str, str] = field(default_factory=dict)
+    options: dict[str, str] = field(default_factory=dict)
+    """Further options for this project's source, to try them out."""
+    only: tuple[str, ...] = ()
+    """The contestants to run; all if empty."""
+
+    def wants(self, who: str) -> bool:
+        return not self.only or any(name.lower() in who.lower() for name in self.only)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What one contestant reached: the middle of `samples`, in `unit`."""
+
+    section: str
+    subject: str
+    measure: str
+    unit: str
+    who: str
+    samples: tuple[float, ...]
+
+    @property
+    def value(self) -> float:
+        return statistics.median(self.samples)
+
+
+def say(line: str) -> None:
+    """One line of progress."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def run_section(module: str, job: Job, *arguments: str) -> list[Figure]:
+    """Runs `tests.benchmarks.MODULE` in a fresh process; its figures. Raises `RuntimeError` if it failed."""
+    command = [sys.executable, "-m", f"tests.benchmarks.{module}", json.dumps(asdict(job)), *arguments]
+    paths = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(paths),
+        # Otherwise Spark starts the python3 of PATH for its workers.
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+    }
+    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=REPOSITORY)
+    if ended.returncode != 0:
+        raise RuntimeError(f"tests.benchmarks.{module} {' '.join(arguments)} failed, exit code {ended.returncode}")
+    return [Figure(**{**row, "samples": tuple(row["samples"])}) for row in json.loads(ended.stdout.splitlines()[-1])]
+
+
+def section_main(measure: Callable[[Job, Sequence[str]], list[Figure]]) -> None:
+    """The other end of `run_section`, for the bottom of a section's module."""
+    told = json.loads(sys.argv[1])
+    told["topics"] = tuple(Topic(**topic) for topic in told["topics"])
+    told["only"] = tuple(told["only"])
+    figures = measure(Job(**told), sys.argv[2:])
+    print(json.dumps([asdict(figure) for figure in figures]))

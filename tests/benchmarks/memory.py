@@ -1,0 +1,35 @@
+"""How much memory this source's Python processes hold while a stream catches up with a large backlog.
+
+One availableNow query over the first topic of the job, in one micro-batch, so that nothing but the source itself keeps
+memory in bounds.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+
+from tests.benchmarks.job import OURS, Figure, Job, say, section_main
+from tests.benchmarks.processes import DRIVER_SIDE, WORKER, PeakMemory
+from tests.benchmarks.source import source_options
+from tests.benchmarks.spark_session import FORMATS, open_session
+
+
+def measure(job: Job, _: Sequence[str]) -> list[Figure]:
+    spark = open_session(job)
+    topic = job.topics[0]
+    rows = spark.readStream.format(FORMATS[OURS]).options(**source_options(job, OURS, topic.name)).load()
+    with tempfile.TemporaryDirectory() as checkpoint, PeakMemory() as memory:
+        query = rows.writeStream.format("noop").option("checkpointLocation", checkpoint).trigger(availableNow=True)
+        query.start().awaitTermination()
+    spark.stop()
+    subject = f"{topic.records:,} x {topic.label}"
+    figures = []
+    for kind in (WORKER, DRIVER_SIDE):
+        say(f"  {subject}: {kind} {memory.peak_mb(kind):.0f} MB at most")
+        figures.append(Figure("memory", subject, f"largest Python {kind}", "MB", OURS, (memory.peak_mb(kind),)))
+    return figures
+
+
+if __name__ == "__main__":
+    section_main(measure)

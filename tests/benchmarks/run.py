@@ -1,0 +1,136 @@
+"""`make bench`: starts a real Kafka, fills topics, runs every section, prints the table and keeps it as JSON.
+
+    python -m tests.benchmarks.run                      everything, some ten minutes
+    python -m tests.benchmarks.run --quick              the same with few records
+    python -m tests.benchmarks.run source --only ours   one section, one contestant
+
+Each section runs in fresh processes, one after the other. Nothing else should run on the machine meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.benchmarks import clients, report
+from tests.benchmarks.job import Figure, Job, Topic, run_section, say
+from tests.benchmarks.topics import fill
+
+SECTIONS = ("client", "source", "sink", "trigger")
+WITH_MEMORY = (*SECTIONS, "memory")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    told = _parse(arguments)
+    about: dict[str, Any] = {
+        "command": shlex.join(["python", "-m", "tests.benchmarks.run", *(arguments or sys.argv[1:])])
+    }
+    about["machine"] = report.machine()
+    figures: list[Figure] = []
+    with _kafka(told.bootstrap_servers) as bootstrap_servers:
+        job = _job(told, bootstrap_servers)
+        if {"client", "source"} & set(told.sections):
+            say("filling topics")
+            for topic in job.topics:
+                fill(bootstrap_servers, topic)
+        for section in told.sections:
+            say(f"{section}:")
+            figures += _run(section, job, told)
+    print(f"\n{about['command']}\n{json.dumps(about['machine'])}\n\n{report.table(figures)}")
+    if told.results:
+        told.results.parent.mkdir(parents=True, exist_ok=True)
+        told.results.write_text(json.dumps(report.as_json(figures, about), indent=1) + "\n")
+        print(f"\nresults: {told.results}")
+
+
+def _run(section: str, job: Job, told: argparse.Namespace) -> list[Figure]:
+    if section == "client":
+        names = [name for name in clients.NAMES if job.wants(name)]
+        return [figure for name in names for figure in run_section("clients", job, name)]
+    if section == "memory":
+        topic = Topic("bench-memory", told.memory_records, 100, "lz4", told.partitions, told.batch_bytes)
+        fill(job.bootstrap_servers, topic)
+        return run_section("memory", replace(job, topics=(topic,)))
+    return run_section({"source": "source", "sink": "sink", "trigger": "triggers"}[section], job)
+
+
+@contextmanager
+def _kafka(bootstrap_servers: str | None) -> Iterator[str]:
+    if bootstrap_servers:
+        yield bootstrap_servers
+        return
+    # More memory than tests give it: the broker must not be what is measured.
+    with LocalKafka(jvm_options=["-Xmx1g"]) as kafka:
+        yield kafka.bootstrap_servers
+
+
+def _job(told: argparse.Namespace, bootstrap_servers: str) -> Job:
+    sizes = [(100, told.small_records), (1024, told.large_records)]
+    topics = [
+        Topic(f"bench-{size}-{codec}-{records}", records, size, codec, told.partitions, told.batch_bytes)
+        for size, records in sizes
+        for codec in told.compression.split(",")
+        if records
+    ]
+    return Job(
+        bootstrap_servers=bootstrap_servers,
+        topics=tuple(topics),
+        rounds=told.rounds,
+        micro_batches=told.micro_batches,
+        sink_records=told.sink_records,
+        sink_value_bytes=told.sink_value_bytes,
+        trigger_batches=told.trigger_batches,
+        records_per_second=told.records_per_second,
+        spark_conf=dict(pair.split("=", 1) for pair in told.spark_conf),
+        options=dict(pair.split("=", 1) for pair in told.option),
+        only=tuple(told.only),
+    )
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.run", description=__doc__.split("\n")[0])
+    quick = "--quick" in (arguments or sys.argv[1:])
+
+    def size(name: str, default: int, when_quick: int, text: str) -> None:
+        chosen = when_quick if quick else default
+        parser.add_argument(name, type=int, default=chosen, help=f"{text} ({default:,}; quick: {when_quick:,})")
+
+    parser.add_argument("sections", nargs="*", default=[], help=f"of {', '.join(WITH_MEMORY)}; without: the first four")
+    parser.add_argument("--quick", action="store_true", help="few records: to see that it works, not for figures")
+    size("--small-records", 2_000_000, 120_000, "records of 100 bytes in each topic")
+    size("--large-records", 300_000, 30_000, "records of 1 KiB in each topic")
+    size("--sink-records", 1_000_000, 60_000, "records that each write of the sink makes")
+    size("--sink-value-bytes", 100, 100, "and how long their values are")
+    size("--rounds", 3, 1, "how often each contestant has its turn, after the warm-up")
+    size("--micro-batches", 5, 3, "micro-batches of each streaming query")
+    size("--trigger-batches", 60, 10, "small micro-batches of each connector")
+    size("--records-per-second", 200, 200, "produced meanwhile")
+    size("--memory-records", 5_000_000, 300_000, "backlog of the memory section")
+    size("--partitions", 6, 6, "of each topic")
+    size("--batch-bytes", 16_384, 16_384, "record batches of the producer that fills the topics (Java's default)")
+    parser.add_argument("--compression", default="none,lz4", help="codecs of the topics (none,lz4)")
+    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="only contestants named like this")
+    parser.add_argument("--memory", action="store_true", help="also the memory section")
+    parser.add_argument("--bootstrap-servers", help="use this Kafka; topics filled before are used again")
+    parser.add_argument("--spark-conf", action="append", default=[], metavar="KEY=VALUE", help="of the Spark session")
+    parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="of this project's source")
+    parser.add_argument("--results", type=Path, default=None, help="write everything to this JSON file")
+    told = parser.parse_args(arguments)
+    told.sections = told.sections or list(SECTIONS)
+    if told.memory and "memory" not in told.sections:
+        told.sections.append("memory")
+    if unknown := set(told.sections) - set(WITH_MEMORY):
+        parser.error(f"no such section: {', '.join(sorted(unknown))}; there are {', '.join(WITH_MEMORY)}")
+    return told
+
+
+if __name__ == "__main__":
+    main()

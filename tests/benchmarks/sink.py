@@ -1,0 +1,70 @@
+"""Writing: this sink and Spark's JVM connector, the same rows to fresh topics, acks=all, turn by turn in one session.
+
+Both with what they do by default and with large batches. The rows are made by Spark itself (`spark.range`), and what
+making them takes is in every figure alike.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Sequence
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import col, concat, lit, lpad, rpad
+
+from tests.benchmarks.job import Figure, Job, say, section_main
+from tests.benchmarks.spark_session import FORMATS, contestants, open_session
+from tests.benchmarks.topics import create_topic, delete_topic, records_held
+
+PARTITIONS = 6
+SETTINGS = {
+    "default options": {},
+    "tuned": {"kafka.batch.size": "524288", "kafka.linger.ms": "20", "kafka.buffer.memory": "67108864"},
+    "tuned, lz4": {"kafka.batch.size": "524288", "kafka.linger.ms": "20", "kafka.compression.type": "lz4"},
+}
+
+
+def measure(job: Job, _: Sequence[str]) -> list[Figure]:
+    spark = open_session(job)
+    rows = _rows(spark, job)
+    subject = f"{job.sink_records:,} x {job.sink_value_bytes} B"
+    samples: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for what, options in SETTINGS.items():
+        # The first round warms both up and does not count.
+        for number in range(job.rounds + 1):
+            for who in contestants(job, number):
+                rate = _write(rows, job, who, options)
+                say(f"  {subject:>12} {who:>14}: {what} {rate:,.0f}{'' if number else ' (warm-up)'}")
+                if number:
+                    samples[what, who].append(rate)
+    spark.stop()
+    return [Figure("sink", subject, what, "records/s", who, tuple(s)) for (what, who), s in samples.items()]
+
+
+def _rows(spark: SparkSession, job: Job) -> DataFrame:
+    """`key` of 8 bytes, `value` of the size asked for, in four tasks."""
+    value = rpad(concat(lit('{"order":'), col("id"), lit(',"item":"')), job.sink_value_bytes, "abcdefgh")
+    key = lpad(col("id").cast("string"), 8, "0")
+    rows = spark.range(0, job.sink_records, 1, 4)
+    return rows.select(key.cast("binary").alias("key"), value.cast("binary").alias("value"))
+
+
+def _write(rows: DataFrame, job: Job, who: str, options: dict[str, str]) -> float:
+    topic = f"bench-sink-{uuid.uuid4().hex[:8]}"
+    create_topic(job.bootstrap_servers, topic, PARTITIONS)
+    where = {"kafka.bootstrap.servers": job.bootstrap_servers, "topic": topic, "kafka.acks": "all"}
+    writer = rows.write.format(FORMATS[who]).options(**where, **options).mode("append")
+    started_s = time.perf_counter()
+    writer.save()
+    took_s = time.perf_counter() - started_s
+    written = records_held(job.bootstrap_servers, topic)
+    delete_topic(job.bootstrap_servers, topic)
+    if written != job.sink_records:
+        raise RuntimeError(f"{who} wrote {written} records of {job.sink_records}")
+    return job.sink_records / took_s
+
+
+if __name__ == "__main__":
+    section_main(measure)

@@ -1,0 +1,74 @@
+"""Reading: this source and Spark's JVM connector, from the same topics into `noop`, turn by turn in one session.
+
+Three measures. Batch: one `spark.read` of the whole topic, in a warm session. Whole query: a streaming query of
+several micro-batches (availableNow) from `start()` to its end. Steady state: the same without its first micro-batch.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Sequence
+
+from pyspark.sql import SparkSession
+
+from tests.benchmarks.job import OURS, Figure, Job, Topic, say, section_main
+from tests.benchmarks.spark_session import FORMATS, contestants, open_session
+
+BATCH, WHOLE, STEADY = "batch read", "stream, whole query", "stream, steady state"
+
+
+def measure(job: Job, _: Sequence[str]) -> list[Figure]:
+    spark = open_session(job)
+    samples: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    for topic in job.topics:
+        # The first round warms the session for this kind of records and does not count.
+        for number in range(job.rounds + 1):
+            for who in contestants(job, number):
+                rates = _stream(spark, job, who, topic) | {BATCH: _batch(spark, job, who, topic)}
+                told = ", ".join(f"{what} {rate:,.0f}" for what, rate in rates.items())
+                say(f"  {topic.label:>12} {who:>14}: {told}{'' if number else ' (warm-up)'}")
+                for what, rate in rates.items() if number else ():
+                    samples[topic.label, what, who].append(rate)
+    spark.stop()
+    return [Figure("source", label, what, "records/s", who, tuple(s)) for (label, what, who), s in samples.items()]
+
+
+def source_options(job: Job, who: str, topic: str) -> dict[str, str]:
+    """The same for both, but that ours also commits for a group, as it does in use."""
+    options = {"kafka.bootstrap.servers": job.bootstrap_servers, "subscribe": topic, "startingOffsets": "earliest"}
+    if who == OURS:
+        options |= {"kafka.group.id": f"bench-{uuid.uuid4().hex[:8]}", **job.options}
+    return options
+
+
+def _batch(spark: SparkSession, job: Job, who: str, topic: Topic) -> float:
+    options = source_options(job, who, topic.name) | {"endingOffsets": "latest"}
+    started_s = time.perf_counter()
+    spark.read.format(FORMATS[who]).options(**options).load().write.format("noop").mode("overwrite").save()
+    return topic.records / (time.perf_counter() - started_s)
+
+
+def _stream(spark: SparkSession, job: Job, who: str, topic: Topic) -> dict[str, float]:
+    per_trigger = -(-topic.records // job.micro_batches)
+    options = source_options(job, who, topic.name) | {"maxOffsetsPerTrigger": str(per_trigger)}
+    rows = spark.readStream.format(FORMATS[who]).options(**options).load()
+    with tempfile.TemporaryDirectory() as checkpoint:
+        started_s = time.perf_counter()
+        writer = rows.writeStream.format("noop").option("checkpointLocation", checkpoint)
+        query = writer.trigger(availableNow=True).start()
+        query.awaitTermination()
+        whole_s = time.perf_counter() - started_s
+        progress = [batch for batch in query.recentProgress if batch.numInputRows]
+    read = sum(batch.numInputRows for batch in progress)
+    if read != topic.records:
+        raise RuntimeError(f"{who} read {read} records of {topic.name}, which has {topic.records}")
+    later = progress[1:]
+    later_s = sum(batch.durationMs["triggerExecution"] for batch in later) / 1000
+    return {WHOLE: read / whole_s, STEADY: sum(batch.numInputRows for batch in later) / later_s}
+
+
+if __name__ == "__main__":
+    section_main(measure)

@@ -1,0 +1,40 @@
+"""A Spark session of two local cores that has both connectors: `format("pykafka-group")` and `format("kafka")`.
+
+Called by the sections that run Spark. Both connectors share the session, its JVM and its memory.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import SparkSession
+
+from spark_kafka_source.source import register
+from tests.benchmarks.job import JVM, OURS, Job
+from tests.jvm_connector import jvm_connector_jars
+
+FORMATS = {OURS: "pykafka-group", JVM: "kafka"}
+
+
+def open_session(job: Job) -> SparkSession:
+    builder = (
+        SparkSession.builder.appName("benchmarks")
+        .master("local[2]")
+        .config("spark.jars", ",".join(str(jar) for jar in jvm_connector_jars()))
+        .config("spark.driver.memory", "2g")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.streaming.numRecentProgressUpdates", "1000")
+        .config("spark.log.level", "ERROR")
+    )
+    for key, value in job.spark_conf.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    register(spark)
+    return spark
+
+
+def contestants(job: Job, round_number: int) -> list[str]:
+    """Both connectors, the other one first in every other round, so that what changes on the machine hits both."""
+    names = [name for name in (OURS, JVM) if job.wants(name)]
+    return names if round_number % 2 == 0 else names[::-1]

@@ -1,0 +1,98 @@
+"""How long a small micro-batch takes: back-to-back triggers over six partitions into which few records trickle.
+
+Both connectors in one session, turn by turn, never at the same time: the median and the 95th percentile of the
+progress' `triggerExecution`, after a warm-up. A process of its own produces the records.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+from confluent_kafka import Producer
+from pyspark.sql import SparkSession
+
+from tests.benchmarks.job import Figure, Job, say, section_main
+from tests.benchmarks.source import source_options
+from tests.benchmarks.spark_session import FORMATS, contestants, open_session
+from tests.benchmarks.topics import create_topic
+
+PARTITIONS = 6
+WARM_UP_BATCHES = 15
+_GIVE_UP_S = 120.0
+
+
+def measure(job: Job, arguments: Sequence[str]) -> list[Figure]:
+    if arguments:
+        _trickle(job, arguments[0])
+    topic = f"bench-triggers-{uuid.uuid4().hex[:8]}"
+    create_topic(job.bootstrap_servers, topic, PARTITIONS)
+    spark = open_session(job)
+    took_ms: dict[str, list[float]] = defaultdict(list)
+    per_round = -(-job.trigger_batches // job.rounds)
+    with _producing(topic):
+        for number in range(job.rounds):
+            for who in contestants(job, number):
+                batches_ms = _run(spark, job, who, topic, per_round)
+                say(f"  {who:>14}: median {np.median(batches_ms):.0f} ms of {len(batches_ms)} batches")
+                took_ms[who] += batches_ms
+    spark.stop()
+    subject = f"{PARTITIONS} partitions, {job.records_per_second}/s"
+    figures = []
+    for who, samples in took_ms.items():
+        figures.append(Figure("trigger", subject, "median", "ms", who, (float(np.median(samples)),)))
+        figures.append(Figure("trigger", subject, "95th percentile", "ms", who, (float(np.percentile(samples, 95)),)))
+    return figures
+
+
+def _run(spark: SparkSession, job: Job, who: str, topic: str, batches: int) -> list[float]:
+    """`triggerExecution` in milliseconds of this many batches that held records, after the warm-up."""
+    options = source_options(job, who, topic) | {"startingOffsets": "latest"}
+    rows = spark.readStream.format(FORMATS[who]).options(**options).load()
+    with tempfile.TemporaryDirectory() as checkpoint:
+        query = rows.writeStream.format("noop").option("checkpointLocation", checkpoint).start()
+        give_up_s = time.monotonic() + _GIVE_UP_S
+        try:
+            while len(done := [batch for batch in query.recentProgress if batch.numInputRows]) < (
+                WARM_UP_BATCHES + batches
+            ):
+                if error := query.exception():
+                    raise RuntimeError(f"{who}: {error}")
+                if time.monotonic() > give_up_s:
+                    raise RuntimeError(f"{who}: only {len(done)} batches in {_GIVE_UP_S:.0f} s")
+                time.sleep(0.5)
+        finally:
+            query.stop()
+    return [float(batch.durationMs["triggerExecution"]) for batch in done[WARM_UP_BATCHES:][:batches]]
+
+
+@contextmanager
+def _producing(topic: str) -> Iterator[None]:
+    """Records trickle into the topic, evenly over its partitions, from another process."""
+    process = subprocess.Popen([sys.executable, "-m", "tests.benchmarks.triggers", sys.argv[1], topic])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _trickle(job: Job, topic: str) -> None:
+    producer = Producer({"bootstrap.servers": job.bootstrap_servers, "linger.ms": 0})
+    started_s, sent = time.monotonic(), 0
+    while True:
+        while sent < (time.monotonic() - started_s) * job.records_per_second:
+            producer.produce(topic, b"x" * 100, b"%08d" % sent, sent % PARTITIONS)
+            sent += 1
+        producer.poll(0.005)
+
+
+if __name__ == "__main__":
+    section_main(measure)
