@@ -248,9 +248,8 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         log.warning("%s (failOnDataLoss=false: going on without it)", what)
 
     def _trigger_deadline(self) -> Deadline:
-        """As long as Spark's connector would try: `fetchOffset.numRetries` more times `default.api.timeout.ms`."""
-        client = client_for(self._options.client)
-        return client.deadline(client.config.default_api_timeout_ms * (1 + self._options.fetch_offset_num_retries))
+        """As long as Spark's connector would try: `fetchOffset.numRetries` times more than once."""
+        return client_for(self._options.client).deadline(self._options.offsets_timeout_ms)
 
 
 def _ids(partitions: Mapping[TopicPartition, bytes]) -> dict[str, bytes]:

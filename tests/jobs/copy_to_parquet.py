@@ -28,7 +28,7 @@ def main(bootstrap: str, topic: str, group: str, checkpoint: str, output: str, m
     if max_offsets == "all":
         writer = writer.trigger(availableNow=True)
     query = writer.start()
-    print("started", flush=True)  # noqa: T201
+    print("started", flush=True)
     query.awaitTermination()
 
 

@@ -1,0 +1,119 @@
+"""Brokers that go away and come back while a query runs: it goes on by itself, with every row once."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from confluent_kafka import Producer
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.conftest import TopicFactory
+from tests.consumer_groups import wait_for_lag_zero
+
+# `make soak` asks for a minute.
+OUTAGE_S = float(os.environ.get("SPARK_KAFKA_SOURCE_OUTAGE_S", "15"))
+PARTITIONS = 3
+
+
+class Rows:
+    """What a query has delivered, by batch: a batch that is tried again replaces itself."""
+
+    def __init__(self) -> None:
+        self.by_batch: dict[int, list[tuple[int, int]]] = {}
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        self.by_batch[batch_id] = [(row[0], row[1]) for row in batch.select("partition", "offset").collect()]
+
+    def all(self) -> list[tuple[int, int]]:
+        return sorted(row for rows in self.by_batch.values() for row in rows)
+
+
+def start(spark: SparkSession, kafka: LocalKafka, topic: str, group: str, rows: Rows, folder: Path) -> StreamingQuery:
+    return (
+        spark.readStream.format("pykafka-group")
+        .option("kafka.bootstrap.servers", kafka.bootstrap_servers)
+        .option("subscribe", topic)
+        .option("kafka.group.id", group)
+        .option("kafka.auto.offset.reset", "earliest")
+        .load()
+        .writeStream.foreachBatch(rows)
+        .option("checkpointLocation", str(folder))
+        .trigger(processingTime="200 milliseconds")
+        .start()
+    )
+
+
+def produce(kafka: LocalKafka, topic: str, records: int) -> None:
+    """`records` into each partition, with patience for brokers that are just coming back."""
+    settings = {"bootstrap.servers": kafka.bootstrap_servers, "enable.idempotence": True, "log_level": 0}
+    producer = Producer(settings)
+    for n in range(records):
+        for partition in range(PARTITIONS):
+            producer.produce(topic, value=f"v{n}", partition=partition)
+    assert producer.flush(60) == 0
+
+
+def wait_until(condition: Callable[[], bool], query: StreamingQuery, timeout_s: float = 90) -> None:
+    give_up_s = time.monotonic() + timeout_s
+    while not condition():
+        assert query.isActive, f"the query died: {query.exception()}"
+        assert time.monotonic() < give_up_s, "it did not happen in time"
+        time.sleep(0.1)
+
+
+def every_row(records: int) -> list[tuple[int, int]]:
+    return [(partition, offset) for partition in range(PARTITIONS) for offset in range(records)]
+
+
+def test_a_broker_is_killed_and_restarted_under_a_running_query(
+    spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
+) -> None:
+    name, group, rows = topic(PARTITIONS), f"group-{uuid.uuid4().hex[:8]}", Rows()
+    produce(kafka, name, 50)
+    query = start(spark, kafka, name, group, rows, tmp_path)
+    wait_until(lambda: len(rows.all()) == 50 * PARTITIONS, query)
+    records = 50
+    for broker in kafka.broker_ids:
+        kafka.kill(broker)
+        try:
+            produce(kafka, name, 50)
+            records += 50
+            wait_until(lambda wanted=records: len(rows.all()) >= wanted * PARTITIONS, query)  # type: ignore[misc]
+        finally:
+            kafka.start(broker)
+    assert rows.all() == every_row(records)
+    wait_for_lag_zero(kafka, group, PARTITIONS)
+    query.stop()
+
+
+def test_all_brokers_are_gone_for_a_while(
+    spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
+) -> None:
+    name, group, rows = topic(PARTITIONS), f"group-{uuid.uuid4().hex[:8]}", Rows()
+    produce(kafka, name, 50)
+    query = start(spark, kafka, name, group, rows, tmp_path)
+    wait_until(lambda: len(rows.all()) == 50 * PARTITIONS, query)
+    for broker in kafka.broker_ids:
+        kafka.pause(broker)  # silence first: the worst kind of gone
+    gone_since_s = time.monotonic()
+    try:
+        for broker in kafka.broker_ids:
+            kafka.kill(broker)
+        while time.monotonic() - gone_since_s < OUTAGE_S:
+            assert query.isActive, f"the query died: {query.exception()}"
+            time.sleep(0.5)
+    finally:
+        for broker in kafka.broker_ids:
+            kafka.resume(broker)
+        kafka.start(*kafka.broker_ids)
+    produce(kafka, name, 50)
+    wait_until(lambda: len(rows.all()) >= 100 * PARTITIONS, query)
+    assert rows.all() == every_row(100)
+    wait_for_lag_zero(kafka, group, PARTITIONS)
+    query.stop()
