@@ -68,6 +68,7 @@ class JavaProcess:
         self.name = name
         self.log = log
         self._watchdog = watchdog
+        self._log_start_bytes = 0
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -82,6 +83,7 @@ class JavaProcess:
     def start(self, command: list[str]) -> None:
         """Starts the command in the log's folder; does not wait for anything."""
         with self.log.open("ab") as output:
+            self._log_start_bytes = output.tell()
             self._process = _spawn(command, output)
         self._watchdog.watch(self._process.pid)
 
@@ -106,13 +108,13 @@ class JavaProcess:
             self.kill()
 
     def last_words(self, lines: int = 15) -> str:
-        """The end of the log, for error messages; of a log with errors, from the last error on."""
+        """What it logged since its last start, for error messages: from the first error on, or else the end."""
         try:
-            said = self.log.read_text(errors="replace").splitlines()
+            said = self.log.read_bytes()[self._log_start_bytes :].decode(errors="replace").splitlines()
         except OSError:
             return ""
-        errors = [number for number, line in enumerate(said) if " ERROR " in line or " FATAL " in line]
-        start = errors[-1] if errors else max(0, len(said) - lines)
+        errors = (number for number, line in enumerate(said) if " ERROR " in line)
+        start = next(errors, max(0, len(said) - lines))
         return "\n".join(said[start : start + lines])
 
     def _reap(self, timeout_s: float | None = None) -> None:

@@ -40,6 +40,15 @@ class Node:
     controller_port: int
     settings: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def data_folder(self) -> Path:
+        return self.folder / "data"
+
+    @property
+    def meta_properties(self) -> Path:
+        """Written when the data folder is first used; it names the cluster."""
+        return self.data_folder / "meta.properties"
+
 
 @dataclass(frozen=True)
 class ClusterConfig:
@@ -89,7 +98,7 @@ def broker_properties(config: ClusterConfig, node: Node, nodes: Sequence[Node]) 
     addresses = {name: f"{name}://{LOOPBACK}:{node.ports[name]}" for name in protocols}
     properties["advertised.listeners"] = ",".join(addresses.values())
     properties["inter.broker.listener.name"] = PLAINTEXT
-    properties["log.dirs"] = str(node.folder / "data")
+    properties["log.dirs"] = str(node.data_folder)
     if config.kraft:
         protocols[_CONTROLLER] = PLAINTEXT
         addresses[_CONTROLLER] = f"{_CONTROLLER}://{LOOPBACK}:{node.controller_port}"
@@ -122,7 +131,7 @@ def broker_command(config: ClusterConfig, node: Node) -> list[str]:
     properties = str(node.folder / "server.properties")
     options = [*_BROKER_OPTIONS, *_logging_options(), *config.jvm_options]
     server = [config.java, *options, "-cp", f"{config.jars}/*", "kafka.Kafka", properties]
-    if not config.kraft or (node.folder / "data" / "meta.properties").exists():
+    if not config.kraft or node.meta_properties.exists():
         return server
     format_arguments = ["--cluster-id", config.cluster_id, "--config", properties, *config.format_arguments]
     format_data = tool_command(config, "kafka.tools.StorageTool", "format", *format_arguments)

@@ -1,8 +1,8 @@
 """Java, and the jars of Apache Kafka: found, or fetched once into a cache folder by the Ivy that PySpark ships.
 
-Called by `local_kafka`. Knows nothing of brokers. Python, Java 17 and PySpark are all it needs: no Docker, no Maven.
-Two processes may ask at the same time (a file lock), and a fetch that was cut short leaves nothing half done behind
-(a temporary folder, renamed when it is whole).
+Called by `local_kafka`, and by tests that need other jars. Knows nothing of brokers. Python, Java 17 and PySpark are
+all it needs: no Docker, no Maven. Two processes may ask at the same time (a file lock), and a fetch that was cut short
+leaves nothing half done behind (a temporary folder, renamed when it is whole).
 
 Environment: `SPARK_KAFKA_SOURCE_CACHE` is the cache folder (default: `spark-kafka-source` in the user's cache folder),
 `SPARK_KAFKA_SOURCE_IVY_SETTINGS` an ivysettings.xml for those who fetch from a mirror.
@@ -20,7 +20,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from protocol.errors import ConfigurationError, KafkaError, TransportError
@@ -33,18 +34,27 @@ Report = Callable[[str], None]
 
 _SECONDS_BETWEEN_PROGRESS_LINES = 5.0
 
-# kafka-tools alone, not what it depends on: that is half of Kafka Connect, and no tool of use here needs it.
-# slf4j-simple writes the logs of every Kafka version alike, to standard error; without it they are dropped.
 _IVY_FILE = """<ivy-module version="2.0">
-  <info organisation="spark-kafka-source" module="local-kafka"/>
+  <info organisation="spark-kafka-source" module="jars"/>
   <configurations><conf name="default"/></configurations>
   <dependencies>
-    <dependency org="org.apache.kafka" name="kafka_2.13" rev="{version}" conf="default->default"/>
-    <dependency org="org.apache.kafka" name="kafka-tools" rev="{version}" conf="default->default" transitive="false"/>
-    <dependency org="org.slf4j" name="slf4j-simple" rev="1.7.36" conf="default->default"/>
+{dependencies}
   </dependencies>
 </ivy-module>
 """
+_DEPENDENCY = (
+    '    <dependency org="{0.group}" name="{0.name}" rev="{0.version}" conf="default->default" transitive="{1}"/>'
+)
+
+
+@dataclass(frozen=True)
+class Jar:
+    """A published jar; `alone` leaves out what it depends on."""
+
+    group: str
+    name: str
+    version: str
+    alone: bool = False
 
 
 def to_stderr(line: str) -> None:
@@ -87,17 +97,32 @@ def kafka_jars(version: str, report: Report = to_stderr) -> Path:
 
     Raises `ConfigurationError` (no Java, no PySpark, no such version) or `TransportError` (no network).
     """
-    folder = cache_folder() / f"kafka-{version}"
+    jars = [
+        Jar("org.apache.kafka", "kafka_2.13", version),
+        # What the tools depend on is half of Kafka Connect, and none that is of use here needs it.
+        Jar("org.apache.kafka", "kafka-tools", version, alone=True),
+        # Writes the logs of every Kafka version alike, to standard error; without it they are dropped.
+        Jar("org.slf4j", "slf4j-simple", "1.7.36"),
+    ]
+    return cached_jars(f"kafka-{version}", f"Apache Kafka {version}", jars, report)
+
+
+def cached_jars(name: str, title: str, jars: Sequence[Jar], report: Report = to_stderr) -> Path:
+    """The folder `name` of the cache, with these jars and what they need in it; fetched if it is not there.
+
+    `title` is for the progress lines. Raises as `kafka_jars` does.
+    """
+    folder = cache_folder() / name
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(folder.with_name(f"{folder.name}.lock"), report):
+    with _locked(folder.with_name(f"{name}.lock"), report):
         if not folder.is_dir():
-            for remains in folder.parent.glob(f"{folder.name}.part-*"):
+            for remains in folder.parent.glob(f"{name}.part-*"):
                 shutil.rmtree(remains, ignore_errors=True)
-            part = Path(tempfile.mkdtemp(prefix=f"{folder.name}.part-", dir=folder.parent))
+            part = Path(tempfile.mkdtemp(prefix=f"{name}.part-", dir=folder.parent))
             try:
-                _fetch(version, part, folder, report)
+                _fetch(title, jars, part, folder, report)
                 part.chmod(0o755)
                 part.rename(folder)
             finally:
@@ -117,19 +142,20 @@ def _locked(path: Path, report: Report) -> Iterator[None]:
         yield
 
 
-def _fetch(version: str, into: Path, folder: Path, report: Report) -> None:
+def _fetch(title: str, jars: Sequence[Jar], into: Path, folder: Path, report: Report) -> None:
     ivy_file = into / "ivy.xml"
-    ivy_file.write_text(_IVY_FILE.format(version=version))
+    dependencies = "\n".join(_DEPENDENCY.format(jar, str(not jar.alone).lower()) for jar in jars)
+    ivy_file.write_text(_IVY_FILE.format(dependencies=dependencies))
     command = [find_java(), "-jar", str(_find_ivy()), "-m2compatible", "-ivy", str(ivy_file), "-confs", "default"]
     command += ["-retrieve", f"{into}/[artifact]-[revision].[ext]"]
     settings = os.environ.get(IVY_SETTINGS_VARIABLE)
     if settings:
         command += ["-settings", settings]
-    report(f"fetching Apache Kafka {version} into {folder} (once; 45 MB, about a minute)")
+    report(f"fetching {title} into {folder} (once; it takes a minute)")
     started_s = time.monotonic()
     code, said = _run_ivy(command, report)
-    if code != 0 or not (into / f"kafka_2.13-{version}.jar").is_file():
-        raise _failure(version, folder, said)
+    if code != 0 or not all((into / f"{jar.name}-{jar.version}.jar").is_file() for jar in jars):
+        raise _failure(title, folder, said)
     ivy_file.unlink()
     report(f"fetched {len(list(into.glob('*.jar')))} jars in {time.monotonic() - started_s:.0f} s")
 
@@ -170,19 +196,23 @@ def _find_ivy() -> Path:
     )
 
 
-def _failure(version: str, folder: Path, said: list[str]) -> KafkaError:
+def _failure(title: str, folder: Path, said: list[str]) -> KafkaError:
+    """Tells a network that is not there from jars that are not there."""
     text = "\n".join(said)
-    unreachable = re.search(
-        r"UnknownHostException|ConnectException|SocketException|timed out|Server access error|SSLHandshake", text
-    )
-    last = "\n".join(line for line in said if "WARN" in line or "ERROR" in line or "Exception" in line)[-1500:]
-    if unreachable:
+    missing = sorted(set(re.findall(r":: (\S+#\S+;\S+): not found", text)))
+    if re.search(r"Server access error|Host \S+ not found|UnknownHost|SSLHandshake|timed out", text):
         return TransportError(
-            f"Apache Kafka {version} could not be fetched: the Maven repository cannot be reached from this machine "
-            f"({unreachable.group(0)}). Behind a proxy set JAVA_TOOL_OPTIONS=-Dhttps.proxyHost=HOST "
-            f"-Dhttps.proxyPort=PORT; for a mirror set {IVY_SETTINGS_VARIABLE} to an ivysettings.xml; without any "
-            f"network copy {folder} from a machine that has it. Ivy said:\n{last}"
+            f"{title}: cannot be fetched, the Maven repository cannot be reached from this machine. Behind a proxy set "
+            f"JAVA_TOOL_OPTIONS='-Dhttps.proxyHost=HOST -Dhttps.proxyPort=PORT'; for a mirror set "
+            f"{IVY_SETTINGS_VARIABLE} to an ivysettings.xml; without any network copy the folder {folder} from a "
+            f"machine that has it. Ivy said:\n{_problems(said)}"
         )
-    return ConfigurationError(
-        f"Apache Kafka {version} could not be fetched; is there such a version? Ivy said:\n{last or text[-1500:]}"
-    )
+    if missing:
+        return ConfigurationError(f"{title}: not published: {', '.join(missing)}. Is there such a version?")
+    return ConfigurationError(f"{title}: cannot be fetched. Ivy said:\n{_problems(said)}")
+
+
+def _problems(said: list[str]) -> str:
+    """Ivy's own words, the last twelve that tell of something wrong (or just the last)."""
+    wrong = [line.strip() for line in said if re.search(r"error|exception|not found\.", line, re.IGNORECASE)]
+    return "\n".join((wrong or [line for line in said if line.strip()])[-12:])

@@ -80,6 +80,7 @@ class LocalKafka:
     ) -> None:
         if brokers < 1:
             raise UsageError(f"a Kafka of {brokers} brokers cannot be started; brokers must be 1 or more")
+        kafka_config.version_numbers(version)  # a typing error should not be looked up on the network
         self._report = report
         self._start_timeout_s = start_timeout_s
         self._config = ClusterConfig(
@@ -144,7 +145,7 @@ class LocalKafka:
 
     def data_folder(self, broker_id: int) -> Path:
         """Where the broker keeps its partitions: `TOPIC-PARTITION` folders with their segments."""
-        return self._node(broker_id).folder / "data"
+        return self._node(broker_id).data_folder
 
     # -- what can happen to a broker ----------------------------------------------------------
 
@@ -164,10 +165,17 @@ class LocalKafka:
             if self._closed:
                 raise UsageError("this LocalKafka is closed")
             node = self._node(broker_id)
-            if not self._processes[node.id].running:
-                self._start_broker(node)
             up = {id for id, process in self._processes.items() if process.running}
-            self._wait_until_serving(up | {node.id}, Deadline.after_ms(self._start_timeout_s * 1000))
+            deadline = Deadline.after_ms(self._start_timeout_s * 1000)
+            while True:
+                if not self._processes[node.id].running:
+                    self._start_broker(node)
+                try:
+                    return self._wait_until_serving(up | {node.id}, deadline)
+                except ConfigurationError as error:
+                    # ZooKeeper holds the id of a broker that was killed until its session ends.
+                    if "NodeExists" not in error.message or deadline.passed:
+                        raise
 
     def pause(self, broker_id: int) -> None:
         """SIGSTOP: the broker keeps its connections and answers nothing."""
@@ -326,23 +334,27 @@ class LocalKafka:
 
     def _sees(self, broker_id: int, others: set[int]) -> bool:
         """Asks one broker for its metadata: does it know these brokers and a controller?"""
+        node = self._nodes[broker_id]
         deadline = Deadline.after_ms(2_000)
         try:
-            transport = Transport.open(LOOPBACK, self._nodes[broker_id].ports[PLAINTEXT], deadline)
-        except TransportError:
+            # A broker notes its cluster when it starts; another cluster may have taken the port.
+            cluster_id = kafka_config.parse_properties(node.meta_properties.read_text())["cluster.id"]
+            transport = Transport.open(LOOPBACK, node.ports[PLAINTEXT], deadline)
+        except (OSError, KeyError, TransportError):
             return False
         try:
-            transport.send(encode_request(METADATA, 1, 1, "local-kafka", {"topics": []}), deadline)
+            transport.send(encode_request(METADATA, 2, 1, "local-kafka", {"topics": []}), deadline)
             size = bytearray(4)
             transport.receive_into(memoryview(size), deadline)
             frame = bytearray(int.from_bytes(size, "big"))
             transport.receive_into(memoryview(frame), deadline)
-            reply = decode_response(METADATA, 1, frame)
+            reply = decode_response(METADATA, 2, frame)
         except (TransportError, ProtocolError):
             return False
         finally:
             transport.close()
-        return reply["controller_id"] >= 0 and others <= {broker["node_id"] for broker in reply["brokers"]}
+        known = {broker["node_id"] for broker in reply["brokers"]}
+        return reply["cluster_id"] == cluster_id and reply["controller_id"] >= 0 and others <= known
 
     def _node(self, broker_id: int) -> Node:
         if broker_id not in self._nodes:

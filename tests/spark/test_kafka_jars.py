@@ -1,0 +1,145 @@
+"""Java and the jars: found or fetched once, whole or not at all, and clear words when something is missing.
+
+A small script stands in for Java, so no network is needed: what it "fetches" is made by the script.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from protocol.errors import ConfigurationError, TransportError
+from spark_kafka_source.kafka_jars import cache_folder, find_java, kafka_jars
+
+# `java -version` tells $version; `java -jar ivy …` makes the jars that were asked for, and counts how often it ran.
+FAKE_JAVA = """#!/bin/sh
+if [ "$1" = -version ]; then echo 'openjdk version "{version}" 2025-04-15' >&2; exit 0; fi
+echo run >> {home}/runs
+while [ $# -gt 0 ]; do [ "$1" = -retrieve ] && folder=$(dirname "$2"); shift; done
+touch "$folder/kafka_2.13-4.2.0.jar"
+{then}
+touch "$folder/kafka-tools-4.2.0.jar" "$folder/slf4j-simple-1.7.36.jar"
+"""
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SPARK_KAFKA_SOURCE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("SPARK_KAFKA_SOURCE_IVY_SETTINGS", raising=False)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def java_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    (tmp_path / "bin").mkdir()
+    return tmp_path
+
+
+def install_java(home: Path, version: str = "17.0.15", then: str = "") -> None:
+    java = home / "bin" / "java"
+    java.write_text(FAKE_JAVA.format(version=version, home=home, then=then))
+    java.chmod(0o755)
+
+
+def runs(home: Path) -> int:
+    return len((home / "runs").read_text().splitlines())
+
+
+def quiet(_: str) -> None:
+    pass
+
+
+def test_jars_are_fetched_once(cache: Path, java_home: Path) -> None:
+    install_java(java_home)
+    lines: list[str] = []
+    folder = kafka_jars("4.2.0", lines.append)
+    assert folder == cache / "kafka-4.2.0"
+    assert {path.name for path in folder.iterdir()} == {
+        "kafka_2.13-4.2.0.jar",
+        "kafka-tools-4.2.0.jar",
+        "slf4j-simple-1.7.36.jar",
+    }
+    assert lines[0].startswith(f"fetching Apache Kafka 4.2.0 into {folder}")
+    assert kafka_jars("4.2.0", lines.append) == folder
+    assert runs(java_home) == 1
+
+
+def test_two_processes_that_ask_at_once_fetch_once(cache: Path, java_home: Path) -> None:
+    install_java(java_home, then="sleep 1")
+    command = [sys.executable, "-c", "from spark_kafka_source.kafka_jars import kafka_jars; print(kafka_jars('4.2.0'))"]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert [process.communicate(timeout=60)[0].strip() for process in both] == [str(cache / "kafka-4.2.0")] * 2
+    assert runs(java_home) == 1
+
+
+def test_a_fetch_that_fails_half_way_leaves_nothing_and_can_be_repeated(cache: Path, java_home: Path) -> None:
+    install_java(java_home, then="exit 1")
+    with pytest.raises(ConfigurationError, match=r"Apache Kafka 4\.2\.0: cannot be fetched"):
+        kafka_jars("4.2.0", quiet)
+    assert [path.name for path in cache.iterdir()] == ["kafka-4.2.0.lock"]
+    install_java(java_home)
+    assert (kafka_jars("4.2.0", quiet) / "kafka-tools-4.2.0.jar").exists()
+
+
+def test_what_a_killed_fetch_left_is_removed(cache: Path, java_home: Path) -> None:
+    (cache / "kafka-4.2.0.part-abc").mkdir(parents=True)
+    (cache / "kafka-4.2.0.part-abc" / "half.jar").touch()
+    install_java(java_home)
+    kafka_jars("4.2.0", quiet)
+    assert {path.name for path in cache.iterdir()} == {"kafka-4.2.0", "kafka-4.2.0.lock"}
+
+
+def test_no_network_is_told_with_the_remedies(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real Ivy, with an empty cache of its own and a mirror that nobody runs."""
+    settings = tmp_path / "ivysettings.xml"
+    settings.write_text(
+        f'<ivysettings><settings defaultResolver="none"/><caches defaultCacheDir="{tmp_path}/ivy"/><resolvers>'
+        '<ibiblio name="none" m2compatible="true" root="http://127.0.0.1:9/"/></resolvers></ivysettings>'
+    )
+    monkeypatch.setenv("SPARK_KAFKA_SOURCE_IVY_SETTINGS", str(settings))
+    with pytest.raises(TransportError, match=r"proxyHost(.|\n)*ivysettings(.|\n)*copy the folder(.|\n)*refused"):
+        kafka_jars("4.2.0", quiet)
+
+
+def test_a_version_that_was_never_published_is_named(cache: Path, java_home: Path) -> None:
+    install_java(java_home, then="echo ':: org.apache.kafka#kafka_2.13;4.2.0: not found'; exit 1")
+    with pytest.raises(ConfigurationError, match=r"not published: org\.apache\.kafka#kafka_2\.13;4\.2\.0"):
+        kafka_jars("4.2.0", quiet)
+
+
+@pytest.mark.parametrize("version", ["1.8.0_392", "11.0.2", "16"])
+def test_a_java_that_is_too_old_is_told_with_the_remedy(java_home: Path, version: str) -> None:
+    install_java(java_home, version)
+    with pytest.raises(ConfigurationError, match=r"too old .*Java 17 or later: install it .*JAVA_HOME"):
+        find_java()
+
+
+@pytest.mark.parametrize("version", ["17", "17.0.15", "21-ea", "25.0.1"])
+def test_java_17_and_later_will_do(java_home: Path, version: str) -> None:
+    install_java(java_home, version)
+    assert find_java() == str(java_home / "bin" / "java")
+
+
+def test_without_any_java_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigurationError, match=r"No java on PATH.*Java 17 or later: install it"):
+        find_java()
+
+
+def test_a_java_home_without_java_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "gone"))
+    with pytest.raises(ConfigurationError, match=r"java of JAVA_HOME, .*gone/bin/java, does not run"):
+        find_java()
+
+
+def test_the_cache_is_in_the_users_cache_folder_unless_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("SPARK_KAFKA_SOURCE_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "spark-kafka-source"
+    monkeypatch.setenv("SPARK_KAFKA_SOURCE_CACHE", str(tmp_path / "mine"))
+    assert cache_folder() == tmp_path / "mine"
