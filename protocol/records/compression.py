@@ -62,15 +62,18 @@ def compress(codec: int, data: BytesLike, level: int | None = None) -> BytesLike
     """`data` as the Java client, librdkafka and sarama read it. `level` means what it means to the codec."""
     if codec == Codec.NONE:
         return data
+    packed: bytes
     if codec == Codec.LZ4:
         # Kafka's own reader knows only blocks that stand alone.
-        packed: bytes = lz4.frame.compress(data, compression_level=level or 0, block_linked=False)
+        packed = lz4.frame.compress(data, compression_level=level or 0, block_linked=False)
         return packed
     if codec == Codec.SNAPPY:
         return _pack_xerial(memoryview(data))
     kind = Codec(codec)
     level = _DEFAULT_LEVELS[kind] if level is None else level
-    return memoryview(pa.Codec(_STREAM_NAMES[kind], compression_level=level).compress(data))
+    # asbytes: the pa.Buffer that comes otherwise has the length of its unshrunk allocation as a memoryview.
+    packed = pa.Codec(_STREAM_NAMES[kind], compression_level=level).compress(data, asbytes=True)
+    return packed
 
 
 # -- gzip, lz4, zstd: streams ---------------------------------------------------------------------
@@ -148,8 +151,8 @@ def _unpack_snappy(data: memoryview, room: Bytes, cap_bytes: int) -> Bytes:
 
 def _pack_xerial(data: memoryview) -> bytes:
     codec = pa.Codec("snappy")
-    parts: list[Any] = [_XERIAL_HEADER]
+    parts = [_XERIAL_HEADER]
     for start in range(0, len(data), _XERIAL_BLOCK_BYTES):
-        block = codec.compress(data[start : start + _XERIAL_BLOCK_BYTES])
-        parts += (_INT32.pack(block.size), block)
+        block = codec.compress(data[start : start + _XERIAL_BLOCK_BYTES], asbytes=True)
+        parts += (_INT32.pack(len(block)), block)
     return b"".join(parts)

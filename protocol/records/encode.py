@@ -176,7 +176,8 @@ class _Headers:
     def _row_offsets(self) -> Lengths:
         """The same for the headers of each row; a 0 before the first."""
         ends = np.concatenate([np.zeros(1, np.int64), self._ends()])
-        return ends[np.concatenate([np.zeros(1, np.int64), np.cumsum(self.counts)])]
+        offsets: Lengths = ends[np.concatenate([np.zeros(1, np.int64), np.cumsum(self.counts)])]
+        return offsets
 
     def sizes(self) -> Lengths:
         """How many bytes the headers of each row have, without their count."""

@@ -1,0 +1,191 @@
+"""The codecs: what they read and write, and a cap on what comes out that holds before memory is used."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import zlib
+
+import lz4.frame
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from protocol.errors import Corrupt, DecompressedTooLarge, ProtocolError
+from protocol.records.compression import Codec, compress, decompress
+from protocol.records.decode import decode
+from protocol.records.scan import scan
+from tests.protocol.records import reference
+from tests.protocol.records.reference import Record, sealed, sequence, write_batch, write_record
+
+PACKED = [codec for codec in Codec if codec != Codec.NONE]
+CAP = 8 << 20
+ROOM = 1 << 20
+
+
+def unpack(codec: int, data: bytes, cap_bytes: int = CAP) -> bytes:
+    return bytes(decompress(codec, data, np.empty(ROOM, np.uint8), cap_bytes))
+
+
+def raw_snappy(data: bytes) -> bytes:
+    return bytes(pa.Codec("snappy").compress(data))
+
+
+@pytest.mark.parametrize("codec", PACKED)
+@pytest.mark.parametrize("size", [0, 1, 1_000, 32 << 10, (32 << 10) + 1, ROOM - 1, ROOM, ROOM + 1, 3 << 20])
+def test_what_is_packed_unpacks_again(codec: Codec, size: int) -> None:
+    data = (random.Random(size).randbytes(max(1, size // 3)) * 4)[:size]
+    packed = bytes(compress(codec, data))
+    assert unpack(codec, packed) == data
+    assert reference.decompress(codec.name.lower(), packed) == data
+
+
+@pytest.mark.parametrize("codec", PACKED)
+def test_a_level_is_taken(codec: Codec) -> None:
+    data = b"".join(b"record %d " % (i * i) for i in range(20_000))
+    for level in (1, 9):
+        assert unpack(codec, bytes(compress(codec, data, level))) == data
+    if codec != Codec.SNAPPY:
+        assert len(compress(codec, data, 9)) < len(compress(codec, data, 1))
+
+
+def test_lz4_blocks_stand_alone_as_the_java_client_demands() -> None:
+    descriptor = bytes(compress(Codec.LZ4, b"a" * 200_000))[4]
+    assert descriptor >> 6 == 1, "version 1"
+    assert descriptor & 0x20, "independent blocks"
+
+
+def test_snappy_is_written_in_the_framing_of_the_java_client() -> None:
+    packed = bytes(compress(Codec.SNAPPY, b"a" * 100_000))
+    assert packed[:16] == b"\x82SNAPPY\x00\x00\x00\x00\x01\x00\x00\x00\x01"
+
+
+def test_snappy_without_framing_is_read() -> None:
+    for data in (b"", b"abc", b"abc" * 1_000_000):
+        assert unpack(Codec.SNAPPY, raw_snappy(data)) == data
+
+
+@pytest.mark.parametrize("codec", [Codec.GZIP, Codec.LZ4, Codec.ZSTD])
+def test_streams_written_one_after_the_other_are_one(codec: Codec) -> None:
+    assert unpack(codec, bytes(compress(codec, b"first ")) + bytes(compress(codec, b"second"))) == b"first second"
+
+
+def test_frames_without_a_content_size_are_read() -> None:
+    data = b"abc" * 1_000_000
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(data)
+    assert unpack(Codec.ZSTD, bytes(sink.getvalue())) == data
+    assert unpack(Codec.LZ4, lz4.frame.compress(data, store_size=False)) == data
+
+
+@pytest.mark.parametrize("codec", PACKED)
+@pytest.mark.parametrize("cap", [5_000, ROOM, ROOM + 5, 3 << 20])
+def test_exactly_the_cap_passes_and_one_more_byte_does_not(codec: Codec, cap: int) -> None:
+    assert len(unpack(codec, bytes(compress(codec, bytes(cap))), cap)) == cap
+    with pytest.raises(DecompressedTooLarge, match=str(cap)):
+        unpack(codec, bytes(compress(codec, bytes(cap + 1))), cap)
+
+
+@pytest.mark.parametrize("codec", PACKED)
+def test_every_cut_is_an_error_or_less_data_never_anything_else(codec: Codec) -> None:
+    data = random.Random(1).randbytes(300) * 3
+    packed = bytes(compress(codec, data))
+    for kept in range(len(packed)):
+        try:
+            assert data.startswith(unpack(codec, packed[:kept]))
+        except Corrupt:
+            pass
+
+
+@pytest.mark.parametrize("codec", PACKED)
+def test_noise_is_corrupt(codec: Codec) -> None:
+    dice = random.Random(2)
+    for size in (1, 10, 100, 100_000):
+        with pytest.raises(ProtocolError):
+            unpack(codec, b"\xff" + dice.randbytes(size))
+
+
+@pytest.mark.parametrize("codec", [5, 6, 7])
+def test_an_unknown_codec_is_named(codec: int) -> None:
+    batch = sequence([b"a"], base_offset=5, flags=codec)
+    with pytest.raises(Corrupt, match=f"orders-3: .*offset 5 .*codec is {codec}"):
+        list(decode(scan(write_batch(batch)), first_offset=0, end_offset=9, where="orders-3"))
+
+
+# -- bombs ----------------------------------------------------------------------------------------
+
+GIB = 1 << 30
+
+
+def bomb(kind: str, size: int) -> bytes:
+    """`size` zero bytes, packed as small as the codec can."""
+    chunk = bytes(1 << 20)
+    if kind == "gzip":
+        packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+        return b"".join(packer.compress(chunk) for _ in range(size >> 20)) + packer.flush()
+    if kind == "snappy":
+        block = raw_snappy(chunk)
+        return b"\x82SNAPPY\x00\0\0\0\1\0\0\0\1" + (len(block).to_bytes(4, "big") + block) * (size >> 20)
+    if kind == "snappy-raw":
+        return raw_snappy(bytes(size))
+    if kind == "lz4":
+        with lz4.frame.LZ4FrameCompressor() as packer:
+            return b"".join([packer.begin(), *(packer.compress(chunk) for _ in range(size >> 20)), packer.flush()])
+    if kind == "zstd-stream":
+        sink = pa.BufferOutputStream()
+        with pa.CompressedOutputStream(sink, "zstd") as stream:
+            for _ in range(size >> 20):
+                stream.write(chunk)
+        return bytes(sink.getvalue())
+    return bytes(pa.Codec("zstd", compression_level=19).compress(bytes(size)))
+
+
+BOMBS = ["gzip", "snappy", "snappy-raw", "lz4", "zstd", "zstd-stream"]
+
+MEASURE = """
+import resource, sys
+from protocol.errors import DecompressedTooLarge
+from protocol.records.decode import decode
+from protocol.records.scan import scan
+log, cap = sys.stdin.buffer.read(), int(sys.argv[1])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    list(decode(scan(log), first_offset=0, end_offset=9, max_decompressed_bytes=cap, where="orders-3"))
+    print("passed")
+except DecompressedTooLarge as error:
+    print(error)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+def read_in_a_fresh_process(log: bytes, cap: int) -> tuple[str, int]:
+    """What became of it, and by how many MiB the peak of memory grew."""
+    done = subprocess.run([sys.executable, "-c", MEASURE, str(cap)], input=log, capture_output=True, check=True)
+    said, grown = done.stdout.decode().splitlines()
+    return said, int(grown)
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+def test_a_bomb_is_refused_within_the_cap(kind: str) -> None:
+    section = bomb(kind, 256 << 20)
+    assert len(section) < 16 << 20
+    batch = sequence([b"x"], base_offset=5, codec=kind.split("-")[0])
+    said, grown_mib = read_in_a_fresh_process(sealed(batch, section), CAP)
+    assert said.startswith("orders-3: the record batch at offset 5 ")
+    assert "kafka.max.decompressed.batch.bytes" in said
+    assert grown_mib <= (CAP >> 20) + 32
+
+
+@pytest.mark.parametrize("codec", reference.CODECS)
+def test_a_batch_of_exactly_the_cap_is_read_within_the_cap(codec: str) -> None:
+    cap = 64 << 20
+    value = bytes(cap - 20)
+    overhead = len(write_record(Record(value))) - len(value)
+    batch = sequence([bytes(cap - overhead)], codec=codec)
+    log = write_batch(batch)
+    said, grown_mib = read_in_a_fresh_process(log, cap)
+    assert said == "passed"
+    # The row itself is handed out beside it.
+    assert grown_mib <= 2 * (cap >> 20) + 32

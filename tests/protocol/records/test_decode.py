@@ -1,0 +1,189 @@
+"""Decoding equals the obvious reader, whatever shape the records have."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.errors import Corrupt, UsageError
+from protocol.records.decode import ALL_COLUMNS, SCHEMA, decode
+from protocol.records.scan import scan
+from tests.protocol.records import reference
+from tests.protocol.records.reference import LOG_APPEND_TIME, Batch, Record, sequence, write_batch
+
+EVERYTHING = 2**62
+
+
+def read(
+    batches: Sequence[Batch], first_offset: int = 0, end_offset: int = EVERYTHING, **options: Any
+) -> list[dict[str, Any]]:
+    log = b"".join(map(write_batch, batches))
+    chunks = list(decode(scan(log), first_offset=first_offset, end_offset=end_offset, **options))
+    for chunk in chunks:
+        chunk.validate(full=True)
+        assert chunk.num_rows
+    return [row for chunk in chunks for row in chunk.to_pylist()]
+
+
+def follow(batches: Sequence[Batch]) -> list[Batch]:
+    """The same batches at offsets that follow one another."""
+    placed, next_offset = [], 0
+    for batch in batches:
+        placed.append(Batch(**{**vars(batch), "base_offset": next_offset}))
+        next_offset = placed[-1].last_offset + 1
+    return placed
+
+
+PAYLOADS = st.none() | st.binary(max_size=20) | st.integers(50, 300).map(bytes) | st.integers(8_000, 9_000).map(bytes)
+HEADERS = st.lists(st.tuples(st.text(max_size=5), st.none() | st.binary(max_size=9)), max_size=4).map(tuple)
+DELTAS = st.integers(0, 200) | st.integers(-(2**40), 2**40) | st.integers(-(2**62), 2**62)
+
+
+@st.composite
+def data_batches(draw: st.DrawFn) -> Batch:
+    gaps = draw(st.lists(st.integers(1, 3) | st.integers(1, 2**20), max_size=12))
+    records, delta = [], draw(st.integers(0, 100))
+    headers = draw(st.booleans())
+    for gap in gaps:
+        records.append(Record(draw(PAYLOADS), draw(PAYLOADS), delta, draw(DELTAS), draw(HEADERS) if headers else ()))
+        delta += gap
+    return Batch(
+        records,
+        codec=draw(st.sampled_from(list(reference.CODECS))),
+        flags=draw(st.sampled_from([0, LOG_APPEND_TIME])),
+        first_timestamp=draw(st.integers(-1, 2**41)),
+        last_offset_delta=delta + draw(st.integers(0, 5)),
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(data_batches(), max_size=6).map(follow), st.data())
+def test_any_log_reads_as_the_obvious_reader_reads_it(batches: list[Batch], data: st.DataObject) -> None:
+    end = batches[-1].last_offset + 2 if batches else 1
+    first, until = (data.draw(st.integers(0, end)) for _ in range(2))
+    expected = [row for row in reference.rows(batches) if first <= row["offset"] < until]
+    assert read(batches, first, until) == expected
+
+
+@pytest.mark.parametrize("codec", reference.CODECS)
+@pytest.mark.parametrize("rows", [1, 63, 64, 65, 128, 8_192, 30_000])
+def test_batches_of_any_size_and_codec_read_the_same(rows: int, codec: str) -> None:
+    dice = random.Random(rows)
+    records = [Record(dice.randbytes(dice.randrange(150)), b"%d" % delta, delta, delta // 3) for delta in range(rows)]
+    batches = [Batch(records, 5, codec), Batch(records, 5 + rows, codec)]
+    assert read(batches) == list(reference.rows(batches))
+
+
+@pytest.mark.parametrize("codec", reference.CODECS)
+def test_thousands_of_small_batches_read_the_same(codec: str) -> None:
+    dice = random.Random(7)
+    batches = follow(
+        [
+            Batch([Record(dice.randbytes(dice.randrange(90)), None, d, d) for d in range(dice.randrange(40))], 0, codec)
+            for _ in range(1_500)
+        ]
+    )
+    assert read(batches) == list(reference.rows(batches))
+
+
+def test_chunks_have_about_8000_rows_whether_batches_are_large_or_small() -> None:
+    large = write_batch(sequence([b"x"] * 100_000))
+    small = b"".join(write_batch(sequence([b"x"] * 10, base_offset=10 * i)) for i in range(5_000))
+    for log in (large, small):
+        sizes = [chunk.num_rows for chunk in decode(scan(log), first_offset=0, end_offset=EVERYTHING)]
+        assert all(4_000 <= size <= 12_000 for size in sizes[:-1]), sizes
+
+
+def test_large_values_make_small_chunks() -> None:
+    values = [bytes([i]) * 5_000_000 for i in range(9)]
+    log = write_batch(sequence(values))
+    chunks = list(decode(scan(log), first_offset=0, end_offset=9, columns=["value"]))
+    assert [value.as_py() for chunk in chunks for value in chunk["value"]] == values
+    assert all(chunk.nbytes <= 17 << 20 for chunk in chunks)
+
+
+def test_the_columns_asked_for_come_in_the_order_of_the_schema() -> None:
+    log = write_batch(sequence([b"a", b"b"]))
+    for columns in (["value", "key"], ["offset"], ["timestamp_ms", "headers"], list(ALL_COLUMNS), []):
+        (chunk,) = decode(scan(log), first_offset=0, end_offset=9, columns=columns)
+        assert chunk.schema == pa.schema([field for field in SCHEMA if field.name in columns])
+
+
+def test_a_column_that_does_not_exist_is_named() -> None:
+    with pytest.raises(UsageError, match="colour"):
+        next(decode(scan(b""), first_offset=0, end_offset=9, columns=["colour"]))
+
+
+def test_an_empty_log_yields_nothing() -> None:
+    assert read([]) == []
+    assert read([Batch(count=0, last_offset_delta=1_999)]) == []
+
+
+def test_rows_outlive_the_buffer_they_came_from() -> None:
+    log = bytearray(write_batch(sequence([b"first", b"second"], codec="lz4")) + write_batch(sequence([b"third"])))
+    chunks = list(decode(scan(log), first_offset=0, end_offset=9, columns=["value"]))
+    other = write_batch(sequence([b"x" * 100] * 10, codec="lz4"))
+    list(decode(scan(other), first_offset=0, end_offset=99))
+    log[:] = bytes(len(log))
+    assert [v.as_py() for chunk in chunks for v in chunk["value"]] == [b"first", b"second", b"third"]
+
+
+def test_two_partitions_can_be_decoded_in_turns() -> None:
+    logs = [
+        b"".join(write_batch(sequence([letter * 50] * 3_000, base_offset=3_000 * i, codec="zstd")) for i in range(9))
+        for letter in (b"a", b"b")
+    ]
+    readers = [decode(scan(log), first_offset=0, end_offset=EVERYTHING, columns=["value"]) for log in logs]
+    seen: list[set[bytes]] = [set(), set()]
+    for chunks in zip(*readers, strict=True):
+        for values, chunk in zip(seen, chunks, strict=True):
+            values.update(chunk["value"].to_pylist())
+    assert seen == [{b"a" * 50}, {b"b" * 50}]
+
+
+def test_log_append_time_counts_for_the_whole_batch() -> None:
+    records = [Record(timestamp_delta=5), Record(offset_delta=1, timestamp_delta=-5)]
+    rows = read(follow([Batch(records, flags=LOG_APPEND_TIME, max_timestamp=77), Batch(records, first_timestamp=100)]))
+    assert [(row["timestamp_ms"], row["timestamp_type"]) for row in rows] == [(77, 1), (77, 1), (105, 0), (95, 0)]
+
+
+def test_a_gap_that_compaction_left_is_no_record() -> None:
+    batch = Batch([Record(b"a"), Record(b"b", offset_delta=700)], last_offset_delta=1_999)
+    assert scan(write_batch(batch)).next_offset == 2_000
+    assert [row["offset"] for row in read([batch])] == [0, 700]
+
+
+def test_a_record_outside_its_batch_is_corrupt() -> None:
+    for delta in (-1, 11):
+        with pytest.raises(Corrupt, match="orders-3.*offset 50"):
+            read([Batch([Record(offset_delta=delta)], 50, last_offset_delta=10)], where="orders-3")
+
+
+def test_the_culprit_among_many_batches_is_named() -> None:
+    batches = [sequence([b"a", b"b"], base_offset=2 * i) for i in range(50)]
+    log = [write_batch(batch) for batch in batches]
+    log[31] = write_batch(batches[31], records=b"\x0e" + b"\x01" * 13)
+    with pytest.raises(Corrupt, match="orders-3: the record batch at offset 62 "):
+        list(decode(scan(b"".join(log)), first_offset=0, end_offset=EVERYTHING, where="orders-3"))
+
+
+def test_a_flipped_bit_is_found_by_the_checksum_and_let_through_without_it() -> None:
+    log = bytearray(write_batch(sequence([b"a" * 50], base_offset=42)))
+    log[80] ^= 1
+    with pytest.raises(Corrupt, match=r"orders-3.*offset 42.*kafka\.check\.crcs"):
+        list(decode(scan(log), first_offset=0, end_offset=99, where="orders-3"))
+    assert len(list(decode(scan(log), first_offset=0, end_offset=99, check_crc=False))) == 1
+
+
+def test_only_batches_in_the_range_are_looked_at() -> None:
+    log = bytearray(b"".join(write_batch(sequence([b"a" * 50], base_offset=i)) for i in range(3)))
+    log[80] ^= 1
+    log[-1] ^= 1
+    (chunk,) = decode(scan(log), first_offset=1, end_offset=2)
+    assert chunk["offset"].to_pylist() == [1]

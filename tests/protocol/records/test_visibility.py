@@ -1,0 +1,135 @@
+"""What a read_committed reader sees: no markers, no aborted transactions, nothing missing."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from protocol.errors import Corrupt
+from protocol.records.decode import decode
+from protocol.records.scan import scan
+from tests.protocol.records import reference
+from tests.protocol.records.reference import CONTROL, TRANSACTIONAL, Batch, Record, marker, sequence, write_batch
+
+EVERYTHING = 2**62
+
+
+def values(batches: list[Batch], aborted: list[dict[str, int]] | None, **options: Any) -> list[bytes | None]:
+    log = b"".join(map(write_batch, batches))
+    chunks = decode(scan(log), first_offset=0, end_offset=EVERYTHING, aborted_transactions=aborted, **options)
+    return [value for chunk in chunks for value in chunk["value"].to_pylist()]
+
+
+def transactional(text: bytes, base_offset: int, producer_id: int) -> Batch:
+    return sequence([text], base_offset=base_offset, flags=TRANSACTIONAL, producer_id=producer_id)
+
+
+INTERLEAVED = [
+    transactional(b"a1", 0, producer_id=1),
+    transactional(b"b1", 1, producer_id=2),
+    sequence([b"plain"], base_offset=2),
+    marker(3, 1, commit=False),
+    transactional(b"a2", 4, producer_id=1),
+    marker(5, 2, commit=True),
+    transactional(b"b2", 6, producer_id=2),
+    marker(7, 1, commit=True),
+    marker(8, 2, commit=False),
+]
+ABORTED = [{"producer_id": 1, "first_offset": 0}, {"producer_id": 2, "first_offset": 6}]
+
+
+def test_uncommitted_reading_sees_all_but_the_markers() -> None:
+    assert values(INTERLEAVED, None) == values(INTERLEAVED, []) == [b"a1", b"b1", b"plain", b"a2", b"b2"]
+
+
+def test_aborted_transactions_are_dropped_up_to_their_marker() -> None:
+    assert values(INTERLEAVED, ABORTED) == [b"b1", b"plain", b"a2"]
+
+
+def test_the_order_of_the_aborted_list_does_not_matter() -> None:
+    assert values(INTERLEAVED, ABORTED[::-1]) == [b"b1", b"plain", b"a2"]
+
+
+def test_an_abort_without_data_and_a_second_marker_change_nothing() -> None:
+    log = [marker(0, 7, commit=False), marker(1, 7, commit=False), transactional(b"kept", 2, producer_id=7)]
+    assert values(log, [{"producer_id": 7, "first_offset": 0}]) == [b"kept"]
+
+
+def test_a_plain_batch_of_a_producer_with_an_aborted_transaction_is_kept() -> None:
+    log = [sequence([b"plain"], producer_id=7), transactional(b"dropped", 1, 7), marker(2, 7, commit=False)]
+    assert values(log, [{"producer_id": 7, "first_offset": 0}]) == [b"plain"]
+
+
+def test_an_emptied_control_batch_ends_nothing_and_stops_nobody() -> None:
+    log = [
+        marker(0, 9, commit=False, empty=True),
+        transactional(b"dropped", 1, 9),
+        marker(2, 9, commit=False, empty=True),
+        marker(3, 9, commit=False),
+        transactional(b"kept", 4, 9),
+    ]
+    assert scan(write_batch(log[2])).next_offset == 3
+    assert values(log, [{"producer_id": 9, "first_offset": 1}]) == [b"kept"]
+
+
+def test_a_reply_of_markers_only_has_no_rows() -> None:
+    log = [marker(offset, 1, commit=bool(offset % 2)) for offset in range(5)]
+    assert values(log, None) == values(log, [{"producer_id": 1, "first_offset": 0}]) == []
+
+
+def test_the_range_may_end_inside_a_transaction() -> None:
+    batch = sequence([b"a", b"b", b"c"], flags=TRANSACTIONAL, producer_id=1)
+    log = write_batch(batch) + write_batch(marker(3, 1, commit=True))
+    (chunk,) = decode(scan(log), first_offset=1, end_offset=2, aborted_transactions=[])
+    assert chunk["value"].to_pylist() == [b"b"]
+
+
+def test_a_thousand_interleaved_transactions_read_as_the_rule_says() -> None:
+    dice = random.Random(3)
+    log: list[Batch] = []
+    opened: dict[int, int] = {}
+    aborted = []
+    for offset in range(1_000):
+        producer_id = dice.randrange(4)
+        if dice.random() < 0.5:
+            opened.setdefault(producer_id, offset)
+            log.append(transactional(b"%d" % offset, offset, producer_id))
+            continue
+        commit = dice.random() < 0.5
+        log.append(marker(offset, producer_id, commit=commit))
+        first = opened.pop(producer_id, None)
+        if first is not None and not commit:
+            aborted.append({"producer_id": producer_id, "first_offset": first})
+    dice.shuffle(aborted)
+    expected = [row["value"] for row in reference.rows(reference.committed(log, aborted))]
+    assert values(log, aborted) == expected
+    assert 0 < len(expected) < 500
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        Batch([Record(b"", b"\0")], 6, flags=TRANSACTIONAL | CONTROL, producer_id=1),
+        Batch([Record(b"", None)], 6, flags=TRANSACTIONAL | CONTROL, producer_id=1),
+        Batch([Record(b"", b"\0\0\0\0")], 6, "lz4", flags=TRANSACTIONAL | CONTROL, producer_id=1),
+    ],
+)
+def test_a_marker_that_says_nothing_is_corrupt(batch: Batch) -> None:
+    with pytest.raises(Corrupt, match="orders-3: the control batch at offset 6"):
+        values([batch], [{"producer_id": 1, "first_offset": 0}], where="orders-3")
+
+
+def test_the_checksum_of_a_marker_is_checked() -> None:
+    log = bytearray(write_batch(marker(6, 1, commit=False)))
+    log[-8] ^= 1
+    with pytest.raises(Corrupt, match="offset 6 is corrupt"):
+        list(
+            decode(
+                scan(log),
+                first_offset=0,
+                end_offset=9,
+                aborted_transactions=[{"producer_id": 1, "first_offset": 0}],
+            )
+        )
