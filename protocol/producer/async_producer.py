@@ -69,6 +69,7 @@ class AsyncProducer:
         self._brokers: dict[Broker, BrokerProducer] = {}
         self._expired_at_s: dict[str, float] = {}
         self._failures: list[KafkaError] = []
+        self._settled = False
         self._closed = False
 
     def __enter__(self) -> AsyncProducer:
@@ -106,6 +107,7 @@ class AsyncProducer:
         sizes = record_sizes(rows)
         check_sizes(topic, sizes, self._config.max_request_size_bytes)
         chosen = self._choose(topic, rows, sizes, partitions)
+        self._begin_account()
         self._enqueue(self._accumulator.append(topic, rows, chosen, sizes, self._client.clock.now_s()))
         self.poll()
         self._wait_for_memory()
@@ -122,8 +124,18 @@ class AsyncProducer:
 
     @property
     def acknowledged(self) -> dict[TopicPartition, ProducedRange]:
-        """What brokers have confirmed since the start, by (topic, partition)."""
+        """What brokers have confirmed, by (topic, partition): after a flush, what that flush settled.
+
+        The account begins anew with what follows a flush.
+        """
         return {key: each.acknowledged for key, each in self._partitions.items() if each.acknowledged.count}
+
+    def take_acknowledged(self) -> dict[TopicPartition, ProducedRange]:
+        """As `acknowledged`, but since the last time this was called: for a producer that serves task after task."""
+        taken = self.acknowledged
+        for key in taken:
+            self._partitions[key].acknowledged = ProducedRange()
+        return taken
 
     @property
     def requests(self) -> int:
@@ -138,6 +150,7 @@ class AsyncProducer:
         still being written, and `flush` may be called again.
         """
         self._raise_if_unusable()
+        self._begin_account()
         # A batch may outlast delivery.timeout.ms by the request that it is in.
         patience_ms = self._config.delivery_timeout_ms + self._client.config.request_timeout_ms
         deadline = deadline or self._client.deadline(patience_ms)
@@ -155,6 +168,7 @@ class AsyncProducer:
             self._wait(deadline)
             self._work(deadline)
         self._raise_if_unusable()
+        self._settled = True
 
     def close(self, deadline: Deadline | None = None) -> None:
         """Flushes, then takes nothing more. The client stays open: it belongs to the caller."""
@@ -171,6 +185,12 @@ class AsyncProducer:
         self._busy.clear()
         for broker in self._brokers.values():
             broker.forget()
+
+    def _begin_account(self) -> None:
+        if self._settled:
+            self._settled = False
+            for partition in self._partitions.values():
+                partition.acknowledged = ProducedRange()
 
     def _raise_if_unusable(self) -> None:
         if self._failures:

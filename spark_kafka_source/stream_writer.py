@@ -1,0 +1,56 @@
+"""The streaming sink: `df.writeStream`. Checks on the driver, lets the tasks write, logs one line per batch.
+
+Spark makes a writer for every batch. At least once: a batch that Spark runs again is written again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import Row, datasource
+from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from spark_kafka_source.options import SinkOptions
+from spark_kafka_source.sink_columns import plan_sink
+from spark_kafka_source.sink_rows import arrow_batches
+from spark_kafka_source.task_writer import TaskWriter, TaskWritten, summary
+
+log = logging.getLogger(__name__)
+
+
+class RowStreamWriter(DataSourceStreamWriter):
+    """Takes rows, one Python object each: for PySpark 4.0, which cannot hand Arrow batches to a streaming sink."""
+
+    def __init__(self, options: SinkOptions, schema: StructType) -> None:
+        """Raises `ConfigurationError` or `UsageError` for a DataFrame that cannot be written (see `plan_sink`)."""
+        self._task = TaskWriter(options.client, options.producer, plan_sink(schema, options.topic))
+        self._schema = schema
+
+    def write(self, iterator: Iterator[Row]) -> TaskWritten:
+        return self._task.write(arrow_batches(iterator, self._schema, self._task.plan))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        log.info("batch %d: %s", batchId, summary(messages))
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        log.warning(
+            "batch %d failed. What was written stays in Kafka (%s), and is written again when the query is restarted",
+            batchId,
+            summary(messages),
+        )
+
+
+if hasattr(datasource, "DataSourceStreamArrowWriter"):
+
+    class KafkaStreamWriter(RowStreamWriter, datasource.DataSourceStreamArrowWriter):
+        """Takes Arrow batches."""
+
+        def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWritten:
+            return self._task.write(iterator)
+
+else:
+    KafkaStreamWriter: Any = RowStreamWriter  # type: ignore[no-redef]

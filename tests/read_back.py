@@ -1,0 +1,53 @@
+"""What a topic holds, as another client (confluent-kafka, that is librdkafka) reads it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from confluent_kafka import Consumer, TopicPartition
+
+from spark_kafka_source.local_kafka import LocalKafka
+
+
+@dataclass(frozen=True)
+class Record:
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] | None
+    timestamp_ms: int
+
+
+def read_back(kafka: LocalKafka, topic: str, timeout_s: float = 60) -> list[Record]:
+    """All records of the topic, in the order of partitions and offsets."""
+    settings = {"bootstrap.servers": kafka.bootstrap_servers, "group.id": "read-back", "enable.auto.commit": False}
+    consumer = Consumer({**settings, "enable.partition.eof": False, "log_level": 0})
+    try:
+        ends = {
+            partition: consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=30)
+            for partition in consumer.list_topics(topic, timeout=30).topics[topic].partitions
+        }
+        consumer.assign([TopicPartition(topic, partition, low) for partition, (low, _) in ends.items()])
+        missing = sum(high - low for low, high in ends.values())
+        records: list[Record] = []
+        give_up_s = time.monotonic() + timeout_s
+        while len(records) < missing:
+            assert time.monotonic() < give_up_s, f"{topic}: {len(records)} of {missing} records after {timeout_s} s"
+            for message in consumer.consume(10_000, timeout=1):
+                assert message.error() is None, message.error()
+                headers = message.headers()
+                records.append(
+                    Record(
+                        message.partition(),
+                        message.offset(),
+                        message.key(),
+                        message.value(),
+                        None if headers is None else tuple(headers),
+                        message.timestamp()[1],
+                    )
+                )
+    finally:
+        consumer.close()
+    return sorted(records, key=lambda record: (record.partition, record.offset))

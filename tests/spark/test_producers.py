@@ -1,0 +1,77 @@
+"""The producers that a worker process keeps from task to task: when one is used again, and when not."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from protocol.config import ClientConfig, ProducerConfig
+from spark_kafka_source import producers
+from spark_kafka_source.producers import borrowed_producer
+
+CLIENT = ClientConfig((("127.0.0.1", 1),))
+CONFIG = ProducerConfig()
+
+
+class FakeProducer:
+    def __init__(self, client: Any, config: ProducerConfig) -> None:
+        self.config = config
+        self.aborted = False
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+@pytest.fixture(autouse=True)
+def _fakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producers, "AsyncProducer", FakeProducer)
+    monkeypatch.setattr(producers, "_idle", {})
+
+
+def borrow_and_give_back(config: ProducerConfig = CONFIG) -> Any:
+    with borrowed_producer(CLIENT, config) as producer:
+        return producer
+
+
+def test_the_next_task_gets_the_same_producer() -> None:
+    first = borrow_and_give_back()
+    assert borrow_and_give_back() is first
+    assert not first.aborted
+
+
+def test_another_configuration_gets_a_producer_of_its_own() -> None:
+    other = ProducerConfig(acks=1, enable_idempotence=False)
+    assert borrow_and_give_back() is not borrow_and_give_back(other)
+    assert borrow_and_give_back(other).config is other
+
+
+def test_after_an_error_the_producer_is_aborted_and_not_used_again() -> None:
+    with pytest.raises(ValueError, match="rows"), borrowed_producer(CLIENT, CONFIG) as failed:
+        raise ValueError("rows")
+    assert failed.aborted
+    assert borrow_and_give_back() is not failed
+
+
+def test_two_borrowers_at_a_time_get_two_and_one_is_kept() -> None:
+    with borrowed_producer(CLIENT, CONFIG) as outer:
+        inner = borrow_and_give_back()
+        assert inner is not outer
+    assert inner.aborted
+    assert borrow_and_give_back() is outer
+
+
+def test_a_forked_child_does_not_use_its_parents_producer(monkeypatch: pytest.MonkeyPatch) -> None:
+    parents = borrow_and_give_back()
+    child = os.getpid() + 1
+    monkeypatch.setattr(os, "getpid", lambda: child)
+    assert borrow_and_give_back() is not parents
+    assert not parents.aborted
+
+
+def test_no_more_than_a_few_wait_and_the_oldest_goes_first() -> None:
+    made = [
+        borrow_and_give_back(ProducerConfig(delivery_timeout_ms=100_000 + i)) for i in range(producers._MOST_IDLE + 1)
+    ]
+    assert [producer.aborted for producer in made] == [True] + [False] * producers._MOST_IDLE

@@ -1,0 +1,201 @@
+"""What the sink wrote, batch and streaming, as another client reads it: every row, with all that it had."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+from pyspark.sql.datasource import DataSource, DataSourceStreamWriter
+from pyspark.sql.types import StructType
+
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.conftest import TopicFactory
+from tests.read_back import read_back
+
+HEADERS = "array<struct<key:string,value:binary>>"
+# Or records of past years would be gone before they are read back.
+KEEP_OLD = {"retention.ms": "-1"}
+
+
+def write(rows: DataFrame, kafka: LocalKafka, **options: str) -> None:
+    writer = rows.write.format("pykafka-group").option("kafka.bootstrap.servers", kafka.bootstrap_servers)
+    writer.options(**options).mode("append").save()
+
+
+class TestBatch:
+    @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
+    def test_every_row_arrives_once_with_its_key_and_value(
+        self, spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, codec: str
+    ) -> None:
+        name = topic1(3)
+        # 5 tasks, several Arrow batches each
+        rows = spark.range(0, 60_000, 1, 5).selectExpr(
+            "concat('k', id) AS key", "encode(concat('wert ü', id), 'utf-8') AS value"
+        )
+        write(rows, kafka1, topic=name, **{"kafka.compression.type": codec})
+        found = read_back(kafka1, name)
+        assert sorted((record.key, record.value) for record in found) == sorted(
+            (f"k{n}".encode(), f"wert ü{n}".encode()) for n in range(60_000)
+        )
+        assert {record.partition for record in found} == {0, 1, 2}
+        assert all(record.headers is None for record in found)
+
+    def test_nulls_empty_values_headers_timestamps_and_partitions_are_kept(
+        self, spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory
+    ) -> None:
+        name = topic1(4, config=KEEP_OLD)
+        moment = datetime(2024, 2, 29, 12, 30, 15, 123_000, tzinfo=timezone.utc)
+        rows: list[tuple[Any, ...]] = [
+            (b"k", b"v", [("a", b"1"), ("a", None), ("ü", b"")], 3, moment),
+            (None, b"no key", None, 2, moment),
+            (b"", b"", [], 1, moment),
+            (b"tombstone", None, [("", b"empty name")], 0, moment),
+        ]
+        frame = spark.createDataFrame(
+            rows, f"key binary, value binary, headers {HEADERS}, partition int, timestamp timestamp"
+        )
+        write(frame.coalesce(1), kafka1, topic=name)
+        found = {
+            record.partition: (record.key, record.value, record.headers, record.timestamp_ms)
+            for record in read_back(kafka1, name)
+        }
+        at_ms = int(moment.timestamp() * 1000)
+        # Kafka itself does not tell no headers from an empty list of them.
+        assert found == {
+            3: (b"k", b"v", (("a", b"1"), ("a", None), ("ü", b"")), at_ms),
+            2: (None, b"no key", None, at_ms),
+            1: (b"", b"", None, at_ms),
+            0: (b"tombstone", None, (("", b"empty name"),), at_ms),
+        }
+
+    def test_a_null_timestamp_or_partition_is_chosen_by_the_producer(
+        self, spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory
+    ) -> None:
+        name = topic1(2)
+        before_ms = time.time_ns() // 1_000_000
+        frame = spark.createDataFrame(
+            [("same key", "1", 0, None), ("same key", "2", 1, None), ("same key", "3", None, None)],
+            "key string, value string, partition int, timestamp timestamp",
+        )
+        write(frame.coalesce(1), kafka1, topic=name)
+        found = {record.value: record for record in read_back(kafka1, name)}
+        assert [found[value].partition for value in (b"1", b"2")] == [0, 1]
+        after_ms = time.time_ns() // 1_000_000
+        assert all(before_ms <= record.timestamp_ms <= after_ms for record in found.values())
+
+    def test_each_row_goes_to_the_topic_it_names_and_the_option_beats_the_column(
+        self, spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory
+    ) -> None:
+        names = [topic1(2), topic1(1), topic1(3)]
+        column = sf.element_at(sf.array(*map(sf.lit, names)), (sf.col("id") % 3 + 1).cast("int"))
+        rows = spark.range(0, 3_000, 1, 2).select(column.alias("topic"), sf.col("id").cast("string").alias("value"))
+        write(rows, kafka1)
+        for number, name in enumerate(names):
+            values = sorted(int(record.value or b"") for record in read_back(kafka1, name))
+            assert values == list(range(number, 3_000, 3))
+        only = topic1(1)
+        write(rows, kafka1, topic=only)
+        assert len(read_back(kafka1, only)) == 3_000
+
+    def test_what_the_source_read_can_be_written_as_it_is(
+        self, spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory
+    ) -> None:
+        origin, copy = topic1(2), topic1(2)
+        made = spark.range(500).selectExpr(
+            "concat('k', id) AS key",
+            "cast(id AS string) AS value",
+            "array(named_struct('key', 'h', 'value', encode(cast(id AS string), 'utf-8'))) AS headers",
+        )
+        write(made, kafka1, topic=origin)
+        reader = spark.read.format("pykafka-group").option("kafka.bootstrap.servers", kafka1.bootstrap_servers)
+        read = reader.options(subscribe=origin, includeHeaders="true").load()
+        write(read, kafka1, topic=copy)
+
+        def rows(topic: str) -> list[tuple[Any, ...]]:
+            found = read_back(kafka1, topic)
+            return sorted((r.partition, r.key, r.value, r.headers, r.timestamp_ms) for r in found)
+
+        assert rows(copy) == rows(origin)
+        assert len(rows(copy)) == 500
+
+    def test_large_and_many_values_are_written_whole(
+        self, spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory
+    ) -> None:
+        name = topic1(1, config={"max.message.bytes": "6000000"})
+        rows = spark.createDataFrame([(0,), (1,), (700_000,), (5_000_000,)], "size int").selectExpr(
+            "cast(size AS string) AS key", "repeat('x', size) AS value"
+        )
+        write(rows, kafka1, topic=name, **{"kafka.max.request.size": "6000000"})
+        sizes = {int(record.key or b""): len(record.value or b"") for record in read_back(kafka1, name)}
+        assert sizes == {size: size for size in (0, 1, 700_000, 5_000_000)}
+
+    def test_no_rows_are_no_error(self, spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory) -> None:
+        name = topic1(1)
+        write(spark.range(0).selectExpr("cast(id AS string) AS value"), kafka1, topic=name)
+        assert read_back(kafka1, name) == []
+
+
+class RowSink(DataSource):
+    """The streaming sink as PySpark 4.0 has it: rows instead of Arrow batches."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "rows-to-kafka"
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from spark_kafka_source.options import parse_sink_options
+        from spark_kafka_source.stream_writer import RowStreamWriter
+
+        return RowStreamWriter(parse_sink_options(self.options), schema)
+
+
+class TestStream:
+    @pytest.fixture
+    def lines(self, spark: SparkSession, tmp_path: Path) -> DataFrame:
+        """A stream of three micro-batches: "0-0" to "2-99"."""
+        folder = tmp_path / "lines"
+        folder.mkdir()
+        for file in range(3):
+            (folder / f"{file}.txt").write_text("".join(f"{file}-{line}\n" for line in range(100)))
+        return spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(folder))
+
+    @pytest.mark.parametrize("sink", ["pykafka-group", "rows-to-kafka"])
+    def test_every_row_of_every_micro_batch_arrives_once_also_after_a_restart(
+        self,
+        spark: SparkSession,
+        kafka1: LocalKafka,
+        topic1: TopicFactory,
+        lines: DataFrame,
+        tmp_path: Path,
+        sink: str,
+    ) -> None:
+        spark.dataSource.register(RowSink)
+        name = topic1(3, config=KEEP_OLD)
+        rows = lines.selectExpr(
+            "value AS key",
+            "encode(concat('value of ', value), 'utf-8') AS value",
+            "array(named_struct('key', 'h', 'value', encode(value, 'utf-8'))) AS headers",
+            "timestamp_millis(1700000000123) AS timestamp",
+        )
+        for _ in range(2):
+            query = (
+                rows.writeStream.format(sink)
+                .option("kafka.bootstrap.servers", kafka1.bootstrap_servers)
+                .option("topic", name)
+                .option("checkpointLocation", str(tmp_path / "checkpoint"))
+                .trigger(availableNow=True)
+                .start()
+            )
+            assert query.awaitTermination(120)
+        found = read_back(kafka1, name)
+        keys = sorted(f"{file}-{line}".encode() for file in range(3) for line in range(100))
+        assert sorted(record.key or b"" for record in found) == keys
+        for record in found:
+            assert record.value == b"value of " + (record.key or b"")
+            assert record.headers == (("h", record.key),)
+            assert record.timestamp_ms == 1_700_000_000_123
