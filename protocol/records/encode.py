@@ -58,7 +58,7 @@ def encode(
 
     Raises `UsageError` when there are no rows, a header has no key, or a batch cannot be that large.
     """
-    codec = Codec[compression.upper()] if isinstance(compression, str) else compression
+    codec = _codec(compression)
     if not columns.num_rows:
         raise UsageError("a record batch needs at least one record")
     timestamps = _timestamps(columns, default_timestamp_ms)
@@ -93,6 +93,14 @@ def stamp(
     fields[9:12] = producer_id, producer_epoch, base_sequence
     LAYOUT.pack_into(batch, 0, *fields)
     _sign(batch)
+
+
+def _codec(compression: str | Codec) -> Codec:
+    try:
+        return Codec(compression) if isinstance(compression, int) else Codec[compression.upper()]
+    except (KeyError, ValueError):
+        known = ", ".join(codec.name.lower() for codec in Codec)
+        raise UsageError(f"no compression type {compression!r}; there are {known}") from None
 
 
 def _sign(batch: bytearray) -> None:

@@ -161,7 +161,7 @@ def test_a_gap_that_compaction_left_is_no_record() -> None:
 
 def test_a_record_outside_its_batch_is_corrupt() -> None:
     for delta in (-1, 11):
-        with pytest.raises(Corrupt, match="orders-3.*offset 50"):
+        with pytest.raises(Corrupt, match=r"orders-3.*offset 50"):
             read([Batch([Record(offset_delta=delta)], 50, last_offset_delta=10)], where="orders-3")
 
 

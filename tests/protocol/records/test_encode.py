@@ -1,0 +1,171 @@
+"""Encoding: what is written reads back with the obvious reader, numbered and sized as promised."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from crc32c import crc32c
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.errors import UsageError
+from protocol.records.columns import HEADERS_TYPE
+from protocol.records.decode import decode
+from protocol.records.encode import encode, record_sizes, stamp
+from protocol.records.header import HEADER_BYTES
+from protocol.records.scan import scan
+from tests.protocol.records import reference
+from tests.protocol.records.reference import read_batch, write_batch
+from tests.protocol.records.test_decode import DELTAS, HEADERS, PAYLOADS
+
+SCHEMA = pa.schema(
+    [("key", pa.binary()), ("value", pa.binary()), ("timestamp_ms", pa.int64()), ("headers", HEADERS_TYPE)]
+)
+
+
+def table(rows: list[dict[str, Any]], schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(rows, schema=schema)
+
+
+def read(batch: bytes | bytearray) -> list[dict[str, Any]]:
+    """The columns that were encoded, by the obvious reader."""
+    return [{name: row[name] for name in SCHEMA.names} for row in reference.rows([read_batch(bytes(batch))])]
+
+
+@st.composite
+def row_lists(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Rows; as a whole often without keys, values, headers, since those ways are written apart."""
+    keys, values, headers = (draw(st.booleans()) for _ in range(3))
+    return [
+        {
+            "key": draw(PAYLOADS) if keys else None,
+            "value": draw(PAYLOADS) if values else None,
+            "timestamp_ms": draw(DELTAS),
+            "headers": [{"key": k, "value": v} for k, v in draw(HEADERS)] or None if headers else None,
+        }
+        for _ in range(draw(st.integers(1, 12)))
+    ]
+
+
+@settings(max_examples=200, deadline=None)
+@given(row_lists(), st.sampled_from(list(reference.CODECS)))
+def test_any_rows_read_back_by_the_obvious_reader(rows: list[dict[str, Any]], codec: str) -> None:
+    batch = encode(table(rows), compression=codec)
+    assert read(batch) == rows
+    header = read_batch(bytes(batch))
+    assert (header.base_offset, header.last_offset, header.count) == (0, len(rows) - 1, len(rows))
+    assert header.max_timestamp == max(row["timestamp_ms"] for row in rows)
+    assert (header.producer_id, header.producer_epoch, header.base_sequence) == (-1, -1, -1)
+
+
+@settings(max_examples=100, deadline=None)
+@given(row_lists())
+def test_the_bytes_are_those_of_the_obvious_writer(rows: list[dict[str, Any]]) -> None:
+    batch = encode(table(rows))
+    assert bytes(batch) == write_batch(read_batch(bytes(batch)))
+
+
+@settings(max_examples=100, deadline=None)
+@given(row_lists(), st.data())
+def test_record_sizes_are_a_bound_for_any_cut(rows: list[dict[str, Any]], data: st.DataObject) -> None:
+    columns = table(rows)
+    sizes = record_sizes(columns)
+    start = data.draw(st.integers(0, len(rows) - 1))
+    length = data.draw(st.integers(1, len(rows) - start))
+    assert len(encode(columns.slice(start, length))) <= HEADER_BYTES + sizes[start : start + length].sum()
+
+
+def test_record_sizes_are_close() -> None:
+    rows = 9_000
+    columns = table([{"key": b"%08d" % i, "value": bytes(100), "timestamp_ms": 1_000 + i} for i in range(rows)])
+    written = len(encode(columns)) - HEADER_BYTES
+    assert written <= record_sizes(columns).sum() <= written * 1.03
+
+
+@pytest.mark.parametrize("rows", [1, 64, 65, 8_192, 8_193, 30_000])
+def test_batches_of_any_size_read_back(rows: int) -> None:
+    columns = table([{"key": b"%d" % i, "value": b"v" * (i % 200), "timestamp_ms": i // 7} for i in range(rows)])
+    (*chunks,) = decode(scan(encode(columns)), first_offset=0, end_offset=rows, columns=SCHEMA.names)
+    assert pa.Table.from_batches(chunks).to_pylist() == columns.to_pylist()
+
+
+@pytest.mark.parametrize("type_", [pa.string(), pa.large_string(), pa.large_binary(), pa.binary(3)])
+def test_text_and_binary_of_any_width_are_taken(type_: pa.DataType) -> None:
+    columns = pa.table({"key": pa.array(["abc", None], type_), "value": pa.array([None, "xyz"], type_)})
+    assert [(row["key"], row["value"]) for row in read(encode(columns))] == [(b"abc", None), (None, b"xyz")]
+
+
+def test_columns_in_pieces_and_slices_are_taken() -> None:
+    rows = [
+        {"key": b"k%d" % i, "value": b"v%d" % i, "timestamp_ms": i, "headers": [{"key": "h", "value": b"%d" % i}]}
+        for i in range(20)
+    ]
+    pieces = pa.Table.from_batches([table(rows[:7]), table(rows[7:])])
+    assert read(encode(pieces)) == rows
+    assert read(encode(pieces.slice(5, 9))) == rows[5:14]
+    assert read(encode(table(rows).slice(5, 9))) == rows[5:14]
+
+
+def test_what_hides_under_a_null_is_not_written() -> None:
+    hidden = pa.Array.from_buffers(
+        pa.binary(), 2, [pa.py_buffer(b"\x02"), pa.py_buffer(np.array([0, 6, 9], np.int32)), pa.py_buffer(b"secretyes")]
+    )
+    batch = encode(pa.table({"value": hidden, "key": hidden}))
+    assert b"secret" not in batch
+    assert [row["value"] for row in read(batch)] == [None, b"yes"]
+
+
+def test_missing_columns_and_timestamps_have_their_defaults() -> None:
+    rows = [{"key": None, "value": b"a", "timestamp_ms": 99, "headers": None}]
+    assert read(encode(pa.table({"value": [b"a"]}), default_timestamp_ms=99)) == rows
+    nulls = pa.table({"value": [b"a", b"b"], "timestamp_ms": pa.array([None, 5], pa.int64())})
+    assert [row["timestamp_ms"] for row in read(encode(nulls, default_timestamp_ms=99))] == [99, 5]
+
+
+def test_a_header_without_a_key_is_refused() -> None:
+    headers = pa.array(
+        [[{"key": None, "value": b"x"}]], pa.list_(pa.struct([("key", pa.string()), ("value", "binary")]))
+    )
+    with pytest.raises(UsageError, match="header needs a key"):
+        encode(pa.table({"value": [b"a"], "headers": headers}))
+
+
+def test_no_rows_make_no_batch() -> None:
+    with pytest.raises(UsageError, match="at least one record"):
+        encode(table([]))
+    assert len(record_sizes(table([]))) == 0
+
+
+def test_an_unknown_codec_is_named() -> None:
+    with pytest.raises(UsageError, match=r"brotli.*gzip"):
+        encode(pa.table({"value": [b"a"]}), compression="brotli")
+
+
+@pytest.mark.parametrize("codec", reference.CODECS)
+def test_a_stamp_numbers_and_signs_the_batch(codec: str) -> None:
+    columns = pa.table({"value": [b"a" * 50, b"b"]})
+    batch = encode(columns, compression=codec)
+    before = len(batch)
+    for epoch, transactional in ((3, True), (4, False)):
+        stamp(batch, producer_id=2**40, producer_epoch=epoch, base_sequence=17, transactional=transactional)
+        read_back = read_batch(bytes(batch))
+        assert (read_back.producer_id, read_back.producer_epoch, read_back.base_sequence) == (2**40, epoch, 17)
+        assert bool(read_back.flags & reference.TRANSACTIONAL) is transactional
+        assert [record.value for record in read_back.records] == [b"a" * 50, b"b"]
+    assert len(batch) == before
+
+
+def test_the_checksum_covers_the_attributes_to_the_end() -> None:
+    batch = encode(pa.table({"value": [b"a"]}))
+    assert struct.unpack_from(">I", batch, 17)[0] == crc32c(bytes(batch[21:]))
+
+
+def test_values_of_five_megabytes_go_both_ways() -> None:
+    rows = [{"key": bytes([i]) * 70_000, "value": bytes([i]) * 5_000_000, "timestamp_ms": 0} for i in range(3)]
+    batch = encode(table(rows))
+    chunks = decode(scan(batch), first_offset=0, end_offset=3, columns=["key", "value", "timestamp_ms"])
+    assert [row for chunk in chunks for row in chunk.to_pylist()] == rows

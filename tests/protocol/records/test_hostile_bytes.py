@@ -1,0 +1,179 @@
+"""Bytes that lie: only this package's errors come of them, soon, and no memory beyond the caps."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+import tracemalloc
+
+import pytest
+
+from protocol.errors import ProtocolError, UnsupportedVersion
+from protocol.records.decode import decode
+from protocol.records.scan import scan
+from tests.protocol.records import reference
+from tests.protocol.records.reference import (
+    TRANSACTIONAL,
+    Batch,
+    Record,
+    marker,
+    sealed,
+    sequence,
+    varint,
+    write_batch,
+    write_record,
+)
+
+CAP = 4 << 20
+ABORTED = [{"producer_id": 7, "first_offset": 0}]
+LENGTHS = [-(2**31), -2, -1, 0, 1, 5, 63, 64, 2**13, 2**31 - 1]
+
+
+def provoke(log: bytes, check_crc: bool = False) -> None:
+    """Reads; only the errors that a reader of hostile bytes expects may come."""
+    with contextlib.suppress(ProtocolError, UnsupportedVersion):
+        chunks = decode(
+            scan(log),
+            first_offset=1,
+            end_offset=10_000,
+            aborted_transactions=ABORTED,
+            max_decompressed_bytes=CAP,
+            check_crc=check_crc,
+            where="orders-3",
+        )
+        for chunk in chunks:
+            chunk.validate(full=True)
+
+
+def seeds(codec: str) -> list[bytes]:
+    headers = (("key", b"value"), ("key", None), ("", b""))
+    records = [
+        Record(b"v" * (i * 9 % 200), b"k%d" % i if i % 3 else None, i, i * 40, headers if i % 4 == 0 else ())
+        for i in range(60)
+    ]
+    small = [sequence([b"x" * (i % 90)] * (i % 7 + 1), base_offset=i * 10, codec=codec) for i in range(40)]
+    transactions = [
+        Batch(records[:5], 0, codec, TRANSACTIONAL, producer_id=7),
+        marker(5, 7, commit=False),
+        Batch(records, 6, codec),
+    ]
+    return [
+        write_batch(Batch(records, 0, codec)),
+        b"".join(map(write_batch, small)),
+        b"".join(map(write_batch, transactions)),
+    ]
+
+
+def mutated(seed: bytes, dice: random.Random) -> bytes:
+    log = bytearray(seed)
+    for _ in range(dice.randrange(1, 5)):
+        at = dice.randrange(len(log))
+        action = dice.randrange(5)
+        if action == 0:
+            log[at] ^= 1 << dice.randrange(8)
+        elif action == 1:
+            log[at] = dice.choice([0, 1, 0x7F, 0x80, 0xFF])
+        elif action == 2:
+            log[at : at + 4] = dice.choice([b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\0\0\0\0", b"\x80\0\0\0"])
+        elif action == 3:
+            del log[at : at + dice.randrange(1, 20)]
+        else:
+            log[at:at] = dice.randbytes(dice.randrange(1, 20))
+        if not log:
+            return b""
+    return bytes(log)
+
+
+@pytest.mark.parametrize("codec", reference.CODECS)
+def test_mutated_logs_raise_nothing_but_protocol_errors(codec: str) -> None:
+    dice = random.Random(codec)
+    logs = seeds(codec)
+    until = time.monotonic() + 2
+    runs = 0
+    while time.monotonic() < until:
+        provoke(mutated(dice.choice(logs), dice))
+        runs += 1
+    assert runs > 100
+
+
+@pytest.mark.parametrize("codec", [name for name in reference.CODECS if name != "none"])
+def test_mutated_records_behind_an_intact_codec_raise_nothing_else(codec: str) -> None:
+    """Changes to compressed bytes hardly ever reach the records, so change them before packing."""
+    dice = random.Random(codec)
+    batch = reference.read_batch(seeds("none")[0])
+    section = b"".join(map(write_record, batch.records))
+    for _ in range(200):
+        provoke(write_batch(Batch(batch.records, 0, codec), mutated(section, dice)))
+
+
+def test_every_prefix_and_every_changed_byte_is_harmless() -> None:
+    log = write_batch(Batch([Record(b"v" * 70, b"k", 0, 0, (("h", b"x"),)), Record(offset_delta=1)], 0))
+    for kept in range(len(log)):
+        provoke(log[:kept])
+    for at in range(len(log)):
+        for value in (0, 1, 0x7F, 0x80, 0xFF):
+            provoke(log[:at] + bytes([value]) + log[at + 1 :])
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_every_length_inside_a_record_is_checked(length: int) -> None:
+    pieces = [b"\0", b"\0", b"\0", varint(1), b"k", varint(1), b"v", varint(1), varint(1), b"h", varint(1), b"x"]
+    for lying in (3, 5, 7, 8, 10):
+        body = b"".join(pieces[:lying]) + varint(length) + b"".join(pieces[lying + 1 :])
+        if pieces[lying] == varint(length):
+            continue
+        batch = Batch([Record(), Record(offset_delta=1)], 4)
+        log = write_batch(batch, (varint(len(body)) + body) * 2)
+        with pytest.raises(ProtocolError, match="orders-3: the record batch at offset 4 cannot be read"):
+            list(decode(scan(log), first_offset=0, end_offset=9, where="orders-3"))
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_the_length_of_a_record_is_checked(length: int) -> None:
+    good = write_record(Record(b"v" * 20))
+    log = write_batch(Batch([Record(), Record(offset_delta=1)]), varint(length) + good[1:] + good)
+    with pytest.raises(ProtocolError, match="offset 0 cannot be read"):
+        list(decode(scan(log), first_offset=0, end_offset=9))
+
+
+def test_varints_without_end_are_corrupt() -> None:
+    for at in range(8):
+        body = (b"\0\0\0\1\1\0" + bytes(20))[:at] + b"\xff" * 12 + bytes(9)
+        for section in (varint(len(body)) + body, b"\xff" * 30):
+            with pytest.raises(ProtocolError):
+                list(decode(scan(write_batch(sequence([b""]), section)), first_offset=0, end_offset=9))
+
+
+@pytest.mark.parametrize("codec", reference.CODECS)
+def test_a_count_of_two_billion_records_allocates_nothing(codec: str) -> None:
+    section = reference.compress(codec, b"".join(map(write_record, sequence([b"abc"] * 10).records)))
+    log = sealed(Batch(codec=codec, count=2**31 - 1, last_offset_delta=2**31 - 1), section)
+    list(decode(scan(write_batch(sequence([b"x"]))), first_offset=0, end_offset=9))
+    tracemalloc.start()
+    with pytest.raises(ProtocolError, match="2147483647 records cannot be in"):
+        list(decode(scan(log), first_offset=0, end_offset=2**62))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 18 << 20
+
+
+def test_two_billion_headers_allocate_nothing() -> None:
+    body = b"\0\0\0\1\1" + varint(2**31 - 1) + b"\2h\2x"
+    log = write_batch(sequence([b""]), varint(len(body)) + body)
+    tracemalloc.start()
+    with pytest.raises(ProtocolError, match="headers"):
+        list(decode(scan(log), first_offset=0, end_offset=9))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 18 << 20
+
+
+def test_a_batch_of_the_smallest_records_is_read_in_time_and_memory() -> None:
+    smallest = b"\x0c\0\0\0\1\1\0"
+    count = 200_000
+    log = sealed(Batch(count=count, last_offset_delta=0), smallest * count)
+    started = time.monotonic()
+    rows = sum(chunk.num_rows for chunk in decode(scan(log), first_offset=0, end_offset=9))
+    assert rows == count
+    assert time.monotonic() - started < 10

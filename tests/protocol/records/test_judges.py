@@ -1,0 +1,107 @@
+"""Other clients as judges: what they write we read, what we write they read."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from aiokafka.record.default_records import DefaultRecordBatch as AiokafkaBatch
+from aiokafka.record.default_records import DefaultRecordBatchBuilder as AiokafkaBuilder
+from kafka.record.default_records import DefaultRecordBatch as KafkaPythonBatch
+from kafka.record.default_records import DefaultRecordBatchBuilder as KafkaPythonBuilder
+
+from protocol.records.columns import HEADERS_TYPE
+from protocol.records.decode import decode
+from protocol.records.encode import encode, stamp
+from protocol.records.scan import scan
+
+NUMBERS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
+# The codecs that each client has without a package beyond those of the tests.
+AIOKAFKA = [("aiokafka", codec) for codec in ("none", "gzip")]
+KAFKA_PYTHON = [("kafka-python", codec) for codec in ("none", "gzip", "lz4", "zstd")]
+
+Row = dict[str, Any]
+
+
+def some_rows(count: int) -> list[Row]:
+    dice = random.Random(count)
+    return [
+        {
+            "key": None if i % 5 == 0 else b"%d" % i,
+            "value": None if i % 7 == 0 else dice.randbytes(dice.choice([0, 3, 60, 70, 9_000])),
+            "timestamp_ms": 1_700_000_000_000 + dice.randrange(-5, 100_000),
+            "headers": [{"key": "a", "value": b"1"}, {"key": "a", "value": None}] if i % 3 == 0 else None,
+        }
+        for i in range(count)
+    ]
+
+
+def header_pairs(row: Row) -> list[tuple[str, bytes | None]]:
+    return [(header["key"], header["value"]) for header in row["headers"] or []]
+
+
+def written_by_aiokafka(rows: list[Row], codec: str) -> bytes:
+    builder = AiokafkaBuilder(2, NUMBERS[codec], 1, 99, 3, 12, 1 << 30)
+    for i, row in enumerate(rows):
+        builder.append(i, row["timestamp_ms"], row["key"], row["value"], header_pairs(row))
+    return bytes(builder.build())
+
+
+def written_by_kafka_python(rows: list[Row], codec: str) -> bytes:
+    builder = KafkaPythonBuilder(
+        magic=2,
+        compression_type=NUMBERS[codec],
+        is_transactional=1,
+        producer_id=99,
+        producer_epoch=3,
+        base_sequence=12,
+        batch_size=1 << 30,
+    )
+    for i, row in enumerate(rows):
+        builder.append(i, row["timestamp_ms"], row["key"], row["value"], header_pairs(row))
+    return bytes(builder.build())
+
+
+def read_by(reader: Callable[[bytes], Any], batch: bytes) -> list[Row]:
+    records = reader(batch)
+    assert records.validate_crc()
+    return [
+        {
+            "key": None if record.key is None else bytes(record.key),
+            "value": None if record.value is None else bytes(record.value),
+            "timestamp_ms": record.timestamp,
+            "headers": [{"key": key, "value": value} for key, value in record.headers] or None,
+        }
+        for record in records
+    ]
+
+
+WRITERS = {"aiokafka": written_by_aiokafka, "kafka-python": written_by_kafka_python}
+READERS: dict[str, Callable[[bytes], Any]] = {"aiokafka": AiokafkaBatch, "kafka-python": KafkaPythonBatch}
+
+
+@pytest.mark.parametrize("count", [1, 100, 9_000])
+@pytest.mark.parametrize(("client", "codec"), AIOKAFKA + KAFKA_PYTHON)
+def test_what_they_write_we_read(client: str, codec: str, count: int) -> None:
+    rows = some_rows(count)
+    scanned = scan(WRITERS[client](rows, codec))
+    assert scanned.next_offset == count
+    assert scanned.headers["producer_id"][0] == 99
+    columns = ["key", "value", "timestamp_ms", "headers"]
+    chunks = decode(scanned, first_offset=0, end_offset=count, columns=columns)
+    assert [row for chunk in chunks for row in chunk.to_pylist()] == rows
+
+
+@pytest.mark.parametrize("count", [1, 100, 9_000])
+@pytest.mark.parametrize(("client", "codec"), AIOKAFKA + KAFKA_PYTHON)
+def test_what_we_write_they_read(client: str, codec: str, count: int) -> None:
+    rows = some_rows(count)
+    schema = pa.schema(
+        [("key", pa.binary()), ("value", pa.binary()), ("timestamp_ms", pa.int64()), ("headers", HEADERS_TYPE)]
+    )
+    batch = encode(pa.RecordBatch.from_pylist(rows, schema=schema), compression=codec)
+    stamp(batch, producer_id=99, producer_epoch=3, base_sequence=12, transactional=True)
+    assert read_by(READERS[client], bytes(batch)) == rows
