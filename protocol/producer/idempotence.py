@@ -44,7 +44,8 @@ class Sequences:
     """Sequence numbers of one partition. `confirmed` once a broker has acknowledged one under this identity.
 
     A broker that has never seen the identity takes any number as the first, so a second record batch must not be
-    under way before the first is acknowledged: should the first fail, the second would be written without it.
+    under way before the first is acknowledged: should the first fail, the second would be written without it. (That
+    is also kept up without idempotence: right after a topic was made, its brokers refuse for a moment.)
     """
 
     __slots__ = ("confirmed", "identity", "next")

@@ -10,6 +10,7 @@ answered; then it starts again from the oldest, one at a time, with the same seq
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -18,10 +19,12 @@ import pyarrow as pa
 from protocol.broker_errors import ErrorCode, broker_error, error_row
 from protocol.clock import Backoff
 from protocol.errors import DeadlineExceeded, KafkaError
-from protocol.producer.idempotence import ANONYMOUS, NO_SEQUENCE, ProducerIdentity, Sequences, sequence_after
+from protocol.producer.idempotence import NO_SEQUENCE, ProducerIdentity, Sequences, sequence_after
 
 # A reply needs some time: a last try later than this before the deadline would be in vain.
 _LEAST_TIME_S = 0.2
+
+_RETRY_SLOT_S = 0.05
 
 _TOO_LARGE = (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE)
 
@@ -73,7 +76,7 @@ class ProducerBatch:
         return int(self.rows.num_rows)
 
 
-@dataclass
+@dataclass(frozen=True)
 class ProducedRange:
     """What brokers acknowledged of one partition. Offsets are -1 where no broker told them (acks=0)."""
 
@@ -81,11 +84,11 @@ class ProducedRange:
     last_offset: int = -1
     count: int = 0
 
-    def add(self, base_offset: int, count: int) -> None:
-        self.count += count
-        if base_offset >= 0:
-            self.first_offset = base_offset if self.first_offset < 0 else min(self.first_offset, base_offset)
-            self.last_offset = max(self.last_offset, base_offset + count - 1)
+    def plus(self, base_offset: int, count: int) -> ProducedRange:
+        if base_offset < 0:
+            return ProducedRange(self.first_offset, self.last_offset, self.count + count)
+        first = base_offset if self.first_offset < 0 else min(self.first_offset, base_offset)
+        return ProducedRange(first, max(self.last_offset, base_offset + count - 1), self.count + count)
 
 
 @dataclass
@@ -98,7 +101,7 @@ class PartitionProducer:
     retries: int
     delivery_timeout_s: float
     backoff: Backoff
-    acknowledged: ProducedRange = field(default_factory=ProducedRange)
+    acknowledged: ProducedRange = ProducedRange()
     failures: list[KafkaError] = field(default_factory=list)
     in_flight: int = 0
     leader_id: int = -1
@@ -145,7 +148,7 @@ class PartitionProducer:
         """What may be sent now, if anything."""
         if self._draining or now_s < self._retry_at_s or self.in_flight >= len(self._queue):
             return None
-        alone = self.sequences is None or (self.sequences.identity != ANONYMOUS and not self.sequences.confirmed)
+        alone = self.sequences is None or not self.sequences.confirmed
         if self.in_flight >= (1 if alone else self.max_in_flight):
             return None
         # What is under way is always the front of the queue, unless it is draining.
@@ -179,7 +182,7 @@ class PartitionProducer:
         """The broker has it; `base_offset` -1 where it did not say where."""
         self._returned(batch)
         self._queue.remove(batch)
-        self.acknowledged.add(base_offset, batch.record_count)
+        self.acknowledged = self.acknowledged.plus(base_offset, batch.record_count)
         self.backoff.reset()
         if self.sequences is not None:
             self.sequences.confirmed = True
@@ -200,17 +203,17 @@ class PartitionProducer:
                 self._give_up(self._lost_by_broker(batch, error))
             else:
                 # It came before its turn, which is the fault of the one before it.
-                self._retry(now_s, batch)
+                self._retry(now_s)
         elif code == ErrorCode.UNKNOWN_PRODUCER_ID:
             if first and batch.maybe_written:
                 self._give_up(error)
             else:
                 self._restart = self._restart or first
-                self._retry(now_s, batch)
+                self._retry(now_s)
         elif code in _TOO_LARGE and batch.record_count > 1:
             self._split(batch)
         elif error_row(code).retriable and batch.attempts <= self.retries:
-            self._retry(now_s, batch)
+            self._retry(now_s)
         else:
             self._fail(batch, error)
         self._settle()
@@ -221,7 +224,7 @@ class PartitionProducer:
         batch.maybe_written = True
         batch.last_error = error
         if batch.attempts <= self.retries:
-            self._retry(now_s, batch)
+            self._retry(now_s)
         else:
             self._fail(batch, error)
         self._settle()
@@ -231,14 +234,14 @@ class PartitionProducer:
         self._returned(batch)
         batch.attempts -= 1
         batch.last_error = error
-        self._retry(now_s, batch)
+        self._retry(now_s)
         self._settle()
 
     def postpone(self, error: KafkaError, now_s: float) -> None:
         """There is no leader to send to just now."""
         if self._queue:
             self._queue[0].last_error = error
-        self._retry_at_s = now_s + self.backoff.next_s()
+        self._back_off(now_s)
 
     def expire(self, now_s: float) -> None:
         """Fails what has waited for longer than `delivery.timeout.ms`."""
@@ -266,10 +269,14 @@ class PartitionProducer:
         batch.in_flight = False
         self.in_flight -= 1
 
-    def _retry(self, now_s: float, batch: ProducerBatch) -> None:
+    def _retry(self, now_s: float) -> None:
         if not self._draining:
-            self._retry_at_s = now_s + self.backoff.next_s()
+            self._back_off(now_s)
         self._draining = True
+
+    def _back_off(self, now_s: float) -> None:
+        # Partitions that failed together go on together, in one request and not in many.
+        self._retry_at_s = math.ceil((now_s + self.backoff.next_s()) / _RETRY_SLOT_S) * _RETRY_SLOT_S
 
     def _fail(self, batch: ProducerBatch, error: KafkaError) -> None:
         if batch.maybe_written:
@@ -347,8 +354,8 @@ class PartitionProducer:
     def _lost_by_broker(self, batch: ProducerBatch, error: KafkaError) -> KafkaError:
         return type(error)(
             f"{error}. The broker does not have all the records that were acknowledged before: its log was truncated "
-            f"(unclean leader election). {self.acknowledged.count} records were acknowledged, up to offset "
-            f"{self.acknowledged.last_offset}; write them again",
+            f"(unclean leader election). Since the last flush {self.acknowledged.count} records were acknowledged, up "
+            f"to offset {self.acknowledged.last_offset}; write them again",
             **error.context,
         )
 

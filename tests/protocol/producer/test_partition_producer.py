@@ -91,10 +91,10 @@ class TestSending:
         assert sequence_after(2**31 - 5, 10) == 5
         assert sequence_after(2**31 - 10, 10) == 0
 
-    def test_without_idempotence_nothing_is_numbered_and_the_first_is_not_alone(self) -> None:
+    def test_without_idempotence_nothing_is_numbered(self) -> None:
         made = producer(identity=ANONYMOUS)
         fill(made, 3)
-        assert [each.base_sequence for each in send_all(made)] == [-1, -1, -1]
+        assert numbers_of_the_rest(made) == [-1, -1, -1]
 
 
 class TestRetries:
@@ -107,7 +107,7 @@ class TestRetries:
         assert made.next_batch(9.0) is None
         made.refused(sent[2], ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, WHERE, now_s=1.0)
         assert made.next_batch(1.0) is None, "the back-off comes first"
-        assert made.wakes_at_s == pytest.approx(1.1, abs=0.03)
+        assert made.wakes_at_s == pytest.approx(1.1, abs=0.051)
         again = []
         while not made.idle:
             sent = send_all(made, now_s=1.2)
@@ -131,6 +131,12 @@ class TestRetries:
         assert not sent[0].maybe_written
         assert send_all(made, 2.0) == sent
 
+    def test_partitions_that_fail_together_are_tried_again_together(self) -> None:
+        failed = [confirmed(1) for _ in range(50)]
+        for made, (sent,) in failed:
+            made.lost(sent, LOST, 1.0)
+        assert len({made.wakes_at_s for made, _ in failed}) <= 2
+
     def test_retries_are_limited_by_the_property(self) -> None:
         made = producer(retries=1)
         fill(made, 1)
@@ -149,7 +155,7 @@ class TestRetries:
         made.append(batch([1]))
         (each,) = send_all(made, 100.0)
         made.not_sent(each, LOST, 200.0)
-        assert made.wakes_at_s == pytest.approx(200.1, abs=0.03)
+        assert made.wakes_at_s == pytest.approx(200.1, abs=0.051)
 
 
 class TestFailures:

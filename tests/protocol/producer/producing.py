@@ -1,0 +1,56 @@
+"""Builders for tests that write to a real Kafka: producers, numbered rows, and the check that all of them are there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from protocol.cluster.client import Client
+from protocol.config import parse_client, parse_producer
+from protocol.producer.async_producer import AsyncProducer
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.read_back import read_back
+
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+
+def producer_of(
+    bootstrap_servers: str, properties: Mapping[str, object] | None = None, **options: Any
+) -> AsyncProducer:
+    """With small record batches, so that a few thousand rows are many requests, unless `properties` say otherwise."""
+    known = {"bootstrap.servers": bootstrap_servers, "batch.size": 4_096, **(properties or {})}
+    return AsyncProducer(Client(parse_client(known)), parse_producer(known), **options)
+
+
+def servers(addresses: Sequence[tuple[str, int]]) -> str:
+    return ",".join(f"{host}:{port}" for host, port in addresses)
+
+
+def numbered(first: int, count: int, size: int = 100) -> pa.RecordBatch:
+    """Rows whose value begins with their number."""
+    values = [b"%09d" % number + b"." * (size - 9) for number in range(first, first + count)]
+    return pa.RecordBatch.from_pydict({"value": pa.array(values, pa.binary())})
+
+
+def send_numbered(producer: AsyncProducer, topic: str, first: int, count: int, partitions: int) -> None:
+    """The rows first..first+count-1, each to partition (number modulo partitions)."""
+    chosen = (np.arange(first, first + count) % partitions).astype(np.int32)
+    producer.send_columns(topic, numbered(first, count), chosen)
+
+
+def assert_all_once_in_order(kafka: LocalKafka, topic: str, count: int, partitions: int) -> None:
+    """Every number below `count` is in its partition, once, and in order."""
+    found: dict[int, list[int]] = {number: [] for number in range(partitions)}
+    for record in read_back(kafka, topic):
+        assert record.value is not None
+        found[record.partition].append(int(record.value[:9]))
+    for partition, numbers in found.items():
+        expected = list(range(partition, count, partitions))
+        assert sorted(numbers) == expected, (
+            f"partition {partition}: {len(set(expected) - set(numbers))} missing, "
+            f"{len(numbers) - len(set(numbers))} more than once"
+        )
+        assert numbers == expected, f"partition {partition} is out of order"

@@ -1,0 +1,261 @@
+"""The columnar producer on a real Kafka, in fair weather: what is sent is what others read."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from confluent_kafka import Producer
+
+from protocol.broker_errors import ErrorCode
+from protocol.errors import BrokerError, DeadlineExceeded, UsageError
+from protocol.producer.async_producer import AsyncProducer
+from protocol.producer.partition_producer import ProducedRange
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.conftest import TopicFactory
+from tests.protocol.producer.producing import (
+    HEADERS,
+    assert_all_once_in_order,
+    numbered,
+    producer_of,
+    send_numbered,
+)
+from tests.read_back import read_back
+
+
+class TestWhatOthersRead:
+    @pytest.mark.parametrize(
+        ("codec", "level"),
+        [("none", {}), ("gzip", {"compression.gzip.level": 1}), ("snappy", {}), ("lz4", {}), ("zstd", {})],
+    )
+    def test_keys_values_headers_and_timestamps_arrive(
+        self, kafka: LocalKafka, topic: TopicFactory, codec: str, level: dict[str, object]
+    ) -> None:
+        name = topic(2)
+        columns = pa.RecordBatch.from_pydict(
+            {
+                "key": pa.array([b"k", None, b"", b"\xff" * 300], pa.binary()),
+                "value": pa.array([b"v", b"", None, b"x" * 5_000], pa.binary()),
+                "timestamp_ms": pa.array([1_700_000_000_000, None, 0, 1_700_000_000_001], pa.int64()),
+                "headers": pa.array(
+                    [
+                        [{"key": "a", "value": b"1"}, {"key": "a", "value": None}],
+                        None,
+                        [],
+                        [{"key": "ü", "value": b""}],
+                    ],
+                    HEADERS,
+                ),
+            }
+        )
+        before_ms = int(time.time() * 1000)
+        with producer_of(kafka.bootstrap_servers, {"compression.type": codec, **level}) as producer:
+            producer.send_columns(name, columns, pa.array([1, 1, 1, 1], pa.int32()))
+        records = read_back(kafka, name)
+        assert [(record.partition, record.key, record.value) for record in records] == [
+            (1, b"k", b"v"),
+            (1, None, b""),
+            (1, b"", None),
+            (1, b"\xff" * 300, b"x" * 5_000),
+        ]
+        assert [record.headers for record in records] == [
+            (("a", b"1"), ("a", None)),
+            None,
+            None,
+            (("ü", b""),),
+        ]
+        assert [records[n].timestamp_ms for n in (0, 2, 3)] == [1_700_000_000_000, 0, 1_700_000_000_001]
+        assert before_ms <= records[1].timestamp_ms <= time.time() * 1000
+
+    @pytest.mark.parametrize("acks", ["all", "1", "0"])
+    def test_many_small_columns_arrive_complete_and_in_order(
+        self, kafka: LocalKafka, topic: TopicFactory, acks: str
+    ) -> None:
+        name = topic(6)
+        with producer_of(kafka.bootstrap_servers) as producer:
+            # Brokers that do not know yet that they lead a partition drop what comes with acks=0.
+            send_numbered(producer, name, 0, 6, 6)
+        with producer_of(kafka.bootstrap_servers, {"acks": acks}) as producer:
+            for first in range(6, 9_006, 300):
+                send_numbered(producer, name, first, 300, 6)
+            producer.flush()
+            ranges = producer.acknowledged
+        assert_all_once_in_order(kafka, name, 9_006, 6)
+        offsets = (-1, -1) if acks == "0" else (1, 1_500)
+        assert ranges == {(name, number): ProducedRange(*offsets, 1_500) for number in range(6)}
+
+    def test_the_account_begins_anew_after_each_flush(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+        name = topic(2)
+        with producer_of(kafka.bootstrap_servers) as producer:
+            send_numbered(producer, name, 0, 10, 2)
+            producer.flush()
+            producer.send_columns(name, numbered(10, 4), np.zeros(4, np.int32))
+            producer.flush()
+            assert producer.acknowledged == {(name, 0): ProducedRange(5, 8, 4)}
+            producer.flush()
+            assert producer.acknowledged == {}
+
+    def test_keys_go_where_librdkafka_puts_them(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+        rng = random.Random(5)
+        keys = [rng.randbytes(rng.randrange(1, 40)) for _ in range(10_000)]
+        for ours, theirs in (("murmur2", "murmur2_random"), ("fnv1a", "fnv1a_random"), ("crc32", "consistent_random")):
+            name = topic(7)
+            other = Producer({"bootstrap.servers": kafka.bootstrap_servers, "partitioner": theirs})
+            for key in keys:
+                other.produce(name, key=key, value=b"theirs")
+            assert other.flush(30) == 0
+            with producer_of(kafka.bootstrap_servers, {"batch.size": 100_000}, partitioner=ours) as producer:
+                columns = {"key": pa.array(keys, pa.binary()), "value": pa.array([b"ours"] * len(keys), pa.binary())}
+                producer.send_columns(name, pa.RecordBatch.from_pydict(columns))
+            placed: dict[bytes | None, set[tuple[bytes | None, int]]] = {}
+            for record in read_back(kafka, name):
+                placed.setdefault(record.value, set()).add((record.key, record.partition))
+            assert len(placed[b"ours"]) == len(set(keys))
+            assert placed[b"ours"] == placed[b"theirs"], ours
+
+    def test_partitions_of_one_leader_share_requests(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+        name = topic(60, replication_factor=1)
+        with producer_of(kafka.bootstrap_servers) as producer:
+            send_numbered(producer, name, 0, 60, 60)
+            producer.flush()
+            before = producer.requests
+            send_numbered(producer, name, 60, 600, 60)
+            producer.flush()
+            assert producer.requests - before == 3
+
+    def test_where_no_partition_is_given_the_partitioner_chooses(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+        name = topic(5)
+        keys = [b"key-%d" % number for number in range(200)]
+        columns = pa.RecordBatch.from_pydict({"key": pa.array(keys), "value": pa.array(keys)})
+        given = pa.array([3 if number % 2 else None for number in range(200)], pa.int32())
+        with producer_of(kafka.bootstrap_servers) as producer:
+            producer.send_columns(name, columns, given)
+            producer.send_columns(name, columns)
+        by_key: dict[bytes | None, list[int]] = {}
+        for record in read_back(kafka, name):
+            by_key.setdefault(record.key, []).append(record.partition)
+        assert all(3 in by_key[key] for key in keys[1::2])
+        assert all(len(set(by_key[key])) == 1 for key in keys[::2])
+
+
+class TestWaiting:
+    def test_rows_below_the_batch_size_wait_for_the_flush(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+        name = topic(1)
+        with producer_of(kafka.bootstrap_servers, {"batch.size": 100_000}) as producer:
+            for first in range(0, 500, 10):
+                producer.send_columns(name, numbered(first, 10))
+            assert producer.requests == 0
+            producer.flush()
+            assert producer.requests == 1
+
+    def test_linger_sends_them_before(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+        name = topic(1)
+        with producer_of(kafka.bootstrap_servers, {"linger.ms": 20}) as producer:
+            producer.send_columns(name, numbered(0, 10))
+            give_up_s = time.monotonic() + 20
+            while not producer.acknowledged and time.monotonic() < give_up_s:
+                producer.poll()
+                time.sleep(0.005)
+            assert producer.acknowledged == {(name, 0): ProducedRange(0, 9, 10)}
+
+    def test_memory_stays_bounded_while_rows_pour_in(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+        name = topic(40)
+        bound = 150_000
+        most = 0
+        options = {"batch.size": 1_000_000}
+        with producer_of(kafka.bootstrap_servers, options, buffer_memory_bytes=bound) as producer:
+            for first in range(0, 8_000, 500):
+                send_numbered(producer, name, first, 500, 40)
+                most = max(most, producer._held_bytes())
+        assert 0 < most <= bound
+        assert_all_once_in_order(kafka, name, 8_000, 40)
+
+    def test_two_producers_share_the_connections_of_a_client(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+        names = [topic(3), topic(3)]
+        first = producer_of(kafka.bootstrap_servers)
+        second = AsyncProducer(first._client, first._config)
+        for number in range(0, 6_000, 200):
+            for name, producer in zip(names, (first, second), strict=True):
+                send_numbered(producer, name, number, 200, 3)
+        first.close()
+        second.close()
+        for name in names:
+            assert_all_once_in_order(kafka, name, 6_000, 3)
+
+
+class TestRefusals:
+    def test_a_record_above_the_request_size_is_refused_before_anything_is_sent(
+        self, kafka: LocalKafka, topic: TopicFactory
+    ) -> None:
+        name = topic(1)
+        values = [b"small"] * 50 + [b"x" * 20_000] + [b"small"] * 50
+        with producer_of(kafka.bootstrap_servers, {"max.request.size": 10_000, "batch.size": 100}) as producer:
+            with pytest.raises(UsageError) as raised:
+                producer.send_columns(name, pa.RecordBatch.from_pydict({"value": pa.array(values)}))
+            assert producer.requests == 0
+        for part in (name, "row 50", "20", "kafka.max.request.size (10000)", "max.message.bytes"):
+            assert part in str(raised.value)
+        assert read_back(kafka, name) == []
+
+    def test_a_record_the_broker_finds_too_large_fails_alone(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+        name = topic(1, config={"max.message.bytes": "5000"})
+        values = [b"%03d" % number if number != 70 else b"x" * 8_000 for number in range(120)]
+        with producer_of(kafka.bootstrap_servers) as producer:
+            producer.send_columns(name, pa.RecordBatch.from_pydict({"value": pa.array(values)}))
+            with pytest.raises(BrokerError) as raised:
+                producer.flush()
+            assert raised.value.code == ErrorCode.MESSAGE_TOO_LARGE
+            assert "max.message.bytes" in str(raised.value)
+            assert f"{name}-0 at 127.0.0.1" in str(raised.value)
+            assert "80" in str(raised.value)
+            producer.flush()
+        assert [record.value for record in read_back(kafka, name)] == values[:70] + values[71:]
+
+    def test_record_batches_the_broker_finds_too_large_are_split(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+        name = topic(2, config={"max.message.bytes": "3000"})
+        with producer_of(kafka.bootstrap_servers, {"batch.size": 50_000}) as producer:
+            for first in range(0, 4_000, 400):
+                send_numbered(producer, name, first, 400, 2)
+        assert_all_once_in_order(kafka, name, 4_000, 2)
+
+    def test_a_partition_the_topic_does_not_have_is_refused(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+        name = topic(3)
+        with producer_of(kafka.bootstrap_servers) as producer:
+            for wrong in (3, -1):
+                with pytest.raises(UsageError, match=rf"partition {wrong} was asked for, but topic {name} has 3"):
+                    producer.send_columns(name, numbered(0, 2), np.array([0, wrong], np.int32))
+            with pytest.raises(UsageError, match="1 partitions were given for 2 rows"):
+                producer.send_columns(name, numbered(0, 2), np.array([0], np.int32))
+
+    def test_a_topic_that_is_not_there_is_named(self, kafka: LocalKafka) -> None:
+        properties = {"default.api.timeout.ms": 500}
+        with (
+            producer_of(kafka.bootstrap_servers, properties) as producer,
+            pytest.raises(DeadlineExceeded, match=r"no-such-topic.*UNKNOWN_TOPIC_OR_PARTITION"),
+        ):
+            producer.send_columns("no-such-topic", numbered(0, 2))
+
+    @pytest.mark.parametrize(
+        ("columns", "message"),
+        [
+            ({"key": pa.array([b"k"])}, "no column value"),
+            ({"value": pa.array([b"v"]), "offset": pa.array([1])}, "offset is no column of a record"),
+            ({"value": pa.array([1])}, "column value is int64; it must be binary"),
+            ({"value": pa.array([b"v"]), "timestamp_ms": pa.array([1.5])}, "timestamp_ms is double"),
+        ],
+    )
+    def test_wrong_columns_are_named(self, columns: dict[str, pa.Array], message: str) -> None:
+        with (
+            pytest.raises(UsageError, match=message),
+            producer_of("127.0.0.1:1") as producer,
+        ):
+            producer.send_columns("t", pa.RecordBatch.from_pydict(columns))
+
+    def test_a_closed_producer_takes_nothing(self) -> None:
+        producer = producer_of("127.0.0.1:1")
+        producer.close()
+        with pytest.raises(UsageError, match="closed"):
+            producer.send_columns("t", numbered(0, 1))
