@@ -117,6 +117,14 @@ class TestRetries:
         assert [each.base_sequence for each in again] == [10, 20, 30, 40]
         assert not made.failures
 
+    def test_new_rows_too_wait_until_all_answers_are_in(self) -> None:
+        made, sent = confirmed(2)
+        made.append(batch([99]))
+        made.refused(sent[0], ErrorCode.INVALID_RECORD, WHERE, now_s=1.0)
+        assert made.next_batch(9.0) is None
+        made.refused(sent[1], ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, WHERE, now_s=1.0)
+        assert numbers_of_the_rest(made) == [10, 20]
+
     def test_a_lost_connection_sends_everything_again_with_the_same_numbers(self) -> None:
         made, sent = confirmed(3)
         for each in sent:

@@ -1,0 +1,348 @@
+"""Brokers die, leaders move, answers get lost: every row is there once and in order, or flush says what is not."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from protocol.broker_errors import ErrorCode
+from protocol.errors import BrokerError, DeadlineExceeded, KafkaError
+from protocol.producer.async_producer import AsyncProducer
+from protocol.producer.idempotence import ProducerIdentity
+from protocol.wire.messages.m00_produce import PRODUCE
+from protocol.wire.messages.m03_metadata import METADATA
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.conftest import TopicFactory
+from tests.kafka_proxy import Exchange, Fate, KafkaProxy
+from tests.protocol.producer.producing import (
+    assert_all_once_in_order,
+    numbered,
+    producer_of,
+    send_numbered,
+    servers,
+)
+from tests.read_back import read_back
+
+SAFE = {"min.insync.replicas": "2"}
+
+
+@pytest.fixture
+def proxy(kafka: LocalKafka) -> Iterator[KafkaProxy]:
+    with KafkaProxy.of(kafka) as running:
+        yield running
+
+
+def leader_of(producer: AsyncProducer, topic: str, partition: int) -> int:
+    return producer._client.leader(topic, partition)[0].node_id
+
+
+@contextmanager
+def meanwhile(action: Callable[[], None]) -> Iterator[None]:
+    """Runs `action` in another thread; raises what it raises."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            action()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+    if raised:
+        raise raised[0]
+
+
+def in_flight(producer: AsyncProducer) -> int:
+    return sum(broker.in_flight for broker in producer._brokers.values())
+
+
+class TestBrokers:
+    def test_the_leader_is_killed_under_load(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+        name = topic(12, config=SAFE)
+        most_in_flight = 0
+        with producer_of(kafka.bootstrap_servers) as producer:
+            send_numbered(producer, name, 0, 12, 12)
+            producer.flush()
+            victim = leader_of(producer, name, 0)
+            try:
+                for first in range(12, 60_012, 600):
+                    send_numbered(producer, name, first, 600, 12)
+                    most_in_flight = max(most_in_flight, in_flight(producer))
+                    if first == 12_012:
+                        assert in_flight(producer) > 0
+                        kafka.kill(victim)
+                producer.flush()
+            finally:
+                kafka.start(victim)
+        assert most_in_flight >= 5
+        assert_all_once_in_order(kafka, name, 60_012, 12)
+
+    def test_the_leader_hangs_and_wakes_up_when_another_has_taken_over(
+        self, kafka: LocalKafka, topic: TopicFactory
+    ) -> None:
+        name = topic(6, config=SAFE)
+        with producer_of(kafka.bootstrap_servers, {"request.timeout.ms": 2_000}) as producer:
+            send_numbered(producer, name, 0, 6, 6)
+            producer.flush()
+            victim = leader_of(producer, name, 0)
+            try:
+                kafka.pause(victim)
+                for first in range(6, 6_006, 600):
+                    send_numbered(producer, name, first, 600, 6)
+                producer.flush()
+            finally:
+                kafka.resume(victim)
+            # What the old leader still finds in its sockets must change nothing.
+            for first in range(6_006, 9_006, 600):
+                send_numbered(producer, name, first, 600, 6)
+            producer.flush()
+        assert_all_once_in_order(kafka, name, 9_006, 6)
+
+    def test_a_leader_moves_to_another_broker(self, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path) -> None:
+        name = topic(1, replication_factor=1)
+        with producer_of(kafka.bootstrap_servers) as producer:
+            send_numbered(producer, name, 0, 10, 1)
+            producer.flush()
+            old = leader_of(producer, name, 0)
+            new = next(number for number in kafka.broker_ids if number != old)
+            plan = tmp_path / "plan.json"
+            moved = [{"topic": name, "partition": 0, "replicas": [new]}]
+            plan.write_text(json.dumps({"version": 1, "partitions": moved}))
+
+            def move() -> None:
+                tool = "org.apache.kafka.tools.reassign.ReassignPartitionsCommand"
+                where = ("--bootstrap-server", kafka.bootstrap_servers)
+                kafka.run_tool(tool, *where, "--reassignment-json-file", str(plan), "--execute")
+
+            sent = 10
+            with meanwhile(move):
+                give_up_s = time.monotonic() + 60
+                while leader_of(producer, name, 0) == old and time.monotonic() < give_up_s:
+                    send_numbered(producer, name, sent, 100, 1)
+                    producer.flush()
+                    sent += 100
+            assert leader_of(producer, name, 0) == new
+            send_numbered(producer, name, sent, 100, 1)
+            producer.flush()
+        assert_all_once_in_order(kafka, name, sent + 100, 1)
+
+
+class TestLostAnswers:
+    def test_every_seventh_answer_is_lost_with_its_connection(
+        self, kafka: LocalKafka, topic: TopicFactory, proxy: KafkaProxy
+    ) -> None:
+        name = topic(3, config=SAFE)
+        proxy.replies[PRODUCE] = lambda reply: Fate.CUT if reply.number % 7 == 0 else Fate.PASS
+        with producer_of(servers(proxy.bootstrap_servers)) as producer:
+            for first in range(0, 9_000, 300):
+                send_numbered(producer, name, first, 300, 3)
+        assert proxy.seen["Produce", "reply"] > 70
+        assert_all_once_in_order(kafka, name, 9_000, 3)
+
+    def test_requests_are_lost_on_the_way_too(self, kafka: LocalKafka, topic: TopicFactory, proxy: KafkaProxy) -> None:
+        name = topic(3, config=SAFE)
+        proxy.requests[PRODUCE] = lambda request: Fate.CUT if request.number % 5 == 0 else Fate.PASS
+        proxy.replies[PRODUCE] = lambda reply: Fate.CUT if reply.number % 11 == 0 else 0.002
+        with producer_of(servers(proxy.bootstrap_servers)) as producer:
+            for first in range(0, 6_000, 300):
+                send_numbered(producer, name, first, 300, 3)
+        assert_all_once_in_order(kafka, name, 6_000, 3)
+
+    def test_with_acks_1_nothing_is_missing(self, kafka: LocalKafka, topic: TopicFactory, proxy: KafkaProxy) -> None:
+        name = topic(1)
+        proxy.replies[PRODUCE] = lambda reply: Fate.CUT if reply.number % 5 == 0 else Fate.PASS
+        with producer_of(servers(proxy.bootstrap_servers), {"acks": "1"}) as producer:
+            for first in range(0, 2_000, 100):
+                send_numbered(producer, name, first, 100, 1)
+        written = [int((record.value or b"")[:9]) for record in read_back(kafka, name)]
+        assert set(written) == set(range(2_000))
+        assert len(written) > 2_000, "without idempotence a lost answer is a duplicate"
+
+    def test_an_answer_that_never_comes_is_an_unknown_outcome(
+        self, kafka: LocalKafka, topic: TopicFactory, proxy: KafkaProxy
+    ) -> None:
+        name = topic(1)
+        properties = {"delivery.timeout.ms": 1_500, "request.timeout.ms": 400}
+        producer = producer_of(servers(proxy.bootstrap_servers), properties)
+        send_numbered(producer, name, 0, 10, 1)
+        producer.flush()
+        proxy.replies[PRODUCE] = lambda reply: 60.0
+        send_numbered(producer, name, 10, 100, 1)
+        with pytest.raises(DeadlineExceeded) as raised:
+            producer.flush()
+        assert raised.value.context["topic"] == name
+        assert raised.value.context["unknown_records"] > 0
+        assert "unknown outcome (written or not)" in str(raised.value)
+        assert "kafka.delivery.timeout.ms" in str(raised.value)
+        # Afterwards it can be used again, under the next epoch, and the old rows are not there twice.
+        del proxy.replies[PRODUCE]
+        send_numbered(producer, name, 110, 100, 1)
+        producer.flush()
+        producer.close()
+        written = [int((record.value or b"")[:9]) for record in read_back(kafka, name)]
+        assert written == sorted(set(written))
+        assert set(written) >= {*range(10), *range(110, 210)}
+
+    def test_flush_keeps_its_own_deadline_and_can_be_called_again(
+        self, kafka: LocalKafka, topic: TopicFactory, proxy: KafkaProxy
+    ) -> None:
+        name = topic(1)
+        held = threading.Event()
+        with producer_of(servers(proxy.bootstrap_servers)) as producer:
+            send_numbered(producer, name, 0, 10, 1)
+            producer.flush()
+            proxy.replies[PRODUCE] = lambda reply: Fate.PASS if held.wait(30) else Fate.CUT
+            send_numbered(producer, name, 10, 10, 1)
+            started_s = time.monotonic()
+            with pytest.raises(DeadlineExceeded, match=f"{name}-0"):
+                producer.flush(producer._client.deadline(300))
+            assert time.monotonic() - started_s < 5
+            held.set()
+            producer.flush()
+        assert_all_once_in_order(kafka, name, 20, 1)
+
+
+class TestAnswersWithErrors:
+    def test_a_topic_that_vanishes_from_one_metadata_reply_resets_nothing(
+        self, kafka: LocalKafka, topic: TopicFactory, proxy: KafkaProxy
+    ) -> None:
+        name = topic(3, config=SAFE)
+        vanished = 0
+
+        def vanish(reply: Exchange) -> Fate | bytes:
+            nonlocal vanished
+            body = reply.reply()
+            if vanished >= 3 or not body["topics"]:
+                return Fate.PASS
+            vanished += 1
+            for row in body["topics"]:
+                row.update(error_code=int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), partitions=[])
+            return reply.reply_with(body)
+
+        with producer_of(servers(proxy.bootstrap_servers)) as producer:
+            for first in range(0, 6_000, 300):
+                send_numbered(producer, name, first, 300, 3)
+                if first == 3_000:
+                    proxy.replies[METADATA] = vanish
+                    proxy.cut()
+        assert vanished == 3
+        assert_all_once_in_order(kafka, name, 6_000, 3)
+
+    @pytest.mark.parametrize("code", [ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.REQUEST_TIMED_OUT])
+    def test_records_are_written_but_the_answer_is_an_error(
+        self, kafka: LocalKafka, topic: TopicFactory, proxy: KafkaProxy, code: ErrorCode
+    ) -> None:
+        name = topic(3, config=SAFE)
+
+        def refuse(reply: Exchange) -> Fate | bytes:
+            if reply.number % 6:
+                return Fate.PASS
+            body = reply.reply()
+            for topic_row in body["responses"]:
+                for row in topic_row["partition_responses"]:
+                    row.update(error_code=int(code), base_offset=-1)
+            return reply.reply_with(body)
+
+        proxy.replies[PRODUCE] = refuse
+        with producer_of(servers(proxy.bootstrap_servers)) as producer:
+            for first in range(0, 4_500, 300):
+                send_numbered(producer, name, first, 300, 3)
+        assert_all_once_in_order(kafka, name, 4_500, 3)
+
+    def test_the_duplicate_sequence_error_is_a_success(
+        self, kafka: LocalKafka, topic: TopicFactory, proxy: KafkaProxy
+    ) -> None:
+        name = topic(1)
+
+        def duplicate(reply: Exchange) -> Fate | bytes:
+            body = reply.reply()
+            body["responses"][0]["partition_responses"][0].update(
+                error_code=int(ErrorCode.DUPLICATE_SEQUENCE_NUMBER), base_offset=-1
+            )
+            return reply.reply_with(body)
+
+        proxy.replies[PRODUCE] = duplicate
+        with producer_of(servers(proxy.bootstrap_servers)) as producer:
+            send_numbered(producer, name, 0, 50, 1)
+            producer.flush()
+            assert producer.acknowledged[name, 0].count == 50
+        assert_all_once_in_order(kafka, name, 50, 1)
+
+    def test_a_write_that_is_not_allowed_fails_at_once_and_names_the_topic(
+        self, kafka: LocalKafka, topic: TopicFactory, proxy: KafkaProxy
+    ) -> None:
+        name = topic(1)
+
+        def forbid(reply: Exchange) -> Fate | bytes:
+            body = reply.reply()
+            body["responses"][0]["partition_responses"][0].update(
+                error_code=int(ErrorCode.TOPIC_AUTHORIZATION_FAILED), base_offset=-1, error_message="not you"
+            )
+            return reply.reply_with(body)
+
+        proxy.replies[PRODUCE] = forbid
+        producer = producer_of(servers(proxy.bootstrap_servers))
+        producer.send_columns(name, numbered(0, 5))
+        with pytest.raises(BrokerError, match=rf"5 records to {name}-0 .*not you.*TOPIC_AUTHORIZATION_FAILED"):
+            producer.flush()
+        producer.abort()
+
+
+class TestEpochs:
+    def test_after_the_last_epoch_comes_a_new_producer_id(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+        name = topic(1)
+        with producer_of(kafka.bootstrap_servers) as producer:
+            session = producer._session
+            deadline = producer._client.deadline()
+            first = session.identity(deadline)
+            assert session.successor(first, deadline) == ProducerIdentity(first.producer_id, 1)
+            last = ProducerIdentity(first.producer_id, 32_767)
+            second = session.successor(last, deadline)
+            assert second.producer_id != first.producer_id
+            assert second.producer_epoch == 0
+            assert session.successor(last, deadline) == second, "one new id serves all partitions"
+            send_numbered(producer, name, 0, 100, 1)
+        assert_all_once_in_order(kafka, name, 100, 1)
+
+    def test_records_deleted_under_the_producer_do_not_stop_it(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+        from confluent_kafka import TopicPartition
+        from confluent_kafka.admin import AdminClient
+
+        name = topic(1)
+        admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+        with producer_of(kafka.bootstrap_servers) as producer:
+            send_numbered(producer, name, 0, 100, 1)
+            producer.flush()
+            for future in admin.delete_records([TopicPartition(name, 0, -1)]).values():
+                future.result()
+            send_numbered(producer, name, 100, 100, 1)
+        assert [int((record.value or b"")[:9]) for record in read_back(kafka, name)] == list(range(100, 200))
+
+
+def test_without_any_broker_flush_ends_at_the_delivery_timeout(
+    kafka: LocalKafka, topic: TopicFactory, proxy: KafkaProxy
+) -> None:
+    name = topic(2)
+    properties = {"delivery.timeout.ms": 1_500, "request.timeout.ms": 1_000, "default.api.timeout.ms": 1_000}
+    producer = producer_of(servers(proxy.bootstrap_servers), properties)
+    producer.send_columns(name, numbered(0, 10), np.zeros(10, np.int32))
+    producer.flush()
+    proxy.close()
+    started_s = time.monotonic()
+    producer.send_columns(name, numbered(10, 10), np.zeros(10, np.int32))
+    with pytest.raises(KafkaError, match=name):
+        producer.flush()
+    assert time.monotonic() - started_s < 15
+    producer.abort()
