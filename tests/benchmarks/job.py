@@ -91,6 +91,8 @@ def run_section(module: str, job: Job, *arguments: str) -> list[Figure]:
         # Otherwise Spark starts the python3 of PATH for its workers.
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "SPARK_CONF_DIR": str(REPOSITORY / "conf"),
+        "SPARK_LOCAL_IP": "127.0.0.1",
     }
     ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=REPOSITORY)
     if ended.returncode != 0:

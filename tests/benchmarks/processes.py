@@ -1,6 +1,7 @@
-"""The most memory that each Python process below this one ever held, read from /proc (Linux).
+"""What the processes below this one use, read from /proc (Linux): the most memory each ever held, CPU time of all.
 
-`PeakMemory` looks again and again while its `with` block runs. Used by the memory section, and of use to tests.
+`PeakMemory` looks again and again while its `with` block runs; it is of use to tests as well. Knows Spark's processes
+by their command lines, and nothing else of Spark.
 """
 
 from __future__ import annotations
@@ -44,14 +45,28 @@ class PeakMemory:
 
     def _watch(self) -> None:
         while not self._stop.wait(self._every_s):
-            for pid in _descendants(os.getpid()):
+            for pid in descendants(os.getpid()):
                 kind, now_mb, peak_mb = _python_memory(pid)
                 if kind:
                     self.peaks_mb[kind, pid] = max(peak_mb, self.peaks_mb.get((kind, pid), 0.0))
                     self.trail_mb[kind, pid].append(now_mb)
 
 
-def _descendants(root: int) -> list[int]:
+def cpu_s() -> float:
+    """Seconds of CPU that all processes below this one have used: Spark's JVM, its Python processes, dead ones too."""
+    ticks = 0
+    for pid in descendants(os.getpid()):
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            continue
+        # User and system time, of the process itself and of children that have ended.
+        ticks += sum(int(field) for field in stat.rpartition(")")[2].split()[11:15])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def descendants(root: int) -> list[int]:
+    """The process ids of all processes below `root`."""
     children: dict[int, list[int]] = defaultdict(list)
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():

@@ -27,7 +27,6 @@ _AIMS = {
     ("trigger", JVM): (1.3, "at most"),
     ("memory", ""): (400.0, "at most"),
 }
-_RATES = ("records/s",)
 
 
 def machine() -> dict[str, Any]:
@@ -74,7 +73,7 @@ def _compared(ours: Figure | None, figure: Figure) -> str:
         (figure.value, "") if figure is ours else (ours.value / figure.value, f"{ours.value / figure.value:.2f}")
     )
     aim, side = _AIMS.get((figure.section, "" if figure is ours else figure.who), (None, ""))
-    if aim is None or (figure.section == "client" and figure.unit not in _RATES):
+    if aim is None or (figure.unit == "ns/record"):
         return shown
     reached = ratio >= aim if side == "at least" else ratio <= aim
     return f"{shown} ({side} {aim:g}: {'reached' if reached else 'MISSED'})".strip()

@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, concat, lit, lpad, rpad
 
 from tests.benchmarks.job import Figure, Job, say, section_main
+from tests.benchmarks.processes import cpu_s
 from tests.benchmarks.spark_session import FORMATS, contestants, open_session
 from tests.benchmarks.topics import create_topic, delete_topic, records_held
 
@@ -30,17 +31,19 @@ def measure(job: Job, _: Sequence[str]) -> list[Figure]:
     spark = open_session(job)
     rows = _rows(spark, job)
     subject = f"{job.sink_records:,} x {job.sink_value_bytes} B"
-    samples: dict[tuple[str, str], list[float]] = defaultdict(list)
+    samples: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     for what, options in SETTINGS.items():
         # The first round warms both up and does not count.
         for number in range(job.rounds + 1):
             for who in contestants(job, number):
-                rate = _write(rows, job, who, options)
-                say(f"  {subject:>12} {who:>14}: {what} {rate:,.0f}{'' if number else ' (warm-up)'}")
+                rate, cpu_ns = _write(rows, job, who, options)
+                told = f"{what}, {rate:,.0f} records/s, {cpu_ns:,.0f} ns of CPU a record"
+                say(f"  {subject:>12} {who:>14}: {told}{'' if number else ' (warm-up)'}")
                 if number:
-                    samples[what, who].append(rate)
+                    samples[what, "records/s", who].append(rate)
+                    samples[f"{what}, CPU time", "ns/record", who].append(cpu_ns)
     spark.stop()
-    return [Figure("sink", subject, what, "records/s", who, tuple(s)) for (what, who), s in samples.items()]
+    return [Figure("sink", subject, what, unit, who, tuple(s)) for (what, unit, who), s in samples.items()]
 
 
 def _rows(spark: SparkSession, job: Job) -> DataFrame:
@@ -51,19 +54,20 @@ def _rows(spark: SparkSession, job: Job) -> DataFrame:
     return rows.select(key.cast("binary").alias("key"), value.cast("binary").alias("value"))
 
 
-def _write(rows: DataFrame, job: Job, who: str, options: dict[str, str]) -> float:
+def _write(rows: DataFrame, job: Job, who: str, options: dict[str, str]) -> tuple[float, float]:
+    """Records a second, and nanoseconds of CPU a record in all of Spark's processes."""
     topic = f"bench-sink-{uuid.uuid4().hex[:8]}"
     create_topic(job.bootstrap_servers, topic, PARTITIONS)
     where = {"kafka.bootstrap.servers": job.bootstrap_servers, "topic": topic, "kafka.acks": "all"}
     writer = rows.write.format(FORMATS[who]).options(**where, **options).mode("append")
-    started_s = time.perf_counter()
+    started_s, used_s = time.perf_counter(), cpu_s()
     writer.save()
-    took_s = time.perf_counter() - started_s
+    took_s, used_s = time.perf_counter() - started_s, cpu_s() - used_s
     written = records_held(job.bootstrap_servers, topic)
     delete_topic(job.bootstrap_servers, topic)
     if written != job.sink_records:
         raise RuntimeError(f"{who} wrote {written} records of {job.sink_records}")
-    return job.sink_records / took_s
+    return job.sink_records / took_s, used_s / job.sink_records * 1e9
 
 
 if __name__ == "__main__":

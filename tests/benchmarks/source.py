@@ -1,7 +1,8 @@
 """Reading: this source and Spark's JVM connector, from the same topics into `noop`, turn by turn in one session.
 
-Three measures. Batch: one `spark.read` of the whole topic, in a warm session. Whole query: a streaming query of
-several micro-batches (availableNow) from `start()` to its end. Steady state: the same without its first micro-batch.
+Batch: one `spark.read` of the whole topic, in a warm session. Whole query: a streaming query of several micro-batches
+(availableNow) from `start()` to its end. Steady state: the same without its first micro-batch. CPU time is that of the
+whole query in all processes of Spark, JVM and Python, without the broker: it holds on a busy machine, too.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from collections.abc import Sequence
 from pyspark.sql import SparkSession
 
 from tests.benchmarks.job import OURS, Figure, Job, Topic, say, section_main
+from tests.benchmarks.processes import cpu_s
 from tests.benchmarks.spark_session import FORMATS, contestants, open_session
 
-BATCH, WHOLE, STEADY = "batch read", "stream, whole query", "stream, steady state"
+BATCH, WHOLE, STEADY, CPU = "batch read", "stream, whole query", "stream, steady state", "stream, CPU time"
+UNITS = {BATCH: "records/s", WHOLE: "records/s", STEADY: "records/s", CPU: "ns/record"}
 
 
 def measure(job: Job, _: Sequence[str]) -> list[Figure]:
@@ -33,7 +36,7 @@ def measure(job: Job, _: Sequence[str]) -> list[Figure]:
                 for what, rate in rates.items() if number else ():
                     samples[topic.label, what, who].append(rate)
     spark.stop()
-    return [Figure("source", label, what, "records/s", who, tuple(s)) for (label, what, who), s in samples.items()]
+    return [Figure("source", label, what, UNITS[what], who, tuple(s)) for (label, what, who), s in samples.items()]
 
 
 def source_options(job: Job, who: str, topic: str) -> dict[str, str]:
@@ -56,18 +59,19 @@ def _stream(spark: SparkSession, job: Job, who: str, topic: Topic) -> dict[str, 
     options = source_options(job, who, topic.name) | {"maxOffsetsPerTrigger": str(per_trigger)}
     rows = spark.readStream.format(FORMATS[who]).options(**options).load()
     with tempfile.TemporaryDirectory() as checkpoint:
-        started_s = time.perf_counter()
+        started_s, used_s = time.perf_counter(), cpu_s()
         writer = rows.writeStream.format("noop").option("checkpointLocation", checkpoint)
         query = writer.trigger(availableNow=True).start()
         query.awaitTermination()
-        whole_s = time.perf_counter() - started_s
+        whole_s, used_s = time.perf_counter() - started_s, cpu_s() - used_s
         progress = [batch for batch in query.recentProgress if batch.numInputRows]
     read = sum(batch.numInputRows for batch in progress)
     if read != topic.records:
         raise RuntimeError(f"{who} read {read} records of {topic.name}, which has {topic.records}")
     later = progress[1:]
     later_s = sum(batch.durationMs["triggerExecution"] for batch in later) / 1000
-    return {WHOLE: read / whole_s, STEADY: sum(batch.numInputRows for batch in later) / later_s}
+    steady = sum(batch.numInputRows for batch in later) / later_s
+    return {WHOLE: read / whole_s, STEADY: steady, CPU: used_s / read * 1e9}
 
 
 if __name__ == "__main__":

@@ -40,9 +40,10 @@ def measure(job: Job, arguments: Sequence[str]) -> list[Figure]:
     with _producing(topic):
         for number in range(job.rounds):
             for who in contestants(job, number):
-                batches_ms = _run(spark, job, who, topic, per_round)
-                say(f"  {who:>14}: median {np.median(batches_ms):.0f} ms of {len(batches_ms)} batches")
-                took_ms[who] += batches_ms
+                phases_ms = _run(spark, job, who, topic, per_round)
+                told = ", ".join(f"{phase} {np.median(each_ms):.0f}" for phase, each_ms in phases_ms.items())
+                say(f"  {who:>14}: median ms of {per_round} batches: {told}")
+                took_ms[who] += phases_ms["triggerExecution"]
     spark.stop()
     subject = f"{PARTITIONS} partitions, {job.records_per_second}/s"
     figures = []
@@ -52,8 +53,8 @@ def measure(job: Job, arguments: Sequence[str]) -> list[Figure]:
     return figures
 
 
-def _run(spark: SparkSession, job: Job, who: str, topic: str, batches: int) -> list[float]:
-    """`triggerExecution` in milliseconds of this many batches that held records, after the warm-up."""
+def _run(spark: SparkSession, job: Job, who: str, topic: str, batches: int) -> dict[str, list[float]]:
+    """What each phase of a trigger took, in milliseconds, in this many batches with records, after the warm-up."""
     options = source_options(job, who, topic) | {"startingOffsets": "latest"}
     rows = spark.readStream.format(FORMATS[who]).options(**options).load()
     with tempfile.TemporaryDirectory() as checkpoint:
@@ -70,7 +71,8 @@ def _run(spark: SparkSession, job: Job, who: str, topic: str, batches: int) -> l
                 time.sleep(0.5)
         finally:
             query.stop()
-    return [float(batch.durationMs["triggerExecution"]) for batch in done[WARM_UP_BATCHES:][:batches]]
+    counted = done[WARM_UP_BATCHES:][:batches]
+    return {phase: [float(batch.durationMs[phase]) for batch in counted] for phase in sorted(counted[0].durationMs)}
 
 
 @contextmanager
