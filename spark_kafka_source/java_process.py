@@ -98,14 +98,16 @@ class JavaProcess:
         self.signal(signal.SIGKILL)
         self._reap()
 
-    def stop(self, timeout_s: float) -> None:
-        """SIGTERM, also to a paused process; SIGKILL if it has not ended after `timeout_s` seconds."""
+    def stop(self, timeout_s: float) -> bool:
+        """SIGTERM, also to a paused process; SIGKILL, and False, if it has not ended after `timeout_s` seconds."""
         self.signal(signal.SIGTERM)
         self.signal(signal.SIGCONT)
         try:
             self._reap(timeout_s)
         except subprocess.TimeoutExpired:
             self.kill()
+            return False
+        return True
 
     def last_words(self, lines: int = 15) -> str:
         """What it logged since its last start, for error messages: from the first error on, or else the end."""

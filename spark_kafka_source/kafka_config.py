@@ -22,8 +22,8 @@ _CONTROLLER = "CONTROLLER"
 _HERE = Path(__file__).parent
 
 # Short-lived tools compile little and collect no garbage; brokers keep the JVM's own choices.
-_TOOL_OPTIONS = ("-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto")
-_BROKER_OPTIONS = ("-Xmx512m", "-Xshare:auto")
+_TOOL_OPTIONS = ("-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+_BROKER_OPTIONS = ("-Xmx512m",)
 _QUIET = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
 
 
@@ -63,6 +63,7 @@ class ClusterConfig:
     jars: Path
     java: str
     zookeeper_port: int
+    class_archive: Path | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     listeners: Mapping[str, str] = field(default_factory=dict)
     format_arguments: Sequence[str] = ()
@@ -129,7 +130,7 @@ def zookeeper_properties(config: ClusterConfig, folder: Path) -> dict[str, str]:
 def broker_command(config: ClusterConfig, node: Node) -> list[str]:
     """Starts the broker whose properties are in its folder; formats its data folder first if it is new."""
     properties = str(node.folder / "server.properties")
-    options = [*_BROKER_OPTIONS, *_logging_options(), *config.jvm_options]
+    options = [*_BROKER_OPTIONS, *_archive_options(config), *_logging_options(), *config.jvm_options]
     server = [config.java, *options, "-cp", f"{config.jars}/*", "kafka.Kafka", properties]
     if not config.kraft or node.meta_properties.exists():
         return server
@@ -140,14 +141,15 @@ def broker_command(config: ClusterConfig, node: Node) -> list[str]:
 
 
 def zookeeper_command(config: ClusterConfig, folder: Path) -> list[str]:
-    options = [*_BROKER_OPTIONS, *_logging_options()]
+    options = [*_BROKER_OPTIONS, *_archive_options(config), *_logging_options()]
     server = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
     return [config.java, *options, "-cp", f"{config.jars}/*", server, str(folder / "zookeeper.properties")]
 
 
 def tool_command(config: ClusterConfig, class_name: str, *arguments: str) -> list[str]:
     """Runs one of Kafka's own command line tools."""
-    return [config.java, *_TOOL_OPTIONS, _QUIET, "-cp", f"{config.jars}/*", class_name, *arguments]
+    options = [*_TOOL_OPTIONS, *_archive_options(config), _QUIET]
+    return [config.java, *options, "-cp", f"{config.jars}/*", class_name, *arguments]
 
 
 def tool_class(config: ClusterConfig, *names: str) -> str:
@@ -173,6 +175,15 @@ def write_properties(path: Path, properties: Mapping[str, str]) -> None:
     text = "".join(f"{key}={value}\n".replace("\\", "\\\\") for key, value in properties.items())
     path.write_text(text)
     path.chmod(0o600)  # settings may hold passwords
+
+
+def _archive_options(config: ClusterConfig) -> list[str]:
+    """An archive that does not fit is passed over in silence: it makes a start quicker, never wrong."""
+    return (
+        [f"-XX:SharedArchiveFile={config.class_archive}", "-Xshare:auto", "-Xlog:cds=off"]
+        if config.class_archive
+        else []
+    )
 
 
 def _logging_options() -> list[str]:

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,6 +129,30 @@ def cached_jars(name: str, title: str, jars: Sequence[Jar], report: Report = to_
             finally:
                 shutil.rmtree(part, ignore_errors=True)
     return folder
+
+
+def class_archive(jars: Path, java: str, make: Callable[[Path], None], report: Report = to_stderr) -> Path | None:
+    """The JVM's archive of the classes that it loads from `jars` (AppCDS); it halves the processor time of a start.
+
+    It is kept beside the jars, one for each Java, since it fits no other. `make(path)` has a JVM write it, the first
+    time. None if that does not work: then everything starts as it did, only slower.
+    """
+    built = Path(java).resolve().parent.parent / "lib" / "modules"
+    try:
+        identity = f"{built} {built.stat().st_mtime_ns}"
+        archive = jars.with_name(f"{jars.name}-classes-{zlib.crc32(identity.encode()):08x}.jsa")
+        if not archive.exists():
+            with _locked(archive.with_suffix(".lock"), report):
+                if not archive.exists():
+                    part = archive.with_suffix(".part")
+                    part.unlink(missing_ok=True)
+                    report("preparing Java's class archive for it (once; some seconds)")
+                    make(part)
+                    part.rename(archive)
+    except (OSError, KafkaError) as error:
+        report(f"going on without Java's class archive: {error}")
+        return None
+    return archive
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -34,11 +35,12 @@ from protocol.wire.messages.m03_metadata import METADATA
 from spark_kafka_source import kafka_config
 from spark_kafka_source.java_process import JavaProcess, Watchdog
 from spark_kafka_source.kafka_config import LOOPBACK, PLAINTEXT, ClusterConfig, Node
-from spark_kafka_source.kafka_jars import Report, find_java, kafka_jars, to_stderr
+from spark_kafka_source.kafka_jars import Report, class_archive, find_java, kafka_jars, to_stderr
 
 DEFAULT_VERSION = "4.2.0"
 
 _STOP_TIMEOUT_S = 30.0
+_TRAINING_STOP_TIMEOUT_S = 120.0
 _POLL_S = 0.05
 # Below the range from which systems take the ports of outgoing connections: a port picked here stays ours while a
 # broker is down, and no client can connect to itself on it.
@@ -59,6 +61,7 @@ class LocalKafka:
     format_arguments: for Kafka's StorageTool: `["--feature", "transaction.version=1"]`, `["--add-scram", …]`.
     jvm_options: for the brokers, after `-Xmx512m`.
     start_timeout_s: seconds within which every broker must serve (fetching the jars does not count).
+    use_class_archive: start with Java's archive of Kafka's classes, which the first start makes: half the time.
     report: takes the lines of progress; standard error by default.
 
     Raises `ConfigurationError` (no Java, a broker that refuses its settings), `TransportError` (jars cannot be
@@ -75,7 +78,8 @@ class LocalKafka:
         listeners: Mapping[str, str] | None = None,
         format_arguments: Sequence[str] = (),
         jvm_options: Sequence[str] = (),
-        start_timeout_s: float = 90.0,
+        start_timeout_s: float = 180.0,
+        use_class_archive: bool = True,
         report: Report = to_stderr,
     ) -> None:
         if brokers < 1:
@@ -83,11 +87,13 @@ class LocalKafka:
         kafka_config.version_numbers(version)  # a typing error should not be looked up on the network
         self._report = report
         self._start_timeout_s = start_timeout_s
+        java, jars = find_java(), kafka_jars(version, report)
         self._config = ClusterConfig(
             version=version,
             cluster_id=_new_cluster_id(),
-            java=find_java(),
-            jars=kafka_jars(version, report),
+            java=java,
+            jars=jars,
+            class_archive=class_archive(jars, java, partial(_train, version), report) if use_class_archive else None,
             zookeeper_port=0,
             settings=_as_text(settings or {}),
             listeners=dict(listeners or {}),
@@ -159,19 +165,23 @@ class LocalKafka:
         with self._lock:
             self._processes[self._node(broker_id).id].stop(_STOP_TIMEOUT_S)
 
-    def start(self, broker_id: int) -> None:
-        """Starts a broker that was killed or stopped, on the same port with the same data; waits until it serves."""
+    def start(self, *broker_ids: int) -> None:
+        """Starts brokers that were killed or stopped, on the same ports with the same data; waits until they serve.
+
+        When most of the brokers are down, name several: one alone would wait for the controllers of the others.
+        """
         with self._lock:
             if self._closed:
                 raise UsageError("this LocalKafka is closed")
-            node = self._node(broker_id)
+            nodes = [self._node(broker_id) for broker_id in broker_ids]
             up = {id for id, process in self._processes.items() if process.running}
             deadline = Deadline.after_ms(self._start_timeout_s * 1000)
             while True:
-                if not self._processes[node.id].running:
-                    self._start_broker(node)
+                for node in nodes:
+                    if not self._processes[node.id].running:
+                        self._start_broker(node)
                 try:
-                    return self._wait_until_serving(up | {node.id}, deadline)
+                    return self._wait_until_serving(up | set(broker_ids), deadline)
                 except ConfigurationError as error:
                     # ZooKeeper holds the id of a broker that was killed until its session ends.
                     if "NodeExists" not in error.message or deadline.passed:
@@ -360,6 +370,15 @@ class LocalKafka:
         if broker_id not in self._nodes:
             raise UsageError(f"there is no broker {broker_id}; the brokers are {self.broker_ids}")
         return self._nodes[broker_id]
+
+
+def _train(version: str, archive: Path) -> None:
+    """Runs one broker for a moment, so that its JVM writes down the classes it loaded; that is `class_archive`."""
+    options = [f"-XX:ArchiveClassesAtExit={archive}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"]
+    with LocalKafka(version=version, jvm_options=options, use_class_archive=False, report=lambda _: None) as training:
+        # It is written while the JVM ends: half an archive must not be used.
+        if not training._processes[1].stop(_TRAINING_STOP_TIMEOUT_S):
+            raise DeadlineExceeded(f"a broker did not write {archive} in {_TRAINING_STOP_TIMEOUT_S:g} s")
 
 
 def _as_text(settings: Mapping[str, object]) -> dict[str, str]:

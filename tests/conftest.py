@@ -33,6 +33,9 @@ _EAGER_CLEANING = {
     "log.segment.delete.delay.ms": "1000",
 }
 
+# Brokers that live for minutes gain nothing from the JVM's optimising compiler, and tests share few cores.
+_BRIEF_LIFE = ["-XX:TieredStopAtLevel=1"]
+
 TopicFactory = Callable[..., str]
 
 # Before anything of Spark starts: workers take the Python of the tests, and find the packages of this checkout.
@@ -54,14 +57,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def kafka() -> Iterator[LocalKafka]:
     """Three brokers, ids 1 to 3. A test that kills or pauses one starts or resumes it again."""
-    with LocalKafka(3, settings=_EAGER_CLEANING) as running:
+    with LocalKafka(3, settings=_EAGER_CLEANING, jvm_options=_BRIEF_LIFE) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def kafka1() -> Iterator[LocalKafka]:
     """One broker, for tests that need no other."""
-    with LocalKafka(1, settings=_EAGER_CLEANING) as running:
+    with LocalKafka(1, settings=_EAGER_CLEANING, jvm_options=_BRIEF_LIFE) as running:
         yield running
 
 

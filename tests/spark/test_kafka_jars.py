@@ -5,14 +5,15 @@ A small script stands in for Java, so no network is needed: what it "fetches" is
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from protocol.errors import ConfigurationError, TransportError
-from spark_kafka_source.kafka_jars import cache_folder, find_java, kafka_jars
+from protocol.errors import ConfigurationError, DeadlineExceeded, TransportError
+from spark_kafka_source.kafka_jars import cache_folder, class_archive, find_java, kafka_jars
 
 # `java -version` tells $version; `java -jar ivy …` makes the jars that were asked for, and counts how often it ran.
 FAKE_JAVA = """#!/bin/sh
@@ -109,6 +110,47 @@ def test_a_version_that_was_never_published_is_named(cache: Path, java_home: Pat
     install_java(java_home, then="echo ':: org.apache.kafka#kafka_2.13;4.2.0: not found'; exit 1")
     with pytest.raises(ConfigurationError, match=r"not published: org\.apache\.kafka#kafka_2\.13;4\.2\.0"):
         kafka_jars("4.2.0", quiet)
+
+
+def test_a_class_archive_is_made_once_for_each_java(cache: Path, java_home: Path) -> None:
+    install_java(java_home)
+    java = str(java_home / "bin" / "java")
+    made: list[Path] = []
+
+    def make(path: Path) -> None:
+        made.append(path)
+        path.touch()
+
+    def archive_of_java_built(at_s: int) -> Path | None:
+        modules = java_home / "lib" / "modules"
+        modules.parent.mkdir(exist_ok=True)
+        modules.touch()
+        os.utime(modules, (at_s, at_s))
+        return class_archive(jars, java, make, quiet)
+
+    jars = kafka_jars("4.2.0", quiet)
+    first = archive_of_java_built(1)
+    assert first is not None
+    assert first.exists()
+    assert archive_of_java_built(1) == first
+    assert len(made) == 1
+    assert archive_of_java_built(2) not in (None, first)
+    assert not any(path.exists() for path in made)
+
+
+def test_without_a_class_archive_it_goes_on(cache: Path, java_home: Path) -> None:
+    install_java(java_home)
+    (java_home / "lib").mkdir()
+    (java_home / "lib" / "modules").touch()
+
+    def fail(path: Path) -> None:
+        path.touch()
+        raise DeadlineExceeded("too slow")
+
+    lines: list[str] = []
+    assert class_archive(kafka_jars("4.2.0", quiet), str(java_home / "bin" / "java"), fail, lines.append) is None
+    assert lines[-1] == "going on without Java's class archive: too slow"
+    assert not list(cache.glob("*.jsa"))
 
 
 @pytest.mark.parametrize("version", ["1.8.0_392", "11.0.2", "16"])

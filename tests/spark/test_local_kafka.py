@@ -74,6 +74,11 @@ def test_brokers_listen_on_the_loopback_address_only(kafka: LocalKafka) -> None:
         assert listening == {"127.0.0.1"}
 
 
+def test_brokers_start_from_the_class_archive(kafka1: LocalKafka) -> None:
+    mapped = {Path(mapping.path).name for mapping in psutil.Process(kafka1.pid(1)).memory_maps()}
+    assert any(name.startswith(f"kafka-{kafka1.version}-classes-") for name in mapped)
+
+
 def test_a_group_is_described_by_kafkas_own_tool(kafka: LocalKafka, topic: Callable[..., str]) -> None:
     name = topic()
     produce(kafka, name, "a", "b", "c")
