@@ -1,0 +1,135 @@
+"""Topics that change under a query: partitions added, records deleted, the topic gone or made anew under its name."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.conftest import TopicFactory
+from tests.consumer_groups import describe, wait_for_lag_zero
+
+
+def admin(kafka: LocalKafka) -> AdminClient:
+    return AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
+
+
+def produce(kafka: LocalKafka, topic: str, partition: int, records: int) -> None:
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
+    for n in range(records):
+        producer.produce(topic, value=f"v{n}", partition=partition)
+    assert producer.flush(30) == 0
+
+
+def stream(spark: SparkSession, kafka: LocalKafka, **options: str) -> DataFrame:
+    reader = spark.readStream.format("pykafka-group").option("kafka.bootstrap.servers", kafka.bootstrap_servers)
+    return reader.options(**options).load()
+
+
+def run_once(rows: DataFrame, checkpoint: Path) -> int:
+    """Reads what there is; how many rows that was."""
+    query = (
+        rows.writeStream.format("noop").option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+    )
+    assert query.awaitTermination(120)
+    return sum(progress.numInputRows for progress in query.recentProgress)
+
+
+def test_new_partitions_are_found_while_the_query_runs_and_read_from_their_beginning(
+    spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
+) -> None:
+    name, group = topic(1), f"group-{uuid.uuid4().hex[:8]}"
+    query = (
+        stream(spark, kafka, subscribe=name, startingOffsets="latest", **{"kafka.group.id": group})
+        .writeStream.format("memory")
+        .queryName("found")
+        .option("checkpointLocation", str(tmp_path))
+        .trigger(processingTime="100 milliseconds")
+        .start()
+    )
+    wait_for_lag_zero(kafka, group, partitions=1)
+    admin(kafka).create_partitions([NewPartitions(name, 3)])[name].result(30)
+    for partition in range(3):
+        produce(kafka, name, partition, 10)
+    rows = wait_for_lag_zero(kafka, group, partitions=3)
+    query.stop()
+    assert [row.current_offset for row in rows] == [10, 10, 10]
+    found = spark.table("found").groupBy("partition").count().orderBy("partition").collect()
+    assert [(row[0], row[1]) for row in found] == [(0, 10), (1, 10), (2, 10)]
+
+
+def test_a_pattern_takes_new_topics_in(
+    spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
+) -> None:
+    prefix = f"pattern{uuid.uuid4().hex[:6]}"
+    first = topic(1, prefix=prefix)
+    produce(kafka, first, 0, 3)
+    rows = stream(spark, kafka, subscribePattern=f"^{prefix}-.*", startingOffsets="earliest")
+    assert run_once(rows, tmp_path) == 3
+    second = topic(2, prefix=prefix)
+    produce(kafka, second, 1, 4)
+    assert run_once(rows, tmp_path) == 4
+
+
+def test_a_topic_made_anew_under_its_name_fails_the_query_also_when_it_is_longer_than_before(
+    spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
+) -> None:
+    name, group = topic(1), f"group-{uuid.uuid4().hex[:8]}"
+    options = {"subscribe": name, "startingOffsets": "earliest", "kafka.group.id": group}
+    produce(kafka, name, 0, 5)
+    assert run_once(stream(spark, kafka, **options), tmp_path) == 5
+    recreate(kafka, name)
+    produce(kafka, name, 0, 9)
+    with pytest.raises(Exception, match="was deleted and created again") as caught:
+        run_once(stream(spark, kafka, **options), tmp_path)
+    assert f"topic {name}" in str(caught.value)
+    assert "failOnDataLoss=false" in str(caught.value)
+    assert run_once(stream(spark, kafka, **options, failOnDataLoss="false"), tmp_path) == 9
+    assert [(row.current_offset, row.lag) for row in describe(kafka, group)] == [(9, 0)]
+
+
+def test_a_deleted_topic_fails_the_query_by_name(
+    spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
+) -> None:
+    kept, gone = topic(1), topic(1)
+    for name in (kept, gone):
+        produce(kafka, name, 0, 2)
+    options = {"subscribe": f"{kept},{gone}", "startingOffsets": "earliest"}
+    assert run_once(stream(spark, kafka, **options), tmp_path) == 4
+    admin(kafka).delete_topics([gone])[gone].result(30)
+    produce(kafka, kept, 0, 3)
+    with pytest.raises(Exception, match=f"{gone}-0 is not there any more: the topic was deleted"):
+        run_once(stream(spark, kafka, **options), tmp_path)
+    assert run_once(stream(spark, kafka, **options, failOnDataLoss="false"), tmp_path) == 3
+
+
+def test_the_checkpoint_reads_like_that_of_sparks_connector_plus_ids_and_epochs(
+    spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
+) -> None:
+    name = topic(2)
+    produce(kafka, name, 1, 7)
+    assert run_once(stream(spark, kafka, subscribe=name, startingOffsets="earliest"), tmp_path) == 7
+    offsets = json.loads((tmp_path / "offsets" / "0").read_text().splitlines()[-1])
+    assert offsets[name] == {"0": 0, "1": 7}
+    assert set(offsets) == {name, "@ids", "@epochs"}
+    assert list(offsets["@ids"]) == [name]
+
+
+def recreate(kafka: LocalKafka, name: str) -> None:
+    client = admin(kafka)
+    client.delete_topics([name])[name].result(30)
+    # The name is free again only when every broker has let go of it.
+    for _ in range(100):
+        try:
+            client.create_topics([NewTopic(name, 1, 3)])[name].result(30)
+            return
+        except Exception as error:
+            if "TOPIC_ALREADY_EXISTS" not in str(error):
+                raise
+    raise AssertionError(f"topic {name} cannot be made anew")
