@@ -76,15 +76,16 @@ class Accumulator:
         self.held_bytes += total_bytes
         for partition, first, count in groups:
             key = (topic, partition)
+            part = sizes[first : first + count]
+            size_bytes = int(part.sum())
             waiting = self._waiting.get(key)
-            if waiting is not None and waiting.slices[0][0].schema != columns.schema:
+            if waiting is not None and not self._goes_with(waiting, columns, size_bytes):
                 full += self._cut(key, waiting, now_s, everything=True)
                 waiting = None
             if waiting is None:
                 waiting = self._waiting[key] = _Waiting(now_s)
-            part = sizes[first : first + count]
             waiting.slices.append((columns.slice(first, count), part, shared))
-            waiting.size_bytes += int(part.sum())
+            waiting.size_bytes += size_bytes
             if waiting.size_bytes >= self._limit_bytes:
                 full += self._cut(key, waiting, now_s)
         return full
@@ -108,6 +109,14 @@ class Accumulator:
         """Since when the longest waiting row waits."""
         return min((waiting.since_s for waiting in self._waiting.values()), default=None)
 
+    def _goes_with(self, waiting: _Waiting, columns: pa.RecordBatch, size_bytes: int) -> bool:
+        """Whether more rows are put together with those that wait.
+
+        Not when that is more than one record batch: two of them then hold more than the limit anyway, and large
+        slices are spared the copy into one.
+        """
+        return waiting.size_bytes + size_bytes <= self._limit_bytes and waiting.slices[0][0].schema == columns.schema
+
     def _cut(
         self, key: TopicPartition, waiting: _Waiting, now_s: float, *, everything: bool = False
     ) -> Iterator[Gathered]:
@@ -118,10 +127,14 @@ class Accumulator:
                 self.held_bytes -= shared.size_bytes
         del self._waiting[key]
         ends = np.cumsum(sizes)
+        limit_bytes = self._limit_bytes
+        if everything:
+            # Two of like size, not a full one and a few rows.
+            limit_bytes = min(limit_bytes, _even_share(int(ends[-1]), limit_bytes))
         first, taken_bytes = 0, 0
         while first < len(sizes):
             # At least one row, however large.
-            end = max(int(np.searchsorted(ends, taken_bytes + self._limit_bytes, side="right")), first + 1)
+            end = max(int(np.searchsorted(ends, taken_bytes + limit_bytes, side="right")), first + 1)
             if end == len(sizes) and not everything and ends[-1] - taken_bytes < self._limit_bytes:
                 self._keep(key, rows.slice(first), sizes[first:], now_s)
                 return
@@ -162,3 +175,9 @@ def _by_partition(
     counts = np.diff(np.r_[firsts, len(ordered)])
     groups = list(zip(ordered[firsts].tolist(), firsts.tolist(), counts.tolist(), strict=True))
     return columns.take(pa.array(order)), sizes[order], groups
+
+
+def _even_share(total_bytes: int, limit_bytes: int) -> int:
+    """The size of each of as few parts as keep to the limit, with a little room for rows that do not divide evenly."""
+    parts = -(-total_bytes // limit_bytes)
+    return limit_bytes if parts == 1 else total_bytes // parts + limit_bytes // 50

@@ -135,7 +135,6 @@ def _kafka_python(job: Job, topic: Topic, pairs: Pairs) -> Iterator[Write]:
         enable_idempotence=True,
         batch_size=BATCH_BYTES,
         linger_ms=LINGER_MS,
-        buffer_memory=64 * 1024 * 1024,
     )
 
     def write(chunks: int) -> None:
