@@ -295,6 +295,9 @@ def test_brokers_and_data_are_gone_however_their_owner_ends(how: str) -> None:
         owner.wait(30)
     finally:
         owner.kill()
+    if how in ("return", "SIGINT"):  # Python ended in its own order, so everything is gone before it is
+        assert not alive(int(pid))
+        assert not Path(folder).exists()
     until(lambda: not alive(int(pid)))
     until(lambda: not Path(folder).exists())
 
