@@ -12,20 +12,13 @@ import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Message, Producer, TopicPartition
-from confluent_kafka.admin import (
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    NewTopic,
-    ResourceType,
-)
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 from pyspark.sql import SparkSession
 
 from tests.log_segments import stored_batches
@@ -33,7 +26,7 @@ from tests.log_segments import stored_batches
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 MIB = 1 << 20
 
-Headers = list[tuple[str, bytes | None]]
+Headers = list[tuple[str, str | bytes | None]]
 
 
 @dataclass(frozen=True)
@@ -211,7 +204,7 @@ def write_time_switched(bootstrap: str) -> None:
     """CreateTime, then LogAppendTime, then CreateTime in one log."""
     for kind in ("CreateTime", "LogAppendTime", "CreateTime"):
         _set_topic(bootstrap, TIME_SWITCHED, "message.timestamp.type", kind)
-        _until(lambda kind=kind: _stamped_by_broker(bootstrap) == (kind == "LogAppendTime"), f"{kind} to take effect")
+        _until(lambda wanted=kind: _timestamp_type(bootstrap) == wanted, f"{kind} to take effect")
         produce(bootstrap, TIME_SWITCHED, [Record(b"k", b"%d" % number, timestamp_ms=1_000) for number in range(20)])
 
 
@@ -241,7 +234,7 @@ def write_transactions(bootstrap: str) -> None:
 def write_open_transaction(bootstrap: str) -> None:
     """Records, a committed transaction, one that nobody ends for 15 minutes, and records after it."""
     produce(bootstrap, OPEN_TRANSACTION, [Record(None, b"before") for _ in range(5)])
-    producer = transactional(bootstrap, "tx-open", **{"transaction.timeout.ms": 900_000})
+    producer = transactional(bootstrap, "tx-open", timeout_ms=900_000)
     producer.begin_transaction()
     send(producer, OPEN_TRANSACTION, [Record(None, b"committed") for _ in range(5)])
     producer.commit_transaction()
@@ -346,15 +339,15 @@ def produce(
     return send(_plain_producer(bootstrap, tuple((settings or {}).items())), topic, records)
 
 
-def transactional(bootstrap: str, transactional_id: str, codec: str = "none", **settings: object) -> Producer:
+def transactional(bootstrap: str, transactional_id: str, codec: str = "none", timeout_ms: int = 60_000) -> Producer:
     """A producer that has its transactional id, and has fenced and aborted who had it before."""
     producer = Producer(
         {
             "bootstrap.servers": bootstrap,
             "transactional.id": transactional_id,
             "compression.type": codec,
+            "transaction.timeout.ms": timeout_ms,
             "log_level": 0,
-            **settings,
         }
     )
     producer.init_transactions()
@@ -370,7 +363,6 @@ def send(producer: Producer, topic: Topic, records: Sequence[Record]) -> list[Me
         answers.append(message)
 
     for record in records:
-        stamp = {} if record.timestamp_ms is None else {"timestamp": record.timestamp_ms}
         producer.produce(
             topic.name,
             record.value,
@@ -378,7 +370,7 @@ def send(producer: Producer, topic: Topic, records: Sequence[Record]) -> list[Me
             record.partition,
             headers=record.headers,
             on_delivery=delivered,
-            **stamp,
+            timestamp=record.timestamp_ms or 0,
         )
     producer.flush()
     assert len(answers) == len(records), f"{topic.name}: {len(records) - len(answers)} records were not delivered"
@@ -414,14 +406,14 @@ def produce_by_java(
 # -- details ----------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=None)
+@cache
 def _plain_producer(bootstrap: str, settings: tuple[tuple[str, object], ...]) -> Producer:
     """Kept, because a new one takes a while to find its brokers. Fills its batches until it is flushed."""
     usual = {"batch.size": MIB, "batch.num.messages": 100_000, "linger.ms": 60_000}
     return Producer({"bootstrap.servers": bootstrap, "log_level": 0, **usual, **dict(settings)})
 
 
-@lru_cache(maxsize=None)
+@cache
 def _admin(bootstrap: str) -> AdminClient:
     return AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
 
@@ -454,9 +446,9 @@ def _set_topic(bootstrap: str, topic: Topic, key: str, value: str) -> None:
     changed.result()
 
 
-def _stamped_by_broker(bootstrap: str) -> bool:
+def _timestamp_type(bootstrap: str) -> str:
     [answer] = produce(bootstrap, TIME_SWITCHED, [Record(b"who stamps?", None)])
-    return bool(answer.timestamp()[0] == TIMESTAMP_LOG_APPEND_TIME)
+    return "LogAppendTime" if answer.timestamp()[0] == TIMESTAMP_LOG_APPEND_TIME else "CreateTime"
 
 
 def _until(condition: Callable[[], bool], what: str, timeout_s: float = 60, every_s: float = 0.1) -> None:

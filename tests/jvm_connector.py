@@ -36,7 +36,7 @@ _DEPENDENCY = '    <dependency org="{}" name="{}" rev="{}" conf="default->defaul
 
 
 def jvm_connector_jars(report: Report = to_stderr) -> list[Path]:
-    """The jars of `format("kafka")`, ready for `spark.jars` (joined by commas); fetched (10 MB) if the cache lacks them.
+    """The jars of `format("kafka")`, for `spark.jars` (joined by commas); fetched (10 MB) if the cache lacks them.
 
     Raises `ConfigurationError` when there is no Java, no PySpark, or no way to the jars.
     """
