@@ -1,0 +1,190 @@
+"""`make demo`: a real Kafka, a Spark query between two of its topics, and its lag as Kafka's own tool sees it.
+
+Orders go into the topic `orders`; a streaming query with the group `orders-etl` sums them up per country and window
+and writes the sums to `revenue`; what is there in the end is held against what was sent. Needs Java 17 and PySpark,
+takes about a minute, leaves nothing behind. Exit code 0 only if every sum is right and the group's lag is 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timezone
+from importlib.util import find_spec
+from pathlib import Path
+
+from protocol.admin.topics import NewTopic, create_topic
+from protocol.clock import SYSTEM_CLOCK
+from protocol.cluster.client import Client
+from protocol.config import parse_client
+from protocol.errors import ConfigurationError, KafkaError
+from spark_kafka_source.demo.orders import OrderStream, Sum, SumKey, make_order
+from spark_kafka_source.demo.screen import Screen, Table
+from spark_kafka_source.demo.watch import Watch
+from spark_kafka_source.kafka_jars import find_java
+from spark_kafka_source.local_kafka import LocalKafka
+
+# Far more than it takes, also on a machine that is busy.
+_PATIENCE_S = 300
+_BAR_WIDTH = 24
+
+
+def run(seconds: float, per_second: float, folder: Path, screen: Screen) -> bool:
+    """The whole demo; whether the results are right and the lag is 0 in the end."""
+    with LocalKafka(brokers=3, report=screen.say) as kafka, _client(kafka) as client:
+        # PySpark is imported after the checks of `main`, and while the brokers settle.
+        from spark_kafka_source.demo import query as spark_side
+
+        for topic, partitions in ((spark_side.ORDERS, 6), (spark_side.REVENUE, 3)):
+            create_topic(client, NewTopic(topic, partitions, replication_factor=3))
+            screen.say(f"topic {topic}: {partitions} partitions, each on all brokers")
+        orders = OrderStream(client, spark_side.ORDERS, per_second, spark_side.WINDOW_S)
+        orders.start()
+        screen.say(f"{per_second:g} orders a second go into {orders.topic}, keyed by customer, such as")
+        screen.more(make_order(1, SYSTEM_CLOCK.wall_ms()).to_json())
+        with _stderr_to(folder / "spark.log"):  # Spark and its Python workers keep it
+            spark = spark_side.open_session()
+        screen.say(
+            f"Spark {spark.version} reads them as group {spark_side.GROUP}, a batch every {spark_side.TRIGGER_S} s,"
+        )
+        screen.more(f"and writes the revenue per country and {spark_side.WINDOW_S} s to {spark_side.REVENUE}")
+        try:
+            query = spark_side.start_query(spark, kafka.bootstrap_servers, str(folder / "checkpoint"))
+            watch = Watch(query, client, spark_side.GROUP, spark_side.ORDERS, screen)
+            _follow(watch, orders, seconds, screen)
+            query.processAllAvailable()  # one more look at the topic: sums of windows that have closed
+            watch.show_new_batches()
+            query.stop()
+            screen.more()
+            results = spark_side.read_results(spark, kafka.bootstrap_servers)
+        finally:
+            spark.stop()
+        right = _check(results, orders.sums, watch.late_rows, screen)
+        return _show_group(kafka, spark_side.GROUP, screen) and right
+
+
+def _follow(watch: Watch, orders: OrderStream, seconds: float, screen: Screen) -> None:
+    screen.more()
+    screen.more(
+        "Each batch, and the offsets of all partitions together. What a batch has read is committed to the group"
+    )
+    screen.more("when the batch is complete, so the lag (log end less committed) is what Kafka's own tools see:")
+    watch.header()
+    watch.until(lambda: orders.failed or watch.began, "no batch has completed", _PATIENCE_S)
+    end_s = SYSTEM_CLOCK.now_s() + seconds
+    watch.until(lambda: orders.failed or SYSTEM_CLOCK.now_s() >= end_s, "the time is not up", seconds + _PATIENCE_S)
+    orders.stop()
+    screen.say(f"no more orders: {orders.sent:,} were sent and acknowledged, the query catches up")
+    watch.until(watch.caught_up, "the group has not caught up", _PATIENCE_S)
+
+
+def _check(results: Sequence[tuple[SumKey, Sum]], sent: Mapping[SumKey, Sum], late_rows: int, screen: Screen) -> bool:
+    """Shows what was read back and whether it is what was sent: every sum of every window up to the last one."""
+    sums = dict(results)
+    if not sums:
+        screen.say("nothing is in the topic of the results: no window has closed; give it more --seconds")
+        return False
+    last = max(key.start_s for key in sums)
+    _show_window(last, sums, screen)
+    expected = {key: value for key, value in sent.items() if key.start_s <= last}
+    wrong = [key for key in expected.keys() | sums.keys() if sums.get(key) != expected.get(key)]
+    windows = len({key.start_s for key in sums})
+    if not wrong:
+        screen.more(f"all {len(sums)} sums of {windows} windows are what was sent, to the cent")
+        return True
+    missing = sum(value.orders for value in expected.values()) - sum(value.orders for value in sums.values())
+    screen.more(f"{len(wrong)} of {len(expected)} sums are not what was sent: {missing:,} orders are missing in them,")
+    screen.more(f"{late_rows:,} came so late that their window had closed (as on a machine that is too busy)")
+    return missing == late_rows > 0
+
+
+def _show_window(start_s: int, sums: Mapping[SumKey, Sum], screen: Screen) -> None:
+    screen.say("read back with spark.read from the topic of the results, the last window that has closed:")
+    table = Table(screen, {"window": -8, "country": -7, "orders": 7, "revenue": 12, "": -_BAR_WIDTH})
+    table.header()
+    rows = {key: value for key, value in sums.items() if key.start_s == start_s}
+    most = max(value.cents for value in rows.values())
+    window = f"{datetime.fromtimestamp(start_s, timezone.utc):%H:%M:%S}"
+    for key, value in sorted(rows.items(), key=lambda row: -row[1].cents):
+        bar = "=" * round(_BAR_WIDTH * value.cents / most)
+        table.row(window, key.country, value.orders, f"{value.cents / 100:,.2f}", bar)
+    screen.more()
+
+
+def _show_group(kafka: LocalKafka, group: str, screen: Screen) -> bool:
+    """Lets Kafka's own tool describe the group; whether every partition has lag 0."""
+    screen.say(f"Kafka's own tool: kafka-consumer-groups.sh --describe --group {group}")
+    said = kafka.describe_group(group)
+    screen.as_it_is(said.rstrip())
+    screen.more()
+    lines = [line.split() for line in said.splitlines() if line.strip()]
+    rows = [dict(zip(lines[0], line, strict=False)) for line in lines[1:]] if lines else []
+    behind = [f"{row['TOPIC']}-{row['PARTITION']}: {row['LAG']}" for row in rows if row.get("LAG") != "0"]
+    if not rows or behind:
+        screen.say(f"the lag is not 0: {', '.join(behind) or 'the group is not there'}")
+        return False
+    screen.say(f"lag 0 on all {len(rows)} partitions")
+    return True
+
+
+def _client(kafka: LocalKafka) -> Client:
+    return Client(parse_client({"bootstrap.servers": kafka.bootstrap_servers, "client.id": "demo"}))
+
+
+@contextlib.contextmanager
+def _stderr_to(path: Path) -> Iterator[None]:
+    """Programs that are started meanwhile write their standard error there."""
+    sys.stderr.flush()
+    saved = os.dup(2)
+    try:
+        with path.open("ab") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+
+
+def _require_pyspark() -> None:
+    if find_spec("pyspark") is None:
+        raise ConfigurationError('The demo needs PySpark 4: pip install "pyspark>=4.0"')
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m spark_kafka_source.demo",
+        description="A Spark query that reads a Kafka group, commits it truthfully, and writes back.",
+    )
+    parser.add_argument("--seconds", type=float, default=30, help="how long orders come after the first batch (30)")
+    parser.add_argument("--rate", type=float, default=500, help="orders per second (500)")
+    chosen = parser.parse_args(arguments)
+    # As Ctrl-C: every `with` block below ends and cleans up.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    screen = Screen()
+    with tempfile.TemporaryDirectory(prefix="spark-kafka-source-demo-") as folder:
+        try:
+            find_java()
+            _require_pyspark()
+            return 0 if run(chosen.seconds, chosen.rate, Path(folder), screen) else 1
+        except KeyboardInterrupt:
+            screen.say("stopped")
+        except KafkaError as error:
+            screen.say(f"error: {error}")
+        except Exception as error:
+            screen.say(f"error: {error}")
+            log = Path(folder) / "spark.log"
+            if log.exists():
+                screen.more("the end of Spark's log:")
+                screen.as_it_is("\n".join(log.read_text(errors="replace").splitlines()[-30:]))
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,158 @@
+"""The orders of the demo: made up, sent to Kafka in a thread, and counted, so that Spark's sums can be checked.
+
+Called by the demo's `__main__`. Knows nothing of Spark. A column of orders goes out every tenth of a second, and the
+next one only when Kafka has acknowledged it: what `sent` counts is in the log.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections import defaultdict
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from protocol.clock import SYSTEM_CLOCK
+from protocol.cluster.client import Client
+from protocol.config import ProducerConfig
+from protocol.producer.async_producer import AsyncProducer
+
+_INTERVAL_S = 0.1
+# A phone takes a moment to send its order: event times are a little behind, and not quite in order.
+_LATEST_MS = 1_500
+_CUSTOMERS = 2_000
+_CENTS = {
+    "coffee beans 1 kg": 18_90,
+    "espresso cups": 24_50,
+    "french press": 34_99,
+    "grinder": 89_00,
+    "kettle": 59_95,
+    "milk frother": 27_99,
+    "paper filters": 3_49,
+    "scales": 42_50,
+    "tea sampler": 15_99,
+}
+_COUNTRIES = {"DE": 30, "FR": 22, "IT": 16, "ES": 12, "NL": 9, "PL": 7, "SE": 4}
+
+
+@dataclass(frozen=True)
+class Order:
+    """One order; `event_ms` is when the customer made it, in milliseconds since 1970."""
+
+    order_id: int
+    customer: str
+    product: str
+    quantity: int
+    country: str
+    event_ms: int
+
+    @property
+    def cents(self) -> int:
+        return self.quantity * _CENTS[self.product]
+
+    def to_json(self) -> str:
+        """What is written to Kafka."""
+        fields = {
+            "order_id": self.order_id,
+            "customer": self.customer,
+            "product": self.product,
+            "quantity": self.quantity,
+            "price": _CENTS[self.product] / 100,
+            "country": self.country,
+            "event_time": _iso(self.event_ms),
+        }
+        return json.dumps(fields)
+
+
+class SumKey(NamedTuple):
+    """`start_s`: when the window begins, in seconds since 1970."""
+
+    start_s: int
+    country: str
+
+
+@dataclass
+class Sum:
+    """Orders of one country in one window, and what they are worth."""
+
+    orders: int = 0
+    cents: int = 0
+
+
+class OrderStream:
+    """A steady stream of orders into one topic, keyed by customer, from `start` until `stop`.
+
+    `sums` is what was sent per window and country, complete once `stop` has returned.
+    """
+
+    def __init__(self, client: Client, topic: str, per_second: float, window_s: int) -> None:
+        self.topic = topic
+        self.sent = 0
+        self.sums: dict[SumKey, Sum] = defaultdict(Sum)
+        self._producer = AsyncProducer(client, ProducerConfig(compression_type="lz4"))
+        self._per_second = per_second
+        self._window_s = window_s
+        self._ended = threading.Event()
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="orders", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def failed(self) -> bool:
+        """Whether the stream ended by itself; `stop` raises why."""
+        return self._failure is not None
+
+    def stop(self) -> None:
+        """Returns when every order is acknowledged. Raises what ended the stream before, if anything did."""
+        self._ended.set()
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        began_s = SYSTEM_CLOCK.now_s()
+        try:
+            while not self._ended.wait(_INTERVAL_S):
+                self._send(int((SYSTEM_CLOCK.now_s() - began_s) * self._per_second) - self.sent)
+            self._producer.close()
+        except Exception as error:  # for the thread that waits
+            self._failure = error
+
+    def _send(self, count: int) -> None:
+        now_ms = SYSTEM_CLOCK.wall_ms()
+        orders = [make_order(self.sent + number, now_ms) for number in range(1, count + 1)]
+        columns = {
+            "key": pa.array([order.customer for order in orders], pa.string()).cast(pa.binary()),
+            "value": pa.array([order.to_json() for order in orders], pa.string()).cast(pa.binary()),
+        }
+        self._producer.send_columns(self.topic, pa.record_batch(columns))
+        self._producer.flush()
+        self.sent += count
+        for order in orders:
+            known = self.sums[SumKey(order.event_ms // 1000 // self._window_s * self._window_s, order.country)]
+            known.orders += 1
+            known.cents += order.cents
+
+
+def make_order(order_id: int, now_ms: int) -> Order:
+    """An order as it comes in at this time; everything else of it is left to chance."""
+    (country,) = random.choices(list(_COUNTRIES), list(_COUNTRIES.values()))  # noqa: S311
+    return Order(
+        order_id=order_id,
+        customer=f"customer-{random.randrange(_CUSTOMERS):04}",  # noqa: S311
+        product=random.choice(list(_CENTS)),  # noqa: S311
+        quantity=min(5, 1 + int(random.expovariate(0.8))),
+        country=country,
+        event_ms=now_ms - random.randrange(_LATEST_MS),  # noqa: S311
+    )
+
+
+def _iso(ms: int) -> str:
+    moment = datetime.fromtimestamp(ms // 1000, timezone.utc)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{ms % 1000:03}Z"

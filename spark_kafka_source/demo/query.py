@@ -1,0 +1,81 @@
+"""The Spark half of the demo: from the topic `orders` to the topic `revenue`, as anyone would write it.
+
+Called by the demo's `__main__`. Imports PySpark, so it is itself imported only when Java and PySpark are known to be
+there. Amounts of money are decimals, so that sums can be compared to the cent.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as sf
+from pyspark.sql.streaming.query import StreamingQuery
+
+from spark_kafka_source.demo.orders import Sum, SumKey
+from spark_kafka_source.kafka_config import conf_file
+
+ORDERS, REVENUE, GROUP = "orders", "revenue", "orders-etl"
+WINDOW_S = 5
+WATERMARK_S = 5
+TRIGGER_S = 2
+
+_ORDER = (
+    "order_id long, customer string, product string, quantity int, price decimal(9, 2), country string, "
+    "event_time timestamp"
+)
+_SUM = "country string, window_start timestamp, orders long, revenue decimal(18, 2)"
+
+
+def open_session() -> SparkSession:
+    """A local Spark of `conf/spark-defaults.conf`, with errors only in its log."""
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ.setdefault("SPARK_CONF_DIR", str(conf_file("spark-defaults.conf").parent))
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    return SparkSession.builder.appName("demo").getOrCreate()
+
+
+def start_query(spark: SparkSession, bootstrap_servers: str, checkpoint: str) -> StreamingQuery:
+    """`orders` -> revenue per country and window -> `revenue`, a batch every two seconds."""
+    orders = (
+        spark.readStream.format("pykafka-group")
+        .option("kafka.bootstrap.servers", bootstrap_servers)
+        .option("subscribe", ORDERS)
+        .option("kafka.group.id", GROUP)
+        .option("kafka.auto.offset.reset", "earliest")
+        .load()
+        .select(sf.from_json(sf.col("value").cast("string"), _ORDER).alias("order"))
+        .select("order.*")
+    )
+    revenue = (
+        orders.withWatermark("event_time", f"{WATERMARK_S} seconds")
+        .groupBy("country", sf.window("event_time", f"{WINDOW_S} seconds").alias("window"))
+        .agg(sf.count("*").alias("orders"), sf.sum(sf.expr("quantity * price")).alias("revenue"))
+        .select("country", sf.col("window.start").alias("window_start"), "orders", "revenue")
+    )
+    return (
+        revenue.select(sf.col("country").alias("key"), sf.to_json(sf.struct("*")).alias("value"))
+        .writeStream.format("pykafka-group")
+        .option("kafka.bootstrap.servers", bootstrap_servers)
+        .option("topic", REVENUE)
+        .option("checkpointLocation", checkpoint)
+        .trigger(processingTime=f"{TRIGGER_S} seconds")
+        .queryName(GROUP)
+        .start()
+    )
+
+
+def read_results(spark: SparkSession, bootstrap_servers: str) -> list[tuple[SumKey, Sum]]:
+    """What is in `revenue`, by a batch read: window and country, and their sum."""
+    rows = (
+        spark.read.format("pykafka-group")
+        .option("kafka.bootstrap.servers", bootstrap_servers)
+        .option("subscribe", REVENUE)
+        .load()
+        .select(sf.from_json(sf.col("value").cast("string"), _SUM).alias("sum"))
+        .select("sum.*", sf.unix_timestamp("sum.window_start").alias("start_s"))
+        .orderBy("start_s", "country")
+        .collect()
+    )
+    return [(SumKey(row.start_s, row.country), Sum(row.orders, int(row.revenue * 100))) for row in rows]

@@ -1,0 +1,60 @@
+"""`make demo`, as its user sees it: a short run from the command line, and what it says when Java is missing."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COMMAND = [sys.executable, "-m", "spark_kafka_source.demo"]
+
+
+@pytest.mark.kafka
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+def test_the_demo_ends_with_the_right_results_and_lag_zero() -> None:
+    ended = subprocess.run([*COMMAND, "--seconds", "8", "--rate", "200"], capture_output=True, text=True, timeout=580)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stderr == ""
+    sent = number(r"no more orders: ([\d,]+) were sent", ended.stdout)
+    batches = batch_rows(ended.stdout)
+    assert len(batches) > 2
+    assert sum(row["orders"] for row in batches) == sent > 8 * 200
+    assert all(row["committed"] <= row["read up to"] <= row["log end"] for row in batches)
+    assert all(row["lag"] == row["log end"] - row["committed"] for row in batches)
+    assert {row["log end"] for row in batches[-1:]} == {sent}
+    results = number(r"all ([\d,]+) sums of \d+ windows are what was sent", ended.stdout)
+    assert results == sum(row["results"] for row in batches) > 0
+    assert len(re.findall(r"^orders-etl +orders +\d +(\d+) +\1 +0 ", ended.stdout, re.MULTILINE)) == 6
+    assert "lag 0 on all 6 partitions" in ended.stdout
+
+
+def test_without_java_the_demo_says_so_in_one_line(tmp_path: Path) -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "JAVA_HOME"} | {"PATH": str(tmp_path)}
+    ended = subprocess.run(COMMAND, capture_output=True, text=True, timeout=60, env=environment)
+    assert ended.returncode == 1
+    assert ended.stderr == ""
+    (line,) = ended.stdout.splitlines()
+    assert "No java on PATH" in line
+    assert "install it" in line
+
+
+def batch_rows(output: str) -> list[dict[str, int]]:
+    """The table of batches, by the names of its columns."""
+    lines = output.splitlines()
+    header = next(line for line in lines if line.split()[:1] == ["batch"])
+    names = re.split(r"  +", header.strip())
+    rows = (re.fullmatch(r" *[\d.]+ s ((?: +[\d,]+)+)", line) for line in lines)
+    return [
+        dict(zip(names, (int(cell.replace(",", "")) for cell in row[1].split()), strict=True)) for row in rows if row
+    ]
+
+
+def number(pattern: str, output: str) -> int:
+    found = re.search(pattern, output)
+    assert found, f"{pattern} is not in\n{output}"
+    return int(found[1].replace(",", ""))
