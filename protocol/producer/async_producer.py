@@ -270,8 +270,9 @@ class AsyncProducer:
         self._take_replies(0.0)
         while self._send_round(deadline):
             self._take_replies(0.0)
+        now_s = self._client.clock.now_s()
         for key, partition in list(self._busy.items()):
-            partition.expire(self._client.clock.now_s())
+            partition.expire(now_s)
             if partition.failures:
                 self._failures += partition.failures
                 partition.failures = []
@@ -286,6 +287,8 @@ class AsyncProducer:
         for broker, partitions in self._sendable(topics, now_s).items():
             producer = self._brokers[broker]
             self._session.before_produce([(each.topic, each.partition) for each in partitions], deadline)
+            # Whoever has waited longest comes first, so that each gets its turn.
+            partitions.sort(key=lambda each: each.sent_at_s)
             sent |= producer.send(partitions, topics.ids)
         return sent
 

@@ -94,7 +94,7 @@ class BrokerProducer:
         if not parts:
             return False
         for partition, batch in parts:
-            partition.sending(batch, self.broker.node_id)
+            partition.sending(batch, self.broker.node_id, now_s)
             self._stamp(partition, batch)
         timeout_s = self._client.config.request_timeout_ms / 1000
         deadline = Deadline(

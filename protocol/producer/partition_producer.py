@@ -105,6 +105,7 @@ class PartitionProducer:
     failures: list[KafkaError] = field(default_factory=list)
     in_flight: int = 0
     leader_id: int = -1
+    sent_at_s: float = 0.0
     sequences: Sequences | None = None
     """None: the driver has to call `begin` before it sends (`broken_identity` is what to succeed to, if any)."""
     broken_identity: ProducerIdentity | None = None
@@ -166,7 +167,7 @@ class PartitionProducer:
         for batch in self._queue:
             batch.base_sequence = NO_SEQUENCE
 
-    def sending(self, batch: ProducerBatch, leader_id: int) -> None:
+    def sending(self, batch: ProducerBatch, leader_id: int, now_s: float) -> None:
         """The batch goes out now. Numbers it, if it has no number yet."""
         assert self.sequences is not None
         if batch.base_sequence == NO_SEQUENCE:
@@ -175,6 +176,7 @@ class PartitionProducer:
         batch.in_flight = True
         self.in_flight += 1
         self.leader_id = leader_id
+        self.sent_at_s = now_s
 
     # -- outcomes -----------------------------------------------------------------------------
 

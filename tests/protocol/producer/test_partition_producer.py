@@ -48,7 +48,7 @@ def fill(made: PartitionProducer, count: int, rows: int = 10) -> None:
 def send_all(made: PartitionProducer, now_s: float = 0.0) -> list[ProducerBatch]:
     sent = []
     while (each := made.next_batch(now_s)) is not None:
-        made.sending(each, leader_id=1)
+        made.sending(each, leader_id=1, now_s=now_s)
         sent.append(each)
     return sent
 
@@ -318,7 +318,7 @@ class World:
         elif self.under_way and choice in (2, 3, 4):
             self.answer(fail=choice)
         elif (each := self.made.next_batch(1e9)) is not None and (choice % 2 or not self.under_way):
-            self.made.sending(each, 1)
+            self.made.sending(each, 1, self.now_s)
             self.under_way.append(each)
         elif self.under_way:
             self.answer()
