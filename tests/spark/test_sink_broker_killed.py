@@ -1,0 +1,89 @@
+"""A broker is killed while a query writes: nothing is lost, nothing is there twice, and every partition keeps order."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.conftest import TopicFactory
+from tests.read_back import read_back
+
+ROWS = 200_000
+PARTITIONS = 6
+_ROWS_AT_A_TIME = 2_000
+_PAUSE_S = 0.1
+
+
+def slowly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The rows as they are, at a pace that lets a broker die and come back in between."""
+    for batch in batches:
+        time.sleep(_PAUSE_S)
+        yield batch
+
+
+@pytest.fixture
+def slow_rows(spark: SparkSession) -> Iterator[DataFrame]:
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(_ROWS_AT_A_TIME))
+    yield spark.range(0, ROWS, 1, 1).mapInArrow(slowly, "id long")
+    spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+
+
+@pytest.mark.timeout(600)
+def test_every_row_is_written_once_and_in_order_while_a_broker_is_killed_and_restarted(
+    slow_rows: DataFrame, kafka: LocalKafka, topic: TopicFactory
+) -> None:
+    name = topic(PARTITIONS, replication_factor=3, config={"min.insync.replicas": "2"})
+    # Small record batches, so that many are under way when the broker dies.
+    options = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "kafka.batch.size": "4096", "topic": name}
+    rows = slow_rows.selectExpr("concat('k', id % 1000) AS key", "cast(id AS string) AS value")
+    with ThreadPoolExecutor(1) as other_thread:
+        killing = other_thread.submit(kill_and_restart, kafka, name)
+        rows.write.format("pykafka-group").options(**options).mode("append").save()
+        held_at_restart = killing.result()
+    assert held_at_restart < ROWS, "the broker was to die, and come back, in the middle"
+    in_order = defaultdict(list)
+    for record in read_back(kafka, name):
+        in_order[record.partition].append(int(record.value or b""))
+    assert set(in_order) == set(range(PARTITIONS))
+    for values in in_order.values():
+        assert values == sorted(values)
+    assert sorted(value for values in in_order.values() for value in values) == list(range(ROWS))
+
+
+def kill_and_restart(kafka: LocalKafka, topic: str) -> int:
+    """Kills a broker when the topic has some records, starts it when it has half of them; how many it has then."""
+    victim = kafka.broker_ids[1]
+    wait_until_written(kafka, topic, ROWS // 20)
+    kafka.kill(victim)
+    try:
+        return wait_until_written(kafka, topic, ROWS // 2)
+    finally:
+        kafka.start(victim)
+
+
+def wait_until_written(kafka: LocalKafka, topic: str, records: int) -> int:
+    """Waits until the topic holds at least this many records; how many it holds."""
+    consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": "watch", "log_level": 0})
+    give_up_s = time.monotonic() + 120
+    held = 0
+    try:
+        while held < records:
+            assert time.monotonic() < give_up_s, f"{topic} holds {held} of {records} records"
+            time.sleep(0.1)
+            # While a leader is being elected, nobody knows.
+            with suppress(KafkaException):
+                partitions = consumer.list_topics(topic, timeout=5).topics[topic].partitions
+                ends = [consumer.get_watermark_offsets(TopicPartition(topic, each), timeout=5) for each in partitions]
+                held = sum(high for _, high in ends)
+    finally:
+        consumer.close()
+    return held
