@@ -5,8 +5,6 @@ Knows bytes and bounds, nothing of batches. Used by `decode`.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 
@@ -14,27 +12,29 @@ from protocol.errors import Corrupt
 from protocol.records.varints import Bytes, Integers, Positions, read_varints
 
 HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())]))
+_LARGEST_OFFSET = 2**31 - 1
 
 
-def slices(data: Bytes, at: Positions, length: Integers, type_: Any = None) -> pa.Array:
+def slices(data: Bytes, at: Positions, length: Integers) -> pa.Array:
     """A binary column of data[at[i] : at[i] + length[i]], null where the length is -1.
 
     The positions must ascend without overlap, and span less than 2 GiB.
     """
     rows = len(at)
     if not rows:
-        return pa.array([], type_ or pa.binary())
+        return pa.array([], pa.binary())
     base = int(at[0])
     span = int(at[-1]) + max(0, int(length[-1])) - base
     # One long array whose even elements are the payloads and whose odd ones are what lies between them.
-    offsets = np.empty((rows, 2), np.int32)
-    np.subtract(at, base, out=offsets[:, 0], casting="unsafe")
+    offsets = np.empty(2 * rows + 1, np.int32)
+    np.subtract(at, base, out=offsets[:-1:2], casting="unsafe")
     smallest = length.min()
-    np.add(offsets[:, 0], np.maximum(length, 0) if smallest < 0 else length, out=offsets[:, 1], casting="unsafe")
+    np.add(offsets[:-1:2], np.maximum(length, 0) if smallest < 0 else length, out=offsets[1::2], casting="unsafe")
+    # Arrow reserves memory for elements of average size, which the short ones between the payloads spoil: so the last
+    # one, which nobody takes, is as long as makes the average right. It must lie within the data.
+    offsets[-1] = max(span, min(2 * int(length.sum(dtype=np.int64)), len(data) - base, _LARGEST_OFFSET))
     everything = pa.Array.from_buffers(
-        type_ or pa.binary(),
-        2 * rows - 1,
-        [None, pa.py_buffer(offsets), pa.py_buffer(data[base : base + span])],
+        pa.binary(), 2 * rows, [None, pa.py_buffer(offsets), pa.py_buffer(data[base : base + int(offsets[-1])])]
     )
     taken = everything.take(pa.array(np.arange(0, 2 * rows, 2, dtype=np.int32)))
     if smallest >= 0:

@@ -11,13 +11,20 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+from crc32c import crc32c
 
 from protocol.errors import Corrupt
 from protocol.records.compression import Bytes, Codec, decompress
-from protocol.records.header import COMPRESSION_MASK, HEADER_BYTES, LOG_OVERHEAD_BYTES, SMALLEST_RECORD_BYTES
+from protocol.records.header import (
+    CHECKED_FROM,
+    COMPRESSION_MASK,
+    HEADER_BYTES,
+    LOG_OVERHEAD_BYTES,
+    SMALLEST_RECORD_BYTES,
+)
 from protocol.records.scan import Scan
 
-SLAB_ROWS = 8_000
+SLAB_ROWS = 16_000
 SLAB_BYTES = 4 << 20
 _SCRATCH_BYTES = 16 << 20
 # Memory that was touched before is several times faster than fresh pages. Lists hand out and take back atomically.
@@ -65,18 +72,18 @@ def slabs(
     Raises `Corrupt` (checksum, codec, a count of records that cannot be) and `DecompressedTooLarge`.
     """
     headers = scan.headers[batches]
-    columns = (headers[name].tolist() for name in ("attributes", "position", "length", "count"))
+    columns = (headers[name].tolist() for name in ("attributes", "position", "length", "count", "crc"))
     raw = np.frombuffer(scan.buffer, np.uint8)
     scratch = _idle_scratch.pop() if _idle_scratch else np.empty(_SCRATCH_BYTES, np.uint8)
     slab = Slab(raw)
     try:
-        for batch, attributes, start, length, count in zip(batches.tolist(), *columns, strict=True):
+        for batch, attributes, start, length, count, crc in zip(batches.tolist(), *columns, strict=True):
             if not slab.takes(count):
                 yield slab
                 slab = Slab(raw)
-            if check_crc:
-                scan.verify_checksum(batch, where)
             data, begin, end = raw, start + HEADER_BYTES, start + LOG_OVERHEAD_BYTES + length
+            if check_crc and crc32c(scan.buffer[start + CHECKED_FROM : end]) != crc:
+                scan.verify_checksum(batch, where)
             codec = attributes & COMPRESSION_MASK
             try:
                 if codec != Codec.NONE:
@@ -88,10 +95,10 @@ def slabs(
                     raise Corrupt(f"{count} records cannot be in {end - begin} bytes")
             except Corrupt as error:
                 raise scan.located(error, batch, where) from error
-            if slab.batches and slab.data is not data:
-                yield slab
+            if slab.data is not data:
+                if slab.batches:
+                    yield slab
                 slab = Slab(data)
-            slab.data = data
             slab.add(batch, begin, end, count)
         if slab.batches:
             yield slab

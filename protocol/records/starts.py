@@ -1,92 +1,143 @@
-"""Where each record of a batch ends: every record begins with its length, so they form a chain.
+"""Where each record starts and ends: every record begins with its length, so they form a chain.
 
-The only step of decoding that cannot look at all records at once. Knows lengths and nothing else of a record.
+The only step of decoding that cannot look at all records at once. Three ways, each exact: runs of records of one size
+(compared at a stride), lockstep in `lanes`, and a Python loop, one record after the other, which is also the judge of
+whatever the other two do not understand. Used by `decode`.
 """
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Iterator, Sequence
 from itertools import repeat
 
 import numpy as np
-import numpy.typing as npt
 
 from protocol.errors import Corrupt
-from protocol.wire.primitives import BytesLike, Reader
+from protocol.records.header import SMALLEST_RECORD_BYTES
+from protocol.records.lanes import SIZES, lockstep, prefixes, sync, worth_lanes
+from protocol.records.varints import Bytes, Positions
+from protocol.wire.primitives import Reader
 
-Positions = npt.NDArray[np.int64]
+Bounds = tuple[Positions, Positions]
+"""Start and end of each record."""
 
-
-def _steps() -> list[list[int | None]]:
-    """From a record's first two bytes to its whole size; None where they are not a length of one or two bytes."""
-
-    def step(first: int, second: int) -> int | None:
-        raw, size_bytes = (first, 1) if first < 0x80 else (first & 0x7F | second << 7, 2)
-        return None if raw & 1 or (second >= 0x80 and size_bytes == 2) else (raw >> 1) + size_bytes
-
-    return [[step(first, second) for second in range(256)] for first in range(256)]
+_STEPS: list[list[int]] = SIZES.reshape(256, 256).T.tolist()
+"""SIZES as lists: _STEPS[first byte][second byte]."""
+_FEWEST_IN_RUN = 64
 
 
-_STEPS = _steps()
+def bounds_of_batches(data: Bytes, begins: Sequence[int], ends: Sequence[int], counts: Sequence[int]) -> Bounds:
+    """Start and end of every record of some batches, whose records are in data[begins[i]:ends[i]].
+
+    Raises `Corrupt` or `Truncated` when `counts[i]` records do not fill batch i exactly.
+    """
+    rows, size_bytes = sum(counts), sum(ends) - sum(begins)
+    if worth_lanes(rows, size_bytes, max(counts) / rows, len(counts)):
+        found = lockstep(data, np.array(begins), np.array(ends), size_bytes // rows)
+        if found is not None and (found[2] == counts).all():
+            return found[:2]
+    parts = [_chain(data, begin, end, count, True) for begin, end, count in zip(begins, ends, counts, strict=True)]
+    return _joined(parts)
 
 
-def bounds_of_batches(
-    data: BytesLike, begins: Sequence[int], ends: Sequence[int], counts: Sequence[int]
-) -> tuple[Positions, Positions]:
-    """Start and end of every record of several batches, the records of batch i being in data[begins[i]:ends[i]]."""
-    parts = [bounds for row in zip(begins, ends, counts, strict=True) for bounds in stretches(data, *row, sum(counts))]
-    return np.concatenate([starts for starts, _ in parts]), np.concatenate([ends for _, ends in parts])
-
-
-def stretches(
-    data: BytesLike, begin: int, end: int, count: int, rows_at_once: int
-) -> Iterator[tuple[Positions, Positions]]:
+def stretches(data: Bytes, begin: int, end: int, count: int, rows_at_once: int) -> Iterator[Bounds]:
     """Start and end of every record of one batch, in data[begin:end], about `rows_at_once` records at a time.
 
     Raises `Corrupt` or `Truncated` when `count` records do not fill the batch exactly.
     """
-    step = math.ceil(count / max(1, round(count / rows_at_once)))
-    for first in range(0, count, step):
-        last = first + step >= count
-        ends = _ends(data, begin, end, min(step, count - first))
-        if last and ends[-1] != end:
-            raise Corrupt(f"its {count} records end at byte {ends[-1]} of {end}")
-        starts = np.empty_like(ends)
-        starts[0] = begin
-        starts[1:] = ends[:-1]
-        yield starts, ends
-        begin = int(ends[-1])
+    while count > 0:
+        pieces = max(1, round(count / rows_at_once))
+        wanted = -(-count // pieces)
+        parts = []
+        while wanted > 0:
+            last = wanted == count
+            part = (
+                _run(data, begin, end, wanted)
+                or _some_lanes(data, begin, end, wanted, count)
+                or _chain(data, begin, end, wanted, last)
+            )
+            parts.append(part)
+            begin = int(part[1][-1])
+            wanted -= len(part[0])
+            count -= len(part[0])
+        if count <= 0 and (count or begin != end):
+            raise Corrupt(f"its records end at byte {begin} of {end}")
+        yield _joined(parts)
 
 
-def _ends(data: BytesLike, begin: int, end: int, count: int) -> Positions:
-    """Where each of `count` records in a row ends, the first of which starts at `begin`; all end before `end`.
+def _joined(parts: list[Bounds]) -> Bounds:
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate([starts for starts, _ in parts]), np.concatenate([ends for _, ends in parts])
 
-    Raises `Corrupt` or `Truncated` where a length is not one.
-    """
+
+def _run(data: Bytes, begin: int, end: int, most: int) -> Bounds | None:
+    """The next records, up to `most`, as far as all have the size of the first; None if that are only a few."""
+    if most < _FEWEST_IN_RUN or end - begin < most * SMALLEST_RECORD_BYTES:
+        return None
+    prefix_at = prefixes(data)
+    prefix = prefix_at[begin]
+    size = int(SIZES[prefix])
+    fits = min(most, (end - begin) // size) if size else 0
+    if fits < _FEWEST_IN_RUN:
+        return None
+    rows, more = 0, _FEWEST_IN_RUN
+    while rows < fits:
+        same = prefix_at[begin + rows * size : begin + min(rows + more, fits) * size : size] == prefix
+        if not same.all():
+            rows += int(same.argmin())
+            break
+        rows, more = rows + len(same), more * 8
+    if rows < _FEWEST_IN_RUN:
+        return None
+    bounds = np.arange(begin, begin + rows * size + 1, size)
+    return bounds[:-1], bounds[1:]
+
+
+def _some_lanes(data: Bytes, begin: int, end: int, rows: int, count: int) -> Bounds | None:
+    """About `rows` of the next `count` records, all of them if they are equal; None where lockstep finds nothing."""
+    average = (end - begin) // count
+    if not worth_lanes(rows, rows * average, 1.0, 1):
+        return None
+    until = np.array([end])
+    if rows < count:
+        until = sync(data, np.array([begin + rows * average]), until, average)
+    found = lockstep(data, np.array([begin]), until, average) if len(until) else None
+    # What is too many or too few in the last stretch, the loop shall say.
+    if found is None or (len(found[0]) >= count if rows < count else len(found[0]) != count):
+        return None
+    return found[:2]
+
+
+def _chain(data: Bytes, begin: int, end: int, count: int, whole: bool) -> Bounds:
+    """`count` records in a row from `begin`, which end before `end`, or (`whole`) exactly there."""
+    view, steps, position = data.data, _STEPS, begin
     try:
-        position, steps = begin, _STEPS
-        ends = [
-            position := position + steps[data[position]][data[position + 1]]  # type: ignore[operator]
-            for _ in repeat(None, count)
-        ]
-    except (TypeError, IndexError):
-        ends = _careful_ends(data, begin, end, count)
-    if ends[-1] > end:
+        ends = [position := position + steps[view[position]][view[position + 1]] for _ in repeat(None, count)]
+    except IndexError:
+        ends = []
+    # A step of 0 stays where it is, and so do all that follow.
+    if not ends or ends[-1] == (ends[-2] if count > 1 else begin):
+        ends = _careful_ends(view, begin, end, count)
+    if ends[-1] > end or (whole and ends[-1] != end):
         raise Corrupt(f"its records end at byte {ends[-1]} of {end}")
-    return np.frombuffer(struct.pack(f"{count}q", *ends), np.int64)
+    stops = np.frombuffer(struct.pack(f"{count}q", *ends), np.int64)
+    starts = np.empty_like(stops)
+    starts[0] = begin
+    starts[1:] = stops[:-1]
+    return starts, stops
 
 
-def _careful_ends(data: BytesLike, begin: int, end: int, count: int) -> list[int]:
+def _careful_ends(view: memoryview, begin: int, end: int, count: int) -> list[int]:
     """The same for lengths of any size, checked one by one."""
-    reader = Reader(memoryview(data)[:end])
+    reader = Reader(view[:end])
     reader.position = begin
     ends = []
     for _ in repeat(None, count):
         length = reader.varint()
         if length < 0:
-            raise Corrupt(f"a record of length {length} before byte {reader.position}")
+            raise Corrupt(f"a record of length {length}")
         reader.advance(length)
         ends.append(reader.position)
     return ends

@@ -1,7 +1,8 @@
 """Zigzag varints over a whole column of positions at once.
 
 Knows a byte array and positions in it. Nearly all varints in records are one or two bytes long, so those lengths cost
-a handful of NumPy calls; longer ones are decoded for the few rows that have them.
+a handful of NumPy calls; longer ones are finished for the few rows that have them. Arrays are worked on in the
+smallest type that holds them: that, and not the number of calls, is what a column of some thousand rows costs.
 """
 
 from __future__ import annotations
@@ -29,37 +30,45 @@ def read_varints(data: Bytes, at: Positions, bits: int = 32) -> tuple[Integers, 
     for a varint of more than `bits` bits.
     """
     first = data.take(at, mode="clip")
+    after = at + 1
     if not len(first) or first.max() < 0x80:
-        return (first >> _ONE).view(np.int8) ^ -(first & _ONE).view(np.int8), at + 1
-    long = first >= 0x80
-    second = data.take(at + 1, mode="clip")
-    # first's continuation bit is taken off again where it is set
-    raw = first + (second.astype(np.uint16) * 128 - 128) * long
-    values = (raw >> 1).view(np.int16) ^ -(raw & 1).view(np.int16)
-    after = at + long
-    after += 1
-    longer = long & (second >= 0x80)
+        return (first >> _ONE).view(np.int8) ^ -(first & _ONE).view(np.int8), after
+    second = data.take(after, mode="clip")
+    raw = second.astype(np.uint16)
+    raw <<= 7
+    raw -= 0x80  # first's continuation bit, which is added next
+    longer = second >= 0x80
+    if first.min() >= 0x80:
+        after += 1
+    else:
+        long = first >= 0x80
+        raw *= long
+        after += long
+        longer &= long
+    raw += first
+    values = (raw >> 1).view(np.int16)
+    raw &= 1
+    values ^= -raw.view(np.int16)
     if longer.any():
         rows = np.flatnonzero(longer)
+        low = (first[rows] & _LOW7).astype(np.uint64) | (second[rows] & _LOW7).astype(np.uint64) << np.uint64(7)
         values = values.astype(np.int64)
-        values[rows], after[rows] = _read_long(data, at[rows], bits)
+        values[rows], after[rows] = _finish_long(data, low, after[rows], bits)
     return values, after
 
 
-def _read_long(data: Bytes, at: Positions, bits: int) -> tuple[Integers, Positions]:
-    """The same for varints of any length, one NumPy round per byte of the longest."""
-    raw = np.zeros(len(at), np.uint64)
-    after = at.copy()
+def _finish_long(data: Bytes, raw: npt.NDArray[np.uint64], at: Positions, bits: int) -> tuple[Integers, Positions]:
+    """Varints whose first 14 bits are in `raw` and that go on at `at`: one NumPy round per byte of the longest."""
     pending = np.arange(len(at))
-    for index in range((bits + 6) // 7):
-        byte = data.take(at[pending] + index, mode="clip")
+    for shift in range(14, bits, 7):
+        byte = data.take(at[pending], mode="clip")
         payload = (byte & _LOW7).astype(np.uint64)
-        shift = 7 * index
         if shift + 7 > bits and (payload >> np.uint64(bits - shift)).any():
             break
-        raw[pending] |= payload << np.uint64(shift)
-        after[pending] += 1
+        payload <<= np.uint64(shift)
+        raw[pending] |= payload
+        at[pending] += 1
         pending = pending[byte >= 0x80]
         if not len(pending):
-            return (raw >> np.uint64(1)).view(np.int64) ^ -(raw & np.uint64(1)).view(np.int64), after
+            return (raw >> np.uint64(1)).view(np.int64) ^ -(raw & np.uint64(1)).view(np.int64), at
     raise Corrupt(f"a varint has more than {bits} bits")
