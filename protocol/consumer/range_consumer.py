@@ -145,17 +145,8 @@ class RangeConsumer:
 
     def _send(self, deadline: Deadline) -> tuple[Reply, Broker]:
         partition = self._partition
+        topic_id = self._required_topic_id(deadline)
         broker, leadership = self._client.leader(partition.topic, partition.partition, deadline)
-        topic_id = self._client.topic(partition.topic, deadline).topic_id
-        if NO_TOPIC_ID not in (self._topic_id, topic_id) and topic_id != self._topic_id:
-            raise DataLoss(
-                f"{partition.name}: the topic was deleted and created again (its id was "
-                f"{topic_id_text(self._topic_id)}, now it is {topic_id_text(topic_id)}): offsets "
-                f"{partition.position} to {partition.until_offset} belonged to the old one. Start the query with a "
-                "new checkpoint to read the new topic",
-                topic=partition.topic,
-                partition=partition.partition,
-            )
         row = partition.request_row(leadership.leader_epoch)
 
         def body(version: int) -> dict[str, Any]:
@@ -183,6 +174,24 @@ class RangeConsumer:
             at_most=None if topic_id != NO_TOPIC_ID else 12,
         )
         return reply, broker
+
+    def _required_topic_id(self, deadline: Deadline) -> bytes:
+        """The topic's id; raises `DataLoss` when it is another one than the range was planned for."""
+        partition, wanted = self._partition, self._topic_id
+        topic_id = self._client.topic(partition.topic, deadline).topic_id
+        if topic_id != wanted and NO_TOPIC_ID not in (wanted, topic_id):
+            # What is remembered here may be older than the plan.
+            self._client.expire_metadata([partition.topic])
+            topic_id = self._client.topic(partition.topic, deadline).topic_id
+        if topic_id != wanted and NO_TOPIC_ID not in (wanted, topic_id):
+            raise DataLoss(
+                f"{partition.name}: the topic was deleted and created again (its id was {topic_id_text(wanted)}, now "
+                f"it is {topic_id_text(topic_id)}): offsets {partition.position} to {partition.until_offset} belonged "
+                "to the old one. Start the query with a new checkpoint to read the new topic",
+                topic=partition.topic,
+                partition=partition.partition,
+            )
+        return topic_id
 
     def _send_ahead(self) -> None:
         try:

@@ -54,7 +54,8 @@ def test_new_partitions_are_found_while_the_query_runs_and_read_from_their_begin
         .start()
     )
     wait_for_lag_zero(kafka, group, partitions=1)
-    admin(kafka).create_partitions([NewPartitions(name, 3)])[name].result(30)
+    client = admin(kafka)
+    client.create_partitions([NewPartitions(name, 3)])[name].result(30)
     for partition in range(3):
         produce(kafka, name, partition, 10)
     rows = wait_for_lag_zero(kafka, group, partitions=3)
@@ -102,7 +103,8 @@ def test_a_deleted_topic_fails_the_query_by_name(
         produce(kafka, name, 0, 2)
     options = {"subscribe": f"{kept},{gone}", "startingOffsets": "earliest"}
     assert run_once(stream(spark, kafka, **options), tmp_path) == 4
-    admin(kafka).delete_topics([gone])[gone].result(30)
+    client = admin(kafka)
+    client.delete_topics([gone])[gone].result(30)
     produce(kafka, kept, 0, 3)
     with pytest.raises(Exception, match=f"{gone}-0 is not there any more: the topic was deleted"):
         run_once(stream(spark, kafka, **options), tmp_path)
