@@ -1,0 +1,64 @@
+"""The notebooks, run as their readers run them: cell by cell in a kernel of their own, from the folder they lie in."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from jupyter_client.manager import AsyncKernelManager
+from nbclient import NotebookClient
+
+NOTEBOOKS = sorted((Path(__file__).parent.parent.parent / "notebooks").glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_notebook_is_kept_without_outputs(path: Path) -> None:
+    cells = [cell for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
+    assert cells
+    assert [cell.outputs for cell in cells] == [[]] * len(cells)
+    assert {cell.execution_count for cell in cells} == {None}
+
+
+@pytest.mark.kafka
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+def test_the_quickstart_ends_with_a_picture_results_and_lag_zero() -> None:
+    outputs = run("01_quickstart")
+    first, *_ = (text for text in outputs if "customer-1" in text)
+    assert "order_id" in first
+    assert sum("image/png" in text for text in outputs) == 1
+    (results,) = (text for text in outputs if "revenue" in text and "country" in text)
+    assert re.search(r"\|\s*DE\|\s*\d+\|\s*\d+\|", results)
+    (group,) = (text for text in outputs if "CURRENT-OFFSET" in text)
+    assert len(re.findall(r"^orders-etl +orders +\d +(\d+) +\1 +0 ", group, re.MULTILINE)) == 3
+    assert "3 orders read\n" in outputs
+
+
+def test_its_first_result_takes_less_than_ten_statements() -> None:
+    code = [cell.source for cell in read("01_quickstart").cells if cell.cell_type == "code"]
+    until = next(number for number, source in enumerate(code) if ".show(" in source)
+    statements = [statement for source in code[: until + 1] for statement in ast.parse(source).body]
+    assert len(statements) < 10
+
+
+def run(name: str) -> list[str]:
+    """What the notebook's cells put out: texts, and the kinds of pictures. An error in a cell is raised."""
+    notebook = read(name)
+    manager = AsyncKernelManager(kernel_name="python3")
+    manager.kernel_spec.argv[0] = sys.executable  # whatever other kernel is installed under this name
+    client = NotebookClient(
+        notebook, km=manager, timeout=400, resources={"metadata": {"path": str(NOTEBOOKS[0].parent)}}
+    )
+    client.execute()
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    texts = [output.text for output in outputs if output.output_type == "stream" and output.name == "stdout"]
+    return texts + [kind for output in outputs for kind in output.get("data", {})]
+
+
+def read(name: str) -> nbformat.NotebookNode:
+    (path,) = (path for path in NOTEBOOKS if path.stem == name)
+    return nbformat.read(path, 4)
