@@ -11,9 +11,12 @@ import pytest
 from confluent_kafka import Producer
 
 from protocol.broker_errors import ErrorCode
+from protocol.cluster.client import Client
+from protocol.config import ProducerConfig, parse_client
 from protocol.errors import BrokerError, DeadlineExceeded, UsageError
 from protocol.producer.async_producer import AsyncProducer
 from protocol.producer.partition_producer import ProducedRange
+from protocol.producer.sync_producer import SyncProducer
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.protocol.producer.producing import (
@@ -177,13 +180,24 @@ class TestWaiting:
         names = [topic(3), topic(3)]
         first = producer_of(kafka.bootstrap_servers)
         second = AsyncProducer(first._client, first._config)
-        for number in range(0, 6_000, 200):
+        for number in range(0, 3_000, 200):
             for name, producer in zip(names, (first, second), strict=True):
                 send_numbered(producer, name, number, 200, 3)
         first.close()
         second.close()
         for name in names:
-            assert_all_once_in_order(kafka, name, 6_000, 3)
+            assert_all_once_in_order(kafka, name, 3_000, 3)
+
+
+def test_the_sync_producer_says_where_each_call_s_rows_are(kafka: LocalKafka, topic: TopicFactory) -> None:
+    name = topic(2)
+    client = Client(parse_client({"bootstrap.servers": kafka.bootstrap_servers}))
+    with client, SyncProducer(client, ProducerConfig()) as producer:
+        first = producer.send_columns(name, numbered(0, 3), np.zeros(3, np.int32))
+        second = producer.send_columns(name, numbered(3, 3), np.array([1, 0, 1], np.int32))
+    assert first == {(name, 0): ProducedRange(0, 2, 3)}
+    assert second == {(name, 0): ProducedRange(3, 3, 1), (name, 1): ProducedRange(0, 1, 2)}
+    assert [int((record.value or b"")[:9]) for record in read_back(kafka, name)] == [0, 1, 2, 4, 3, 5]
 
 
 class TestRefusals:

@@ -146,19 +146,19 @@ class TestLostAnswers:
         name = topic(3, config=SAFE)
         proxy.replies[PRODUCE] = lambda reply: Fate.CUT if reply.number % 7 == 0 else Fate.PASS
         with producer_of(servers(proxy.bootstrap_servers)) as producer:
-            for first in range(0, 9_000, 300):
+            for first in range(0, 6_000, 300):
                 send_numbered(producer, name, first, 300, 3)
         assert proxy.seen["Produce", "reply"] > 70
-        assert_all_once_in_order(kafka, name, 9_000, 3)
+        assert_all_once_in_order(kafka, name, 6_000, 3)
 
     def test_requests_are_lost_on_the_way_too(self, kafka: LocalKafka, topic: TopicFactory, proxy: KafkaProxy) -> None:
         name = topic(3, config=SAFE)
         proxy.requests[PRODUCE] = lambda request: Fate.CUT if request.number % 5 == 0 else Fate.PASS
         proxy.replies[PRODUCE] = lambda reply: Fate.CUT if reply.number % 11 == 0 else 0.002
         with producer_of(servers(proxy.bootstrap_servers)) as producer:
-            for first in range(0, 6_000, 300):
+            for first in range(0, 3_000, 300):
                 send_numbered(producer, name, first, 300, 3)
-        assert_all_once_in_order(kafka, name, 6_000, 3)
+        assert_all_once_in_order(kafka, name, 3_000, 3)
 
     def test_with_acks_1_nothing_is_missing(self, kafka: LocalKafka, topic: TopicFactory, proxy: KafkaProxy) -> None:
         name = topic(1)
@@ -257,9 +257,9 @@ class TestAnswersWithErrors:
 
         proxy.replies[PRODUCE] = refuse
         with producer_of(servers(proxy.bootstrap_servers)) as producer:
-            for first in range(0, 4_500, 300):
+            for first in range(0, 3_000, 300):
                 send_numbered(producer, name, first, 300, 3)
-        assert_all_once_in_order(kafka, name, 4_500, 3)
+        assert_all_once_in_order(kafka, name, 3_000, 3)
 
     def test_the_duplicate_sequence_error_is_a_success(
         self, kafka: LocalKafka, topic: TopicFactory, proxy: KafkaProxy
