@@ -11,14 +11,14 @@ from collections.abc import Sequence
 
 from tests.benchmarks.job import OURS, Figure, Job, say, section_main
 from tests.benchmarks.processes import DRIVER_SIDE, WORKER, PeakMemory
-from tests.benchmarks.source import source_options
+from tests.benchmarks.source import stream_options
 from tests.benchmarks.spark_session import FORMATS, open_session
 
 
 def measure(job: Job, _: Sequence[str]) -> list[Figure]:
     spark = open_session(job)
     topic = job.topics[0]
-    rows = spark.readStream.format(FORMATS[OURS]).options(**source_options(job, OURS, topic.name)).load()
+    rows = spark.readStream.format(FORMATS[OURS]).options(**stream_options(job, OURS, topic.name)).load()
     with tempfile.TemporaryDirectory() as checkpoint, PeakMemory() as memory:
         query = rows.writeStream.format("noop").option("checkpointLocation", checkpoint).trigger(availableNow=True)
         query.start().awaitTermination()

@@ -40,11 +40,15 @@ def measure(job: Job, _: Sequence[str]) -> list[Figure]:
 
 
 def source_options(job: Job, who: str, topic: str) -> dict[str, str]:
-    """The same for both, but that ours also commits for a group, as it does in use."""
+    """Everything from the beginning, and else what both do by default."""
     options = {"kafka.bootstrap.servers": job.bootstrap_servers, "subscribe": topic, "startingOffsets": "earliest"}
-    if who == OURS:
-        options |= {"kafka.group.id": f"bench-{uuid.uuid4().hex[:8]}", **job.options}
-    return options
+    return options | (job.options if who == OURS else {})
+
+
+def stream_options(job: Job, who: str, topic: str) -> dict[str, str]:
+    """The same, but ours also commits for a group, as it does in use."""
+    group = {"kafka.group.id": f"bench-{uuid.uuid4().hex[:8]}"} if who == OURS else {}
+    return source_options(job, who, topic) | group
 
 
 def _batch(spark: SparkSession, job: Job, who: str, topic: Topic) -> float:
@@ -56,7 +60,7 @@ def _batch(spark: SparkSession, job: Job, who: str, topic: Topic) -> float:
 
 def _stream(spark: SparkSession, job: Job, who: str, topic: Topic) -> dict[str, float]:
     per_trigger = -(-topic.records // job.micro_batches)
-    options = source_options(job, who, topic.name) | {"maxOffsetsPerTrigger": str(per_trigger)}
+    options = stream_options(job, who, topic.name) | {"maxOffsetsPerTrigger": str(per_trigger)}
     rows = spark.readStream.format(FORMATS[who]).options(**options).load()
     with tempfile.TemporaryDirectory() as checkpoint:
         started_s, used_s = time.perf_counter(), cpu_s()

@@ -20,7 +20,7 @@ from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
 from tests.benchmarks.job import Figure, Job, say, section_main
-from tests.benchmarks.source import source_options
+from tests.benchmarks.source import stream_options
 from tests.benchmarks.spark_session import FORMATS, contestants, open_session
 from tests.benchmarks.topics import create_topic
 
@@ -55,7 +55,7 @@ def measure(job: Job, arguments: Sequence[str]) -> list[Figure]:
 
 def _run(spark: SparkSession, job: Job, who: str, topic: str, batches: int) -> dict[str, list[float]]:
     """What each phase of a trigger took, in milliseconds, in this many batches with records, after the warm-up."""
-    options = source_options(job, who, topic) | {"startingOffsets": "latest"}
+    options = stream_options(job, who, topic) | {"startingOffsets": "latest"}
     rows = spark.readStream.format(FORMATS[who]).options(**options).load()
     with tempfile.TemporaryDirectory() as checkpoint:
         query = rows.writeStream.format("noop").option("checkpointLocation", checkpoint).start()
