@@ -37,6 +37,9 @@ _XERIAL_BLOCK_BYTES = 32 * 1024
 _INT32 = struct.Struct(">i")
 _STREAM_NAMES = {Codec.GZIP: "gzip", Codec.LZ4: "lz4", Codec.ZSTD: "zstd"}
 _COUNTING_BYTES = 1 << 20
+_LZ4_HAS_SIZE = 0x08
+_LZ4_LARGEST_RATIO = 255
+"""A byte of input never makes more bytes of output, so a small frame needs no cap."""
 _DEFAULT_LEVELS = {Codec.GZIP: 6, Codec.ZSTD: 3}
 """As in the Java client. lz4's default is its fast mode."""
 
@@ -52,7 +55,7 @@ def decompress(codec: int, data: BytesLike, room: Bytes, cap_bytes: int) -> Byte
         if codec == Codec.SNAPPY:
             return _unpack_snappy(memoryview(data), room, cap_bytes)
         return _unpack_stream(_STREAM_NAMES[Codec(codec)], data, room, cap_bytes)
-    except (OSError, pa.ArrowException, Truncated) as error:
+    except (OSError, RuntimeError, pa.ArrowException, Truncated) as error:
         raise Corrupt(f"it is not valid {Codec(codec).name.lower()}: {error}") from error
     except (ValueError, KeyError) as error:
         raise Corrupt(f"its compression codec is {codec}; known are 0 to {max(Codec)}") from error
@@ -80,6 +83,10 @@ def compress(codec: int, data: BytesLike, level: int | None = None) -> BytesLike
 
 
 def _unpack_stream(name: str, data: BytesLike, room: Bytes, cap_bytes: int) -> Bytes:
+    if name == "lz4" and memoryview(data).nbytes <= len(room) // _LZ4_LARGEST_RATIO:
+        small = _unpack_small_lz4(data, room, cap_bytes)
+        if small is not None:
+            return small
     stream = pa.CompressedInputStream(pa.BufferReader(data), name)
     size_bytes = _fill(stream, room)
     if size_bytes < len(room):
@@ -96,6 +103,22 @@ def _unpack_stream(name: str, data: BytesLike, room: Bytes, cap_bytes: int) -> B
     if size_bytes > cap_bytes:
         raise _too_large(cap_bytes)
     return large[:size_bytes]
+
+
+def _unpack_small_lz4(data: BytesLike, room: Bytes, cap_bytes: int) -> Bytes | None:
+    """One small frame without the cost of a stream; None for what only the stream can judge: more than one frame, or
+    a frame that claims to be large (the memory for that would be taken at once)."""
+    head = bytes(memoryview(data)[:14])
+    if len(head) < 14 or (head[4] & _LZ4_HAS_SIZE and int.from_bytes(head[6:14], "little") > len(room)):
+        return None
+    unpacked, read_bytes = lz4.frame.decompress(data, return_bytes_read=True)
+    if read_bytes != memoryview(data).nbytes:
+        return None
+    if len(unpacked) > cap_bytes:
+        raise _too_large(cap_bytes)
+    out = room[: len(unpacked)]
+    out[:] = np.frombuffer(unpacked, np.uint8)
+    return out
 
 
 def _fill(stream: Any, target: Bytes) -> int:
@@ -140,8 +163,10 @@ def _unpack_snappy(data: memoryview, room: Bytes, cap_bytes: int) -> Bytes:
     total = sum(sizes)
     if total > cap_bytes:
         raise _too_large(cap_bytes)
-    out = room if total <= len(room) else np.empty(total, np.uint8)
     codec = pa.Codec("snappy")
+    if len(blocks) == 1 and total > len(room):
+        return np.frombuffer(codec.decompress(blocks[0], total), np.uint8)
+    out = room if total <= len(room) else np.empty(total, np.uint8)
     position = 0
     for block, size_bytes in zip(blocks, sizes, strict=True):
         out[position : position + size_bytes] = np.frombuffer(codec.decompress(block, size_bytes), np.uint8)

@@ -17,7 +17,6 @@ Words = npt.NDArray[np.uint64]
 Integers = npt.NDArray[Any]
 
 _WORD_BYTES = 8
-_CONTINUED = np.uint64(0x8080_8080_8080_8080)
 
 
 @dataclass
@@ -25,63 +24,59 @@ class Piece:
     """Up to 8 bytes per row: the lowest `sizes` bytes of `words`. `most` is the largest size."""
 
     words: Words
-    sizes: Integers
+    sizes: Words
     most: int
 
     def then(self, other: Piece) -> Piece:
         """Both after one another; together they must fit a word."""
-        words = self.words | (other.words << (self.sizes.astype(np.uint64) * np.uint64(8)))
+        words = other.words << (self.sizes << np.uint64(3))
+        words |= self.words
         return Piece(words, self.sizes + other.sizes, self.most + other.most)
 
 
 def zero_bytes(rows: int) -> Piece:
     """One zero byte per row."""
-    return Piece(np.zeros(rows, np.uint64), np.ones(rows, np.int64), 1)
+    return Piece(np.zeros(rows, np.uint64), np.ones(rows, np.uint64), 1)
 
 
-def zigzag(values: Integers) -> Words:
+def _zigzag(values: Integers) -> Words:
     """Signed to unsigned, small for small magnitudes of either sign."""
     signed = values.astype(np.int64, copy=False)
-    return ((signed << 1) ^ (signed >> 63)).view(np.uint64)
+    raw = signed >> 63
+    raw ^= signed << 1
+    return raw.view(np.uint64)
 
 
 def varint_sizes(values: Integers) -> npt.NDArray[np.int64]:
     """How many bytes each number has as a zigzag varint."""
-    return _sizes(zigzag(values))
-
-
-def _sizes(raw: Words) -> npt.NDArray[np.int64]:
+    raw = _zigzag(values)
     sizes = np.ones(len(raw), np.int64)
     largest = int(raw.max()) if len(raw) else 0
-    for shift in range(7, 64, 7):
-        if not largest >> shift:
-            break
+    for shift in range(7, largest.bit_length(), 7):
         sizes += (raw >> np.uint64(shift)) != 0
     return sizes
 
 
 def varints(values: Integers) -> list[Piece]:
     """Each row's zigzag varint: one piece, or two where some have 9 or 10 bytes."""
-    raw = zigzag(values)
-    sizes = _sizes(raw)
-    most = int(sizes.max()) if len(sizes) else 1
-    pieces = []
-    for first in range(0, most, _WORD_BYTES):
-        words = np.zeros(len(raw), np.uint64)
-        here = min(_WORD_BYTES, most - first)
-        for index in range(here):
-            words |= ((raw >> np.uint64(7 * (first + index))) & np.uint64(0x7F)) << np.uint64(8 * index)
-        if most > 1:
-            continued = np.clip(sizes - 1 - first, 0, here).astype(np.uint64)
-            words |= _CONTINUED & _low_bytes(continued)
-        pieces.append(Piece(words, np.clip(sizes - first, 0, here), here))
+    raw = _zigzag(values)
+    largest = int(raw.max()) if len(raw) else 0
+    pieces = [Piece(raw & np.uint64(0x7F), np.ones(len(raw), np.uint64), 1)]
+    for shift in range(7, largest.bit_length(), 7):
+        rest = raw >> np.uint64(shift)
+        more = (rest != 0).view(np.uint8).astype(np.uint64)
+        last = pieces[-1]
+        # The byte before this one is the last of its word, if this one opens a new word.
+        last.words |= more << np.uint64(8 * last.most - 1)
+        if last.most == _WORD_BYTES:
+            last = Piece(np.zeros(len(raw), np.uint64), np.zeros(len(raw), np.uint64), 0)
+            pieces.append(last)
+        rest &= np.uint64(0x7F)
+        rest <<= np.uint64(8 * last.most)
+        last.words |= rest
+        last.sizes += more
+        last.most += 1
     return pieces
-
-
-def _low_bytes(count: Words) -> Words:
-    """All bits of the lowest `count` bytes; NumPy shifts out to zero at 64."""
-    bits: Words = (np.uint64(1) << (count * np.uint64(8))) - np.uint64(1)
-    return bits
 
 
 class Layout:
@@ -124,12 +119,15 @@ class Layout:
 
 def _column(pieces: list[Piece], rows: int) -> pa.Array:
     """The pieces of each row after one another, as a binary column."""
-    words = np.stack([piece.words for piece in pieces], axis=1).ravel()
-    sizes = np.stack([piece.sizes for piece in pieces], axis=1).ravel()
-    ends = np.cumsum(sizes)
-    data = np.empty(int(ends[-1]) + _WORD_BYTES, np.uint8)
+    kinds = len(pieces)
+    words, sizes = pieces[0].words, pieces[0].sizes
+    if kinds > 1:
+        words = np.stack([piece.words for piece in pieces], axis=1).ravel()
+        sizes = np.stack([piece.sizes for piece in pieces], axis=1).ravel()
+    bounds = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=bounds[1:])
+    data = np.empty(int(bounds[-1]) + _WORD_BYTES, np.uint8)
     # Words overlap what follows them, and are stored in this order: each next one overwrites the excess of the last.
-    np.ndarray(len(data) - _WORD_BYTES + 1, "<u8", data, strides=(1,))[ends - sizes] = words
-    offsets = np.zeros(rows + 1, np.int32)
-    offsets[1:] = ends[len(pieces) - 1 :: len(pieces)]
+    np.ndarray((len(data) - _WORD_BYTES + 1,), "<u8", data, strides=(1,))[bounds[:-1]] = words
+    offsets = bounds[::kinds].astype(np.int32)
     return pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(offsets), pa.py_buffer(data)])

@@ -6,6 +6,7 @@ import contextlib
 import random
 import subprocess
 import sys
+import tracemalloc
 import zlib
 
 import lz4.frame
@@ -111,6 +112,37 @@ def test_an_unknown_codec_is_named(codec: int) -> None:
     batch = sequence([b"a"], base_offset=5, flags=codec)
     with pytest.raises(Corrupt, match=f"orders-3: .*offset 5 .*codec is {codec}"):
         list(decode(scan(write_batch(batch)), first_offset=0, end_offset=9, where="orders-3"))
+
+
+def test_a_frame_that_only_claims_to_be_large_takes_no_memory() -> None:
+    frame = bytearray(compress(Codec.LZ4, b"abc" * 100))
+    frame[6:14] = (2**40).to_bytes(8, "little")
+    frame[14] = xxh32(bytes(frame[4:14])) >> 8 & 0xFF
+    tracemalloc.start()
+    with pytest.raises(ProtocolError):
+        unpack(Codec.LZ4, bytes(frame))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2 * ROOM
+
+
+def xxh32(data: bytes) -> int:
+    """xxHash-32 with seed 0 of fewer than 16 bytes: the checksum of an lz4 frame's descriptor."""
+    first, second, third, fourth, fifth = 2654435761, 2246822519, 3266489917, 668265263, 374761393
+    mask = 2**32 - 1
+
+    def turned(value: int, bits: int) -> int:
+        return (value << bits | value >> (32 - bits)) & mask
+
+    state = (fifth + len(data)) & mask
+    while len(data) >= 4:
+        state = turned((state + int.from_bytes(data[:4], "little") * third) & mask, 17) * fourth & mask
+        data = data[4:]
+    for byte in data:
+        state = turned((state + byte * fifth) & mask, 11) * first & mask
+    for shift, prime in ((15, second), (13, third)):
+        state = (state ^ state >> shift) * prime & mask
+    return state ^ state >> 16
 
 
 # -- bombs ----------------------------------------------------------------------------------------
