@@ -21,7 +21,11 @@ _TRANSIENT_UNKNOWN_MS = 10_000
 
 
 def discover(
-    client: Client, options: SourceOptions, deadline: Deadline, *, expected: Collection[TopicPartition] = ()
+    client: Client,
+    options: SourceOptions,
+    deadline: Deadline,
+    *,
+    expected: Collection[TopicPartition] = (),
 ) -> dict[TopicPartition, bytes]:
     """The partitions subscribed to, with their topic's id (16 bytes, zero before Kafka 2.8), in a stable order.
 
@@ -55,6 +59,13 @@ def discover(
     if options.assign is not None:
         _require_assigned(found, options.assign, expected)
     return dict(sorted(found.items()))
+
+
+def discover_present(client: Client, options: SourceOptions, deadline: Deadline) -> dict[TopicPartition, bytes]:
+    """As `discover`, but one look: what is missing just now is left out, without a word."""
+    named = _named_topics(options)
+    snapshot = client.metadata(None if named is None else sorted(named), deadline)
+    return dict(sorted(_subscribed(snapshot, options).items()))
 
 
 def _named_topics(options: SourceOptions) -> set[str] | None:

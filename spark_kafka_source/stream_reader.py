@@ -24,7 +24,7 @@ from protocol.group.offset_manager import OffsetManager
 from protocol.group.offsets import CommittedOffset
 from spark_kafka_source import limits
 from spark_kafka_source.clients import client_for
-from spark_kafka_source.discovery import discover
+from spark_kafka_source.discovery import discover, discover_present
 from spark_kafka_source.group_checks import require_no_members, say_who_decides
 from spark_kafka_source.input_partition import RangePartition
 from spark_kafka_source.offsets import JsonDict, Offsets, TopicPartition, name, topic_id_text
@@ -86,7 +86,8 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Notes the ends of the logs as they are now: the query ends there."""
         client = client_for(self._options.client)
         deadline = self._trigger_deadline()
-        partitions = discover(client, self._options, deadline)
+        # A topic that is missing is judged later, against the offsets that the query starts from.
+        partitions = discover_present(client, self._options, deadline)
         self._target = {
             key: entry.offset for key, entry in log_ends(client, self._options, partitions, deadline).items()
         }
@@ -125,6 +126,8 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._judge_missing(begin, partitions)
         recreated = self._judge_recreated(begin, ids)
         if self._target is not None:
+            # A partition that was missing for a moment when the target was taken has its target now.
+            self._target.update({key: ends[key] for key in begin.ends if key in ends and key not in self._target})
             ends = {key: self._target[key] for key in ends if key in self._target}
         joined_keys = [key for key in ends if key not in begin.ends or key[0] in recreated]
         joined = log_starts(client, joined_keys, deadline) if joined_keys else {}

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from protocol.broker_errors import ErrorCode
+from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
 from protocol.cluster.client import FETCH as FETCH_PURPOSE
 from protocol.cluster.client import Client
@@ -126,10 +126,8 @@ class RangeConsumer:
             self.fetches += 1
             body = reply.result(deadline.at_most_ms(self._client.config.request_timeout_ms))
             if body["error_code"] != ErrorCode.NONE:
-                raise BrokerError(
-                    f"Fetch of {partition.name} from {broker}: error {body['error_code']}",
-                    code=body["error_code"],
-                    name=ErrorCode(body["error_code"]).name,
+                raise broker_error(
+                    body["error_code"], f"Fetch of {partition.name} from {broker}", topic=partition.topic
                 )
             for topic_row in body["responses"]:
                 for row in topic_row["partitions"]:
