@@ -6,59 +6,57 @@ know its topics yet): it is looked for again until the deadline before anyone ma
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
+from protocol.cluster.dispatch import is_retriable
 from protocol.cluster.metadata import Metadata
 from protocol.errors import BrokerError, ConfigurationError, DeadlineExceeded
+from spark_kafka_source.offsets import TopicPartition, name
 from spark_kafka_source.options import SourceOptions
-
-TopicPartition = tuple[str, int]
 
 _TRANSIENT_UNKNOWN_MS = 10_000
 
 
-def discover(
-    client: Client,
-    options: SourceOptions,
-    deadline: Deadline,
-    *,
-    expected: Collection[TopicPartition] = (),
-) -> dict[TopicPartition, bytes]:
-    """The partitions subscribed to, with their topic's id (16 bytes, zero before Kafka 2.8), in a stable order.
+def discover(client: Client, options: SourceOptions, deadline: Deadline) -> dict[TopicPartition, bytes]:
+    """The partitions of a new query: (topic, partition) → the topic's id (16 bytes, zero before Kafka 2.8), sorted.
 
-    `expected` are partitions that were there before. Those, and topics asked for by name, are looked for again for
-    ten seconds if they are missing; what is still missing then is left out, so compare. Raises
-    `ConfigurationError` for a topic asked for by name that never was there, `DeadlineExceeded` when no broker answers.
+    Raises `ConfigurationError` for what is asked for by name and is not there, `DeadlineExceeded` when no broker
+    answers, `BrokerError` for what a broker refuses (authorization).
     """
-    found: dict[TopicPartition, bytes] = {}
     named = _named_topics(options)
-    patience = deadline.at_most_ms(_TRANSIENT_UNKNOWN_MS)
 
-    def attempt() -> None:
-        names = None if named is None else sorted(named | {topic for topic, _ in expected})
-        snapshot = client.metadata(names, deadline)
-        found.clear()
-        found.update(_subscribed(snapshot, options))
-        _require(found, named, expected, snapshot)
+    def missing(found: Collection[TopicPartition]) -> list[str]:
+        return sorted((named or set()) - {topic for topic, _ in found})
 
-    try:
-        client.retrying("Metadata of the subscribed topics", attempt, patience)
-    except DeadlineExceeded as error:
-        if not isinstance(error.__cause__, BrokerError):
-            raise
-        never_there = sorted((named or set()) - {topic for topic, _ in found} - {topic for topic, _ in expected})
-        if never_there:
-            raise ConfigurationError(
-                f"unknown topic(s) {', '.join(never_there)}: the cluster at "
-                f"{_bootstrap(client)} does not have them; create them first, or correct the option "
-                f"{'assign' if options.assign is not None else 'subscribe'}"
-            ) from error
+    found, absent = _look_patiently(client, options, named, missing, deadline)
+    if absent:
+        raise ConfigurationError(
+            f"unknown topic(s) {', '.join(absent)}: the cluster at {_bootstrap(client)} does not have them; create "
+            f"them first, or correct the option {'assign' if options.assign is not None else 'subscribe'}"
+        )
     if options.assign is not None:
-        _require_assigned(found, options.assign, expected)
-    return dict(sorted(found.items()))
+        _require_assigned(found, options.assign)
+    return found
+
+
+def rediscover(
+    client: Client, options: SourceOptions, expected: Collection[TopicPartition], deadline: Deadline
+) -> dict[TopicPartition, bytes]:
+    """The partitions of a running query, as `discover` gives them; `expected` are those that it has read before.
+
+    Those of `expected` that are gone for good are left out, so compare. Raises as `discover`, but for topics that
+    are not there: a running query waits for them.
+    """
+    named = _named_topics(options)
+    names = None if named is None else named | {topic for topic, _ in expected}
+
+    def missing(found: Collection[TopicPartition]) -> list[str]:
+        return sorted({topic for topic, partition in expected if (topic, partition) not in found})
+
+    return _look_patiently(client, options, names, missing, deadline)[0]
 
 
 def discover_present(client: Client, options: SourceOptions, deadline: Deadline) -> dict[TopicPartition, bytes]:
@@ -66,6 +64,41 @@ def discover_present(client: Client, options: SourceOptions, deadline: Deadline)
     named = _named_topics(options)
     snapshot = client.metadata(None if named is None else sorted(named), deadline)
     return dict(sorted(_subscribed(snapshot, options).items()))
+
+
+def _look_patiently(
+    client: Client,
+    options: SourceOptions,
+    names: Collection[str] | None,
+    missing: Callable[[Collection[TopicPartition]], list[str]],
+    deadline: Deadline,
+) -> tuple[dict[TopicPartition, bytes], list[str]]:
+    """What is subscribed to, and the topics that are `missing` even after some patience."""
+    found: dict[TopicPartition, bytes] = {}
+    absent: list[str] = []
+
+    def look() -> None:
+        snapshot = client.metadata(names, deadline)
+        found.clear()
+        found.update(sorted(_subscribed(snapshot, options).items()))
+        absent[:] = missing(found)
+        if absent:
+            topic = snapshot.topics.get(absent[0])
+            code = topic.error_code if topic is not None else ErrorCode.NONE
+            raise broker_error(code or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {absent[0]}", topic=absent[0])
+
+    try:
+        # The first answer may take as long as brokers are away; patience is for what comes after it.
+        look()
+    except BrokerError as error:
+        if not is_retriable(error):
+            raise
+        try:
+            client.retrying("Metadata of the subscribed topics", look, deadline.at_most_ms(_TRANSIENT_UNKNOWN_MS))
+        except DeadlineExceeded as late:
+            if not isinstance(late.__cause__, BrokerError):
+                raise
+    return found, absent
 
 
 def _named_topics(options: SourceOptions) -> set[str] | None:
@@ -94,45 +127,13 @@ def _subscribed(snapshot: Metadata, options: SourceOptions) -> dict[TopicPartiti
     return found
 
 
-def _require(
-    found: Mapping[TopicPartition, bytes],
-    named: set[str] | None,
-    expected: Collection[TopicPartition],
-    snapshot: Metadata,
-) -> None:
-    topics_found = {topic for topic, _ in found}
-    for name in sorted(named or ()):
-        if name in topics_found:
-            continue
-        topic = snapshot.topics.get(name)
-        code = topic.error_code if topic is not None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        if code != ErrorCode.NONE:
-            raise broker_error(code, f"topic {name}", topic=name)
-    for topic_name, partition in expected:
-        if (topic_name, partition) not in found:
-            raise broker_error(
-                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                f"{topic_name}-{partition}, which was there before",
-                topic=topic_name,
-                partition=partition,
-            )
-
-
-def _require_assigned(
-    found: Mapping[TopicPartition, bytes],
-    assign: Mapping[str, Collection[int]],
-    expected: Collection[TopicPartition],
-) -> None:
-    missing = [
-        f"{topic}-{number}"
-        for topic, numbers in assign.items()
-        for number in numbers
-        if (topic, number) not in found and (topic, number) not in expected
-    ]
+def _require_assigned(found: Collection[TopicPartition], assign: Mapping[str, Collection[int]]) -> None:
+    wanted = [(topic, number) for topic, numbers in assign.items() for number in numbers]
+    missing = [name(key) for key in wanted if key not in found]
     if missing:
-        have = {topic: [number for name, number in found if name == topic] for topic in assign}
         raise ConfigurationError(
-            f"assign: the partition(s) {', '.join(missing)} do not exist; found: {have}. Correct the option assign"
+            f"assign: the partition(s) {', '.join(missing)} do not exist; of those asked for there are "
+            f"{', '.join(map(name, found)) or 'none'}. Correct the option assign"
         )
 
 

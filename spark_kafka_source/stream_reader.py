@@ -24,7 +24,7 @@ from protocol.group.offset_manager import OffsetManager
 from protocol.group.offsets import CommittedOffset
 from spark_kafka_source import limits
 from spark_kafka_source.clients import client_for
-from spark_kafka_source.discovery import discover, discover_present
+from spark_kafka_source.discovery import discover, discover_present, rediscover
 from spark_kafka_source.group_checks import require_no_members, say_who_decides
 from spark_kafka_source.input_partition import RangePartition
 from spark_kafka_source.offsets import JsonDict, Offsets, TopicPartition, name, topic_id_text
@@ -118,7 +118,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _plan(self, begin: Offsets, limit: ReadLimit | None, deadline: Deadline) -> Offsets | None:
         """The next batch's end, None when nothing is new."""
         client = client_for(self._options.client)
-        partitions = discover(client, self._options, deadline, expected=begin.ends)
+        partitions = rediscover(client, self._options, begin.ends, deadline)
         listed = log_ends(client, self._options, partitions, deadline)
         ends = {key: entry.offset for key, entry in listed.items()}
         ids = _ids(partitions)
