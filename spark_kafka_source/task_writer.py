@@ -44,7 +44,7 @@ class TaskWriter:
                 for rows in topic_columns(self.plan, batch):
                     producer.send_columns(rows.topic, rows.columns, rows.partitions)
             producer.flush()
-            return TaskWritten(producer.take_acknowledged())
+            return TaskWritten(producer.acknowledged)
 
 
 def summary(messages: Sequence[WriterCommitMessage | None]) -> str:

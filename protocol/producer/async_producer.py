@@ -130,13 +130,6 @@ class AsyncProducer:
         """
         return {key: each.acknowledged for key, each in self._partitions.items() if each.acknowledged.count}
 
-    def take_acknowledged(self) -> dict[TopicPartition, ProducedRange]:
-        """As `acknowledged`, but since the last time this was called: for a producer that serves task after task."""
-        taken = self.acknowledged
-        for key in taken:
-            self._partitions[key].acknowledged = ProducedRange()
-        return taken
-
     @property
     def requests(self) -> int:
         """How many Produce requests went out."""
