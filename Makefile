@@ -38,8 +38,9 @@ format: setup ## rewrites the files as `make lint` wants them
 bench: setup ## measures against the peers
 	$(BIN)/python -m tests.benchmarks.run
 
-soak: setup ## a long run with faults
-	$(BIN)/python -m tests.soak.run
+soak: setup ## the tests that kill, cut off and count, for longer
+	SPARK_KAFKA_SOURCE_KILLS=20 SPARK_KAFKA_SOURCE_OUTAGE_S=60 SPARK_KAFKA_SOURCE_BATCHES=1000 \
+	$(BIN)/python -m pytest -s tests/spark/test_killed_query.py tests/spark/test_broker_outage.py tests/spark/test_memory.py
 
 kafka: setup ## three local brokers, until Ctrl-C
 	$(BIN)/python -m spark_kafka_source.local_kafka --brokers 3

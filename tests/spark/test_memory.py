@@ -1,0 +1,63 @@
+"""Memory of a long-lived query: the reader's process on the driver, and the reused workers, stay as they are."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import uuid
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+from pyspark.sql import SparkSession
+
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.benchmarks.processes import DRIVER_SIDE, WORKER, PeakMemory
+from tests.conftest import TopicFactory
+
+# `make soak` asks for a thousand.
+BATCHES = int(os.environ.get("SPARK_KAFKA_SOURCE_BATCHES", "80"))
+PARTITIONS = 4
+# What an interpreter may still grow by once it is warm: caches of Arrow and of the allocator.
+SLACK_MB = 12
+
+
+@pytest.mark.timeout(120 + BATCHES * 3)
+def test_neither_the_driver_nor_a_worker_grows_from_batch_to_batch(
+    spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
+) -> None:
+    name = topic(PARTITIONS)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "linger.ms": 20})
+    per_batch = 40
+    for n in range(BATCHES * per_batch):
+        producer.produce(name, value=b"x" * 200, partition=n % PARTITIONS)
+        if n % 10_000 == 0:
+            producer.flush(30)
+    assert producer.flush(30) == 0
+    with PeakMemory(every_s=0.1) as memory:
+        query = (
+            spark.readStream.format("pykafka-group")
+            .option("kafka.bootstrap.servers", kafka.bootstrap_servers)
+            .option("subscribe", name)
+            .option("kafka.group.id", f"group-{uuid.uuid4().hex[:8]}")
+            .option("startingOffsets", "earliest")
+            .option("maxOffsetsPerTrigger", str(per_batch))
+            .load()
+            .writeStream.format("noop")
+            .option("checkpointLocation", str(tmp_path))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(60 + BATCHES * 3)
+    assert len(list((tmp_path / "commits").glob("[0-9]*"))) >= min(BATCHES, 100)
+    longest = {
+        kind: max((trail for (of_kind, _), trail in memory.trail_mb.items() if of_kind == kind), key=len)
+        for kind in (DRIVER_SIDE, WORKER)
+    }
+    for kind, trail in longest.items():
+        # The first half warms up.
+        half = trail[len(trail) // 2 :]
+        middle, end = half[: len(half) // 4], half[-(len(half) // 4) :]
+        grown_mb = statistics.median(end) - statistics.median(middle)
+        print(f"{kind}: {statistics.median(middle):.1f} MB, {statistics.median(end):.1f} MB at the end")
+        assert grown_mb < SLACK_MB, f"{kind} grew by {grown_mb:.1f} MB: {[round(mb) for mb in trail[::20]]}"
