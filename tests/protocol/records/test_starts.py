@@ -1,0 +1,129 @@
+"""Record bounds: runs and lanes find exactly what the loop finds, or leave it to the loop."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protocol.errors import ProtocolError
+from protocol.records import lanes, starts
+from protocol.records.starts import bounds_of_batches, stretches
+from tests.protocol.records.reference import Record, write_record
+
+Sizes = Callable[[random.Random], int]
+VALUE_SIZES: dict[str, Sizes] = {
+    "one size": lambda dice: 100,
+    "varied": lambda dice: dice.randrange(40, 200),
+    "tiny": lambda dice: dice.randrange(3),
+    "around the second length byte": lambda dice: dice.randrange(50, 60),
+    "mostly small": lambda dice: 5_000 if dice.random() < 0.01 else 20,
+    "some of three length bytes": lambda dice: 10_000 if dice.random() < 0.001 else 60,
+    "all of three length bytes": lambda dice: 9_000,
+}
+
+
+def some_records(
+    sizes: Sizes, count: int, payload: Callable[[random.Random, int], bytes], headers: bool
+) -> list[bytes]:
+    dice = random.Random(count)
+    pairs = (("trace", b"x" * 9),) if headers else ()
+    return [write_record(Record(payload(dice, sizes(dice)), b"k", delta, delta // 9, pairs)) for delta in range(count)]
+
+
+def noise(dice: random.Random, size: int) -> bytes:
+    return dice.randbytes(size)
+
+
+def zeros(dice: random.Random, size: int) -> bytes:
+    return bytes(size)
+
+
+def record_lookalikes(dice: random.Random, size: int) -> bytes:
+    """Values that look like chains of records themselves: what `sync` cannot tell from the real ones."""
+    return (write_record(Record(b"v" * dice.randrange(30))) * (size // 8 + 1))[:size]
+
+
+def expected(records: Sequence[bytes], begin: int) -> list[int]:
+    return list(accumulate(map(len, records), initial=begin))
+
+
+@pytest.mark.parametrize("headers", [False, True])
+@pytest.mark.parametrize("payload", [noise, zeros, record_lookalikes])
+@pytest.mark.parametrize("sizes", VALUE_SIZES)
+def test_one_large_batch(sizes: str, payload: Any, headers: bool) -> None:
+    count = 1_500 if sizes.startswith("all") else 9_000
+    records = some_records(VALUE_SIZES[sizes], count, payload, headers)
+    data = np.frombuffer(b"\xfe" * 61 + b"".join(records), np.uint8)
+    for rows_at_once in (4_000, 20_000):
+        parts = list(stretches(data, 61, len(data), count, rows_at_once))
+        assert all(len(part[0]) <= 2 * rows_at_once for part in parts)
+        edges = expected(records, 61)
+        assert np.concatenate([part[0] for part in parts]).tolist() == edges[:-1]
+        assert np.concatenate([part[1] for part in parts]).tolist() == edges[1:]
+
+
+@pytest.mark.parametrize("payload", [noise, zeros, record_lookalikes])
+@pytest.mark.parametrize("counts", [[1] * 400, [30] * 100, [5, 4_000, 7] * 2, list(range(1, 120)), [3_000] * 3])
+def test_many_batches(counts: list[int], payload: Any) -> None:
+    records = some_records(VALUE_SIZES["varied"], sum(counts), payload, headers=False)
+    log, begins, ends, edges = bytearray(), [], [], []
+    left = iter(records)
+    for count in counts:
+        log += b"\0" * 61
+        begins.append(len(log))
+        mine = [next(left) for _ in range(count)]
+        edges += list(zip(expected(mine, len(log)), expected(mine, len(log))[1:], strict=False))
+        log += b"".join(mine)
+        ends.append(len(log))
+    found = bounds_of_batches(np.frombuffer(log, np.uint8), begins, ends, counts)
+    assert list(zip(*(column.tolist() for column in found), strict=True)) == edges
+
+
+@pytest.mark.parametrize(("sizes", "way"), [("varied", "lockstep"), ("one size", "_run")])
+def test_the_fast_ways_are_taken(sizes: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or all of this file would only test the loop."""
+    records = some_records(VALUE_SIZES[sizes], 9_000, noise, headers=False)
+    data = np.frombuffer(b"".join(records), np.uint8)
+    found: list[int] = []
+    real = getattr(starts, way)
+
+    def watched(*arguments: Any) -> Any:
+        bounds = real(*arguments)
+        found.append(0 if bounds is None else len(bounds[0]))
+        return bounds
+
+    monkeypatch.setattr(starts, way, watched)
+    list(stretches(data, 0, len(data), 9_000, 20_000))
+    assert sum(found) > 8_000
+
+
+def test_lanes_give_up_rather_than_guess_wrong() -> None:
+    records = some_records(VALUE_SIZES["varied"], 9_000, record_lookalikes, headers=False)
+    data = np.frombuffer(b"".join(records), np.uint8)
+    found = lanes.lockstep(data, np.array([0]), np.array([len(data)]), len(data) // 9_000)
+    assert found is None or found[0].tolist() == expected(records, 0)[:-1]
+
+
+@pytest.mark.parametrize("wrong", [-1, 1, 5, -8_000])
+@pytest.mark.parametrize("sizes", ["one size", "varied"])
+def test_a_count_that_is_wrong_is_found(sizes: str, wrong: int) -> None:
+    records = some_records(VALUE_SIZES[sizes], 9_000, noise, headers=False)
+    data = np.frombuffer(b"".join(records), np.uint8)
+    with pytest.raises(ProtocolError):
+        list(stretches(data, 0, len(data), 9_000 + wrong, 4_000))
+    with pytest.raises(ProtocolError):
+        bounds_of_batches(data, [0], [len(data)], [9_000 + wrong])
+
+
+def test_an_end_inside_a_record_is_found() -> None:
+    records = some_records(VALUE_SIZES["varied"], 9_000, noise, headers=False)
+    data = np.frombuffer(b"".join(records), np.uint8)
+    for cut in (1, 30, 500):
+        for whole in (data, data[:-cut]):
+            with pytest.raises(ProtocolError):
+                list(stretches(whole, 0, len(data) - cut, 9_000, 4_000))
