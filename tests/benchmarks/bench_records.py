@@ -21,7 +21,7 @@ from crc32c import crc32c
 from kafka.record.default_records import DefaultRecordBatch as KafkaPythonBatch
 from kafka.record.default_records import DefaultRecordBatchBuilder as KafkaPythonBuilder
 
-from protocol.records import columns as build
+from protocol.records.columns import slices
 from protocol.records.decode import decode
 from protocol.records.encode import encode, record_sizes, stamp
 from protocol.records.fields import read_fields
@@ -146,8 +146,8 @@ def decode_steps(log: bytes, rows: int, seconds: float) -> Steps:
     here = len(starts)
     steps["fields"] = best_ns(lambda: read_fields(slab.data, starts, ends), here, seconds)
     fields = read_fields(slab.data, starts, ends)
-    steps["key"] = best_ns(lambda: build.slices(slab.data, fields.key_at, fields.key_length), here, seconds)
-    steps["value"] = best_ns(lambda: build.slices(slab.data, fields.value_at, fields.value_length), here, seconds)
+    steps["key"] = best_ns(lambda: slices(slab.data, fields.key_at, fields.key_length), here, seconds)
+    steps["value"] = best_ns(lambda: slices(slab.data, fields.value_at, fields.value_length), here, seconds)
     return steps
 
 
