@@ -1,6 +1,6 @@
-"""From field bounds to Arrow columns: the only place where payload is copied, once, by Arrow's `take`.
+"""From bounds of payloads to a binary column: the only place where payload is copied, once, by Arrow's `take`.
 
-Knows bytes and bounds, nothing of batches. Used by `decode`.
+Knows bytes and bounds, nothing of records. Used by `decode` and `header_column`.
 """
 
 from __future__ import annotations
@@ -8,10 +8,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from protocol.errors import Corrupt
-from protocol.records.varints import Bytes, Integers, Positions, read_varints
+from protocol.records.varints import Bytes, Integers, Positions
 
-HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())]))
 _LARGEST_OFFSET = 2**31 - 1
 
 
@@ -41,50 +39,3 @@ def slices(data: Bytes, at: Positions, length: Integers) -> pa.Array:
         return taken
     validity = pa.py_buffer(np.packbits(length >= 0, bitorder="little"))
     return pa.Array.from_buffers(taken.type, rows, [validity, *taken.buffers()[1:]])
-
-
-def headers(data: Bytes, at: Positions, count: Integers, ends: Positions) -> pa.Array:
-    """The headers column: list<struct<key: string, value: binary>>, null for a record without headers.
-
-    Works in rounds: the first header of every record, then the second, and so on. Raises `Corrupt` where the headers
-    do not fill their record exactly.
-    """
-    rows = len(at)
-    with_headers = np.flatnonzero(count)
-    if not len(with_headers):
-        return pa.nulls(rows, HEADERS_TYPE)
-    first = np.zeros(rows + 1, np.int32)
-    total = int(count.sum(dtype=np.int64))
-    if total > (int(ends[-1]) - int(at[0])) // 2:
-        raise Corrupt(f"{total} headers cannot be in {int(ends[-1]) - int(at[0])} bytes")
-    np.cumsum(count, out=first[1:], dtype=np.int32)
-    key_at, key_length, value_at, value_length = (np.empty(total, np.int64) for _ in range(4))
-    pending, cursor, done = with_headers, at[with_headers], 0
-    while len(pending):
-        target = first[pending] + done
-        length, start = read_varints(data, cursor)
-        if length.min() < 0:
-            raise Corrupt("a header without a key")
-        key_at[target], key_length[target] = start, length
-        length, start = read_varints(data, start + length)
-        if length.min() < -1:
-            raise Corrupt(f"a header value of length {length.min()}")
-        value_at[target], value_length[target] = start, length
-        cursor = start + np.maximum(length, 0)
-        if (cursor > ends[pending]).any():
-            raise Corrupt("a header is longer than its record")
-        done += 1
-        more = count[pending] > done
-        if (cursor[~more] != ends[pending[~more]]).any():
-            raise Corrupt("the headers of a record do not fill it exactly")
-        pending, cursor = pending[more], cursor[more]
-    keys = slices(data, key_at, key_length)
-    try:
-        keys = keys.cast(pa.string())
-    except pa.ArrowInvalid as error:
-        raise Corrupt("a header key is not UTF-8") from error
-    pairs = pa.StructArray.from_arrays(
-        [keys, slices(data, value_at, value_length)], fields=list(HEADERS_TYPE.value_type)
-    )
-    validity = pa.py_buffer(np.packbits(count > 0, bitorder="little"))
-    return pa.Array.from_buffers(HEADERS_TYPE, rows, [validity, pa.py_buffer(first)], children=[pairs])

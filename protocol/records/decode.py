@@ -16,9 +16,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from protocol.errors import Corrupt, ProtocolError, UsageError
-from protocol.records import columns as build
+from protocol.records.columns import slices
 from protocol.records.fields import Fields, read_fields
 from protocol.records.header import LOG_APPEND_TIME
+from protocol.records.header_column import HEADERS_TYPE, headers
 from protocol.records.scan import Scan
 from protocol.records.slabs import SLAB_ROWS, Slab, slabs
 from protocol.records.starts import bounds_of_batches, stretches
@@ -32,7 +33,7 @@ SCHEMA = pa.schema(
         pa.field("offset", pa.int64()),
         pa.field("timestamp_ms", pa.int64()),
         pa.field("timestamp_type", pa.int32()),
-        pa.field("headers", build.HEADERS_TYPE),
+        pa.field("headers", HEADERS_TYPE),
     ]
 )
 """What `decode` yields. timestamp_type: 0 is CreateTime, 1 is LogAppendTime; headers is null without headers."""
@@ -140,6 +141,9 @@ class _Chunk:
             if not len(rows):
                 return None
             fields, offsets, self.batch_of_row = fields.select(rows), offsets[rows], self.batch_of_row[rows]
+        if not schema.names:
+            # A record batch of no columns still has its number of rows, made this way.
+            return pa.RecordBatch.from_struct_array(pa.Array.from_buffers(pa.struct([]), len(offsets), [None]))
         arrays = [self._column(name, fields, offsets) for name in schema.names]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -152,16 +156,16 @@ class _Chunk:
 
     def _column(self, name: str, fields: Fields, offsets: npt.NDArray[np.int64]) -> pa.Array:
         if name == "key":
-            return build.slices(self.data, fields.key_at, fields.key_length)
+            return slices(self.data, fields.key_at, fields.key_length)
         if name == "value":
-            return build.slices(self.data, fields.value_at, fields.value_length)
+            return slices(self.data, fields.value_at, fields.value_length)
         if name == "offset":
             return pa.array(offsets)
         if name == "timestamp_ms":
             return pa.array(self._timestamps(fields))
         if name == "timestamp_type":
             return pa.array(self._log_append_time.astype(np.int32).take(self.batch_of_row))
-        return build.headers(self.data, fields.headers_at, fields.header_count, fields.ends)
+        return headers(self.data, fields.headers_at, fields.header_count, fields.ends)
 
     @property
     def _log_append_time(self) -> npt.NDArray[np.bool_]:

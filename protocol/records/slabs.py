@@ -29,6 +29,7 @@ SLAB_BYTES = 4 << 20
 _SCRATCH_BYTES = 16 << 20
 # Memory that was touched before is several times faster than fresh pages. Lists hand out and take back atomically.
 _idle_scratch: list[Bytes] = []
+_MOST_IDLE = 4
 
 
 @dataclass
@@ -103,4 +104,5 @@ def slabs(
         if slab.batches:
             yield slab
     finally:
-        _idle_scratch.append(scratch)
+        if len(_idle_scratch) < _MOST_IDLE:
+            _idle_scratch.append(scratch)

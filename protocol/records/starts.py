@@ -61,8 +61,8 @@ def stretches(data: Bytes, begin: int, end: int, count: int, rows_at_once: int) 
             begin = int(part[1][-1])
             wanted -= len(part[0])
             count -= len(part[0])
-        if count <= 0 and (count or begin != end):
-            raise Corrupt(f"its records end at byte {begin} of {end}")
+        if count < 0 or (count == 0 and begin != end):
+            raise Corrupt("it has another number of records than its header says")
         yield _joined(parts)
 
 
@@ -104,10 +104,7 @@ def _some_lanes(data: Bytes, begin: int, end: int, rows: int, count: int) -> Bou
     if rows < count:
         until = sync(data, np.array([begin + rows * average]), until, average)
     found = lockstep(data, np.array([begin]), until, average) if len(until) else None
-    # What is too many or too few in the last stretch, the loop shall say.
-    if found is None or (len(found[0]) >= count if rows < count else len(found[0]) != count):
-        return None
-    return found[:2]
+    return found and found[:2]
 
 
 def _chain(data: Bytes, begin: int, end: int, count: int, whole: bool) -> Bounds:

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import UsageError
-from protocol.records.columns import HEADERS_TYPE
 from protocol.records.decode import decode
 from protocol.records.encode import encode, record_sizes, stamp
 from protocol.records.header import HEADER_BYTES
+from protocol.records.header_column import HEADERS_TYPE
 from protocol.records.scan import scan
 from tests.protocol.records import reference
 from tests.protocol.records.reference import read_batch, write_batch
@@ -51,7 +51,7 @@ def row_lists(draw: st.DrawFn) -> list[dict[str, Any]]:
     ]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(row_lists(), st.sampled_from(list(reference.CODECS)))
 def test_any_rows_read_back_by_the_obvious_reader(rows: list[dict[str, Any]], codec: str) -> None:
     batch = encode(table(rows), compression=codec)
@@ -62,7 +62,7 @@ def test_any_rows_read_back_by_the_obvious_reader(rows: list[dict[str, Any]], co
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == (-1, -1, -1)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(row_lists())
 def test_the_bytes_are_those_of_the_obvious_writer(rows: list[dict[str, Any]]) -> None:
     batch = encode(table(rows))

@@ -14,9 +14,9 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder as Aiokafk
 from kafka.record.default_records import DefaultRecordBatch as KafkaPythonBatch
 from kafka.record.default_records import DefaultRecordBatchBuilder as KafkaPythonBuilder
 
-from protocol.records.columns import HEADERS_TYPE
 from protocol.records.decode import decode
 from protocol.records.encode import encode, stamp
+from protocol.records.header_column import HEADERS_TYPE
 from protocol.records.scan import scan
 
 NUMBERS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}

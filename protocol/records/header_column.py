@@ -1,0 +1,116 @@
+"""The headers column: list<struct<key: string, value: binary>>, null for a record without headers.
+
+Apart from `columns` because headers are chains within each record: vectorised in rounds over the records (the first
+header of each, then the second, ...), and one by one for the odd record that has very many. Used by `decode`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from protocol.errors import Corrupt
+from protocol.records.columns import slices
+from protocol.records.varints import Bytes, Integers, Positions, read_varints
+from protocol.wire.primitives import Reader
+
+HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())]))
+
+_MOST_ROUNDS = 100
+_MOST_AT_ONCE = 1 << 18
+_MOST_IN_A_RECORD = 1 << 20
+_SMALLEST_HEADER_BYTES = 2
+
+
+class _Bounds:
+    """Where the key and the value of every header are, flattened; a null value has length -1."""
+
+    def __init__(self, total: int) -> None:
+        self.key_at, self.key_length, self.value_at, self.value_length = (np.empty(total, np.int64) for _ in range(4))
+
+
+def headers(data: Bytes, at: Positions, count: Integers, ends: Positions) -> pa.Array:
+    """The headers of each record: `count[i]` of them in data[at[i]:ends[i]].
+
+    Raises `Corrupt` or `Truncated` where the headers do not fill their record exactly.
+    """
+    rows = len(at)
+    counts = count.astype(np.int64)
+    if not counts.any():
+        return pa.nulls(rows, HEADERS_TYPE)
+    wrong = counts > np.minimum((ends - at) // _SMALLEST_HEADER_BYTES, _MOST_IN_A_RECORD)
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise Corrupt(
+            f"a record claims {counts[row]} headers in {ends[row] - at[row]} bytes; at most {_MOST_IN_A_RECORD} are "
+            "read (leave out the headers column to read the record without them)"
+        )
+    total = int(counts.sum())
+    if total > _MOST_AT_ONCE and rows > 1:
+        half = rows // 2
+        return pa.concat_arrays([headers(data, at[s], count[s], ends[s]) for s in (slice(half), slice(half, None))])
+    first = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+    bounds = _Bounds(total)
+    many = counts > _MOST_ROUNDS
+    _in_rounds(data, np.flatnonzero((counts > 0) & ~many), first, at, counts, ends, bounds)
+    for row in np.flatnonzero(many).tolist():
+        _one_by_one(data, int(at[row]), int(ends[row]), range(int(first[row]), int(first[row + 1])), bounds)
+    pairs = pa.StructArray.from_arrays(
+        [_text(slices(data, bounds.key_at, bounds.key_length)), slices(data, bounds.value_at, bounds.value_length)],
+        fields=list(HEADERS_TYPE.value_type),
+    )
+    validity = pa.py_buffer(np.packbits(counts > 0, bitorder="little"))
+    return pa.Array.from_buffers(HEADERS_TYPE, rows, [validity, pa.py_buffer(first.astype(np.int32))], children=[pairs])
+
+
+def _in_rounds(
+    data: Bytes,
+    rows: npt.NDArray[np.int64],
+    first: Positions,
+    at: Positions,
+    counts: npt.NDArray[np.int64],
+    ends: Positions,
+    bounds: _Bounds,
+) -> None:
+    cursor, done = at[rows], 0
+    while len(rows):
+        target = first[rows] + done
+        length, start = read_varints(data, cursor)
+        if length.min() < 0:
+            raise Corrupt("a header without a key")
+        bounds.key_at[target], bounds.key_length[target] = start, length
+        length, start = read_varints(data, start + length)
+        if length.min() < -1:
+            raise Corrupt(f"a header value of length {length.min()}")
+        bounds.value_at[target], bounds.value_length[target] = start, length
+        cursor = start + np.maximum(length, 0)
+        done += 1
+        more = counts[rows] > done
+        if (cursor > ends[rows]).any() or (cursor[~more] != ends[rows[~more]]).any():
+            raise Corrupt("the headers of a record do not fill it exactly")
+        rows, cursor = rows[more], cursor[more]
+
+
+def _one_by_one(data: Bytes, at: int, end: int, targets: range, bounds: _Bounds) -> None:
+    reader = Reader(data[:end].data)
+    reader.position = at
+    for target in targets:
+        for what, where, lengths in (
+            ("key", bounds.key_at, bounds.key_length),
+            ("value", bounds.value_at, bounds.value_length),
+        ):
+            length = reader.varint()
+            if length < (0 if what == "key" else -1):
+                raise Corrupt(f"a header {what} of length {length}")
+            where[target], lengths[target] = reader.advance(max(0, length)), length
+    if reader.left:
+        raise Corrupt("the headers of a record do not fill it exactly")
+
+
+def _text(keys: pa.Array) -> pa.Array:
+    """Bytes that are not UTF-8 are replaced, as the Java client does: nobody checks what a producer sends."""
+    try:
+        return keys.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([key.decode("utf-8", "replace") for key in keys.to_pylist()], pa.string())
