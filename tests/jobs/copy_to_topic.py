@@ -1,0 +1,58 @@
+"""A job in a process of its own, for sessions that cannot live beside the tests' one: from topic to topic, twice.
+
+    python -m tests.jobs.copy_to_topic MASTER BOOTSTRAP SOURCE GROUP STREAMED BATCHED CHECKPOINT
+
+MASTER is `connect` (Spark Connect, `local[2]`) or a Spark master. A stream with the group copies SOURCE to STREAMED
+until it has what was there (availableNow), a batch copies STREAMED to BATCHED. Prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+COLUMNS = ["key", "value", "headers", "partition", "timestamp"]
+
+
+def main(master: str, bootstrap: str, source: str, group: str, streamed: str, batched: str, checkpoint: str) -> None:
+    builder = SparkSession.builder.appName("copy to topic")
+    spark = (builder.remote("local[2]") if master == "connect" else builder.master(master)).getOrCreate()
+    common = {"kafka.bootstrap.servers": bootstrap, "includeHeaders": "true"}
+    query = (
+        spark.readStream.format("pykafka-group")
+        .options(**common, subscribe=source, maxOffsetsPerTrigger="4000")
+        .option("kafka.group.id", group)
+        .option("kafka.auto.offset.reset", "earliest")
+        .load()
+        .select(*COLUMNS)
+        .writeStream.format("pykafka-group")
+        .options(**common, topic=streamed)
+        .option("checkpointLocation", checkpoint)
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    rows = spark.read.format("pykafka-group").options(**common, subscribe=streamed).load().select(*COLUMNS)
+    rows.write.format("pykafka-group").options(**common, topic=batched).mode("append").save()
+    report = {
+        "session": type(spark).__module__,
+        "streamed": [progress.numInputRows for progress in query.recentProgress],
+        "executors": len({row.pid for row in rows.mapInArrow(python_daemon, "pid long").collect()}),
+    }
+    print(json.dumps(report))
+    spark.stop()
+
+
+def python_daemon(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The process that forked this Python worker: one in each executor."""
+    for _ in batches:
+        yield pa.record_batch({"pid": [os.getppid()]})
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,19 @@
+"""Source and sink over Spark Connect, where the session is only a client of a server that has the JVM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.conftest import TopicFactory
+from tests.topic_copies import copy_and_check
+
+
+@pytest.mark.spark
+def test_source_and_sink_work_over_spark_connect(kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path) -> None:
+    # Spark's own switch for a server port that nobody else has.
+    report = copy_and_check(kafka1, topic1, tmp_path, "connect", {"SPARK_TESTING": "1"})
+    assert report["session"] == "pyspark.sql.connect.session"
+    assert len(report["streamed"]) >= 3

@@ -1,0 +1,63 @@
+"""Runs `tests.jobs.copy_to_topic` and holds what it wrote against what was there, as another Kafka client reads it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Producer
+
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.conftest import TopicFactory
+from tests.consumer_groups import describe
+from tests.read_back import Record, read_back
+
+PARTITIONS = 3
+ROWS = 10_000
+
+
+def copy_and_check(
+    kafka: LocalKafka, topic: TopicFactory, folder: Path, master: str, environment: dict[str, str] | None = None
+) -> dict[str, Any]:
+    """Every row must arrive in both copies, and the group's lag must be 0. Returns what the job reported."""
+    # The records' timestamps lie in the past.
+    source, streamed, batched = (topic(PARTITIONS, config={"retention.ms": "-1"}) for _ in range(3))
+    group = f"group-{uuid.uuid4().hex[:8]}"
+    fill(kafka, source)
+    arguments = [master, kafka.bootstrap_servers, source, group, streamed, batched, str(folder / "checkpoint")]
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.jobs.copy_to_topic", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        env={**os.environ, **(environment or {})},
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    expected = [content(record) for record in read_back(kafka, source)]
+    assert len(expected) == ROWS
+    for copy in (streamed, batched):
+        assert sorted(content(record) for record in read_back(kafka, copy)) == sorted(expected)
+    rows = describe(kafka, group)
+    assert [(row.topic, row.partition, row.lag) for row in rows] == [(source, n, 0) for n in range(PARTITIONS)]
+    assert sum(row.current_offset or 0 for row in rows) == ROWS
+    report: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    assert sum(report["streamed"]) == ROWS
+    return report
+
+
+def fill(kafka: LocalKafka, topic: str) -> None:
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "linger.ms": 20})
+    for n in range(ROWS):
+        key = None if n % 10 == 0 else f"k{n % 500}"
+        producer.produce(topic, key=key, value=f"wert ü {n}", headers=[("n", str(n))], timestamp=1_700_000_000_000 + n)
+    assert producer.flush(30) == 0
+
+
+def content(record: Record) -> tuple[Any, ...]:
+    """All of a record but its offset; a null key sorts with the others."""
+    return record.partition, record.key or b"", record.key is None, record.value, record.headers, record.timestamp_ms
