@@ -16,6 +16,7 @@ from protocol.config import ClientConfig, ProducerConfig
 from protocol.producer.partition_producer import ProducedRange
 from spark_kafka_source.producers import borrowed_producer
 from spark_kafka_source.sink_columns import SinkPlan, topic_columns
+from spark_kafka_source.worker_gc import freeze_once
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,9 @@ class TaskWriter:
                 for rows in topic_columns(self.plan, batch):
                     producer.send_columns(rows.topic, rows.columns, rows.partitions)
             producer.flush()
-            return TaskWritten(producer.acknowledged)
+            written = TaskWritten(producer.acknowledged)
+        freeze_once()
+        return written
 
 
 def summary(messages: Sequence[WriterCommitMessage | None]) -> str:
