@@ -14,8 +14,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from pyspark.sql import SparkSession
 
 from spark_kafka_source.local_kafka import LocalKafka
@@ -32,9 +31,9 @@ class GroupWatch:
     """Asks the group's offsets all the time, and holds them against what the checkpoint says is complete."""
 
     def __init__(self, kafka: LocalKafka, topic: str, group: str, checkpoint: Path) -> None:
-        self._admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
-        self._asked = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, p) for p in range(PARTITIONS)])
-        self._group = group
+        # It only asks: without subscribing it is no member of the group.
+        settings = {"bootstrap.servers": kafka.bootstrap_servers, "group.id": group, "log_level": 0}
+        self._consumer = Consumer({**settings, "enable.auto.commit": False})
         self._topic = topic
         self._checkpoint = checkpoint
         self._ended = threading.Event()
@@ -46,7 +45,8 @@ class GroupWatch:
 
     def close(self) -> None:
         self._ended.set()
-        self._thread.join(30)
+        self._thread.join(60)
+        self._consumer.close()
 
     def _watch(self) -> None:
         before: dict[int, int] = {}
@@ -67,8 +67,8 @@ class GroupWatch:
             before = committed
 
     def _committed(self) -> dict[int, int]:
-        reply = self._admin.list_consumer_group_offsets([self._asked])[self._group].result(30)
-        return {row.partition: row.offset for row in reply.topic_partitions if row.offset >= 0}
+        rows = self._consumer.committed([TopicPartition(self._topic, p) for p in range(PARTITIONS)], timeout=30)
+        return {row.partition: row.offset for row in rows if row.offset >= 0}
 
     def _complete(self) -> dict[int, int]:
         commits = [int(path.name) for path in (self._checkpoint / "commits").glob("*") if path.name.isdigit()]
