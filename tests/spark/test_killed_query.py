@@ -22,7 +22,7 @@ from tests.conftest import TopicFactory
 from tests.consumer_groups import describe
 
 # The soak run (`make soak`) asks for more.
-KILLS = int(os.environ.get("SPARK_KAFKA_SOURCE_KILLS", "4"))
+KILLS = int(os.environ.get("SPARK_KAFKA_SOURCE_KILLS", "3"))
 PARTITIONS = 6
 RECORDS = 1_000 * KILLS
 
@@ -78,7 +78,7 @@ class GroupWatch:
         return {int(partition): offset for partition, offset in json.loads(log[-1])[self._topic].items()}
 
 
-@pytest.mark.timeout(120 * KILLS)
+@pytest.mark.timeout(300 + 120 * KILLS)
 def test_no_offset_is_ever_ahead_of_the_checkpoint_and_nothing_is_lost(
     spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
 ) -> None:
