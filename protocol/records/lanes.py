@@ -16,7 +16,7 @@ from protocol.records.header import SMALLEST_RECORD_BYTES
 from protocol.records.varints import Bytes, Positions
 
 _LANES = 96
-_FEWEST_LANES = 24
+FEWEST_LANES = 24
 _HOPS = 2
 _CHECK_EVERY = 4
 # What a record costs more by the Python loop than in lockstep, and what finding the lanes costs, in nanoseconds.
@@ -50,7 +50,7 @@ def prefixes(data: Bytes) -> npt.NDArray[Any]:
 def worth_lanes(rows: int, size_bytes: int, largest_share: float, regions: int) -> bool:
     """Whether lockstep beats a loop over `rows` records in that many regions, the largest with that share of them."""
     average = size_bytes / rows
-    if regions * largest_share < 4 and regions >= _FEWEST_LANES:
+    if regions * largest_share < 4 and regions >= FEWEST_LANES:
         return True
     return rows * _GAIN > _SYNC + _SYNC_A_BYTE * average
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from protocol.errors import Corrupt
 from protocol.records.header import SMALLEST_RECORD_BYTES
-from protocol.records.lanes import SIZES, lockstep, prefixes, sync, worth_lanes
+from protocol.records.lanes import FEWEST_LANES, SIZES, lockstep, prefixes, sync, worth_lanes
 from protocol.records.varints import Bytes, Positions
 from protocol.wire.primitives import Reader
 
@@ -33,12 +33,13 @@ def bounds_of_batches(data: Bytes, begins: Sequence[int], ends: Sequence[int], c
     Raises `Corrupt` or `Truncated` when `counts[i]` records do not fill batch i exactly.
     """
     rows, size_bytes = sum(counts), sum(ends) - sum(begins)
-    if worth_lanes(rows, size_bytes, max(counts) / rows, len(counts)):
+    of_one_size = len(counts) < FEWEST_LANES and _run(data, begins[0], ends[0], counts[0])
+    if not of_one_size and worth_lanes(rows, size_bytes, max(counts) / rows, len(counts)):
         found = lockstep(data, np.array(begins), np.array(ends), size_bytes // rows)
         if found is not None and (found[2] == counts).all():
             return found[:2]
-    parts = [_chain(data, begin, end, count, True) for begin, end, count in zip(begins, ends, counts, strict=True)]
-    return _joined(parts)
+    batches = zip(begins, ends, counts, strict=True)
+    return _joined([part for begin, end, count in batches for part in stretches(data, begin, end, count, count)])
 
 
 def stretches(data: Bytes, begin: int, end: int, count: int, rows_at_once: int) -> Iterator[Bounds]:

@@ -129,6 +129,16 @@ def test_every_length_inside_a_record_is_checked(length: int) -> None:
             list(decode(scan(log), first_offset=0, end_offset=9, where="orders-3"))
 
 
+@pytest.mark.parametrize(
+    "lying", [[-2, b"", 1, b"v", 0], [1, b"k", -2, b"", 0], [-1, b"", -(2**31), b"", 0], [-1, b"", -1, b"", -1]]
+)
+def test_only_minus_one_means_null(lying: list[int | bytes]) -> None:
+    body = b"\0\0\0" + b"".join(varint(part) if isinstance(part, int) else part for part in lying)
+    log = write_batch(sequence([b""]), varint(len(body)) + body)
+    with pytest.raises(ProtocolError, match="offset 0 cannot be read"):
+        list(decode(scan(log), first_offset=0, end_offset=9, columns=["offset"]))
+
+
 @pytest.mark.parametrize("length", LENGTHS)
 def test_the_length_of_a_record_is_checked(length: int) -> None:
     good = write_record(Record(b"v" * 20))
