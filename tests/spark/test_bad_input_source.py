@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, Producer
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming import DataStreamReader
+from pyspark.sql.streaming import DataStreamReader, StreamingQuery
 
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
@@ -19,15 +19,13 @@ from tests.consumer_groups import describe
 def run_stream(reader: DataStreamReader, checkpoint: Path) -> str:
     """Runs the query to its end, which must be a failure; returns the failure's text."""
     with pytest.raises(Exception) as caught:  # noqa: PT011  (Spark's exception types differ by where it fails)
-        query = (
-            reader.load()
-            .writeStream.format("noop")
-            .option("checkpointLocation", str(checkpoint))
-            .trigger(availableNow=True)
-            .start()
-        )
-        query.awaitTermination(120)
+        start(reader, checkpoint).awaitTermination(120)
     return str(caught.value)
+
+
+def start(reader: DataStreamReader, checkpoint: Path) -> StreamingQuery:
+    writer = reader.load().writeStream.format("noop").option("checkpointLocation", str(checkpoint))
+    return writer.trigger(availableNow=True).start()
 
 
 def reader(spark: SparkSession, bootstrap: str, **options: str) -> DataStreamReader:
