@@ -18,8 +18,8 @@ from protocol.consumer.range_consumer import RangeConsumer
 from spark_kafka_source.clients import client_for
 from spark_kafka_source.options import SourceOptions
 from spark_kafka_source.ranges import OffsetRange
+from spark_kafka_source.reused_worker import settle
 from spark_kafka_source.row_schema import arrow_schema
-from spark_kafka_source.worker_gc import freeze_once
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ def read_range(options: SourceOptions, wanted: OffsetRange) -> Iterator[pa.Recor
     schema = arrow_schema(options.include_headers)
     for batch in records:
         yield _with_spark_columns(batch, wanted, schema)
-    freeze_once()
+    settle()
 
 
 def _with_spark_columns(batch: pa.RecordBatch, wanted: OffsetRange, schema: pa.Schema) -> pa.RecordBatch:

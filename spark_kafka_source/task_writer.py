@@ -15,8 +15,8 @@ from pyspark.sql.datasource import WriterCommitMessage
 from protocol.config import ClientConfig, ProducerConfig
 from protocol.producer.partition_producer import ProducedRange
 from spark_kafka_source.producers import borrowed_producer
+from spark_kafka_source.reused_worker import settle
 from spark_kafka_source.sink_columns import SinkPlan, topic_columns
-from spark_kafka_source.worker_gc import freeze_once
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class TaskWriter:
                     producer.send_columns(rows.topic, rows.columns, rows.partitions)
             producer.flush()
             written = TaskWritten(producer.acknowledged)
-        freeze_once()
+        settle()
         return written
 
 
