@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ class Topic:
 
     name: str
     partitions: int = 1
-    settings: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ def write_time_switched(bootstrap: str) -> None:
     """CreateTime, then LogAppendTime, then CreateTime in one log."""
     for kind in ("CreateTime", "LogAppendTime", "CreateTime"):
         _set_topic(bootstrap, TIME_SWITCHED, "message.timestamp.type", kind)
-        _until(lambda wanted=kind: _timestamp_type(bootstrap) == wanted, f"{kind} to take effect")
+        _until(partial(_has_timestamp_type, bootstrap, kind), f"{kind} to take effect")
         produce(bootstrap, TIME_SWITCHED, [Record(b"k", b"%d" % number, timestamp_ms=1_000) for number in range(20)])
 
 
@@ -381,15 +381,12 @@ def produce_by_java(
     settings: Mapping[str, object] | None = None,
 ) -> None:
     """Writes by Java's producer, through Spark's JVM sink: in order, with batches as full as its settings allow."""
-    header = pa.struct([("key", pa.string()), ("value", pa.binary())])
+    headers = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     columns = {
         "key": pa.array([record.key for record in records], pa.binary()),
         "value": pa.array([record.value for record in records], pa.binary()),
         "partition": pa.array([record.partition for record in records], pa.int32()),
-        "headers": pa.array(
-            [record.headers and [{"key": k, "value": v} for k, v in record.headers] for record in records],
-            pa.list_(header),
-        ),
+        "headers": pa.array([record.headers for record in records], headers),
     }
     writer = spark.createDataFrame(pa.table(columns)).coalesce(1).write.format("kafka")
     for name, value in {"kafka.linger.ms": 1_000, **(settings or {})}.items():
@@ -442,9 +439,9 @@ def _set_topic(bootstrap: str, topic: Topic, key: str, value: str) -> None:
     changed.result()
 
 
-def _timestamp_type(bootstrap: str) -> str:
+def _has_timestamp_type(bootstrap: str, wanted: str) -> bool:
     [answer] = produce(bootstrap, TIME_SWITCHED, [Record(b"who stamps?", None)])
-    return "LogAppendTime" if answer.timestamp()[0] == TIMESTAMP_LOG_APPEND_TIME else "CreateTime"
+    return bool((answer.timestamp()[0] == TIMESTAMP_LOG_APPEND_TIME) == (wanted == "LogAppendTime"))
 
 
 def _until(condition: Callable[[], bool], what: str, timeout_s: float = 60, every_s: float = 0.1) -> None:

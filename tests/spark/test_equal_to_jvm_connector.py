@@ -6,7 +6,7 @@ import json
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -32,6 +32,7 @@ from tests.awkward_topics import (
     TIME_SWITCHED,
     TOPICS,
     TRANSACTIONS,
+    Topic,
 )
 from tests.log_segments import StoredBatch, stored_batches
 
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 OURS = "pykafka-group"
 JVM = "kafka"
 
+Options = Mapping[str, object]
 JvmRows = Callable[[bool, str], "DataFrame"]
 
 
@@ -52,7 +54,7 @@ class Corpus:
     data_folder: Path
     topics: tuple[str, ...]
 
-    def stored(self, topic: awkward_topics.Topic, partition: int = 0) -> list[StoredBatch]:
+    def stored(self, topic: Topic, partition: int = 0) -> list[StoredBatch]:
         return stored_batches(self.data_folder, topic.name, partition)
 
 
@@ -87,15 +89,15 @@ def jvm_rows(spark: SparkSession, corpus: Corpus, stored: Callable[[DataFrame], 
 
     @cache
     def read(streaming: bool, isolation_level: str) -> DataFrame:
-        options = {"kafka.isolation.level": isolation_level, "includeHeaders": True}
-        return stored(source(spark, JVM, corpus, streaming=streaming, **options))
+        options: Options = {"kafka.isolation.level": isolation_level, "includeHeaders": True}
+        return stored(source(spark, JVM, corpus, options, streaming=streaming))
 
     return read
 
 
-def source(spark: SparkSession, name: str, corpus: Corpus, *, streaming: bool = False, **options: object) -> DataFrame:
+def source(spark: SparkSession, name: str, corpus: Corpus, options: Options, *, streaming: bool = False) -> DataFrame:
     """The rows of all topics, from the beginning, as the source called `name` declares them; an option may be None."""
-    chosen = {
+    settings = {
         "kafka.bootstrap.servers": corpus.bootstrap,
         "subscribe": ",".join(corpus.topics),
         "startingOffsets": "earliest",
@@ -104,7 +106,7 @@ def source(spark: SparkSession, name: str, corpus: Corpus, *, streaming: bool = 
         **options,
     }
     reader = spark.readStream if streaming else spark.read
-    for key, value in chosen.items():
+    for key, value in settings.items():
         if value is not None:
             reader = reader.option(key, str(value))
     return reader.format(name).load()
@@ -137,8 +139,8 @@ def test_every_row_of_every_topic_is_as_the_jvm_connector_reads_it(
     isolation_level: str,
     include_headers: bool,
 ) -> None:
-    options = {"kafka.isolation.level": isolation_level, "includeHeaders": include_headers}
-    ours, theirs = (source(spark, name, corpus, streaming=streaming, **options) for name in (OURS, JVM))
+    options: Options = {"kafka.isolation.level": isolation_level, "includeHeaders": include_headers}
+    ours, theirs = (source(spark, name, corpus, options, streaming=streaming) for name in (OURS, JVM))
     assert ours.schema == theirs.schema
     rows = stored(ours)
     assert_same_rows(rows, jvm_rows(streaming, isolation_level).select(ours.columns))
@@ -149,23 +151,35 @@ def test_every_row_of_every_topic_is_as_the_jvm_connector_reads_it(
     assert counts == counted_by_librdkafka(corpus.bootstrap, corpus.topics, isolation_level)
 
 
-def test_small_batches_end_anywhere_and_miss_nothing(
-    spark: SparkSession, corpus: Corpus, stored: Callable[[DataFrame], DataFrame]
+@pytest.mark.parametrize(
+    ("limit", "assigned"),
+    [
+        (499, {TRANSACTIONS: [0, 1, 2], OPEN_TRANSACTION: [0], COMPACTED: [0, 1, 2], EMPTY_CONTROL_BATCHES: [0]}),
+        (3, {TRANSACTIONS: [2], OPEN_TRANSACTION: [0]}),
+    ],
+    ids=["499 offsets", "3 offsets"],
+)
+def test_triggers_end_anywhere_and_miss_nothing(
+    spark: SparkSession,
+    corpus: Corpus,
+    stored: Callable[[DataFrame], DataFrame],
+    limit: int,
+    assigned: dict[Topic, list[int]],
 ) -> None:
-    """Triggers that end within batches, transactions and gaps, or hold no row at all."""
-    topics = [TRANSACTIONS, OPEN_TRANSACTION, COMPACTED, EMPTY_CONTROL_BATCHES]
-    options = {"subscribe": ",".join(topic.name for topic in topics), "kafka.isolation.level": "read_committed"}
-    ours = source(spark, OURS, corpus, streaming=True, maxOffsetsPerTrigger=499, **options)
-    assert_same_rows(stored(ours), stored(source(spark, JVM, corpus, **options)))
+    """Within batches, transactions and gaps, on markers; some hold no row at all."""
+    assign = json.dumps({topic.name: partitions for topic, partitions in assigned.items()})
+    options: Options = {"subscribe": None, "assign": assign, "kafka.isolation.level": "read_committed"}
+    ours = source(spark, OURS, corpus, {**options, "maxOffsetsPerTrigger": limit}, streaming=True)
+    assert_same_rows(stored(ours), stored(source(spark, JVM, corpus, options)))
 
 
 def test_fetches_smaller_than_a_batch_bring_every_row(
     spark: SparkSession, corpus: Corpus, stored: Callable[[DataFrame], DataFrame], jvm_rows: JvmRows
 ) -> None:
     """Each reply then holds a single batch, however large, or an empty one, or the gap that the cleaner left."""
-    options = {"kafka.max.partition.fetch.bytes": 1, "kafka.fetch.max.bytes": 1}
-    options |= {"kafka.isolation.level": "read_committed", "includeHeaders": True}
-    assert_same_rows(stored(source(spark, OURS, corpus, **options)), jvm_rows(False, "read_committed"))
+    tiny = {"kafka.max.partition.fetch.bytes": 1, "kafka.fetch.max.bytes": 1}
+    options: Options = {**tiny, "kafka.isolation.level": "read_committed", "includeHeaders": True}
+    assert_same_rows(stored(source(spark, OURS, corpus, options)), jvm_rows(False, "read_committed"))
 
 
 @pytest.mark.parametrize("isolation_level", ["read_uncommitted", "read_committed"])
@@ -187,15 +201,15 @@ def test_ranges_that_begin_and_end_anywhere_hold_the_same_rows(
         json.dumps({topic: {str(p): bounds[end] for p, bounds in enumerate(of)} for topic, of in ranges.items()})
         for end in (0, 1)
     )
-    options = {
+    options: Options = {
         "subscribe": ",".join(ranges),
         "startingOffsets": starting,
         "endingOffsets": ending,
         "kafka.isolation.level": isolation_level,
     }
-    ours = stored(source(spark, OURS, corpus, **options))
-    assert_same_rows(ours, stored(source(spark, JVM, corpus, **options)))
-    in_pieces = source(spark, OURS, corpus, minPartitions=60, **options)
+    ours = stored(source(spark, OURS, corpus, options))
+    assert_same_rows(ours, stored(source(spark, JVM, corpus, options)))
+    in_pieces = source(spark, OURS, corpus, {**options, "minPartitions": 40})
     assert in_pieces.rdd.getNumPartitions() > 3 * len(ranges)
     assert_same_rows(stored(in_pieces), ours)
 
@@ -219,7 +233,7 @@ def test_ranges_that_begin_and_end_anywhere_hold_the_same_rows(
 def test_the_same_choice_of_partitions_gives_the_same_rows(
     spark: SparkSession, corpus: Corpus, stored: Callable[[DataFrame], DataFrame], chosen: dict[str, str]
 ) -> None:
-    ours, theirs = (stored(source(spark, name, corpus, **{"subscribe": None, **chosen})) for name in (OURS, JVM))
+    ours, theirs = (stored(source(spark, name, corpus, {"subscribe": None, **chosen})) for name in (OURS, JVM))
     assert not ours.isEmpty()
     assert_same_rows(ours, theirs)
 
@@ -259,11 +273,12 @@ def counted_by_librdkafka(bootstrap: str, topics: tuple[str, ...], isolation_lev
     while unfinished:
         assert time.monotonic() < deadline_s, f"librdkafka finds no end of {unfinished}"
         for message in consumer.consume(1_000, timeout=0.2):
-            partition = (message.topic(), message.partition())
-            if message.error() is None:
+            partition = (str(message.topic()), message.partition() or 0)
+            error = message.error()
+            if error is None:
                 counts[partition] += 1
             else:
-                assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
+                assert error.code() == KafkaError._PARTITION_EOF, error
                 unfinished.discard(partition)
     consumer.close()
     return dict(counts)
