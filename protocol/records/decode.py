@@ -7,7 +7,7 @@ chain in `starts`. Knows no sockets and no topics: `where` is only quoted in err
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from protocol.errors import Corrupt, ProtocolError, UsageError
 from protocol.records.columns import slices
 from protocol.records.fields import Fields, read_fields
 from protocol.records.header import LOG_APPEND_TIME
-from protocol.records.header_column import HEADERS_TYPE, headers
+from protocol.records.header_column import HEADERS_TYPE, header_lists
 from protocol.records.scan import Scan
 from protocol.records.slabs import SLAB_ROWS, Slab, slabs
 from protocol.records.starts import bounds_of_batches, stretches
@@ -76,17 +76,21 @@ def decode(
         raise UsageError(f"no such columns: {', '.join(sorted(unknown))}; there are {', '.join(ALL_COLUMNS)}")
     schema = pa.schema([field for field in SCHEMA if field.name in columns])
     batches = visible_batches(scan, first_offset, end_offset, aborted_transactions, check_crc, where)
-    for slab in slabs(scan, batches, max_decompressed_bytes, check_crc, where):
+
+    def read(slab: Slab) -> Iterator[pa.RecordBatch]:
         headers = scan.headers[slab.batches]
+        for starts, ends, batch_of_row in _stretches(slab):
+            for rows in _cuts(starts, ends):
+                chunk = _Chunk(slab.data, headers, batch_of_row[rows], starts[rows], ends[rows])
+                found = chunk.record_batch(schema, first_offset, end_offset)
+                if found is not None:
+                    yield found
+
+    for slab in slabs(scan, batches, max_decompressed_bytes, check_crc, where):
         try:
-            for starts, ends, batch_of_row in _stretches(slab):
-                for rows in _cuts(starts, ends):
-                    chunk = _Chunk(slab.data, headers, batch_of_row[rows], starts[rows], ends[rows])
-                    found = chunk.record_batch(schema, first_offset, end_offset)
-                    if found is not None:
-                        yield found
+            yield from read(slab)
         except ProtocolError as error:
-            raise scan.located(error, _culprit(slab), where) from error
+            raise scan.located(error, _culprit(slab, read), where) from error
 
 
 def _stretches(slab: Slab) -> Iterator[tuple[Positions, Positions, Positions]]:
@@ -110,12 +114,12 @@ def _cuts(starts: Positions, ends: Positions) -> Iterator[slice]:
         first = until
 
 
-def _culprit(slab: Slab) -> int:
+def _culprit(slab: Slab, read: Callable[[Slab], Iterator[pa.RecordBatch]]) -> int:
     """The first batch of a slab whose records cannot be read."""
     for index, batch in enumerate(slab.batches):
         try:
-            for starts, ends, _ in _stretches(slab.only(index)):
-                read_fields(slab.data, starts, ends)
+            for _ in read(slab.only(index)):
+                pass
         except ProtocolError:
             return batch
     return slab.batches[0]
@@ -165,7 +169,7 @@ class _Chunk:
             return pa.array(self._timestamps(fields))
         if name == "timestamp_type":
             return pa.array(self._log_append_time.astype(np.int32).take(self.batch_of_row))
-        return headers(self.data, fields.headers_at, fields.header_count, fields.ends)
+        return header_lists(self.data, fields.headers_at, fields.header_count, fields.ends)
 
     @property
     def _log_append_time(self) -> npt.NDArray[np.bool_]:

@@ -30,7 +30,7 @@ class _Bounds:
         self.key_at, self.key_length, self.value_at, self.value_length = (np.empty(total, np.int64) for _ in range(4))
 
 
-def headers(data: Bytes, at: Positions, count: Integers, ends: Positions) -> pa.Array:
+def header_lists(data: Bytes, at: Positions, count: Integers, ends: Positions) -> pa.Array:
     """The headers of each record: `count[i]` of them in data[at[i]:ends[i]].
 
     Raises `Corrupt` or `Truncated` where the headers do not fill their record exactly.
@@ -49,7 +49,9 @@ def headers(data: Bytes, at: Positions, count: Integers, ends: Positions) -> pa.
     total = int(counts.sum())
     if total > _MOST_AT_ONCE and rows > 1:
         half = rows // 2
-        return pa.concat_arrays([headers(data, at[s], count[s], ends[s]) for s in (slice(half), slice(half, None))])
+        return pa.concat_arrays(
+            [header_lists(data, at[s], count[s], ends[s]) for s in (slice(half), slice(half, None))]
+        )
     first = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
     bounds = _Bounds(total)
     many = counts > _MOST_ROUNDS

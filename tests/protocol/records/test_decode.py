@@ -184,10 +184,17 @@ def test_a_record_outside_its_batch_is_corrupt() -> None:
 
 def test_the_culprit_among_many_batches_is_named() -> None:
     batches = [sequence([b"a", b"b"], base_offset=2 * i) for i in range(50)]
-    log = [write_batch(batch) for batch in batches]
-    log[31] = write_batch(batches[31], records=b"\x0e" + b"\x01" * 13)
-    with pytest.raises(Corrupt, match="orders-3: the record batch at offset 62 "):
-        list(decode(scan(b"".join(log)), first_offset=0, end_offset=EVERYTHING, where="orders-3"))
+    outside = [Record(b"a"), Record(b"b", offset_delta=2)]
+    header_cut = b"\x12\0\0\0\1\1\2\2h\x06"
+    for wrong in (
+        write_batch(batches[31], records=b"\x0e" + b"\x01" * 13),
+        write_batch(Batch(outside, 62, last_offset_delta=1)),
+        write_batch(batches[31], records=header_cut * 2),
+    ):
+        log = [write_batch(batch) for batch in batches]
+        log[31] = wrong
+        with pytest.raises(Corrupt, match="orders-3: the record batch at offset 62 "):
+            list(decode(scan(b"".join(log)), first_offset=0, end_offset=EVERYTHING, where="orders-3"))
 
 
 def test_a_flipped_bit_is_found_by_the_checksum_and_let_through_without_it() -> None:
