@@ -60,7 +60,7 @@ class PartitionConsumer:
         A small range in the middle of a long log must not cost a whole `max.partition.fetch.bytes`.
         """
         wanted = int((self.until_offset - self.position) * self._record_bytes * 1.1)
-        wanted = max(_SMALLEST_FETCH_BYTES, min(wanted, self._config.max_partition_fetch_bytes))
+        wanted = min(max(_SMALLEST_FETCH_BYTES, wanted), self._config.max_partition_fetch_bytes)
         return max(wanted, self._at_least_bytes)
 
     def request_row(self, leader_epoch: int) -> dict[str, Any]:
