@@ -34,7 +34,7 @@ def copy_and_check(
         [sys.executable, "-m", "tests.jobs.copy_to_topic", *arguments],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=540,
         env={**os.environ, **(environment or {})},
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -29,9 +31,11 @@ from spark_kafka_source.demo.watch import Watch
 from spark_kafka_source.kafka_jars import find_java
 from spark_kafka_source.local_kafka import LocalKafka
 
+LOG = "spark.log"
 # Far more than it takes, also on a machine that is busy.
 _PATIENCE_S = 300
 _BAR_WIDTH = 24
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run(seconds: float, per_second: float, folder: Path, screen: Screen) -> bool:
@@ -47,7 +51,7 @@ def run(seconds: float, per_second: float, folder: Path, screen: Screen) -> bool
         orders.start()
         screen.say(f"{per_second:g} orders a second go into {orders.topic}, keyed by customer, such as")
         screen.more(make_order(1, SYSTEM_CLOCK.wall_ms()).to_json())
-        with _stderr_to(folder / "spark.log"):  # Spark and its Python workers keep it
+        with _signals_held(), _stderr_to(folder / LOG):  # Spark and its Python workers keep that
             spark = spark_side.open_session()
         screen.say(
             f"Spark {spark.version} reads them as group {spark_side.GROUP}, a batch every {spark_side.TRIGGER_S} s,"
@@ -150,6 +154,26 @@ def _stderr_to(path: Path) -> Iterator[None]:
         os.close(saved)
 
 
+def _end_on_signals() -> None:
+    """Signals that end programs do here what Ctrl-C does, so that every `with` block cleans up."""
+    for number in _ENDING_SIGNALS:
+        signal.signal(number, signal.default_int_handler)
+
+
+@contextlib.contextmanager
+def _signals_held() -> Iterator[None]:
+    """Ctrl-C counts afterwards: a Spark that is interrupted while it starts leaves its JVM behind."""
+    held: list[int] = []
+    for number in _ENDING_SIGNALS:
+        signal.signal(number, lambda number, _: held.append(number))
+    try:
+        yield
+    finally:
+        _end_on_signals()  # PySpark has put a handler of its own in place
+        if held:
+            raise KeyboardInterrupt
+
+
 def _require_pyspark() -> None:
     if find_spec("pyspark") is None:
         raise ConfigurationError('The demo needs PySpark 4: pip install "pyspark>=4.0"')
@@ -164,11 +188,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=30, help="how long orders come after the first batch (30)")
     parser.add_argument("--rate", type=float, default=500, help="orders per second (500)")
     chosen = parser.parse_args(arguments)
-    # As Ctrl-C: every `with` block below ends and cleans up.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
+    _end_on_signals()
     screen = Screen()
     with tempfile.TemporaryDirectory(prefix="spark-kafka-source-demo-") as folder:
+        log = Path(folder) / LOG
+        logging.basicConfig(filename=log)
         try:
             find_java()
             _require_pyspark()
@@ -177,12 +201,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             screen.say("stopped")
         except KafkaError as error:
             screen.say(f"error: {error}")
-        except Exception as error:
-            screen.say(f"error: {error}")
-            log = Path(folder) / "spark.log"
-            if log.exists():
-                screen.more("the end of Spark's log:")
-                screen.as_it_is("\n".join(log.read_text(errors="replace").splitlines()[-30:]))
+        except Exception as error:  # Spark's
+            kept = shutil.copy(log, Path(tempfile.gettempdir()) / f"spark-kafka-source-demo-{os.getpid()}.log")
+            screen.say(f"error: {str(error).partition('=== Streaming Query')[0].rstrip()}")
+            screen.more(f"Spark's log: {kept}")
     return 1
 
 

@@ -12,6 +12,7 @@ from tests.topic_copies import copy_and_check
 
 
 @pytest.mark.spark
+@pytest.mark.timeout(600)
 def test_source_and_sink_work_over_spark_connect(kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path) -> None:
     # Spark's own switch for a server port that nobody else has.
     report = copy_and_check(kafka1, topic1, tmp_path, "connect", {"SPARK_TESTING": "1"})

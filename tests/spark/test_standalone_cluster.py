@@ -44,6 +44,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 @pytest.mark.spark
+@pytest.mark.timeout(600)
 def test_source_and_sink_work_on_a_cluster_of_two_workers(
     kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, cluster: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
