@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from protocol.cluster.metadata import topic_id_text
 from protocol.errors import ConfigurationError
 
 TopicPartition = tuple[str, int]
@@ -22,7 +23,6 @@ _T = TypeVar("_T")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 MAX_PARTITION = 2**31 - 1
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
-NO_TOPIC_ID = b"\0" * 16  # How Kafka's protocol says that there is none.
 _IDS, _EPOCHS, _JOINED = "@ids", "@epochs", "@joined"
 
 
@@ -91,11 +91,6 @@ class Offsets:
 def name(tp: TopicPartition) -> str:
     """`orders-3`, as Kafka's tools write it."""
     return f"{tp[0]}-{tp[1]}"
-
-
-def topic_id_text(topic_id: bytes) -> str:
-    """A topic id as Kafka's tools print it: 22 characters of URL-safe base64."""
-    return base64.urlsafe_b64encode(topic_id).decode("ascii").rstrip("=")
 
 
 def legal_topic(topic: str) -> str:

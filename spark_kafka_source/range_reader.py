@@ -13,7 +13,6 @@ from functools import lru_cache
 import numpy as np
 import pyarrow as pa
 
-from protocol.cluster.metadata import NO_TOPIC_ID
 from protocol.consumer.range_consumer import RangeConsumer
 from spark_kafka_source.clients import client_for
 from spark_kafka_source.options import SourceOptions
@@ -40,7 +39,7 @@ def read_range(options: SourceOptions, wanted: OffsetRange) -> Iterator[pa.Recor
         wanted.from_offset,
         wanted.until_offset,
         columns=(*_COLUMNS, "headers") if options.include_headers else _COLUMNS,
-        topic_id=wanted.topic_id or NO_TOPIC_ID,
+        topic_id=wanted.topic_id,
         poll_timeout_ms=options.poll_timeout_ms,
         fail_on_data_loss=options.fail_on_data_loss,
     )

@@ -11,8 +11,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from protocol.cluster.metadata import NO_TOPIC_ID
 from protocol.errors import DataLoss, UsageError
-from spark_kafka_source.offsets import NO_TOPIC_ID, Offsets, TopicPartition, name
+from spark_kafka_source.offsets import Offsets, TopicPartition, name
 
 log = logging.getLogger(__name__)
 

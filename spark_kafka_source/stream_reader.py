@@ -19,6 +19,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader
 
 from protocol.clock import Deadline
+from protocol.cluster.metadata import NO_TOPIC_ID, topic_id_text
 from protocol.errors import DataLoss
 from protocol.group.offset_manager import OffsetManager
 from protocol.group.offsets import CommittedOffset
@@ -27,7 +28,7 @@ from spark_kafka_source.clients import client_for
 from spark_kafka_source.discovery import discover, discover_present, rediscover
 from spark_kafka_source.group_checks import require_no_members, say_who_decides
 from spark_kafka_source.input_partition import RangePartition
-from spark_kafka_source.offsets import JsonDict, Offsets, TopicPartition, name, topic_id_text
+from spark_kafka_source.offsets import JsonDict, Offsets, TopicPartition, name
 from spark_kafka_source.options import SourceOptions
 from spark_kafka_source.range_reader import read_range
 from spark_kafka_source.ranges import offset_ranges, unresolved
@@ -35,8 +36,6 @@ from spark_kafka_source.spark_api import ReadAllAvailable, ReadLimit, ReadMaxRow
 from spark_kafka_source.start_offsets import log_ends, log_starts, starting_offsets
 
 log = logging.getLogger(__name__)
-
-_NO_TOPIC_ID = b"\0" * 16
 
 # A trigger waits this long for the commit it has sent, so that the group is up to date when it ends. A coordinator
 # that is in trouble already is not waited for: the commit goes on in the background.
@@ -256,4 +255,4 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _ids(partitions: Mapping[TopicPartition, bytes]) -> dict[str, bytes]:
-    return {topic: topic_id for (topic, _), topic_id in partitions.items() if topic_id != _NO_TOPIC_ID}
+    return {topic: topic_id for (topic, _), topic_id in partitions.items() if topic_id != NO_TOPIC_ID}

@@ -10,6 +10,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from jupyter_client.manager import AsyncKernelManager
+from jupyter_core.utils import run_sync
 from nbclient import NotebookClient
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent.parent / "notebooks").glob("*.ipynb"))
@@ -53,7 +54,10 @@ def run(name: str) -> list[str]:
     client = NotebookClient(
         notebook, km=manager, timeout=400, resources={"metadata": {"path": str(NOTEBOOKS[0].parent)}}
     )
-    client.execute()
+    try:
+        client.execute()
+    finally:
+        run_sync(manager.shutdown_kernel)(now=True)  # it is ours, not the client's: its Spark and Kafka end with it
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     texts = [output.text for output in outputs if output.output_type == "stream" and output.name == "stdout"]
     return texts + [kind for output in outputs for kind in output.get("data", {})]

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocol.cluster.metadata import topic_id_text
 from protocol.errors import ConfigurationError
-from spark_kafka_source.offsets import Offsets, legal_topic, topic_id_text
+from spark_kafka_source.offsets import Offsets, legal_topic
 
 TOPIC_ID = bytes(range(16))
 TOPIC_ID_TEXT = "AAECAwQFBgcICQoLDA0ODw"

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocol.cluster.metadata import NO_TOPIC_ID
 from protocol.errors import DataLoss, UsageError
-from spark_kafka_source.offsets import NO_TOPIC_ID, Offsets
+from spark_kafka_source.offsets import Offsets
 from spark_kafka_source.ranges import OffsetRange, offset_ranges, unresolved
 
 T1, T2, T3 = ("t1", 1), ("t2", 1), ("t3", 1)
