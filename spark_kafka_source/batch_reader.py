@@ -48,7 +48,7 @@ class KafkaBatchReader(DataSourceReader):
         # Spark makes up an empty partition when there is none to read.
         if not isinstance(partition, RangePartition):
             return iter(())
-        return read_range(self._options, partition.range)
+        return read_range(self._options, [partition.range])
 
 
 def _require_order(begins: dict[TopicPartition, int], ends: dict[TopicPartition, int]) -> None:

@@ -1,4 +1,4 @@
-"""One range of one partition → Arrow batches with the columns Spark expects. Runs in the executors' Python workers.
+"""Ranges of partitions → Arrow batches with the columns Spark expects. Runs in the executors' Python workers.
 
 Adds to what `protocol` reads the columns that are constant in a range (topic, partition) and turns milliseconds
 into Spark's microseconds. Touches columns, never single records.
@@ -7,7 +7,7 @@ into Spark's microseconds. Touches columns, never single records.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -26,26 +26,27 @@ _MILLIS, _MICROS = pa.timestamp("ms", tz="UTC"), pa.timestamp("us", tz="UTC")
 _COLUMNS = ("key", "value", "offset", "timestamp_ms", "timestamp_type")
 
 
-def read_range(options: SourceOptions, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of `wanted`, in offset order, with the schema of `row_schema.arrow_schema`.
+def read_range(options: SourceOptions, wanted: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
+    """Yields the rows of all `wanted` ranges, each range's in offset order, as `row_schema.arrow_schema`.
 
     Raises what `protocol.consumer.range_consumer.RangeConsumer` raises.
     """
-    records = RangeConsumer(
-        client_for(options.client),
-        options.consumer,
-        wanted.topic,
-        wanted.partition,
-        wanted.from_offset,
-        wanted.until_offset,
-        columns=(*_COLUMNS, "headers") if options.include_headers else _COLUMNS,
-        topic_id=wanted.topic_id,
-        poll_timeout_ms=options.poll_timeout_ms,
-        fail_on_data_loss=options.fail_on_data_loss,
-    )
     schema = arrow_schema(options.include_headers)
-    for batch in records:
-        yield _with_spark_columns(batch, wanted, schema)
+    for each in wanted:
+        records = RangeConsumer(
+            client_for(options.client),
+            options.consumer,
+            each.topic,
+            each.partition,
+            each.from_offset,
+            each.until_offset,
+            columns=(*_COLUMNS, "headers") if options.include_headers else _COLUMNS,
+            topic_id=each.topic_id,
+            poll_timeout_ms=options.poll_timeout_ms,
+            fail_on_data_loss=options.fail_on_data_loss,
+        )
+        for batch in records:
+            yield _with_spark_columns(batch, each, schema)
     settle()
 
 

@@ -158,7 +158,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: RangePartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         """On an executor: the rows of one range."""
-        return read_range(self._options, partition.range)
+        return read_range(self._options, [partition.range])
 
     def commit(self, end: JsonDict) -> None:
         self._mark_complete(Offsets.from_json_dict(end))
