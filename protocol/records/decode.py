@@ -20,6 +20,7 @@ from protocol.records.columns import slices
 from protocol.records.fields import Fields, read_fields
 from protocol.records.header import LOG_APPEND_TIME
 from protocol.records.header_column import HEADERS_TYPE, header_lists
+from protocol.records.legacy import decode_messages
 from protocol.records.scan import Scan
 from protocol.records.slabs import SLAB_ROWS, Slab, slabs
 from protocol.records.starts import bounds_of_batches, stretches
@@ -36,7 +37,8 @@ SCHEMA = pa.schema(
         pa.field("headers", HEADERS_TYPE),
     ]
 )
-"""What `decode` yields. timestamp_type: 0 is CreateTime, 1 is LogAppendTime; headers is null without headers."""
+"""What `decode` yields. timestamp_type: 0 is CreateTime, 1 is LogAppendTime, -1 that there is none (magic 0, where
+timestamp_ms is -1 too); headers is null without headers."""
 ALL_COLUMNS: tuple[str, ...] = tuple(SCHEMA.names)
 DEFAULT_MAX_DECOMPRESSED_BYTES = 128 << 20
 # Few enough that what belongs to them stays in the processor's cache from one step to the next.
@@ -86,11 +88,24 @@ def decode(
                 if found is not None:
                     yield found
 
-    for slab in slabs(scan, batches, max_decompressed_bytes, check_crc, where):
-        try:
-            yield from read(slab)
-        except ProtocolError as error:
-            raise scan.located(error, _culprit(slab, read), where) from error
+    for messages, run in scan.runs(batches):
+        if messages:
+            yield from decode_messages(
+                scan.buffer,
+                scan.headers["position"][run].tolist(),
+                schema,
+                first_offset=first_offset,
+                end_offset=end_offset,
+                max_decompressed_bytes=max_decompressed_bytes,
+                check_crc=check_crc,
+                where=where,
+            )
+            continue
+        for slab in slabs(scan, run, max_decompressed_bytes, check_crc, where):
+            try:
+                yield from read(slab)
+            except ProtocolError as error:
+                raise scan.located(error, _culprit(slab, read), where) from error
 
 
 def _stretches(slab: Slab) -> Iterator[tuple[Positions, Positions, Positions]]:

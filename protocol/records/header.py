@@ -47,6 +47,7 @@ CRC_AT = 17
 CHECKED_FROM = 21
 """The checksum covers everything from the attributes to the end of the batch."""
 SMALLEST_RECORD_BYTES = 7
+LARGEST_OFFSET = 2**62
 
 LAYOUT = struct.Struct(">qiibIhiqqqhii")
 FRAME = struct.Struct(">qi")

@@ -12,21 +12,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from protocol.errors import Corrupt, DecompressedTooLarge, ProtocolError, UnsupportedVersion
+from protocol.errors import Corrupt, DecompressedTooLarge, ProtocolError
 from protocol.records.header import (
     FIELD_NAMES,
     FRAME,
     HEADER_BYTES,
+    LARGEST_OFFSET,
     LOG_OVERHEAD_BYTES,
     MAGIC,
-    MAGIC_AT,
     NATIVE,
     WIRE,
     checksum,
 )
+from protocol.records.legacy import messages_as_batches, require_message
 from protocol.wire.primitives import BytesLike
-
-_LARGEST_OFFSET = 2**62
 
 
 @dataclass(frozen=True)
@@ -36,18 +35,29 @@ class Scan:
     Attributes
     ----------
     buffer : the bytes scanned; `decode` reads the records from it, so it must stay unchanged until then.
-    headers : one row per batch, in the order of the log, dtype `header.NATIVE`.
+    headers : one row per batch, in the order of the log, dtype `header.NATIVE`. A message of magic 0 or 1 is a batch
+        of its own, whose fields `legacy.messages_as_batches` fills.
     next_offset : the offset after the last batch, where the next Fetch starts; None without a whole batch.
     partial_bytes : how many bytes the batch that was cut at the end announces (at least); 0 if none was cut.
+    has_messages : whether some rows are messages.
     """
 
     buffer: memoryview
     headers: npt.NDArray[Any]
     next_offset: int | None
     partial_bytes: int
+    has_messages: bool = False
 
     def __len__(self) -> int:
         return len(self.headers)
+
+    def runs(self, batches: npt.NDArray[np.int64]) -> list[tuple[bool, npt.NDArray[np.int64]]]:
+        """The same rows, cut where record batches and messages meet; True stands for messages."""
+        if not self.has_messages:
+            return [(False, batches)]
+        is_message = self.headers["magic"] != MAGIC
+        cuts = np.flatnonzero(np.diff(is_message[batches])) + 1
+        return [(bool(is_message[run].any()), run) for run in np.split(batches, cuts)]
 
     def batch(self, index: int) -> memoryview:
         """One whole batch, header and records."""
@@ -77,63 +87,56 @@ class Scan:
 def scan(buffer: BytesLike, where: str = "record batches") -> Scan:
     """Reads the batch headers in `buffer`, the `records` of one partition in a Fetch reply.
 
-    Raises `Corrupt` for a header that cannot be one, and `UnsupportedVersion` for a magic that is not read here;
-    both messages start with `where` ("orders-3").
+    Raises `Corrupt`, with a message that starts with `where` ("orders-3"), for a header that cannot be one.
     """
     view = memoryview(buffer).cast("B")
     total = len(view)
     position = partial_bytes = 0
     positions: list[int] = []
+    short = False
     while position < total:
         if position + LOG_OVERHEAD_BYTES > total:
             partial_bytes = HEADER_BYTES
             break
         base_offset, length = FRAME.unpack_from(view, position)
         if length < HEADER_BYTES - LOG_OVERHEAD_BYTES:
-            _refuse_short(view, position, length, base_offset, where)
+            require_message(view, position, length, base_offset, where)
+            short = True
         size_bytes = LOG_OVERHEAD_BYTES + length
         if position + size_bytes > total:
             partial_bytes = size_bytes
             break
         positions.append(position)
         position += size_bytes
-    headers = _headers(view, positions, where)
+    headers = _headers(view, positions, short)
+    has_messages = bool((headers["magic"] != MAGIC).any())
+    if has_messages:
+        messages_as_batches(headers, view, where)
+    _check(headers, where)
     next_offset = int(headers["last_offset"][-1]) + 1 if positions else None
-    return Scan(view, headers, next_offset, partial_bytes)
+    return Scan(view, headers, next_offset, partial_bytes, has_messages)
 
 
-def _headers(view: memoryview, positions: list[int], where: str) -> npt.NDArray[Any]:
-    raw = np.frombuffer(b"".join([view[at : at + HEADER_BYTES] for at in positions]), WIRE)
+def _headers(view: memoryview, positions: list[int], short: bool) -> npt.NDArray[Any]:
+    rows: list[BytesLike] = [view[at : at + HEADER_BYTES] for at in positions]
+    if short:
+        # Messages of magic 0 and 1 can be shorter than a header, and stand at the end of the buffer.
+        rows = [bytes(row).ljust(HEADER_BYTES, b"\0") for row in rows]
+    raw = np.frombuffer(b"".join(rows), WIRE)
     headers = np.empty(len(raw), NATIVE)
     for name in FIELD_NAMES:
         headers[name] = raw[name]
     headers["position"] = positions
     headers["last_offset"] = headers["base_offset"] + headers["last_offset_delta"]
+    return headers
+
+
+def _check(headers: npt.NDArray[Any], where: str) -> None:
     for what, wrong in (
-        ("magic", headers["magic"] != MAGIC),
-        ("base_offset", (headers["base_offset"] < 0) | (headers["base_offset"] > _LARGEST_OFFSET)),
+        ("base_offset", (headers["base_offset"] < 0) | (headers["base_offset"] > LARGEST_OFFSET)),
         ("last_offset_delta", headers["last_offset_delta"] < 0),
         ("count", headers["count"] < 0),
     ):
         if wrong.any():
             row = headers[int(wrong.argmax())]
-            if what == "magic":
-                raise _unread_magic(int(row["magic"]), int(row["base_offset"]), where)
             raise Corrupt(f"{where}: the record batch at offset {row['base_offset']} has {what} {row[what]}")
-    return headers
-
-
-def _refuse_short(view: memoryview, position: int, length: int, base_offset: int, where: str) -> None:
-    """Raises for a batch too short for a header; messages of magic 0 and 1 can be that short."""
-    if length > MAGIC_AT - LOG_OVERHEAD_BYTES and position + MAGIC_AT < len(view) and view[position + MAGIC_AT] < MAGIC:
-        raise _unread_magic(view[position + MAGIC_AT], base_offset, where)
-    raise Corrupt(f"{where}: the record batch at offset {base_offset} announces {length} bytes, less than its header")
-
-
-def _unread_magic(magic: int, base_offset: int, where: str) -> Exception:
-    if magic in (0, 1):
-        return UnsupportedVersion(
-            f"{where}: offset {base_offset} is in a message set of magic {magic} (written before Kafka 0.11, or with "
-            "message.format.version below 0.11); only record batches (magic 2) are read"
-        )
-    return Corrupt(f"{where}: the record batch at offset {base_offset} has magic {magic}; known are 0 to {MAGIC}")

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from protocol.errors import Corrupt, UnsupportedVersion
+from protocol.errors import Corrupt
 from protocol.records.scan import scan
 from tests.protocol.records.reference import Batch, sequence, write_batch
 
@@ -63,14 +63,6 @@ def test_nothing_in_nothing() -> None:
 def test_a_batch_shorter_than_its_header_is_corrupt(length: int) -> None:
     log = struct.pack(">qi", 7, length) + bytes([0, 0, 0, 0, 2]) + bytes(100)
     with pytest.raises(Corrupt, match=f"orders-3: the record batch at offset 7 announces {length} bytes"):
-        scan(log, where="orders-3")
-
-
-@pytest.mark.parametrize("magic", [0, 1])
-@pytest.mark.parametrize("length", [14, 22, 200])
-def test_older_message_formats_are_refused_by_name(magic: int, length: int) -> None:
-    log = struct.pack(">qiIb", 7, length, 0, magic) + bytes(length - 5)
-    with pytest.raises(UnsupportedVersion, match=rf"orders-3: offset 7 .*magic {magic}"):
         scan(log, where="orders-3")
 
 

@@ -1,0 +1,355 @@
+"""Message sets of magic 0 and 1, which Kafka wrote before 0.11, to the same columns that `decode` makes.
+
+A message stands in the log by itself, or with others, compressed, in the value of a wrapper message. Rare today, so
+this is written to be read: one Python object per message, copied a column at a time. Used by `scan`, for which every
+message of the log is a batch of its own, and by `decode`.
+
+What was done with these formats is told by KIP-31 (offsets within a wrapper), KIP-32 (timestamps) and KAFKA-3160
+(checksums of lz4 frames).
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from protocol.errors import Corrupt, DecompressedTooLarge, ProtocolError
+from protocol.records.columns import slices
+from protocol.records.compression import Bytes, Codec, decompress
+from protocol.records.header import (
+    COMPRESSION_MASK,
+    FRAME,
+    LARGEST_OFFSET,
+    LOG_APPEND_TIME,
+    LOG_OVERHEAD_BYTES,
+    MAGIC,
+    MAGIC_AT,
+    NO_PRODUCER_ID,
+)
+
+NO_TIMESTAMP = -1
+NO_TIMESTAMP_TYPE = -1
+"""What the Java client says of messages of magic 0; its `TimestampType` has the numbers -1, 0 and 1."""
+_LOG_APPEND_TIME_TYPE = 1
+
+_HEAD = struct.Struct(">qiIbb")
+"""Offset, size, CRC-32, magic, attributes: the start of a message of either magic."""
+_CHECKED_FROM = 16
+_ATTRIBUTES_AT = 17
+_INT64, _INT32 = struct.Struct(">q"), struct.Struct(">i")
+_SMALLEST_SIZE = (14, 22)
+"""By magic: what the size of a message without key and value says."""
+_CODECS = (Codec.GZIP, Codec.SNAPPY, Codec.LZ4)
+
+_CHUNK_ROWS = 8_000
+_CHUNK_BYTES = 16 << 20
+_ROOM_BYTES = 1 << 20
+
+
+class Message(NamedTuple):
+    """One message in some bytes; `start` and `end` are where it is, the lengths of null are -1."""
+
+    start: int
+    end: int
+    offset: int
+    magic: int
+    codec: int
+    timestamp_ms: int
+    timestamp_type: int
+    key_at: int
+    key_length: int
+    value_at: int
+    value_length: int
+
+
+# -- for scan -------------------------------------------------------------------------------------
+
+
+def require_message(view: memoryview, position: int, size: int, offset: int, where: str) -> None:
+    """Raises `Corrupt` where an entry of the log is too short to be even a message, as far as `view` shows it."""
+    magic = view[position + MAGIC_AT] if position + MAGIC_AT < len(view) else 0
+    if magic >= MAGIC or size < _SMALLEST_SIZE[magic]:
+        raise Corrupt(f"{where}: the record batch at offset {offset} announces {size} bytes, less than its header")
+
+
+def messages_as_batches(headers: npt.NDArray[Any], view: memoryview, where: str) -> None:
+    """Makes sense of the rows of `headers` (see `Scan`) that were read from messages: each is a batch of one record.
+
+    The base offset of a wrapper is not written anywhere; it is taken to begin where the batch before it ends.
+    Raises `Corrupt` for a magic that does not exist.
+    """
+    magic, offset = headers["magic"], headers["base_offset"].copy()
+    for what, wrong in (
+        ("magic", (magic < 0) | (magic > MAGIC)),
+        ("base_offset", (offset < 0) | (offset > LARGEST_OFFSET)),
+    ):
+        if wrong.any():
+            row = headers[int(wrong.argmax())]
+            raise Corrupt(f"{where}: the record batch at offset {row['base_offset']} has {what} {row[what]}")
+    rows = np.flatnonzero(magic < MAGIC)
+    attributes = np.frombuffer(view, np.uint8)[headers["position"][rows] + _ATTRIBUTES_AT]
+    for name, value in (
+        ("attributes", attributes & (COMPRESSION_MASK | LOG_APPEND_TIME)),
+        ("last_offset", offset[rows]),
+        ("last_offset_delta", 0),
+        ("count", 1),
+        ("producer_id", NO_PRODUCER_ID),
+    ):
+        headers[name][rows] = value
+    wrappers = rows[attributes & COMPRESSION_MASK != 0]
+    before = np.where(wrappers > 0, headers["last_offset"][wrappers - 1], -1)
+    headers["base_offset"][wrappers] = np.minimum(before + 1, offset[wrappers])
+
+
+# -- for decode -----------------------------------------------------------------------------------
+
+
+def decode_messages(
+    view: memoryview,
+    positions: Iterable[int],
+    schema: pa.Schema,
+    *,
+    first_offset: int,
+    end_offset: int,
+    max_decompressed_bytes: int,
+    check_crc: bool,
+    where: str,
+) -> Iterator[pa.RecordBatch]:
+    """What `decode` says, for the messages of the log that start at `positions` in `view`."""
+    data = np.frombuffer(view, np.uint8)
+    room = np.empty(_ROOM_BYTES, np.uint8)
+
+    def parts() -> Iterator[tuple[Bytes, Iterable[Message]]]:
+        outer = (_outer_message(view, position, check_crc, where) for position in positions)
+        for wrapped, run in groupby(outer, key=lambda message: message.codec != Codec.NONE):
+            if not wrapped:
+                yield data, run
+                continue
+            for wrapper in run:
+                unpacked = _unpack(data, wrapper, room, max_decompressed_bytes, where)
+                yield unpacked, _inner_messages(unpacked, wrapper, check_crc, where)
+
+    def chunks() -> Iterator[pa.RecordBatch]:
+        for part, messages in parts():
+            wanted = (message for message in messages if first_offset <= message.offset < end_offset)
+            for chunk in _chunked(wanted):
+                yield _record_batch(part, chunk, schema)
+
+    yield from _merged(chunks(), schema)
+
+
+def _outer_message(view: memoryview, position: int, check_crc: bool, where: str) -> Message:
+    offset, size = FRAME.unpack_from(view, position)
+    try:
+        return _message(view[: position + LOG_OVERHEAD_BYTES + size], position, check_crc)
+    except ProtocolError as error:
+        raise _located(error, offset, where) from error
+
+
+def _unpack(data: Bytes, wrapper: Message, room: Bytes, cap_bytes: int, where: str) -> Bytes:
+    """The message set in a wrapper."""
+    try:
+        if wrapper.codec not in _CODECS:
+            raise Corrupt(f"its compression codec is {wrapper.codec}, which magic {wrapper.magic} does not have")
+        if wrapper.value_length < 0:
+            raise Corrupt("it is a compressed message set, but null")
+        packed = data[wrapper.value_at : wrapper.value_at + wrapper.value_length].data
+        if wrapper.codec == Codec.LZ4 and wrapper.magic == 0:
+            packed = with_sound_checksum(packed)
+        return decompress(wrapper.codec, packed, room, cap_bytes)
+    except ProtocolError as error:
+        raise _located(error, wrapper.offset, where) from error
+
+
+def _inner_messages(data: Bytes, wrapper: Message, check_crc: bool, where: str) -> Iterator[Message]:
+    """The messages of a wrapper, with the offsets and times that they have in the log."""
+    view = data.data
+    try:
+        first = _base_offset(view, wrapper)
+        position = 0
+        while position < len(view):
+            message = _message(view, position, check_crc)
+            if message.codec != Codec.NONE:
+                raise Corrupt("a message in it is compressed again")
+            offset = first + message.offset
+            if not 0 <= offset <= (wrapper.offset or LARGEST_OFFSET):
+                raise Corrupt(f"a message in it has offset {offset}, outside the message set")
+            message = message._replace(offset=offset)
+            if message.magic > 0:
+                message = message._replace(timestamp_type=wrapper.timestamp_type)
+                if wrapper.timestamp_type == _LOG_APPEND_TIME_TYPE:
+                    message = message._replace(timestamp_ms=wrapper.timestamp_ms)
+            yield message
+            position = message.end
+    except ProtocolError as error:
+        raise _located(error, wrapper.offset, where) from error
+
+
+def _base_offset(view: memoryview, wrapper: Message) -> int:
+    """What is added to the offsets in a wrapper: in magic 1 they are relative, and the wrapper has the last one's."""
+    position = last = 0
+    if not len(view):
+        raise Corrupt("it is a compressed message set without messages")
+    if wrapper.magic == 0:
+        return 0
+    while position + LOG_OVERHEAD_BYTES <= len(view):
+        last, size = FRAME.unpack_from(view, position)
+        if size < _SMALLEST_SIZE[0]:
+            raise Corrupt(f"a message in it announces {size} bytes, less than its header")
+        position += LOG_OVERHEAD_BYTES + size
+    # Some versions of librdkafka left the wrapper's offset at 0.
+    return wrapper.offset - last if wrapper.offset else 0
+
+
+def _message(view: memoryview, start: int, check_crc: bool) -> Message:
+    """The message at `start`; raises `Corrupt` unless it is whole, sound and filled exactly by its fields."""
+    try:
+        offset, size, crc, magic, attributes = _HEAD.unpack_from(view, start)
+        end = start + LOG_OVERHEAD_BYTES + size
+        if not 0 <= magic < MAGIC:
+            raise Corrupt(f"a message in a message set has magic {magic}; known are 0 and 1")
+        if size < _SMALLEST_SIZE[magic] or end > len(view):
+            raise Corrupt(f"a message announces {size} bytes; {len(view) - start - LOG_OVERHEAD_BYTES} are there")
+        if check_crc and (found := zlib.crc32(view[start + _CHECKED_FROM : end])) != crc:
+            raise Corrupt(
+                f"its CRC-32 is {found:08x}, its header says {crc:08x}. Fetch it again, or from another replica; "
+                "kafka.check.crcs=false reads it as it is"
+            )
+        at = start + _HEAD.size
+        timestamp_ms, timestamp_type = NO_TIMESTAMP, NO_TIMESTAMP_TYPE
+        if magic == 1:
+            (timestamp_ms,), timestamp_type = _INT64.unpack_from(view, at), int(attributes & LOG_APPEND_TIME != 0)
+            at += _INT64.size
+        key_at, key_length = _field(view, at, end)
+        value_at, value_length = _field(view, key_at + max(0, key_length), end)
+    except struct.error as error:
+        raise Corrupt(f"a message is cut: {error}") from error
+    if value_at + max(0, value_length) != end:
+        raise Corrupt("the fields of a message do not fill it exactly")
+    return Message(
+        start,
+        end,
+        offset,
+        magic,
+        attributes & COMPRESSION_MASK,
+        timestamp_ms,
+        timestamp_type,
+        key_at,
+        key_length,
+        value_at,
+        value_length,
+    )
+
+
+def _field(view: memoryview, at: int, end: int) -> tuple[int, int]:
+    """Where a key or value starts, and its length."""
+    length: int = _INT32.unpack_from(view, at)[0]
+    at += _INT32.size
+    if length < -1 or at + max(0, length) > end:
+        raise Corrupt(f"a key or value of length {length}, where {end - at} bytes are left")
+    return at, length
+
+
+def _located(error: ProtocolError, offset: int, where: str) -> ProtocolError:
+    hint = "; kafka.max.decompressed.batch.bytes raises the cap" if isinstance(error, DecompressedTooLarge) else ""
+    return type(error)(f"{where}: the message set at offset {offset} cannot be read: {error}{hint}", base_offset=offset)
+
+
+# -- lz4 as Kafka wrote it in magic 0 -------------------------------------------------------------
+
+
+def with_sound_checksum(frame: memoryview) -> memoryview:
+    """An lz4 frame whose header has the checksum that the format asks for.
+
+    In magic 0 Kafka also counts the frame's magic number, against the format (KAFKA-3160).
+    """
+    flags = frame[4] if len(frame) > 4 else 0
+    at = 6 + (8 if flags & 0x08 else 0) + (4 if flags & 0x01 else 0)
+    if at >= len(frame):
+        return frame
+    mended = bytearray(frame)
+    mended[at] = _xxh32(frame[4:at]) >> 8 & 0xFF
+    return memoryview(mended)
+
+
+def _xxh32(data: memoryview) -> int:
+    """xxHash-32 with seed 0 of fewer than 16 bytes."""
+    value = 0x165667B1 + len(data)
+    whole = len(data) // 4 * 4
+    for (word,) in struct.iter_unpack("<I", data[:whole]):
+        value = _rotated(value + word * 0xC2B2AE3D, 17) * 0x27D4EB2F
+    for byte in data[whole:]:
+        value = _rotated(value + byte * 0x165667B1, 11) * 0x9E3779B1
+    value &= 0xFFFFFFFF
+    value = (value ^ value >> 15) * 0x85EBCA77 & 0xFFFFFFFF
+    value = (value ^ value >> 13) * 0xC2B2AE3D & 0xFFFFFFFF
+    return value ^ value >> 16
+
+
+def _rotated(value: int, bits: int) -> int:
+    value &= 0xFFFFFFFF
+    return (value << bits | value >> (32 - bits)) & 0xFFFFFFFF
+
+
+# -- columns --------------------------------------------------------------------------------------
+
+
+def _chunked(messages: Iterable[Message]) -> Iterator[list[Message]]:
+    """Some thousand messages at a time, fewer if they are large."""
+    chunk: list[Message] = []
+    for message in messages:
+        if chunk and (len(chunk) == _CHUNK_ROWS or message.end - chunk[0].start > _CHUNK_BYTES):
+            yield chunk
+            chunk = []
+        chunk.append(message)
+    if chunk:
+        yield chunk
+
+
+def _record_batch(data: Bytes, messages: list[Message], schema: pa.Schema) -> pa.RecordBatch:
+    columns = dict(zip(Message._fields, np.array(messages, np.int64).T.copy(), strict=True))
+
+    def array(field: pa.Field) -> pa.Array:
+        if field.name in ("key", "value"):
+            return slices(data, columns[f"{field.name}_at"], columns[f"{field.name}_length"])
+        if field.name == "headers":
+            return pa.nulls(len(messages), field.type)
+        return pa.array(columns[field.name], field.type)
+
+    return _of_arrays([array(field) for field in schema], len(messages), schema)
+
+
+def _merged(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The same rows in fewer record batches: a wrapper may hold only a handful."""
+    waiting: list[pa.RecordBatch] = []
+    rows = size_bytes = 0
+    for batch in batches:
+        if waiting and (rows + batch.num_rows > _CHUNK_ROWS or size_bytes + batch.nbytes > _CHUNK_BYTES):
+            yield _joined(waiting, rows, schema)
+            waiting, rows, size_bytes = [], 0, 0
+        waiting.append(batch)
+        rows += batch.num_rows
+        size_bytes += batch.nbytes
+    if waiting:
+        yield _joined(waiting, rows, schema)
+
+
+def _joined(batches: list[pa.RecordBatch], rows: int, schema: pa.Schema) -> pa.RecordBatch:
+    if len(batches) == 1:
+        return batches[0]
+    columns = range(len(schema))
+    return _of_arrays([pa.concat_arrays([batch.column(i) for batch in batches]) for i in columns], rows, schema)
+
+
+def _of_arrays(arrays: list[pa.Array], rows: int, schema: pa.Schema) -> pa.RecordBatch:
+    if not arrays:
+        # A record batch of no columns still has its number of rows, made this way.
+        return pa.RecordBatch.from_struct_array(pa.Array.from_buffers(pa.struct([]), rows, [None]))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

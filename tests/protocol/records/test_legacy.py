@@ -1,0 +1,388 @@
+"""Messages of magic 0 and 1: written here as their specification says, by kafka-python, or by hand."""
+
+from __future__ import annotations
+
+import random
+import struct
+import time
+import tracemalloc
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kafka.record.legacy_records import LegacyRecordBatchBuilder
+
+from protocol.errors import Corrupt, DecompressedTooLarge, ProtocolError
+from protocol.records.decode import SCHEMA, decode
+from protocol.records.legacy import with_sound_checksum
+from protocol.records.scan import scan
+from tests.protocol.records import reference
+from tests.protocol.records.test_hostile_bytes import mutated, provoke
+
+CODECS = {"none": 0, "gzip": 1, "snappy": 2, "raw snappy": 2, "lz4": 3}
+PACKED = [name for name in CODECS if name != "none"]
+LOG_APPEND_TIME = 8
+EVERYTHING = 2**62
+THEN_MS = 1_460_000_000_000
+
+
+@dataclass(frozen=True)
+class Message:
+    offset: int
+    value: bytes | None = b"value"
+    key: bytes | None = None
+    magic: int = 1
+    timestamp: int = THEN_MS
+    attributes: int = 0
+
+    def row(self, **changed: Any) -> dict[str, Any]:
+        times = {"timestamp_ms": self.timestamp, "timestamp_type": int(self.attributes & LOG_APPEND_TIME != 0)}
+        if self.magic == 0:
+            times = {"timestamp_ms": -1, "timestamp_type": -1}
+        return {"key": self.key, "value": self.value, "offset": self.offset, **times, "headers": None, **changed}
+
+
+def nullable(value: bytes | None) -> bytes:
+    return struct.pack(">i", -1) if value is None else struct.pack(">i", len(value)) + value
+
+
+def write(message: Message, crc: int | None = None) -> bytes:
+    body = struct.pack(">bb", message.magic, message.attributes)
+    if message.magic:
+        body += struct.pack(">q", message.timestamp)
+    body += nullable(message.key) + nullable(message.value)
+    return struct.pack(">qiI", message.offset, len(body) + 4, zlib.crc32(body) if crc is None else crc) + body
+
+
+def written(messages: Iterable[Message]) -> bytes:
+    return b"".join(map(write, messages))
+
+
+def pack(codec: str, data: bytes, magic: int) -> bytes:
+    if codec == "raw snappy":
+        return bytes(pa.Codec("snappy").compress(data))
+    if codec == "snappy":  # as the xerial library of the Java client, in blocks
+        blocks = [data[at : at + 1000] for at in range(0, len(data), 1000)]
+        packed = [bytes(pa.Codec("snappy").compress(block)) for block in blocks]
+        return b"\x82SNAPPY\0\0\0\0\1\0\0\0\1" + b"".join(struct.pack(">i", len(block)) + block for block in packed)
+    packed_data = bytearray(reference.compress(codec, data))
+    if codec == "lz4" and magic == 0:
+        packed_data[14] ^= 0x5A  # the checksum of the frame's header, which is wrong in magic 0
+    return bytes(packed_data)
+
+
+def wrap(messages: list[Message], codec: str, **changed: Any) -> Message:
+    """A wrapper as a broker has it in its log. In magic 1 the offsets in it start at 0."""
+    magic, first = messages[0].magic, messages[0].offset
+    inner = [replace(message, offset=message.offset - first if magic else message.offset) for message in messages]
+    last, newest = messages[-1].offset, max(message.timestamp for message in messages)
+    packed = pack(codec, written(inner), magic)
+    return replace(Message(last, packed, None, magic, newest, CODECS[codec]), **changed)
+
+
+def read(log: bytes, first_offset: int = 0, end_offset: int = EVERYTHING, **options: Any) -> list[dict[str, Any]]:
+    chunks = list(decode(scan(log), first_offset=first_offset, end_offset=end_offset, where="orders-3", **options))
+    for chunk in chunks:
+        chunk.validate(full=True)
+        assert 0 < chunk.num_rows <= 8_000
+    return [row for chunk in chunks for row in chunk.to_pylist()]
+
+
+def some(magic: int, first: int = 100, count: int = 5) -> list[Message]:
+    """With nulls, empty values, and a hole in the offsets as compaction leaves it."""
+    values: list[bytes | None] = [b"a", None, b"", b"text " * 300, b"z"]
+    keys: list[bytes | None] = [None, b"key", b"", b"k" * 70]
+    return [
+        Message(first + i + (i > 2), values[i % len(values)], keys[i % len(keys)], magic, THEN_MS + 7 * i)
+        for i in range(count)
+    ]
+
+
+# -- what is read ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("log", "row"),
+    [
+        (
+            "0000000000000005 00000012 9391e657 00 00 00000001 6b 00000003 616263",
+            Message(5, b"abc", b"k", magic=0).row(),
+        ),
+        (
+            "0000000000000006 00000019 aeb5ae95 01 08 000001540000abcd ffffffff 00000003 616263",
+            Message(6, b"abc", None, 1, 0x1540000ABCD, LOG_APPEND_TIME).row(),
+        ),
+    ],
+    ids=["magic 0", "magic 1"],
+)
+def test_a_message_written_by_hand(log: str, row: dict[str, Any]) -> None:
+    assert read(bytes.fromhex(log)) == [row]
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_messages_that_are_not_compressed(magic: int) -> None:
+    messages = some(magic)
+    assert read(written(messages)) == [message.row() for message in messages]
+    assert scan(written(messages)).next_offset == 106
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+@pytest.mark.parametrize("codec", PACKED)
+def test_message_sets_in_a_wrapper(codec: str, magic: int) -> None:
+    first, second = some(magic), some(magic, 200, count=90)
+    log = write(wrap(first, codec)) + write(wrap(second, codec))
+    assert read(log) == [message.row() for message in first + second]
+    assert scan(log).next_offset == 291
+
+
+@given(
+    st.lists(st.tuples(st.none() | st.binary(max_size=40), st.none() | st.binary(max_size=200)), min_size=1),
+    st.sampled_from([0, 1]),
+    st.sampled_from(list(CODECS)),
+    st.data(),
+)
+@settings(max_examples=100, deadline=None)
+def test_any_range_of_any_messages(
+    pairs: list[tuple[bytes | None, bytes | None]], magic: int, codec: str, data: st.DataObject
+) -> None:
+    messages = [Message(10 + i, value, key, magic, THEN_MS + i) for i, (key, value) in enumerate(pairs)]
+    cut = data.draw(st.integers(0, len(messages) - 1))
+    sets = [part for part in (messages[:cut], messages[cut:]) if part]
+    log = written(messages) if codec == "none" else b"".join(write(wrap(part, codec)) for part in sets)
+    first, end = sorted(data.draw(st.tuples(*[st.integers(8, 12 + len(messages))] * 2)))
+    assert read(log, first, end) == [message.row() for message in messages if first <= message.offset < end]
+
+
+@pytest.mark.parametrize("codec", PACKED)
+def test_the_time_of_the_broker_stands_on_the_wrapper(codec: str) -> None:
+    messages = some(1)
+    log = write(wrap(messages, codec, timestamp=4242, attributes=CODECS[codec] | LOG_APPEND_TIME))
+    assert read(log) == [message.row(timestamp_ms=4242, timestamp_type=1) for message in messages]
+
+
+def test_a_wrapper_whose_offset_was_left_at_zero_has_its_messages_offsets() -> None:
+    messages = some(1, first=0)
+    assert read(write(wrap(messages, "gzip", offset=0))) == [message.row() for message in messages]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_log_that_mixes_all_formats(codec: str) -> None:
+    """After upgrades, and one step back, of message.format.version."""
+    parts: list[tuple[bytes, list[dict[str, Any]]]] = []
+    for nth, magic in enumerate([0, 0, 1, 2, 2, 1, 0, 2]):
+        first = nth * 10
+        if magic == 2:
+            batch = reference.sequence([b"new", b"newer"], base_offset=first, codec=codec.split()[-1])
+            parts.append((reference.write_batch(batch), list(reference.rows([batch]))))
+        else:
+            messages = some(magic, first)
+            log = written(messages) if codec == "none" else write(wrap(messages, codec))
+            parts.append((log, [message.row() for message in messages]))
+    whole, rows = b"".join(log for log, _ in parts), [row for _, rows in parts for row in rows]
+    assert read(whole) == rows
+    for first, end in ((3, 33), (12, 13), (31, 71), (75, 99), (6, 10)):
+        assert read(whole, first, end) == [row for row in rows if first <= row["offset"] < end]
+    assert scan(whole).next_offset == 72
+
+
+def test_columns_can_be_left_out() -> None:
+    log = write(wrap(some(1), "gzip")) + written(some(0, 200))
+    assert [*read(log, columns=["offset"])[0]] == ["offset"]
+    counted = list(decode(scan(log), first_offset=101, end_offset=EVERYTHING, columns=()))
+    assert [(chunk.num_rows, chunk.num_columns) for chunk in counted] == [(9, 0)]
+    (chunk,) = decode(scan(log), first_offset=0, end_offset=EVERYTHING)
+    assert chunk.schema == SCHEMA
+
+
+def test_small_wrappers_are_put_together_and_large_ones_are_cut() -> None:
+    small = b"".join(write(wrap(some(1, first, count=3), "gzip")) for first in range(0, 4_000, 4))
+    assert [chunk.num_rows for chunk in decode(scan(small), first_offset=0, end_offset=EVERYTHING)] == [3_000]
+    large = write(wrap([Message(i, b"x" * (i % 9)) for i in range(20_000)], "gzip"))
+    assert [row["offset"] for row in read(large, columns=["offset"])] == list(range(20_000))
+
+
+def test_aborted_transactions_leave_messages_alone() -> None:
+    log = written(some(1)) + reference.write_batch(reference.sequence([b"a"], base_offset=110, flags=16, producer_id=7))
+    aborted = [{"producer_id": -1, "first_offset": 0}, {"producer_id": 7, "first_offset": 0}]
+    assert read(log, aborted_transactions=aborted) == [message.row() for message in some(1)]
+
+
+@pytest.mark.parametrize(("magic", "codec"), [(0, 0), (0, 1), (1, 0), (1, 1), (1, 3)])
+def test_what_kafka_python_writes(magic: int, codec: int) -> None:
+    messages = some(magic, first=0, count=3)
+    builder = LegacyRecordBatchBuilder(magic, codec, 1 << 20)
+    for message in messages:
+        builder.append(message.offset, message.timestamp, message.key, message.value)
+    assert read(bytes(builder.build())) == [message.row() for message in messages]
+
+
+# -- the checksum of lz4 frames in magic 0 --------------------------------------------------------
+
+
+def test_only_magic_0_has_frames_with_a_wrong_checksum() -> None:
+    with pytest.raises(Corrupt, match="message set at offset 105 cannot be read: it is not valid lz4"):
+        read(write(wrap(some(1), "lz4", value=pack("lz4", written(some(1)), magic=0))))
+    sound = wrap(some(0), "lz4", value=pack("lz4", written(some(0)), magic=1))
+    assert len(read(write(sound))) == 5
+
+
+@pytest.mark.parametrize("sized", [True, False])
+def test_the_checksum_is_mended_exactly(sized: bool) -> None:
+    import lz4.frame
+
+    sound = bytearray(lz4.frame.compress(b"abc" * 1000, store_size=sized, block_linked=False))
+    for wrong in range(256):
+        broken = sound.copy()
+        broken[14 if sized else 6] = wrong
+        assert with_sound_checksum(memoryview(broken)) == sound
+
+
+def test_a_frame_too_short_for_a_checksum_stays_as_it_is() -> None:
+    for size in range(7):
+        assert bytes(with_sound_checksum(memoryview(bytes(size)))) == bytes(size)
+
+
+# -- what is cut ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_a_message_that_is_cut_at_the_end_tells_its_size(magic: int) -> None:
+    whole, cut = write(Message(7, b"", None, magic)), write(Message(8, b"b" * 100, None, magic))
+    for kept in range(len(cut)):
+        scanned = scan(whole + cut[:kept])
+        assert (len(scanned), scanned.next_offset) == (1, 8)
+        assert scanned.partial_bytes == (0 if kept == 0 else 61 if kept < 12 else len(cut))
+        assert [row["offset"] for row in read(whole + cut[:kept])] == [7]
+
+
+# -- what cannot be -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_the_checksum_is_checked(magic: int) -> None:
+    good, bad = Message(6, b"good", None, magic), write(Message(7, b"bad", None, magic), crc=1)
+    with pytest.raises(Corrupt, match=r"orders-3: the message set at offset 7 .*CRC-32 is .*kafka\.check\.crcs"):
+        read(write(good) + bad)
+    wrapper = wrap([good, good], "gzip", value=pack("gzip", write(good) + bad, magic), offset=9)
+    with pytest.raises(Corrupt, match=r"orders-3: the message set at offset 9 .*CRC-32 is"):
+        read(write(wrapper))
+    with pytest.raises(Corrupt, match=r"orders-3: the message set at offset 9 .*CRC-32 is"):
+        read(write(wrap([good], "gzip", offset=9), crc=5))
+    assert [row["value"] for row in read(write(good) + bad, check_crc=False)] == [b"good", b"bad"]
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "words"),
+    [
+        (wrap([wrap(some(1, 0), "gzip")], "gzip", offset=9), "compressed again"),
+        (wrap(some(1), "gzip", value=None), "null"),
+        (wrap(some(1), "gzip", value=pack("gzip", b"", 1)), "without messages"),
+        (wrap(some(0), "gzip", value=pack("gzip", b"", 0)), "without messages"),
+        (wrap(some(1), "gzip", value=pack("gzip", written(some(1))[:-1], 1)), "announces .* bytes"),
+        (wrap(some(1), "gzip", value=pack("gzip", written(some(1, 0)) + b"cut", 1)), "cut"),
+        (wrap(some(1), "gzip", value=pack("gzip", reference.write_batch(reference.sequence([b"a"])), 1)), "magic 2"),
+        (wrap(some(1), "gzip", offset=4), "offset -1, outside"),
+        (wrap(some(0), "gzip", offset=104), "offset 105, outside"),
+        (wrap(some(1), "gzip", attributes=4), "codec is 4, which magic 1 does not have"),
+        (wrap(some(0), "gzip", attributes=7), "codec is 7"),
+        (wrap(some(1), "gzip", attributes=2), "not valid snappy"),
+        (wrap(some(1), "gzip", attributes=0, value=None, key=b"k"), ""),
+    ],
+)
+def test_a_wrapper_that_cannot_be(wrapper: Message, words: str) -> None:
+    if not words:
+        assert len(read(write(wrapper))) == 1
+        return
+    with pytest.raises(
+        Corrupt, match=f"orders-3: the message set at offset {wrapper.offset} cannot be read: .*{words}"
+    ):
+        read(write(wrapper))
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+@pytest.mark.parametrize("size", [-(2**31), -1, 0, 4, 13])
+def test_a_size_that_has_no_room_for_the_header(magic: int, size: int) -> None:
+    log = struct.pack(">qiIb", 7, size, 0, magic) + bytes(100)
+    with pytest.raises(Corrupt, match=f"orders-3: the record batch at offset 7 announces {size} bytes"):
+        scan(log, where="orders-3")
+
+
+@pytest.mark.parametrize("offset", [-5, 2**63 - 1])
+@pytest.mark.parametrize("codec", ["none", "gzip"])
+def test_an_offset_that_cannot_be(codec: str, offset: int) -> None:
+    log = write(Message(3)) + write(Message(offset, b"", attributes=CODECS[codec]))
+    with pytest.raises(Corrupt, match=f"orders-3: the record batch at offset {offset} has base_offset {offset}"):
+        scan(log, where="orders-3")
+
+
+@pytest.mark.parametrize("magic", [3, 127, -1, -128])
+def test_a_magic_that_does_not_exist(magic: int) -> None:
+    log = write(Message(3)) + struct.pack(">qiIb", 4, 100, 0, magic) + bytes(95)
+    with pytest.raises(Corrupt, match=f"orders-3: the record batch at offset 4 has magic {magic}"):
+        scan(log, where="orders-3")
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+@pytest.mark.parametrize("codec", PACKED)
+def test_a_bomb_is_refused(codec: str, magic: int) -> None:
+    log = write(wrap([Message(3, bytes(4 << 20), None, magic)], codec))
+    tracemalloc.start()
+    with pytest.raises(DecompressedTooLarge, match=r"orders-3: the message set at offset 3 .*1048576 .*raises the cap"):
+        read(log, max_decompressed_bytes=1 << 20)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 5 << 20
+    assert len(read(log, max_decompressed_bytes=5 << 20)) == 1
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_many_of_the_smallest_messages_are_read_in_time_and_memory(magic: int) -> None:
+    log = write(wrap([Message(i, None, None, magic) for i in range(20_000)], "gzip"))
+    started = time.monotonic()
+    tracemalloc.start()
+    chunks = decode(scan(log), first_offset=0, end_offset=EVERYTHING, max_decompressed_bytes=1 << 20)
+    assert sum(chunk.num_rows for chunk in chunks) == 20_000
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 << 20
+    assert time.monotonic() - started < 20
+
+
+def hostile_seeds(magic: int) -> list[bytes]:
+    return [written(some(magic, count=40)), *(write(wrap(some(magic, count=40), codec)) for codec in PACKED)]
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_mutated_messages_raise_nothing_but_protocol_errors(magic: int) -> None:
+    dice = random.Random(magic)
+    seeds = hostile_seeds(magic)
+    inner = written(some(magic, count=40))
+    for _ in range(1_000):
+        provoke(mutated(dice.choice(seeds), dice))
+        provoke(write(wrap(some(magic, count=40), "gzip", value=pack("gzip", mutated(inner, dice), magic))))
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_every_prefix_and_every_changed_byte_is_harmless(magic: int) -> None:
+    for log in (written(some(magic)[:3]), write(wrap(some(magic)[:3], "gzip"))):
+        for kept in range(len(log)):
+            provoke(log[:kept])
+        for at in range(len(log)):
+            for value in (0, 1, 0x7F, 0x80, 0xFF):
+                provoke(log[:at] + bytes([value]) + log[at + 1 :])
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+@pytest.mark.parametrize("length", [-(2**31), -2, 0, 1, 2**31 - 1])
+def test_every_length_inside_a_message_is_checked(magic: int, length: int) -> None:
+    whole = write(Message(4, b"value", b"key", magic))
+    at = 26 if magic else 18
+    for lying in (at, at + 7):
+        body = whole[16:lying] + struct.pack(">i", length) + whole[lying + 4 :]
+        with pytest.raises(ProtocolError, match=r"orders-3: the message set at offset 4 cannot be read"):
+            read(whole[:12] + struct.pack(">I", zlib.crc32(body)) + body)
