@@ -64,6 +64,10 @@ class ConsumerConfig:
     # partition, so this is the whole reply: 8 MiB needs an eighth of the round trips, decodes many small record
     # batches in one go, and with the next reply in flight still holds only 16 MiB.
     max_partition_fetch_bytes: int = 8 * 1024 * 1024
+    # A broker with `replica.selector.class` then names a replica of this rack to read from (KIP-392).
+    client_rack: str = ""
+    # sarama's default. A partition that its user has not read for so long is not waited for any longer.
+    max_processing_time_ms: int = 100
     check_crcs: bool = True
     max_decompressed_batch_bytes: int = 134_217_728
 

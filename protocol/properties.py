@@ -263,6 +263,21 @@ PROPERTIES: tuple[Property, ...] = (
         integer(1),
         "the most of one partition that one reply brings; a larger record batch still comes whole",
     ),
+    _applies(
+        _CONSUMER,
+        "client.rack",
+        "client_rack",
+        NONEMPTY,
+        "where this client is; brokers with replica.selector.class then name a replica nearby to read from",
+    ),
+    _applies(
+        _CONSUMER,
+        "max.processing.time.ms",
+        "max_processing_time_ms",
+        POSITIVE_MILLISECONDS,
+        "for `protocol.consumer.consumer` alone: a partition that is not read for so long is left out of the fetches "
+        "until it is (a property of this client, not of Kafka's)",
+    ),
     _applies(_CONSUMER, "check.crcs", "check_crcs", BOOLEAN, "whether the CRC of every record batch is checked"),
     _applies(
         _CONSUMER,
@@ -342,7 +357,6 @@ PROPERTIES: tuple[Property, ...] = (
         _NO_MEMBERS,
     ),
     *_no_effect(_CONSUMER, "auto.commit.interval.ms", "offsets are committed when their records have been processed"),
-    *_no_effect(_CONSUMER, "client.rack", "records are always read from the partition's leader"),
     *_no_effect(_CONSUMER, "max.poll.records", "records come in columns, some thousands of rows at a time"),
     *_no_effect(_CONSUMER, "exclude.internal.topics", "a pattern never matches Kafka's internal topics"),
     *_no_effect(_CONSUMER, "allow.auto.create.topics", "reading a topic never creates it"),

@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 import pyarrow as pa
 
-from protocol.consumer.range_consumer import RangeConsumer
+from protocol.consumer.range_consumer import Range, RangeConsumer
 from spark_kafka_source.clients import client_for
 from spark_kafka_source.options import SourceOptions
 from spark_kafka_source.ranges import OffsetRange
@@ -31,26 +31,25 @@ def read_range(options: SourceOptions, wanted: Sequence[OffsetRange]) -> Iterato
 
     Raises what `protocol.consumer.range_consumer.RangeConsumer` raises.
     """
+    ranges = [
+        Range(each.topic, each.partition, each.from_offset, each.until_offset, each.topic_id, each.from_epoch)
+        for each in wanted
+    ]
+    records = RangeConsumer(
+        client_for(options.client),
+        options.consumer,
+        ranges,
+        columns=(*_COLUMNS, "headers") if options.include_headers else _COLUMNS,
+        poll_timeout_ms=options.poll_timeout_ms,
+        fail_on_data_loss=options.fail_on_data_loss,
+    )
     schema = arrow_schema(options.include_headers)
-    for each in wanted:
-        records = RangeConsumer(
-            client_for(options.client),
-            options.consumer,
-            each.topic,
-            each.partition,
-            each.from_offset,
-            each.until_offset,
-            columns=(*_COLUMNS, "headers") if options.include_headers else _COLUMNS,
-            topic_id=each.topic_id,
-            poll_timeout_ms=options.poll_timeout_ms,
-            fail_on_data_loss=options.fail_on_data_loss,
-        )
-        for batch in records:
-            yield _with_spark_columns(batch, each, schema)
+    for each, batch in records:
+        yield _with_spark_columns(batch, each, schema)
     settle()
 
 
-def _with_spark_columns(batch: pa.RecordBatch, wanted: OffsetRange, schema: pa.Schema) -> pa.RecordBatch:
+def _with_spark_columns(batch: pa.RecordBatch, wanted: Range, schema: pa.Schema) -> pa.RecordBatch:
     rows = batch.num_rows
     columns = [
         batch.column("key"),

@@ -1,7 +1,7 @@
 """One partition being read: its position, how much to ask for next, and the judgement of each reply.
 
 sarama's `PartitionConsumer`, without channels. Pure: knows rows of requests and replies, no sockets, no clock.
-Used by `range_consumer`.
+Used by `broker_consumer`, which asks for many of them at once, and by those who own them: `range_consumer`, `consumer`.
 """
 
 from __future__ import annotations
@@ -11,14 +11,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from protocol.broker_errors import ErrorCode, broker_error
+from protocol.clock import Backoff
+from protocol.cluster.metadata import NO_TOPIC_ID, Broker
 from protocol.config import ConsumerConfig
-from protocol.errors import ProtocolError
+from protocol.errors import DataLoss, KafkaError, ProtocolError
 from protocol.records.scan import Scan, scan
+
+UNBOUNDED = 2**63 - 1
+NO_EPOCH = -1
+NO_REPLICA = -1
 
 _SMALLEST_FETCH_BYTES = 64 * 1024
 # Before anything was read nobody knows how large this partition's records are; one that is larger still arrives,
 # since a broker always sends at least one whole record batch (KIP-74).
 _GUESSED_RECORD_BYTES = 1024
+
+
+class LogTruncated(DataLoss):
+    """The log has lost records that were read from it, and may have others in their place (KIP-320).
+
+    `context` has `end_offset`: up to there the log is still the one that was read.
+    """
 
 
 @dataclass(frozen=True)
@@ -35,15 +48,52 @@ class Fetched:
 
 
 class PartitionConsumer:
-    """Reads `topic`-`partition` from `position` up to, not including, `until_offset`."""
+    """Reads `topic`-`partition` from `position` up to, not including, `until_offset`.
 
-    def __init__(self, topic: str, partition: int, position: int, until_offset: int, config: ConsumerConfig) -> None:
+    `record_bytes`, bytes per offset by topic as last seen, is shared by those that are read together.
+
+    Attributes
+    ----------
+    last_epoch : leader epoch of the last record before `position`, -1 if unknown. The broker compares it with its
+        log in every fetch (version 12 and later), so that a truncation below `position` is noticed.
+    topic_id : 16 bytes, zeros if unknown; the topic must keep it.
+    broker : whom to ask: the leader, or a replica in our rack that it named. None: must be looked up.
+    preferred_replica : the node id of that replica, -1 without one.
+    high_watermark, last_stable_offset, log_start_offset : as of the last reply; -1 before the first.
+    failure : what went wrong last, None since the last good reply. `retry_at_s`: not to be asked before.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        position: int,
+        config: ConsumerConfig,
+        *,
+        until_offset: int = UNBOUNDED,
+        topic_id: bytes = NO_TOPIC_ID,
+        last_epoch: int = NO_EPOCH,
+        backoff: Backoff | None = None,
+        record_bytes: dict[str, float] | None = None,
+    ) -> None:
         self.topic = topic
         self.partition = partition
         self.position = position
         self.until_offset = until_offset
+        self.topic_id = topic_id
+        self.last_epoch = last_epoch
+        self.broker: Broker | None = None
+        self.leader_epoch = NO_EPOCH
+        self.preferred_replica = NO_REPLICA
+        self.high_watermark = -1
+        self.last_stable_offset = -1
+        self.log_start_offset = -1
+        self.failure: KafkaError | None = None
+        self.failing_since_s = 0.0
+        self.retry_at_s = 0.0
+        self._backoff = backoff or Backoff(100, 1_000)
         self._config = config
-        self._record_bytes: float = _GUESSED_RECORD_BYTES
+        self._record_bytes = {} if record_bytes is None else record_bytes
         self._at_least_bytes = 0
 
     @property
@@ -54,29 +104,55 @@ class PartitionConsumer:
     def done(self) -> bool:
         return self.position >= self.until_offset
 
+    @property
+    def attempts(self) -> int:
+        """How often it was tried in vain since the last good reply."""
+        return self._backoff.tries
+
+    # -- what to ask --------------------------------------------------------------------------
+
     def fetch_bytes(self) -> int:
         """How many bytes to ask for: what is left of the range as far as known, within the configured limit.
 
         A small range in the middle of a long log must not cost a whole `max.partition.fetch.bytes`.
         """
-        wanted = int((self.until_offset - self.position) * self._record_bytes * 1.1)
+        record_bytes = self._record_bytes.get(self.topic, _GUESSED_RECORD_BYTES)
+        wanted = int((self.until_offset - self.position) * record_bytes * 1.1)
         wanted = min(max(_SMALLEST_FETCH_BYTES, wanted), self._config.max_partition_fetch_bytes)
         return max(wanted, self._at_least_bytes)
 
-    def request_row(self, leader_epoch: int) -> dict[str, Any]:
+    def request_row(self) -> dict[str, Any]:
         """This partition's row of a Fetch request."""
         return {
             "partition": self.partition,
-            "current_leader_epoch": leader_epoch,
+            "current_leader_epoch": self.leader_epoch,
             "fetch_offset": self.position,
+            "last_fetched_epoch": self.last_epoch,
             "partition_max_bytes": self.fetch_bytes(),
         }
+
+    def seek(self, offset: int) -> None:
+        """Goes on from `offset`; nobody knows the epoch of the record before it."""
+        self.position = offset
+        self.last_epoch = NO_EPOCH
+        self._at_least_bytes = 0
+
+    def postpone(self, error: KafkaError, now_s: float) -> None:
+        """Notes a failure that may pass: the broker is looked up again, and asked after a while."""
+        if self.failure is None:
+            self.failing_since_s = now_s
+        self.failure = error
+        self.retry_at_s = now_s + self._backoff.next_s()
+        self.broker = None
+        self.preferred_replica = NO_REPLICA
+
+    # -- what came ----------------------------------------------------------------------------
 
     def judge(self, row: Mapping[str, Any], broker: object) -> Fetched | None:
         """Reads one partition's row of a Fetch reply; advances the position past what came.
 
-        Returns None when nothing came (an idle log, a throttled reply). Raises `BrokerError` for an error code,
-        and `ProtocolError` when a record batch can never arrive whole.
+        Returns None when nothing came (an idle log, a throttled reply, the name of a replica to ask instead). Raises
+        `BrokerError` for an error code, `LogTruncated`, and `ProtocolError` when a record batch can never arrive whole.
         """
         code = row["error_code"]
         if code != ErrorCode.NONE:
@@ -90,10 +166,17 @@ class PartitionConsumer:
                 partition=self.partition,
                 offset=self.position,
             )
+        if self.failure is not None:
+            self.failure = None
+            self._backoff.reset()
+        self.high_watermark = row["high_watermark"]
+        self.last_stable_offset = row["last_stable_offset"]
+        self.log_start_offset = row["log_start_offset"]
         records = row["records"]
         if not records:
+            self._judge_empty(row, broker)
             return None
-        scanned = scan(records)
+        scanned = scan(records, self.name)
         if scanned.next_offset is None:
             self._grow(scanned.partial_bytes)
             return None
@@ -102,17 +185,38 @@ class PartitionConsumer:
             raise ProtocolError(
                 f"{self.name}: {broker} sent only records before offset {position}, which were not asked for"
             )
-        self._record_bytes = max(1.0, len(records) / (self.position - position))
+        self.last_epoch = int(scanned.headers["partition_leader_epoch"][-1])
+        self._record_bytes[self.topic] = max(1.0, len(records) / (self.position - position))
         self._at_least_bytes = 0
         return Fetched(
             records=scanned,
             position=position,
             next_offset=self.position,
             aborted_transactions=row["aborted_transactions"],
-            high_watermark=row["high_watermark"],
-            last_stable_offset=row["last_stable_offset"],
-            log_start_offset=row["log_start_offset"],
+            high_watermark=self.high_watermark,
+            last_stable_offset=self.last_stable_offset,
+            log_start_offset=self.log_start_offset,
         )
+
+    def _judge_empty(self, row: Mapping[str, Any], broker: object) -> None:
+        if row["preferred_read_replica"] != NO_REPLICA:
+            self.preferred_replica = row["preferred_read_replica"]
+            self.broker = None
+        agreed = row["diverging_epoch"]
+        if agreed["end_offset"] < 0:
+            return
+        if agreed["end_offset"] < self.position:
+            raise LogTruncated(
+                f"{self.name}: the log was truncated below offset {self.position}: at {broker} it is still the one "
+                f"that was read only up to offset {agreed['end_offset']} (leader epoch {agreed['epoch']}, read was "
+                f"{self.last_epoch})",
+                topic=self.topic,
+                partition=self.partition,
+                offset=self.position,
+                end_offset=agreed["end_offset"],
+            )
+        # Nothing is missing: the leader of that epoch was replaced before it wrote anything.
+        self.last_epoch = agreed["epoch"]
 
     def _grow(self, partial_bytes: int) -> None:
         """A record batch was cut: ask for twice as much, or for what it announces, up to `fetch.max.bytes`."""

@@ -1,34 +1,56 @@
-"""Reads one range of one partition as Arrow batches, with the next Fetch in flight while this one is decoded.
+"""Reads ranges of partitions as Arrow batches, with the next Fetch in flight while the last reply is decoded.
 
-Runs in Spark's executors (one call per task) and anywhere else. One thread, one connection to the leader. A moved
-leader or a broken connection is the retry loop's business; records that are gone are `DataLoss`.
+Runs in Spark's executors (one call per task) and anywhere else. One thread; one request at a time, and one connection,
+for each leader. A moved leader or a broken connection is tried again; records that are gone are `DataLoss`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 
-from protocol.broker_errors import ErrorCode, broker_error
-from protocol.clock import Deadline
+from protocol.broker_errors import ErrorCode, Refresh
+from protocol.clock import Backoff, Deadline
 from protocol.cluster.client import FETCH as FETCH_PURPOSE
 from protocol.cluster.client import Client
-from protocol.cluster.metadata import NO_TOPIC_ID, Broker, topic_id_text
+from protocol.cluster.dispatch import is_retriable, what_to_refresh
+from protocol.cluster.metadata import NO_TOPIC_ID, Broker
 from protocol.config import ConsumerConfig
+from protocol.consumer.broker_consumer import BrokerConsumer, Judged, look_up, newest_version
+from protocol.consumer.leader_epochs import end_of_epoch
 from protocol.consumer.list_offsets import EARLIEST, LATEST, list_offsets
-from protocol.consumer.partition_consumer import Fetched, PartitionConsumer
-from protocol.errors import BrokerError, DataLoss, KafkaError, TransportError
+from protocol.consumer.partition_consumer import NO_EPOCH, NO_REPLICA, Fetched, LogTruncated, PartitionConsumer
+from protocol.errors import BrokerError, DataLoss, DeadlineExceeded, KafkaError, TransportError
 from protocol.net.connection import Reply
+from protocol.net.readiness import ready
 from protocol.records.decode import ALL_COLUMNS, decode
 from protocol.wire.messages.m01_fetch import FETCH
 
 log = logging.getLogger(__name__)
 
-_FINAL_EPOCH = -1
+# Another reader on the same connection may have taken our reply in: look again, whatever the socket says.
+_LONGEST_WAIT_S = 0.1
+
+
+@dataclass(frozen=True)
+class Range:
+    """Offsets [from_offset, until_offset) of one partition.
+
+    Attributes
+    ----------
+    topic_id : 16 bytes, which the topic must still have; zeros if unknown.
+    from_epoch : leader epoch of the last record before `from_offset`; -1 if unknown, or if that was not read.
+    """
+
+    topic: str
+    partition: int
+    from_offset: int
+    until_offset: int
+    topic_id: bytes = NO_TOPIC_ID
+    from_epoch: int = NO_EPOCH
 
 
 @dataclass(frozen=True)
@@ -41,171 +63,268 @@ class Skipped:
     until_offset: int
 
 
+class _Reading(PartitionConsumer):
+    """A range on its way. `asked_at_s`: since when the brokers are asked for what comes next; None before."""
+
+    def __init__(self, wanted: Range, config: ConsumerConfig, backoff: Backoff, record_bytes: dict[str, float]) -> None:
+        super().__init__(
+            wanted.topic,
+            wanted.partition,
+            wanted.from_offset,
+            config,
+            until_offset=wanted.until_offset,
+            topic_id=wanted.topic_id,
+            last_epoch=wanted.from_epoch,
+            backoff=backoff,
+            record_bytes=record_bytes,
+        )
+        self.wanted = wanted
+        self.asked_at_s: float | None = None
+
+
+@dataclass(frozen=True)
+class _InFlight:
+    consumer: BrokerConsumer
+    reply: Reply
+    deadline: Deadline
+
+
 class RangeConsumer:
-    """Iterates over the Arrow batches of `topic`-`partition` in [from_offset, until_offset).
+    """Iterates over `(range, batch)`: Arrow batches of all `ranges`, each range's in the order of its offsets.
 
-    Yields record batches with those of `columns` asked for (see `protocol.records.decode`), in the order of their
-    offsets, at most some thousand rows each. `topic_id` (16 bytes), if known, is what the topic must still have.
+    Yields record batches with those of `columns` asked for (see `protocol.records.decode`), at most some thousand rows
+    each; batches of different ranges come as the brokers answer.
 
-    Raises `DataLoss` when a part of the range is not in the log any more; with `fail_on_data_loss=False` that part
-    is skipped, logged, and kept in `skipped`. Raises `DeadlineExceeded` when nothing came for `poll_timeout_ms`.
+    Raises `DataLoss` when a part of a range is not in the log any more, or the log was truncated below it; with
+    `fail_on_data_loss=False` that part is skipped, logged, and kept in `skipped`. Raises `DeadlineExceeded` when
+    nothing came for some range for `poll_timeout_ms`.
     """
 
     def __init__(
         self,
         client: Client,
         config: ConsumerConfig,
-        topic: str,
-        partition: int,
-        from_offset: int,
-        until_offset: int,
+        ranges: Sequence[Range],
         *,
         columns: Collection[str] = ALL_COLUMNS,
-        topic_id: bytes = NO_TOPIC_ID,
         poll_timeout_ms: float = 120_000,
         fail_on_data_loss: bool = True,
     ) -> None:
         self._client = client
         self._config = config
-        self._partition = PartitionConsumer(topic, partition, from_offset, until_offset, config)
         self._columns = columns
-        self._topic_id = topic_id
-        self._poll_timeout_ms = poll_timeout_ms
+        self._poll_timeout_s = poll_timeout_ms / 1000
         self._fail_on_data_loss = fail_on_data_loss
-        self._in_flight: tuple[Reply, Broker] | None = None
+        self._brokers: dict[Broker, BrokerConsumer] = {}
+        self._in_flight: list[_InFlight] = []
+        # Those that no broker is being asked for, whoever waits longest first.
+        self._waiting: list[_Reading] = []
+        record_bytes: dict[str, float] = {}
+        for wanted in ranges:
+            backoff = Backoff(client.config.retry_backoff_ms, client.config.retry_backoff_max_ms)
+            reading = _Reading(wanted, config, backoff, record_bytes)
+            if not reading.done:
+                self._waiting.append(reading)
         self.skipped: list[Skipped] = []
         self.fetches = 0
 
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        partition = self._partition
-        while not partition.done:
-            fetched = self._next_fetched()
-            if fetched is None:
+    def __iter__(self) -> Iterator[tuple[Range, pa.RecordBatch]]:
+        read_committed = self._config.isolation_level == "read_committed"
+        while self._waiting or self._in_flight:
+            for reading, fetched in self._next_fetched():
+                for batch in decode(
+                    fetched.records,
+                    first_offset=fetched.position,
+                    end_offset=reading.until_offset,
+                    aborted_transactions=fetched.aborted_transactions if read_committed else None,
+                    columns=self._columns,
+                    max_decompressed_bytes=self._config.max_decompressed_batch_bytes,
+                    check_crc=self._config.check_crcs,
+                    where=reading.name,
+                ):
+                    yield reading.wanted, batch
+
+    # -- requests and replies -----------------------------------------------------------------
+
+    def _next_fetched(self) -> list[tuple[_Reading, Fetched]]:
+        """What one reply brought, with the next request to that broker under way; empty when there is no more."""
+        while self._waiting or self._in_flight:
+            self._send_due()
+            judged = self._take_reply()
+            if judged is None:
                 continue
-            if not partition.done:
-                self._send_ahead()
-            yield from decode(
-                fetched.records,
-                first_offset=fetched.position,
-                end_offset=partition.until_offset,
-                aborted_transactions=fetched.aborted_transactions if self._read_committed else None,
-                columns=self._columns,
-                max_decompressed_bytes=self._config.max_decompressed_batch_bytes,
-                check_crc=self._config.check_crcs,
-                where=partition.name,
-            )
+            fetched = [(_reading(partition), each) for partition, each in judged.fetched]
+            for reading, _ in fetched:
+                reading.asked_at_s = None
+            if fetched:
+                self._send_due()
+                return fetched
+        return []
 
-    @property
-    def _read_committed(self) -> bool:
-        return self._config.isolation_level == "read_committed"
+    def _send_due(self) -> None:
+        """One request to each broker that has something to read and none under way."""
+        if not self._waiting:
+            return
+        now_s = self._client.clock.now_s()
+        busy = {each.consumer.broker for each in self._in_flight}
+        requests: dict[Broker, list[_Reading]] = {}
+        room: dict[Broker, int] = {}
+        waiting, self._waiting = self._waiting, []
+        for reading in waiting:
+            if reading.asked_at_s is None:
+                reading.asked_at_s = now_s
+            broker = None if reading.retry_at_s > now_s else reading.broker or self._look_up(reading)
+            if broker is None or broker in busy or not self._fits(reading, requests.setdefault(broker, []), room):
+                self._waiting.append(reading)
+        for broker, readings in requests.items():
+            if readings:
+                self._send(broker, readings)
 
-    # -- one fetch ----------------------------------------------------------------------------
+    def _fits(self, reading: _Reading, request: list[_Reading], room: dict[Broker, int]) -> bool:
+        """Adds a range to a request if its reply stays as small as one that is for a single range."""
+        assert reading.broker is not None
+        left = room.get(reading.broker, self._config.max_partition_fetch_bytes)
+        fetch_bytes = reading.fetch_bytes()
+        # A request names a partition once, and two ranges may be of the same.
+        if request and (fetch_bytes > left or any(each.name == reading.name for each in request)):
+            return False
+        room[reading.broker] = left - fetch_bytes
+        request.append(reading)
+        return True
 
-    def _next_fetched(self) -> Fetched | None:
-        """The next records, after as many empty replies as come; None after a hole was skipped."""
-        partition = self._partition
-        deadline = self._client.deadline(self._poll_timeout_ms)
+    def _look_up(self, reading: _Reading) -> Broker | None:
+        deadline = self._deadline(reading)
         try:
-            return self._client.retrying(
-                f"Fetch of {partition.name} at offset {partition.position}",
-                lambda: self._fetch_once(deadline),
-                deadline,
-                topics=[partition.topic],
-            )
-        except BrokerError as error:
-            if error.code != ErrorCode.OFFSET_OUT_OF_RANGE:
-                raise
-            self._judge_hole(error, deadline)
+            return look_up(self._client, reading, deadline)
+        except DataLoss as error:
+            raise DataLoss(
+                f"{error}: offsets {reading.position} to {reading.until_offset} belonged to the old one. Start the "
+                "query with a new checkpoint to read the new topic",
+                **error.context,
+            ) from error
+        except KafkaError as error:
+            self._judge_failure(reading, error)
             return None
 
-    def _fetch_once(self, deadline: Deadline) -> Fetched:
-        partition = self._partition
-        while True:
-            in_flight, self._in_flight = self._in_flight, None
-            reply, broker = in_flight or self._send(deadline)
-            self.fetches += 1
-            body = reply.result(deadline.at_most_ms(self._client.config.request_timeout_ms))
-            if body["error_code"] != ErrorCode.NONE:
-                raise broker_error(
-                    body["error_code"], f"Fetch of {partition.name} from {broker}", topic=partition.topic
-                )
-            for topic_row in body["responses"]:
-                for row in topic_row["partitions"]:
-                    fetched = partition.judge(row, broker)
-                    if fetched is not None:
-                        return fetched
-            if deadline.passed:
-                raise TransportError(
-                    f"{partition.name}: {broker} sends no records at offset {partition.position}, although "
-                    f"offsets up to {partition.until_offset} were there when the batch was planned; raise "
-                    "kafkaConsumer.pollTimeoutMs if the broker only needs longer"
-                )
-
-    def _send(self, deadline: Deadline) -> tuple[Reply, Broker]:
-        partition = self._partition
-        topic_id = self._required_topic_id(deadline)
-        broker, leadership = self._client.leader(partition.topic, partition.partition, deadline)
-        row = partition.request_row(leadership.leader_epoch)
-
-        def body(version: int) -> dict[str, Any]:
-            key = {"topic_id": topic_id} if version >= 13 else {"topic": partition.topic}
-            fields: dict[str, Any] = {
-                "max_wait_ms": self._config.fetch_max_wait_ms,
-                "min_bytes": self._config.fetch_min_bytes,
-                "max_bytes": max(self._config.fetch_max_bytes, row["partition_max_bytes"]),
-                "isolation_level": int(self._read_committed),
-                "topics": [{**key, "partitions": [row]}],
-            }
-            if version >= 7:
-                fields["session_epoch"] = _FINAL_EPOCH
-            if version < 9:
-                row.pop("current_leader_epoch", None)
-            return fields
-
-        reply = self._client.send(
-            broker,
-            FETCH,
-            body,
-            deadline,
-            purpose=FETCH_PURPOSE,
-            at_least=4,
-            at_most=None if topic_id != NO_TOPIC_ID else 12,
+    def _send(self, broker: Broker, readings: list[_Reading]) -> None:
+        consumer = self._brokers.get(broker)
+        if consumer is None:
+            # Every range moves with every reply, so a session would spare nothing.
+            consumer = self._brokers[broker] = BrokerConsumer(broker, self._config, sessions=False)
+        deadline = min((self._deadline(each) for each in readings), key=lambda each: each.at_s)
+        body = consumer.body(
+            readings, max_bytes=self._config.fetch_max_bytes, max_wait_ms=self._config.fetch_max_wait_ms
         )
-        return reply, broker
-
-    def _required_topic_id(self, deadline: Deadline) -> bytes:
-        """The topic's id; raises `DataLoss` when it is another one than the range was planned for."""
-        partition, wanted = self._partition, self._topic_id
-        topic_id = self._client.topic(partition.topic, deadline).topic_id
-        if topic_id != wanted and NO_TOPIC_ID not in (wanted, topic_id):
-            # What is remembered here may be older than the plan.
-            self._client.expire_metadata([partition.topic])
-            topic_id = self._client.topic(partition.topic, deadline).topic_id
-        if topic_id != wanted and NO_TOPIC_ID not in (wanted, topic_id):
-            raise DataLoss(
-                f"{partition.name}: the topic was deleted and created again (its id was {topic_id_text(wanted)}, now "
-                f"it is {topic_id_text(topic_id)}): offsets {partition.position} to {partition.until_offset} belonged "
-                "to the old one. Start the query with a new checkpoint to read the new topic",
-                topic=partition.topic,
-                partition=partition.partition,
-            )
-        return topic_id
-
-    def _send_ahead(self) -> None:
         try:
-            self._in_flight = self._send(self._client.deadline(self._client.config.request_timeout_ms))
+            reply = self._client.send(
+                broker, FETCH, body, deadline, purpose=FETCH_PURPOSE, at_least=4, at_most=newest_version(readings)
+            )
         except KafkaError as error:
-            # The retry loop meets it again when these records are wanted.
-            log.debug("%s: could not ask ahead: %s", self._partition.name, error)
+            consumer.lost()
+            self._waiting += readings
+            for reading in readings:
+                self._judge_failure(reading, error)
+            return
+        # A live broker that has nothing answers after this while, and then the error can say so.
+        patient = Deadline(deadline.at_s + self._config.fetch_max_wait_ms / 1000, deadline.clock)
+        self._in_flight.append(_InFlight(consumer, reply, patient.at_most_ms(self._client.config.request_timeout_ms)))
 
-    # -- records that are gone ----------------------------------------------------------------
+    def _take_reply(self) -> Judged | None:
+        """Waits for a reply and takes it in; None when there was none to wait for, or it did not come."""
+        if not self._in_flight:
+            self._sleep()
+            return None
+        taken = self._in_flight[0] if len(self._in_flight) == 1 else self._first_to_come()
+        if taken is None:
+            return None
+        self._in_flight.remove(taken)
+        self.fetches += 1
+        asked = [_reading(each) for each in taken.consumer.asked]
+        try:
+            judged = taken.consumer.judge(taken.reply.result(taken.deadline))
+        except TransportError as error:
+            taken.consumer.lost()
+            judged = Judged(failed=[(reading, error) for reading in asked])
+        self._waiting += [reading for reading in asked if not reading.done]
+        for partition, failure in judged.failed:
+            self._judge_failure(_reading(partition), failure)
+        for reading in asked:
+            self._check_patience(reading)
+        return judged
 
-    def _judge_hole(self, error: BrokerError, deadline: Deadline) -> None:
-        partition = self._partition
-        key = (partition.topic, partition.partition)
+    def _first_to_come(self) -> _InFlight | None:
+        come = ready([each.reply for each in self._in_flight], _LONGEST_WAIT_S)
+        for each in self._in_flight:
+            if each.reply in come or each.deadline.passed:
+                return each
+        return None
+
+    def _sleep(self) -> None:
+        now_s = self._client.clock.now_s()
+        moments = [each.retry_at_s for each in self._waiting]
+        if moments:
+            self._client.clock.sleep_s(max(0.0, min(moments) - now_s))
+
+    # -- failures -----------------------------------------------------------------------------
+
+    def _deadline(self, reading: _Reading) -> Deadline:
+        clock = self._client.clock
+        began_s = clock.now_s() if reading.asked_at_s is None else reading.asked_at_s
+        return Deadline(began_s + self._poll_timeout_s, clock)
+
+    def _check_patience(self, reading: _Reading) -> None:
+        if reading.done or reading.asked_at_s is None or reading.failure is not None:
+            return
+        if self._deadline(reading).passed:
+            raise DeadlineExceeded(
+                f"{reading.name}: {reading.broker} sends no records at offset {reading.position}, although offsets up "
+                f"to {reading.until_offset} were there when the batch was planned; raise kafkaConsumer.pollTimeoutMs "
+                "if the broker only needs longer",
+                topic=reading.topic,
+                partition=reading.partition,
+            )
+
+    def _judge_failure(self, reading: _Reading, error: KafkaError) -> None:
+        """Puts the range off until it may work again, or raises what cannot."""
+        if isinstance(error, LogTruncated):
+            self._judge_truncation(reading, error)
+            return
+        if isinstance(error, BrokerError) and error.code == ErrorCode.OFFSET_OUT_OF_RANGE:
+            if reading.preferred_replica == NO_REPLICA:
+                self._judge_hole(reading, error)
+            # A follower may be behind: the leader knows.
+            reading.preferred_replica, reading.broker = NO_REPLICA, None
+            return
+        if isinstance(error, DeadlineExceeded) or not is_retriable(error):
+            raise error
+        now_s = self._client.clock.now_s()
+        reading.postpone(error, now_s)
+        if what_to_refresh(error) is Refresh.METADATA:
+            self._client.expire_metadata([reading.topic])
+        deadline = self._deadline(reading)
+        if reading.retry_at_s >= deadline.at_s:
+            spent_s = now_s - deadline.at_s + self._poll_timeout_s
+            raise DeadlineExceeded(
+                f"Fetch of {reading.name} at offset {reading.position} did not succeed in "
+                f"{spent_s:.1f} s and {reading.attempts} attempt(s); the last one: {error}",
+                attempts=reading.attempts,
+            ) from error
+
+    def _judge_truncation(self, reading: _Reading, error: LogTruncated) -> None:
+        agreed, position = error.context["end_offset"], reading.position
+        message = (
+            f"{error}. Likely cause: an unclean leader election. Offsets {agreed} to {position} were read, and are "
+            "others now, or none. To go on without those, set failOnDataLoss=false"
+        )
+        self._lose(reading, message, agreed, position, error)
+        reading.last_epoch = NO_EPOCH
+
+    def _judge_hole(self, reading: _Reading, error: BrokerError) -> None:
+        key = (reading.topic, reading.partition)
+        deadline = self._deadline(reading)
         start = list_offsets(self._client, {key: EARLIEST}, deadline=deadline)[key].offset
         end = list_offsets(self._client, {key: LATEST}, deadline=deadline)[key].offset
-        position, until = partition.position, partition.until_offset
+        position, until = reading.position, reading.until_offset
         if position < start:
             resume = min(start, until)
             cause = "retention or DeleteRecords has removed them"
@@ -213,15 +332,40 @@ class RangeConsumer:
             resume = until
             cause = "the log was truncated (unclean leader election) or the topic was created again"
         else:
-            # In range again: a leader that was behind its high watermark for a moment.
+            self._judge_unknown_epoch(reading, error, deadline)
             return
         message = (
-            f"{partition.name}: offsets {position} to {resume} are not in the log any more; wanted "
+            f"{reading.name}: offsets {position} to {resume} are not in the log any more; wanted "
             f"[{position}, {until}), the broker has [{start}, {end}). Likely cause: {cause}. To skip what is "
             "missing and go on, set failOnDataLoss=false"
         )
+        self._lose(reading, message, position, resume, error)
+        reading.seek(resume)
+        if reading.done:
+            self._waiting.remove(reading)
+
+    def _judge_unknown_epoch(self, reading: _Reading, error: BrokerError, deadline: Deadline) -> None:
+        """In range, yet refused: the leader does not know the epoch of what was read, or was behind for a moment."""
+        epoch = reading.last_epoch
+        if epoch != NO_EPOCH and end_of_epoch(self._client, reading.topic, reading.partition, epoch, deadline) is None:
+            message = (
+                f"{reading.name}: the log was truncated below offset {reading.position}, or the topic was created "
+                f"again: its leader knows no leader epoch {epoch}, of which the records before that offset were. To go "
+                "on at that offset all the same, set failOnDataLoss=false"
+            )
+            self._lose(reading, message, reading.position, reading.position, error)
+            reading.last_epoch = NO_EPOCH
+            return
+        reading.postpone(error, self._client.clock.now_s())
+
+    def _lose(self, reading: _Reading, message: str, begin: int, end: int, cause: KafkaError) -> None:
         if self._fail_on_data_loss:
-            raise DataLoss(message, topic=partition.topic, partition=partition.partition) from error
-        log.warning("%s (failOnDataLoss=false: %d offsets are skipped)", message, resume - position)
-        self.skipped.append(Skipped(partition.topic, partition.partition, position, resume))
-        partition.position = resume
+            raise DataLoss(message, topic=reading.topic, partition=reading.partition) from cause
+        log.warning("%s (failOnDataLoss=false: %d offsets are skipped)", message, end - begin)
+        if end > begin:
+            self.skipped.append(Skipped(reading.topic, reading.partition, begin, end))
+
+
+def _reading(partition: PartitionConsumer) -> _Reading:
+    assert isinstance(partition, _Reading)
+    return partition

@@ -67,7 +67,7 @@ def _protocol(job: Job, topic: Topic, warm_up: int, counted: int) -> tuple[float
     from protocol.cluster.client import Client
     from protocol.config import ClientConfig, ConsumerConfig
     from protocol.consumer.list_offsets import LATEST, list_offsets
-    from protocol.consumer.range_consumer import RangeConsumer
+    from protocol.consumer.range_consumer import Range, RangeConsumer
 
     host, port = job.bootstrap_servers.split(",")[0].split(":")
     client = Client(ClientConfig(bootstrap_servers=((host, int(port)),)))
@@ -78,8 +78,8 @@ def _protocol(job: Job, topic: Topic, warm_up: int, counted: int) -> tuple[float
         total = 0
         for (name, partition), end in ends.items():
             until = min(end.offset, -(-records // topic.partitions))
-            consumer = RangeConsumer(client, ConsumerConfig(), name, partition, 0, until, columns=columns)
-            total += sum(batch.num_rows for batch in consumer)
+            consumer = RangeConsumer(client, ConsumerConfig(), [Range(name, partition, 0, until)], columns=columns)
+            total += sum(batch.num_rows for _, batch in consumer)
         return total
 
     try:

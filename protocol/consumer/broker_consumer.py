@@ -1,0 +1,191 @@
+"""Fetch from one broker: one request for all partitions read from it, and the judgement of its reply row by row.
+
+sarama's `brokerConsumer`, without its goroutines. Pure: makes bodies of requests and reads bodies of replies; who
+sends them, and when, is the business of `range_consumer` (one thread for all brokers) and `consumer` (one for each).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from protocol.broker_errors import ErrorCode, broker_error
+from protocol.clock import Deadline
+from protocol.cluster.client import Client
+from protocol.cluster.metadata import NO_TOPIC_ID, Broker, topic_id_text
+from protocol.config import ConsumerConfig
+from protocol.consumer.fetch_session import FINAL_EPOCH, SESSION_ERRORS, FetchSession, Key, Row, keys_of, topic_rows
+from protocol.consumer.partition_consumer import NO_REPLICA, Fetched, PartitionConsumer
+from protocol.errors import DataLoss, KafkaError, TransportError
+from protocol.wire.messages.m01_fetch import LAST_WITH_TOPIC_NAMES
+
+_FIRST_WITH_SESSIONS = 7
+
+
+@dataclass
+class Judged:
+    """What a reply came to: records, and failures of single partitions. A partition in neither had nothing new."""
+
+    fetched: list[tuple[PartitionConsumer, Fetched]] = field(default_factory=list)
+    failed: list[tuple[PartitionConsumer, KafkaError]] = field(default_factory=list)
+    throttle_ms: int = 0
+
+
+class BrokerConsumer:
+    """Asks `broker`; one request at a time. `sessions`: incremental ones (KIP-227), worth it for a long life."""
+
+    def __init__(self, broker: Broker, config: ConsumerConfig, *, sessions: bool) -> None:
+        self.broker = broker
+        self._config = config
+        self._session = FetchSession() if sessions else None
+        self._in_session = False
+        self._by_id = False
+        self._asked: dict[Key, PartitionConsumer] = {}
+
+    @property
+    def asked(self) -> Collection[PartitionConsumer]:
+        """The partitions of the request that is under way."""
+        return self._asked.values()
+
+    @property
+    def starts_session(self) -> bool:
+        """Whether the next request is the first of a session."""
+        return self._session is not None and not self._session.session_id
+
+    def body(
+        self, partitions: Sequence[PartitionConsumer], *, max_bytes: int, max_wait_ms: int
+    ) -> Callable[[int], dict[str, Any]]:
+        """The Fetch request for `partitions`, each at most once, as a function of its version.
+
+        `max_bytes` is for the whole reply, and grows to what the largest record batch in sight needs.
+        """
+
+        def of_version(version: int) -> dict[str, Any]:
+            self._by_id = version > LAST_WITH_TOPIC_NAMES
+            rows: dict[Key, Row] = {}
+            self._asked = {}
+            for partition in partitions:
+                key = (partition.topic_id if self._by_id else partition.topic, partition.partition)
+                rows[key] = partition.request_row()
+                self._asked[key] = partition
+            largest = max((row["partition_max_bytes"] for row in rows.values()), default=0)
+            self._in_session = self._session is not None and version >= _FIRST_WITH_SESSIONS
+            return {
+                "max_wait_ms": max_wait_ms,
+                "min_bytes": self._config.fetch_min_bytes,
+                "max_bytes": max(max_bytes, largest),
+                "isolation_level": int(self._config.isolation_level == "read_committed"),
+                "rack_id": self._config.client_rack,
+                **self._session_fields(_known_to(version, rows)),
+            }
+
+        return of_version
+
+    def _session_fields(self, rows: Mapping[Key, Row]) -> dict[str, Any]:
+        if self._session is not None and self._in_session:
+            return self._session.request(rows, by_id=self._by_id)
+        return {"session_epoch": FINAL_EPOCH, "topics": topic_rows(rows, self._by_id)}
+
+    def judge(self, body: Mapping[str, Any]) -> Judged:
+        """Reads the reply to the last request. Raises `ProtocolError` for one that makes no sense as a whole."""
+        judged = Judged(throttle_ms=body["throttle_time_ms"])
+        asked, self._asked = self._asked, {}
+        code = body["error_code"]
+        complete = True
+        if self._session is not None and self._in_session:
+            complete = self._session.full
+            self._session.accept(code, body["session_id"])
+            if code in SESSION_ERRORS and not complete:
+                # Nobody's fault and nothing lost: the next request is a full one.
+                return judged
+        if code != ErrorCode.NONE:
+            judged.failed = [
+                (each, broker_error(code, f"Fetch of {each.name} from {self.broker}", topic=each.topic))
+                for each in asked.values()
+            ]
+            return judged
+        for key, row in keys_of(body["responses"], self._by_id):
+            partition = asked.pop(key, None)
+            if partition is None:
+                continue
+            try:
+                fetched = partition.judge(row, self.broker)
+            except KafkaError as error:
+                judged.failed.append((partition, error))
+            else:
+                if fetched is not None:
+                    judged.fetched.append((partition, fetched))
+        # A broker that throttles may leave everything out, and a session's reply names only what has changed.
+        if asked and complete and not judged.throttle_ms:
+            judged.failed += [
+                (each, TransportError(f"{self.broker} has answered a Fetch without {each.name}, which was asked for"))
+                for each in asked.values()
+            ]
+        return judged
+
+    def lost(self) -> list[PartitionConsumer]:
+        """The reply will not come: the partitions that were asked for. Nobody knows what became of the session."""
+        asked, self._asked = list(self._asked.values()), {}
+        if self._session is not None:
+            self._session.restart()
+        return asked
+
+    def close(self) -> dict[str, Any] | None:
+        """The body of a request that ends the session; None without one."""
+        fields = self._session.close() if self._session is not None else None
+        return {"max_wait_ms": 0, "min_bytes": 0, **fields} if fields else None
+
+
+def _known_to(version: int, rows: Mapping[Key, Row]) -> Mapping[Key, Row]:
+    """Without the fields that this version cannot carry."""
+    if version > LAST_WITH_TOPIC_NAMES - 1:
+        return rows
+    unknown = {"last_fetched_epoch"} if version >= 9 else {"last_fetched_epoch", "current_leader_epoch"}
+    return {key: {name: value for name, value in row.items() if name not in unknown} for key, row in rows.items()}
+
+
+def newest_version(partitions: Collection[PartitionConsumer]) -> int | None:
+    """The newest version of Fetch that can name these topics; None: any."""
+    by_name = any(each.topic_id == NO_TOPIC_ID for each in partitions)
+    return LAST_WITH_TOPIC_NAMES if by_name else None
+
+
+def look_up(client: Client, partition: PartitionConsumer, deadline: Deadline) -> Broker:
+    """Finds whom to ask for `partition`: the replica that its leader has named, or the leader.
+
+    One look. Raises `BrokerError` (retriable) while there is no leader, `DataLoss` when the topic is not the one that
+    was read before, `DeadlineExceeded` when no broker says anything.
+    """
+    known = client.topic(partition.topic, deadline)
+    if _is_another(known.topic_id, partition.topic_id):
+        # What is remembered here may be older than the plan.
+        client.expire_metadata([partition.topic])
+        known = client.topic(partition.topic, deadline)
+    if _is_another(known.topic_id, partition.topic_id):
+        raise DataLoss(
+            f"{partition.name}: the topic was deleted and created again (its id was "
+            f"{topic_id_text(partition.topic_id)}, now it is {topic_id_text(known.topic_id)})",
+            topic=partition.topic,
+            partition=partition.partition,
+        )
+    leader, leadership = client.leader(partition.topic, partition.partition, deadline)
+    partition.topic_id = known.topic_id
+    partition.leader_epoch = leadership.leader_epoch
+    partition.broker = leader
+    if partition.preferred_replica != NO_REPLICA:
+        replica = client.brokers(deadline).get(partition.preferred_replica)
+        if replica is None:
+            client.expire_metadata([partition.topic])
+            raise broker_error(
+                ErrorCode.REPLICA_NOT_AVAILABLE,
+                f"{partition.name}: {leader} names broker {partition.preferred_replica} as the replica to read from",
+                topic=partition.topic,
+                partition=partition.partition,
+            )
+        partition.broker = replica
+    return partition.broker
+
+
+def _is_another(topic_id: bytes, wanted: bytes) -> bool:
+    return topic_id != wanted and NO_TOPIC_ID not in (topic_id, wanted)
