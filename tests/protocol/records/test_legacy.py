@@ -210,6 +210,9 @@ def test_aborted_transactions_leave_messages_alone() -> None:
     log = written(some(1)) + reference.write_batch(reference.sequence([b"a"], base_offset=110, flags=16, producer_id=7))
     aborted = [{"producer_id": -1, "first_offset": 0}, {"producer_id": 7, "first_offset": 0}]
     assert read(log, aborted_transactions=aborted) == [message.row() for message in some(1)]
+    # Bits that only record batches have mean nothing here.
+    marked = Message(7, attributes=16 | 32)
+    assert read(write(marked), aborted_transactions=aborted) == [marked.row()]
 
 
 @pytest.mark.parametrize(("magic", "codec"), [(0, 0), (0, 1), (1, 0), (1, 1), (1, 3)])

@@ -1,0 +1,145 @@
+"""Logs in the formats of Kafka 0.9 and 0.10, as a real broker of version 2.8 keeps them: the rows are those that
+Spark's JVM connector and librdkafka read."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
+
+from spark_kafka_source.local_kafka import LocalKafka
+
+if TYPE_CHECKING:
+    from pyspark.sql import Row, SparkSession
+
+pytestmark = pytest.mark.kafka
+
+CODECS = ("none", "gzip", "snappy", "lz4")
+FORMATS = {"legacy-0": "0.9.0", "legacy-1": "0.10.0", "legacy-append-time": "0.10.0", "legacy-mixed": "0.9.0"}
+LARGE_BYTES = 300_000
+
+
+@pytest.fixture(scope="module")
+def old_kafka() -> Iterator[LocalKafka]:
+    """Kafka 2.8 with the topics of `FORMATS`, each with every codec of its time."""
+    with LocalKafka(version="2.8.2", jvm_options=["-XX:TieredStopAtLevel=1"]) as kafka:
+        admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+        topics = []
+        for name, version in FORMATS.items():
+            config = {"message.format.version": version}
+            if name == "legacy-append-time":
+                config["message.timestamp.type"] = "LogAppendTime"
+            topics.append(NewTopic(name, 1, 1, config=config))
+        for made in admin.create_topics(topics).values():
+            made.result(30)
+        for name in FORMATS:
+            write(kafka, name)
+        for version, magic in (("0.10.0", 1), ("2.8", 2), ("0.10.0", 1)):
+            set_format(admin, "legacy-mixed", version)
+            # The broker takes its new setting a moment later.
+            write_until(kafka, "legacy-mixed", lambda magics, magic=magic: magics[-1] == magic)  # type: ignore[misc]
+        yield kafka
+
+
+def write(kafka: LocalKafka, topic: str, codecs: tuple[str, ...] = CODECS) -> None:
+    for nth, codec in enumerate(codecs):
+        producer = Producer(
+            {"bootstrap.servers": kafka.bootstrap_servers, "compression.codec": codec, "linger.ms": 1_000}
+        )
+        for i in range(60):
+            key = None if i % 4 == 0 else b"key %d" % i
+            value = None if i % 7 == 0 else b"%s %d " % (codec.encode(), i) * (i % 5)
+            producer.produce(topic, value, key, timestamp=1_500_000_000_000 + nth * 1_000 + i)
+        assert producer.flush(30) == 0
+        if nth == 0:
+            # A message of its own, larger than what a reader asks for at first.
+            producer.produce(topic, bytes(range(250)) * (LARGE_BYTES // 250), timestamp=1_500_000_000_000)
+            assert producer.flush(30) == 0
+
+
+def write_until(kafka: LocalKafka, topic: str, done: Callable[[list[int]], bool]) -> None:
+    give_up_s = time.monotonic() + 30
+    while True:
+        write(kafka, topic, ("gzip",))
+        if done([magic for magic, _ in stored(kafka, topic)]):
+            return write(kafka, topic)
+        assert time.monotonic() < give_up_s, "the broker does not take its new message format"
+
+
+def set_format(admin: AdminClient, topic: str, version: str) -> None:
+    entry = ConfigEntry("message.format.version", version, incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    admin.incremental_alter_configs([resource])[resource].result(30)
+
+
+def stored(kafka: LocalKafka, topic: str) -> list[tuple[int, int]]:
+    """Magic and codec of every entry of a topic's log, as it lies on the disk."""
+    found = []
+    for segment in sorted((kafka.data_folder(1) / f"{topic}-0").glob("*.log")):
+        content, position = segment.read_bytes(), 0
+        while position + 23 <= len(content):
+            size, magic = struct.unpack_from(">ixxxxb", content, position + 8)
+            found.append((magic, content[position + (22 if magic == 2 else 17)] & 7))
+            position += 12 + size
+    return found
+
+
+def test_the_logs_are_what_this_is_about(old_kafka: LocalKafka) -> None:
+    for name, magics in {
+        "legacy-0": {0},
+        "legacy-1": {1},
+        "legacy-append-time": {1},
+        "legacy-mixed": {0, 1, 2},
+    }.items():
+        assert set(stored(old_kafka, name)) == {(magic, codec) for magic in magics for codec in range(4)}
+    magics = [magic for magic, _ in stored(old_kafka, "legacy-mixed")]
+    assert [a for a, b in zip(magics, [*magics[1:], None], strict=True) if a != b] == [0, 1, 2, 1]
+
+
+def rows_of(kafka: LocalKafka, spark: SparkSession, source: str, **options: str) -> list[Row]:
+    """All topics, read by one of Spark's sources."""
+    reader = spark.read.format(source).option("kafka.bootstrap.servers", kafka.bootstrap_servers)
+    rows = reader.options(subscribe=",".join(FORMATS), startingOffsets="earliest", **options).load()
+    return sorted(rows.collect(), key=lambda row: (row.topic, row.offset))
+
+
+def test_rows_are_those_of_the_jvm_connector(old_kafka: LocalKafka, spark: SparkSession) -> None:
+    theirs = rows_of(old_kafka, spark, "kafka")
+    assert len(theirs) > len(FORMATS) * len(CODECS) * 60
+    assert rows_of(old_kafka, spark, "pykafka-group") == theirs
+    small = {"kafka.max.partition.fetch.bytes": str(LARGE_BYTES // 4)}
+    assert rows_of(old_kafka, spark, "pykafka-group", **small) == theirs
+    types = {name: {row.timestampType for row in theirs if row.topic == name} for name in FORMATS}
+    assert types == {"legacy-0": {-1}, "legacy-1": {0}, "legacy-append-time": {1}, "legacy-mixed": {-1, 0}}
+
+
+def test_rows_are_those_of_librdkafka(old_kafka: LocalKafka, spark: SparkSession) -> None:
+    rows = rows_of(old_kafka, spark, "pykafka-group")
+    ours = [(row.topic, row.offset, bytes_of(row.key), bytes_of(row.value), row.timestampType) for row in rows]
+    settings = {"group.id": "judge", "enable.partition.eof": True, "check.crcs": True}
+    consumer = Consumer({"bootstrap.servers": old_kafka.bootstrap_servers, **settings})
+    theirs, ended = [], 0
+    try:
+        consumer.assign([TopicPartition(name, 0, OFFSET_BEGINNING) for name in FORMATS])
+        while ended < len(FORMATS):
+            message = consumer.poll(30)
+            assert message is not None
+            if message.error():
+                assert message.error().code() == KafkaError._PARTITION_EOF
+                ended += 1
+                continue
+            # librdkafka counts no timestamp as 0, the producer's as 1, the broker's as 2.
+            kind = message.timestamp()[0] - 1
+            theirs.append((message.topic(), message.offset(), message.key(), message.value(), kind))
+    finally:
+        consumer.close()
+    assert ours == sorted(theirs, key=lambda row: row[:2])
+
+
+def bytes_of(value: bytearray | None) -> bytes | None:
+    return None if value is None else bytes(value)
