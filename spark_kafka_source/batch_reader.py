@@ -1,11 +1,12 @@
-"""The batch source: `spark.read`, from `startingOffsets` to `endingOffsets`, resolved once on the driver.
+"""The batch source: `spark.read`, from `startingOffsets` to `endingOffsets` (or times), resolved once on the driver.
 
 A batch read commits nothing: nobody tells a source whether the job that used its rows succeeded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -13,42 +14,60 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from protocol.errors import ConfigurationError
 from spark_kafka_source.clients import client_for
 from spark_kafka_source.discovery import discover
+from spark_kafka_source.error_classes import RESOLVED_START_AFTER_END, named
+from spark_kafka_source.filters import Wanted, narrow
 from spark_kafka_source.input_partition import RangePartition
+from spark_kafka_source.leaders import leaders
 from spark_kafka_source.offsets import Offsets, TopicPartition, name
 from spark_kafka_source.options import SourceOptions
+from spark_kafka_source.range_groups import groups
 from spark_kafka_source.range_reader import read_range
 from spark_kafka_source.ranges import offset_ranges
-from spark_kafka_source.start_offsets import ending_offsets, starting_offsets
+from spark_kafka_source.start_offsets import ending_offsets, first_at_or_after, starting_offsets
 
 
 class KafkaBatchReader(DataSourceReader):
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
+        self._wanted = Wanted()
+
+    def pushFilters(self, filters: list[Any]) -> Iterable[Any]:
+        """Takes what narrows the ranges; returns those filters that Spark still has to check. PySpark 4.1 and later."""
+        self._wanted, unchecked = narrow(self._wanted, filters)
+        return unchecked
 
     def partitions(self) -> Sequence[RangePartition]:
-        """One range per partition that has records between the two offsets.
+        """The tasks: what lies between the two offsets of each partition, as far as the query's filters want it.
 
         Raises `ConfigurationError` for offsets that do not fit the log or each other, `DeadlineExceeded` when no
         broker answers.
         """
         client = client_for(self._options.client)
-        deadline = client.deadline()
-        found = discover(client, self._options, deadline)
-        begins = starting_offsets(client, self._options, found, deadline)
-        ends = ending_offsets(client, self._options, found, deadline)
+        options, deadline = self._options, client.deadline()
+        found = discover(client, options, deadline)
+        begins = starting_offsets(client, options, found, deadline)
+        ends = ending_offsets(client, options, found, deadline)
         _require_order(begins, ends)
+        begins, ends = self._wanted.cut(begins, ends)
+        if self._wanted.from_time_ms is not None:
+            new = first_at_or_after(client, options, dict.fromkeys(ends, self._wanted.from_time_ms), deadline)
+            begins = {key: min(max(begins[key], new.get(key, ends[key])), ends[key]) for key in ends}
         ids = {topic: topic_id for (topic, _), topic_id in found.items() if any(topic_id)}
         ranges = offset_ranges(
-            Offsets(begins, ids=ids), Offsets(ends, ids=ids), min_partitions=self._options.min_partitions
+            Offsets(begins, ids=ids),
+            Offsets(ends, ids=ids),
+            max_records=options.max_records_per_partition,
+            min_partitions=options.min_partitions,
         )
-        return [RangePartition(wanted) for wanted in ranges]
+        led_by = {} if options.max_input_partitions is None else leaders(client, ends, deadline)
+        return [RangePartition(group) for group in groups(ranges, options.max_input_partitions, led_by)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """On an executor: the rows of one range."""
+        """On an executor: the rows of one task."""
         # Spark makes up an empty partition when there is none to read.
         if not isinstance(partition, RangePartition):
             return iter(())
-        return read_range(self._options, [partition.range])
+        return read_range(self._options, partition.ranges)
 
 
 def _require_order(begins: dict[TopicPartition, int], ends: dict[TopicPartition, int]) -> None:
@@ -56,6 +75,9 @@ def _require_order(begins: dict[TopicPartition, int], ends: dict[TopicPartition,
     if wrong:
         key = sorted(wrong)[0]
         raise ConfigurationError(
-            f"startingOffsets of {name(key)} ({begins[key]}) lie after its endingOffsets ({ends[key]}): correct one of "
-            "the two options"
+            named(
+                RESOLVED_START_AFTER_END,
+                f"{name(key)} would be read from offset {begins[key]}, which lies after offset {ends[key]}, where it "
+                "would end: correct the option that says where to start or the one that says where to end",
+            )
         )

@@ -1,4 +1,4 @@
-"""How far a batch reads: from where partitions stand, the ends of their logs and a limit to the ends of the batch.
+"""How far a batch reads, and whether it waits for more: from where partitions stand, the ends of their logs and limits.
 
 Pure arithmetic, the same as Spark's own Kafka connector's, so that the same option gives the same batches.
 Used by `stream_reader` in `latestOffset`. The caller has judged deleted and truncated logs before.
@@ -30,6 +30,25 @@ def max_offsets(limit: object | None, max_offsets_per_trigger: int | None) -> in
     raise UsageError(
         f"Spark asks for a batch limited by {kind}; a Kafka source knows ReadAllAvailable and ReadMaxRows."
     )
+
+
+def must_wait(
+    new_offsets: int,
+    limit: object | None,
+    *,
+    min_offsets: int | None,
+    max_trigger_delay_ms: int,
+    now_ms: float,
+    last_batch_ms: float | None,
+) -> bool:
+    """Whether a trigger reads nothing yet, because there are only `new_offsets`, fewer than `min_offsets`.
+
+    As in Spark's connector, a query's first trigger never waits, nor one `max_trigger_delay_ms` or more after the
+    last that did not wait (`last_batch_ms`; None: there was none), nor one that is to read everything (`once`).
+    """
+    if min_offsets is None or new_offsets >= min_offsets or type(limit).__name__ == "ReadAllAvailable":
+        return False
+    return last_batch_ms is not None and now_ms - last_batch_ms < max_trigger_delay_ms
 
 
 def end_offsets(

@@ -1,7 +1,7 @@
 """Offsets as Spark's checkpoint keeps them: the end of a batch per partition, and what a replay needs to be sure.
 
 Owns the JSON: the keys of Spark's own Kafka connector, `{"orders": {"0": 1200}}`, plus keys that no topic can have,
-`@ids`, `@epochs` and `@joined`. Used by `stream_reader`, `batch_reader`, `limits` and `ranges`.
+`@ids`, `@epochs`, `@joined` and `@leaders`. Used by `stream_reader`, `batch_reader`, `limits` and `ranges`.
 Pure: talks to no broker, and knows nothing of groups.
 """
 
@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 MAX_PARTITION = 2**31 - 1
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
-_IDS, _EPOCHS, _JOINED = "@ids", "@epochs", "@joined"
+_IDS, _EPOCHS, _JOINED, _LEADERS = "@ids", "@epochs", "@joined", "@leaders"
 
 
 @dataclass(frozen=True)
@@ -36,19 +36,22 @@ class Offsets:
     ids : topic -> its 16-byte topic id. Another id later means that the topic was deleted and made anew.
     epochs : (topic, partition) -> leader epoch of the last record before the end; left out when unknown.
     joined : (topic, partition) -> where the batch begins in a partition that its start offsets lack.
+    leaders : (topic, partition) -> node id of its leader when the batch was planned; only with `maxInputPartitions`,
+        so that a replay puts the same ranges together.
     """
 
     ends: Mapping[TopicPartition, int]
     ids: Mapping[str, bytes] = field(default_factory=dict)
     epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
     joined: Mapping[TopicPartition, int] = field(default_factory=dict)
+    leaders: Mapping[TopicPartition, int] = field(default_factory=dict)
 
     def to_json_dict(self) -> JsonDict:
         """The dict whose JSON goes into the checkpoint. Equal offsets give equal JSON; empty `@` keys are left out."""
         rows: JsonDict = _nest(self.ends)
         if self.ids:
             rows[_IDS] = {topic: topic_id_text(self.ids[topic]) for topic in sorted(self.ids)}
-        for key, numbers in ((_EPOCHS, self.epochs), (_JOINED, self.joined)):
+        for key, numbers in ((_EPOCHS, self.epochs), (_JOINED, self.joined), (_LEADERS, self.leaders)):
             if numbers:
                 rows[key] = _nest(numbers)
         return rows
@@ -61,7 +64,8 @@ class Offsets:
         """
         if not isinstance(rows, Mapping):
             raise _not_ours("they are not a JSON object")
-        unknown = [key for key in rows if str(key).startswith("@") and key not in (_IDS, _EPOCHS, _JOINED)]
+        known = (_IDS, _EPOCHS, _JOINED, _LEADERS)
+        unknown = [key for key in rows if str(key).startswith("@") and key not in known]
         if unknown:
             raise _not_ours(f"the key {unknown[0]!r} is unknown; a newer version wrote it")
         ends = _flatten({key: value for key, value in rows.items() if not str(key).startswith("@")}, "")
@@ -70,6 +74,7 @@ class Offsets:
             ids={topic: _topic_id(text) for topic, text in _object(rows.get(_IDS, {}), _IDS).items()},
             epochs=_flatten(rows.get(_EPOCHS, {}), _EPOCHS),
             joined=_flatten(rows.get(_JOINED, {}), _JOINED),
+            leaders=_flatten(rows.get(_LEADERS, {}), _LEADERS),
         )
         offsets._check_whole()
         return offsets
@@ -80,6 +85,7 @@ class Offsets:
             (_IDS, self.ids.keys() - topics),
             (_EPOCHS, self.epochs.keys() - self.ends.keys()),
             (_JOINED, self.joined.keys() - self.ends.keys()),
+            (_LEADERS, self.leaders.keys() - self.ends.keys()),
         ):
             if strangers:
                 raise _not_ours(f"{key} names {sorted(map(str, strangers))[0]}, which has no end offset")

@@ -10,15 +10,17 @@ from __future__ import annotations
 import dataclasses
 import enum
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from protocol.config import ClientConfig, ConsumerConfig, ProducerConfig, parse_client, parse_consumer, parse_producer
 from protocol.errors import ConfigurationError
 from protocol.properties import BOOLEAN, BY_NAME, MAX_INT64, Effect, Kind, integer, nearest, one_of, shown, warn_once
-from spark_kafka_source import selection
+from spark_kafka_source import error_classes, selection
+from spark_kafka_source.error_classes import named
 from spark_kafka_source.offsets import legal_topic
+from spark_kafka_source.times import duration_ms, timestamp_ms
 
 PREFIX = "kafka."
 
@@ -50,13 +52,19 @@ class Option:
     effect: Effect = Effect.APPLIES
 
 
+# Ways to say where to start, and where to end: the first that is given decides.
+_STARTS = ("startingTimestamp", "startingOffsetsByTimestamp", "startingOffsets")
+_ENDS = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
+_MAX_TRIGGER_DELAY_MS = 15 * 60_000
+
 _OFFSETS_JSON = '{"orders": {"0": 23, "1": -1}}'
 _POSITIVE = integer(1, MAX_INT64)
+_TIMESTAMP = Kind("milliseconds since 1970, or a time such as 2026-01-31T12:00:00Z", timestamp_ms)
+_TIMESTAMPS = Kind(
+    'JSON like {"orders": {"0": 1767225600000, "1": "2026-01-31T12:00:00Z"}}', selection.offsets_by_timestamp
+)
+_DURATION = Kind("a number with us, ms, s, m, min, h or d; without, it is milliseconds", duration_ms)
 _DELIVERY = one_of("at-least-once", "none", otherwise="exactly-once is not supported yet")
-
-
-def _not_yet(name: str, use: Use, doc: str) -> Option:
-    return Option(name, use, Kind("", str), doc, effect=Effect.NOT_YET)
 
 
 OPTIONS: tuple[Option, ...] = (
@@ -90,11 +98,45 @@ OPTIONS: tuple[Option, ...] = (
         default_text="streams: group with `kafka.group.id`, else latest; batches: earliest, with a group too",
     ),
     Option(
+        "startingOffsetsByTimestamp",
+        READ,
+        _TIMESTAMPS,
+        "a new query begins, in each partition, at the first record whose timestamp is that or later; "
+        "`startingOffsets` has no effect then",
+    ),
+    Option(
+        "startingTimestamp",
+        READ,
+        _TIMESTAMP,
+        "the same with one time for all partitions; `startingOffsetsByTimestamp` and `startingOffsets` have no effect "
+        "then",
+    ),
+    Option(
+        "startingOffsetsByTimestampStrategy",
+        READ,
+        one_of("error", "latest"),
+        "what to do in a partition without a record that new: fail, or begin at its end",
+        default="error",
+    ),
+    Option(
         "endingOffsets",
         Use.BATCH_READ,
         Kind(f"latest, or JSON like {_OFFSETS_JSON}", selection.ending_offsets),
         "where a batch ends (exclusive). In JSON -1 is latest; -2 is not allowed",
-        default="latest",
+        default_text="latest",
+    ),
+    Option(
+        "endingOffsetsByTimestamp",
+        Use.BATCH_READ,
+        _TIMESTAMPS,
+        "a batch ends, in each partition, before the first record whose timestamp is that or later, or at its end; "
+        "`endingOffsets` has no effect then",
+    ),
+    Option(
+        "endingTimestamp",
+        Use.BATCH_READ,
+        _TIMESTAMP,
+        "the same with one time for all partitions; `endingOffsetsByTimestamp` and `endingOffsets` have no effect then",
     ),
     Option(
         "commitOffsets",
@@ -112,10 +154,46 @@ OPTIONS: tuple[Option, ...] = (
         ignored_in=Use.BATCH_READ,
     ),
     Option(
+        "minOffsetsPerTrigger",
+        Use.STREAM_READ,
+        _POSITIVE,
+        "a trigger with fewer new offsets than that waits for more. The first trigger of a run never waits, nor does a "
+        "run with the trigger availableNow or once",
+        ignored_in=Use.BATCH_READ,
+    ),
+    Option(
+        "maxTriggerDelay",
+        Use.STREAM_READ,
+        _DURATION,
+        "how long `minOffsetsPerTrigger` may make triggers wait after the last that did not",
+        default_text="15m",
+        ignored_in=Use.BATCH_READ,
+    ),
+    Option(
+        "maxRecordsPerPartition",
+        READ,
+        _POSITIVE,
+        "the most offsets that one range has: larger ones are split, before `minPartitions` splits",
+    ),
+    Option(
         "minPartitions",
         READ,
         integer(1),
         "about how many tasks read, if more than there are partitions with new records: large ranges are split",
+    ),
+    Option(
+        "maxInputPartitions",
+        READ,
+        integer(1),
+        "the most tasks that read: ranges are put together, those of one leader first, so that every task has about as "
+        "many offsets. It also bounds what `minPartitions` and `maxRecordsPerPartition` split",
+    ),
+    Option(
+        "columns",
+        READ,
+        Kind("names of columns with commas between them", selection.columns),
+        "the columns there are, in this order; what is left out is neither decoded nor handed to Spark",
+        default_text="all; `headers` only with `includeHeaders`",
     ),
     Option(
         "failOnDataLoss",
@@ -123,6 +201,14 @@ OPTIONS: tuple[Option, ...] = (
         BOOLEAN,
         "whether the query fails when records it should read are gone; if not, what is missing is skipped and logged",
         default=True,
+    ),
+    Option(
+        "onTopicRecreated",
+        READ,
+        one_of("fail", "earliest"),
+        "what a running query does when a topic was deleted and made anew under its name: fail, or read the new one "
+        "from its earliest offset. What was not read of the old one is lost either way",
+        default_text="fail; with `failOnDataLoss` false: earliest",
     ),
     Option(
         "includeHeaders",
@@ -167,15 +253,13 @@ OPTIONS: tuple[Option, ...] = (
         "repeats is written again. none: nobody confirms (acks=0), records can get lost",
         default_text="at-least-once, or what `kafka.acks` makes of it",
     ),
-    _not_yet("startingTimestamp", READ, "start at a time"),
-    _not_yet("startingOffsetsByTimestamp", READ, "start at a time, per partition"),
-    _not_yet("startingOffsetsByTimestampStrategy", READ, "what to do when no record is that new"),
-    _not_yet("endingTimestamp", Use.BATCH_READ, "end at a time"),
-    _not_yet("endingOffsetsByTimestamp", Use.BATCH_READ, "end at a time, per partition"),
-    _not_yet("minOffsetsPerTrigger", Use.STREAM_READ, "wait until there is this much to read"),
-    _not_yet("maxTriggerDelay", Use.STREAM_READ, "but no longer than this"),
-    _not_yet("maxRecordsPerPartition", READ, "split ranges larger than this"),
-    _not_yet("groupIdPrefix", READ, "a generated group id; no group is needed to read, set `kafka.group.id` to commit"),
+    Option(
+        "groupIdPrefix",
+        READ,
+        Kind("any text", str),
+        "no group is made up to read; set `kafka.group.id` to have offsets committed",
+        effect=Effect.NO_EFFECT,
+    ),
 )
 
 _BY_KEY: Mapping[str, Option] = {row.name.lower(): row for row in OPTIONS}
@@ -203,9 +287,9 @@ _FORBIDDEN = {
 class SourceOptions:
     """What a query reads and how; exactly one of `subscribe`, `subscribe_pattern` and `assign` is not None.
 
-    `starting_offsets` and `ending_offsets` are a word or topic -> partition -> offset, where -1 is latest and -2
-    earliest. `subscribe_pattern` is to be searched for in names. `consumer.auto_offset_reset` matters for the start
-    `group` only.
+    `starting_offsets` and `ending_offsets` are a word, a time, or topic -> partition -> offset, where -1 is latest and
+    -2 earliest. `subscribe_pattern` is to be searched for in names. `consumer.auto_offset_reset` matters for the start
+    `group` only. `columns` are those of the rows, in their order.
     """
 
     client: ClientConfig
@@ -216,11 +300,17 @@ class SourceOptions:
     assign: selection.Assignment | None
     starting_offsets: selection.Place
     ending_offsets: selection.Place
+    starting_offsets_by_timestamp_strategy: Literal["error", "latest"]
     commit_offsets: bool
     max_offsets_per_trigger: int | None
+    min_offsets_per_trigger: int | None
+    max_trigger_delay_ms: int
+    max_records_per_partition: int | None
     min_partitions: int | None
+    max_input_partitions: int | None
+    columns: tuple[str, ...]
     fail_on_data_loss: bool
-    include_headers: bool
+    on_topic_recreated: Literal["fail", "earliest"]
     fetch_offset_num_retries: int
     fetch_offset_retry_interval_ms: int
     poll_timeout_ms: int
@@ -243,11 +333,14 @@ class SinkOptions:
     include_headers: bool
 
 
-def include_headers(options: Mapping[str, str]) -> bool:
-    """The one option that the schema depends on; the schema is asked for before it is known what the query does."""
-    row = _BY_KEY["includeheaders"]
-    texts = [text for key, text in options.items() if key.lower() == row.name.lower()]
-    return bool(row.kind.read(row.name, texts[0])) if texts else bool(row.default)
+def row_columns(options: Mapping[str, str]) -> tuple[str, ...]:
+    """What the schema depends on, which is asked for before it is known what the query does."""
+    lower = {key.lower(): str(text) for key, text in options.items()}
+    rows = (_BY_KEY["columns"], _BY_KEY["includeheaders"])
+    chosen, include_headers = (
+        row.kind.read(row.name, lower[row.name.lower()]) if row.name.lower() in lower else row.default for row in rows
+    )
+    return _columns(chosen, include_headers)
 
 
 def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
@@ -262,7 +355,8 @@ def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> Sour
             f"{' and '.join(given) or 'None'} of subscribe, subscribePattern and assign "
             f"{'are' if given else 'is'} given; give exactly one of them to say what to read."
         )
-    start = _start(values["startingOffsets"], consumer, streaming)
+    start_option, start_given = _place(values, _STARTS)
+    start = _start(start_given, consumer, streaming)
     _check_reset("auto.offset.reset" in kafka, start, consumer, streaming)
     if not streaming:
         if "auto.offset.reset" not in kafka:
@@ -270,8 +364,12 @@ def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> Sour
             consumer = dataclasses.replace(consumer, auto_offset_reset="earliest")
         if consumer.group_id is not None and start != "group":
             warn_once(f"{PREFIX}group.id has no effect: this batch does not start from the group, and commits nothing")
-    end = values.get("endingOffsets", "latest")
-    _check_places(options, start, end, topics, streaming)
+    end_option, end = _place(values, _ENDS)
+    _check_places(options, {start_option: start, end_option: end or "latest"}, topics, streaming)
+    _check_bounds(values)
+    delay_ms = values.get("maxTriggerDelay")
+    if delay_ms is not None and values["minOffsetsPerTrigger"] is None:
+        warn_once("maxTriggerDelay has no effect without minOffsetsPerTrigger")
     return SourceOptions(
         client=client,
         consumer=consumer,
@@ -280,12 +378,18 @@ def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> Sour
         subscribe_pattern=topics["subscribePattern"],
         assign=topics["assign"],
         starting_offsets=start,
-        ending_offsets=end,
+        ending_offsets=end or "latest",
+        starting_offsets_by_timestamp_strategy=values["startingOffsetsByTimestampStrategy"],
         commit_offsets=_commits(values["commitOffsets"], consumer, streaming),
         max_offsets_per_trigger=values.get("maxOffsetsPerTrigger"),
+        min_offsets_per_trigger=values.get("minOffsetsPerTrigger"),
+        max_trigger_delay_ms=_MAX_TRIGGER_DELAY_MS if delay_ms is None else delay_ms,
+        max_records_per_partition=values["maxRecordsPerPartition"],
         min_partitions=values["minPartitions"],
+        max_input_partitions=values["maxInputPartitions"],
+        columns=_columns(values["columns"], values["includeHeaders"]),
         fail_on_data_loss=values["failOnDataLoss"],
-        include_headers=values["includeHeaders"],
+        on_topic_recreated=values["onTopicRecreated"] or ("fail" if values["failOnDataLoss"] else "earliest"),
         fetch_offset_num_retries=values["fetchOffset.numRetries"],
         fetch_offset_retry_interval_ms=values["fetchOffset.retryIntervalMs"],
         poll_timeout_ms=values["kafkaConsumer.pollTimeoutMs"],
@@ -344,10 +448,11 @@ def _row(key: str, use: Use) -> Option | None:
     row = _BY_KEY.get(key.lower())
     if row is None:
         raise _unknown(key)
-    if row.effect is Effect.NOT_YET:
-        raise ConfigurationError(f"{row.name} ({row.doc}) is not supported yet; leave it out.", name=row.name)
     if row.use & use:
-        return row
+        if row.effect is Effect.APPLIES:
+            return row
+        warn_once(f"{row.name} has no effect: {row.doc}")
+        return None
     mine, theirs = (" and ".join(word for member, word in USE_WORDS.items() if member & u) for u in (use, row.use))
     if row.ignored_in & use:
         warn_once(f"{row.name} has no effect: it is an option of {theirs}, this is one of {mine}")
@@ -378,6 +483,17 @@ def _refuse_forbidden(name: str) -> None:
 
 
 # -- rules between options ------------------------------------------------------------------------
+
+
+def _place(values: Mapping[str, Any], names: tuple[str, ...]) -> tuple[str, selection.Place | None]:
+    """The option of `names` that decides, and its value; None when none of them is given."""
+    given = [name for name in names if values.get(name) is not None]
+    if not given:
+        return names[-1], None
+    for name in given[1:]:
+        warn_once(f"{name} has no effect: {given[0]} is given, which comes before it")
+    value = values[given[0]]
+    return given[0], value if given[0] == names[-1] else selection.AtTime(value, given[0])
 
 
 def _start(given: selection.Place | None, consumer: ConsumerConfig, streaming: bool) -> selection.Place:
@@ -414,19 +530,48 @@ def _commits(given: bool | None, consumer: ConsumerConfig, streaming: bool) -> b
 
 
 def _check_places(
-    options: Mapping[str, str], start: selection.Place, end: selection.Place, topics: Mapping[str, Any], streaming: bool
+    options: Mapping[str, str], places: Mapping[str, selection.Place], topics: Mapping[str, Any], streaming: bool
 ) -> None:
-    name = "startingOffsets"
+    (start_option, start), (end_option, end) = places.items()
+    times, offsets = error_classes.TIMESTAMPS_DO_NOT_MATCH_ASSIGNED, error_classes.OFFSETS_DO_NOT_MATCH_ASSIGNED
+    unlike = times if isinstance(start, selection.AtTime) else offsets
+    _check(options, start_option, unlike, lambda: selection.check_fits(start, *topics.values()))
+    if streaming:
+        return
+    _check(options, start_option, None, lambda: selection.check_batch_start(start))
+    unlike = times if isinstance(end, selection.AtTime) else offsets
+    _check(options, end_option, unlike, lambda: selection.check_fits(end, *topics.values()))
+    _check(
+        options,
+        end_option,
+        error_classes.START_AND_END_DO_NOT_MATCH,
+        lambda: selection.check_same_partitions(start, end, start_option),
+    )
+    _check(options, end_option, error_classes.UNRESOLVED_START_AFTER_END, lambda: selection.check_order(start, end))
+
+
+def _check(options: Mapping[str, str], name: str, error_class: str | None, check: Callable[[], None]) -> None:
     try:
-        selection.check_fits(start, *topics.values())
-        if not streaming:
-            selection.check_batch_start(start)
-            name = "endingOffsets"
-            selection.check_fits(end, *topics.values())
-            selection.check_order(start, end)
+        check()
     except ValueError as error:
         text = next((text for key, text in options.items() if key.lower() == name.lower()), "")
-        raise ConfigurationError(f"{name} is {shown(text)}, which does not fit: {error}.", name=name) from error
+        message = f"{name} is {shown(text)}, which does not fit: {error}."
+        raise ConfigurationError(named(error_class, message) if error_class else message, name=name) from error
+
+
+def _check_bounds(values: Mapping[str, Any]) -> None:
+    for low, high in (("minOffsetsPerTrigger", "maxOffsetsPerTrigger"), ("minPartitions", "maxInputPartitions")):
+        least, most = values.get(low), values.get(high)
+        if least is not None and most is not None and least > most:
+            raise ConfigurationError(f"{low} is {least}, more than {high} ({most}); lower it or raise the other.")
+
+
+def _columns(chosen: tuple[str, ...] | None, include_headers: bool) -> tuple[str, ...]:
+    if chosen is None:
+        return (*selection.COLUMNS, selection.HEADERS) if include_headers else selection.COLUMNS
+    if include_headers and selection.HEADERS not in chosen:
+        raise ConfigurationError("includeHeaders is true, but columns does not name headers; add it, or leave one out.")
+    return chosen
 
 
 if __name__ == "__main__":

@@ -40,8 +40,8 @@ def markdown() -> str:
         DIFFERENCES,
         "## Writing",
         _options([row for row in OPTIONS if row.use & Use.WRITE and row.effect is Effect.APPLIES], queries=False),
-        "## Not supported yet",
-        _table(("option", "meaning"), [(f"`{row.name}`", row.doc) for row in OPTIONS if row.effect is Effect.NOT_YET]),
+        "## Accepted, without effect",
+        _table(("option", "why"), [(f"`{row.name}`", row.doc) for row in OPTIONS if row.effect is Effect.NO_EFFECT]),
         _PROPERTIES,
     ]
     for heading, role, config in (

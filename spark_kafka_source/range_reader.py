@@ -14,7 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from protocol.consumer.range_consumer import Range, RangeConsumer
+from protocol.errors import DataLoss, UsageError
+from spark_kafka_source.client_rack import in_this_rack
 from spark_kafka_source.clients import client_for
+from spark_kafka_source.error_classes import COULD_NOT_READ_OFFSET_RANGE, MALFORMED_RECORD_TIMESTAMP, named
 from spark_kafka_source.options import SourceOptions
 from spark_kafka_source.ranges import OffsetRange
 from spark_kafka_source.reused_worker import settle
@@ -23,13 +26,23 @@ from spark_kafka_source.row_schema import arrow_schema
 log = logging.getLogger(__name__)
 
 _MILLIS, _MICROS = pa.timestamp("ms", tz="UTC"), pa.timestamp("us", tz="UTC")
-_COLUMNS = ("key", "value", "offset", "timestamp_ms", "timestamp_type")
+_MOST_MILLIS = (2**63 - 1) // 1000
+# The columns of Spark's that are columns of `protocol`'s; the others are the same in a whole range.
+_DECODED = {
+    "key": "key",
+    "value": "value",
+    "offset": "offset",
+    "timestamp": "timestamp_ms",
+    "timestampType": "timestamp_type",
+    "headers": "headers",
+}
 
 
 def read_range(options: SourceOptions, wanted: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
     """Yields the rows of all `wanted` ranges, each range's in offset order, as `row_schema.arrow_schema`.
 
-    Raises what `protocol.consumer.range_consumer.RangeConsumer` raises.
+    Raises what `protocol.consumer.range_consumer.RangeConsumer` raises, and `UsageError` for a record whose timestamp
+    no column of Spark's can hold.
     """
     ranges = [
         Range(each.topic, each.partition, each.from_offset, each.until_offset, each.topic_id, each.from_epoch)
@@ -37,32 +50,57 @@ def read_range(options: SourceOptions, wanted: Sequence[OffsetRange]) -> Iterato
     ]
     records = RangeConsumer(
         client_for(options.client),
-        options.consumer,
+        in_this_rack(options.consumer),
         ranges,
-        columns=(*_COLUMNS, "headers") if options.include_headers else _COLUMNS,
+        columns=_decoded(options.columns),
         poll_timeout_ms=options.poll_timeout_ms,
         fail_on_data_loss=options.fail_on_data_loss,
     )
-    schema = arrow_schema(options.include_headers)
-    for each, batch in records:
-        yield _with_spark_columns(batch, each, schema)
+    schema = arrow_schema(options.columns)
+    try:
+        for each, batch in records:
+            yield _with_spark_columns(batch, each, schema)
+    except DataLoss as loss:
+        raise DataLoss(named(COULD_NOT_READ_OFFSET_RANGE, loss.message), **loss.context) from loss
     settle()
 
 
+def _decoded(columns: Sequence[str]) -> list[str]:
+    # Without any column nobody would know how many rows there are.
+    return [_DECODED[name] for name in columns if name in _DECODED] or ["offset"]
+
+
 def _with_spark_columns(batch: pa.RecordBatch, wanted: Range, schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([_column(name, batch, wanted) for name in schema.names], schema=schema)
+
+
+def _column(name: str, batch: pa.RecordBatch, wanted: Range) -> pa.Array:
     rows = batch.num_rows
-    columns = [
-        batch.column("key"),
-        batch.column("value"),
-        _constant(wanted.topic, _rounded(rows)).slice(0, rows),
-        _constant(wanted.partition, _rounded(rows)).slice(0, rows),
-        batch.column("offset"),
-        batch.column("timestamp_ms").view(_MILLIS).cast(_MICROS),
-        batch.column("timestamp_type"),
-    ]
-    if len(schema) > len(columns):
-        columns.append(batch.column("headers"))
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    if name == "topic":
+        return _constant(wanted.topic, _rounded(rows)).slice(0, rows)
+    if name == "partition":
+        return _constant(wanted.partition, _rounded(rows)).slice(0, rows)
+    if name == "timestamp":
+        return _timestamps(batch, wanted)
+    return batch.column(_DECODED[name])
+
+
+def _timestamps(batch: pa.RecordBatch, wanted: Range) -> pa.Array:
+    column = batch.column("timestamp_ms")
+    try:
+        return column.view(_MILLIS).cast(_MICROS)
+    except pa.ArrowInvalid as error:
+        milliseconds = column.to_numpy()
+        worst = milliseconds[(milliseconds > _MOST_MILLIS) | (milliseconds < -_MOST_MILLIS)][0]
+        raise UsageError(
+            named(
+                MALFORMED_RECORD_TIMESTAMP,
+                f"a record of {wanted.topic}-{wanted.partition} in offsets {wanted.from_offset} to "
+                f"{wanted.until_offset} has the timestamp {worst}, too large for Spark's microseconds. Kafka's "
+                "timestamps are milliseconds: its producer probably wrote others. To read the other columns, leave "
+                "timestamp out of the option columns",
+            )
+        ) from error
 
 
 def _rounded(rows: int) -> int:

@@ -1,7 +1,8 @@
 """From the two offsets of a batch to what its tasks read: one range per partition, split when more tasks are wanted.
 
 Pure and repeatable: the same (start, end) gives the same ranges, now and in a replay. Splits as Spark's own Kafka
-connector does for `minPartitions`. Used by `stream_reader` and `batch_reader`; `range_reader` reads one range.
+connector does for `maxRecordsPerPartition` and `minPartitions`. Used by `stream_reader` and `batch_reader`;
+`range_groups` puts ranges together to tasks, `range_reader` reads them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from protocol.cluster.metadata import NO_TOPIC_ID
 from protocol.errors import DataLoss, UsageError
+from spark_kafka_source.error_classes import PARTITION_OFFSET_CHANGED, named
 from spark_kafka_source.offsets import Offsets, TopicPartition, name
 
 log = logging.getLogger(__name__)
@@ -20,7 +22,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class OffsetRange:
-    """Offsets [from_offset, until_offset) of one partition; what one task reads.
+    """Offsets [from_offset, until_offset) of one partition, read by one task.
 
     Attributes
     ----------
@@ -47,6 +49,7 @@ def offset_ranges(
     start: Offsets,
     end: Offsets,
     *,
+    max_records: int | None = None,
     min_partitions: int | None = None,
     fail_on_data_loss: bool = True,
     earliest: Mapping[TopicPartition, int] | None = None,
@@ -79,7 +82,7 @@ def offset_ranges(
                     from_epoch=start.epochs.get(tp, -1) if same_topic else -1,
                 )
             )
-    return split(ranges, min_partitions)
+    return split(ranges, max_records, min_partitions)
 
 
 def unresolved(start: Offsets, end: Offsets) -> list[TopicPartition]:
@@ -87,18 +90,28 @@ def unresolved(start: Offsets, end: Offsets) -> list[TopicPartition]:
     return [tp for tp in sorted(end.ends) if _begin(start, end, tp) is None]
 
 
-def split(ranges: list[OffsetRange], min_partitions: int | None) -> list[OffsetRange]:
-    """Cuts the large ones of non-empty `ranges` so that there are about `min_partitions`, each about as large.
+def split(
+    ranges: list[OffsetRange], max_records: int | None = None, min_partitions: int | None = None
+) -> list[OffsetRange]:
+    """Cuts non-empty `ranges`: first those above `max_records`, then the large ones, until about `min_partitions`.
 
-    Ranges too small to be cut are set aside first, so that the rest shares what is left of `min_partitions`.
+    For the second, ranges too small to be cut are set aside, so that the rest shares what is left of `min_partitions`;
+    with one range of a partition all of its ranges are left as they are, as Spark's connector does.
     """
+    if max_records is not None:
+        ranges = [piece for r in ranges for piece in _cut(r, math.ceil(r.size / max_records))]
     if min_partitions is None or len(ranges) >= min_partitions:
         return ranges
     total = sum(r.size for r in ranges)
-    whole = {r for r in ranges if _pieces(r.size, total, min_partitions) == 1}
-    cut_total = total - sum(r.size for r in whole)
-    cut_pieces = max(min_partitions - len(whole), 1)
-    return [piece for r in ranges for piece in ([r] if r in whole else _cut(r, _pieces(r.size, cut_total, cut_pieces)))]
+    small = [r for r in ranges if _pieces(r.size, total, min_partitions) == 1]
+    whole = {(r.topic, r.partition) for r in small}
+    cut_total = total - sum(r.size for r in small)
+    cut_pieces = max(min_partitions - len(small), 1)
+    return [
+        piece
+        for r in ranges
+        for piece in ([r] if (r.topic, r.partition) in whole else _cut(r, _pieces(r.size, cut_total, cut_pieces)))
+    ]
 
 
 def _pieces(size: int, total: int, wanted: int) -> int:
@@ -134,5 +147,9 @@ def _report_backwards(tp: TopicPartition, begin: int, until: int, fail_on_data_l
         "topic was deleted and made anew, and records may be missing."
     )
     if fail_on_data_loss:
-        raise DataLoss(f"{message} To go on without them, set failOnDataLoss=false.", topic=tp[0], partition=tp[1])
+        raise DataLoss(
+            named(PARTITION_OFFSET_CHANGED, f"{message} To go on without them, set failOnDataLoss=false."),
+            topic=tp[0],
+            partition=tp[1],
+        )
     log.warning("%s failOnDataLoss is false: this partition is skipped in this batch.", message)

@@ -7,6 +7,7 @@ exactly the one it works out from the declared one. Imports pyspark only to buil
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -17,47 +18,40 @@ if TYPE_CHECKING:
 # Spark names the field inside a list "element" when it turns its own array type into Arrow's.
 HEADERS = pa.list_(pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])))
 
-# Name, Spark's type as its JSON spells it, Arrow's type.
-_COLUMNS = (
-    ("key", "binary", pa.binary()),
-    ("value", "binary", pa.binary()),
-    ("topic", "string", pa.string()),
-    ("partition", "integer", pa.int32()),
-    ("offset", "long", pa.int64()),
-    ("timestamp", "timestamp", pa.timestamp("us", tz="UTC")),
-    ("timestampType", "integer", pa.int32()),
-)
-_HEADERS_COLUMN = (
-    "headers",
-    {
-        "type": "array",
-        "containsNull": True,
-        "elementType": {
-            "type": "struct",
-            "fields": [
-                {"name": "key", "type": "string", "nullable": True, "metadata": {}},
-                {"name": "value", "type": "binary", "nullable": True, "metadata": {}},
-            ],
+# Spark's type as its JSON spells it, and Arrow's type, of each column that there can be.
+_TYPES: dict[str, tuple[object, pa.DataType]] = {
+    "key": ("binary", pa.binary()),
+    "value": ("binary", pa.binary()),
+    "topic": ("string", pa.string()),
+    "partition": ("integer", pa.int32()),
+    "offset": ("long", pa.int64()),
+    "timestamp": ("timestamp", pa.timestamp("us", tz="UTC")),
+    "timestampType": ("integer", pa.int32()),
+    "headers": (
+        {
+            "type": "array",
+            "containsNull": True,
+            "elementType": {
+                "type": "struct",
+                "fields": [
+                    {"name": "key", "type": "string", "nullable": True, "metadata": {}},
+                    {"name": "value", "type": "binary", "nullable": True, "metadata": {}},
+                ],
+            },
         },
-    },
-    HEADERS,
-)
+        HEADERS,
+    ),
+}
 
 
-def arrow_schema(include_headers: bool) -> pa.Schema:
+def arrow_schema(columns: Sequence[str]) -> pa.Schema:
     """The schema of every `RecordBatch` that is handed to Spark."""
-    return pa.schema([pa.field(name, arrow) for name, _, arrow in _columns(include_headers)])
+    return pa.schema([pa.field(name, _TYPES[name][1]) for name in columns])
 
 
-def spark_schema(include_headers: bool) -> StructType:
+def spark_schema(columns: Sequence[str]) -> StructType:
     """The schema that the source declares."""
     from pyspark.sql.types import StructType
 
-    fields = [
-        {"name": name, "type": spark, "nullable": True, "metadata": {}} for name, spark, _ in _columns(include_headers)
-    ]
+    fields = [{"name": name, "type": _TYPES[name][0], "nullable": True, "metadata": {}} for name in columns]
     return StructType.fromJson({"type": "struct", "fields": fields})
-
-
-def _columns(include_headers: bool) -> tuple[tuple[str, object, pa.DataType], ...]:
-    return (*_COLUMNS, _HEADERS_COLUMN) if include_headers else _COLUMNS

@@ -1,25 +1,44 @@
-"""What a query reads: which partitions, from where, and for a batch up to where; as its options say it.
+"""What a query reads: which partitions and columns, from where, and for a batch up to where; as its options say it.
 
-Owns the values of `subscribe`, `subscribePattern`, `assign`, `startingOffsets` and `endingOffsets`: how they are read
-from text, and whether they fit together. Every function raises `ValueError` that says what is wrong. Pure: what
-exists in the cluster is for the readers to compare. Used by `options`.
+Owns the values of `subscribe`, `subscribePattern`, `assign`, and of the options that say where to start and end, by
+offset or by time: how they are read from text, and whether they fit together. Every function raises `ValueError` that
+says what is wrong. Pure: what exists in the cluster is for the readers to compare. Used by `options`.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from spark_kafka_source.java_regex import compile_java
 from spark_kafka_source.offsets import MAX_PARTITION, TopicPartition, by_partition, legal_topic, name, whole_number
+from spark_kafka_source.times import MAX_TIME_MS, timestamp_ms
 
 LATEST, EARLIEST = -1, -2
 
-# A place in every partition: a word, or topic -> partition -> offset, sorted, where -1 is LATEST and -2 EARLIEST.
+COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
+HEADERS = "headers"
+
+# Topic -> partition -> a number, sorted.
 ByPartition = Mapping[str, Mapping[int, int]]
-Place = Literal["earliest", "latest", "group"] | ByPartition
+
+
+@dataclass(frozen=True)
+class AtTime:
+    """At the first record that is as new as a time (milliseconds since 1970): one for all partitions, or one each.
+
+    `option` is the one that said so, for messages.
+    """
+
+    times_ms: int | ByPartition
+    option: str
+
+
+# A place in every partition: a word, a time, or offsets, where -1 is LATEST and -2 EARLIEST.
+Place = Literal["earliest", "latest", "group"] | ByPartition | AtTime
 Assignment = Mapping[str, tuple[int, ...]]
 
 
@@ -58,6 +77,18 @@ def assign(text: str) -> Assignment:
     return {topic: tuple(sorted(rows[topic])) for topic in sorted(rows)}
 
 
+def columns(text: str) -> tuple[str, ...]:
+    """`value, offset` -> names of columns as the source spells them, in the order given."""
+    known = {column.lower(): column for column in (*COLUMNS, HEADERS)}
+    names = [part.strip() for part in text.split(",")]
+    for place, column in enumerate(names):
+        if column.lower() not in known:
+            raise ValueError(f"{column!r} is no column")
+        if column.lower() in [other.lower() for other in names[:place]]:
+            raise ValueError(f"{column} is there twice")
+    return tuple(known[column.lower()] for column in names)
+
+
 def starting_offsets(text: str) -> Place:
     """`earliest`, `latest`, `group` in any case, or JSON."""
     words: dict[str, Place] = {"earliest": "earliest", "latest": "latest", "group": "group"}
@@ -73,14 +104,32 @@ def ending_offsets(text: str) -> Place:
     return place
 
 
-def _by_partition(text: str) -> ByPartition:
+def offsets_by_timestamp(text: str) -> ByPartition:
+    """`{"orders": {"0": 1767225600000, "1": "2026-01-01T00:00:00Z"}}` -> topic -> partition -> milliseconds."""
+    return _by_partition(text, _timestamp)
+
+
+def _timestamp(item: object) -> int:
+    if not isinstance(item, str):
+        return whole_number(item, 0, MAX_TIME_MS)
+    try:
+        return timestamp_ms(item)
+    except ValueError as error:
+        raise ValueError(f"is {item!r}: {error}") from error
+
+
+def _offset(item: object) -> int:
+    return whole_number(item, EARLIEST)
+
+
+def _by_partition(text: str, number: Callable[[object], int] = _offset) -> ByPartition:
     rows = _json_object(text)
     empty = [topic for topic, partitions in rows.items() if partitions == {}]
     if empty:
         raise ValueError(f"{empty[0]} names no partition")
     place: dict[str, dict[int, int]] = {}
-    for (topic, partition), offset in by_partition(rows, lambda item: whole_number(item, EARLIEST)).items():
-        place.setdefault(topic, {})[partition] = offset
+    for (topic, partition), value in by_partition(rows, number).items():
+        place.setdefault(topic, {})[partition] = value
     return place
 
 
@@ -109,7 +158,7 @@ def check_batch_start(start: Place) -> None:
     """A batch that starts at the end of the log reads nothing."""
     if start == "latest":
         raise ValueError("a batch cannot start at the latest offset")
-    if not isinstance(start, str):
+    if not isinstance(start, (str, AtTime)):
         _refuse_offset(start, LATEST, "a batch cannot start at the latest offset")
 
 
@@ -119,28 +168,51 @@ def check_fits(
     subscribe_pattern: re.Pattern[str] | None,
     assign: Assignment | None,
 ) -> None:
-    """Offsets per partition must name what the query reads, and all of it as far as the options tell."""
-    if isinstance(place, str):
+    """Offsets or times per partition must name what the query reads, and all of it as far as the options tell."""
+    given = _each(place)
+    if given is None:
         return
+    remedy = "" if isinstance(place, AtTime) else "; -1 means latest, -2 earliest"
     if assign is not None:
-        _require_same(_partitions(place), _partitions(assign), "assign")
+        _require_same(_partitions(given), _partitions(assign), "assign", remedy)
     if subscribe is not None:
-        _require_same(place, subscribe, "subscribe")
+        _require_same(given, subscribe, "subscribe", remedy)
     if subscribe_pattern is not None:
-        for topic in place:
+        for topic in given:
             if not subscribe_pattern.search(topic):
                 raise ValueError(f"{topic} does not match subscribePattern")
 
 
+def check_same_partitions(start: Place, end: Place, start_option: str) -> None:
+    """Start and end, when both are offsets or both are times per partition, must name the same partitions."""
+    begins, ends = _each(start), _each(end)
+    if begins is not None and ends is not None and isinstance(start, AtTime) == isinstance(end, AtTime):
+        _require_same(_partitions(ends), _partitions(begins), start_option)
+
+
 def check_order(start: Place, end: Place) -> None:
-    """Start and end offsets per partition must name the same partitions, no end before its start."""
-    if isinstance(start, str) or isinstance(end, str):
+    """No end before its start, as far as that can be known without asking brokers."""
+    if isinstance(start, AtTime) != isinstance(end, AtTime):
         return
-    _require_same(_partitions(end), _partitions(start), "startingOffsets")
-    for topic, partition in _pairs(start):
-        begin, until = start[topic][partition], end[topic][partition]
+    if isinstance(start, AtTime) and isinstance(end, AtTime):
+        begin, until = start.times_ms, end.times_ms
+        if isinstance(begin, int) and isinstance(until, int):
+            if until < begin:
+                raise ValueError(f"the end {until} is before the start {begin}")
+            return
+    begins, ends = _each(start), _each(end)
+    if begins is None or ends is None:
+        return
+    for topic, partition in _pairs(begins):
+        begin, until = begins[topic][partition], ends[topic][partition]
         if 0 <= until < begin:
             raise ValueError(f"{topic}-{partition} ends at {until}, before its start {begin}")
+
+
+def _each(place: Place) -> ByPartition | None:
+    """The numbers of each partition; None when all partitions have the same place."""
+    numbers = place.times_ms if isinstance(place, AtTime) else place
+    return None if isinstance(numbers, (str, int)) else numbers
 
 
 def _pairs(rows: Mapping[str, Iterable[int]]) -> list[TopicPartition]:
@@ -151,10 +223,10 @@ def _partitions(rows: Mapping[str, Iterable[int]]) -> list[str]:
     return [name(tp) for tp in _pairs(rows)]
 
 
-def _require_same(given: Collection[str], wanted: Collection[str], option: str) -> None:
+def _require_same(given: Collection[str], wanted: Collection[str], option: str, remedy: str = "") -> None:
     for item in wanted:
         if item not in given:
-            raise ValueError(f"{item} is missing, which {option} has; -1 means latest, -2 earliest")
+            raise ValueError(f"{item} is missing, which {option} has{remedy}")
     for item in given:
         if item not in wanted:
             raise ValueError(f"{item} is there, which {option} does not have")

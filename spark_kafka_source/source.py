@@ -15,7 +15,7 @@ from pyspark.sql.datasource import (
     DataSourceStreamWriter,
 )
 
-from spark_kafka_source.options import include_headers, parse_sink_options, parse_source_options
+from spark_kafka_source.options import parse_sink_options, parse_source_options, row_columns
 from spark_kafka_source.row_schema import spark_schema
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class KafkaGroupDataSource(DataSource):
         return NAME
 
     def schema(self) -> StructType:
-        return spark_schema(include_headers(self.options))
+        return spark_schema(row_columns(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from spark_kafka_source.batch_reader import KafkaBatchReader

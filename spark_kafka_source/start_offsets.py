@@ -1,4 +1,4 @@
-"""Where a new query begins, and where a batch read ends: from words, JSON or the group to one offset per partition.
+"""Where a new query begins, and where a batch read ends: from words, JSON, times or the group to one offset each.
 
 Runs on the driver, once per query or batch read; a restarted query takes its checkpoint and never comes here.
 """
@@ -13,33 +13,59 @@ from protocol.cluster.client import Client
 from protocol.consumer.list_offsets import EARLIEST, LATEST, ListedOffset, list_offsets
 from protocol.errors import ConfigurationError, DataLoss
 from protocol.group.offsets import fetch_offsets
+from spark_kafka_source.error_classes import (
+    OFFSETS_DO_NOT_MATCH_ASSIGNED,
+    START_OFFSET_RESET,
+    TIMESTAMPS_DO_NOT_MATCH_ASSIGNED,
+    named,
+)
 from spark_kafka_source.options import SourceOptions
+from spark_kafka_source.selection import AtTime, ByPartition
 
 log = logging.getLogger(__name__)
 
 TopicPartition = tuple[str, int]
-Position = str | Mapping[str, Mapping[int, int]]
+Position = str | ByPartition
 
 
 def starting_offsets(
     client: Client, options: SourceOptions, partitions: Collection[TopicPartition], deadline: Deadline
 ) -> dict[TopicPartition, int]:
-    """One offset for each of `partitions`, as `startingOffsets` says.
+    """One offset for each of `partitions`, as `startingOffsets` says, or the option about times that is given instead.
 
-    Raises `ConfigurationError` for JSON that does not fit the partitions, or offsets that are not in the log;
-    `DataLoss` for a group's offsets that are not in the log any more.
+    Raises `ConfigurationError` for JSON that does not fit the partitions, offsets that are not in the log, or a time
+    that no record is as new as; `DataLoss` for a group's offsets that are not in the log any more.
     """
     where = options.starting_offsets
     if where == "group":
         return _from_group(client, options, partitions, deadline)
+    if isinstance(where, AtTime):
+        found, without = _at_time(client, options, where, partitions, deadline)
+        if without and options.starting_offsets_by_timestamp_strategy == "error":
+            raise ConfigurationError(
+                f"{where.option}: no record of {_listed(without)} is that new. Name an earlier time, or set "
+                "startingOffsetsByTimestampStrategy=latest to begin at the end there"
+            )
+        return found
     return _resolved(client, options, "startingOffsets", where, partitions, deadline)
 
 
 def ending_offsets(
     client: Client, options: SourceOptions, partitions: Collection[TopicPartition], deadline: Deadline
 ) -> dict[TopicPartition, int]:
-    """One offset (exclusive) for each of `partitions`, as `endingOffsets` of a batch read says."""
-    return _resolved(client, options, "endingOffsets", options.ending_offsets, partitions, deadline)
+    """One offset (exclusive) for each of `partitions`, as `endingOffsets` or a time say where a batch read ends."""
+    where = options.ending_offsets
+    if isinstance(where, AtTime):
+        return _at_time(client, options, where, partitions, deadline)[0]
+    return _resolved(client, options, "endingOffsets", where, partitions, deadline)
+
+
+def first_at_or_after(
+    client: Client, options: SourceOptions, times_ms: Mapping[TopicPartition, int], deadline: Deadline
+) -> dict[TopicPartition, int]:
+    """The first record of each partition that is as new as its time; partitions without one are left out."""
+    listed = list_offsets(client, times_ms, isolation_level=options.consumer.isolation_level, deadline=deadline)
+    return {key: entry.offset for key, entry in listed.items() if entry.offset >= 0}
 
 
 def log_ends(
@@ -60,6 +86,22 @@ def log_starts(client: Client, partitions: Collection[TopicPartition], deadline:
     return {key: entry.offset for key, entry in listed.items()}
 
 
+def _at_time(
+    client: Client, options: SourceOptions, where: AtTime, partitions: Collection[TopicPartition], deadline: Deadline
+) -> tuple[dict[TopicPartition, int], list[TopicPartition]]:
+    """One offset each, and the partitions without a record that new: there it is the end of the log."""
+    if isinstance(where.times_ms, int):
+        times_ms = dict.fromkeys(partitions, where.times_ms)
+    else:
+        times_ms = _flat(where.times_ms)
+        _require_same_partitions(where.option, times_ms, partitions, TIMESTAMPS_DO_NOT_MATCH_ASSIGNED)
+    # The ends first: what is written in between counts as not there yet.
+    ends = log_ends(client, options, partitions, deadline)
+    found = first_at_or_after(client, options, times_ms, deadline)
+    offsets = {key: min(found.get(key, ends[key].offset), ends[key].offset) for key in partitions}
+    return offsets, sorted(set(partitions) - set(found))
+
+
 def _resolved(
     client: Client,
     options: SourceOptions,
@@ -74,8 +116,8 @@ def _resolved(
     if where == "latest":
         return ends
     assert not isinstance(where, str)
-    wanted = {(topic, number): offset for topic, numbers in where.items() for number, offset in numbers.items()}
-    _require_same_partitions(option, wanted, partitions)
+    wanted = _flat(where)
+    _require_same_partitions(option, wanted, partitions, OFFSETS_DO_NOT_MATCH_ASSIGNED)
     starts = log_starts(client, partitions, deadline)
     resolved = {}
     for key, offset in wanted.items():
@@ -85,19 +127,25 @@ def _resolved(
 
 
 def _require_same_partitions(
-    option: str, wanted: Collection[TopicPartition], partitions: Collection[TopicPartition]
+    option: str, wanted: Collection[TopicPartition], partitions: Collection[TopicPartition], error_class: str
 ) -> None:
     unknown = sorted(set(wanted) - set(partitions))
     if unknown:
         raise ConfigurationError(
-            f"{option} names {_listed(unknown)}, which the query does not subscribe to or which do not exist; "
-            f"subscribed: {_listed(sorted(partitions))}"
+            named(
+                error_class,
+                f"{option} names {_listed(unknown)}, which the query does not subscribe to or which do not exist; "
+                f"subscribed: {_listed(sorted(partitions))}",
+            )
         )
     missing = sorted(set(partitions) - set(wanted))
     if missing:
         raise ConfigurationError(
-            f"{option} lacks {_listed(missing)}: as JSON it must name every partition of the subscription "
-            "(-2 means earliest, -1 latest)"
+            named(
+                error_class,
+                f"{option} lacks {_listed(missing)}: as JSON it must name every partition of the subscription"
+                + (" (-2 means earliest, -1 latest)" if error_class == OFFSETS_DO_NOT_MATCH_ASSIGNED else ""),
+            )
         )
 
 
@@ -120,8 +168,11 @@ def _require_in_log(
         if offset < starts[key]:
             if fail_on_data_loss:
                 raise DataLoss(
-                    f"{message}. Likely cause: retention or DeleteRecords has removed it. Name an offset that is "
-                    "there, or set failOnDataLoss=false to begin where the log begins",
+                    named(
+                        START_OFFSET_RESET,
+                        f"{message}. Likely cause: retention or DeleteRecords has removed it. Name an offset that is "
+                        "there, or set failOnDataLoss=false to begin where the log begins",
+                    ),
                     topic=topic,
                     partition=partition,
                 )
@@ -157,6 +208,10 @@ def _from_group(
         reset,
     )
     return offsets
+
+
+def _flat(numbers: ByPartition) -> dict[TopicPartition, int]:
+    return {(topic, partition): number for topic, each in numbers.items() for partition, number in each.items()}
 
 
 def _listed(partitions: list[TopicPartition]) -> str:

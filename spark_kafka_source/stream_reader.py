@@ -12,7 +12,7 @@ batch that ended at `start` is complete and logged. So `start` is what is comple
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -23,15 +23,24 @@ from protocol.cluster.metadata import NO_TOPIC_ID, topic_id_text
 from protocol.errors import DataLoss
 from protocol.group.offset_manager import OffsetManager
 from protocol.group.offsets import CommittedOffset
+from protocol.properties import MAX_INT64
 from spark_kafka_source import limits
 from spark_kafka_source.clients import client_for
 from spark_kafka_source.discovery import discover, discover_present, rediscover
+from spark_kafka_source.error_classes import (
+    ADDED_PARTITION_DOES_NOT_START_FROM_OFFSET_ZERO,
+    PARTITION_OFFSET_CHANGED,
+    PARTITIONS_DELETED,
+    named,
+)
 from spark_kafka_source.group_checks import require_no_members, say_who_decides
 from spark_kafka_source.input_partition import RangePartition
+from spark_kafka_source.leaders import leaders
 from spark_kafka_source.offsets import JsonDict, Offsets, TopicPartition, name
 from spark_kafka_source.options import SourceOptions
+from spark_kafka_source.range_groups import groups
 from spark_kafka_source.range_reader import read_range
-from spark_kafka_source.ranges import offset_ranges, unresolved
+from spark_kafka_source.ranges import OffsetRange, offset_ranges, unresolved
 from spark_kafka_source.spark_api import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from spark_kafka_source.start_offsets import log_ends, log_starts, starting_offsets
 
@@ -52,6 +61,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._started = False
         self._target: dict[TopicPartition, int] | None = None
         self._log_ends: Offsets | None = None
+        self._last_batch_ms: float | None = None
         self._planned_end: JsonDict | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -78,7 +88,11 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
+        """What Spark hands to `latestOffset`; it hands `ReadAllAvailable` to a query with the trigger `once`, too."""
         limit = self._options.max_offsets_per_trigger
+        if limit is None and self._options.min_offsets_per_trigger is not None:
+            # To be told apart from `once`, which never waits.
+            limit = MAX_INT64
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -122,27 +136,54 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends = {key: entry.offset for key, entry in listed.items()}
         ids = _ids(partitions)
         self._log_ends = Offsets(ends, ids=ids)
-        self._judge_missing(begin, partitions)
         recreated = self._judge_recreated(begin, ids)
+        self._judge_missing(begin, partitions, recreated)
         if self._target is not None:
             # A partition that was missing for a moment when the target was taken has its target now.
             self._target.update({key: ends[key] for key in begin.ends if key in ends and key not in self._target})
             ends = {key: self._target[key] for key in ends if key in self._target}
         joined_keys = [key for key in ends if key not in begin.ends or key[0] in recreated]
         joined = log_starts(client, joined_keys, deadline) if joined_keys else {}
+        self._judge_added(begin, joined, recreated)
         joined = {key: min(offset, ends[key]) for key, offset in joined.items()}
         starts = {key: joined.get(key, begin.ends.get(key, 0)) for key in ends}
         starts.update(self._judge_shorter(starts, ends))
+        if self._must_wait(sum(ends[key] - starts[key] for key in ends), limit):
+            return None
         planned = limits.end_offsets(starts, ends, limits.max_offsets(limit, self._options.max_offsets_per_trigger))
         if not joined and planned == dict(begin.ends):
             return None
         epochs = {key: listed[key].leader_epoch for key in planned if key in listed and listed[key].leader_epoch >= 0}
         return Offsets(
-            planned, ids={topic: ids[topic] for topic, _ in planned if topic in ids}, epochs=epochs, joined=joined
+            planned,
+            ids={topic: ids[topic] for topic, _ in planned if topic in ids},
+            epochs=epochs,
+            joined=joined,
+            leaders={} if self._options.max_input_partitions is None else leaders(client, planned, deadline),
         )
 
+    def _must_wait(self, new_offsets: int, limit: ReadLimit | None) -> bool:
+        """`minOffsetsPerTrigger`; a run that reads what is there and ends has nothing to wait for."""
+        if self._target is not None:
+            return False
+        now_ms = client_for(self._options.client).clock.now_s() * 1000
+        wait = limits.must_wait(
+            new_offsets,
+            limit,
+            min_offsets=self._options.min_offsets_per_trigger,
+            max_trigger_delay_ms=self._options.max_trigger_delay_ms,
+            now_ms=now_ms,
+            last_batch_ms=self._last_batch_ms,
+        )
+        if not wait:
+            self._last_batch_ms = now_ms
+        return wait
+
     def partitions(self, start: JsonDict, end: JsonDict) -> Sequence[RangePartition]:
-        """The tasks of the batch (start, end). Also called for a replay after a restart, before anything else."""
+        """The tasks of the batch (start, end). Also called for a replay after a restart, before anything else.
+
+        They follow from the two offsets and the options alone, so a replay has the same ones.
+        """
         self._planned_end = end
         begin, until = Offsets.from_json_dict(start), Offsets.from_json_dict(end)
         missing = unresolved(begin, until)
@@ -150,15 +191,18 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ranges = offset_ranges(
             begin,
             until,
+            max_records=self._options.max_records_per_partition,
             min_partitions=self._options.min_partitions,
             fail_on_data_loss=self._options.fail_on_data_loss,
             earliest=earliest,
         )
-        return [RangePartition(wanted) for wanted in ranges]
+        if not self._started and self._options.on_topic_recreated == "earliest":
+            ranges = self._without_recreated(ranges)
+        return [RangePartition(group) for group in groups(ranges, self._options.max_input_partitions, until.leaders)]
 
     def read(self, partition: RangePartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
-        """On an executor: the rows of one range."""
-        return read_range(self._options, [partition.range])
+        """On an executor: the rows of one task."""
+        return read_range(self._options, partition.ranges)
 
     def commit(self, end: JsonDict) -> None:
         self._mark_complete(Offsets.from_json_dict(end))
@@ -206,10 +250,13 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # -- what must not go unsaid --------------------------------------------------------------
 
-    def _judge_missing(self, begin: Offsets, partitions: Mapping[TopicPartition, bytes]) -> None:
-        missing = sorted(set(begin.ends) - set(partitions))
+    def _judge_missing(
+        self, begin: Offsets, partitions: Mapping[TopicPartition, bytes], recreated: Collection[str]
+    ) -> None:
+        missing = sorted(key for key in begin.ends if key not in partitions and key[0] not in recreated)
         if missing:
             self._lose(
+                PARTITIONS_DELETED,
                 f"{', '.join(name(key) for key in missing[:10])} "
                 f"{'is' if len(missing) == 1 else 'are'} not there any more: the topic was deleted (or the query "
                 "subscribes to less than its checkpoint knows)",
@@ -220,13 +267,38 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         recreated = {topic for topic, known in begin.ids.items() if topic in ids and ids[topic] != known}
         for topic in sorted(recreated):
             key = next(key for key in sorted(begin.ends) if key[0] == topic)
-            self._lose(
+            what = (
                 f"topic {topic} was deleted and created again: its id was {topic_id_text(begin.ids[topic])}, now it is "
-                f"{topic_id_text(ids[topic])}; offsets up to {begin.ends[key]} of {name(key)} belonged to the old one "
-                "(with failOnDataLoss=false the new one is read from its beginning)",
-                key,
+                f"{topic_id_text(ids[topic])}; offsets up to {begin.ends[key]} of {name(key)} belonged to the old one"
             )
+            if self._options.on_topic_recreated == "fail":
+                remedy = (
+                    "Nothing is read. To read the new one from its beginning, set onTopicRecreated=earliest (it is the "
+                    "default with failOnDataLoss=false)"
+                )
+                raise DataLoss(named(PARTITION_OFFSET_CHANGED, f"{what}. {remedy}"), topic=topic, partition=key[1])
+            log.warning("%s (onTopicRecreated=earliest: the new one is read from its beginning)", what)
         return recreated
+
+    def _without_recreated(self, ranges: list[OffsetRange]) -> list[OffsetRange]:
+        """Without those of a topic that has been made anew since a batch was planned that is now to be replayed."""
+        client, deadline = client_for(self._options.client), self._trigger_deadline()
+        found = client.metadata({one.topic for one in ranges}, deadline).topics
+        kept = []
+        for one in ranges:
+            now = found[one.topic].topic_id if one.topic in found else NO_TOPIC_ID
+            if NO_TOPIC_ID in (now, one.topic_id) or now == one.topic_id:
+                kept.append(one)
+            else:
+                log.warning(
+                    "topic %s was deleted and created again: %d offsets of %s from %d on, which are to be read again, "
+                    "were the old one's and are skipped (onTopicRecreated=earliest)",
+                    one.topic,
+                    one.size,
+                    name((one.topic, one.partition)),
+                    one.from_offset,
+                )
+        return kept
 
     def _judge_shorter(
         self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
@@ -234,16 +306,29 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         shorter = {key: ends[key] for key in ends if ends[key] < starts[key]}
         for key, end in sorted(shorter.items()):
             self._lose(
+                PARTITION_OFFSET_CHANGED,
                 f"{name(key)} ends at offset {end}, but the query has read up to {starts[key]}: the log was truncated "
                 "(unclean leader election), or the topic was deleted and created again",
                 key,
             )
         return shorter
 
-    def _lose(self, what: str, key: TopicPartition) -> None:
+    def _judge_added(self, begin: Offsets, joined: Mapping[TopicPartition, int], recreated: Collection[str]) -> None:
+        """A new partition of a topic that is read begins at 0, unless its first records are gone already."""
+        topics = {topic for topic, _ in begin.ends} - set(recreated)
+        for key, offset in sorted(joined.items()):
+            if offset and key[0] in topics:
+                self._lose(
+                    ADDED_PARTITION_DOES_NOT_START_FROM_OFFSET_ZERO,
+                    f"{name(key)} was added to its topic, and its log begins at offset {offset}: retention or "
+                    "DeleteRecords has removed its first records before they were read",
+                    key,
+                )
+
+    def _lose(self, error_class: str, what: str, key: TopicPartition) -> None:
         if self._options.fail_on_data_loss:
             raise DataLoss(
-                f"{what}. Nothing is read. To go on without what is missing, set failOnDataLoss=false",
+                named(error_class, f"{what}. Nothing is read. To go on without it, set failOnDataLoss=false"),
                 topic=key[0],
                 partition=key[1],
             )

@@ -18,11 +18,12 @@ from spark_kafka_source.options import (
     OPTIONS,
     SinkOptions,
     SourceOptions,
-    include_headers,
     parse_sink_options,
     parse_source_options,
+    row_columns,
 )
 from spark_kafka_source.options_table import markdown
+from spark_kafka_source.selection import AtTime
 
 ROOT = Path(__file__).parents[2]
 BROKERS = {"kafka.bootstrap.servers": "localhost:9092"}
@@ -75,7 +76,10 @@ def test_the_least_options_give_the_defaults_of_spark_s_connector() -> None:
     assert options.max_offsets_per_trigger is None
     assert options.min_partitions is None
     assert options.fail_on_data_loss is True
-    assert options.include_headers is False
+    assert options.columns == ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
+    assert (options.min_offsets_per_trigger, options.max_trigger_delay_ms) == (None, 900_000)
+    assert (options.max_records_per_partition, options.max_input_partitions) == (None, None)
+    assert (options.starting_offsets_by_timestamp_strategy, options.on_topic_recreated) == ("error", "fail")
     assert options.fetch_offset_num_retries == 3
     assert options.fetch_offset_retry_interval_ms == 1_000
     assert options.poll_timeout_ms == 120_000
@@ -219,7 +223,7 @@ def test_json_gives_each_partition_its_place() -> None:
 @pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])
 def test_json_that_is_wrong_is_refused_by_the_name_of_the_option(option: str, value: str, message: str) -> None:
     found = refusal({"subscribe": "orders", option: value}, streaming=False)
-    assert found.startswith(f"{option} is ")
+    assert found.removeprefix("[KAFKA_START_OFFSET_DOES_NOT_MATCH_ASSIGNED] ").startswith(f"{option} is ")
     assert message in found
 
 
@@ -296,6 +300,99 @@ def test_commits_can_be_switched_off() -> None:
     assert batch(commitOffsets="false").commit_offsets is False
 
 
+# -- places in time -------------------------------------------------------------------------------
+
+
+def test_times_are_milliseconds_or_iso_text_for_all_or_each_partition() -> None:
+    assert stream(startingTimestamp="5").starting_offsets == AtTime(5, "startingTimestamp")
+    both = batch(
+        startingOffsetsByTimestamp='{"orders": {"1": "1970-01-01T00:00:01Z", "0": 7}}',
+        endingTimestamp="1970-01-01T01:00:01+01:00",
+    )
+    assert both.starting_offsets == AtTime({"orders": {0: 7, 1: 1_000}}, "startingOffsetsByTimestamp")
+    assert both.ending_offsets == AtTime(1_000, "endingTimestamp")
+    ends = batch(endingOffsetsByTimestamp='{"orders": {"0": 7}}').ending_offsets
+    assert ends == AtTime({"orders": {0: 7}}, "endingOffsetsByTimestamp")
+
+
+def test_one_time_comes_before_times_and_those_before_offsets(caplog: pytest.LogCaptureFixture) -> None:
+    each = '{"orders": {"0": 7}}'
+    with caplog.at_level(logging.WARNING):
+        options = stream(startingOffsets="earliest", startingOffsetsByTimestamp=each, startingTimestamp="5")
+    assert options.starting_offsets == AtTime(5, "startingTimestamp")
+    assert "startingOffsets has no effect: startingTimestamp is given, which comes before it" in caplog.text
+    assert "startingOffsetsByTimestamp has no effect: startingTimestamp" in caplog.text
+    options = batch(startingOffsets=each, startingOffsetsByTimestamp=each, endingOffsets=each, endingTimestamp="9")
+    assert options.starting_offsets == AtTime({"orders": {0: 7}}, "startingOffsetsByTimestamp")
+    assert options.ending_offsets == AtTime(9, "endingTimestamp")
+
+
+def test_a_time_comes_before_the_group_too() -> None:
+    options = stream(kafka_group_id="etl", startingTimestamp="5")
+    assert options.starting_offsets == AtTime(5, "startingTimestamp")
+    assert options.commit_offsets is True
+    found = refusal(
+        {"subscribe": "o", "startingTimestamp": "5", "kafka.group.id": "g", "kafka.auto.offset.reset": "none"}
+    )
+    assert "does not start from a group" in found
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"startingTimestamp": "2026-01-01T00:00:00"}, "startingTimestamp is '2026-01-01T00:00:00' (a time without a"),
+        (
+            {"startingTimestamp": "yesterday"},
+            "allowed: milliseconds since 1970, or a time such as 2026-01-31T12:00:00Z",
+        ),
+        ({"startingTimestamp": "-1"}, "startingTimestamp is '-1' (Kafka's timestamps begin with 1970)"),
+        ({"startingOffsetsByTimestamp": '{"orders": {"0": -2}}'}, "orders-0 is -2, not a whole number from 0"),
+        ({"startingOffsetsByTimestamp": '{"orders": {"0": "noon"}}'}, "orders-0 is 'noon': Invalid isoformat"),
+        ({"startingOffsetsByTimestamp": "5"}, "not a JSON object of topics"),
+        ({"startingOffsetsByTimestampStrategy": "earliest"}, "allowed: error, latest"),
+        (
+            {"startingOffsetsByTimestamp": '{"bills": {"0": 1}}'},
+            "[KAFKA_TIMESTAMP_OFFSET_DOES_NOT_MATCH_ASSIGNED] startingOffsetsByTimestamp is "
+            '\'{"bills": {"0": 1}}\', which does not fit: orders is missing, which subscribe has.',
+        ),
+        (
+            {"endingOffsetsByTimestamp": '{"bills": {"0": 1}}'},
+            "[KAFKA_TIMESTAMP_OFFSET_DOES_NOT_MATCH_ASSIGNED] endingOffsetsByTimestamp is ",
+        ),
+        (
+            {"startingTimestamp": "5", "endingTimestamp": "4"},
+            "[UNRESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET] endingTimestamp is '4', which does not fit: the end 4 "
+            "is before the start 5.",
+        ),
+        (
+            {
+                "startingOffsetsByTimestamp": '{"orders": {"0": 5}}',
+                "endingOffsetsByTimestamp": '{"orders": {"0": 4}}',
+            },
+            "[UNRESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET] endingOffsetsByTimestamp is ",
+        ),
+        (
+            {
+                "startingOffsetsByTimestamp": '{"orders": {"0": 5}}',
+                "endingOffsetsByTimestamp": '{"orders": {"0": 5, "1": 5}}',
+            },
+            "[MISMATCHED_TOPIC_PARTITIONS_BETWEEN_START_OFFSET_AND_END_OFFSET] endingOffsetsByTimestamp is ",
+        ),
+        (
+            {"startingOffsets": '{"orders": {"0": 5}}', "endingOffsets": '{"orders": {"0": 4}}'},
+            "[UNRESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET] endingOffsets is ",
+        ),
+    ],
+)
+def test_times_are_checked(given: dict[str, str], message: str) -> None:
+    assert message in refusal({"subscribe": "orders", **given}, streaming=False)
+
+
+def test_a_time_and_offsets_are_not_compared() -> None:
+    options = batch(startingTimestamp="5", endingOffsets='{"orders": {"0": 3}}')
+    assert options.ending_offsets == {"orders": {0: 3}}
+
+
 # -- options that are wrong, forbidden, unknown or elsewhere --------------------------------------
 
 
@@ -339,11 +436,20 @@ def test_an_unknown_kafka_property_is_refused_with_the_nearest_known_name() -> N
     assert "did you mean kafka.isolation.level?" in refusal({"subscribe": "orders", "kafka.isolation.levle": "x"})
 
 
-@pytest.mark.parametrize("row", [row for row in OPTIONS if row.effect is Effect.NOT_YET], ids=lambda row: row.name)
-def test_options_of_spark_s_connector_that_are_not_there_yet_say_so(row: object) -> None:
-    name = row.name  # type: ignore[attr-defined]
-    assert refusal({"subscribe": "orders", name: "1"}).startswith(f"{name} (")
-    assert "is not supported yet" in refusal({"subscribe": "orders", name.lower(): "1"})
+def test_every_source_option_of_spark_s_connector_is_known() -> None:
+    theirs = (
+        "assign subscribe subscribePattern startingTimestamp startingOffsetsByTimestamp startingOffsets "
+        "startingOffsetsByTimestampStrategy endingTimestamp endingOffsetsByTimestamp endingOffsets failOnDataLoss "
+        "kafkaConsumer.pollTimeoutMs fetchOffset.numRetries fetchOffset.retryIntervalMs maxOffsetsPerTrigger "
+        "minOffsetsPerTrigger maxTriggerDelay minPartitions maxRecordsPerPartition groupIdPrefix includeHeaders"
+    )
+    assert set(theirs.split()) - {row.name for row in OPTIONS if row.effect is not Effect.NOT_YET} == set()
+
+
+def test_a_prefix_of_group_ids_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert stream(groupIdPrefix="me") == stream(groupIdPrefix="you")
+    assert [message for message in caplog.messages if "groupIdPrefix has no effect" in message] == [caplog.messages[0]]
 
 
 @pytest.mark.parametrize(
@@ -376,10 +482,12 @@ def test_options_of_another_kind_of_query_are_refused() -> None:
     assert "A sink takes topic." in sink_refusal({"subscribe": "orders"})
 
 
-def test_a_limit_per_trigger_is_a_warning_in_a_batch(caplog: pytest.LogCaptureFixture) -> None:
+def test_limits_per_trigger_are_warnings_in_a_batch(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        assert batch(maxOffsetsPerTrigger="5").max_offsets_per_trigger is None
-    assert "maxOffsetsPerTrigger has no effect" in caplog.text
+        options = batch(maxOffsetsPerTrigger="5", minOffsetsPerTrigger="9", maxTriggerDelay="1m")
+    assert (options.max_offsets_per_trigger, options.min_offsets_per_trigger) == (None, None)
+    for name in ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"):
+        assert f"{name} has no effect" in caplog.text
 
 
 def test_what_spark_adds_by_itself_is_let_through(caplog: pytest.LogCaptureFixture) -> None:
@@ -398,11 +506,57 @@ def test_a_path_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     assert ["subscribe says" in caplog.messages[0], "topic says" in caplog.messages[1]] == [True, True]
 
 
-def test_headers_are_asked_for_before_it_is_known_what_the_query_does() -> None:
-    assert include_headers({"INCLUDEHEADERS": " True "}) is True
-    assert include_headers({"subscribe": "orders"}) is False
+def test_columns_are_asked_for_before_it_is_known_what_the_query_does() -> None:
+    usual = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
+    assert row_columns({"subscribe": "orders"}) == usual
+    assert row_columns({"INCLUDEHEADERS": " True "}) == (*usual, "headers")
+    assert row_columns({"Columns": "value, TIMESTAMPTYPE,headers"}) == ("value", "timestampType", "headers")
+    assert stream(columns="offset,value").columns == ("offset", "value")
     with pytest.raises(ConfigurationError, match="includeHeaders is 'ture'"):
-        include_headers({"includeheaders": "ture"})
+        row_columns({"includeheaders": "ture"})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"columns": "value,colour"}, "columns is 'value,colour' ('colour' is no column)"),
+        ({"columns": ""}, "columns is '' ('' is no column)"),
+        ({"columns": "value,,key"}, "'' is no column"),
+        ({"columns": "key,Key"}, "Key is there twice"),
+        ({"columns": "key", "includeHeaders": "true"}, "includeHeaders is true, but columns does not name headers"),
+    ],
+)
+def test_columns_are_checked(given: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        row_columns(given)
+    assert message in str(raised.value)
+    assert message in refusal({"subscribe": "orders", **given})
+
+
+# -- limits ---------------------------------------------------------------------------------------
+
+
+def test_a_trigger_s_delay_is_a_duration(caplog: pytest.LogCaptureFixture) -> None:
+    assert stream(minOffsetsPerTrigger="9", maxTriggerDelay="2h").max_trigger_delay_ms == 7_200_000
+    assert "maxTriggerDelay is '1 minute'" in refusal({"subscribe": "orders", "maxTriggerDelay": "1 minute"})
+    with caplog.at_level(logging.WARNING):
+        stream(maxTriggerDelay="2h")
+    assert "maxTriggerDelay has no effect without minOffsetsPerTrigger" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [("minOffsetsPerTrigger", "maxOffsetsPerTrigger"), ("minPartitions", "maxInputPartitions")]
+)
+def test_a_least_above_a_most_is_refused(low: str, high: str) -> None:
+    assert f"{low} is 6, more than {high} (5)" in refusal({"subscribe": "orders", low: "6", high: "5"})
+    assert stream(**{low: "5", high: "5"})
+
+
+def test_a_topic_made_anew_is_an_error_unless_data_may_be_lost_or_it_is_said() -> None:
+    assert stream(failOnDataLoss="false").on_topic_recreated == "earliest"
+    assert stream(failOnDataLoss="false", onTopicRecreated="fail").on_topic_recreated == "fail"
+    assert stream(onTopicRecreated="earliest").on_topic_recreated == "earliest"
+    assert "allowed: fail, earliest" in refusal({"subscribe": "orders", "onTopicRecreated": "skip"})
 
 
 def test_no_secret_is_shown_or_kept() -> None:

@@ -1,0 +1,60 @@
+"""Times and durations as users write them in options, in milliseconds. Pure; every function raises `ValueError`."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta, timezone
+
+MAX_TIME_MS = 2**63 - 1
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_MILLISECOND = timedelta(milliseconds=1)
+# As Spark's JavaUtils.timeStringAsMs has them, the unit of a bare number included.
+_UNITS_US = {
+    "us": 1,
+    "ms": 1_000,
+    "": 1_000,
+    "s": 1_000_000,
+    "m": 60_000_000,
+    "min": 60_000_000,
+    "h": 3_600_000_000,
+    "d": 86_400_000_000,
+}
+_DURATION = re.compile(r"([0-9]{1,18})([a-z]*)")
+
+
+def timestamp_ms(text: str) -> int:
+    """`1767225600000`, or ISO 8601 such as `2026-01-01T00:00:00Z` -> milliseconds since 1970, UTC.
+
+    ISO text needs `Z` or an offset: what a time without one means differs from machine to machine. Parts of a
+    millisecond are rounded up, as Kafka keeps none: a record at or after the time is at or after the result.
+    """
+    text = text.strip()
+    if re.fullmatch(r"[+-]?[0-9]{1,20}", text):
+        return _in_range(int(text))
+    moment = datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text))
+    if moment.tzinfo is None:
+        raise ValueError("a time without a time zone; end it with Z, or with an offset such as +02:00")
+    return at_or_after_ms(moment)
+
+
+def at_or_after_ms(moment: datetime) -> int:
+    """The first whole millisecond that is not before `moment`, which has a time zone."""
+    return _in_range(-((_EPOCH - moment) // _MILLISECOND))
+
+
+def duration_ms(text: str) -> int:
+    """`15m`, `90s`, `1h`, … or bare milliseconds, as Spark takes them -> milliseconds."""
+    match = _DURATION.fullmatch(text.strip().lower())
+    if not match or match[2] not in _UNITS_US:
+        raise ValueError("not a duration")
+    milliseconds = int(match[1]) * _UNITS_US[match[2]] // 1_000
+    if milliseconds > MAX_TIME_MS:
+        raise ValueError("out of range")
+    return milliseconds
+
+
+def _in_range(milliseconds: int) -> int:
+    if not 0 <= milliseconds <= MAX_TIME_MS:
+        raise ValueError("Kafka's timestamps begin with 1970" if milliseconds < 0 else "out of range")
+    return milliseconds

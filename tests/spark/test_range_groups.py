@@ -1,0 +1,85 @@
+"""From ranges to tasks: no range is lost, none is read twice, and tasks are few, alike in size, and of few leaders."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_kafka_source.offsets import TopicPartition
+from spark_kafka_source.range_groups import RangeGroup, groups
+from spark_kafka_source.ranges import OffsetRange, split
+
+RANGES = st.lists(
+    st.tuples(st.sampled_from("ab"), st.integers(0, 20), st.integers(0, 50), st.integers(1, 1_000)),
+    unique_by=lambda row: row[:2],
+    min_size=1,
+    max_size=30,
+).map(lambda rows: [OffsetRange(topic, number, begin, begin + size) for topic, number, begin, size in sorted(rows)])
+
+
+def ranges(*sizes: int) -> list[OffsetRange]:
+    """Of partitions 0, 1, 2, … of one topic."""
+    return [OffsetRange("t", number, 0, size) for number, size in enumerate(sizes)]
+
+
+def size(group: RangeGroup) -> int:
+    return sum(one.size for one in group)
+
+
+def test_without_a_limit_every_range_is_a_task() -> None:
+    wanted = ranges(5, 6, 7)
+    assert groups(wanted, None, {}) == [(one,) for one in wanted]
+    assert groups(wanted, 3, {}) == [(one,) for one in wanted]
+    assert groups([], 3, {}) == []
+
+
+def test_ranges_of_one_leader_go_together() -> None:
+    leaders = {("t", number): number % 3 for number in range(9)}
+    found = groups(ranges(*[10] * 9), 3, leaders)
+    assert [[one.partition for one in group] for group in found] == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
+
+
+def test_tasks_are_alike_in_size_before_they_are_of_one_leader() -> None:
+    leaders = {("t", number): 0 if number else 1 for number in range(5)}
+    found = groups(ranges(100, 10, 10, 10, 90), 2, leaders)
+    assert [[one.partition for one in group] for group in found] == [[1, 2, 3, 4], [0]]
+    assert [size(group) for group in groups(ranges(100, 10, 10, 10, 90), 3, {})] == [100, 30, 90]
+
+
+def test_a_range_larger_than_all_others_has_a_task_of_its_own() -> None:
+    assert [size(group) for group in groups(ranges(1, 1, 1_000, 1, 1), 3, {})] == [2, 1_000, 2]
+
+
+def test_pieces_of_one_partition_that_meet_are_one_range_again() -> None:
+    pieces = split([OffsetRange("t", 0, 5, 105, leader_epoch=4, from_epoch=3)], max_records=7)
+    assert len(pieces) == 15
+    assert groups(pieces, 1, {}) == [(OffsetRange("t", 0, 5, 105, leader_epoch=4, from_epoch=3),)]
+    two = groups(pieces, 2, {})
+    assert [[(one.from_offset, one.until_offset) for one in group] for group in two] == [[(5, 56)], [(56, 105)]]
+    assert two[1][0].from_epoch == -1
+
+
+@given(RANGES, st.integers(1, 12), st.integers(1, 4))
+def test_every_offset_is_in_one_task_and_no_task_is_larger_than_it_must_be(
+    wanted: list[OffsetRange], most: int, brokers: int
+) -> None:
+    leaders: dict[TopicPartition, int] = {(one.topic, one.partition): one.partition % brokers for one in wanted}
+    found = groups(wanted, most, leaders)
+    assert len(found) <= max(most, 1)
+    assert all(found)
+    key = lambda one: (one.topic, one.partition)  # noqa: E731
+    assert sorted((one for group in found for one in group), key=key) == sorted(wanted, key=key)
+    if len(wanted) > most:
+        total, largest = sum(one.size for one in wanted), max(one.size for one in wanted)
+        assert max(map(size, found)) <= total / most + largest
+
+
+@given(RANGES, st.integers(1, 12), st.randoms())
+def test_the_order_of_the_ranges_does_not_matter(wanted: list[OffsetRange], most: int, by: random.Random) -> None:
+    leaders: dict[TopicPartition, int] = {(one.topic, one.partition): one.partition % 3 for one in wanted}
+    shuffled = list(wanted)
+    by.shuffle(shuffled)
+    if len(wanted) > most:
+        assert groups(shuffled, most, leaders) == groups(wanted, most, leaders)
