@@ -196,7 +196,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             fail_on_data_loss=self._options.fail_on_data_loss,
             earliest=earliest,
         )
-        if not self._started and self._options.on_topic_recreated == "earliest":
+        if ranges and not self._started and self._options.on_topic_recreated == "earliest":
             ranges = self._without_recreated(ranges)
         return [RangePartition(group) for group in groups(ranges, self._options.max_input_partitions, until.leaders)]
 
@@ -320,7 +320,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if offset and key[0] in topics:
                 self._lose(
                     ADDED_PARTITION_DOES_NOT_START_FROM_OFFSET_ZERO,
-                    f"{name(key)} was added to its topic, and its log begins at offset {offset}: retention or "
+                    f"{name(key)} is new in this query, and its log begins at offset {offset}: retention or "
                     "DeleteRecords has removed its first records before they were read",
                     key,
                 )

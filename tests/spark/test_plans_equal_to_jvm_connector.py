@@ -1,0 +1,150 @@
+"""The arithmetic of batches against the JVM connector's own: the same backlog and options, the same ends and ranges.
+
+Its classes are called in the session's JVM, without any broker: `rateLimit` and `delayBatch` of its stream, and the
+ranges of its offset reader.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from spark_kafka_source import limits
+from spark_kafka_source.offsets import Offsets, TopicPartition
+from spark_kafka_source.ranges import offset_ranges
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Ends = Mapping[TopicPartition, int]
+
+
+class Connector:
+    """The JVM connector's stream and offset reader, with some options and no cluster."""
+
+    def __init__(self, spark: SparkSession, **options: object) -> None:
+        assert spark._sc._gateway is not None
+        self._gateway, self._jvm = spark._sc._gateway, spark._jvm
+        self._classes: Any = self._jvm.org.apache.spark.sql.kafka010
+        self._json = self._classes.JsonUtils
+        texts = {name.lower(): str(value) for name, value in options.items()}
+        given = self._jvm.org.apache.spark.sql.util.CaseInsensitiveStringMap(texts)
+        self.stream = self._classes.KafkaMicroBatchStream(None, {}, given, "", None, True)
+        as_scala = self._jvm.PythonUtils.toScalaMap(texts)
+        insensitive = getattr(self._jvm.org.apache.spark.sql.catalyst.util, "CaseInsensitiveMap$")
+        read_options = getattr(insensitive, "MODULE$").apply(as_scala)
+        self._reader = self._classes.KafkaOffsetReaderAdmin(None, {}, read_options, "")
+
+    def end_offsets(self, limit: int, starts: Ends, available: Ends) -> dict[TopicPartition, int]:
+        found = self._call("rateLimit", limit, self._map(starts), self._map(available))
+        rows = json.loads(self._json.partitionOffsets(found))
+        return {(topic, int(number)): offset for topic, each in rows.items() for number, offset in each.items()}
+
+    def must_wait(self, min_offsets: int, starts: Ends, available: Ends, max_delay_ms: int) -> bool:
+        return bool(self._call("delayBatch", min_offsets, self._map(available), self._map(starts), max_delay_ms))
+
+    def ranges(self, starts: Ends, ends: Ends) -> list[tuple[str, int, int, int]]:
+        """Topic, partition, from and until, sorted: the connector's own order is that of a hash map."""
+        found = self._reader.getOffsetRangesFromResolvedOffsets(self._map(starts), self._map(ends), None).toString()
+        rows = re.findall(r"KafkaOffsetRange\((\w+)-(\d+),(\d+),(\d+),", found)
+        assert len(rows) == found.count("KafkaOffsetRange(")
+        return sorted((topic, int(number), int(begin), int(until)) for topic, number, begin, until in rows)
+
+    def _map(self, offsets: Ends) -> Any:
+        return self._json.partitionOffsets(json.dumps(Offsets(offsets).to_json_dict()))
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        (found,) = [one for one in self.stream.getClass().getDeclaredMethods() if one.getName() == method]
+        found.setAccessible(True)
+        array = self._gateway.new_array(self._jvm.java.lang.Object, len(arguments))
+        for place, argument in enumerate(arguments):
+            array[place] = argument
+        return found.invoke(self.stream, array)
+
+
+def backlog(by: random.Random) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+    """Where partitions stand and where their logs end: nothing, little or much, alike or skewed."""
+    scale = by.choice([1, 3, 10, 100, 10_000, 2**33])
+    starts, ends = {}, {}
+    for number in range(by.randint(1, 9)):
+        key = (by.choice("ab"), number)
+        starts[key] = by.choice([0, by.randint(0, 1_000)])
+        ends[key] = starts[key] + by.choice([0, scale, by.randint(0, scale), by.randint(0, 20 * scale)])
+    return starts, ends
+
+
+def test_200_backlogs_give_the_same_ends_and_the_same_ranges(spark: SparkSession) -> None:
+    by = random.Random(20)
+    split = 0
+    for _ in range(200):
+        starts, available = backlog(by)
+        total = sum(available[key] - starts[key] for key in starts)
+        limit = by.choice([1, 7, by.randint(1, 2 * total + 1)])
+        options: dict[str, Any] = {}
+        if by.random() < 0.6:
+            options["minPartitions"] = by.randint(1, 30)
+        if by.random() < 0.6:
+            # No more than some dozen pieces.
+            options["maxRecordsPerPartition"] = max(1, total // by.randint(1, 40))
+        connector = Connector(spark, **options)
+        case = (starts, available, limit, options)
+
+        ends = limits.end_offsets(starts, available, limit)
+        assert ends == connector.end_offsets(limit, starts, available), case
+        for until in (ends, available):
+            ours = offset_ranges(
+                Offsets(starts),
+                Offsets(until),
+                max_records=options.get("maxRecordsPerPartition"),
+                min_partitions=options.get("minPartitions"),
+            )
+            found = [(r.topic, r.partition, r.from_offset, r.until_offset) for r in ours]
+            assert found == connector.ranges(starts, until), case
+            split += len(found) > len(starts)
+    assert split > 100
+
+
+def test_triggers_wait_for_more_when_the_connector_s_do(spark: SparkSession) -> None:
+    by = random.Random(21)
+    clock: Any = spark._jvm.org.apache.spark.sql.kafka010.MockedSystemClock  # type: ignore[union-attr]
+    outcomes = []
+    for _ in range(10):
+        min_offsets, max_delay_ms = by.randint(1, 100), by.choice([1, 500, 5_000])
+        connector = Connector(spark, _mockSystemTime="")
+        # The connector compares with 1970 at first, where a real clock is far beyond any delay.
+        now_ms = 10_000
+        clock.reset()
+        clock.advanceCurrentSystemTime(now_ms)
+        last_batch_ms: float | None = None
+        for _ in range(10):
+            starts, available = backlog(by)
+            new = sum(available[key] - starts[key] for key in starts)
+            wait = limits.must_wait(
+                new,
+                None,
+                min_offsets=min_offsets,
+                max_trigger_delay_ms=max_delay_ms,
+                now_ms=now_ms,
+                last_batch_ms=last_batch_ms,
+            )
+            assert wait == connector.must_wait(min_offsets, starts, available, max_delay_ms)
+            outcomes.append(wait)
+            if not wait:
+                last_batch_ms = now_ms
+            step_ms = by.choice([0, 1, 400, 3_000])
+            clock.advanceCurrentSystemTime(step_ms)
+            now_ms += step_ms
+    assert 10 < sum(outcomes) < 90
+
+
+@pytest.mark.parametrize("text", ["15m", "90s", "1H", "2d", "250ms", "250", "1999us", "3min", " 7s "])
+def test_durations_are_what_spark_takes_them_for(spark: SparkSession, text: str) -> None:
+    from spark_kafka_source.times import duration_ms
+
+    spark_says = spark._jvm.org.apache.spark.network.util.JavaUtils.timeStringAsMs(text)  # type: ignore[union-attr]
+    assert duration_ms(text) == spark_says
