@@ -81,6 +81,10 @@ class Client:
             raise UsageError("this client is closed")
         return self._pool.get(broker.host, broker.port, purpose, deadline)
 
+    def disconnect(self, connection: Connection) -> None:
+        """Closes one connection for good; whoever waits on it gets `ConnectionLost`."""
+        self._pool.discard(connection)
+
     def send(
         self,
         broker: Broker,
@@ -205,10 +209,8 @@ class Client:
     def topic(self, name: str, deadline: Deadline | None = None) -> Topic:
         """The topic, from memory if that is younger than `metadata.max.age.ms`; raises `BrokerError` if it has one."""
         with self._lock:
-            fetched_at_s = self._metadata_at_s.get(name)
-            known = self._metadata.topics.get(name)
-        max_age_s = self.config.metadata_max_age_ms / 1000
-        if known is None or fetched_at_s is None or self.clock.now_s() - fetched_at_s > max_age_s:
+            known = None if self._is_stale(name) else self._metadata.topics[name]
+        if known is None:
             known = self.metadata([name], deadline).topics.get(name)
         code = known.error_code if known is not None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if known is None or code != ErrorCode.NONE:
@@ -244,6 +246,18 @@ class Client:
         if broker is None:
             raise broker_error(ErrorCode.NOT_CONTROLLER, "the cluster has no controller just now")
         return broker
+
+    def stale_topics(self, topics: Iterable[str]) -> list[str]:
+        """Those that the next question about them would ask the brokers for."""
+        with self._lock:
+            return [name for name in topics if self._is_stale(name)]
+
+    def _is_stale(self, name: str) -> bool:
+        fetched_at_s = self._metadata_at_s.get(name)
+        max_age_s = self.config.metadata_max_age_ms / 1000
+        return (
+            name not in self._metadata.topics or fetched_at_s is None or self.clock.now_s() - fetched_at_s > max_age_s
+        )
 
     def expire_metadata(self, topics: Iterable[str]) -> None:
         """Makes the next question about these topics ask the brokers."""

@@ -37,6 +37,7 @@ class BrokerConsumer:
 
     def __init__(self, broker: Broker, config: ConsumerConfig, *, sessions: bool) -> None:
         self.broker = broker
+        self.requests = 0
         self._config = config
         self._session = FetchSession() if sessions else None
         self._in_session = False
@@ -48,11 +49,6 @@ class BrokerConsumer:
         """The partitions of the request that is under way."""
         return self._asked.values()
 
-    @property
-    def starts_session(self) -> bool:
-        """Whether the next request is the first of a session."""
-        return self._session is not None and not self._session.session_id
-
     def body(
         self, partitions: Sequence[PartitionConsumer], *, max_bytes: int, max_wait_ms: int
     ) -> Callable[[int], dict[str, Any]]:
@@ -62,6 +58,7 @@ class BrokerConsumer:
         """
 
         def of_version(version: int) -> dict[str, Any]:
+            self.requests += 1
             self._by_id = version > LAST_WITH_TOPIC_NAMES
             rows: dict[Key, Row] = {}
             self._asked = {}
@@ -169,22 +166,24 @@ def look_up(client: Client, partition: PartitionConsumer, deadline: Deadline) ->
             topic=partition.topic,
             partition=partition.partition,
         )
-    leader, leadership = client.leader(partition.topic, partition.partition, deadline)
-    partition.topic_id = known.topic_id
-    partition.leader_epoch = leadership.leader_epoch
-    partition.broker = leader
+    broker, leadership = client.leader(partition.topic, partition.partition, deadline)
     if partition.preferred_replica != NO_REPLICA:
         replica = client.brokers(deadline).get(partition.preferred_replica)
         if replica is None:
             client.expire_metadata([partition.topic])
             raise broker_error(
                 ErrorCode.REPLICA_NOT_AVAILABLE,
-                f"{partition.name}: {leader} names broker {partition.preferred_replica} as the replica to read from",
+                f"{partition.name}: {broker} names broker {partition.preferred_replica} as the replica to read from",
                 topic=partition.topic,
                 partition=partition.partition,
             )
-        partition.broker = replica
-    return partition.broker
+        broker = replica
+    partition.topic_id = known.topic_id
+    partition.leader_epoch = leadership.leader_epoch
+    partition.routed_at_s = client.clock.now_s()
+    # Last: from here on whoever asks that broker takes the partition.
+    partition.broker = broker
+    return broker
 
 
 def _is_another(topic_id: bytes, wanted: bytes) -> bool:

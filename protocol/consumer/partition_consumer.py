@@ -7,6 +7,7 @@ Used by `broker_consumer`, which asks for many of them at once, and by those who
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +58,8 @@ class PartitionConsumer:
     last_epoch : leader epoch of the last record before `position`, -1 if unknown. The broker compares it with its
         log in every fetch (version 12 and later), so that a truncation below `position` is noticed.
     topic_id : 16 bytes, zeros if unknown; the topic must keep it.
-    broker : whom to ask: the leader, or a replica in our rack that it named. None: must be looked up.
+    broker : whom to ask: the leader, or a replica in our rack that it named. None: must be looked up. `routed_at_s`:
+        when that was done last.
     preferred_replica : the node id of that replica, -1 without one.
     high_watermark, last_stable_offset, log_start_offset : as of the last reply; -1 before the first.
     failure : what went wrong last, None since the last good reply. `retry_at_s`: not to be asked before.
@@ -83,6 +85,7 @@ class PartitionConsumer:
         self.topic_id = topic_id
         self.last_epoch = last_epoch
         self.broker: Broker | None = None
+        self.routed_at_s = 0.0
         self.leader_epoch = NO_EPOCH
         self.preferred_replica = NO_REPLICA
         self.high_watermark = -1
@@ -136,6 +139,12 @@ class PartitionConsumer:
         self.position = offset
         self.last_epoch = NO_EPOCH
         self._at_least_bytes = 0
+
+    def at(self, offset: int) -> PartitionConsumer:
+        """Another one at `offset`, with all that is known of the partition; a reply to this one leaves it alone."""
+        other = copy(self)
+        other.seek(offset)
+        return other
 
     def postpone(self, error: KafkaError, now_s: float) -> None:
         """Notes a failure that may pass: the broker is looked up again, and asked after a while."""

@@ -292,8 +292,9 @@ class RangeConsumer:
         if isinstance(error, BrokerError) and error.code == ErrorCode.OFFSET_OUT_OF_RANGE:
             if reading.preferred_replica == NO_REPLICA:
                 self._judge_hole(reading, error)
-            # A follower may be behind: the leader knows.
-            reading.preferred_replica, reading.broker = NO_REPLICA, None
+            else:
+                # A follower may be behind: the leader knows.
+                reading.postpone(error, self._client.clock.now_s())
             return
         if isinstance(error, DeadlineExceeded) or not is_retriable(error):
             raise error

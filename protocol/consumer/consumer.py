@@ -1,0 +1,541 @@
+"""Reads partitions without a group: any number of them, added, moved and removed at any time.
+
+sarama's `Consumer`. One thread per broker asks it for all its partitions at once (a Fetch that waits at one broker
+delays no other), one more finds their leaders. What comes is handed to the partitions' streams undecoded, one reply
+ahead of the user for each partition, and decoded in the user's thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+
+import pyarrow as pa
+
+from protocol.broker_errors import ErrorCode, Refresh
+from protocol.clock import Backoff, Deadline
+from protocol.cluster.client import Client
+from protocol.cluster.dispatch import is_retriable, what_to_refresh
+from protocol.cluster.metadata import Broker
+from protocol.config import ConsumerConfig
+from protocol.consumer.broker_consumer import BrokerConsumer, Judged, look_up, newest_version
+from protocol.consumer.list_offsets import EARLIEST, LATEST, TopicPartition, list_offsets
+from protocol.consumer.partition_consumer import NO_REPLICA, Fetched, PartitionConsumer
+from protocol.consumer.partition_stream import PartitionStream
+from protocol.errors import BrokerError, ConnectionLost, DataLoss, KafkaError, TransportError, UsageError
+from protocol.net.connection import Connection
+from protocol.records.decode import ALL_COLUMNS, decode
+from protocol.wire.messages.m01_fetch import FETCH
+
+log = logging.getLogger(__name__)
+
+BUFFER_MEMORY_BYTES = 64 * 1024 * 1024
+# A broker whose last partition has left keeps its thread for a while: leaders come back, and failures pass.
+_LINGER_S = 5.0
+_CLOSE_SESSION_MS = 1_000
+
+_numbers = itertools.count()
+
+
+class Consumer:
+    """Reads from brokers until closed. Safe for several threads, except that one stream is read by one at a time.
+
+    Parameters
+    ----------
+    columns : of `protocol.records.decode`, what record batches have; `offset` always.
+    buffer_memory_bytes : about how much is fetched ahead of all users together. When it is full, streams that have
+        not been read for `max.processing.time.ms` give theirs back.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        config: ConsumerConfig,
+        *,
+        columns: Collection[str] = ALL_COLUMNS,
+        buffer_memory_bytes: int = BUFFER_MEMORY_BYTES,
+    ) -> None:
+        self._client = client
+        self._config = config
+        self._columns = frozenset(columns) | {"offset"}
+        self._buffer_memory_bytes = buffer_memory_bytes
+        self._read_committed = config.isolation_level == "read_committed"
+        # Connections of its own: replies on one connection come in order, and another consumer's Fetch may wait.
+        self._purpose = f"consumer-{next(_numbers)}"
+        self._lock = threading.Lock()
+        self._unrouted = threading.Condition(self._lock)
+        self._arrival = threading.Condition(self._lock)
+        # In the order of their arrival.
+        self._arrived: dict[PartitionStream, None] = {}
+        self._current: PartitionStream | None = None
+        self._streams: dict[TopicPartition, PartitionStream] = {}
+        self._threads: dict[Broker, _BrokerThread] = {}
+        self._out_of_range: dict[PartitionStream, BrokerError] = {}
+        self._closed = False
+        self._router = threading.Thread(target=self._route_all, name=f"{self._purpose}-router", daemon=True)
+        self._router.start()
+
+    def __enter__(self) -> Consumer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- partitions ---------------------------------------------------------------------------
+
+    def consume_partition(self, topic: str, partition: int, offset: int = LATEST) -> PartitionStream:
+        """Begins to read at `offset`, or at `EARLIEST` or `LATEST`; see `consume_partitions`."""
+        return self.consume_partitions({(topic, partition): offset})[topic, partition]
+
+    def consume_partitions(
+        self, offsets: Mapping[TopicPartition, int], deadline: Deadline | None = None
+    ) -> dict[TopicPartition, PartitionStream]:
+        """Begins to read each (topic, partition) at its offset, or at `EARLIEST` or `LATEST` as of now.
+
+        Raises `UsageError` for a partition that is read already, and `DeadlineExceeded` when its offset cannot be
+        looked up. Whether a plain offset is in the log is seen later, by who reads: `DataLoss`.
+        """
+        symbolic = {key: offset for key, offset in offsets.items() if offset < 0}
+        unknown = [key for key, offset in symbolic.items() if offset not in (EARLIEST, LATEST)]
+        if unknown:
+            raise UsageError(f"{unknown[0][0]}-{unknown[0][1]}: {symbolic[unknown[0]]} is no offset")
+        listed = (
+            list_offsets(self._client, symbolic, isolation_level=self._config.isolation_level, deadline=deadline)
+            if symbolic
+            else {}
+        )
+        streams = {
+            key: self._stream(key, listed[key].offset if key in listed else offset) for key, offset in offsets.items()
+        }
+        with self._lock:
+            if self._closed:
+                raise UsageError("this consumer is closed")
+            for topic, partition in streams.keys() & self._streams.keys():
+                raise UsageError(f"{topic}-{partition} is being consumed already; close its stream first")
+            self._streams.update(streams)
+            self._unrouted.notify()
+        return streams
+
+    def _stream(self, key: TopicPartition, offset: int) -> PartitionStream:
+        settings = self._client.config
+        backoff = Backoff(settings.retry_backoff_ms, settings.retry_backoff_max_ms)
+        return PartitionStream(
+            PartitionConsumer(*key, offset, self._config, backoff=backoff),
+            self._lock,
+            self._client.clock,
+            patience_s=settings.default_api_timeout_ms / 1000,
+            read_committed=self._read_committed,
+            decode=self._decode,
+            on_change=self._changed,
+        )
+
+    @property
+    def streams(self) -> Mapping[TopicPartition, PartitionStream]:
+        """What is being read, by (topic, partition)."""
+        with self._lock:
+            return dict(self._streams)
+
+    @property
+    def fetches(self) -> int:
+        """How many Fetch requests were sent by the threads that are there."""
+        with self._lock:
+            return sum(thread.consumer.requests for thread in self._threads.values())
+
+    # -- reading all of them in one thread ----------------------------------------------------
+
+    def poll(self, timeout_ms: float | None = None) -> tuple[PartitionStream, pa.RecordBatch] | None:
+        """The next record batch of any stream; None when none came in time, or the consumer is closed.
+
+        For one thread, which then reads no stream by itself. Raises what reading that stream raises.
+        """
+        deadline = Deadline.after_ms(float("inf") if timeout_ms is None else timeout_ms, self._client.clock)
+        while (stream := self._next_arrived(deadline)) is not None:
+            batch = stream.poll(0)
+            if batch is not None:
+                self._current = stream
+                return stream, batch
+            self._current = None
+        return None
+
+    def _next_arrived(self, deadline: Deadline) -> PartitionStream | None:
+        with self._lock:
+            while not self._closed:
+                # A reply is read to its end, so that few are in memory unpacked.
+                if self._current is not None and self._current.readable:
+                    return self._current
+                while self._arrived:
+                    stream = next(iter(self._arrived))
+                    del self._arrived[stream]
+                    if stream.readable:
+                        return stream
+                # Somebody waits for all of them, so none of them is left unread.
+                for stream in self._streams.values():
+                    if stream.expired and not stream.paused:
+                        stream.expired = False
+                        self._changed(stream)
+                late = next((stream for stream in self._streams.values() if stream.overdue), None)
+                remaining_s = deadline.remaining_s()
+                if late is not None or remaining_s <= 0:
+                    return late
+                self._arrival.wait(min(remaining_s, 1.0))
+        return None
+
+    def __iter__(self) -> Iterator[tuple[PartitionStream, pa.RecordBatch]]:
+        while (read := self.poll()) is not None:
+            yield read
+
+    # -- close --------------------------------------------------------------------------------
+
+    def close(self, deadline: Deadline | None = None) -> None:
+        """Ends the threads, the fetch sessions and the connections of this consumer, and all iterations.
+
+        What was fetched and not read is dropped. The client stays open: it belongs to the caller. A thread that hangs
+        in a connection attempt when the deadline passes (by default `default.api.timeout.ms`) ends by itself later.
+        """
+        deadline = deadline or self._client.deadline()
+        with self._lock:
+            self._closed = True
+            threads = list(self._threads.values())
+            streams = list(self._streams.values())
+            self._unrouted.notify_all()
+            self._arrival.notify_all()
+        for stream in streams:
+            stream.close()
+        for thread in threads:
+            thread.end()
+        for each in [*threads, self._router]:
+            each.join(deadline.remaining_s())
+            if each.is_alive():
+                log.warning("%s still waits for a broker; it ends when that answers or its time is over", each.name)
+
+    # -- between streams and threads, under the lock -------------------------------------------
+
+    def _changed(self, stream: PartitionStream) -> None:
+        """A stream was read, resumed, moved or closed: its broker's thread may have something to do."""
+        key = (stream.topic, stream.partition)
+        if stream.closed and self._streams.get(key) is stream:
+            del self._streams[key]
+            self._arrived.pop(stream, None)
+            self._out_of_range.pop(stream, None)
+        if stream.readable and not stream.closed:
+            self._announce(stream)
+        self._wake_threads()
+        if stream.source.broker is None:
+            self._unrouted.notify()
+
+    def _announce(self, stream: PartitionStream) -> None:
+        self._arrived[stream] = None
+        self._arrival.notify()
+
+    def _wake_threads(self) -> None:
+        """All of them: what one stream gives back may be the memory that another broker's thread waits for."""
+        for thread in self._threads.values():
+            thread.work.notify()
+
+    def _held_bytes(self) -> int:
+        return sum(each.ahead.records.buffer.nbytes for each in self._streams.values() if each.ahead is not None)
+
+    def _room_bytes(self) -> int:
+        """What may still be fetched ahead; what nobody reads makes room for what somebody might."""
+        room = self._buffer_memory_bytes - self._held_bytes()
+        if room <= 0:
+            for stream in self._streams.values():
+                if stream.expired or stream.paused:
+                    stream.drop_ahead()
+            room = self._buffer_memory_bytes - self._held_bytes()
+        return room
+
+    def _deliver(self, judged: Judged, asked: Mapping[PartitionConsumer, PartitionStream]) -> None:
+        now_s = self._client.clock.now_s()
+        shared = len(judged.fetched) > 1
+        with self._lock:
+            for partition, fetched in judged.fetched:
+                stream = asked[partition]
+                if stream.source is partition and not stream.closed:
+                    stream.put(_on_its_own(fetched) if shared else fetched, now_s)
+                    self._announce(stream)
+            for partition, error in judged.failed:
+                stream = asked[partition]
+                if stream.source is partition and not stream.closed:
+                    self._judge_failure(stream, error, now_s)
+            self._unrouted.notify()
+
+    def _judge_failure(self, stream: PartitionStream, error: KafkaError, now_s: float) -> None:
+        """Puts a partition off until it may work again, or tells its user what cannot."""
+        partition = stream.source
+        if isinstance(error, BrokerError) and error.code == ErrorCode.OFFSET_OUT_OF_RANGE:
+            if partition.preferred_replica == NO_REPLICA:
+                self._out_of_range[stream] = error
+                partition.broker = None
+            else:
+                # A follower may be behind: the leader knows.
+                partition.postpone(error, now_s)
+        elif is_retriable(error):
+            log.debug("%s: %s", stream.name, error)
+            partition.postpone(error, now_s)
+            if what_to_refresh(error) is Refresh.METADATA:
+                self._client.expire_metadata([stream.topic])
+        else:
+            self._stop(stream, error)
+
+    def _stop(self, stream: PartitionStream, error: KafkaError) -> None:
+        stream.stop(error)
+        self._announce(stream)
+
+    def _decode(self, fetched: Fetched, name: str) -> Iterator[pa.RecordBatch]:
+        return decode(
+            fetched.records,
+            first_offset=fetched.position,
+            end_offset=fetched.next_offset,
+            aborted_transactions=fetched.aborted_transactions if self._read_committed else None,
+            columns=self._columns,
+            max_decompressed_bytes=self._config.max_decompressed_batch_bytes,
+            check_crc=self._config.check_crcs,
+            where=name,
+        )
+
+    # -- the thread that finds leaders ---------------------------------------------------------
+
+    def _route_all(self) -> None:
+        while (streams := self._wait_for_unrouted()) is not None:
+            deadline = self._client.deadline(self._client.config.request_timeout_ms)
+            failure = self._refresh({stream.topic for stream, _ in streams}, deadline)
+            for stream, partition in streams:
+                self._route(stream, partition, failure, deadline)
+            with self._lock:
+                self._assign()
+
+    def _wait_for_unrouted(self) -> list[tuple[PartitionStream, PartitionConsumer]] | None:
+        with self._lock:
+            while not self._closed:
+                now_s = self._client.clock.now_s()
+                homeless = [
+                    each for each in self._streams.values() if each.source.broker is None and each.error is None
+                ]
+                due = [each for each in homeless if each.source.retry_at_s <= now_s]
+                if due:
+                    return [(each, each.source) for each in due]
+                self._unrouted.wait(min((each.source.retry_at_s - now_s for each in homeless), default=None))
+        return None
+
+    def _refresh(self, topics: Collection[str], deadline: Deadline) -> KafkaError | None:
+        """One question for all topics whose metadata is unknown or out of date."""
+        unknown = self._client.stale_topics(topics)
+        if unknown:
+            try:
+                self._client.metadata(unknown, deadline)
+            except KafkaError as error:
+                return error
+        return None
+
+    def _route(
+        self, stream: PartitionStream, partition: PartitionConsumer, failure: KafkaError | None, deadline: Deadline
+    ) -> None:
+        """Finds the broker of a partition, or notes why not."""
+        out_of_range = self._out_of_range.pop(stream, None)
+        try:
+            if failure is not None:
+                raise failure
+            if out_of_range is not None:
+                self._judge_hole(partition, out_of_range, deadline)
+            look_up(self._client, partition, deadline)
+        except KafkaError as error:
+            with self._lock:
+                if stream.source is partition and not stream.closed:
+                    self._judge_failure(stream, error, self._client.clock.now_s())
+
+    def _judge_hole(self, partition: PartitionConsumer, error: BrokerError, deadline: Deadline) -> None:
+        key = (partition.topic, partition.partition)
+        start = list_offsets(self._client, {key: EARLIEST}, deadline=deadline)[key].offset
+        end = list_offsets(self._client, {key: LATEST}, deadline=deadline)[key].offset
+        if start <= partition.position <= end and partition.attempts == 0:
+            # In range again: a leader that was behind for a moment. A second time it is taken at its word.
+            raise TransportError(str(error)) from error
+        raise DataLoss(
+            f"{partition.name}: offset {partition.position} is not in the log (any more): the broker has "
+            f"[{start}, {end}). Retention or DeleteRecords has removed it, or the log was truncated. `seek` says where "
+            "to go on",
+            topic=partition.topic,
+            partition=partition.partition,
+            offset=partition.position,
+            log_start_offset=start,
+            log_end_offset=end,
+        ) from error
+
+    def _assign(self) -> None:
+        """A thread for every broker that partitions are read from."""
+        if self._closed:
+            return
+        for stream in self._streams.values():
+            broker = stream.source.broker
+            if broker is not None and broker not in self._threads:
+                self._threads[broker] = _BrokerThread(self, broker, f"{self._purpose}-{broker.node_id}")
+                self._threads[broker].start()
+        self._wake_threads()
+
+
+class _BrokerThread(threading.Thread):
+    """Asks one broker, request after request, for those of its partitions whose users have read what came before."""
+
+    def __init__(self, owner: Consumer, broker: Broker, name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self.consumer = BrokerConsumer(broker, owner._config, sessions=True)
+        self.work = threading.Condition(owner._lock)
+        self._broker = broker
+        self._owner = owner
+        self._client = owner._client
+        self._config = owner._config
+        self._clock = owner._client.clock
+        self._connection: Connection | None = None
+        self._muted_until_s = 0.0
+
+    def run(self) -> None:
+        try:
+            while (streams := self._wait_for_work()) is not None:
+                asked = {stream.source: stream for stream in streams}
+                self._owner._deliver(self._fetch(asked), asked)
+        except Exception as error:
+            # A fault in this client. Streams that nobody fetches for would wait for ever.
+            log.exception("%s: reading from %s has failed", self.name, self._broker)
+            self._abandon(UsageError(f"reading from {self._broker} has failed: {error!r}"))
+        finally:
+            self._hang_up()
+
+    def end(self) -> None:
+        """Wakes the thread from whatever wait it is in; it sees then that the consumer is closed."""
+        with self._owner._lock:
+            self.work.notify()
+            connection = self._connection
+        if connection is not None:
+            connection.close()
+
+    def _abandon(self, error: KafkaError) -> None:
+        with self._owner._lock:
+            self._owner._threads.pop(self._broker, None)
+            for stream in self._owner._streams.values():
+                if stream.source.broker == self._broker:
+                    self._owner._stop(stream, error)
+
+    # -- what to ask for ----------------------------------------------------------------------
+
+    def _wait_for_work(self) -> list[PartitionStream] | None:
+        """The streams to ask for; None when there is nothing to do any more."""
+        owner = self._owner
+        with owner._lock:
+            idle_since_s = self._clock.now_s()
+            while not owner._closed:
+                now_s = self._clock.now_s()
+                mine = [each for each in owner._streams.values() if self._reads(each, now_s)]
+                if mine:
+                    idle_since_s = now_s
+                elif now_s - idle_since_s >= _LINGER_S:
+                    del owner._threads[self._broker]
+                    return None
+                wait_s = self._until_read(mine, now_s)
+                if wait_s is None:
+                    ready = [each for each in mine if _wants_more(each)]
+                    if ready and self._muted_until_s <= now_s and owner._room_bytes() > 0:
+                        return ready
+                    # Whoever reads, resumes or gives back memory says so; time alone ends a mute and the linger.
+                    wait_s = max(self._muted_until_s - now_s, 0.0) or _LINGER_S
+                self.work.wait(wait_s)
+        return None
+
+    def _reads(self, stream: PartitionStream, now_s: float) -> bool:
+        partition = stream.source
+        if partition.broker != self._broker:
+            return False
+        max_age_s = self._client.config.metadata_max_age_ms / 1000
+        if partition.preferred_replica != NO_REPLICA and now_s - partition.routed_at_s > max_age_s:
+            # The leader may name a better replica by now.
+            partition.preferred_replica, partition.broker = NO_REPLICA, None
+            self._owner._unrouted.notify()
+            return False
+        return True
+
+    def _until_read(self, streams: Collection[PartitionStream], now_s: float) -> float | None:
+        """How long to wait for users to read what came, so that they are in the next request; None: no longer.
+
+        Who does not read in time is left out from then on, so that the others need not wait for it again.
+        """
+        patience_s = self._config.max_processing_time_ms / 1000
+        waits_s = []
+        for stream in streams:
+            if stream.ahead is not None and not stream.paused and not stream.expired:
+                left_s = stream.full_since_s + patience_s - now_s
+                if left_s > 0:
+                    waits_s.append(left_s)
+                else:
+                    stream.expired = True
+                    self._owner._wake_threads()
+        return min(waits_s, default=None)
+
+    # -- one request --------------------------------------------------------------------------
+
+    def _fetch(self, asked: Mapping[PartitionConsumer, PartitionStream]) -> Judged:
+        deadline = self._client.deadline(self._client.config.request_timeout_ms)
+        try:
+            with self._owner._lock:
+                room_bytes = self._owner._room_bytes()
+                impatient = any(
+                    each.expired and each.source.broker == self._broker for each in self._owner._streams.values()
+                )
+            body = self.consumer.body(
+                list(asked),
+                max_bytes=max(1, min(self._config.fetch_max_bytes, room_bytes)),
+                max_wait_ms=self._max_wait_ms(impatient),
+            )
+            self._connect(deadline)
+            reply = self._client.send(
+                self._broker,
+                FETCH,
+                body,
+                deadline,
+                purpose=self._owner._purpose,
+                at_least=4,
+                at_most=newest_version(asked),
+            )
+            judged = self.consumer.judge(reply.result(deadline))
+        except KafkaError as error:
+            self.consumer.lost()
+            return Judged(failed=[(partition, error) for partition in asked])
+        self._muted_until_s = self._clock.now_s() + judged.throttle_ms / 1000
+        return judged
+
+    def _connect(self, deadline: Deadline) -> None:
+        connection = self._client.connection(self._broker, self._owner._purpose, deadline)
+        with self._owner._lock:
+            self._connection = connection
+            if self._owner._closed:
+                raise ConnectionLost(f"{self._broker}: the consumer is closed")
+
+    def _max_wait_ms(self, impatient: bool) -> int:
+        """A stream that was left out must not wait long when its user is back; a session must be there to be closed."""
+        if not self.consumer.requests:
+            return 0
+        most_ms = self._config.fetch_max_wait_ms
+        return min(most_ms, self._config.max_processing_time_ms) if impatient else most_ms
+
+    def _hang_up(self) -> None:
+        if self._connection is not None:
+            self._client.disconnect(self._connection)
+        body = self.consumer.close()
+        if body is None:
+            return
+        try:
+            # On another connection: on its own one the broker may still hold the last Fetch back.
+            self._client.ask(self._broker, FETCH, body, self._client.deadline(_CLOSE_SESSION_MS), at_least=7)
+        except KafkaError as error:
+            log.debug("%s: the fetch session was not closed: %s", self._broker, error)
+
+
+def _wants_more(stream: PartitionStream) -> bool:
+    return stream.ahead is None and not stream.paused and not stream.expired and stream.error is None
+
+
+def _on_its_own(fetched: Fetched) -> Fetched:
+    """With a copy of its bytes, so that one partition that is not read does not keep the reply of all the others."""
+    return replace(fetched, records=replace(fetched.records, buffer=memoryview(bytes(fetched.records.buffer))))

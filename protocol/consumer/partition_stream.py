@@ -1,0 +1,276 @@
+"""What a user reads from: one partition of a `Consumer`, as Arrow batches or as single messages.
+
+sarama's `PartitionConsumer` as its user sees it, with a queue of one reply in place of a channel. The consumer's
+threads put replies in; they are decoded here, in the user's thread. One thread reads a stream at a time; everything
+else (`pause`, `seek`, `close`, the properties) may be called from any.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from protocol.clock import Clock, Deadline
+from protocol.consumer.partition_consumer import Fetched, PartitionConsumer
+from protocol.errors import DeadlineExceeded, KafkaError, UsageError
+
+Decode = Callable[[Fetched, str], Iterator[pa.RecordBatch]]
+
+# A wait without an end still looks from time to time whether brokers have been failing for too long.
+_LONGEST_WAIT_S = 1.0
+
+
+class ConsumerMessage(NamedTuple):
+    """One record. A column that the consumer was not asked for is None."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int | None
+    timestamp_type: int | None
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]] | None
+
+
+class PartitionStream:
+    """The records of one partition from some offset on; made by `Consumer.consume_partition`.
+
+    Iterating yields `pyarrow.RecordBatch`es (columns of `protocol.records.decode`, `offset` always among them) for
+    ever. An error that does not pass (`DataLoss`, `Corrupt`, no permission) is raised to who reads, every time, until
+    `seek` says where to go on. Brokers that fail for longer than `default.api.timeout.ms` raise `DeadlineExceeded`;
+    they are asked on meanwhile, and reading may go on.
+
+    Attributes
+    ----------
+    position : offset of the next record that the user gets, or of one before it that is not there.
+    expired : the user did not read for `max.processing.time.ms`, so it is left out of the fetches until the next read.
+    """
+
+    def __init__(
+        self,
+        partition: PartitionConsumer,
+        lock: threading.Lock,
+        clock: Clock,
+        *,
+        patience_s: float,
+        read_committed: bool,
+        decode: Decode,
+        on_change: Callable[[PartitionStream], None],
+    ) -> None:
+        self.topic = partition.topic
+        self.partition = partition.partition
+        self.position = partition.position
+        self.expired = False
+        self._lock = lock
+        self._arrival = threading.Condition(lock)
+        self._clock = clock
+        self._patience_s = patience_s
+        self._read_committed = read_committed
+        self._decode = decode
+        self._on_change = on_change
+        self._seeks = 0
+        self._batches: Iterator[pa.RecordBatch] | None = None
+        self._batches_end = 0
+        # Between the user's side and the consumer's threads, guarded by the lock. A new PartitionConsumer, after a
+        # seek, makes what is on its way for the old one nobody's.
+        self.source = partition
+        self.ahead: Fetched | None = None
+        self.full_since_s = 0.0
+        self.paused = False
+        self.closed = False
+        self.error: KafkaError | None = None
+
+    def __repr__(self) -> str:
+        return f"<PartitionStream {self.name} at offset {self.position}>"
+
+    @property
+    def name(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return self.batches()
+
+    def batches(self, timeout_ms: float | None = None) -> Iterator[pa.RecordBatch]:
+        """Record batches of some thousand rows, until none comes for `timeout_ms` (None: for ever) or it is closed."""
+        while (batch := self.poll(timeout_ms)) is not None:
+            yield batch
+
+    def messages(self, timeout_ms: float | None = None) -> Iterator[ConsumerMessage]:
+        """The same, record by record. Makes Python objects: for convenience, not for many records."""
+        for batch in self.batches(timeout_ms):
+            seeks = self._seeks
+            for message in messages_of(self.topic, self.partition, batch):
+                if self._seeks != seeks:
+                    break
+                yield message
+
+    def poll(self, timeout_ms: float | None = None) -> pa.RecordBatch | None:
+        """The next record batch; None when none came in time (None: no limit) or the stream is closed."""
+        deadline = Deadline.after_ms(float("inf") if timeout_ms is None else timeout_ms, self._clock)
+        while (batches := self._take(deadline)) is not None:
+            if (batch := self._next_decoded(batches)) is not None:
+                return batch
+        return None
+
+    @property
+    def readable(self) -> bool:
+        """Whether `poll` would have something to say at once. Under the lock."""
+        return not self.paused and (self.ahead is not None or self._batches is not None or self.error is not None)
+
+    def _take(self, deadline: Deadline) -> Iterator[pa.RecordBatch] | None:
+        """The decoding of the reply that is read, or of the next one that comes; None when none came."""
+        with self._lock:
+            while not self.closed:
+                if not self.paused:
+                    if self._batches is not None:
+                        return self._batches
+                    self._raise_if_failed()
+                    if self.expired:
+                        self.expired = False
+                        self._on_change(self)
+                    if self.ahead is not None:
+                        return self._begin(self.ahead)
+                remaining_s = deadline.remaining_s()
+                if remaining_s <= 0:
+                    return None
+                self._arrival.wait(min(remaining_s, _LONGEST_WAIT_S))
+        return None
+
+    def _begin(self, fetched: Fetched) -> Iterator[pa.RecordBatch]:
+        self.ahead = None
+        self.position = fetched.position
+        self._batches, self._batches_end = self._decode(fetched, self.name), fetched.next_offset
+        self._on_change(self)
+        return self._batches
+
+    def _next_decoded(self, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch | None:
+        try:
+            batch = next(batches, None)
+        except KafkaError as error:
+            with self._lock:
+                if self._batches is batches:
+                    self._batches = self.ahead = None
+                    self.stop(error)
+            raise
+        with self._lock:
+            if self._batches is not batches:
+                return None  # somebody has called seek or close
+            if batch is None:
+                self._batches, self.position = None, self._batches_end
+            else:
+                self.position = batch.column("offset")[-1].as_py() + 1
+        return batch
+
+    @property
+    def overdue(self) -> bool:
+        """Whether brokers have been failing for too long. Under the lock."""
+        failing = self.source.failure is not None and not self.paused and not self.closed
+        return failing and self._clock.now_s() - self.source.failing_since_s > self._patience_s
+
+    def _raise_if_failed(self) -> None:
+        if self.error is not None:
+            raise self.error
+        if self.overdue:
+            self.source.failing_since_s = self._clock.now_s()
+            raise DeadlineExceeded(
+                f"{self.name}: nothing could be read at offset {self.position} for {self._patience_s:.0f} s and "
+                f"{self.source.attempts} attempt(s); the last one: {self.source.failure}",
+                topic=self.topic,
+                partition=self.partition,
+            ) from self.source.failure
+
+    # -- steering -----------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Reads nothing and fetches nothing until `resume`; what has come already is kept."""
+        with self._lock:
+            self.paused = True
+
+    def resume(self) -> None:
+        with self._lock:
+            self.paused = False
+            self._arrival.notify_all()
+            self._on_change(self)
+
+    def seek(self, offset: int) -> None:
+        """The next record is the one at `offset`, or the first after it. Clears an error.
+
+        For the earliest or latest offset ask `list_offsets`. Raises `UsageError` for a negative offset.
+        """
+        if offset < 0:
+            raise UsageError(f"{self.name}: cannot seek to offset {offset}")
+        with self._lock:
+            self._seeks += 1
+            self.source = self.source.at(offset)
+            self.position = offset
+            self.ahead = self._batches = self.error = None
+            self.expired = False
+            self._on_change(self)
+
+    def close(self) -> None:
+        """Stops reading; iterations end. What was fetched is dropped."""
+        with self._lock:
+            self.closed = True
+            self.ahead = self._batches = None
+            self._arrival.notify_all()
+            self._on_change(self)
+
+    # -- what is known ------------------------------------------------------------------------
+
+    @property
+    def high_water_mark(self) -> int:
+        """The offset after the last record that is replicated, as of the last reply; -1 before the first."""
+        return self.source.high_watermark
+
+    @property
+    def last_stable_offset(self) -> int:
+        """Where the first open transaction begins, else the high-water mark; -1 before the first reply."""
+        return self.source.last_stable_offset
+
+    @property
+    def failure(self) -> KafkaError | None:
+        """What keeps the brokers from answering just now; None when all is well."""
+        return self.error or self.source.failure
+
+    @property
+    def lag(self) -> int | None:
+        """How many offsets `position` is behind what can be read: the high-water mark, with `read_committed` the last
+        stable offset; None before the first reply.
+        """
+        end = self.last_stable_offset if self._read_committed else self.high_water_mark
+        return None if end < 0 else max(0, end - self.position)
+
+    # -- the consumer's threads, under the lock -----------------------------------------------
+
+    def put(self, fetched: Fetched, now_s: float) -> None:
+        self.ahead, self.full_since_s = fetched, now_s
+        self._arrival.notify_all()
+
+    def drop_ahead(self) -> None:
+        """Gives back the memory of what nobody has read; it will be fetched again."""
+        if self.ahead is not None:
+            self.source = self.source.at(self.ahead.position)
+            self.ahead = None
+
+    def stop(self, error: KafkaError) -> None:
+        self.error = error
+        self._arrival.notify_all()
+
+
+def messages_of(topic: str, partition: int, batch: pa.RecordBatch) -> Iterator[ConsumerMessage]:
+    """The rows of a record batch as objects."""
+    names = set(batch.schema.names)
+    nothing = [None] * batch.num_rows
+    columns: list[list[Any]] = [
+        batch.column(name).to_pylist() if name in names else nothing
+        for name in ("offset", "timestamp_ms", "timestamp_type", "key", "value", "headers")
+    ]
+    for offset, timestamp_ms, timestamp_type, key, value, headers in zip(*columns, strict=True):
+        pairs = None if headers is None else [(header["key"], header["value"]) for header in headers]
+        yield ConsumerMessage(topic, partition, offset, timestamp_ms, timestamp_type, key, value, pairs)
