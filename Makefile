@@ -38,9 +38,11 @@ format: setup ## rewrites the files as `make lint` wants them
 bench: setup ## measures against the peers
 	$(BIN)/python -m tests.benchmarks.run
 
-soak: setup ## the tests that kill, cut off and count, for longer
+soak: setup ## the tests that kill, cut off, count and spoil, for longer
 	SPARK_KAFKA_SOURCE_KILLS=20 SPARK_KAFKA_SOURCE_OUTAGE_S=60 SPARK_KAFKA_SOURCE_BATCHES=1000 \
-	$(BIN)/python -m pytest -s tests/spark/test_killed_query.py tests/spark/test_broker_outage.py tests/spark/test_memory.py
+	SPARK_KAFKA_SOURCE_FUZZ_S=600 $(BIN)/python -m pytest -s --timeout 1200 \
+	tests/spark/test_killed_query.py tests/spark/test_broker_outage.py tests/spark/test_memory.py \
+	tests/protocol/wire/test_hostile_replies.py tests/protocol/records/test_hostile_logs.py
 
 kafka: setup ## three local brokers, until Ctrl-C
 	$(BIN)/python -m spark_kafka_source.local_kafka --brokers 3

@@ -1,0 +1,103 @@
+"""What the tests of hostile bytes share: how much a reader may take, how bytes are spoilt, and for how long.
+
+`SPARK_KAFKA_SOURCE_FUZZ_S` says how many seconds the random tests take in all; the cases are then new at each run, and
+always the same ones without it. A case that fails is named in hexadecimal digits.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from protocol.errors import ProtocolError
+
+_SECONDS = os.environ.get("SPARK_KAFKA_SOURCE_FUZZ_S")
+FUZZ_S = float(_SECONDS or 15)
+_SEED = time.time_ns() if _SECONDS else 0
+
+LARGEST_RATIO = 8
+SPARE_BYTES = 1 << 20
+LONGEST_S = 5.0
+
+_NUMBERS = [
+    number.to_bytes(size, "big", signed=True)
+    for size in (2, 4, 8)
+    for number in (-(1 << 8 * size - 1), -2, -1, 0, 1, 0x7F, (1 << 8 * size - 1) - 1)
+]
+_VARINTS = [b"\x00", b"\x01", b"\x80\x00", b"\xff\xff\xff\xff\x0f", b"\x80\x80\x80\x80\x08", b"\xff" * 9 + b"\x01"]
+
+
+@contextmanager
+def tracing() -> Iterator[None]:
+    """Memory is counted inside."""
+    tracemalloc.start()
+    try:
+        yield
+    finally:
+        tracemalloc.stop()
+
+
+def provoke(read: Callable[[bytes], object], data: bytes, size_bytes: int | None = None) -> bool:
+    """Whether `read(data)` ends well; only protocol errors may come, in time, and with little memory.
+
+    Within `tracing()`. `size_bytes` is what the memory is measured by, if not the size of `data`.
+    """
+    tracemalloc.reset_peak()
+    before, _ = tracemalloc.get_traced_memory()
+    started_s = time.process_time()
+    try:
+        read(data)
+        well = True
+    except ProtocolError:
+        well = False
+    except BaseException as error:
+        raise AssertionError(f"{type(error).__name__}: {error}; the bytes were {data.hex()}") from error
+    took_s = time.process_time() - started_s
+    peak = tracemalloc.get_traced_memory()[1] - before
+    allowed = LARGEST_RATIO * (len(data) if size_bytes is None else size_bytes) + SPARE_BYTES
+    assert peak <= allowed, f"{peak} bytes of memory, {allowed} allowed; the bytes were {data.hex()}"
+    assert took_s < LONGEST_S, f"took {took_s:.1f} s; the bytes were {data.hex()}"
+    return well
+
+
+def cases(name: str, seconds: float) -> Iterator[random.Random]:
+    """Dice for one case after the other, until the time is over."""
+    until_s, nth = time.monotonic() + seconds, 0
+    while time.monotonic() < until_s:
+        yield random.Random(f"{name} {_SEED} {nth}")
+        nth += 1
+
+
+def spoilt(data: bytes, dice: random.Random, others: list[bytes]) -> bytes:
+    """A few changes: bits, numbers and varints that lie, bytes lost, doubled, moved, or taken from one of `others`."""
+    spoiling = bytearray(data)
+    for _ in range(dice.choice([1, 1, 2, 3, 8])):
+        if not spoiling:
+            break
+        at = dice.randrange(len(spoiling))
+        size = dice.choice([1, 2, 4, 8, dice.randrange(1, len(spoiling) + 1)])
+        kind = dice.randrange(8)
+        if kind == 0:
+            spoiling[at] ^= 1 << dice.randrange(8)
+        elif kind == 1:
+            spoiling[at] = dice.randrange(256)
+        elif kind == 2:
+            number = dice.choice(_NUMBERS)
+            spoiling[at : at + len(number)] = number
+        elif kind == 3:
+            spoiling[at : at + dice.choice([1, 2, 5])] = dice.choice(_VARINTS)
+        elif kind == 4:
+            del spoiling[at : at + size]
+        elif kind == 5:
+            spoiling[at:at] = spoiling[at : at + size]
+        elif kind == 6:
+            other = dice.choice(others)
+            begin = dice.randrange(len(other) + 1)
+            spoiling[at : at + size] = other[begin : begin + size]
+        else:
+            spoiling[at:at] = dice.randbytes(min(size, 64))
+    return bytes(spoiling)

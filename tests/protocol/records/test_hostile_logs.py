@@ -1,0 +1,99 @@
+"""Whole logs, spoilt at random: record batches that Java wrote, messages of magic 0 and 1, transactions.
+
+`test_hostile_bytes` knows where it lies; here nobody does. Neither Python nor Arrow may take much memory.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+import zlib
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from crc32c import crc32c
+
+from protocol.records.decode import decode
+from protocol.records.scan import scan
+from tests.hostile import FUZZ_S, LARGEST_RATIO, SPARE_BYTES, cases, provoke, spoilt, tracing
+from tests.protocol.records import reference, test_hostile_bytes, test_legacy
+
+CAP_BYTES = 64 << 10
+LONGEST_BYTES = 32_000
+ARROW = pa.proxy_memory_pool(pa.default_memory_pool())  # for good: what is freed must find its pool
+
+
+def read(log: bytes, check_crc: bool = False) -> None:
+    """Reads all, and has Arrow check what came; asserts how much memory Arrow ever took."""
+    usual = pa.default_memory_pool()
+    pa.set_memory_pool(ARROW)
+    try:
+        chunks = decode(
+            scan(log),
+            first_offset=1,
+            end_offset=1 << 40,
+            aborted_transactions=test_hostile_bytes.ABORTED,
+            max_decompressed_bytes=CAP_BYTES,
+            check_crc=check_crc,
+        )
+        for chunk in chunks:
+            chunk.validate(full=True)
+    finally:
+        pa.set_memory_pool(usual)
+    assert ARROW.max_memory() <= LARGEST_RATIO * (LONGEST_BYTES + CAP_BYTES) + SPARE_BYTES
+
+
+def seeds() -> list[bytes]:
+    java = [path.read_bytes() for path in (Path(__file__).parent / "written_by_java").glob("*.bin")]
+    assert len(java) == 5
+    ours = [log for codec in reference.CODECS for log in test_hostile_bytes.seeds(codec)]
+    old = [log for magic in (0, 1) for log in test_legacy.hostile_seeds(magic)]
+    mixed = [old[0] + ours[0] + old[-1] + ours[1]]
+    return [*java, *ours, *old, *mixed]
+
+
+SEEDS = seeds()
+
+
+def sound_again(log: bytes) -> bytes:
+    """The same with checksums that fit, as far as the entries can be told apart."""
+    mended, position = bytearray(log), 0
+    while position + 23 <= len(mended):
+        size, magic = struct.unpack_from(">ixxxxb", mended, position + 8)
+        end = position + 12 + size
+        if size < 14 or end > len(mended):
+            break
+        if magic == 2:
+            mended[position + 17 : position + 21] = struct.pack(">I", crc32c(mended[position + 21 : end]))
+        else:
+            mended[position + 12 : position + 16] = struct.pack(">I", zlib.crc32(mended[position + 16 : end]))
+        position = end
+    return bytes(mended)
+
+
+def test_the_seeds_are_sound() -> None:
+    for log in SEEDS:
+        assert sound_again(log) == log
+        read(log, check_crc=True)
+
+
+@pytest.mark.parametrize("check_crc", [True, False])
+def test_logs_spoilt_at_random(check_crc: bool) -> None:
+    read(SEEDS[0])  # what is kept from one read to the next is there before memory is counted
+    runs = 0
+    with tracing():
+        for dice in cases(f"logs {check_crc}", FUZZ_S / 4):
+            log = spoilt(cut_out(dice.choice(SEEDS), dice), dice, SEEDS)[:LONGEST_BYTES]
+            log = sound_again(log) if check_crc else log
+            provoke(lambda data: read(data, check_crc), log, len(log) + CAP_BYTES)
+            runs += 1
+    assert runs > 200
+
+
+def cut_out(log: bytes, dice: random.Random) -> bytes:
+    """A few whole entries of a long log: changes to one of hundreds tell little."""
+    positions = scan(log).headers["position"].tolist()
+    first = dice.randrange(len(positions))
+    last = min(len(positions), first + dice.randrange(1, 6))
+    return log[positions[first] : [*positions, len(log)][last]]

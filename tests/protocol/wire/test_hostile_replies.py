@@ -1,0 +1,193 @@
+"""Replies whose lengths lie, that are cut, or spoilt at random: our own errors, at once, and hardly any memory.
+
+Where the lengths are is told by Kafka's own definitions, not by the code under test.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protocol.errors import ProtocolError
+from protocol.wire.frame import decode_response
+from protocol.wire.registry import API_BY_KEY
+from protocol.wire.schema import Api
+from tests.hostile import FUZZ_S, cases, provoke, spoilt, tracing
+from tests.protocol.wire.kafka_facts import KafkaField, case_id, fields_of, sample_of
+
+API_BY_NAME = {api.name: api for api in API_BY_KEY.values()}
+CORRELATION_ID = 7
+CODES = {"int8": "b", "int16": "h", "uint16": "H", "int32": "i", "int64": "q", "float64": "d", "bool": "?"}
+
+Reply = tuple[Api, int, str, bytes]
+
+
+def _kafka_replies() -> list[Reply]:
+    lines = Path(__file__).with_name("kafka_frames.txt").read_text().splitlines()
+    rows = [line.split() for line in lines]
+    return [
+        (API_BY_NAME[api], int(v), flavour, bytes.fromhex(f)) for api, v, kind, flavour, f in rows if kind == "response"
+    ]
+
+
+REPLIES = _kafka_replies()
+
+
+# -- where the lengths are ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Length:
+    """A length or a count in a frame."""
+
+    what: str
+    kind: str
+    value: bytes
+
+
+Piece = bytes | Length
+
+
+def uvarint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def length(what: str, count: int | None, kind: str) -> Length:
+    if kind == "varint":
+        return Length(what, kind, uvarint(0 if count is None else count + 1))
+    return Length(what, kind, struct.pack(">h" if kind == "int16" else ">i", -1 if count is None else count))
+
+
+def pieces(fields: tuple[KafkaField, ...], value: dict[str, Any], flexible: bool, path: str = "") -> Iterator[Piece]:
+    """A struct as it stands in a frame."""
+    for field in fields:
+        if field.tag is None:
+            yield from field_pieces(field, field.type, value[field.name], flexible, f"{path}.{field.name}")
+    if flexible:
+        sent = [field for field in fields if field.tag is not None and value[field.name] not in (None, [])]
+        tagged = sorted(sent, key=lambda field: field.tag or 0)
+        yield Length(f"{path}: tagged fields", "varint", uvarint(len(tagged)))
+        for field in tagged:
+            here = f"{path}.{field.name}"
+            content = list(field_pieces(field, field.type, value[field.name], True, here))
+            yield uvarint(field.tag or 0)
+            yield Length(f"{here}: size", "varint", uvarint(len(joined(content))))
+            yield from content
+
+
+def field_pieces(field: KafkaField, kind: str, value: Any, flexible: bool, path: str) -> Iterator[Piece]:
+    if kind.startswith("[]"):
+        yield length(path, None if value is None else len(value), "varint" if flexible else "int32")
+        for nth, element in enumerate(value or ()):
+            yield from field_pieces(field, kind[2:], element, flexible, f"{path}[{nth}]")
+    elif field.fields is not None:
+        if field.nullable and not field.type.startswith("[]"):
+            yield b"\xff" if value is None else b"\x01"
+        if value is not None:
+            yield from pieces(field.fields, value, flexible, path)
+    elif kind in ("string", "bytes", "records"):
+        data = value.encode() if isinstance(value, str) else value
+        plain = "int16" if kind == "string" else "int32"
+        yield length(path, None if data is None else len(data), "varint" if flexible else plain)
+        yield data or b""
+    elif kind == "uuid":
+        yield value
+    else:
+        yield struct.pack(">" + CODES[kind], value)
+
+
+def joined(parts: list[Piece]) -> bytes:
+    return b"".join(part.value if isinstance(part, Length) else part for part in parts)
+
+
+def reply_pieces(api: Api, version: int, flavour: str) -> list[Piece]:
+    flexible = api.flexible(version)
+    parts: list[Piece] = [struct.pack(">i", CORRELATION_ID)]
+    if flexible and api.name != "ApiVersions":
+        parts.append(Length("header: tagged fields", "varint", b"\0"))
+    return [
+        *parts,
+        *pieces(fields_of(api, version, "response"), sample_of(api, version, "response", flavour), flexible),
+    ]
+
+
+@pytest.mark.parametrize(("api", "version", "flavour", "frame"), REPLIES, ids=case_id)
+def test_the_lengths_are_where_kafka_has_them(api: Api, version: int, flavour: str, frame: bytes) -> None:
+    assert joined(reply_pieces(api, version, flavour)) == frame
+
+
+# -- lengths that lie -----------------------------------------------------------------------------
+
+LIES = {
+    "int16": {"-2": b"\xff\xfe", "0": b"\0\0", "2^15-1": b"\x7f\xff", "-2^15": b"\x80\0"},
+    "int32": {"-2": b"\xff\xff\xff\xfe", "0": bytes(4), "2^31-1": b"\x7f\xff\xff\xff", "-2^31": b"\x80\0\0\0"},
+    "varint": {
+        "0": b"\0",
+        "1": b"\1",
+        "2^31-1": uvarint(2**31 - 1),
+        "2^31": uvarint(2**31),
+        "-2 as 32 bits": uvarint(2**32 - 2),
+        "over-long": b"\x80\x80\x80\x80\x80\0",
+        "too large": uvarint(2**32),
+        "endless": b"\xff" * 40,
+    },
+}
+HARMLESS = {"0", "1"}  # perhaps: what follows may happen to be something else that is whole
+
+
+@pytest.mark.parametrize(("api", "version", "flavour", "frame"), REPLIES, ids=case_id)
+def test_every_length_that_lies_is_found_out(api: Api, version: int, flavour: str, frame: bytes) -> None:
+    parts = reply_pieces(api, version, flavour)
+    read = partial(decode_response, api, version)
+    read(frame)
+    with tracing():
+        for nth, part in enumerate(parts):
+            if isinstance(part, Length):
+                before, after = joined(parts[:nth]), joined(parts[nth + 1 :])
+                for name, lie in LIES[part.kind].items():
+                    well = provoke(read, before + lie + after)
+                    assert not well or name in HARMLESS, f"{part.what} = {name} was taken"
+
+
+def test_an_absurd_length_takes_no_memory_in_a_large_reply_either() -> None:
+    """The bytes that follow are many, so that a count has to be very large to be refused at once."""
+    read = partial(decode_response, API_BY_NAME["Metadata"], 12)
+    parts = reply_pieces(API_BY_NAME["Metadata"], 12, "full")
+    with tracing():
+        for nth, part in enumerate(parts):
+            if isinstance(part, Length):
+                for count in (50_000, 500_000, 2**31 - 1):
+                    provoke(read, joined(parts[:nth]) + uvarint(count) + b"\xff" * 500_000)
+
+
+# Those of the full ones are in test_bad_bytes.
+@pytest.mark.parametrize(
+    ("api", "version", "flavour", "frame"), [reply for reply in REPLIES if reply[2] == "sparse"], ids=case_id
+)
+def test_every_strict_prefix_is_refused(api: Api, version: int, flavour: str, frame: bytes) -> None:
+    for cut in range(len(frame)):
+        with pytest.raises(ProtocolError):
+            decode_response(api, version, frame[:cut])
+
+
+def test_replies_spoilt_at_random() -> None:
+    frames = [frame for *_, frame in REPLIES]
+    for api, version, _, frame in REPLIES:
+        decode_response(api, version, frame)
+    runs = 0
+    with tracing():
+        for dice in cases("replies", FUZZ_S / 2):
+            api, version, _, frame = dice.choice(REPLIES)
+            provoke(partial(decode_response, api, version), spoilt(frame, dice, frames))
+            runs += 1
+    assert runs > 1_000
