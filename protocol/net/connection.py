@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from protocol.broker_errors import ErrorCode
 from protocol.clock import Clock, Deadline
 from protocol.errors import ConnectionLost, Corrupt, FrameTooLarge, KafkaError, RequestTimedOut, TransportError
@@ -37,7 +39,7 @@ class Reply:
         self.api = api
         self.version = version
         self.correlation_id = correlation_id
-        self.frame: bytearray | None = None  # set when it has come
+        self.frame: memoryview | None = None  # set when it has come
         self.error: KafkaError | None = None
 
     @property
@@ -153,18 +155,20 @@ class Connection:
             self.last_used_s = self._clock.now_s()
         if reply.error is not None:
             raise reply.error
-        return frame.decode_response(reply.api, reply.version, memoryview(reply.frame or b""))
+        assert reply.frame is not None
+        return frame.decode_response(reply.api, reply.version, reply.frame)
 
     def _receive_next(self, deadline: Deadline) -> None:
         self._transport.receive_into(self._size, deadline)
         size = int.from_bytes(self._size, "big", signed=True)
         self._check_size(size)
-        buffer = bytearray(size)
-        self._transport.receive_into(memoryview(buffer), deadline)
+        # Not a bytearray: that would be filled with zeros first.
+        buffer = np.empty(size, np.uint8).data
+        self._transport.receive_into(buffer, deadline)
         if not self._in_flight:
             raise Corrupt(f"{self.address}: the broker sent {size} bytes that nothing asked for")
         reply = self._in_flight.popleft()
-        correlation_id = frame.correlation_id(memoryview(buffer))
+        correlation_id = frame.correlation_id(buffer)
         if correlation_id != reply.correlation_id:
             raise Corrupt(
                 f"{self.address}: reply {correlation_id} came where {reply.correlation_id} ({reply.api.name}) was due"

@@ -114,7 +114,8 @@ def _stretches(slab: Slab) -> Iterator[tuple[Positions, Positions, Positions]]:
         starts, ends = bounds_of_batches(slab.data, slab.begins, slab.ends, slab.counts)
         yield starts, ends, np.repeat(np.arange(len(slab.counts)), slab.counts)
         return
-    for starts, ends in stretches(slab.data, slab.begins[0], slab.ends[0], slab.counts[0], SLAB_ROWS):
+    begin, end, count = int(slab.begins[0]), int(slab.ends[0]), int(slab.counts[0])
+    for starts, ends in stretches(slab.data, begin, end, count, SLAB_ROWS):
         yield starts, ends, np.zeros(len(starts), np.int64)
 
 
@@ -131,13 +132,13 @@ def _cuts(starts: Positions, ends: Positions) -> Iterator[slice]:
 
 def _culprit(slab: Slab, read: Callable[[Slab], Iterator[pa.RecordBatch]]) -> int:
     """The first batch of a slab whose records cannot be read."""
-    for index, batch in enumerate(slab.batches):
+    for index in range(len(slab.batches)):
         try:
             for _ in read(slab.only(index)):
                 pass
         except ProtocolError:
-            return batch
-    return slab.batches[0]
+            return int(slab.batches[index])
+    return int(slab.batches[0])
 
 
 @dataclass

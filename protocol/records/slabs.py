@@ -7,14 +7,14 @@ than one slab of decompressed records. Used by `decode`; knows batches, not reco
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 from crc32c import crc32c
 
 from protocol.errors import Corrupt
-from protocol.records.compression import Bytes, Codec, decompress
+from protocol.records.compression import Codec, decompress
 from protocol.records.header import (
     CHECKED_FROM,
     COMPRESSION_MASK,
@@ -23,86 +23,131 @@ from protocol.records.header import (
     SMALLEST_RECORD_BYTES,
 )
 from protocol.records.scan import Scan
+from protocol.records.varints import Bytes, Positions
 
 SLAB_ROWS = 16_000
 SLAB_BYTES = 4 << 20
+_MOST_ROWS = SLAB_ROWS * 3 // 2
 _SCRATCH_BYTES = 16 << 20
 # Memory that was touched before is several times faster than fresh pages. Lists hand out and take back atomically.
 _idle_scratch: list[Bytes] = []
 _MOST_IDLE = 4
 
 
-@dataclass
+@dataclass(frozen=True)
 class Slab:
-    """The records of `batches` (rows of the scan's headers), each in data[begins[i]:ends[i]]."""
+    """The records of `batches` (rows of the scan's headers): `counts[i]` of them in data[begins[i]:ends[i]]."""
 
     data: Bytes
-    batches: list[int] = field(default_factory=list)
-    begins: list[int] = field(default_factory=list)
-    ends: list[int] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
-    rows: int = 0
-
-    def add(self, batch: int, begin: int, end: int, count: int) -> None:
-        self.batches.append(batch)
-        self.begins.append(begin)
-        self.ends.append(end)
-        self.counts.append(count)
-        self.rows += count
+    batches: Positions
+    begins: Positions
+    ends: Positions
+    counts: Positions
 
     def only(self, index: int) -> Slab:
         """One of its batches, by itself."""
-        one = Slab(self.data)
-        one.add(self.batches[index], self.begins[index], self.ends[index], self.counts[index])
-        return one
-
-    def takes(self, count: int) -> bool:
-        """Whether it stays a slab of some thousand records with a batch of `count` more."""
-        return not self.full and (not self.batches or self.rows + count <= SLAB_ROWS * 3 // 2)
-
-    @property
-    def full(self) -> bool:
-        return bool(self.batches) and (self.rows >= SLAB_ROWS or self.ends[-1] - self.begins[0] >= SLAB_BYTES)
+        one = slice(index, index + 1)
+        return Slab(self.data, self.batches[one], self.begins[one], self.ends[one], self.counts[one])
 
 
-def slabs(
-    scan: Scan, batches: npt.NDArray[np.int64], max_decompressed_bytes: int, check_crc: bool, where: str
-) -> Iterator[Slab]:
+def slabs(scan: Scan, batches: Positions, max_decompressed_bytes: int, check_crc: bool, where: str) -> Iterator[Slab]:
     """The given batches in order. A slab's bytes are valid until the next one is asked for.
 
     Raises `Corrupt` (checksum, codec, a count of records that cannot be) and `DecompressedTooLarge`.
     """
+    compressed = (scan.headers["attributes"][batches] & COMPRESSION_MASK) != Codec.NONE
+    edges = [0, *(np.flatnonzero(np.diff(compressed)) + 1).tolist(), len(batches)]
+    for first, until in pairwise(edges):
+        if first < until and compressed[first]:
+            yield from _unpacked(scan, batches[first:until], max_decompressed_bytes, check_crc, where)
+        elif first < until:
+            yield from _stored(scan, batches[first:until], check_crc, where)
+
+
+def _stored(scan: Scan, batches: Positions, check_crc: bool, where: str) -> Iterator[Slab]:
+    """Batches that are not compressed stay where they are, in the reply."""
+    data = np.frombuffer(scan.buffer, np.uint8)
     headers = scan.headers[batches]
-    columns = (headers[name].tolist() for name in ("attributes", "position", "length", "count", "crc"))
-    raw = np.frombuffer(scan.buffer, np.uint8)
+    begins = headers["position"] + HEADER_BYTES
+    ends = headers["position"] + LOG_OVERHEAD_BYTES + headers["length"]
+    counts = headers["count"].astype(np.int64)
+    rows = np.cumsum(counts)
+    first = 0
+    while first < len(batches):
+        # The batch that fills a slab belongs to it, unless it does much more than that.
+        rows_before = rows[first] - counts[first]
+        full = min(np.searchsorted(rows, rows_before + SLAB_ROWS), np.searchsorted(ends, begins[first] + SLAB_BYTES))
+        fits = np.searchsorted(rows, rows_before + _MOST_ROWS, side="right")
+        until = max(int(min(full + 1, fits)), first + 1)
+        some = slice(first, until)
+        slab = Slab(data, batches[some], begins[some], ends[some], counts[some])
+        if check_crc:
+            _check(scan, slab.batches, where)
+        crowded = slab.counts * SMALLEST_RECORD_BYTES > slab.ends - slab.begins
+        if crowded.any():
+            index = int(crowded.argmax())
+            size_bytes = int(slab.ends[index] - slab.begins[index])
+            raise scan.located(_crowded(int(slab.counts[index]), size_bytes), int(slab.batches[index]), where)
+        yield slab
+        first = until
+
+
+def _unpacked(
+    scan: Scan, batches: Positions, max_decompressed_bytes: int, check_crc: bool, where: str
+) -> Iterator[Slab]:
+    """Compressed batches, in scratch memory next to each other; one that does not fit there in memory of its own."""
     scratch = _idle_scratch.pop() if _idle_scratch else np.empty(_SCRATCH_BYTES, np.uint8)
-    slab = Slab(raw)
+    headers = scan.headers[batches]
+    fields = zip(*(headers[name].tolist() for name in ("attributes", "position", "length", "count")), strict=True)
+    counts = headers["count"].astype(np.int64)
+    stops = np.zeros(len(batches), np.int64)
+    first = rows = used = 0
+
+    def so_far(until: int) -> Slab:
+        some = slice(first, until)
+        begins = np.concatenate([[0], stops[first : until - 1]])
+        return Slab(scratch, batches[some], begins, stops[some], counts[some])
+
     try:
-        for batch, attributes, start, length, count, crc in zip(batches.tolist(), *columns, strict=True):
-            if not slab.takes(count):
-                yield slab
-                slab = Slab(raw)
-            data, begin, end = raw, start + HEADER_BYTES, start + LOG_OVERHEAD_BYTES + length
-            if check_crc and crc32c(scan.buffer[start + CHECKED_FROM : end]) != crc:
-                scan.verify_checksum(batch, where)
-            codec = attributes & COMPRESSION_MASK
+        for index, (attributes, start, length, count) in enumerate(fields):
+            if rows and (rows >= SLAB_ROWS or used >= SLAB_BYTES or rows + count > _MOST_ROWS):
+                yield so_far(index)
+                first, rows, used = index, 0, 0
+            if check_crc:
+                _check(scan, batches[index : index + 1], where)
+            packed = scan.buffer[start + HEADER_BYTES : start + LOG_OVERHEAD_BYTES + length]
             try:
-                if codec != Codec.NONE:
-                    used = slab.ends[-1] if slab.data is scratch else 0
-                    unpacked = decompress(codec, raw[begin:end].data, scratch[used:], max_decompressed_bytes)
-                    data, begin = (scratch, used) if np.may_share_memory(unpacked, scratch) else (unpacked, 0)
-                    end = begin + len(unpacked)
-                if count * SMALLEST_RECORD_BYTES > end - begin:
-                    raise Corrupt(f"{count} records cannot be in {end - begin} bytes")
+                unpacked = decompress(attributes & COMPRESSION_MASK, packed, scratch[used:], max_decompressed_bytes)
+                if count * SMALLEST_RECORD_BYTES > len(unpacked):
+                    raise _crowded(count, len(unpacked))
             except Corrupt as error:
-                raise scan.located(error, batch, where) from error
-            if slab.data is not data:
-                if slab.batches:
-                    yield slab
-                slab = Slab(data)
-            slab.add(batch, begin, end, count)
-        if slab.batches:
-            yield slab
+                raise scan.located(error, int(batches[index]), where) from error
+            if np.may_share_memory(unpacked, scratch):
+                rows, used = rows + count, used + len(unpacked)
+                stops[index] = used
+                continue
+            if first < index:
+                yield so_far(index)
+            one = slice(index, index + 1)
+            yield Slab(unpacked, batches[one], np.array([0]), np.array([len(unpacked)]), counts[one])
+            first, rows, used = index + 1, 0, 0
+        if first < len(batches):
+            yield so_far(len(batches))
     finally:
         if len(_idle_scratch) < _MOST_IDLE:
             _idle_scratch.append(scratch)
+
+
+def _check(scan: Scan, batches: Positions, where: str) -> None:
+    """Raises `Corrupt` for the first of the batches whose checksum is wrong."""
+    headers, view = scan.headers[batches], scan.buffer
+    begins = (headers["position"] + CHECKED_FROM).tolist()
+    ends = (headers["position"] + LOG_OVERHEAD_BYTES + headers["length"]).tolist()
+    found = [crc32c(view[begin:end]) for begin, end in zip(begins, ends, strict=True)]
+    wrong = np.array(found, np.int64) != headers["crc"]
+    if wrong.any():
+        scan.verify_checksum(int(batches[wrong.argmax()]), where)
+
+
+def _crowded(count: int, size_bytes: int) -> Corrupt:
+    return Corrupt(f"{count} records cannot be in {size_bytes} bytes")

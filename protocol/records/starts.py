@@ -8,7 +8,7 @@ whatever the other two do not understand. Used by `decode`.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import repeat
 
 import numpy as np
@@ -27,18 +27,18 @@ _STEPS: list[list[int]] = SIZES.reshape(256, 256).T.tolist()
 _FEWEST_IN_RUN = 64
 
 
-def bounds_of_batches(data: Bytes, begins: Sequence[int], ends: Sequence[int], counts: Sequence[int]) -> Bounds:
+def bounds_of_batches(data: Bytes, begins: Positions, ends: Positions, counts: Positions) -> Bounds:
     """Start and end of every record of some batches, whose records are in data[begins[i]:ends[i]].
 
     Raises `Corrupt` or `Truncated` when `counts[i]` records do not fill batch i exactly.
     """
-    rows, size_bytes = sum(counts), sum(ends) - sum(begins)
-    of_one_size = len(counts) < FEWEST_LANES and _run(data, begins[0], ends[0], counts[0])
-    if not of_one_size and worth_lanes(rows, size_bytes, max(counts) / rows, len(counts)):
-        found = lockstep(data, np.array(begins), np.array(ends), size_bytes // rows)
+    rows, size_bytes = int(counts.sum()), int((ends - begins).sum())
+    batches = list(zip(begins.tolist(), ends.tolist(), counts.tolist(), strict=True))
+    of_one_size = len(batches) < FEWEST_LANES and _run(data, *batches[0])
+    if not of_one_size and worth_lanes(rows, size_bytes, int(counts.max()) / rows, len(batches)):
+        found = lockstep(data, begins, ends, size_bytes // rows)
         if found is not None and (found[2] == counts).all():
             return found[:2]
-    batches = zip(begins, ends, counts, strict=True)
     return _joined([part for begin, end, count in batches for part in stretches(data, begin, end, count, count)])
 
 

@@ -117,7 +117,7 @@ def bounds(slab: Slab) -> Iterator[tuple[Any, Any]]:
     if len(slab.batches) > 1:
         yield bounds_of_batches(slab.data, slab.begins, slab.ends, slab.counts)
     else:
-        yield from stretches(slab.data, slab.begins[0], slab.ends[0], slab.counts[0], 8_000)
+        yield from stretches(slab.data, int(slab.begins[0]), int(slab.ends[0]), int(slab.counts[0]), 8_000)
 
 
 def decode_steps(log: bytes, rows: int, seconds: float) -> Steps:
@@ -140,7 +140,7 @@ def decode_steps(log: bytes, rows: int, seconds: float) -> Steps:
         "unpack": best_ns(unpacked, rows, seconds),
     }
     slab = next(slabs(scanned, visible, CAP_BYTES, False, ""))
-    here = sum(slab.counts)
+    here = int(slab.counts.sum())
     steps["bounds"] = best_ns(lambda: list(bounds(slab)), here, seconds)
     starts, ends = next(bounds(slab))
     here = len(starts)

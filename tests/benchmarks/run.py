@@ -106,7 +106,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("sections", nargs="*", default=[], help=f"of {', '.join(WITH_MEMORY)}; without: the first four")
     parser.add_argument("--quick", action="store_true", help="few records: to see that it works, not for figures")
     size("--small-records", 2_000_000, 120_000, "records of 100 bytes in each topic")
-    size("--large-records", 300_000, 30_000, "records of 1 KiB in each topic")
+    size("--large-records", 1_000_000, 30_000, "records of 1 KiB in each topic")
     size("--sink-records", 1_000_000, 60_000, "records that each write of the sink makes")
     size("--sink-value-bytes", 100, 100, "and how long their values are")
     size("--rounds", 3, 1, "how often each contestant has its turn, after the warm-up")

@@ -80,7 +80,7 @@ def test_many_batches(counts: list[int], payload: Any) -> None:
         edges += list(zip(expected(mine, len(log)), expected(mine, len(log))[1:], strict=False))
         log += b"".join(mine)
         ends.append(len(log))
-    found = bounds_of_batches(np.frombuffer(log, np.uint8), begins, ends, counts)
+    found = bounds_of_batches(np.frombuffer(log, np.uint8), *map(np.array, (begins, ends, counts)))
     assert list(zip(*(column.tolist() for column in found), strict=True)) == edges
 
 
@@ -117,7 +117,7 @@ def test_a_count_that_is_wrong_is_found(sizes: str, wrong: int) -> None:
     with pytest.raises(ProtocolError):
         list(stretches(data, 0, len(data), 9_000 + wrong, 4_000))
     with pytest.raises(ProtocolError):
-        bounds_of_batches(data, [0], [len(data)], [9_000 + wrong])
+        bounds_of_batches(data, np.array([0]), np.array([len(data)]), np.array([9_000 + wrong]))
 
 
 def test_an_end_inside_a_record_is_found() -> None:
