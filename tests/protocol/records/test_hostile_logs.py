@@ -18,6 +18,7 @@ from protocol.records.decode import decode
 from protocol.records.scan import scan
 from tests.hostile import FUZZ_S, LARGEST_RATIO, SPARE_BYTES, cases, provoke, spoilt, tracing
 from tests.protocol.records import reference, test_hostile_bytes, test_legacy
+from tests.protocol.records.reference import Record
 
 CAP_BYTES = 64 << 10
 LONGEST_BYTES = 32_000
@@ -53,7 +54,23 @@ def seeds() -> list[bytes]:
     return [*java, *ours, *old, *mixed]
 
 
-SEEDS = seeds()
+def bombs() -> list[bytes]:
+    """Small, and much larger than the cap when they are unpacked."""
+    zeros = [Record(bytes(CAP_BYTES * 8))]
+    new = [reference.write_batch(reference.Batch(zeros, 0, codec)) for codec in PACKED]
+    old = [
+        test_legacy.write(test_legacy.wrap([test_legacy.Message(3, bytes(CAP_BYTES * 8), magic=magic)], codec))
+        for codec in test_legacy.PACKED
+        for magic in (0, 1)
+    ]
+    return new + old
+
+
+PACKED = [codec for codec in reference.CODECS if codec != "none"]
+SEEDS, BOMBS = seeds(), bombs()
+HEADERS = (("key", b"value"), ("", None))
+RECORDS = [Record(b"v" * (i * 30), b"k" * i, i, i * 40, HEADERS[: i % 3]) for i in range(5)]
+MESSAGES = [test_legacy.some(magic, first=0) for magic in (0, 1)]
 
 
 def sound_again(log: bytes) -> bytes:
@@ -84,11 +101,34 @@ def test_logs_spoilt_at_random(check_crc: bool) -> None:
     runs = 0
     with tracing():
         for dice in cases(f"logs {check_crc}", FUZZ_S / 4):
-            log = spoilt(cut_out(dice.choice(SEEDS), dice), dice, SEEDS)[:LONGEST_BYTES]
+            log = dice.choice([spoilt_outside, spoilt_outside, spoilt_records, spoilt_messages])(dice)[:LONGEST_BYTES]
             log = sound_again(log) if check_crc else log
             provoke(lambda data: read(data, check_crc), log, len(log) + CAP_BYTES)
             runs += 1
     assert runs > 200
+
+
+def spoilt_outside(dice: random.Random) -> bytes:
+    """As it may come over the wire."""
+    if dice.randrange(8) == 0:
+        return spoilt(dice.choice(BOMBS), dice, SEEDS) if dice.randrange(2) else dice.choice(BOMBS)
+    return spoilt(cut_out(dice.choice(SEEDS), dice), dice, SEEDS)
+
+
+def spoilt_records(dice: random.Random) -> bytes:
+    """Records that a codec keeps from being spoilt later."""
+    records = RECORDS[dice.randrange(len(RECORDS)) :]
+    section = spoilt(b"".join(map(reference.write_record, records)), dice, SEEDS)
+    count = dice.choice([None, None, None, 0, len(records) + 1, 2**31 - 1])
+    batch = reference.Batch(records, 2, dice.choice(list(reference.CODECS)), count=count)
+    return reference.write_batch(batch, section) + dice.choice(SEEDS[:5])
+
+
+def spoilt_messages(dice: random.Random) -> bytes:
+    messages, codec = dice.choice(MESSAGES), dice.choice(test_legacy.PACKED)
+    inner = spoilt(test_legacy.written(messages), dice, SEEDS)
+    packed = test_legacy.pack(codec, inner, messages[0].magic)
+    return test_legacy.write(test_legacy.wrap(messages, codec, value=packed))
 
 
 def cut_out(log: bytes, dice: random.Random) -> bytes:
