@@ -1,0 +1,95 @@
+"""Builders for tests of consumers: rows of Fetch replies, record batches, and producers for a real Kafka."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from confluent_kafka import Producer
+from crc32c import crc32c
+
+from protocol.cluster.client import Client
+from protocol.config import parse_client, parse_consumer
+from protocol.consumer.consumer import Consumer
+from protocol.records.encode import encode
+from spark_kafka_source.local_kafka import LocalKafka
+
+TOPIC_ID = b"0123456789abcdef"
+
+
+def records(first_offset: int, count: int, *, last_offset: int | None = None, epoch: int = 0, size: int = 10) -> bytes:
+    """One record batch; with `last_offset` beyond its last record, as the cleaner leaves it."""
+    values = [b"%0*d" % (size, number) for number in range(first_offset, first_offset + count)]
+    columns = {"value": pa.array(values, pa.binary()), "timestamp_ms": pa.array([0] * count, pa.int64())}
+    batch = bytearray(encode(pa.RecordBatch.from_pydict(columns)))
+    struct.pack_into(">q", batch, 0, first_offset)
+    struct.pack_into(">i", batch, 12, epoch)
+    if last_offset is not None:
+        struct.pack_into(">i", batch, 23, last_offset - first_offset)
+        struct.pack_into(">I", batch, 17, crc32c(bytes(batch[21:])))
+    return bytes(batch)
+
+
+def reply_row(partition: int = 0, data: bytes = b"", **fields: Any) -> dict[str, Any]:
+    """A partition's row of a Fetch reply, decoded."""
+    return {
+        "partition_index": partition,
+        "error_code": 0,
+        "high_watermark": 1_000,
+        "last_stable_offset": 1_000,
+        "log_start_offset": 0,
+        "diverging_epoch": {"epoch": -1, "end_offset": -1},
+        "aborted_transactions": None,
+        "preferred_read_replica": -1,
+        "records": data,
+        **fields,
+    }
+
+
+def reply(*rows: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """A Fetch reply, decoded, about one topic."""
+    responses = [{"topic": "orders", "topic_id": TOPIC_ID, "partitions": list(rows)}] if rows else []
+    return {"throttle_time_ms": 0, "error_code": 0, "session_id": 0, "responses": responses, **fields}
+
+
+def client_of(kafka: LocalKafka | str, **properties: object) -> Client:
+    servers = kafka if isinstance(kafka, str) else kafka.bootstrap_servers
+    given = {name.replace("_", "."): value for name, value in properties.items()}
+    return Client(parse_client({"bootstrap.servers": servers, **given}))
+
+
+def consumer_of(client: Client, properties: Mapping[str, object] | None = None, **options: Any) -> Consumer:
+    return Consumer(client, parse_consumer(properties or {}), **options)
+
+
+def produce(
+    kafka: LocalKafka,
+    topic: str,
+    numbers: range,
+    partitions: int = 1,
+    *,
+    size: int = 10,
+    settings: Mapping[str, object] | None = None,
+) -> None:
+    """Values that begin with their number, each to partition (number modulo partitions), all acknowledged."""
+    limits = {"queue.buffering.max.messages": 1_000_000, "message.max.bytes": 20 << 20, "linger.ms": 5}
+    where = {"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0}
+    producer = Producer({**where, **limits, **(settings or {})})
+    for number in numbers:
+        value = b"%09d" % number
+        producer.produce(topic, value.ljust(size, b"."), partition=number % partitions)
+    assert producer.flush(60) == 0
+
+
+def move_leader(kafka: LocalKafka, topic: str, partition: int, broker: int, folder: Path) -> None:
+    """Gives the partition of an unreplicated topic to another broker, by Kafka's own tool."""
+    plan = folder / "plan.json"
+    moved = [{"topic": topic, "partition": partition, "replicas": [broker]}]
+    plan.write_text(json.dumps({"version": 1, "partitions": moved}))
+    tool = "org.apache.kafka.tools.reassign.ReassignPartitionsCommand"
+    where = ("--bootstrap-server", kafka.bootstrap_servers)
+    kafka.run_tool(tool, *where, "--reassignment-json-file", str(plan), "--execute")
