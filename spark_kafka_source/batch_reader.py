@@ -30,9 +30,10 @@ class KafkaBatchReader(DataSourceReader):
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._wanted = Wanted()
+        self.pushFilters = _PushFilters(self)  # type: ignore[method-assign]
 
-    def pushFilters(self, filters: list[Any]) -> Iterable[Any]:
-        """Takes what narrows the ranges; returns those filters that Spark still has to check. PySpark 4.1 and later."""
+    def narrow(self, filters: Iterable[Any]) -> list[Any]:
+        """Takes what narrows the ranges; returns those filters that Spark still has to check."""
         self._wanted, unchecked = narrow(self._wanted, filters)
         return unchecked
 
@@ -68,6 +69,21 @@ class KafkaBatchReader(DataSourceReader):
         if not isinstance(partition, RangePartition):
             return iter(())
         return read_range(self._options, partition.ranges)
+
+
+class _PushFilters:
+    """The `pushFilters` of a reader (PySpark 4.1 and later), which passes for the one that every reader inherits.
+
+    PySpark fails every batch read, with or without filters, when a reader overrides `pushFilters` while
+    `spark.sql.python.filterPushdown.enabled` is false, as it is by default. It looks at `__func__` for that.
+    """
+
+    def __init__(self, reader: KafkaBatchReader) -> None:
+        self._reader = reader
+        self.__func__ = getattr(DataSourceReader, "pushFilters", None)
+
+    def __call__(self, filters: list[Any]) -> Iterable[Any]:
+        return self._reader.narrow(filters)
 
 
 def _require_order(begins: dict[TopicPartition, int], ends: dict[TopicPartition, int]) -> None:
