@@ -123,13 +123,13 @@ def test_the_checkpoint_reads_like_that_of_sparks_connector_plus_ids_and_epochs(
     assert list(offsets["@ids"]) == [name]
 
 
-def recreate(kafka: LocalKafka, name: str) -> None:
+def recreate(kafka: LocalKafka, name: str, replication_factor: int = 3) -> None:
     client = admin(kafka)
     client.delete_topics([name])[name].result(30)
     # The name is free again only when every broker has let go of it.
     for _ in range(100):
         try:
-            client.create_topics([NewTopic(name, 1, 3)])[name].result(30)
+            client.create_topics([NewTopic(name, 1, replication_factor)])[name].result(30)
             return
         except Exception as error:
             if "TOPIC_ALREADY_EXISTS" not in str(error):

@@ -1,0 +1,377 @@
+"""Options of the source on a real Kafka: times, waiting for more, tasks of several ranges, columns and filters.
+
+What a batch reads is compared with Spark's JVM connector where it has the option, else with what was written.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from protocol.errors import DataLoss
+from spark_kafka_source.batch_reader import KafkaBatchReader
+from spark_kafka_source.local_kafka import LocalKafka
+from spark_kafka_source.offsets import Offsets
+from spark_kafka_source.options import parse_source_options
+from spark_kafka_source.stream_reader import KafkaStreamReader
+from tests.conftest import TopicFactory
+from tests.spark.test_topics_that_change import recreate
+
+OURS, JVM = "pykafka-group", "kafka"
+# Timestamps lie in the past.
+FOR_EVER = {"retention.ms": "-1"}
+T0_MS = 1_700_000_000_000
+T0 = "2023-11-14T22:13:20"
+
+
+def produce(kafka: LocalKafka, topic: str, partition: int, timestamps_ms: list[int]) -> None:
+    """One record for each timestamp, its value the place in the list."""
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
+    for n, timestamp_ms in enumerate(timestamps_ms):
+        producer.produce(topic, value=f"v{n}", key=f"k{n % 3}", partition=partition, timestamp=timestamp_ms)
+    assert producer.flush(30) == 0
+
+
+def batch(spark: SparkSession, kafka: LocalKafka, name: str = OURS, **options: object) -> DataFrame:
+    return load(spark.read, kafka, name, options)
+
+
+def stream(spark: SparkSession, kafka: LocalKafka, **options: object) -> DataFrame:
+    return load(spark.readStream, kafka, OURS, options)
+
+
+def load(reader: Any, kafka: LocalKafka, name: str, options: dict[str, object]) -> DataFrame:
+    # The JVM connector's consumers wait that long once or twice in each task.
+    reader = reader.format(name).option("kafka.fetch.max.wait.ms", 20)
+    reader = reader.option("kafka.bootstrap.servers", kafka.bootstrap_servers)
+    rows: DataFrame = reader.options(**{key: str(value) for key, value in options.items()}).load()
+    return rows
+
+
+def start(rows: DataFrame, checkpoint: Path, **trigger: Any) -> StreamingQuery:
+    writer = rows.writeStream.format("noop").option("checkpointLocation", str(checkpoint))
+    return writer.trigger(**trigger).start()
+
+
+def run_once(rows: DataFrame, checkpoint: Path) -> int:
+    query = start(rows, checkpoint, availableNow=True)
+    assert query.awaitTermination(120)
+    return sum(progress.numInputRows for progress in query.recentProgress)
+
+
+def wait_until(what: str, condition: Callable[[], bool], seconds: float = 60) -> None:
+    give_up_s = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < give_up_s, what
+        time.sleep(0.02)
+
+
+@contextmanager
+def setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
+    spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        spark.conf.unset(name)
+
+
+def offsets(rows: DataFrame) -> list[tuple[int, int]]:
+    return sorted((row[0], row[1]) for row in rows.select("partition", "offset").collect())
+
+
+# -- places in time -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def timed(kafka1: LocalKafka, topic1: TopicFactory) -> str:
+    """Times that rise, times that do not, the same time often, and none at all."""
+    name = topic1(4, config=FOR_EVER)
+    produce(kafka1, name, 0, [T0_MS + 10 * n for n in range(100)])
+    produce(kafka1, name, 1, [T0_MS + ms for ms in (500, 100, 700, 300, 900, 200)])
+    produce(kafka1, name, 2, [T0_MS + 400] * 5)
+    return name
+
+
+def each(topic: str, *times: object) -> str:
+    return json.dumps({topic: {str(number): when for number, when in enumerate(times)}})
+
+
+def test_a_batch_begins_and_ends_at_times_where_the_jvm_connector_s_does(
+    spark: SparkSession, kafka1: LocalKafka, timed: str
+) -> None:
+    latest = {"startingOffsetsByTimestampStrategy": "latest"}
+    cases: list[dict[str, Any]] = [
+        {"startingTimestamp": T0_MS + 305, "endingTimestamp": T0_MS + 700, **latest},
+        {
+            "startingOffsetsByTimestamp": each(timed, T0_MS + 1, T0_MS + 600, T0_MS + 400, 0),
+            "endingOffsetsByTimestamp": each(timed, T0_MS + 991, T0_MS + 800, T0_MS + 401, 5),
+            **latest,
+        },
+    ]
+    for case in cases:
+        ours, theirs = (offsets(batch(spark, kafka1, name, subscribe=timed, **case)) for name in (OURS, JVM))
+        assert ours == theirs, case
+        assert ours, case
+
+
+def test_a_time_as_text_is_the_same_time(spark: SparkSession, kafka1: LocalKafka, timed: str) -> None:
+    wanted = [(0, n) for n in range(51, 100)] + [(1, n) for n in range(2, 6)]
+    for text in (f"{T0}.505Z", "2023-11-15T00:13:20.505+02:00"):
+        options = {"startingTimestamp": text, "startingOffsetsByTimestampStrategy": "latest"}
+        assert offsets(batch(spark, kafka1, subscribe=timed, **options)) == wanted
+    both = {"startingOffsetsByTimestamp": each(timed, f"{T0}.505Z", T0_MS + 505, T0_MS + 505, T0_MS + 505)}
+    options = {**both, "startingOffsetsByTimestampStrategy": "latest"}
+    assert offsets(batch(spark, kafka1, subscribe=timed, **options)) == wanted
+
+
+def test_a_stream_begins_at_a_time_and_goes_on_from_its_checkpoint(
+    spark: SparkSession, kafka1: LocalKafka, timed: str, tmp_path: Path
+) -> None:
+    options = {"subscribe": timed, "startingTimestamp": T0_MS + 700, "startingOffsetsByTimestampStrategy": "latest"}
+    assert run_once(stream(spark, kafka1, **options), tmp_path) == 30 + 4
+    produce(kafka1, timed, 3, [T0_MS, T0_MS])
+    assert run_once(stream(spark, kafka1, **{**options, "startingTimestamp": 0}), tmp_path) == 2
+
+
+def test_a_time_after_every_record_is_an_error_unless_the_strategy_is_latest(
+    spark: SparkSession, kafka1: LocalKafka, timed: str
+) -> None:
+    with pytest.raises(Exception, match=r"startingTimestamp: no record of .*-2, .*-3 is that new") as caught:
+        batch(spark, kafka1, subscribe=timed, startingTimestamp=T0_MS + 401).collect()
+    assert "startingOffsetsByTimestampStrategy=latest" in str(caught.value)
+    with pytest.raises(Exception, match=r"KAFKA_TIMESTAMP_OFFSET_DOES_NOT_MATCH_ASSIGNED.*lacks"):
+        batch(spark, kafka1, subscribe=timed, startingOffsetsByTimestamp=each(timed, 0, 0)).collect()
+
+
+def test_a_start_that_turns_out_to_lie_after_the_end_is_an_error(
+    spark: SparkSession, kafka1: LocalKafka, timed: str
+) -> None:
+    options = {"assign": json.dumps({timed: [0]}), "startingTimestamp": T0_MS + 500}
+    with pytest.raises(Exception, match="RESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET") as caught:
+        batch(spark, kafka1, endingOffsets=json.dumps({timed: {"0": 20}}), **options).collect()
+    assert f"{timed}-0 would be read from offset 50, which lies after offset 20" in str(caught.value)
+
+
+# -- waiting for more -----------------------------------------------------------------------------
+
+
+def rows_of_batches(query: StreamingQuery) -> list[int]:
+    """Of the micro-batches that read something."""
+    return [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
+
+
+def test_triggers_wait_until_there_is_enough_but_no_longer_than_the_delay(
+    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
+) -> None:
+    name = topic1(2, config=FOR_EVER)
+    produce(kafka1, name, 0, [T0_MS] * 3)
+    options = {"subscribe": name, "startingOffsets": "earliest", "minOffsetsPerTrigger": 5}
+
+    def seen() -> int:
+        progress = query.lastProgress
+        latest = progress and progress.sources[0].latestOffset
+        return sum(json.loads(latest)[name].values()) if latest else 0
+
+    with setting(spark, "spark.sql.streaming.noDataProgressEventInterval", "100ms"):
+        query = start(stream(spark, kafka1, **options), tmp_path, processingTime="0 seconds")
+        wait_until("the first batch does not wait", lambda: rows_of_batches(query) == [3])
+        produce(kafka1, name, 0, [T0_MS] * 4)
+        wait_until("a trigger sees the four", lambda: seen() == 7)
+        assert rows_of_batches(query) == [3]
+        produce(kafka1, name, 1, [T0_MS])
+        wait_until("five are enough", lambda: rows_of_batches(query) == [3, 5])
+        query.stop()
+
+        options = {**options, "maxTriggerDelay": "1s"}
+        query = start(stream(spark, kafka1, **options), tmp_path, processingTime="0 seconds")
+        wait_until("a trigger", lambda: seen() == 8)
+        produce(kafka1, name, 0, [T0_MS])
+        wait_until("after the delay one is enough", lambda: rows_of_batches(query) == [1])
+        query.stop()
+
+
+def test_a_run_that_ends_reads_everything_however_little_it_is(
+    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
+) -> None:
+    name = topic1(1, config=FOR_EVER)
+    produce(kafka1, name, 0, [T0_MS] * 23)
+    limits = {"minOffsetsPerTrigger": 5, "maxOffsetsPerTrigger": 10}
+    query = start(
+        stream(spark, kafka1, subscribe=name, startingOffsets="earliest", **limits), tmp_path, availableNow=True
+    )
+    assert query.awaitTermination(60)
+    assert rows_of_batches(query) == [10, 10, 3]
+
+
+# -- tasks ----------------------------------------------------------------------------------------
+
+
+def test_few_tasks_read_many_partitions_with_the_same_rows(
+    spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
+) -> None:
+    name = topic(9, replication_factor=1, config=FOR_EVER)
+    for partition in range(9):
+        produce(kafka, name, partition, [T0_MS + n for n in range(100 * (partition + 1))])
+    options = {"subscribe": name, "startingOffsets": "earliest"}
+    theirs = content(batch(spark, kafka, JVM, **options))
+    assert len(theirs) == 4_500
+    for more in ({"maxInputPartitions": 3}, {"maxInputPartitions": 2, "maxRecordsPerPartition": 70}):
+        ours = batch(spark, kafka, **options, **more)
+        assert ours.rdd.getNumPartitions() == more["maxInputPartitions"]
+        assert content(ours) == theirs
+    assert batch(spark, kafka, **options, maxRecordsPerPartition=300).rdd.getNumPartitions() == 18
+
+    assert run_once(stream(spark, kafka, **options, maxInputPartitions=3), tmp_path) == 4_500
+    start_json, end_json = ({name: {str(n): 0 for n in range(9)}}, checkpointed(tmp_path))
+    leaders = {n: partition.leader for n, partition in metadata(kafka, name).items()}
+    assert end_json["@leaders"] == {name: {str(n): leaders[n] for n in sorted(leaders)}}
+    tasks = planned(kafka, start_json, end_json, **options, maxInputPartitions=3)
+    assert len(tasks) == 3
+    assert planned(kafka, start_json, end_json, **options, maxInputPartitions=3) == tasks
+    sizes = [sum(one.size for one in task) for task in tasks]
+    assert sum(sizes) == 4_500
+    assert max(sizes) <= 1_500 + 900
+    changes = sum(len({leaders[one.partition] for one in task}) - 1 for task in tasks)
+    assert changes <= 2, "at most one task at each border between leaders reads from two"
+
+
+def content(rows: DataFrame) -> list[tuple[Any, ...]]:
+    return sorted(tuple(row) for row in rows.collect())
+
+
+def checkpointed(checkpoint: Path) -> dict[str, Any]:
+    newest = max((checkpoint / "offsets").glob("[0-9]*"), key=lambda path: int(path.name))
+    found: dict[str, Any] = json.loads(newest.read_text().splitlines()[-1])
+    return found
+
+
+def planned(kafka: LocalKafka, start_json: Any, end_json: Any, **options: object) -> list[Any]:
+    """The tasks of a replay."""
+    texts = {key: str(value) for key, value in options.items()}
+    given = {"kafka.bootstrap.servers": kafka.bootstrap_servers, **texts}
+    reader = KafkaStreamReader(parse_source_options(given, streaming=True))
+    return [task.ranges for task in reader.partitions(start_json, end_json)]
+
+
+def metadata(kafka: LocalKafka, name: str) -> Any:
+    client = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
+    return client.list_topics(name, timeout=10).topics[name].partitions
+
+
+# -- columns and filters --------------------------------------------------------------------------
+
+
+def test_only_the_columns_asked_for_are_there(
+    spark: SparkSession, kafka1: LocalKafka, timed: str, tmp_path: Path
+) -> None:
+    options = {"subscribe": timed, "startingOffsets": "earliest"}
+    whole = batch(spark, kafka1, **options, includeHeaders=True)
+    all_rows = whole.collect()
+    assert len(all_rows) == 111
+    for columns in (["offset", "partition"], ["value", "headers", "timestamp"], ["topic"], ["timestampType", "key"]):
+        rows = batch(spark, kafka1, **options, columns=",".join(columns))
+        assert rows.schema == whole.select(columns).schema
+        assert content(rows) == sorted(tuple(row[name] for name in columns) for row in all_rows)
+    assert run_once(stream(spark, kafka1, **options, columns="value"), tmp_path) == 111
+    with pytest.raises(Exception, match="'colour' is no column"):
+        batch(spark, kafka1, **options, columns="colour")
+
+
+@pytest.mark.parametrize(
+    ("condition", "tasks"),
+    [
+        ("partition = 1", 1),
+        ("partition in (0, 2, 7) and offset >= 3", 2),
+        ("partition <=> 0 and offset between 10 and 19", 1),
+        ("offset in (4, 77)", 3),
+        ("offset > 98 or partition = 2", 3),
+        ("timestamp >= '2023-11-14 22:13:20.7'", 2),
+        ("timestamp > '2023-11-14 22:13:20.4' and timestamp < '2023-11-14 22:13:20.8'", 2),
+        ("timestamp = timestamp_millis(1700000000400)", 3),
+        ("topic = 'another'", 0),
+        ("topic is not null and cast(value as string) = 'v3'", 3),
+        ("partition = 1 and not (offset = 2)", 1),
+    ],
+)
+def test_filters_narrow_what_is_read_and_the_rows_are_the_same(
+    spark: SparkSession, kafka1: LocalKafka, timed: str, condition: str, tasks: int
+) -> None:
+    options = {"subscribe": timed, "startingOffsets": "earliest"}
+    plain = batch(spark, kafka1, **options).where(condition)
+    expected = offsets(plain)
+    with setting(spark, "spark.sql.python.filterPushdown.enabled", "true"):
+        rows = batch(spark, kafka1, **options).where(condition)
+        assert offsets(rows) == expected
+        planned_tasks = batch(spark, kafka1, **options).where(condition).rdd.getNumPartitions()
+    assert planned_tasks == max(tasks, 1)  # Spark makes up an empty one
+    assert plain.rdd.getNumPartitions() == 3
+
+
+def test_a_filter_cuts_the_ranges_themselves(kafka1: LocalKafka, timed: str) -> None:
+    from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual
+
+    given = {"kafka.bootstrap.servers": kafka1.bootstrap_servers, "subscribe": timed}
+    reader = KafkaBatchReader(parse_source_options(given, streaming=False))
+    late = GreaterThanOrEqual(("offset",), 90)
+    assert list(reader.pushFilters([EqualTo(("partition",), 0), late])) == []
+    ((only,),) = [task.ranges for task in reader.partitions()]
+    assert (only.partition, only.from_offset, only.until_offset) == (0, 90, 100)
+
+
+# -- topics made anew -----------------------------------------------------------------------------
+
+
+def test_a_topic_made_anew_is_read_from_its_beginning_when_that_is_asked_for(
+    spark: SparkSession,
+    kafka1: LocalKafka,
+    topic1: TopicFactory,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    name = topic1(1, config=FOR_EVER)
+    options: dict[str, object] = {"subscribe": name, "startingOffsets": "earliest"}
+    produce(kafka1, name, 0, [T0_MS] * 5)
+    assert run_once(stream(spark, kafka1, **options), tmp_path) == 5
+    before = checkpointed(tmp_path)
+    recreate(kafka1, name, replication_factor=1)
+    produce(kafka1, name, 0, [int(time.time() * 1000)] * 9)
+    with pytest.raises(Exception, match=r"\[KAFKA_DATA_LOSS.PARTITION_OFFSET_CHANGED\] topic .* was deleted and"):
+        run_once(stream(spark, kafka1, **options, failOnDataLoss=False, onTopicRecreated="fail"), tmp_path)
+    assert run_once(stream(spark, kafka1, **options, onTopicRecreated="earliest"), tmp_path) == 9
+
+    # A batch of the old topic that is to be replayed after the new one came: nobody has its records any more.
+    nothing_read = {name: {"0": 0}, "@ids": before["@ids"]}
+    with caplog.at_level(logging.WARNING):
+        assert planned(kafka1, nothing_read, before, **options, onTopicRecreated="earliest") == []
+    assert "5 offsets of " in caplog.text
+    assert len(planned(kafka1, nothing_read, before, **options)) == 1
+
+
+def test_a_topic_made_anew_with_fewer_partitions_misses_none_of_them() -> None:
+    given = {"kafka.bootstrap.servers": "127.0.0.1:9", "subscribe": "a", "onTopicRecreated": "earliest"}
+    reader = KafkaStreamReader(parse_source_options(given, streaming=True))
+    begin = Offsets({("a", 0): 5, ("a", 1): 5})
+    reader._judge_missing(begin, {("a", 0): b"n" * 16}, {"a"})
+    with pytest.raises(DataLoss, match=r"^\[KAFKA_DATA_LOSS.PARTITIONS_DELETED\] a-1 is not there any more"):
+        reader._judge_missing(begin, {("a", 0): b"n" * 16}, set())
+
+
+def test_a_new_partition_without_its_first_records_is_data_loss() -> None:
+    given = {"kafka.bootstrap.servers": "127.0.0.1:9", "subscribe": "a,b"}
+    reader = KafkaStreamReader(parse_source_options(given, streaming=True))
+    begin = Offsets({("a", 0): 5})
+    reader._judge_added(begin, {("a", 1): 0, ("b", 0): 7}, set())
+    reader._judge_added(begin, {("a", 1): 7}, {"a"})
+    with pytest.raises(DataLoss, match=r"ADDED_PARTITION_DOES_NOT_START_FROM_OFFSET_ZERO\] a-1 is new in this query"):
+        reader._judge_added(begin, {("a", 1): 7}, set())
