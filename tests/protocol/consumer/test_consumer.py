@@ -1,0 +1,412 @@
+"""The consumer without a group, against a real Kafka: rows, requests, users that are slow, and a clean end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from protocol.broker_errors import ErrorCode
+from protocol.cluster.client import Client
+from protocol.consumer.consumer import Consumer
+from protocol.consumer.list_offsets import EARLIEST, LATEST
+from protocol.consumer.partition_stream import PartitionStream
+from protocol.errors import DataLoss, UsageError
+from protocol.wire.messages.m01_fetch import FETCH
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.conftest import ROOT, TopicFactory
+from tests.kafka_proxy import Exchange, KafkaProxy
+from tests.protocol.consumer.consuming import client_of, consumer_of, produce
+from tests.read_back import read_back
+
+# `make soak` asks for a thousand.
+CYCLES = int(os.environ.get("SPARK_KAFKA_SOURCE_CYCLES", "50"))
+
+
+@pytest.fixture(scope="module")
+def client(kafka: LocalKafka) -> Iterator[Client]:
+    with client_of(kafka) as made:
+        yield made
+
+
+def read_all(consumer: Consumer, rows: int, timeout_ms: float = 20_000) -> dict[int, list[tuple[int, bytes | None]]]:
+    """(offset, value) by partition, of all streams together, until there are so many."""
+    found: dict[int, list[tuple[int, bytes | None]]] = {}
+    left = rows
+    while left > 0:
+        read = consumer.poll(timeout_ms)
+        assert read is not None, f"{left} of {rows} rows are missing"
+        stream, batch = read
+        columns = batch.column("offset").to_pylist(), batch.column("value").to_pylist()
+        found.setdefault(stream.partition, []).extend(zip(*columns, strict=True))
+        left -= batch.num_rows
+    assert left == 0
+    return found
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 20) -> None:
+    give_up_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < give_up_s, "it did not happen in time"
+        time.sleep(0.005)
+
+
+def servers(proxy: KafkaProxy) -> str:
+    return ",".join(f"{host}:{port}" for host, port in proxy.bootstrap_servers)
+
+
+class TestRows:
+    def test_they_are_those_that_librdkafka_reads(self, kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
+        name = topic(9)
+        produce(kafka, name, range(9_000), 9, settings={"batch.size": 4_096, "compression.type": "lz4"})
+        expected: dict[int, list[tuple[int, bytes | None]]] = {number: [] for number in range(9)}
+        for record in read_back(kafka, name):
+            expected[record.partition].append((record.offset, record.value))
+        with consumer_of(client, {"max.partition.fetch.bytes": 5_000}) as consumer:
+            consumer.consume_partitions({(name, number): EARLIEST for number in range(9)})
+            assert read_all(consumer, 9_000) == expected
+
+    @pytest.mark.parametrize(("isolation_level", "values"), [("read_committed", 3), ("read_uncommitted", 9)])
+    def test_transactions(
+        self, kafka: LocalKafka, topic: TopicFactory, client: Client, isolation_level: str, values: int
+    ) -> None:
+        """Three committed, three aborted, three not decided: behind these the position stands still."""
+        name = topic(1)
+        settings = {"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": name, "log_level": 0}
+        producer = Producer(settings)
+        producer.init_transactions()
+        for end in (producer.commit_transaction, producer.abort_transaction, producer.flush):
+            producer.begin_transaction()
+            for number in range(3):
+                producer.produce(name, b"%d" % number)
+            producer.flush()
+            end()
+        with consumer_of(client, {"isolation.level": isolation_level}) as consumer:
+            stream = consumer.consume_partition(name, 0, EARLIEST)
+            assert sum(len(rows) for rows in read_all(consumer, values).values()) == values
+            assert consumer.poll(50) is None
+            assert (stream.high_water_mark, stream.last_stable_offset) == (11, 8)
+            assert stream.position == (8 if isolation_level == "read_committed" else 11)
+            assert stream.lag == 0
+        producer.abort_transaction()
+
+    def test_messages_are_what_a_producer_sent(self, kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
+        name = topic(1)
+        producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
+        producer.produce(name, b"value", b"key", headers=[("a", b"1"), ("b", None)], timestamp=1_700_000_000_123)
+        producer.produce(name, None, None, timestamp=1_700_000_000_456)
+        producer.flush()
+        with consumer_of(client) as consumer:
+            stream = consumer.consume_partition(name, 0, EARLIEST)
+            messages = stream.messages(10_000)
+            assert next(messages) == (
+                *(name, 0, 0, 1_700_000_000_123, 0, b"key", b"value"),
+                [("a", b"1"), ("b", None)],
+            )
+            assert next(messages) == (name, 0, 1, 1_700_000_000_456, 0, None, None, None)
+
+    def test_a_large_record_behind_a_small_fetch_size(
+        self, kafka: LocalKafka, topic: TopicFactory, client: Client
+    ) -> None:
+        name = topic(4, config={"max.message.bytes": str(10 << 20)})
+        produce(kafka, name, range(400), 4)
+        produce(kafka, name, range(1), size=8 << 20)
+        with consumer_of(client, {"max.partition.fetch.bytes": 65_536}) as consumer:
+            stream = consumer.consume_partition(name, 0, 100)
+            before = consumer.fetches
+            batch = stream.poll(20_000)
+            assert batch is not None
+            assert len(batch.column("value")[0].as_py()) == 8 << 20
+            assert consumer.fetches - before <= 8
+            consumer.consume_partitions({(name, number): EARLIEST for number in (1, 2, 3)})
+            stream.seek(0)
+            assert sum(len(rows) for rows in read_all(consumer, 401).values()) == 401
+            assert consumer.fetches - before <= 30
+
+
+class TestSteering:
+    def test_seek_pause_resume(self, kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
+        name = topic(1)
+        produce(kafka, name, range(1_000))
+        with consumer_of(client, {"fetch.max.wait.ms": 100}) as consumer:
+            stream = consumer.consume_partition(name, 0, LATEST)
+            assert stream.poll(200) is None
+            assert (stream.position, stream.lag, stream.high_water_mark) == (1_000, 0, 1_000)
+            stream.seek(990)
+            assert [message.offset for message in stream.messages(300)] == list(range(990, 1_000))
+            stream.seek(10)
+            messages = stream.messages(5_000)
+            assert next(messages).offset == 10
+            stream.seek(500)
+            # What was begun at 10 ends there.
+            assert next(messages).offset == 500
+            stream.seek(0)
+            stream.pause()
+            assert stream.poll(300) is None
+            assert (stream.position, stream.lag) == (0, 1_000)
+            stream.resume()
+            assert stream.poll(5_000) is not None
+            with pytest.raises(UsageError, match="-5"):
+                stream.seek(-5)
+
+    def test_a_paused_stream_is_not_fetched(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+        name = topic(1)
+        produce(kafka, name, range(10))
+        with KafkaProxy.of(kafka) as proxy, client_of(servers(proxy)) as client, consumer_of(client) as consumer:
+            stream = consumer.consume_partition(name, 0, EARLIEST)
+            assert stream.poll(5_000) is not None
+            stream.pause()
+            # The request that was under way ends; no other follows.
+            wait_for(lambda: proxy.seen["Fetch", "reply"] == proxy.seen["Fetch", "request"])
+            sent = proxy.seen["Fetch", "request"]
+            produce(kafka, name, range(10))
+            assert stream.poll(700) is None
+            assert proxy.seen["Fetch", "request"] == sent
+            stream.resume()
+            assert stream.poll(5_000) is not None
+
+    def test_partitions_come_and_go(self, kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
+        name = topic(6)
+        produce(kafka, name, range(600), 6)
+        with consumer_of(client) as consumer:
+            first = consumer.consume_partition(name, 0, EARLIEST)
+            assert len(read_all(consumer, 100)) == 1
+            with pytest.raises(UsageError, match=f"{name}-0 is being consumed already"):
+                consumer.consume_partition(name, 0, EARLIEST)
+            first.close()
+            assert first.poll(0) is None
+            streams = consumer.consume_partitions({(name, number): 90 for number in range(6)})
+            assert {number: len(rows) for number, rows in read_all(consumer, 60).items()} == dict.fromkeys(range(6), 10)
+            for stream in streams.values():
+                stream.close()
+            assert consumer.streams == {}
+        with pytest.raises(UsageError, match="closed"):
+            consumer.consume_partition(name, 0, 0)
+
+    def test_an_offset_that_is_gone_is_told_until_the_user_says_where_to_go_on(
+        self, kafka: LocalKafka, topic: TopicFactory, client: Client
+    ) -> None:
+        name = topic(1)
+        produce(kafka, name, range(100))
+        admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
+        admin.delete_records([TopicPartition(name, 0, 40)])[TopicPartition(name, 0)].result()
+        with consumer_of(client) as consumer:
+            for offset in (10, 101):
+                stream = consumer.consume_partition(name, 0, offset)
+                for _ in range(2):
+                    with pytest.raises(DataLoss, match=rf"offset {offset} is not in the log .* \[40, 100\)") as told:
+                        stream.poll(10_000)
+                stream.seek(told.value.context["log_start_offset"])
+                assert len(list(stream.messages(300))) == 60
+                stream.close()
+
+
+class TestSlowUsers:
+    def test_one_of_ten_that_does_not_read_keeps_nobody_waiting(
+        self, kafka: LocalKafka, topic: TopicFactory, client: Client
+    ) -> None:
+        """The nine others read to their end meanwhile; then it is read too, and nothing is missing."""
+        name = topic(10, replication_factor=1)
+        produce(kafka, name, range(20_000), 10, size=200)
+        properties = {"max.partition.fetch.bytes": 20_000, "max.processing.time.ms": 50}
+        with consumer_of(client, properties) as consumer:
+            streams = consumer.consume_partitions({(name, number): EARLIEST for number in range(10)})
+            stuck = streams.pop((name, 3))
+            found = {stream.partition: self.read(stream, 2_000) for stream in streams.values()}
+            assert all(offsets == list(range(2_000)) for offsets in found.values())
+            assert stuck.expired
+            assert self.read(stuck, 2_000) == list(range(2_000))
+            assert not stuck.expired
+
+    def test_who_does_not_read_gives_its_memory_back_and_reads_everything_later(
+        self, kafka: LocalKafka, topic: TopicFactory, client: Client
+    ) -> None:
+        name = topic(10, replication_factor=1)
+        produce(kafka, name, range(20_000), 10, size=200)
+        properties = {"max.partition.fetch.bytes": 100_000, "max.processing.time.ms": 20}
+        with consumer_of(client, properties, buffer_memory_bytes=250_000) as consumer:
+            streams = consumer.consume_partitions({(name, number): EARLIEST for number in range(10)})
+            readers = {number: streams.pop((name, number)) for number in (0, 5)}
+            for stream in readers.values():
+                assert self.read(stream, 2_000) == list(range(2_000))
+            for stream in streams.values():
+                assert self.read(stream, 2_000) == list(range(2_000))
+
+    @staticmethod
+    def read(stream: PartitionStream, rows: int) -> list[int]:
+        offsets: list[int] = []
+        while len(offsets) < rows:
+            batch = stream.poll(10_000)
+            assert batch is not None, f"{stream.name} has brought {len(offsets)} of {rows} rows"
+            offsets += batch.column("offset").to_pylist()
+        return offsets
+
+
+_THOUSAND = """
+import json, resource, sys, time
+from protocol.consumer.list_offsets import LATEST
+from tests.protocol.consumer.consuming import client_of, consumer_of
+topic, partitions, servers = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+with client_of(servers) as client, consumer_of(client) as consumer:
+    streams = consumer.consume_partitions({(topic, number): LATEST for number in range(partitions)})
+    while any(stream.lag is None for stream in streams.values()):
+        assert consumer.poll(50) is None
+    fetches, started_s, cpu_s = consumer.fetches, time.monotonic(), time.process_time()
+    assert consumer.poll(2_600) is None
+    print(json.dumps({
+        "fetches": consumer.fetches - fetches,
+        "rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "cpu": (time.process_time() - cpu_s) / (time.monotonic() - started_s),
+    }))
+"""
+
+
+class TestRequests:
+    def test_a_thousand_partitions_on_three_brokers_cost_three_requests_a_round(
+        self, kafka: LocalKafka, topic: TopicFactory
+    ) -> None:
+        """Caught up. A round is fetch.max.wait.ms long, half a second; five and a part of one fit in the time."""
+        name = topic(1_000, replication_factor=1)
+        seen: list[tuple[int, int, int]] = []
+
+        def note(exchange: Exchange) -> float:
+            body = exchange.request()
+            rows = sum(len(each["partitions"]) for each in body["topics"])
+            seen.append((body["session_id"], body["session_epoch"], rows))
+            return 0.0
+
+        with KafkaProxy.of(kafka) as proxy:
+            proxy.requests[FETCH] = note
+            done = subprocess.run(
+                [sys.executable, "-c", _THOUSAND, name, "1000", servers(proxy)],
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                capture_output=True,
+                text=True,
+                timeout=120,
+            )
+            assert done.returncode == 0, done.stderr
+            wait_for(lambda: sum(epoch == -1 for _, epoch, _ in seen) == 3)
+        measured = json.loads(done.stdout)
+        print(measured)
+        assert measured["fetches"] <= 3 * 6
+        assert measured["rss_mib"] < 250
+        full = [rows for session, epoch, rows in seen if epoch == 0]
+        assert (len(full), sum(full)) == (3, 1_000), "each broker was asked for everything once"
+        assert {rows for _, epoch, rows in seen if epoch > 0} == {0}, "afterwards nothing has changed"
+        assert all(session > 0 for session, epoch, _ in seen if epoch == -1), "the sessions were ended"
+
+    def test_a_broker_that_waits_delays_no_other(self, kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
+        """One broker has a partition without news; what comes at another arrives while that one is still waiting."""
+        name = topic(3, replication_factor=1)
+        leaders = {number: client.leader(name, number)[0].node_id for number in range(3)}
+        assert len(set(leaders.values())) == 3
+        with consumer_of(client, {"fetch.max.wait.ms": 5_000}) as consumer:
+            streams = consumer.consume_partitions({(name, number): LATEST for number in range(3)})
+            wait_for(lambda: consumer.fetches == 6)  # each broker has begun its second Fetch, the one that waits
+            for number in (0, 1, 2, 0, 1, 2):
+                produce(kafka, name, range(number, number + 1), 3)
+                started_s = time.monotonic()
+                assert streams[name, number].poll(10_000) is not None
+                assert time.monotonic() - started_s < 1
+
+
+class TestEnd:
+    def test_nothing_is_left_after_many(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+        name = topic(3, replication_factor=1)
+        produce(kafka, name, range(30), 3)
+        with client_of(kafka) as client:
+            before: tuple[int, int, int] | None = None
+            for cycle in range(CYCLES):
+                with consumer_of(client) as consumer:
+                    consumer.consume_partitions({(name, number): EARLIEST for number in range(3)})
+                    if cycle % 2:
+                        read_all(consumer, 30)
+                now = (threading.active_count(), len(os.listdir("/proc/self/fd")), len(client._pool))
+                before = before or now
+                assert now == before, f"threads, descriptors, connections after {cycle + 1} cycles"
+
+    def test_close_wakes_who_reads_and_waits_for_no_fetch(self, topic: TopicFactory, client: Client) -> None:
+        name = topic(1)
+        consumer = consumer_of(client, {"fetch.max.wait.ms": 20_000})
+        stream = consumer.consume_partition(name, 0, LATEST)
+        wait_for(lambda: consumer.fetches == 2)
+        ended: list[Any] = []
+        users = [threading.Thread(target=lambda: ended.append(list(stream)))]
+        users.append(threading.Thread(target=lambda: ended.append(list(consumer))))
+        for user in users:
+            user.start()
+        started_s = time.monotonic()
+        consumer.close()
+        for user in users:
+            user.join(5)
+        assert time.monotonic() - started_s < 1
+        assert ended == [[], []]
+        assert consumer.close() is None
+
+    def test_close_ends_by_its_deadline_when_a_broker_hangs(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+        name = topic(1, replication_factor=1)
+        with client_of(kafka) as client:
+            consumer = consumer_of(client)
+            stream = consumer.consume_partition(name, 0, EARLIEST)
+            wait_for(lambda: stream.high_water_mark == 0)
+            leader = client.leader(name, 0)[0].node_id
+            kafka.pause(leader)
+            try:
+                started_s = time.monotonic()
+                consumer.close(client.deadline(500))
+                assert time.monotonic() - started_s < 0.8
+            finally:
+                kafka.resume(leader)
+            wait_for(lambda: not any("consumer-" in thread.name for thread in threading.enumerate()), 5)
+
+
+@pytest.fixture(scope="module")
+def racks() -> Iterator[LocalKafka]:
+    """Two brokers in racks a and b that name a replica in the reader's own rack."""
+    selector = {"replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector"}
+    where = {1: {"broker.rack": "a"}, 2: {"broker.rack": "b"}}
+    with LocalKafka(2, settings=selector, broker_settings=where, jvm_options=["-XX:TieredStopAtLevel=1"]) as running:
+        yield running
+
+
+def test_a_follower_in_our_rack_serves_us_and_when_it_cannot_the_leader_is_asked(racks: LocalKafka) -> None:
+    """KIP-392. A follower that is behind says that the offset is out of range; that moves nothing."""
+    racks.create_topic("racks", partitions=4, replication_factor=2)
+    produce(racks, "racks", range(4_000), 4)
+    served: dict[int, int] = {1: 0, 2: 0}
+    refused: list[int] = []
+
+    def count(exchange: Exchange) -> float | bytes:
+        body = exchange.reply()
+        rows = [row for each in body["responses"] for row in each["partitions"]]
+        if exchange.broker_id == 2 and rows and len(refused) < 4:
+            refused.append(exchange.number)
+            for row in rows:
+                row.update(error_code=ErrorCode.OFFSET_OUT_OF_RANGE, records=b"")
+            return exchange.reply_with(body)
+        served[exchange.broker_id] += sum(len(row["records"] or b"") for row in rows)
+        return 0.0
+
+    with KafkaProxy.of(racks) as proxy, client_of(servers(proxy)) as client:
+        proxy.replies[FETCH] = count
+        properties = {"client.rack": "b", "max.partition.fetch.bytes": 4_000}
+        with consumer_of(client, properties) as consumer:
+            leaders = {number: client.leader("racks", number)[0].node_id for number in range(4)}
+            assert set(leaders.values()) == {1, 2}
+            followed = [number for number, leader in leaders.items() if leader == 1]
+            consumer.consume_partitions({("racks", number): EARLIEST for number in followed})
+            found = read_all(consumer, 1_000 * len(followed))
+            assert all([offset for offset, _ in rows] == list(range(1_000)) for rows in found.values())
+    assert len(refused) == 4
+    assert served[1] == 0
+    assert served[2] > 0

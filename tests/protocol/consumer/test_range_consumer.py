@@ -1,0 +1,321 @@
+"""Ranges of several partitions, read from a real Kafka: what comes, in how many requests, and what is said when not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from protocol.broker_errors import ErrorCode
+from protocol.cluster.client import Client
+from protocol.cluster.metadata import NO_TOPIC_ID
+from protocol.config import parse_consumer
+from protocol.consumer.list_offsets import EARLIEST, LATEST, list_offsets
+from protocol.consumer.range_consumer import Range, RangeConsumer, Skipped
+from protocol.errors import DataLoss, DeadlineExceeded
+from protocol.wire.messages.m01_fetch import FETCH
+from spark_kafka_source.local_kafka import LocalKafka
+from tests import awkward_topics
+from tests.awkward_topics import Topic
+from tests.conftest import TopicFactory
+from tests.kafka_proxy import Exchange, KafkaProxy
+from tests.log_segments import stored_batches
+from tests.protocol.consumer.consuming import client_of, move_leader, produce
+from tests.read_back import read_back
+
+
+@pytest.fixture(scope="module")
+def client(kafka: LocalKafka) -> Iterator[Client]:
+    with client_of(kafka) as made:
+        yield made
+
+
+def ranges_of(client: Client, topic: str, partitions: int) -> list[Range]:
+    """All of the topic."""
+    keys = [(topic, number) for number in range(partitions)]
+    starts = list_offsets(client, dict.fromkeys(keys, EARLIEST))
+    ends = list_offsets(client, dict.fromkeys(keys, LATEST))
+    return [Range(*key, starts[key].offset, ends[key].offset) for key in keys]
+
+
+def reader(client: Client, ranges: Sequence[Range], properties: dict[str, object] | None = None, **options: Any) -> Any:
+    return RangeConsumer(client, parse_consumer(properties or {}), ranges, **options)
+
+
+def rows_of(consumer: RangeConsumer) -> dict[Range, list[tuple[int, bytes]]]:
+    rows: dict[Range, list[tuple[int, bytes]]] = {}
+    for each, batch in consumer:
+        columns = batch.column("offset").to_pylist(), batch.column("value").to_pylist()
+        rows.setdefault(each, []).extend(zip(*columns, strict=True))
+    return rows
+
+
+def test_many_ranges_are_the_rows_that_librdkafka_reads(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
+    name = topic(12)
+    produce(kafka, name, range(6_000), 12, settings={"batch.size": 4_096})
+    expected: dict[int, list[tuple[int, bytes | None]]] = {number: [] for number in range(12)}
+    for record in read_back(kafka, name):
+        expected[record.partition].append((record.offset, record.value))
+    consumer = reader(client, ranges_of(client, name, 12))
+    found = {each.partition: rows for each, rows in rows_of(consumer).items()}
+    assert found == expected
+    assert consumer.fetches <= 6, "small ranges of one leader share a Fetch"
+
+
+def test_pieces_of_ranges_also_two_of_one_partition(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
+    name = topic(2)
+    produce(kafka, name, range(2_000), 2)
+    wanted = [Range(name, 0, 100, 400), Range(name, 0, 400, 450), Range(name, 1, 999, 1_000), Range(name, 1, 5, 5)]
+    found = rows_of(reader(client, wanted))
+    assert {each: [offset for offset, _ in rows] for each, rows in found.items()} == {
+        each: list(range(each.from_offset, each.until_offset)) for each in wanted[:3]
+    }
+
+
+def test_one_range_has_the_next_fetch_under_way_while_it_is_decoded(kafka: LocalKafka, topic: TopicFactory) -> None:
+    name = topic(1)
+    produce(kafka, name, range(3_000), size=100, settings={"batch.size": 20_000})
+    with KafkaProxy.of(kafka) as proxy, client_of(servers(proxy)) as client:
+        consumer = reader(client, [Range(name, 0, 0, 3_000)], {"max.partition.fetch.bytes": 100_000})
+        batches = iter(consumer)
+        next(batches)
+        wait_for(lambda: proxy.seen["Fetch", "request"] == 2)
+        assert consumer.fetches == 1
+        rows = sum(batch.num_rows for _, batch in batches)
+        assert 2_000 < rows < 3_000
+        # 330 KB, and nothing asked for behind the end
+        assert proxy.seen["Fetch", "request"] == consumer.fetches <= 5
+
+
+def test_requests_stay_as_small_as_one_for_a_single_range(kafka: LocalKafka, topic: TopicFactory) -> None:
+    """What is in memory at once must not grow with the number of ranges."""
+    name = topic(8)
+    produce(kafka, name, range(8_000), 8, size=500)
+    asked: list[int] = []
+
+    def note(exchange: Exchange) -> float:
+        rows = [row for each in exchange.request()["topics"] for row in each["partitions"]]
+        asked.append(sum(row["partition_max_bytes"] for row in rows))
+        return 0.0
+
+    with KafkaProxy.of(kafka) as proxy, client_of(servers(proxy)) as client:
+        proxy.requests[FETCH] = note
+        consumer = reader(client, ranges_of(client, name, 8), {"max.partition.fetch.bytes": 1_000_000})
+        assert sum(len(rows) for rows in rows_of(consumer).values()) == 8_000
+    assert max(asked) <= 1_000_000
+    assert len(asked) > 3
+
+
+def test_a_leader_that_moves_while_it_is_read(
+    kafka: LocalKafka, topic: TopicFactory, client: Client, tmp_path: Path
+) -> None:
+    """Nothing is missing, nothing comes twice. Its epochs then show what a truncated log looks like."""
+    name = topic(2, replication_factor=1)
+    produce(kafka, name, range(4_000), 2, size=100, settings={"batch.size": 10_000})
+    wanted = ranges_of(client, name, 2)
+    consumer = reader(client, wanted, {"max.partition.fetch.bytes": 65_536})
+    batches = iter(consumer)
+    rows = [(each.partition, offset) for each, batch in [next(batches)] for offset in batch["offset"].to_pylist()]
+    old = client.leader(name, 0)[0].node_id
+    new = next(number for number in kafka.broker_ids if number != old)
+    move_leader(kafka, name, 0, new, tmp_path)
+    wait_for(lambda: _leader_now(client, name) == new)
+    for each, batch in batches:
+        rows += [(each.partition, offset) for offset in batch["offset"].to_pylist()]
+    assert sorted(rows) == [(partition, offset) for partition in range(2) for offset in range(2_000)]
+
+    produce(kafka, name, range(0, 20, 2), 2)
+    assert client.leader(name, 0)[1].leader_epoch > 0
+    end = 2_000 + 10
+    assert len(rows_of(reader(client, [Range(name, 0, 2_000, end, from_epoch=0)]))) == 1
+    # Somebody who has read up to 2,005 in epoch 0: his last five records are not those that are there now.
+    truncated = Range(name, 0, 2_005, end, from_epoch=0)
+    with pytest.raises(DataLoss, match=rf"{name}-0: .* below offset 2005: .* up to offset 2000 .*failOnDataLoss=false"):
+        rows_of(reader(client, [truncated]))
+    going_on = reader(client, [truncated], fail_on_data_loss=False)
+    assert [offset for offset, _ in rows_of(going_on)[truncated]] == list(range(2_005, end))
+    assert going_on.skipped == [Skipped(name, 0, 2_000, 2_005)]
+    with pytest.raises(DataLoss, match=rf"{name}-0: .* knows no leader epoch 99"):
+        rows_of(reader(client, [Range(name, 0, 2_005, end, from_epoch=99)]))
+
+
+def _leader_now(client: Client, topic: str) -> int:
+    # Another client's look: the consumer must find out by itself.
+    with Client(client.config) as other:
+        return other.topic(topic).partitions[0].leader
+
+
+def test_a_hole_in_one_of_several_ranges(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
+    name = topic(3)
+    produce(kafka, name, range(300), 3)
+    wanted = ranges_of(client, name, 3)
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
+    admin.delete_records([TopicPartition(name, 1, 40)])[TopicPartition(name, 1)].result()
+    with pytest.raises(
+        DataLoss,
+        match=rf"{name}-1: offsets 0 to 40 are not .* wanted \[0, 100\), the broker has \[40, 100\).*retention",
+    ):
+        rows_of(reader(client, wanted))
+    consumer = reader(client, wanted, fail_on_data_loss=False)
+    assert [len(rows) for _, rows in sorted(rows_of(consumer).items(), key=lambda item: item[0].partition)] == [
+        100,
+        60,
+        100,
+    ]
+    assert consumer.skipped == [Skipped(name, 1, 0, 40)]
+
+
+def test_a_range_behind_the_end_of_the_log_is_skipped_whole(
+    kafka: LocalKafka, topic: TopicFactory, client: Client
+) -> None:
+    name = topic(1)
+    produce(kafka, name, range(10))
+    beyond = Range(name, 0, 50, 60)
+    with pytest.raises(DataLoss, match="the log was truncated"):
+        rows_of(reader(client, [beyond]))
+    consumer = reader(client, [beyond], fail_on_data_loss=False)
+    assert rows_of(consumer) == {}
+    assert consumer.skipped == [Skipped(name, 0, 50, 60)]
+
+
+def test_another_topic_of_that_name_is_data_loss(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
+    name = topic(1)
+    produce(kafka, name, range(10))
+    with pytest.raises(DataLoss, match=f"{name}-0: the topic was deleted and created again .*new checkpoint"):
+        rows_of(reader(client, [Range(name, 0, 0, 10, topic_id=b"\1" * 16)]))
+    assert client.topic(name).topic_id != NO_TOPIC_ID
+
+
+def test_records_that_never_come_are_an_error_in_time(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
+    """And the range beside it is read all the same."""
+    name = topic(2)
+    produce(kafka, name, range(20), 2)
+    consumer = reader(client, [Range(name, 0, 0, 11), Range(name, 1, 0, 10)], poll_timeout_ms=700)
+    started_s = time.monotonic()
+    rows = []
+    with pytest.raises(DeadlineExceeded, match=rf"{name}-0: .* sends no records at offset 10,.*pollTimeoutMs"):
+        rows += [(each.partition, batch.num_rows) for each, batch in consumer]
+    for each, batch in reader(client, [Range(name, 1, 0, 10)]):
+        rows.append((each.partition, batch.num_rows))
+    assert time.monotonic() - started_s < 5
+
+
+def test_a_partition_without_a_leader_does_not_hold_up_the_others(kafka: LocalKafka, topic: TopicFactory) -> None:
+    name = topic(3)
+    produce(kafka, name, range(300), 3)
+    failing = {"left": 3}
+
+    def fail_one(exchange: Exchange) -> bytes | float:
+        body = exchange.reply()
+        for row in (row for each in body["responses"] for row in each["partitions"]):
+            if row["partition_index"] == 1 and failing["left"]:
+                failing["left"] -= 1
+                row.update(error_code=ErrorCode.NOT_LEADER_OR_FOLLOWER, records=b"")
+                return exchange.reply_with(body)
+        return 0.0
+
+    with KafkaProxy.of(kafka) as proxy, client_of(servers(proxy)) as client:
+        proxy.replies[FETCH] = fail_one
+        order = [each.partition for each, _ in reader(client, ranges_of(client, name, 3))]
+    assert sorted(order) == [0, 1, 2]
+    assert order[-1] == 1
+    assert failing["left"] == 0
+
+
+# -- logs that the cleaner has been at ------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cleaned(kafka1: LocalKafka) -> Iterator[tuple[Client, str, str]]:
+    """A client, a topic with a gap of 2,000 offsets at the end of a batch, and one with an empty control batch."""
+    folder = kafka1.data_folder(1)
+    with pytest.MonkeyPatch.context() as patch, client_of(kafka1) as client:
+        for name in ("COMPACTED", "EMPTY_CONTROL_BATCHES"):
+            usual: Topic = getattr(awkward_topics, name)
+            mine = Topic(f"ranges-{usual.name}", usual.partitions, usual.settings)
+            patch.setattr(awkward_topics, name, mine)
+        gaps, controls = awkward_topics.COMPACTED, awkward_topics.EMPTY_CONTROL_BATCHES
+        awkward_topics.create(kafka1.bootstrap_servers, [gaps, controls])
+        awkward_topics.write_compacted(kafka1.bootstrap_servers)
+        started_ms = awkward_topics.write_aborted_transaction_to_compact(kafka1.bootstrap_servers)
+        awkward_topics.wait_until_compacted(folder)
+        awkward_topics.overwrite_until_control_batch_is_empty(kafka1.bootstrap_servers, folder, started_ms)
+        awkward_topics.stop_the_cleaner(kafka1.bootstrap_servers, folder)
+        yield client, gaps.name, controls.name
+
+
+def test_a_gap_of_2000_offsets_costs_at_most_3_fetches(cleaned: tuple[Client, str, str]) -> None:
+    client, name, _ = cleaned
+    # Fetches so small that the batch behind the gap does not fit in with the one before it.
+    consumer = reader(client, [Range(name, 0, 0, 2_001)], {"max.partition.fetch.bytes": 100})
+    rows = rows_of(consumer)
+    assert rows[Range(name, 0, 0, 2_001)][0][0] == 0
+    assert consumer.fetches <= 3
+    inside = reader(client, [Range(name, 0, 500, 1_500)])
+    assert rows_of(inside) == {}
+    assert inside.fetches == 1
+
+
+@pytest.mark.parametrize("isolation_level", ["read_committed", "read_uncommitted"])
+def test_ranges_without_a_visible_row_end_at_once(
+    kafka1: LocalKafka, cleaned: tuple[Client, str, str], isolation_level: str
+) -> None:
+    client, _, name = cleaned
+    controls = [batch for batch in stored_batches(kafka1.data_folder(1), name) if batch.control]
+    empty = [batch for batch in controls if not batch.records]
+    assert empty, "the cleaner has left no empty control batch"
+    for batch in [*controls[:3], *empty[:3]]:
+        wanted = Range(name, 0, batch.base_offset, batch.last_offset + 1)
+        started_s = time.monotonic()
+        consumer = reader(client, [wanted], {"isolation.level": isolation_level})
+        assert rows_of(consumer) == {}
+        assert time.monotonic() - started_s < 0.2
+        assert consumer.fetches == 1
+
+
+@pytest.mark.parametrize("isolation_level", ["read_committed", "read_uncommitted"])
+def test_cleaned_logs_read_as_by_librdkafka(
+    cleaned: tuple[Client, str, str], kafka1: LocalKafka, isolation_level: str
+) -> None:
+    client, gaps, controls = cleaned
+    for name, partitions in ((gaps, 3), (controls, 1)):
+        ranges = ranges_of(client, name, partitions)
+        found = rows_of(reader(client, ranges, {"isolation.level": isolation_level}))
+        rows = sorted((each.partition, *row) for each, read in found.items() for row in read)
+        assert rows == _by_librdkafka(kafka1, ranges, isolation_level)
+
+
+def _by_librdkafka(kafka: LocalKafka, ranges: Sequence[Range], isolation_level: str) -> list[tuple[int, int, bytes]]:
+    from confluent_kafka import Consumer, KafkaError
+
+    settings = {"group.id": "x", "enable.auto.commit": False, "enable.partition.eof": True, "log_level": 0}
+    consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "isolation.level": isolation_level, **settings})
+    consumer.assign([TopicPartition(each.topic, each.partition, each.from_offset) for each in ranges])
+    rows, ended = [], set()
+    try:
+        while len(ended) < len(ranges):
+            for message in consumer.consume(1_000, timeout=0.2):
+                if message.error() is None:
+                    rows.append((message.partition(), message.offset(), message.value()))
+                else:
+                    assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
+                    ended.add(message.partition())
+    finally:
+        consumer.close()
+    return sorted(rows)
+
+
+def servers(proxy: KafkaProxy) -> str:
+    return ",".join(f"{host}:{port}" for host, port in proxy.bootstrap_servers)
+
+
+def wait_for(condition: Any, timeout_s: float = 30) -> None:
+    give_up_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < give_up_s, "it did not happen in time"
+        time.sleep(0.005)
