@@ -11,7 +11,9 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from protocol.errors import ConfigurationError
+from protocol.broker_errors import ErrorCode
+from protocol.clock import Deadline
+from protocol.errors import BrokerError, ConfigurationError
 from spark_kafka_source.clients import client_for
 from spark_kafka_source.discovery import discover
 from spark_kafka_source.error_classes import RESOLVED_START_AFTER_END, named
@@ -51,8 +53,7 @@ class KafkaBatchReader(DataSourceReader):
         _require_order(begins, ends)
         begins, ends = self._wanted.cut(begins, ends)
         if self._wanted.from_time_ms is not None:
-            new = first_at_or_after(client, options, dict.fromkeys(ends, self._wanted.from_time_ms), deadline)
-            begins = {key: min(max(begins[key], new.get(key, ends[key])), ends[key]) for key in ends}
+            begins = self._from_time(self._wanted.from_time_ms, begins, ends, deadline)
         ids = {topic: topic_id for (topic, _), topic_id in found.items() if any(topic_id)}
         ranges = offset_ranges(
             Offsets(begins, ids=ids),
@@ -62,6 +63,20 @@ class KafkaBatchReader(DataSourceReader):
         )
         led_by = {} if options.max_input_partitions is None else leaders(client, ends, deadline)
         return [RangePartition(group) for group in groups(ranges, options.max_input_partitions, led_by)]
+
+    def _from_time(
+        self, time_ms: int, begins: dict[TopicPartition, int], ends: dict[TopicPartition, int], deadline: Deadline
+    ) -> dict[TopicPartition, int]:
+        """Where to begin when only records from a time on are wanted; Spark checks the times themselves."""
+        client = client_for(self._options.client)
+        try:
+            found = first_at_or_after(client, self._options, dict.fromkeys(ends, time_ms), deadline)
+        except BrokerError as error:
+            if error.code != ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT:
+                raise
+            # Logs from before Kafka 0.10 have no times to look for.
+            return begins
+        return {key: min(max(begins[key], found.get(key, ends[key])), ends[key]) for key in ends}
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """On an executor: the rows of one task."""

@@ -23,6 +23,17 @@ Names of options are case-insensitive. An option or property that is unknown, fo
 error that names it. `{PREFIX}bootstrap.servers` is always needed; for reads, exactly one of `subscribe`,
 `subscribePattern` and `assign` too."""
 
+_FILTERS = """\
+### Filters
+
+With Spark's setting `spark.sql.python.filterPushdown.enabled` (PySpark 4.1 and later), a batch read only reads what the
+query's filters leave: comparisons of `partition` and `offset`, `topic =` and `topic in`, and lower bounds of
+`timestamp`. Upper bounds of `timestamp` skip nothing, since later records may have earlier timestamps; use
+`endingTimestamp`."""
+
+_RACK = f"""\
+`{PREFIX}client.rack` may be `env:NAME`: the environment variable NAME of each executor, which knows its rack."""
+
 _PROPERTIES = f"""\
 ## Kafka properties
 
@@ -38,6 +49,7 @@ def markdown() -> str:
         _options([row for row in OPTIONS if row.use & READ and row.effect is Effect.APPLIES], queries=True),
         "### Patterns",
         DIFFERENCES,
+        _FILTERS,
         "## Writing",
         _options([row for row in OPTIONS if row.use & Use.WRITE and row.effect is Effect.APPLIES], queries=False),
         "## Accepted, without effect",
@@ -51,7 +63,7 @@ def markdown() -> str:
     ):
         defaults = {field.name: field.default for field in dataclasses.fields(config)}
         rows = [row for row in PROPERTIES if row.role & role and row.effect is Effect.APPLIES]
-        parts += [heading, _applying(rows, defaults)]
+        parts += [heading, _applying(rows, defaults), *([_RACK] if role is Role.CONSUMER else [])]
     parts += ["### The others", _table(("property", "here", "why"), _others())]
     return "\n\n".join(parts)
 

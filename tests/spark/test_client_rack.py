@@ -1,0 +1,40 @@
+"""`kafka.client.rack`: as it is given, or as the executor's environment has it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from protocol import properties
+from protocol.config import ConsumerConfig
+from spark_kafka_source.client_rack import in_this_rack
+
+
+@pytest.fixture(autouse=True)
+def _warnings_of_one_test_only() -> Iterator[None]:
+    properties.warn_once.cache_clear()
+    yield
+    properties.warn_once.cache_clear()
+
+
+def test_a_rack_is_taken_as_it_is() -> None:
+    for rack in ("", "eu-1a", "environment"):
+        assert in_this_rack(ConsumerConfig(client_rack=rack)).client_rack == rack
+
+
+def test_a_variable_is_looked_up_where_the_task_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ConsumerConfig(client_rack="env:MY_RACK", fetch_min_bytes=7)
+    for rack in ("eu-1a", "eu-1b"):
+        monkeypatch.setenv("MY_RACK", rack)
+        assert in_this_rack(config) == ConsumerConfig(client_rack=rack, fetch_min_bytes=7)
+
+
+def test_without_the_variable_there_is_no_rack_and_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("MY_RACK", raising=False)
+    with caplog.at_level(logging.WARNING):
+        assert in_this_rack(ConsumerConfig(client_rack="env:MY_RACK")).client_rack == ""
+    assert "kafka.client.rack is env:MY_RACK, which is not set here" in caplog.text

@@ -1,0 +1,65 @@
+"""Names of error classes: those that Spark's own Kafka connector has, and where tasks put them."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from protocol.consumer.range_consumer import Range
+from protocol.errors import DataLoss, UsageError
+from spark_kafka_source import error_classes, range_reader
+from spark_kafka_source.options import parse_source_options
+from spark_kafka_source.ranges import OffsetRange
+from spark_kafka_source.row_schema import arrow_schema
+from tests.jvm_connector import jvm_connector_jars
+
+GIVEN = {"kafka.bootstrap.servers": "127.0.0.1:9", "subscribe": "t"}
+
+
+def test_every_name_is_one_of_the_connector_s() -> None:
+    (jar,) = [path for path in jvm_connector_jars() if path.name.startswith("spark-sql-kafka")]
+    with zipfile.ZipFile(jar) as connector:
+        conditions = json.loads(connector.read("error/kafka-error-conditions.json"))
+    theirs = {
+        f"{name}.{part}" if part else name
+        for name, condition in conditions.items()
+        for part in condition.get("subClass", {"": None})
+    }
+    ours = {text for name, text in vars(error_classes).items() if name.isupper() and not name.startswith("_")}
+    assert len(ours) > 10
+    assert ours - theirs == set()
+
+
+def test_data_loss_in_a_task_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Consumer:
+        def __init__(self, *_: object, **__: object) -> None: ...
+        def __iter__(self) -> object:
+            raise DataLoss("t-0: gone", topic="t", partition=0)
+
+    monkeypatch.setattr(range_reader, "RangeConsumer", Consumer)
+    options = parse_source_options(GIVEN, streaming=False)
+    with pytest.raises(DataLoss) as raised:
+        list(range_reader.read_range(options, [OffsetRange("t", 0, 0, 5)]))
+    assert str(raised.value) == "[KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] t-0: gone"
+    assert raised.value.context == {"topic": "t", "partition": 0}
+
+
+@pytest.mark.parametrize("timestamp_ms", [2**63 // 1000 + 1, 2**63 - 1, -(2**63) // 1000 - 1, -(2**63)])
+def test_a_timestamp_beyond_spark_s_microseconds_is_named(timestamp_ms: int) -> None:
+    times = pa.array(np.array([0, timestamp_ms, 5], np.int64))
+    batch = pa.RecordBatch.from_arrays([times], names=["timestamp_ms"])
+    with pytest.raises(UsageError, match=r"^\[KAFKA_MALFORMED_RECORD_TIMESTAMP\] a record of t-3 ") as raised:
+        range_reader._with_spark_columns(batch, Range("t", 3, 10, 20), arrow_schema(["timestamp"]))
+    assert f"has the timestamp {timestamp_ms}, " in str(raised.value)
+
+
+def test_the_largest_timestamps_of_spark_are_read() -> None:
+    most = (2**63 - 1) // 1000
+    times = pa.array(np.array([most, -most, -1], np.int64))
+    batch = pa.RecordBatch.from_arrays([times], names=["timestamp_ms"])
+    found = range_reader._with_spark_columns(batch, Range("t", 3, 10, 20), arrow_schema(["timestamp"]))
+    assert found.column(0).cast(pa.int64()).to_pylist() == [most * 1000, -most * 1000, -1000]
