@@ -1,0 +1,316 @@
+"""Brokers die, leaders move, sessions and connections get lost: every row comes once and in order."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protocol.broker_errors import ErrorCode
+from protocol.cluster.client import Client
+from protocol.consumer.consumer import Consumer
+from protocol.consumer.list_offsets import EARLIEST
+from protocol.errors import Corrupt, DeadlineExceeded
+from protocol.wire.messages.m01_fetch import FETCH
+from protocol.wire.messages.m03_metadata import METADATA
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.conftest import TopicFactory
+from tests.fake_broker import FakeBroker
+from tests.kafka_proxy import Exchange, Fate, KafkaProxy
+from tests.protocol.consumer.consuming import (
+    TOPIC_ID,
+    client_of,
+    consumer_of,
+    move_leader,
+    produce,
+    records,
+    reply,
+    reply_row,
+)
+
+SESSION_ERRORS = [
+    ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
+    ErrorCode.INVALID_FETCH_SESSION_EPOCH,
+    ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
+]
+
+
+class Rows:
+    """What has come, by partition; every offset must be the one after the last."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self.consumer = consumer
+        self.next: dict[int, int] = {}
+
+    def read(self, until: Callable[[], bool], timeout_s: float = 60) -> None:
+        give_up_s = time.monotonic() + timeout_s
+        while not until():
+            assert time.monotonic() < give_up_s, f"it came to {self.next}"
+            read = self.consumer.poll(200)
+            if read is not None:
+                stream, batch = read
+                offsets = batch.column("offset").to_pylist()
+                first = self.next.get(stream.partition, 0)
+                assert offsets == list(range(first, first + len(offsets))), stream.name
+                self.next[stream.partition] = first + len(offsets)
+
+    def all_at(self, offset: int, partitions: int) -> bool:
+        return self.next == dict.fromkeys(range(partitions), offset)
+
+
+@contextmanager
+def in_background(work: Callable[[], None]) -> Iterator[None]:
+    """Raises what `work` raises."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+    if raised:
+        raise raised[0]
+
+
+def servers(proxy: KafkaProxy) -> str:
+    return ",".join(f"{host}:{port}" for host, port in proxy.bootstrap_servers)
+
+
+def leader_of(client: Client, topic: str, partition: int = 0) -> int:
+    with Client(client.config) as other:
+        return other.topic(topic).partitions[partition].leader
+
+
+class TestBrokers:
+    def test_a_leader_is_killed_under_load_and_comes_back(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+        name = topic(6, config={"min.insync.replicas": "2"})
+        settings = {"enable.idempotence": True, "acks": "all"}
+        with client_of(kafka) as client, consumer_of(client) as consumer:
+            consumer.consume_partitions({(name, number): EARLIEST for number in range(6)})
+            rows = Rows(consumer)
+            produce(kafka, name, range(600), 6, settings=settings)
+            rows.read(lambda: rows.all_at(100, 6))
+            victim = client.leader(name, 0)[0].node_id
+
+            def load() -> None:
+                for first in range(600, 6_000, 600):
+                    produce(kafka, name, range(first, first + 600), 6, settings=settings)
+                    if first == 1_200:
+                        kafka.kill(victim)
+                kafka.start(victim)
+
+            with in_background(load):
+                rows.read(lambda: rows.all_at(1_000, 6))
+            produce(kafka, name, range(600), 6, settings=settings)
+            rows.read(lambda: rows.all_at(1_100, 6))
+
+    def test_a_partition_is_moved_to_another_broker_under_load(
+        self, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
+    ) -> None:
+        name = topic(2, replication_factor=1)
+        stop = threading.Event()
+        sent = 0
+        with client_of(kafka) as client, consumer_of(client) as consumer:
+            consumer.consume_partitions({(name, number): EARLIEST for number in range(2)})
+            old = leader_of(client, name)
+            new = next(number for number in kafka.broker_ids if number != old)
+
+            def load() -> None:
+                nonlocal sent
+                while not stop.is_set():
+                    produce(kafka, name, range(200), 2)
+                    sent += 100
+
+            rows = Rows(consumer)
+            with in_background(load):
+                try:
+                    rows.read(lambda: min(rows.next.values(), default=0) >= 100)
+                    move_leader(kafka, name, 0, new, tmp_path)
+                    rows.read(lambda: leader_of(client, name) == new)
+                    moved_at = rows.next[0]
+                    rows.read(lambda: rows.next[0] >= moved_at + 200)
+                finally:
+                    stop.set()
+            rows.read(lambda: rows.all_at(sent, 2))
+            assert client.leader(name, 0)[0].node_id == new
+
+
+class TestSessions:
+    @pytest.mark.parametrize("code", SESSION_ERRORS)
+    def test_a_lost_session_is_built_again_without_losing_a_position(
+        self, kafka: LocalKafka, topic: TopicFactory, code: int
+    ) -> None:
+        name = topic(3)
+        injected: list[int] = []
+        epochs: dict[int, list[int]] = {number: [] for number in kafka.broker_ids}
+
+        def break_some(exchange: Exchange) -> float | bytes:
+            if exchange.number > 3 and exchange.number % 4 == 0 and len(injected) < 6:
+                injected.append(exchange.number)
+                return exchange.reply_with(reply(error_code=code))
+            return 0.0
+
+        def note(exchange: Exchange) -> float:
+            epochs[exchange.broker_id].append(exchange.request()["session_epoch"])
+            return 0.0
+
+        with KafkaProxy.of(kafka) as proxy, client_of(servers(proxy)) as client:
+            proxy.replies[FETCH] = break_some
+            proxy.requests[FETCH] = note
+            # Not so long that an error meets only requests that wait.
+            with consumer_of(client, {"fetch.max.wait.ms": 50}) as consumer:
+                consumer.consume_partitions({(name, number): EARLIEST for number in range(3)})
+                rows = Rows(consumer)
+                for first in range(0, 600, 60):
+                    produce(kafka, name, range(first, first + 60), 3)
+                    rows.read(lambda first=first: rows.all_at((first + 60) // 3, 3))  # type: ignore[misc]
+                rows.read(lambda: len(injected) == 6)
+        assert sum(each.count(0) for each in epochs.values()) >= 3 + 3
+        assert max(map(max, epochs.values())) > 1
+
+
+class TestConnections:
+    def test_replies_and_connections_get_lost_all_the_time(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+        name = topic(6, replication_factor=1)
+        produce(kafka, name, range(12_000), 6, settings={"batch.size": 2_000})
+        chance = random.Random(7)
+        cut = 0
+
+        def lose(exchange: Exchange) -> Fate:
+            nonlocal cut
+            if chance.random() < 0.2:
+                cut += 1
+                return Fate.CUT
+            return Fate.PASS
+
+        with KafkaProxy.of(kafka) as proxy, client_of(servers(proxy), retry_backoff_ms=10) as client:
+            proxy.replies[FETCH] = lose
+            with consumer_of(client, {"max.partition.fetch.bytes": 3_000}) as consumer:
+                consumer.consume_partitions({(name, number): EARLIEST for number in range(6)})
+                rows = Rows(consumer)
+                rows.read(lambda: rows.all_at(2_000, 6))
+        assert cut > 5
+
+    def test_a_topic_that_is_not_there_yet_is_read_when_it_is(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+        with client_of(kafka, default_api_timeout_ms=1_000) as client, consumer_of(client) as consumer:
+            stream = consumer.consume_partition("not-there", 0, 0)
+            assert stream.poll(100) is None
+            for reader in (stream, consumer):
+                with pytest.raises(DeadlineExceeded, match=r"not-there-0: .* UNKNOWN_TOPIC_OR_PARTITION"):
+                    reader.poll(5_000)
+            name = topic(1)
+            produce(kafka, name, range(10))
+            other = consumer.consume_partition(name, 0, 0)
+            assert len(list(other.messages(500))) == 10
+
+
+class TestBadReplies:
+    @pytest.fixture
+    def fake(self) -> Iterator[FakeBroker]:
+        """Leads two partitions of "orders"."""
+        with FakeBroker() as fake:
+            partitions = [
+                {"partition_index": n, "leader_id": 1, "leader_epoch": 0, "replica_nodes": [1], "isr_nodes": [1]}
+                for n in range(2)
+            ]
+            fake.handlers[METADATA.key] = lambda body, version: {
+                "brokers": [{"node_id": 1, "host": fake.host, "port": fake.port}],
+                "controller_id": 1,
+                "topics": [{"name": "orders", "topic_id": TOPIC_ID, "partitions": partitions}],
+            }
+            yield fake
+
+    @staticmethod
+    def answers(fake: FakeBroker, *replies: Callable[[dict[str, Any]], Any]) -> None:
+        """One after the other, the last of them for ever; `replies` get the request."""
+        left = list(replies)
+
+        def fetch(body: dict[str, Any], version: int) -> Any:
+            if body["session_epoch"] == -1:
+                return reply()
+            return (left.pop(0) if len(left) > 1 else left[0])(body)
+
+        fake.handlers[FETCH.key] = fetch
+
+    @staticmethod
+    def idle(body: dict[str, Any]) -> dict[str, Any]:
+        time.sleep(body["max_wait_ms"] / 1000)
+        return reply(session_id=5)
+
+    def test_a_corrupt_record_batch_is_told_and_read_again_after_a_seek(self, fake: FakeBroker) -> None:
+        whole = records(0, 5)
+        broken = whole[:-1] + bytes([whole[-1] ^ 1])
+        rows = [reply_row(0, broken), reply_row(1, records(0, 5))]
+        self.answers(
+            fake,
+            lambda body: reply(*rows, session_id=5),
+            # In a session, a partition that is still wanted at the same offset is not named again.
+            lambda body: self.idle(body) if _asks_for(body, 0, 5) else reply(reply_row(0, whole), session_id=5),
+        )
+        with client_of(f"{fake.host}:{fake.port}") as client, consumer_of(client) as consumer:
+            streams = consumer.consume_partitions({("orders", 0): 0, ("orders", 1): 0})
+            for _ in range(2):
+                with pytest.raises(Corrupt, match=r"orders-0: .* offset 0 .* CRC"):
+                    streams["orders", 0].poll(5_000)
+            assert streams["orders", 1].poll(5_000) is not None
+            streams["orders", 0].seek(0)
+            batch = streams["orders", 0].poll(5_000)
+            assert batch is not None
+            assert batch.num_rows == 5
+
+    def test_a_reply_that_leaves_a_partition_out_is_asked_again(self, fake: FakeBroker) -> None:
+        self.answers(
+            fake,
+            lambda body: reply(reply_row(0)),
+            lambda body: reply(reply_row(1, records(0, 5)), session_id=5) if _asks_for(body, 1, 0) else self.idle(body),
+        )
+        with client_of(f"{fake.host}:{fake.port}") as client, consumer_of(client) as consumer:
+            streams = consumer.consume_partitions({("orders", 0): 0, ("orders", 1): 0})
+            batch = streams["orders", 1].poll(5_000)
+            assert batch is not None
+            assert batch.num_rows == 5
+
+    def test_a_throttled_reply_is_waited_out(self, fake: FakeBroker) -> None:
+        self.answers(
+            fake,
+            lambda body: reply(throttle_time_ms=400),
+            lambda body: reply(reply_row(0, records(0, 5)), session_id=5),
+            self.idle,
+        )
+        with client_of(f"{fake.host}:{fake.port}") as client, consumer_of(client) as consumer:
+            started_s = time.monotonic()
+            batch = consumer.consume_partition("orders", 0, 0).poll(5_000)
+            assert batch is not None
+            assert 0.4 <= time.monotonic() - started_s < 2
+
+    def test_a_fault_of_our_own_reaches_the_user(
+        self, fake: FakeBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def fail(*_: object) -> None:
+            raise ZeroDivisionError("a bug")
+
+        monkeypatch.setattr("protocol.consumer.broker_consumer.BrokerConsumer.judge", fail)
+        self.answers(fake, lambda body: reply(reply_row(0)))
+        with client_of(f"{fake.host}:{fake.port}") as client, consumer_of(client) as consumer:
+            stream = consumer.consume_partition("orders", 0, 0)
+            with pytest.raises(Exception, match=r"ZeroDivisionError\('a bug'\)"):
+                stream.poll(5_000)
+        assert "a bug" in caplog.text
+
+
+def _asks_for(body: dict[str, Any], partition: int, offset: int) -> bool:
+    rows = [row for topic in body["topics"] for row in topic["partitions"]]
+    return any((row["partition"], row["fetch_offset"]) == (partition, offset) for row in rows)
