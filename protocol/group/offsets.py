@@ -80,29 +80,33 @@ def commit_offsets(
 def fetch_offsets(
     client: Client,
     group: str,
-    partitions: Iterable[TopicPartition],
+    partitions: Iterable[TopicPartition] | None,
     deadline: Deadline,
+    *,
+    require_stable: bool = True,
 ) -> dict[TopicPartition, CommittedOffset]:
-    """What the group has committed; partitions without a committed offset are left out.
+    """What the group has committed for `partitions`, None: for all; those without a committed offset are left out.
 
-    Waits for open transactions that hold offsets of the group (KIP-447, RequireStable). Raises `DeadlineExceeded`
-    or `BrokerError`.
+    Unless `require_stable` is false, waits for open transactions that hold offsets of the group (KIP-447). Raises
+    `DeadlineExceeded` or `BrokerError`.
     """
     by_topic: dict[str, list[int]] = {}
-    for topic, partition in partitions:
+    for topic, partition in partitions or ():
         by_topic.setdefault(topic, []).append(partition)
-    topics = [{"name": name, "partition_indexes": indexes} for name, indexes in by_topic.items()]
+    named = [{"name": name, "partition_indexes": indexes} for name, indexes in by_topic.items()]
+    topics = None if partitions is None else named
 
     def body(version: int) -> dict[str, Any]:
         # KIP-709: from version 8 on, several groups in one request.
         asked: dict[str, Any] = {"group_id": group, "topics": topics}
         if version >= 8:
-            return {"groups": [asked], "require_stable": True}
-        return {**asked, "require_stable": True} if version >= 7 else asked
+            return {"groups": [asked], "require_stable": require_stable}
+        return {**asked, "require_stable": require_stable} if version >= 7 else asked
 
     def attempt() -> dict[TopicPartition, CommittedOffset]:
         broker = client.coordinator(group, deadline)
-        reply = client.ask(broker, OFFSET_FETCH, body, deadline, purpose=GROUP, at_most=9)
+        # Versions before 2 cannot be asked for all partitions.
+        reply = client.ask(broker, OFFSET_FETCH, body, deadline, purpose=GROUP, at_least=2, at_most=9)
         answer = reply["groups"][0] if reply["groups"] else reply
         where = f"OffsetFetch for group {group} at {broker}"
         if answer["error_code"] != ErrorCode.NONE:

@@ -1,0 +1,310 @@
+"""Lag of queries and groups: the figures are those of Spark's own connector and of Kafka's own tool."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from protocol.errors import BrokerError, ConfigurationError, UsageError
+from protocol.wire.messages.m01_fetch import FETCH
+from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
+from protocol.wire.messages.m03_metadata import METADATA
+from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
+from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR
+from spark_kafka_source.lag import (
+    HISTORY_SCHEMA,
+    SCHEMA,
+    Lag,
+    LagAtTime,
+    LagListener,
+    PartitionLag,
+    lag_of_group,
+    lag_of_query,
+)
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.conftest import TopicFactory
+from tests.consumer_groups import describe
+from tests.fake_broker import FakeBroker
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MINUTE_MS = 60_000
+
+
+def produce(kafka: LocalKafka, topic: str, counts: dict[int, int], age_ms: int = 0, **settings: Any) -> None:
+    """`counts[partition]` records each, all as old as that, one second apart from the next."""
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, **settings})
+    now_ms = time.time_ns() // 1_000_000
+    for partition, count in counts.items():
+        for i in range(count):
+            producer.produce(topic, b"v", b"k%d" % i, partition, timestamp=now_ms - age_ms + i * 1000)
+    assert producer.flush(30) == 0
+
+
+def commit(kafka: LocalKafka, group: str, topic: str, offsets: dict[int, int]) -> None:
+    consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": group})
+    consumer.commit(offsets=[TopicPartition(topic, *pair) for pair in offsets.items()], asynchronous=False)
+    consumer.close()
+
+
+def new_group() -> str:
+    return f"group-{uuid.uuid4().hex[:8]}"
+
+
+# -- what it adds up to ---------------------------------------------------------------------------
+
+# The example in Spark's integration guide has one partition; here two sources have three, and a third is no Kafka.
+PROGRESS = {
+    "id": "7c0d",
+    "name": "etl",
+    "timestamp": "2026-01-02T03:04:05.678Z",
+    "batchId": 4,
+    "sources": [
+        {
+            "endOffset": {"orders": {"0": 10, "1": 20}, "@ids": {"orders": "AAAAAAAAAAAAAAAAAAAAAQ"}},
+            "latestOffset": {"orders": {"0": 14, "1": 20}},
+        },
+        {"endOffset": '{"a": {"0": 5}}', "latestOffset": '{"a": {"0": 12}}'},
+        {"endOffset": 7, "latestOffset": None},
+    ],
+}
+
+
+def test_the_progress_of_a_query_adds_up() -> None:
+    for given in (PROGRESS, json.dumps(PROGRESS)):
+        lag = lag_of_query(given)
+        assert [(row.topic, row.partition, row.committed, row.end, row.offsets_behind) for row in lag] == [
+            ("a", 0, 5, 12, 7),
+            ("orders", 0, 10, 14, 4),
+            ("orders", 1, 20, 20, 0),
+        ]
+        assert lag.offsets_behind == 11
+        assert lag.seconds_behind is None
+        assert lag.metrics() == {
+            "minOffsetsBehindLatest": 0,
+            "maxOffsetsBehindLatest": 7,
+            "avgOffsetsBehindLatest": 11 / 3,
+        }
+
+
+def test_what_is_not_known_is_not_counted() -> None:
+    source = {"endOffset": {"t": {"0": 3, "1": 5}}, "latestOffset": {"t": {"1": 6}}}
+    lag = lag_of_query({**PROGRESS, "sources": [source, {"endOffset": None, "latestOffset": "none"}]})
+    assert [row.offsets_behind for row in lag] == [None, 1]
+    assert lag.metrics()["avgOffsetsBehindLatest"] == 1
+    assert lag_of_query({**PROGRESS, "sources": []}).metrics() == {}
+    with pytest.raises(UsageError, match="no progress yet"):
+        lag_of_query(None)
+
+
+TABLE = Lag(
+    (
+        PartitionLag("orders", 0, 10, 14, 61.5),
+        PartitionLag("orders", 1, None, 20),
+        PartitionLag("orders", 2, 9, 5),
+    )
+)
+
+
+def test_a_table_for_people_and_for_programs() -> None:
+    assert TABLE.to_arrow().schema == SCHEMA
+    assert TABLE.to_arrow().to_pylist()[0] == {
+        "topic": "orders",
+        "partition": 0,
+        "committed": 10,
+        "end": 14,
+        "offsets_behind": 4,
+        "seconds_behind": 61.5,
+    }
+    assert TABLE.to_pandas()["offsets_behind"].tolist()[0] == 4
+    assert [line.split()[2:] for line in str(TABLE).splitlines()] == [
+        ["CURRENT-OFFSET", "LOG-END-OFFSET", "LAG", "LAG-SECONDS"],
+        ["10", "14", "4", "61.500"],
+        ["-", "20", "-", "-"],
+        ["9", "5", "-4", "-"],
+    ]
+    assert TABLE._repr_html_().count("<tr>") == 4
+    assert (TABLE.offsets_behind, TABLE.seconds_behind) == (0, 61.5)
+
+
+def test_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    bars = TABLE.plot()
+    assert [bar.get_width() for bar in bars.patches] == [4, 0, -4]
+    listener = LagListener()
+    listener._history += [LagAtTime(pa.scalar(i, pa.timestamp("s")).as_py(), "etl", i, TABLE) for i in range(3)]
+    (line,) = listener.plot().lines
+    assert (line.get_label(), list(line.get_ydata())) == ("etl", [0, 0, 0])
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    with pytest.raises(UsageError, match=r"spark-kafka-source\[notebook\]"):
+        TABLE.plot()
+
+
+# -- a group, as Kafka's tool sees it -------------------------------------------------------------
+
+
+def test_a_group_is_as_far_behind_as_kafkas_tool_says(kafka1: LocalKafka, topic1: TopicFactory) -> None:
+    first, second, group = topic1(3), topic1(1), new_group()
+    produce(kafka1, first, {0: 10, 1: 5})
+    produce(kafka1, second, {0: 4})
+    commit(kafka1, group, first, {0: 3, 1: 5})
+    commit(kafka1, group, second, {0: 1})
+    lag = lag_of_group(kafka1.bootstrap_servers, group)
+    told = {
+        (row.topic, row.partition): (row.current_offset, row.log_end_offset, row.lag) for row in describe(kafka1, group)
+    }
+    ours = {(row.topic, row.partition): (row.committed, row.end, row.offsets_behind) for row in lag}
+    # The tool leaves out partitions without an offset when the group has no members.
+    assert ours == {**told, (first, 2): (None, 0, None)}
+    assert len(told) == 3
+    assert lag.offsets_behind == 7 + 3
+
+    only = lag_of_group({"kafka.bootstrap.servers": kafka1.bootstrap_servers, "subscribe": "x"}, group, [second])
+    assert [(row.topic, row.offsets_behind) for row in only] == [(second, 3)]
+    assert len(lag_of_group(kafka1.bootstrap_servers, new_group())) == 0
+    with pytest.raises(BrokerError, match="no-such-topic"):
+        lag_of_group(kafka1.bootstrap_servers, group, ["no-such-topic"])
+    with pytest.raises(ConfigurationError, match=r"kafka\.fetch\.min\.bytes"):
+        lag_of_group({"kafka.bootstrap.servers": kafka1.bootstrap_servers, "kafka.fetch.min.bytes": "x"}, group)
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_seconds_are_the_age_of_the_first_record_that_is_not_committed(
+    kafka1: LocalKafka, topic1: TopicFactory, codec: str
+) -> None:
+    name, group = topic1(3), new_group()
+    produce(kafka1, name, {0: 10, 1: 10}, age_ms=10 * MINUTE_MS, **{"compression.codec": codec})
+    commit(kafka1, group, name, {0: 4, 1: 10, 2: 0})
+    lag = lag_of_group(kafka1.bootstrap_servers, group)
+    seconds = [row.seconds_behind for row in lag]
+    assert seconds[0] == pytest.approx(600 - 4, abs=5)
+    assert seconds[1:] == [0.0, 0.0]
+    assert lag.seconds_behind == seconds[0]
+    assert [row.seconds_behind for row in lag_of_group(kafka1.bootstrap_servers, group, seconds=False)] == [None] * 3
+
+
+def test_a_committed_reader_is_behind_the_last_stable_offset(kafka1: LocalKafka, topic1: TopicFactory) -> None:
+    name, group = topic1(1), new_group()
+    produce(kafka1, name, {0: 2}, age_ms=MINUTE_MS)
+    commit(kafka1, group, name, {0: 0})
+    producer = Producer({"bootstrap.servers": kafka1.bootstrap_servers, "transactional.id": f"txn-{group}"})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(name, b"open")
+    producer.flush(30)
+    committed = {"kafka.bootstrap.servers": kafka1.bootstrap_servers, "kafka.isolation.level": "read_committed"}
+    assert lag_of_group(kafka1.bootstrap_servers, group).offsets_behind == 3
+    assert lag_of_group(committed, group).offsets_behind == 2
+    producer.abort_transaction(30)
+    # Nothing but an aborted record and its marker: offsets, but no record that could be old.
+    commit(kafka1, group, name, {0: 2})
+    (row,) = lag_of_group(committed, group)
+    assert (row.offsets_behind, row.seconds_behind) == (2, None)
+
+
+def test_a_broker_that_does_not_answer_costs_the_seconds_and_no_more_time() -> None:
+    def metadata(body: dict[str, Any], version: int) -> dict[str, Any]:
+        partitions = [{"partition_index": i, "leader_id": 1, "replica_nodes": [1], "isr_nodes": [1]} for i in range(50)]
+        brokers = [{"node_id": 1, "host": fake.host, "port": fake.port}]
+        return {"brokers": brokers, "controller_id": 1, "topics": [{"name": "t", "partitions": partitions}]}
+
+    def coordinator(body: dict[str, Any], version: int) -> dict[str, Any]:
+        return {"coordinators": [{"key": "g", "node_id": 1, "host": fake.host, "port": fake.port}]}
+
+    def offsets(body: dict[str, Any], version: int) -> dict[str, Any]:
+        rows = [{"partition_index": i, "committed_offset": 1} for i in range(50)]
+        return {"groups": [{"group_id": "g", "topics": [{"name": "t", "partitions": rows}]}]}
+
+    def ends(body: dict[str, Any], version: int) -> dict[str, Any]:
+        rows = [{"partition_index": i, "offset": 3} for i in range(50)]
+        return {"topics": [{"name": "t", "partitions": rows}]}
+
+    with FakeBroker(
+        {METADATA: metadata, FIND_COORDINATOR: coordinator, OFFSET_FETCH: offsets, LIST_OFFSETS: ends}
+    ) as fake:
+        fake.handlers[FETCH.key] = lambda body, version: None
+        started_s = time.monotonic()
+        lag = lag_of_group(f"{fake.host}:{fake.port}", "g", sample_ms=300)
+        assert time.monotonic() - started_s < 5
+        assert (lag.offsets_behind, lag.seconds_behind) == (100, None)
+        asked = [body for name, _, body in fake.requests if name == "Fetch"]
+        assert len(asked) == 1
+        assert [len(topic["partitions"]) for topic in asked[0]["topics"]] == [1]
+
+
+# -- a query, as Spark's own connector sees it ----------------------------------------------------
+
+
+@pytest.fixture
+def listener(spark: SparkSession, kafka1: LocalKafka) -> Iterator[LagListener]:
+    listening = LagListener(options={"kafka.bootstrap.servers": kafka1.bootstrap_servers})
+    spark.streams.addListener(listening)
+    yield listening
+    spark.streams.removeListener(listening)
+
+
+def test_a_query_is_as_far_behind_as_sparks_own_connector_says(
+    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, listener: LagListener
+) -> None:
+    name = topic1(2)
+    produce(kafka1, name, {0: 60, 1: 40}, age_ms=5 * MINUTE_MS)
+    produced_s = time.monotonic()
+
+    def run(source: str) -> Any:
+        reader = spark.readStream.format(source).option("kafka.bootstrap.servers", kafka1.bootstrap_servers)
+        reader.options(**{"kafka.fetch.max.wait.ms": "20"})
+        rows = reader.options(subscribe=name, startingOffsets="earliest", maxOffsetsPerTrigger="30").load()
+        writer = rows.writeStream.format("noop").queryName(source.replace("-", "_"))
+        query = writer.option("checkpointLocation", str(tmp_path / source)).trigger(availableNow=True).start()
+        assert query.awaitTermination(120)
+        return query
+
+    theirs, ours = run("kafka"), run("pykafka-group")
+    wanted = [
+        {key: float(value) for key, value in progress["sources"][0]["metrics"].items() if "OffsetsBehind" in key}
+        for progress in theirs.recentProgress
+        if progress["sources"][0]["metrics"]
+    ]
+    batches = [progress for progress in ours.recentProgress if progress.numInputRows]
+    assert len(batches) == 4
+    assert [lag_of_query(progress).metrics() for progress in batches] == wanted[: len(batches)]
+    assert lag_of_query(theirs.recentProgress[0]).metrics() == wanted[0]
+    assert lag_of_query(ours).offsets_behind == 0
+    assert lag_of_query(batches[0]).offsets_behind == 70
+
+    give_up_s = time.monotonic() + 20
+    while len(seen := [each for each in listener.history if each.query == "pykafka_group"]) < 4:
+        assert time.monotonic() < give_up_s, "the listener was not told"
+        time.sleep(0.05)
+    assert [(each.batch, each.lag.offsets_behind) for each in seen[:4]] == [(0, 70), (1, 40), (2, 10), (3, 0)]
+    # The first batch ends at 18 of 60 and 12 of 40, and the records are a second apart.
+    assert 5 * 60 - 18 <= seen[0].lag.seconds_behind <= 5 * 60 + time.monotonic() - produced_s
+    assert listener.latest["pykafka_group"].offsets_behind == 0
+    table = listener.to_arrow()
+    assert table.schema == HISTORY_SCHEMA
+    assert table.num_rows >= 8
+
+
+def test_a_listener_reports_and_never_raises(caplog: pytest.LogCaptureFixture) -> None:
+    event = SimpleNamespace(progress=SimpleNamespace(json=json.dumps(PROGRESS)))
+    seen: list[LagAtTime] = []
+    LagListener(seen.append, kept=1).onQueryProgress(event)
+    assert [(each.query, each.batch, each.lag.offsets_behind, each.time.year) for each in seen] == [
+        ("etl", 4, 11, 2026)
+    ]
+    LagListener(lambda _: 1 / 0).onQueryProgress(event)  # type: ignore[arg-type, return-value]
+    assert "ZeroDivisionError" in caplog.text
+    with pytest.raises(ConfigurationError):
+        LagListener(options={"kafka.acks": "7"})
