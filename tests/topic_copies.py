@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import uuid
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,8 @@ def copy_and_check(
     assert sum(row.current_offset or 0 for row in rows) == ROWS
     report: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
     assert sum(report["streamed"]) == ROWS
+    assert report["lag"] == [ROWS - read for read in accumulate(report["streamed"])]
+    assert report["last_lag"] == 0
     return report
 
 

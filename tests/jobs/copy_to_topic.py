@@ -11,10 +11,13 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
+
+from spark_kafka_source.lag import LagListener, lag_of_query
 
 COLUMNS = ["key", "value", "headers", "partition", "timestamp"]
 
@@ -22,6 +25,8 @@ COLUMNS = ["key", "value", "headers", "partition", "timestamp"]
 def main(master: str, bootstrap: str, source: str, group: str, streamed: str, batched: str, checkpoint: str) -> None:
     builder = SparkSession.builder.appName("copy to topic")
     spark = (builder.remote("local[2]") if master == "connect" else builder.master(master)).getOrCreate()
+    listener = LagListener()
+    spark.streams.addListener(listener)
     common = {"kafka.bootstrap.servers": bootstrap, "includeHeaders": "true"}
     query = (
         spark.readStream.format("pykafka-group")
@@ -37,11 +42,16 @@ def main(master: str, bootstrap: str, source: str, group: str, streamed: str, ba
         .start()
     )
     query.awaitTermination()
+    give_up_s = time.monotonic() + 30
+    while len(listener.history) < len(query.recentProgress) and time.monotonic() < give_up_s:
+        time.sleep(0.05)
     rows = spark.read.format("pykafka-group").options(**common, subscribe=streamed).load().select(*COLUMNS)
     rows.write.format("pykafka-group").options(**common, topic=batched).mode("append").save()
     report = {
         "session": type(spark).__module__,
         "streamed": [progress.numInputRows for progress in query.recentProgress],
+        "lag": [each.lag.offsets_behind for each in listener.history],
+        "last_lag": lag_of_query(query).offsets_behind,
         "executors": len({row.pid for row in rows.mapInArrow(python_daemon, "pid long").collect()}),
     }
     print(json.dumps(report))
