@@ -1,0 +1,59 @@
+"""The examples of docs/consuming.md run, and do what the page says."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.conftest import ROOT, TopicFactory
+from tests.consumer_groups import describe
+from tests.protocol.consumer.consuming import produce
+
+PAGE = Path(ROOT / "docs" / "consuming.md").read_text()
+FIRST, DECOUPLED = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_the_first_one(kafka: LocalKafka, topic: TopicFactory, capsys: pytest.CaptureFixture[str]) -> None:
+    name = topic(1)
+    produce(kafka, name, range(10))
+    exec(FIRST, {"bootstrap_servers": kafka.bootstrap_servers, "topic": name})
+    assert capsys.readouterr().out == "10 10 0\n"
+
+
+def test_what_is_handled_is_committed_and_what_is_not_comes_again(kafka: LocalKafka, topic: TopicFactory) -> None:
+    """A handler that fails ends the first run; the second one goes on where the commits are, and misses nothing."""
+    name = topic(3)
+    produce(kafka, name, range(3_000), 3, settings={"batch.size": 2_000})
+    namespace: dict[str, Any] = {}
+    exec(DECOUPLED, namespace)
+    handled: list[bytes] = []
+    threads: set[int] = set()
+    failing = threading.Event()
+    failing.set()
+
+    def handle(batch: Any) -> None:
+        values = batch.column("value").to_pylist()
+        threads.add(threading.get_ident())
+        time.sleep(0.05)  # several are at it
+        if b"000001501." in values and failing.is_set():
+            raise RuntimeError("this batch cannot be handled")
+        handled.extend(values)
+
+    def consume() -> None:
+        where = (kafka.bootstrap_servers, name, 3, name)
+        namespace["consume"](*where, handle, lambda: len(set(handled)) == 3_000)
+
+    with pytest.raises(RuntimeError, match="cannot be handled"):
+        consume()
+    assert 0 < len(handled) < 3_000
+    failing.clear()
+    consume()
+    assert sorted(set(handled)) == [b"%09d." % number for number in range(3_000)]
+    assert len(threads) > 1
+    assert [(row.current_offset, row.lag) for row in describe(kafka, name)] == [(1_000, 0)] * 3
