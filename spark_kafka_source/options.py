@@ -204,11 +204,12 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "onTopicRecreated",
-        READ,
+        Use.STREAM_READ,
         one_of("fail", "earliest"),
         "what a running query does when a topic was deleted and made anew under its name: fail, or read the new one "
         "from its earliest offset. What was not read of the old one is lost either way",
         default_text="fail; with `failOnDataLoss` false: earliest",
+        ignored_in=Use.BATCH_READ,
     ),
     Option(
         "includeHeaders",
@@ -389,7 +390,7 @@ def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> Sour
         max_input_partitions=values["maxInputPartitions"],
         columns=_columns(values["columns"], values["includeHeaders"]),
         fail_on_data_loss=values["failOnDataLoss"],
-        on_topic_recreated=values["onTopicRecreated"] or ("fail" if values["failOnDataLoss"] else "earliest"),
+        on_topic_recreated=values.get("onTopicRecreated") or ("fail" if values["failOnDataLoss"] else "earliest"),
         fetch_offset_num_retries=values["fetchOffset.numRetries"],
         fetch_offset_retry_interval_ms=values["fetchOffset.retryIntervalMs"],
         poll_timeout_ms=values["kafkaConsumer.pollTimeoutMs"],

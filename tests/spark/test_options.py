@@ -482,11 +482,13 @@ def test_options_of_another_kind_of_query_are_refused() -> None:
     assert "A sink takes topic." in sink_refusal({"subscribe": "orders"})
 
 
-def test_limits_per_trigger_are_warnings_in_a_batch(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_only_streams_have_is_a_warning_in_a_batch(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        options = batch(maxOffsetsPerTrigger="5", minOffsetsPerTrigger="9", maxTriggerDelay="1m")
+        options = batch(
+            maxOffsetsPerTrigger="5", minOffsetsPerTrigger="9", maxTriggerDelay="1m", onTopicRecreated="earliest"
+        )
     assert (options.max_offsets_per_trigger, options.min_offsets_per_trigger) == (None, None)
-    for name in ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"):
+    for name in ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "onTopicRecreated"):
         assert f"{name} has no effect" in caplog.text
 
 
