@@ -64,7 +64,10 @@ class Skipped:
 
 
 class _Reading(PartitionConsumer):
-    """A range on its way. `asked_at_s`: since when the brokers are asked for what comes next; None before."""
+    """A range on its way. `asked_at_s`: since when brokers are asked for what comes next (None: not yet).
+
+    It counts only the time that was spent waiting, see `RangeConsumer._away_s`.
+    """
 
     def __init__(self, wanted: Range, config: ConsumerConfig, backoff: Backoff, record_bytes: dict[str, float]) -> None:
         super().__init__(
@@ -86,7 +89,8 @@ class _Reading(PartitionConsumer):
 class _InFlight:
     consumer: BrokerConsumer
     reply: Reply
-    deadline: Deadline
+    sent_at_s: float
+    patience_s: float
 
 
 class RangeConsumer:
@@ -117,6 +121,8 @@ class RangeConsumer:
         self._fail_on_data_loss = fail_on_data_loss
         self._brokers: dict[Broker, BrokerConsumer] = {}
         self._in_flight: list[_InFlight] = []
+        # How long the caller was busy with what it got: no broker is to blame for that time.
+        self._away_s = 0.0
         # Those that no broker is being asked for, whoever waits longest first.
         self._waiting: list[_Reading] = []
         record_bytes: dict[str, float] = {}
@@ -131,7 +137,9 @@ class RangeConsumer:
     def __iter__(self) -> Iterator[tuple[Range, pa.RecordBatch]]:
         read_committed = self._config.isolation_level == "read_committed"
         while self._waiting or self._in_flight:
-            for reading, fetched in self._next_fetched():
+            fetched_together = self._next_fetched()
+            left_at_s = self._client.clock.now_s()
+            for reading, fetched in fetched_together:
                 for batch in decode(
                     fetched.records,
                     first_offset=fetched.position,
@@ -143,6 +151,7 @@ class RangeConsumer:
                     where=reading.name,
                 ):
                     yield reading.wanted, batch
+            self._away_s += self._client.clock.now_s() - left_at_s
 
     # -- requests and replies -----------------------------------------------------------------
 
@@ -171,8 +180,6 @@ class RangeConsumer:
         room: dict[Broker, int] = {}
         waiting, self._waiting = self._waiting, []
         for reading in waiting:
-            if reading.asked_at_s is None:
-                reading.asked_at_s = now_s
             broker = None if reading.retry_at_s > now_s else reading.broker or self._look_up(reading)
             if broker is None or broker in busy or not self._fits(reading, requests.setdefault(broker, []), room):
                 self._waiting.append(reading)
@@ -190,12 +197,16 @@ class RangeConsumer:
             return False
         room[reading.broker] = left - fetch_bytes
         request.append(reading)
+        self._begin_asking(reading)
         return True
 
+    def _begin_asking(self, reading: _Reading) -> None:
+        if reading.asked_at_s is None:
+            reading.asked_at_s = self._client.clock.now_s() - self._away_s
+
     def _look_up(self, reading: _Reading) -> Broker | None:
-        deadline = self._deadline(reading)
         try:
-            return look_up(self._client, reading, deadline)
+            return look_up(self._client, reading, self._deadline(reading))
         except DataLoss as error:
             raise DataLoss(
                 f"{error}: offsets {reading.position} to {reading.until_offset} belonged to the old one. Start the "
@@ -203,6 +214,7 @@ class RangeConsumer:
                 **error.context,
             ) from error
         except KafkaError as error:
+            self._begin_asking(reading)
             self._judge_failure(reading, error)
             return None
 
@@ -226,8 +238,10 @@ class RangeConsumer:
                 self._judge_failure(reading, error)
             return
         # A live broker that has nothing answers after this while, and then the error can say so.
-        patient = Deadline(deadline.at_s + self._config.fetch_max_wait_ms / 1000, deadline.clock)
-        self._in_flight.append(_InFlight(consumer, reply, patient.at_most_ms(self._client.config.request_timeout_ms)))
+        patience_s = deadline.remaining_s() + self._config.fetch_max_wait_ms / 1000
+        patience_s = min(patience_s, self._client.config.request_timeout_ms / 1000)
+        sent_at_s = self._client.clock.now_s() - self._away_s
+        self._in_flight.append(_InFlight(consumer, reply, sent_at_s, patience_s))
 
     def _take_reply(self) -> Judged | None:
         """Waits for a reply and takes it in; None when there was none to wait for, or it did not come."""
@@ -241,7 +255,7 @@ class RangeConsumer:
         self.fetches += 1
         asked = [_reading(each) for each in taken.consumer.asked]
         try:
-            judged = taken.consumer.judge(taken.reply.result(taken.deadline))
+            judged = taken.consumer.judge(taken.reply.result(self._reply_deadline(taken)))
         except TransportError as error:
             taken.consumer.lost()
             judged = Judged(failed=[(reading, error) for reading in asked])
@@ -255,7 +269,7 @@ class RangeConsumer:
     def _first_to_come(self) -> _InFlight | None:
         come = ready([each.reply for each in self._in_flight], _LONGEST_WAIT_S)
         for each in self._in_flight:
-            if each.reply in come or each.deadline.passed:
+            if each.reply in come or self._reply_deadline(each).passed:
                 return each
         return None
 
@@ -269,8 +283,11 @@ class RangeConsumer:
 
     def _deadline(self, reading: _Reading) -> Deadline:
         clock = self._client.clock
-        began_s = clock.now_s() if reading.asked_at_s is None else reading.asked_at_s
+        began_s = clock.now_s() if reading.asked_at_s is None else reading.asked_at_s + self._away_s
         return Deadline(began_s + self._poll_timeout_s, clock)
+
+    def _reply_deadline(self, in_flight: _InFlight) -> Deadline:
+        return Deadline(in_flight.sent_at_s + self._away_s + in_flight.patience_s, self._client.clock)
 
     def _check_patience(self, reading: _Reading) -> None:
         if reading.done or reading.asked_at_s is None or reading.failure is not None:

@@ -205,6 +205,19 @@ def test_records_that_never_come_are_an_error_in_time(kafka: LocalKafka, topic: 
     assert time.monotonic() - started_s < 5
 
 
+def test_a_slow_caller_is_no_slow_broker(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
+    """What is under way meanwhile is larger than the sockets' buffers, so it is there only when somebody takes it."""
+    name = topic(1)
+    produce(kafka, name, range(30), size=500_000, settings={"batch.size": 400_000})
+    properties = {"max.partition.fetch.bytes": 7_000_000, "fetch.max.wait.ms": 100}
+    rows = 0
+    for _, batch in reader(client, [Range(name, 0, 0, 30)], properties, poll_timeout_ms=400):
+        if not rows:
+            time.sleep(1.5)
+        rows += batch.num_rows
+    assert rows == 30
+
+
 def test_a_partition_without_a_leader_does_not_hold_up_the_others(kafka: LocalKafka, topic: TopicFactory) -> None:
     name = topic(3)
     produce(kafka, name, range(300), 3)
@@ -271,11 +284,14 @@ def test_ranges_without_a_visible_row_end_at_once(
     assert empty, "the cleaner has left no empty control batch"
     for batch in [*controls[:3], *empty[:3]]:
         wanted = Range(name, 0, batch.base_offset, batch.last_offset + 1)
-        started_s = time.monotonic()
-        consumer = reader(client, [wanted], {"isolation.level": isolation_level})
-        assert rows_of(consumer) == {}
-        assert time.monotonic() - started_s < 0.2
-        assert consumer.fetches == 1
+        took_s = []
+        for _ in range(3):
+            started_s = time.monotonic()
+            consumer = reader(client, [wanted], {"isolation.level": isolation_level})
+            assert rows_of(consumer) == {}
+            took_s.append(time.monotonic() - started_s)
+            assert consumer.fetches == 1
+        assert min(took_s) < 0.2
 
 
 @pytest.mark.parametrize("isolation_level", ["read_committed", "read_uncommitted"])
