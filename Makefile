@@ -19,8 +19,9 @@ setup: ## .venv with the pinned packages (does nothing when it is there)
 demo: setup ## a local Kafka, a Spark query, and its lag as Kafka's own tool sees it
 	$(BIN)/python -m spark_kafka_source.demo
 
+# Two at a time, since most of them wait most of the time; those with Spark first, which take longest.
 test: lint ## lint, then all tests (starts local Kafkas and a Spark)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder --durations 15 tests/spark tests
 
 test-fast: setup ## only the tests that need neither Kafka nor Spark
 	$(BIN)/python -m pytest -m "not kafka and not spark"
@@ -40,9 +41,10 @@ bench: setup ## measures against the peers
 
 soak: setup ## the tests that kill, cut off, count and spoil, for longer
 	SPARK_KAFKA_SOURCE_KILLS=20 SPARK_KAFKA_SOURCE_OUTAGE_S=60 SPARK_KAFKA_SOURCE_BATCHES=1000 \
-	SPARK_KAFKA_SOURCE_FUZZ_S=600 $(BIN)/python -m pytest -s --timeout 1200 \
+	SPARK_KAFKA_SOURCE_FUZZ_S=600 SPARK_KAFKA_SOURCE_CYCLES=1000 $(BIN)/python -m pytest -s --timeout 1200 \
 	tests/spark/test_killed_query.py tests/spark/test_broker_outage.py tests/spark/test_memory.py \
-	tests/protocol/wire/test_hostile_replies.py tests/protocol/records/test_hostile_logs.py
+	tests/protocol/wire/test_hostile_replies.py tests/protocol/records/test_hostile_logs.py \
+	tests/protocol/consumer/test_consumer.py
 
 kafka: setup ## three local brokers, until Ctrl-C
 	$(BIN)/python -m spark_kafka_source.local_kafka --brokers 3

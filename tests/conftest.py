@@ -1,7 +1,8 @@
 """What all tests share: a real Kafka (three brokers, or one), a Spark session, topics with names of their own.
 
 Fixtures start what they need when the first test asks, once for the whole run. A test that uses one is marked
-`kafka` or `spark` by itself, so `pytest -m "not kafka and not spark"` runs the pure ones.
+`kafka` or `spark` by itself, so `pytest -m "not kafka and not spark"` runs the pure ones. With `pytest -n 2` files
+that share the Spark session run in one process, the others beside them, so that there is only one such session.
 """
 
 from __future__ import annotations
@@ -52,6 +53,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("kafka")
         if "spark" in names:
             item.add_marker("spark")
+    with_spark = {item.path for item in items if item.get_closest_marker("spark")}
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("spark" if item.path in with_spark else str(item.path)))
 
 
 @pytest.fixture(scope="session")
