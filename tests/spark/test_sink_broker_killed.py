@@ -1,6 +1,6 @@
 """A broker is killed while a query writes: nothing is lost, nothing is there twice, and every partition keeps order.
 
-Confirmations get lost as well, all the time: a broker's death alone seldom makes a producer write what is there already.
+Confirmations get lost as well, all the time: a death alone seldom makes a producer write what is there already.
 """
 
 from __future__ import annotations
