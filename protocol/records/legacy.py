@@ -31,9 +31,12 @@ from protocol.records.header import (
     LOG_OVERHEAD_BYTES,
     MAGIC,
     MAGIC_AT,
+    NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
+    NO_SEQUENCE,
 )
 
+NO_LEADER_EPOCH = -1
 NO_TIMESTAMP = -1
 NO_TIMESTAMP_TYPE = -1
 """What the Java client says of messages of magic 0; its `TimestampType` has the numbers -1, 0 and 1."""
@@ -82,7 +85,8 @@ def require_message(view: memoryview, position: int, size: int, offset: int, whe
 def messages_as_batches(headers: npt.NDArray[Any], view: memoryview, where: str) -> None:
     """Makes sense of the rows of `headers` (see `Scan`) that were read from messages: each is a batch of one record.
 
-    The base offset of a wrapper is not written anywhere; it is taken to begin where the batch before it ends.
+    What messages do not have is -1, the times too, which are inside. The base offset of a wrapper is not written
+    anywhere; it is taken to begin where the batch before it ends.
     Raises `Corrupt` for a magic that does not exist.
     """
     magic, offset = headers["magic"], headers["base_offset"].copy()
@@ -95,12 +99,19 @@ def messages_as_batches(headers: npt.NDArray[Any], view: memoryview, where: str)
             raise Corrupt(f"{where}: the record batch at offset {row['base_offset']} has {what} {row[what]}")
     rows = np.flatnonzero(magic < MAGIC)
     attributes = np.frombuffer(view, np.uint8)[headers["position"][rows] + _ATTRIBUTES_AT]
+    crc = headers["partition_leader_epoch"][rows].astype(np.uint32)
     for name, value in (
+        ("partition_leader_epoch", NO_LEADER_EPOCH),
+        ("crc", crc),
+        ("first_timestamp_ms", NO_TIMESTAMP),
+        ("max_timestamp_ms", NO_TIMESTAMP),
         ("attributes", attributes & (COMPRESSION_MASK | LOG_APPEND_TIME)),
         ("last_offset", offset[rows]),
         ("last_offset_delta", 0),
         ("count", 1),
         ("producer_id", NO_PRODUCER_ID),
+        ("producer_epoch", NO_PRODUCER_EPOCH),
+        ("base_sequence", NO_SEQUENCE),
     ):
         headers[name][rows] = value
     wrappers = rows[attributes & COMPRESSION_MASK != 0]

@@ -132,6 +132,21 @@ def test_messages_that_are_not_compressed(magic: int) -> None:
 
 
 @pytest.mark.parametrize("magic", [0, 1])
+def test_a_message_is_a_batch_of_its_own(magic: int) -> None:
+    plain, wrapper = Message(7, magic=magic, attributes=LOG_APPEND_TIME * magic), wrap(some(magic), "gzip")
+    scanned = scan(write(plain) + write(wrapper))
+    rows = [dict(zip(scanned.headers.dtype.names or (), row.tolist(), strict=True)) for row in scanned.headers]
+    unknown = ("partition_leader_epoch", "first_timestamp_ms", "max_timestamp_ms", "producer_id", "producer_epoch")
+    for row, log, base_offset, last_offset in ((rows[0], write(plain), 7, 7), (rows[1], write(wrapper), 8, 105)):
+        assert [row[name] for name in (*unknown, "base_sequence")] == [-1] * 6
+        assert (row["magic"], row["count"], row["length"]) == (magic, 1, len(log) - 12)
+        assert (row["base_offset"], row["last_offset"]) == (base_offset, last_offset)
+        assert row["crc"] == zlib.crc32(log[16:])
+    assert [row["attributes"] for row in rows] == [plain.attributes, 1]
+    assert bytes(scanned.batch(1)) == write(wrapper)
+
+
+@pytest.mark.parametrize("magic", [0, 1])
 @pytest.mark.parametrize("codec", PACKED)
 def test_message_sets_in_a_wrapper(codec: str, magic: int) -> None:
     first, second = some(magic), some(magic, 200, count=90)
