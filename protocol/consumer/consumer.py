@@ -129,6 +129,7 @@ class Consumer:
             patience_s=settings.default_api_timeout_ms / 1000,
             read_committed=self._read_committed,
             decode=self._decode,
+            on_read=self._was_read,
             on_change=self._changed,
         )
 
@@ -153,11 +154,12 @@ class Consumer:
         """
         deadline = Deadline.after_ms(float("inf") if timeout_ms is None else timeout_ms, self._client.clock)
         while (stream := self._next_arrived(deadline)) is not None:
+            # After an error, which is raised once here, the others have their turn.
+            self._current = None
             batch = stream.poll(0)
             if batch is not None:
                 self._current = stream
                 return stream, batch
-            self._current = None
         return None
 
     def _next_arrived(self, deadline: Deadline) -> PartitionStream | None:
@@ -213,8 +215,16 @@ class Consumer:
 
     # -- between streams and threads, under the lock -------------------------------------------
 
+    def _was_read(self, stream: PartitionStream) -> None:
+        """A stream has room for a reply. Threads look through all streams, so they are woken only when it matters."""
+        for thread in self._threads.values():
+            if thread.broker == stream.source.broker:
+                thread.unread -= 1
+            if thread.unread <= 0 or thread.starved:
+                thread.work.notify()
+
     def _changed(self, stream: PartitionStream) -> None:
-        """A stream was read, resumed, moved or closed: its broker's thread may have something to do."""
+        """A stream was resumed, moved, closed, or is read again: its broker's thread may have something to do."""
         key = (stream.topic, stream.partition)
         if stream.closed and self._streams.get(key) is stream:
             del self._streams[key]
@@ -261,7 +271,8 @@ class Consumer:
                 stream = asked[partition]
                 if stream.source is partition and not stream.closed:
                     self._judge_failure(stream, error, now_s)
-            self._unrouted.notify()
+            if any(partition.broker is None for partition in asked):
+                self._unrouted.notify()
 
     def _judge_failure(self, stream: PartitionStream, error: KafkaError, now_s: float) -> None:
         """Puts a partition off until it may work again, or tells its user what cannot."""
@@ -384,7 +395,10 @@ class _BrokerThread(threading.Thread):
         super().__init__(name=name, daemon=True)
         self.consumer = BrokerConsumer(broker, owner._config, sessions=True)
         self.work = threading.Condition(owner._lock)
-        self._broker = broker
+        self.broker = broker
+        # What it waits for: so many users, or memory.
+        self.unread = 0
+        self.starved = False
         self._owner = owner
         self._client = owner._client
         self._config = owner._config
@@ -399,8 +413,8 @@ class _BrokerThread(threading.Thread):
                 self._owner._deliver(self._fetch(asked), asked)
         except Exception as error:
             # A fault in this client. Streams that nobody fetches for would wait for ever.
-            log.exception("%s: reading from %s has failed", self.name, self._broker)
-            self._abandon(UsageError(f"reading from {self._broker} has failed: {error!r}"))
+            log.exception("%s: reading from %s has failed", self.name, self.broker)
+            self._abandon(UsageError(f"reading from {self.broker} has failed: {error!r}"))
         finally:
             self._hang_up()
 
@@ -414,9 +428,10 @@ class _BrokerThread(threading.Thread):
 
     def _abandon(self, error: KafkaError) -> None:
         with self._owner._lock:
-            self._owner._threads.pop(self._broker, None)
+            self._owner._threads.pop(self.broker, None)
             for stream in self._owner._streams.values():
-                if stream.source.broker == self._broker:
+                if stream.source.broker == self.broker:
+                    stream.source.broker = None
                     self._owner._stop(stream, error)
 
     # -- what to ask for ----------------------------------------------------------------------
@@ -432,12 +447,13 @@ class _BrokerThread(threading.Thread):
                 if mine:
                     idle_since_s = now_s
                 elif now_s - idle_since_s >= _LINGER_S:
-                    del owner._threads[self._broker]
+                    del owner._threads[self.broker]
                     return None
                 wait_s = self._until_read(mine, now_s)
                 if wait_s is None:
                     ready = [each for each in mine if _wants_more(each)]
-                    if ready and self._muted_until_s <= now_s and owner._room_bytes() > 0:
+                    self.starved = bool(ready) and owner._room_bytes() <= 0
+                    if ready and not self.starved and self._muted_until_s <= now_s:
                         return ready
                     # Whoever reads, resumes or gives back memory says so; time alone ends a mute and the linger.
                     wait_s = max(self._muted_until_s - now_s, 0.0) or _LINGER_S
@@ -446,7 +462,7 @@ class _BrokerThread(threading.Thread):
 
     def _reads(self, stream: PartitionStream, now_s: float) -> bool:
         partition = stream.source
-        if partition.broker != self._broker:
+        if partition.broker != self.broker:
             return False
         max_age_s = self._client.config.metadata_max_age_ms / 1000
         if partition.preferred_replica != NO_REPLICA and now_s - partition.routed_at_s > max_age_s:
@@ -471,6 +487,7 @@ class _BrokerThread(threading.Thread):
                 else:
                     stream.expired = True
                     self._owner._wake_threads()
+        self.unread = len(waits_s)
         return min(waits_s, default=None)
 
     # -- one request --------------------------------------------------------------------------
@@ -481,7 +498,7 @@ class _BrokerThread(threading.Thread):
             with self._owner._lock:
                 room_bytes = self._owner._room_bytes()
                 impatient = any(
-                    each.expired and each.source.broker == self._broker for each in self._owner._streams.values()
+                    each.expired and each.source.broker == self.broker for each in self._owner._streams.values()
                 )
             body = self.consumer.body(
                 list(asked),
@@ -490,7 +507,7 @@ class _BrokerThread(threading.Thread):
             )
             self._connect(deadline)
             reply = self._client.send(
-                self._broker,
+                self.broker,
                 FETCH,
                 body,
                 deadline,
@@ -506,11 +523,11 @@ class _BrokerThread(threading.Thread):
         return judged
 
     def _connect(self, deadline: Deadline) -> None:
-        connection = self._client.connection(self._broker, self._owner._purpose, deadline)
+        connection = self._client.connection(self.broker, self._owner._purpose, deadline)
         with self._owner._lock:
             self._connection = connection
             if self._owner._closed:
-                raise ConnectionLost(f"{self._broker}: the consumer is closed")
+                raise ConnectionLost(f"{self.broker}: the consumer is closed")
 
     def _max_wait_ms(self, impatient: bool) -> int:
         """A stream that was left out must not wait long when its user is back; a session must be there to be closed."""
@@ -527,9 +544,9 @@ class _BrokerThread(threading.Thread):
             return
         try:
             # On another connection: on its own one the broker may still hold the last Fetch back.
-            self._client.ask(self._broker, FETCH, body, self._client.deadline(_CLOSE_SESSION_MS), at_least=7)
+            self._client.ask(self.broker, FETCH, body, self._client.deadline(_CLOSE_SESSION_MS), at_least=7)
         except KafkaError as error:
-            log.debug("%s: the fetch session was not closed: %s", self._broker, error)
+            log.debug("%s: the fetch session was not closed: %s", self.broker, error)
 
 
 def _wants_more(stream: PartitionStream) -> bool:

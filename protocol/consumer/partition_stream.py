@@ -59,6 +59,7 @@ class PartitionStream:
         patience_s: float,
         read_committed: bool,
         decode: Decode,
+        on_read: Callable[[PartitionStream], None],
         on_change: Callable[[PartitionStream], None],
     ) -> None:
         self.topic = partition.topic
@@ -71,6 +72,7 @@ class PartitionStream:
         self._patience_s = patience_s
         self._read_committed = read_committed
         self._decode = decode
+        self._on_read = on_read
         self._on_change = on_change
         self._seeks = 0
         self._batches: Iterator[pa.RecordBatch] | None = None
@@ -146,7 +148,7 @@ class PartitionStream:
         self.ahead = None
         self.position = fetched.position
         self._batches, self._batches_end = self._decode(fetched, self.name), fetched.next_offset
-        self._on_change(self)
+        self._on_read(self)
         return self._batches
 
     def _next_decoded(self, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch | None:
