@@ -26,6 +26,7 @@ def whole() -> Offsets:
         ids={"orders": TOPIC_ID},
         epochs={("orders", 9): 4},
         joined={("orders", 10): 5},
+        leaders={("orders", 9): 3},
     )
 
 
@@ -33,7 +34,7 @@ def test_offsets_are_written_as_the_design_says() -> None:
     assert json.dumps(whole().to_json_dict()) == (
         '{"a": {"0": 3}, "orders": {"9": 1200, "10": 7}, '
         f'"@ids": {{"orders": "{TOPIC_ID_TEXT}"}}, '
-        '"@epochs": {"orders": {"9": 4}}, "@joined": {"orders": {"10": 5}}}'
+        '"@epochs": {"orders": {"9": 4}}, "@joined": {"orders": {"10": 5}}, "@leaders": {"orders": {"9": 3}}}'
     )
 
 
@@ -55,7 +56,9 @@ def test_equal_offsets_are_equal_strings(ends: dict[tuple[str, int], int], rando
 
 @given(OFFSETS, st.binary(min_size=16, max_size=16))
 def test_what_is_written_reads_back(ends: dict[tuple[str, int], int], topic_id: bytes) -> None:
-    offsets = Offsets(ends, ids={topic: topic_id for topic, _ in ends}, epochs=dict.fromkeys(ends, 3), joined=ends)
+    offsets = Offsets(
+        ends, ids={topic: topic_id for topic, _ in ends}, epochs=dict.fromkeys(ends, 3), joined=ends, leaders=ends
+    )
     assert Offsets.from_json_dict(json.loads(json.dumps(offsets.to_json_dict()))) == offsets
 
 
@@ -87,6 +90,8 @@ def test_a_topic_id_is_written_as_kafka_s_tools_print_it() -> None:
         ({"orders": {"0": 1}, "@epochs": {"orders": {"1": 0}}}, "@epochs names ('orders', 1)"),
         ({"orders": {"0": 1}, "@epochs": {"orders": {"0": -1}}}, "@epochs: orders-0 is -1"),
         ({"orders": {"0": 1}, "@joined": {"orders": {"1": 0}}}, "@joined names ('orders', 1)"),
+        ({"orders": {"0": 1}, "@leaders": {"orders": {"1": 0}}}, "@leaders names ('orders', 1)"),
+        ({"orders": {"0": 1}, "@leaders": {"orders": {"0": -1}}}, "@leaders: orders-0 is -1"),
         ({"orders": {"0": 1}, "@joined": {"orders": {"0": 2}}}, "begins orders-0 at 2, after its end 1"),
     ],
 )

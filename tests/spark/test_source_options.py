@@ -19,7 +19,10 @@ from confluent_kafka.admin import AdminClient
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
+from protocol.broker_errors import ErrorCode, broker_error
+from protocol.clock import Deadline
 from protocol.errors import DataLoss
+from spark_kafka_source import batch_reader
 from spark_kafka_source.batch_reader import KafkaBatchReader
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.offsets import Offsets
@@ -328,6 +331,16 @@ def test_a_filter_cuts_the_ranges_themselves(kafka1: LocalKafka, timed: str) -> 
     assert list(reader.pushFilters([EqualTo(("partition",), 0), late])) == []
     ((only,),) = [task.ranges for task in reader.partitions()]
     assert (only.partition, only.from_offset, only.until_offset) == (0, 90, 100)
+
+
+def test_logs_without_times_are_read_from_their_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> dict[Any, int]:
+        raise broker_error(ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT, "ListOffsets")
+
+    monkeypatch.setattr(batch_reader, "first_at_or_after", refuse)
+    given = {"kafka.bootstrap.servers": "127.0.0.1:9", "subscribe": "a"}
+    reader = KafkaBatchReader(parse_source_options(given, streaming=False))
+    assert reader._from_time(5, {("a", 0): 3}, {("a", 0): 9}, Deadline.after_ms(1_000)) == {("a", 0): 3}
 
 
 # -- topics made anew -----------------------------------------------------------------------------
