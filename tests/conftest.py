@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spark_kafka_source.local_kafka import LocalKafka
+from spark_kafka_source.local_kafka import DEFAULT_VERSION, LocalKafka
 from tests.jvm_connector import jvm_connector_jars
 
 if TYPE_CHECKING:
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).parent.parent
+
+# `make matrix` runs the tests of the client against older brokers, too.
+KAFKA_VERSION = os.environ.get("SPARK_KAFKA_SOURCE_KAFKA_VERSION", DEFAULT_VERSION)
 
 # Compaction and retention at a pace that tests can wait for.
 _EAGER_CLEANING = {
@@ -61,14 +64,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def kafka() -> Iterator[LocalKafka]:
     """Three brokers, ids 1 to 3. A test that kills or pauses one starts or resumes it again."""
-    with LocalKafka(3, settings=_EAGER_CLEANING, jvm_options=_BRIEF_LIFE) as running:
+    with LocalKafka(3, KAFKA_VERSION, settings=_EAGER_CLEANING, jvm_options=_BRIEF_LIFE) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def kafka1() -> Iterator[LocalKafka]:
     """One broker, for tests that need no other."""
-    with LocalKafka(1, settings=_EAGER_CLEANING, jvm_options=_BRIEF_LIFE) as running:
+    with LocalKafka(1, KAFKA_VERSION, settings=_EAGER_CLEANING, jvm_options=_BRIEF_LIFE) as running:
         yield running
 
 
