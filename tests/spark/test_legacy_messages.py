@@ -31,7 +31,8 @@ def old_kafka() -> Iterator[LocalKafka]:
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
         topics = []
         for name, version in FORMATS.items():
-            config = {"message.format.version": version}
+            # The records' timestamps lie in the past.
+            config = {"message.format.version": version, "retention.ms": "-1"}
             if name == "legacy-append-time":
                 config["message.timestamp.type"] = "LogAppendTime"
             topics.append(NewTopic(name, 1, 1, config=config))
