@@ -161,13 +161,21 @@ class TestSteering:
     def test_what_was_asked_for_before_a_seek_is_not_read(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(1)
         produce(kafka, name, range(1_000), settings={"batch.size": 2_000})
+        sought = threading.Event()
+
+        def hold_the_second(exchange: Exchange) -> float:
+            if exchange.number == 2:
+                assert sought.wait(10)
+            return 0.0
+
         with KafkaProxy.of(kafka) as proxy, client_of(servers(proxy)) as client:
-            proxy.replies[FETCH] = lambda exchange: 0.2
+            proxy.replies[FETCH] = hold_the_second
             with consumer_of(client, {"max.partition.fetch.bytes": 2_000}) as consumer:
                 stream = consumer.consume_partition(name, 0, EARLIEST)
                 assert stream.poll(5_000) is not None
-                wait_for(lambda: proxy.seen["Fetch", "request"] == 2)
+                wait_for(lambda: proxy.seen["Fetch", "reply"] == 2)
                 stream.seek(500)
+                sought.set()
                 assert next(stream.messages(5_000)).offset == 500
 
     def test_a_paused_stream_is_not_fetched(self, kafka: LocalKafka, topic: TopicFactory) -> None:

@@ -131,7 +131,7 @@ class TestBrokers:
             def load() -> None:
                 nonlocal sent
                 while not stop.is_set():
-                    produce(kafka, name, range(200), 2)
+                    produce(kafka, name, range(200), 2, settings={"enable.idempotence": True})
                     sent += 100
 
             rows = Rows(consumer)
