@@ -17,6 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.record.legacy_records import LegacyRecordBatchBuilder
 
+from protocol.config import parse_consumer
+from protocol.consumer.partition_consumer import PartitionConsumer
 from protocol.errors import Corrupt, DecompressedTooLarge, ProtocolError
 from protocol.records.decode import SCHEMA, decode
 from protocol.records.legacy import with_sound_checksum
@@ -276,6 +278,22 @@ def test_a_message_that_is_cut_at_the_end_tells_its_size(magic: int) -> None:
         assert (len(scanned), scanned.next_offset) == (1, 8)
         assert scanned.partial_bytes == (0 if kept == 0 else 61 if kept < 12 else len(cut))
         assert [row["offset"] for row in read(whole + cut[:kept])] == [7]
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_a_partial_message_grows_the_fetch_until_it_fits(magic: int) -> None:
+    message = write(Message(3, bytes(1 << 20), magic=magic))
+    partition = PartitionConsumer("orders", 3, 3, parse_consumer({}), until_offset=4)
+    rest = {"error_code": 0, "high_watermark": 4, "last_stable_offset": 4, "log_start_offset": 0}
+    asked: list[int] = []
+    while not partition.done:
+        asked.append(partition.fetch_bytes())
+        assert len(asked) < 8
+        records = message[: asked[-1]]
+        row = {**rest, "records": records, "aborted_transactions": None, "preferred_read_replica": -1}
+        partition.judge(row, "broker 1")
+    assert asked[-1] >= len(message) > asked[0]
+    assert partition.last_epoch == -1
 
 
 # -- what cannot be -------------------------------------------------------------------------------
