@@ -22,6 +22,7 @@ from protocol.cluster.dispatch import is_retriable, what_to_refresh
 from protocol.cluster.metadata import Broker
 from protocol.config import ConsumerConfig
 from protocol.consumer.broker_consumer import BrokerConsumer, Judged, look_up, newest_version
+from protocol.consumer.leader_epochs import is_of_unknown_epoch
 from protocol.consumer.list_offsets import EARLIEST, LATEST, TopicPartition, list_offsets
 from protocol.consumer.partition_consumer import NO_REPLICA, Fetched, PartitionConsumer
 from protocol.consumer.partition_stream import PartitionStream
@@ -362,13 +363,20 @@ class Consumer:
         key = (partition.topic, partition.partition)
         start = list_offsets(self._client, {key: EARLIEST}, deadline=deadline)[key].offset
         end = list_offsets(self._client, {key: LATEST}, deadline=deadline)[key].offset
-        if start <= partition.position <= end and partition.attempts == 0:
-            # In range again: a leader that was behind for a moment. A second time it is taken at its word.
-            raise TransportError(str(error)) from error
+        lost = (
+            f"offset {partition.position} is not in the log (any more). Retention or DeleteRecords has removed it, or"
+        )
+        if start <= partition.position <= end:
+            epoch = partition.last_epoch
+            if not is_of_unknown_epoch(self._client, partition, deadline):
+                if partition.last_epoch != epoch:
+                    return
+                # A leader that was behind for a moment.
+                raise TransportError(str(error)) from error
+            lost = f"the leader knows nothing of leader epoch {epoch}, that of the last record that was read:"
         raise DataLoss(
-            f"{partition.name}: offset {partition.position} is not in the log (any more): the broker has "
-            f"[{start}, {end}). Retention or DeleteRecords has removed it, or the log was truncated. `seek` says where "
-            "to go on",
+            f"{partition.name}: {lost} the log was truncated or the topic was created again; the broker has "
+            f"[{start}, {end}). `seek` says where to go on",
             topic=partition.topic,
             partition=partition.partition,
             offset=partition.position,

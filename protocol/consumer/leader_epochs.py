@@ -10,10 +10,26 @@ from typing import Any
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
+from protocol.consumer.partition_consumer import NO_EPOCH, PartitionConsumer
 from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
 
 _UNKNOWN = -1
 _A_CLIENT = -1
+
+
+def is_of_unknown_epoch(client: Client, partition: PartitionConsumer, deadline: Deadline) -> bool:
+    """Whether the leader keeps leader epochs, but knows nothing of the one that was read last: another log.
+
+    A log whose message.format.version was set back below 0.11 keeps none: it is not checked against any more.
+    Raises `BrokerError` or `DeadlineExceeded`.
+    """
+    key = (partition.topic, partition.partition)
+    if partition.last_epoch == NO_EPOCH or end_of_epoch(client, *key, partition.last_epoch, deadline) is not None:
+        return False
+    if end_of_epoch(client, *key, partition.leader_epoch, deadline) is not None:
+        return True
+    partition.last_epoch = NO_EPOCH
+    return False
 
 
 def end_of_epoch(client: Client, topic: str, partition: int, epoch: int, deadline: Deadline) -> int | None:

@@ -20,7 +20,7 @@ from protocol.cluster.dispatch import is_retriable, what_to_refresh
 from protocol.cluster.metadata import NO_TOPIC_ID, Broker
 from protocol.config import ConsumerConfig
 from protocol.consumer.broker_consumer import BrokerConsumer, Judged, look_up, newest_version
-from protocol.consumer.leader_epochs import end_of_epoch
+from protocol.consumer.leader_epochs import is_of_unknown_epoch
 from protocol.consumer.list_offsets import EARLIEST, LATEST, list_offsets
 from protocol.consumer.partition_consumer import NO_EPOCH, NO_REPLICA, Fetched, LogTruncated, PartitionConsumer
 from protocol.errors import BrokerError, DataLoss, DeadlineExceeded, KafkaError, TransportError
@@ -365,12 +365,7 @@ class RangeConsumer:
     def _judge_unknown_epoch(self, reading: _Reading, error: BrokerError, deadline: Deadline) -> None:
         """In range, yet refused: the leader does not know the epoch of what was read, or was behind for a moment."""
         epoch = reading.last_epoch
-        if epoch != NO_EPOCH and end_of_epoch(self._client, reading.topic, reading.partition, epoch, deadline) is None:
-            own = end_of_epoch(self._client, reading.topic, reading.partition, reading.leader_epoch, deadline)
-            if own is None:
-                # A log whose message.format.version was set back below 0.11 keeps no epochs: there is nothing to check.
-                reading.last_epoch = NO_EPOCH
-                return
+        if is_of_unknown_epoch(self._client, reading, deadline):
             message = (
                 f"{reading.name}: the log was truncated below offset {reading.position}, or the topic was created "
                 f"again: its leader knows no leader epoch {epoch}, of which the records before that offset were. To go "
@@ -378,8 +373,8 @@ class RangeConsumer:
             )
             self._lose(reading, message, reading.position, reading.position, error)
             reading.last_epoch = NO_EPOCH
-            return
-        reading.postpone(error, self._client.clock.now_s())
+        elif reading.last_epoch == epoch:
+            reading.postpone(error, self._client.clock.now_s())
 
     def _lose(self, reading: _Reading, message: str, begin: int, end: int, cause: KafkaError) -> None:
         if self._fail_on_data_loss:

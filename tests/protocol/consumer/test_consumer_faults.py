@@ -16,9 +16,11 @@ from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.consumer.consumer import Consumer
 from protocol.consumer.list_offsets import EARLIEST
-from protocol.errors import Corrupt, DeadlineExceeded
+from protocol.errors import Corrupt, DataLoss, DeadlineExceeded
 from protocol.wire.messages.m01_fetch import FETCH
+from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m03_metadata import METADATA
+from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.fake_broker import FakeBroker
@@ -270,6 +272,39 @@ class TestBadReplies:
             batch = streams["orders", 0].poll(5_000)
             assert batch is not None
             assert batch.num_rows == 5
+
+    @pytest.mark.parametrize("epoch_end", [10, -1], ids=["keeps epochs", "keeps none"])
+    def test_an_offset_refused_because_of_the_epoch_before_it(self, fake: FakeBroker, epoch_end: int) -> None:
+        """The log has offsets 0 to 9. Five were read, of epoch 3; the leader has epoch 0, or a log without epochs."""
+
+        def end_of_epoch(body: dict[str, Any], version: int) -> dict[str, Any]:
+            asked = body["topics"][0]["partitions"][0]["leader_epoch"]
+            row = {"partition": 0, "error_code": 0, "end_offset": epoch_end if asked == 0 else -1, "leader_epoch": 0}
+            return {"topics": [{"topic": "orders", "partitions": [row]}]}
+
+        def list_offsets(body: dict[str, Any], version: int) -> dict[str, Any]:
+            offset = 0 if body["topics"][0]["partitions"][0]["timestamp"] == -2 else 10
+            return {"topics": [{"name": "orders", "partitions": [{"partition_index": 0, "offset": offset}]}]}
+
+        def refuse(body: dict[str, Any]) -> dict[str, Any]:
+            rows = [row for topic in body["topics"] for row in topic["partitions"]]
+            if not rows or rows[0]["fetch_offset"] == 10:
+                return self.idle(body)
+            if rows[0]["last_fetched_epoch"] == -1:
+                return reply(reply_row(0, records(5, 5, epoch=-1)), session_id=5)
+            return reply(reply_row(0, error_code=ErrorCode.OFFSET_OUT_OF_RANGE), session_id=5)
+
+        fake.handlers.update({OFFSET_FOR_LEADER_EPOCH.key: end_of_epoch, LIST_OFFSETS.key: list_offsets})
+        self.answers(fake, lambda body: reply(reply_row(0, records(0, 5, epoch=3)), session_id=5), refuse)
+        with client_of(f"{fake.host}:{fake.port}") as client, consumer_of(client) as consumer:
+            stream = consumer.consume_partition("orders", 0, 0)
+            messages = stream.messages(5_000)
+            assert [next(messages).offset for _ in range(5)] == list(range(5))
+            if epoch_end == -1:
+                assert [next(messages).offset for _ in range(5)] == list(range(5, 10))
+            else:
+                with pytest.raises(DataLoss, match=r"orders-0: .* leader epoch 3, .* truncated .* \[0, 10\)"):
+                    next(messages)
 
     def test_a_reply_that_leaves_a_partition_out_is_asked_again(self, fake: FakeBroker) -> None:
         self.answers(
