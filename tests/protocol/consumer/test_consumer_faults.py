@@ -15,8 +15,10 @@ import pytest
 
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
+from protocol.config import ConsumerConfig
 from protocol.consumer.consumer import Consumer
 from protocol.consumer.list_offsets import EARLIEST
+from protocol.consumer.range_consumer import Range, RangeConsumer
 from protocol.errors import Corrupt, DataLoss, DeadlineExceeded
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
@@ -100,6 +102,15 @@ def leader_of(client: Client, topic: str, partition: int = 0) -> int:
         return other.topic(topic).partitions[partition].leader
 
 
+def in_sync(client: Client, topic: str) -> int:
+    with Client(client.config) as other:
+        return len(other.topic(topic).partitions[0].isr)
+
+
+def running(kafka: LocalKafka) -> set[int]:
+    return {number for number in kafka.broker_ids if kafka.pid(number) is not None}
+
+
 class TestBrokers:
     def test_a_leader_ends_under_load_and_comes_back(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(6, config={"min.insync.replicas": "2"})
@@ -152,6 +163,37 @@ class TestBrokers:
                     stop.set()
             rows.read(lambda: rows.all_at(sent, 2))
             assert client.leader(name, 0)[0].node_id == new
+
+    @pytest.mark.skipif(not KILLS, reason="takes half a minute; `make soak` runs it")
+    def test_a_log_that_an_unclean_election_has_cut_is_data_loss(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+        """A hundred records are read that only the leader has; then a replica without them takes over, and goes on."""
+        name = topic(1, replication_factor=2, config={"unclean.leader.election.enable": "true"})
+        with client_of(kafka) as client, consumer_of(client) as consumer:
+            stream = consumer.consume_partition(name, 0, EARLIEST)
+            rows = Rows(consumer)
+            produce(kafka, name, range(100))
+            rows.read(lambda: rows.all_at(100, 1))
+            leader, known = client.leader(name, 0)
+            [follower] = set(known.replicas) - {leader.node_id}
+            try:
+                kafka.kill(follower)
+                rows.read(lambda: in_sync(client, name) == 1)
+                produce(kafka, name, range(100))
+                rows.read(lambda: rows.all_at(200, 1))
+                kafka.kill(leader.node_id)
+                kafka.start(follower)
+                produce(kafka, name, range(150))
+                with pytest.raises(
+                    DataLoss, match=rf"{name}-0: the log was truncated below offset 200: .* offset 100 "
+                ):
+                    rows.read(lambda: False)
+                begins = Range(name, 0, 200, 250, from_epoch=known.leader_epoch)
+                with pytest.raises(DataLoss, match=r"unclean leader election. Offsets 100 to 200 were read"):
+                    list(RangeConsumer(client, ConsumerConfig(), [begins]))
+                stream.seek(100)
+                assert len(list(stream.messages(2_000))) == 150
+            finally:
+                kafka.start(*{leader.node_id, follower} - running(kafka))
 
 
 class TestSessions:
