@@ -26,6 +26,8 @@ _AIMS = {
     ("client", "confluent-kafka"): (3.0, "at least"),
     ("trigger", JVM): (1.3, "at most"),
     ("memory", ""): (400.0, "at most"),
+    ("partitions", JVM): (0.05, "at most"),
+    ("partitions", ""): (5_000.0, "at most"),
 }
 
 

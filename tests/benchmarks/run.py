@@ -25,7 +25,7 @@ from tests.benchmarks.job import Figure, Job, Topic, run_section, say
 from tests.benchmarks.topics import fill
 
 SECTIONS = ("client", "source", "sink", "trigger")
-WITH_MEMORY = (*SECTIONS, "memory")
+ALL_SECTIONS = (*SECTIONS, "memory", "partitions")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -59,7 +59,8 @@ def _run(section: str, job: Job, told: argparse.Namespace) -> list[Figure]:
         topic = Topic("bench-memory", told.memory_records, 100, "lz4", told.partitions, told.batch_bytes)
         fill(job.bootstrap_servers, topic)
         return run_section("memory", replace(job, topics=(topic,)))
-    return run_section({"source": "source", "sink": "sink", "trigger": "triggers"}[section], job)
+    modules = {"source": "source", "sink": "sink", "trigger": "triggers", "partitions": "many_partitions"}
+    return run_section(modules[section], job)
 
 
 @contextmanager
@@ -103,7 +104,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         chosen = when_quick if quick else default
         parser.add_argument(name, type=int, default=chosen, help=f"{text} ({default:,}; quick: {when_quick:,})")
 
-    parser.add_argument("sections", nargs="*", default=[], help=f"of {', '.join(WITH_MEMORY)}; without: the first four")
+    parser.add_argument(
+        "sections", nargs="*", default=[], help=f"of {', '.join(ALL_SECTIONS)}; without: the first four"
+    )
     parser.add_argument("--quick", action="store_true", help="few records: to see that it works, not for figures")
     size("--small-records", 2_000_000, 120_000, "records of 100 bytes in each topic")
     size("--large-records", 1_000_000, 30_000, "records of 1 KiB in each topic")
@@ -127,8 +130,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     told.sections = told.sections or list(SECTIONS)
     if told.memory and "memory" not in told.sections:
         told.sections.append("memory")
-    if unknown := set(told.sections) - set(WITH_MEMORY):
-        parser.error(f"no such section: {', '.join(sorted(unknown))}; there are {', '.join(WITH_MEMORY)}")
+    if unknown := set(told.sections) - set(ALL_SECTIONS):
+        parser.error(f"no such section: {', '.join(sorted(unknown))}; there are {', '.join(ALL_SECTIONS)}")
     return told
 
 

@@ -1,0 +1,81 @@
+"""How long it takes until a stream that is up to date has read one new record of each of very many partitions.
+
+Both connectors in one session, one after the other; this source with `maxInputPartitions`. Measured from when the
+records are all there to the end of the micro-batch that reads the last of them, after a warm-up.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+import uuid
+from collections.abc import Sequence
+
+from confluent_kafka import Producer
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from tests.benchmarks.job import JVM, OURS, Figure, Job, say, section_main
+from tests.benchmarks.source import stream_options
+from tests.benchmarks.spark_session import FORMATS, open_session
+from tests.benchmarks.topics import create_topic, delete_topic
+
+TASKS = 4
+ROUNDS = 3
+_GIVE_UP_S = 300.0
+# Past the 64 consumers that the JVM connector keeps, each of its tasks waits half a second: it is not asked for more.
+PARTITIONS = {200: (OURS, JVM), 1_000: (OURS,)}
+
+
+def measure(job: Job, _: Sequence[str]) -> list[Figure]:
+    spark = open_session(job)
+    figures = []
+    for partitions, contestants in PARTITIONS.items():
+        for who in contestants:
+            if job.wants(who):
+                took_ms = _run(spark, job, who, partitions)
+                say(f"  {partitions} partitions {who:>14}: {', '.join(f'{each:,.0f}' for each in took_ms)} ms")
+                subject = f"{partitions} partitions, up to date"
+                figures.append(Figure("partitions", subject, "new records", "ms", who, tuple(took_ms)))
+    spark.stop()
+    return figures
+
+
+def _run(spark: SparkSession, job: Job, who: str, partitions: int) -> list[float]:
+    """What each round took, in milliseconds, without the first."""
+    topic = f"bench-partitions-{uuid.uuid4().hex[:8]}"
+    create_topic(job.bootstrap_servers, topic, partitions)
+    options = stream_options(job, who, topic)
+    if who == OURS:
+        options["maxInputPartitions"] = str(TASKS)
+    rows = spark.readStream.format(FORMATS[who]).options(**options).load()
+    producer = Producer({"bootstrap.servers": job.bootstrap_servers})
+    took_ms = []
+    with tempfile.TemporaryDirectory() as checkpoint:
+        query = rows.writeStream.format("noop").option("checkpointLocation", checkpoint).start()
+        try:
+            for number in range(ROUNDS + 1):
+                for partition in range(partitions):
+                    producer.produce(topic, b"x" * 100, b"%08d" % number, partition)
+                producer.flush()
+                started_s = time.monotonic()
+                _wait_until_read(query, (number + 1) * partitions)
+                took_ms.append((time.monotonic() - started_s) * 1000)
+        finally:
+            query.stop()
+    delete_topic(job.bootstrap_servers, topic)
+    return took_ms[1:]
+
+
+def _wait_until_read(query: StreamingQuery, records: int) -> None:
+    give_up_s = time.monotonic() + _GIVE_UP_S
+    while sum(batch.numInputRows for batch in query.recentProgress) < records:
+        if error := query.exception():
+            raise RuntimeError(str(error))
+        if time.monotonic() > give_up_s:
+            raise RuntimeError(f"{records} records were not read in {_GIVE_UP_S:.0f} s")
+        time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    section_main(measure)
