@@ -24,7 +24,7 @@ from protocol.config import ConsumerConfig
 from protocol.consumer.broker_consumer import BrokerConsumer, Judged, look_up, newest_version
 from protocol.consumer.leader_epochs import is_of_unknown_epoch
 from protocol.consumer.list_offsets import EARLIEST, LATEST, TopicPartition, list_offsets
-from protocol.consumer.partition_consumer import NO_REPLICA, Fetched, PartitionConsumer
+from protocol.consumer.partition_consumer import NO_REPLICA, Fetched, PartitionConsumer, is_about_the_log
 from protocol.consumer.partition_stream import PartitionStream
 from protocol.errors import BrokerError, ConnectionLost, DataLoss, KafkaError, TransportError, UsageError
 from protocol.net.connection import Connection
@@ -278,13 +278,12 @@ class Consumer:
     def _judge_failure(self, stream: PartitionStream, error: KafkaError, now_s: float) -> None:
         """Puts a partition off until it may work again, or tells its user what cannot."""
         partition = stream.source
-        if isinstance(error, BrokerError) and error.code == ErrorCode.OFFSET_OUT_OF_RANGE:
-            if partition.preferred_replica == NO_REPLICA:
-                self._out_of_range[stream] = error
-                partition.broker = None
-            else:
-                # A follower may be behind: the leader knows.
-                partition.postpone(error, now_s)
+        if is_about_the_log(error) and partition.preferred_replica != NO_REPLICA:
+            # A follower may be behind: the leader knows.
+            partition.postpone(error, now_s)
+        elif isinstance(error, BrokerError) and error.code == ErrorCode.OFFSET_OUT_OF_RANGE:
+            self._out_of_range[stream] = error
+            partition.broker = None
         elif is_retriable(error):
             log.debug("%s: %s", stream.name, error)
             partition.postpone(error, now_s)

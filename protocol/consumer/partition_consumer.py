@@ -15,7 +15,7 @@ from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Backoff
 from protocol.cluster.metadata import NO_TOPIC_ID, Broker
 from protocol.config import ConsumerConfig
-from protocol.errors import DataLoss, KafkaError, ProtocolError
+from protocol.errors import BrokerError, DataLoss, KafkaError, ProtocolError
 from protocol.records.scan import Scan, scan
 
 UNBOUNDED = 2**63 - 1
@@ -208,7 +208,8 @@ class PartitionConsumer:
         )
 
     def _judge_empty(self, row: Mapping[str, Any], broker: object) -> None:
-        if row["preferred_read_replica"] != NO_REPLICA:
+        # Only a leader sends us on: a replica that does so too would make a circle.
+        if row["preferred_read_replica"] != NO_REPLICA and self.preferred_replica == NO_REPLICA:
             self.preferred_replica = row["preferred_read_replica"]
             self.broker = None
         agreed = row["diverging_epoch"]
@@ -237,3 +238,10 @@ class PartitionConsumer:
                 f"kafka.fetch.max.bytes={limit}: raise that option"
             )
         self._at_least_bytes = min(limit, max(asked * 2, partial_bytes))
+
+
+def is_about_the_log(error: KafkaError) -> bool:
+    """Whether it says that the log lacks our offset: the leader's word counts, a follower's does not."""
+    return isinstance(error, LogTruncated) or (
+        isinstance(error, BrokerError) and error.code == ErrorCode.OFFSET_OUT_OF_RANGE
+    )

@@ -22,7 +22,14 @@ from protocol.config import ConsumerConfig
 from protocol.consumer.broker_consumer import BrokerConsumer, Judged, look_up, newest_version
 from protocol.consumer.leader_epochs import is_of_unknown_epoch
 from protocol.consumer.list_offsets import EARLIEST, LATEST, list_offsets
-from protocol.consumer.partition_consumer import NO_EPOCH, NO_REPLICA, Fetched, LogTruncated, PartitionConsumer
+from protocol.consumer.partition_consumer import (
+    NO_EPOCH,
+    NO_REPLICA,
+    Fetched,
+    LogTruncated,
+    PartitionConsumer,
+    is_about_the_log,
+)
 from protocol.errors import BrokerError, DataLoss, DeadlineExceeded, KafkaError, TransportError
 from protocol.net.connection import Reply
 from protocol.net.readiness import ready
@@ -303,15 +310,15 @@ class RangeConsumer:
 
     def _judge_failure(self, reading: _Reading, error: KafkaError) -> None:
         """Puts the range off until it may work again, or raises what cannot."""
+        if is_about_the_log(error) and reading.preferred_replica != NO_REPLICA:
+            # A follower may be behind: the leader knows.
+            reading.postpone(error, self._client.clock.now_s())
+            return
         if isinstance(error, LogTruncated):
             self._judge_truncation(reading, error)
             return
         if isinstance(error, BrokerError) and error.code == ErrorCode.OFFSET_OUT_OF_RANGE:
-            if reading.preferred_replica == NO_REPLICA:
-                self._judge_hole(reading, error)
-            else:
-                # A follower may be behind: the leader knows.
-                reading.postpone(error, self._client.clock.now_s())
+            self._judge_hole(reading, error)
             return
         if isinstance(error, DeadlineExceeded) or not is_retriable(error):
             raise error

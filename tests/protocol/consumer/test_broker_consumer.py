@@ -154,6 +154,11 @@ def test_the_leader_can_name_a_replica_to_read_from() -> None:
     judged = consumer.judge(reply(reply_row(0, preferred_read_replica=3)))
     assert (judged.fetched, judged.failed) == ([], [])
     assert (partition.preferred_replica, partition.broker) == (3, None)
+    # That replica cannot send us on, or two of them could do so for ever.
+    partition.broker = BROKER
+    ask(consumer, [partition])
+    consumer.judge(reply(reply_row(0, preferred_read_replica=2)))
+    assert (partition.preferred_replica, partition.broker) == (3, BROKER)
 
 
 def test_a_lost_reply_gives_the_partitions_back_and_ends_the_session() -> None:
