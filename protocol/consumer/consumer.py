@@ -221,7 +221,7 @@ class Consumer:
         for thread in self._threads.values():
             if thread.broker == stream.source.broker:
                 thread.unread -= 1
-            if thread.unread <= 0 or thread.starved:
+            if thread.unread <= 0:
                 thread.work.notify()
 
     def _changed(self, stream: PartitionStream) -> None:
@@ -403,9 +403,8 @@ class _BrokerThread(threading.Thread):
         self.consumer = BrokerConsumer(broker, owner._config, sessions=True)
         self.work = threading.Condition(owner._lock)
         self.broker = broker
-        # What it waits for: so many users, or memory.
+        # So many users are waited for; 0: something else is, such as memory.
         self.unread = 0
-        self.starved = False
         self._owner = owner
         self._client = owner._client
         self._config = owner._config
@@ -459,8 +458,7 @@ class _BrokerThread(threading.Thread):
                 wait_s = self._until_read(mine, now_s)
                 if wait_s is None:
                     ready = [each for each in mine if _wants_more(each)]
-                    self.starved = bool(ready) and owner._room_bytes() <= 0
-                    if ready and not self.starved and self._muted_until_s <= now_s:
+                    if ready and self._muted_until_s <= now_s and owner._room_bytes() > 0:
                         return ready
                     # Whoever reads, resumes or gives back memory says so; time alone ends a mute and the linger.
                     wait_s = max(self._muted_until_s - now_s, 0.0) or _LINGER_S

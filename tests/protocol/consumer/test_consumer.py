@@ -261,6 +261,29 @@ class TestSlowUsers:
             for stream in streams.values():
                 assert self.read(stream, 2_000) == list(range(2_000))
 
+    def test_who_reads_is_not_waited_for(self, kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
+        """As soon as everybody has read, the next request goes out, and as soon as there is memory."""
+        name = topic(6, replication_factor=1)
+        produce(kafka, name, range(12_000), 6, size=100, settings={"batch.size": 2_000})
+        properties = {"max.partition.fetch.bytes": 10_000, "max.processing.time.ms": 10_000}
+        with consumer_of(client, properties, buffer_memory_bytes=15_000) as consumer:
+            consumer.consume_partitions({(name, number): EARLIEST for number in range(6)})
+            started_s = time.monotonic()
+            read_all(consumer, 12_000)
+            assert time.monotonic() - started_s < 8
+            assert consumer.fetches > 60
+
+    def test_what_waits_for_a_user_holds_no_bytes_of_other_partitions(
+        self, kafka: LocalKafka, topic: TopicFactory, client: Client
+    ) -> None:
+        name = topic(6, replication_factor=1)
+        produce(kafka, name, range(600), 6)
+        with consumer_of(client) as consumer:
+            streams = consumer.consume_partitions({(name, number): EARLIEST for number in range(6)}).values()
+            wait_for(lambda: all(stream.ahead is not None for stream in streams))
+            views = [stream.ahead.records.buffer for stream in streams if stream.ahead is not None]
+            assert [len(view.obj) for view in views] == [view.nbytes for view in views]
+
     @staticmethod
     def read(stream: PartitionStream, rows: int) -> list[int]:
         offsets: list[int] = []
@@ -402,7 +425,7 @@ def racks() -> Iterator[LocalKafka]:
 def test_a_follower_in_our_rack_serves_us_and_when_it_cannot_the_leader_is_asked(racks: LocalKafka) -> None:
     """KIP-392. A follower that is behind says that the offset is out of range, or the log cut; that moves nothing."""
     racks.create_topic("racks", partitions=4, replication_factor=2)
-    produce(racks, "racks", range(4_000), 4)
+    produce(racks, "racks", range(4_000), 4, settings={"batch.size": 1_000})
     served: dict[int, int] = {1: 0, 2: 0}
     refused: list[int] = []
 
