@@ -1,6 +1,7 @@
 """How far a batch reads, and whether it waits for more: from where partitions stand, the ends of their logs and limits.
 
-Pure arithmetic, the same as Spark's own Kafka connector's, so that the same option gives the same batches.
+Pure arithmetic, the same as Spark's own Kafka connector's, so that the same option gives the same batches; it has no
+limit in bytes, which here is turned into one in offsets first.
 Used by `stream_reader` in `latestOffset`. The caller has judged deleted and truncated logs before.
 """
 
@@ -30,6 +31,11 @@ def max_offsets(limit: object | None, max_offsets_per_trigger: int | None) -> in
     raise UsageError(
         f"Spark asks for a batch limited by {kind}; a Kafka source knows ReadAllAvailable and ReadMaxRows."
     )
+
+
+def max_bytes(limit: object | None, max_bytes_per_trigger: int | None) -> int | None:
+    """How many bytes a batch may cover, about; None: all there are, as for the trigger `once`."""
+    return None if type(limit).__name__ == "ReadAllAvailable" else max_bytes_per_trigger
 
 
 def must_wait(
@@ -72,6 +78,24 @@ def end_offsets(
             share = min(lag, math.ceil(exact) if exact < 1 else math.floor(exact))
         ends[tp] = starts[tp] + share
     return ends
+
+
+def offsets_of_bytes(
+    starts: Mapping[TopicPartition, int],
+    available: Mapping[TopicPartition, int],
+    bytes_per_offset: Mapping[TopicPartition, float],
+    max_bytes: int,
+) -> int | None:
+    """The limit with which `end_offsets` makes a batch of about `max_bytes`: at least 1; None: all there are.
+
+    Offsets are shared out by how far partitions are behind, so each reads the same part of its backlog, in offsets as
+    in bytes: half the bytes are half the offsets. As a share below one record becomes one, however large that record
+    is, a batch may exceed `max_bytes` by a record of each partition. `bytes_per_offset` has at least the partitions
+    that have something new. Raises `UsageError` when a partition has no start.
+    """
+    lags = {tp: end - _start(starts, tp) for tp, end in available.items() if end > _start(starts, tp)}
+    total_bytes = sum(lag * bytes_per_offset[tp] for tp, lag in lags.items())
+    return None if total_bytes <= max_bytes else max(1, math.floor(sum(lags.values()) * (max_bytes / total_bytes)))
 
 
 def _start(starts: Mapping[TopicPartition, int], tp: TopicPartition) -> int:

@@ -20,6 +20,7 @@ from protocol.properties import BOOLEAN, BY_NAME, MAX_INT64, Effect, Kind, integ
 from spark_kafka_source import error_classes, selection
 from spark_kafka_source.error_classes import named
 from spark_kafka_source.offsets import legal_topic
+from spark_kafka_source.sizes import size_bytes
 from spark_kafka_source.times import duration_ms, timestamp_ms
 
 PREFIX = "kafka."
@@ -64,6 +65,7 @@ _TIMESTAMPS = Kind(
     'JSON like {"orders": {"0": 1767225600000, "1": "2026-01-31T12:00:00Z"}}', selection.offsets_by_timestamp
 )
 _DURATION = Kind("a number with us, ms, s, m, min, h or d; without, it is milliseconds", duration_ms)
+_BYTES = Kind("a number with b, k, m, g or t (powers of 1024); without, it is bytes; at least 1", size_bytes)
 _DELIVERY = one_of("at-least-once", "none", otherwise="exactly-once is not supported yet")
 
 
@@ -151,6 +153,15 @@ OPTIONS: tuple[Option, ...] = (
         Use.STREAM_READ,
         _POSITIVE,
         "about how many offsets a micro-batch covers, shared out over the partitions by how far each is behind",
+        ignored_in=Use.BATCH_READ,
+    ),
+    Option(
+        "maxBytesPerTrigger",
+        Use.STREAM_READ,
+        _BYTES,
+        "about how many bytes a micro-batch covers, as they lie in Kafka's log: compressed, if producers compress. An "
+        "estimate: in every trigger the driver looks at the sizes of some record batches where each partition goes on. "
+        "With `maxOffsetsPerTrigger` the stricter of the two decides",
         ignored_in=Use.BATCH_READ,
     ),
     Option(
@@ -304,6 +315,7 @@ class SourceOptions:
     starting_offsets_by_timestamp_strategy: Literal["error", "latest"]
     commit_offsets: bool
     max_offsets_per_trigger: int | None
+    max_bytes_per_trigger: int | None
     min_offsets_per_trigger: int | None
     max_trigger_delay_ms: int
     max_records_per_partition: int | None
@@ -383,6 +395,7 @@ def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> Sour
         starting_offsets_by_timestamp_strategy=values["startingOffsetsByTimestampStrategy"],
         commit_offsets=_commits(values["commitOffsets"], consumer, streaming),
         max_offsets_per_trigger=values.get("maxOffsetsPerTrigger"),
+        max_bytes_per_trigger=values.get("maxBytesPerTrigger"),
         min_offsets_per_trigger=values.get("minOffsetsPerTrigger"),
         max_trigger_delay_ms=_MAX_TRIGGER_DELAY_MS if delay_ms is None else delay_ms,
         max_records_per_partition=values["maxRecordsPerPartition"],

@@ -19,7 +19,9 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader
 
 from protocol.clock import Deadline
+from protocol.cluster.client import Client
 from protocol.cluster.metadata import NO_TOPIC_ID, topic_id_text
+from protocol.consumer.record_sizes import RecordSizes
 from protocol.errors import DataLoss
 from protocol.group.offset_manager import OffsetManager
 from protocol.group.offsets import CommittedOffset
@@ -51,6 +53,8 @@ log = logging.getLogger(__name__)
 _AWAIT_COMMIT_MS = 1_000
 # With nothing new to read, Spark may end the query right after (availableNow): then a commit gets more time.
 _AWAIT_LAST_COMMIT_MS = 10_000
+# What record sizes are not learnt by then are taken from before.
+_RECORD_SIZES_MS = 2_000
 
 
 class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -63,6 +67,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._log_ends: Offsets | None = None
         self._last_batch_ms: float | None = None
         self._planned_end: JsonDict | None = None
+        self._record_sizes = RecordSizes(options.consumer)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"options": self._options}
@@ -90,8 +95,9 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def getDefaultReadLimit(self) -> ReadLimit:
         """What Spark hands to `latestOffset`; it hands `ReadAllAvailable` to a query with the trigger `once`, too."""
         limit = self._options.max_offsets_per_trigger
-        if limit is None and self._options.min_offsets_per_trigger is not None:
-            # To be told apart from `once`, which never waits.
+        others = (self._options.max_bytes_per_trigger, self._options.min_offsets_per_trigger)
+        if limit is None and others != (None, None):
+            # To be told apart from `once`, which reads everything and never waits.
             limit = MAX_INT64
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
@@ -150,7 +156,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         starts.update(self._judge_shorter(starts, ends))
         if self._must_wait(sum(ends[key] - starts[key] for key in ends), limit):
             return None
-        planned = limits.end_offsets(starts, ends, limits.max_offsets(limit, self._options.max_offsets_per_trigger))
+        planned = limits.end_offsets(starts, ends, self._max_offsets(client, starts, ends, limit, deadline))
         if not joined and planned == dict(begin.ends):
             return None
         epochs = {key: listed[key].leader_epoch for key in planned if key in listed and listed[key].leader_epoch >= 0}
@@ -178,6 +184,24 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not wait:
             self._last_batch_ms = now_ms
         return wait
+
+    def _max_offsets(
+        self,
+        client: Client,
+        starts: Mapping[TopicPartition, int],
+        ends: Mapping[TopicPartition, int],
+        limit: ReadLimit | None,
+        deadline: Deadline,
+    ) -> int | None:
+        """The stricter of `maxOffsetsPerTrigger` and `maxBytesPerTrigger`; None: all there are."""
+        max_offsets = limits.max_offsets(limit, self._options.max_offsets_per_trigger)
+        max_bytes = limits.max_bytes(limit, self._options.max_bytes_per_trigger)
+        behind = {key: starts[key] for key in ends if ends[key] > starts[key]}
+        if max_bytes is None or not behind:
+            return max_offsets
+        self._record_sizes.look(client, behind, deadline.at_most_ms(_RECORD_SIZES_MS))
+        of_bytes = limits.offsets_of_bytes(starts, ends, self._record_sizes.of(behind), max_bytes)
+        return min((most for most in (max_offsets, of_bytes) if most is not None), default=None)
 
     def partitions(self, start: JsonDict, end: JsonDict) -> Sequence[RangePartition]:
         """The tasks of the batch (start, end). Also called for a replay after a restart, before anything else.
