@@ -368,15 +368,24 @@ class TestEnd:
         name = topic(3, replication_factor=1)
         produce(kafka, name, range(30), 3)
         with client_of(kafka) as client:
-            before: tuple[int, int, int] | None = None
+
+            def left() -> tuple[int, int, int]:
+                return threading.active_count(), len(os.listdir("/proc/self/fd")), len(client._pool)
+
+            def no_more_than(before: tuple[int, int, int]) -> bool:
+                return all(now <= then for now, then in zip(left(), before, strict=True))
+
+            first: tuple[int, int, int] | None = None
             for cycle in range(CYCLES):
                 with consumer_of(client) as consumer:
                     consumer.consume_partitions({(name, number): EARLIEST for number in range(3)})
                     if cycle % 2:
                         read_all(consumer, 30)
-                now = (threading.active_count(), len(os.listdir("/proc/self/fd")), len(client._pool))
-                before = before or now
-                assert now == before, f"threads, descriptors, connections after {cycle + 1} cycles"
+                assert not [thread for thread in threading.enumerate() if "consumer-" in thread.name]
+                if cycle == 5:  # the client's own connections are there by now
+                    first = left()
+            # librdkafka, in this process too, may still be closing what earlier tests have left to it.
+            wait_for(lambda: first is not None and no_more_than(first))
 
     def test_close_wakes_who_reads_and_waits_for_no_fetch(self, topic: TopicFactory, client: Client) -> None:
         name = topic(1)
