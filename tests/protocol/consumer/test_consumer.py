@@ -360,7 +360,7 @@ class TestRequests:
                 produce(kafka, name, range(number, number + 1), 3)
                 started_s = time.monotonic()
                 assert streams[name, number].poll(10_000) is not None
-                assert time.monotonic() - started_s < 1
+                assert time.monotonic() - started_s < 3
 
 
 class TestEnd:
@@ -401,7 +401,7 @@ class TestEnd:
         consumer.close()
         for user in users:
             user.join(5)
-        assert time.monotonic() - started_s < 1
+        assert time.monotonic() - started_s < 5
         assert ended == [[], []]
         assert consumer.close() is None
 
@@ -416,7 +416,7 @@ class TestEnd:
             try:
                 started_s = time.monotonic()
                 consumer.close(client.deadline(500))
-                assert time.monotonic() - started_s < 0.8
+                assert time.monotonic() - started_s < 3
             finally:
                 kafka.resume(leader)
             wait_for(lambda: not any("consumer-" in thread.name for thread in threading.enumerate()), 5)
