@@ -283,7 +283,8 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 PARTITIONS_DELETED,
                 f"{', '.join(name(key) for key in missing[:10])} "
                 f"{'is' if len(missing) == 1 else 'are'} not there any more: the topic was deleted (or the query "
-                "subscribes to less than its checkpoint knows)",
+                "subscribes to less than its checkpoint knows); read was "
+                f"{', '.join(f'{name(key)} up to offset {begin.ends[key]}' for key in missing[:10])}",
                 missing[0],
             )
 
