@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import UsageError
-from spark_kafka_source.limits import end_offsets, max_offsets
+from spark_kafka_source.limits import end_offsets, max_bytes, max_offsets, offsets_of_bytes
 from spark_kafka_source.offsets import TopicPartition
 
 LOGS = st.dictionaries(
@@ -98,3 +98,51 @@ def test_spark_s_own_limits_are_known() -> None:
     assert max_offsets(datasource.ReadMaxRows(7), 5) == 7
     with pytest.raises(UsageError, match="ReadMaxFiles"):
         max_offsets(datasource.ReadMaxFiles(7), 5)
+
+
+# -- in bytes -------------------------------------------------------------------------------------
+
+
+def of_bytes(limit_bytes: int, *logs: tuple[int, int, float]) -> list[int]:
+    """The ends for partitions (start, end of log, bytes per offset) 0, 1, 2, … of one topic."""
+    starts = {("t", number): start for number, (start, _, _) in enumerate(logs)}
+    available = {("t", number): end for number, (_, end, _) in enumerate(logs)}
+    sizes = {("t", number): size for number, (start, end, size) in enumerate(logs) if end > start}
+    return list(end_offsets(starts, available, offsets_of_bytes(starts, available, sizes, limit_bytes)).values())
+
+
+def test_bytes_are_shared_out_in_proportion_to_how_many_each_partition_is_behind() -> None:
+    # 1000 bytes and 9000: half of them is 500 of the ones, 4500 of the others.
+    assert of_bytes(5_000, (0, 100, 10.0), (50, 60, 900.0)) == [50, 55]
+    assert of_bytes(5_000, (0, 1_000, 1.0), (50, 50, 7.0), (50, 60, 900.0)) == [500, 50, 55]
+
+
+def test_bytes_enough_for_everything_are_no_limit() -> None:
+    # As a limit in offsets, 100 of 100 would be 28 of 29 in doubles, see above.
+    assert of_bytes(1_000, (0, 29, 10.0), (0, 71, 10.0)) == [29, 71]
+    assert of_bytes(1, (3, 3, 0.0), (9, 4, 0.0)) == [3, 9]
+
+
+def test_fewer_bytes_than_a_record_has_are_a_record_of_each_partition() -> None:
+    assert of_bytes(1, (0, 5, 1e6), (0, 1_000, 1e6), (7, 7, 1.0)) == [1, 1, 7]
+
+
+@given(LOGS, st.data(), st.integers(1, 10**12))
+def test_a_batch_limited_in_bytes_exceeds_them_by_at_most_a_record_of_each_partition(
+    logs: dict[TopicPartition, tuple[int, int]], data: st.DataObject, limit_bytes: int
+) -> None:
+    starts = {tp: log[0] for tp, log in logs.items()}
+    available = {tp: log[1] for tp, log in logs.items()}
+    sizes = {tp: data.draw(st.floats(1e-3, 1e7)) for tp in logs}
+    found = end_offsets(starts, available, offsets_of_bytes(starts, available, sizes, limit_bytes))
+    total = sum((found[tp] - starts[tp]) * sizes[tp] for tp in logs)
+    assert total <= (limit_bytes + sum(sizes.values())) * (1 + 1e-9)
+    for tp, (start, end) in logs.items():
+        assert start + (1 if end > start else 0) <= found[tp] <= end
+
+
+def test_the_trigger_once_knows_no_limit_in_bytes() -> None:
+    read_max = type("ReadMaxRows", (SimpleNamespace,), {})(max_rows=7)
+    assert max_bytes(type("ReadAllAvailable", (), {})(), 5) is None
+    assert max_bytes(read_max, 5) == max_bytes(None, 5) == 5
+    assert max_bytes(read_max, None) is None

@@ -401,6 +401,8 @@ def test_a_time_and_offsets_are_not_compared() -> None:
     [
         ("maxOffsetsPerTrigger", "many", "1 to 9223372036854775807"),
         ("maxOffsetsPerTrigger", "0", "1 to 9223372036854775807"),
+        ("maxBytesPerTrigger", "0", "a number with b, k, m, g or t"),
+        ("maxBytesPerTrigger", "1 GB", "a number with b, k, m, g or t"),
         ("minPartitions", "-1", "1 to 2147483647"),
         ("includeHeaders", "1", "true, false"),
         ("failOnDataLoss", "no", "true, false"),
@@ -485,10 +487,21 @@ def test_options_of_another_kind_of_query_are_refused() -> None:
 def test_what_only_streams_have_is_a_warning_in_a_batch(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         options = batch(
-            maxOffsetsPerTrigger="5", minOffsetsPerTrigger="9", maxTriggerDelay="1m", onTopicRecreated="earliest"
+            maxOffsetsPerTrigger="5",
+            maxBytesPerTrigger="5k",
+            minOffsetsPerTrigger="9",
+            maxTriggerDelay="1m",
+            onTopicRecreated="earliest",
         )
     assert (options.max_offsets_per_trigger, options.min_offsets_per_trigger) == (None, None)
-    for name in ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "onTopicRecreated"):
+    assert options.max_bytes_per_trigger is None
+    for name in (
+        "maxOffsetsPerTrigger",
+        "maxBytesPerTrigger",
+        "minOffsetsPerTrigger",
+        "maxTriggerDelay",
+        "onTopicRecreated",
+    ):
         assert f"{name} has no effect" in caplog.text
 
 
@@ -536,6 +549,11 @@ def test_columns_are_checked(given: dict[str, str], message: str) -> None:
 
 
 # -- limits ---------------------------------------------------------------------------------------
+
+
+def test_a_limit_of_bytes_is_a_size() -> None:
+    assert stream(maxBytesPerTrigger="64m").max_bytes_per_trigger == 64 << 20
+    assert stream().max_bytes_per_trigger is None
 
 
 def test_a_trigger_s_delay_is_a_duration(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,201 @@
+"""Bytes per offset: worked out from batch headers, and against what lies on the disks of a real Kafka."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from protocol.broker_errors import ErrorCode
+from protocol.config import ConsumerConfig
+from protocol.consumer.log_samples import log_samples
+from protocol.consumer.partition_consumer import Fetched, PartitionConsumer
+from protocol.consumer.record_sizes import RecordSizes, bytes_per_offset
+from protocol.wire.messages.m01_fetch import FETCH
+from protocol.wire.messages.m03_metadata import METADATA
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.conftest import TopicFactory
+from tests.fake_broker import FakeBroker
+from tests.log_segments import stored_batches
+from tests.protocol.consumer.consuming import TOPIC_ID, client_of, records, reply, reply_row
+from tests.protocol.records.test_legacy import some, wrap, write
+
+CONFIG = ConsumerConfig()
+
+
+def fetched(data: bytes, position: int = 0) -> Fetched:
+    found = PartitionConsumer("orders", 0, position, CONFIG).judge(reply_row(data=data), "kafka1")
+    assert found is not None
+    return found
+
+
+# -- from headers ---------------------------------------------------------------------------------
+
+
+def test_batches_are_their_bytes_by_their_offsets() -> None:
+    one, two = records(0, 10, size=100), records(10, 30, size=5)
+    assert bytes_per_offset(fetched(one + two)) == len(one + two) / 40
+
+
+def test_a_batch_that_begins_before_the_position_counts_whole() -> None:
+    data = records(0, 10, size=100)
+    assert bytes_per_offset(fetched(data, position=9)) == len(data) / 10
+
+
+def test_offsets_that_the_cleaner_has_emptied_count() -> None:
+    data = records(50, 10, last_offset=99) + records(200, 10)
+    assert bytes_per_offset(fetched(data, position=40)) == len(data) / 170
+
+
+def test_a_batch_that_is_cut_says_its_size_in_its_header() -> None:
+    small, large = records(0, 10), records(10, 30, size=10_000)
+    assert bytes_per_offset(fetched(small + large[:61])) == (len(small) + len(large)) / 40
+    assert bytes_per_offset(fetched(small + large[:60])) == len(small) / 10
+
+
+def test_a_cut_batch_whose_header_makes_no_sense_does_not_count() -> None:
+    small, large = records(0, 10), records(10, 30, size=10_000)
+    for spoilt in (records(3, 5, size=10_000), large[:16] + b"\1" + large[17:]):
+        assert bytes_per_offset(fetched(small + spoilt[:100])) == len(small) / 10
+
+
+def test_old_messages_that_are_compressed_do_not_say_where_they_begin() -> None:
+    data = write(wrap(some(1, first=10_000, count=100), "gzip"))
+    found = fetched(data, position=10_000)
+    assert bytes_per_offset(found) == len(data) / (found.next_offset - 10_000)
+
+
+# -- what is asked, and what is remembered --------------------------------------------------------
+
+
+@contextmanager
+def cluster(partitions: int, *answers: Any) -> Iterator[FakeBroker]:
+    """A broker that leads topic `orders`, and answers one Fetch after the other."""
+    left = list(answers)
+
+    def metadata(body: dict[str, Any], version: int) -> dict[str, Any]:
+        rows = [
+            {"partition_index": n, "leader_id": 1, "replica_nodes": [1], "isr_nodes": [1]} for n in range(partitions)
+        ]
+        topics = [{"name": "orders", "topic_id": TOPIC_ID, "partitions": rows}]
+        return {"brokers": [{"node_id": 1, "host": broker.host, "port": broker.port}], "topics": topics}
+
+    with FakeBroker({METADATA: metadata, FETCH: lambda body, version: left.pop(0)}) as broker:
+        yield broker
+
+
+def fetches(broker: FakeBroker) -> list[list[int]]:
+    """The partitions that each Fetch has asked for."""
+    bodies = [body for name, _, body in broker.requests if name == "Fetch"]
+    return [[row["partition"] for topic in body["topics"] for row in topic["partitions"]] for body in bodies]
+
+
+def look(broker: FakeBroker, sizes: RecordSizes, partitions: int, timeout_ms: float = 10_000) -> dict[int, float]:
+    keys = [("orders", number) for number in range(partitions)]
+    with client_of(f"{broker.host}:{broker.port}") as client:
+        sizes.look(client, dict.fromkeys(keys, 0), client.deadline(timeout_ms))
+    return {partition: size for (_, partition), size in sizes.of(keys).items()}
+
+
+def test_a_partition_without_records_is_asked_again_until_it_was_first() -> None:
+    data = records(0, 10)
+    answers = [
+        reply(reply_row(0), reply_row(1), reply_row(2, data), reply_row(3)),
+        reply(reply_row(1, data), reply_row(3)),
+        reply(reply_row(3)),
+    ]
+    with cluster(4, *answers) as broker:
+        assert look(broker, RecordSizes(ConsumerConfig(client_rack="a")), 4) == dict.fromkeys(range(4), len(data) / 10)
+        assert fetches(broker) == [[0, 1, 2, 3], [1, 3], [3]]
+        # A rack may be answered with another replica's name.
+        assert {body["rack_id"] for name, _, body in broker.requests if name == "Fetch"} == {""}
+
+
+def test_a_broker_that_throttles_is_not_asked_again() -> None:
+    with cluster(2, reply(throttle_time_ms=1_000)) as broker:
+        look(broker, RecordSizes(CONFIG), 2)
+        assert fetches(broker) == [[0, 1]]
+
+
+def test_whoever_had_no_turn_is_first_the_next_time() -> None:
+    sizes, data = RecordSizes(CONFIG), records(0, 10)
+    with cluster(2, reply(reply_row(0, data), reply_row(1, error_code=ErrorCode.OFFSET_OUT_OF_RANGE))) as broker:
+        look(broker, sizes, 2)
+    with cluster(2, reply(reply_row(1, data), reply_row(0, data))) as broker:
+        look(broker, sizes, 2)
+        assert fetches(broker) == [[1, 0]]
+
+
+def test_no_more_is_asked_for_once_enough_bytes_have_come() -> None:
+    data = records(0, 10)
+    with (
+        cluster(3, *[reply(reply_row(number, data)) for number in range(3)]) as broker,
+        client_of(f"{broker.host}:{broker.port}") as client,
+    ):
+        offsets = {("orders", number): 0 for number in range(3)}
+        bounds = {"partition_max_bytes": 1, "partitions_per_request": 1, "most_bytes": len(data) + 1}
+        samples = log_samples(client, CONFIG, offsets, client.deadline(), **bounds)
+        assert [key for key, _ in samples] == [("orders", 0), ("orders", 1)]
+
+
+def test_what_was_known_counts_half_and_stands_in_for_what_cannot_be_learnt(caplog: pytest.LogCaptureFixture) -> None:
+    sizes = RecordSizes(CONFIG)
+    small, large = records(0, 10, size=100), records(0, 10, size=10_000)
+    with cluster(2, reply(error_code=ErrorCode.UNKNOWN_SERVER_ERROR)) as broker, caplog.at_level(logging.WARNING):
+        assert look(broker, sizes, 2) == {0: 1024, 1: 1024}
+    assert "orders-0: its log could not be looked at; 1024 bytes per offset are assumed" in caplog.text
+    with cluster(2, reply(reply_row(0, small), reply_row(1, error_code=ErrorCode.NOT_LEADER_OR_FOLLOWER))) as broker:
+        assert look(broker, sizes, 2) == {0: len(small) / 10, 1: len(small) / 10}, "the topic's mean"
+    with cluster(2, reply(reply_row(0, large), reply_row(1, small))) as broker:
+        assert look(broker, sizes, 2) == {0: (len(small) + len(large)) / 20, 1: len(small) / 10}
+    with cluster(2, b"\0\0\0\4\0\0\0\2") as broker:
+        assert look(broker, sizes, 2) == {0: (len(small) + len(large)) / 20, 1: len(small) / 10}
+
+
+def test_a_broker_that_is_silent_costs_no_more_than_the_deadline() -> None:
+    with cluster(100, None, None) as broker:
+        started_s = time.monotonic()
+        assert look(broker, RecordSizes(CONFIG), 100, timeout_ms=300)[99] == 1024
+        assert time.monotonic() - started_s < 5
+        assert len(fetches(broker)) == 1
+
+
+# -- on a real Kafka ------------------------------------------------------------------------------
+
+
+def test_sizes_are_those_on_the_brokers_disks(kafka: LocalKafka, topic: TopicFactory) -> None:
+    """Also of partitions whose batches are larger than a sample: with one replica each, several share a leader."""
+    name = topic(9, replication_factor=1)
+    large: dict[str, object] = {"batch.size": 900_000, "linger.ms": 1_000}
+    small: dict[str, object] = {"batch.size": 16_384}
+    shapes: list[tuple[int, int, dict[str, object]]] = [
+        (100, 2_000, small),
+        (5_000, 100, small),
+        (1_000, 500, {**small, "compression.type": "lz4"}),
+        *[(3_000, 200, large)] * 6,
+    ]
+    for partition, (size, count, settings) in enumerate(shapes):
+        producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0, "linger.ms": 20, **settings})
+        for _ in range(count):
+            producer.produce(name, os.urandom(size // 2).ljust(size, b"."), partition=partition)
+        assert producer.flush(60) == 0
+    keys = {(name, partition): 0 for partition in range(len(shapes))}
+    sizes = RecordSizes(CONFIG)
+    with client_of(kafka) as client:
+        sizes.look(client, dict.fromkeys(keys, 7), client.deadline())
+    found = sizes.of(keys)
+    assert sizes._known.keys() == keys.keys()
+    for key in keys:
+        stored = next(
+            batches for broker in kafka.broker_ids if (batches := stored_batches(kafka.data_folder(broker), *key))
+        )
+        if key[1] >= 3:
+            assert stored[0].bytes > 100_000, "larger than a sample"
+        truly = sum(batch.bytes for batch in stored) / (stored[-1].last_offset + 1)
+        assert found[key] == pytest.approx(truly, rel=0.25), key

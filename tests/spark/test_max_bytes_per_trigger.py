@@ -1,0 +1,124 @@
+"""`maxBytesPerTrigger` on a real Kafka: micro-batches are measured by the record batches on the broker's disk."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from protocol.wire.messages.m01_fetch import FETCH
+from spark_kafka_source.local_kafka import LocalKafka
+from spark_kafka_source.options import parse_source_options
+from spark_kafka_source.spark_api import ReadAllAvailable
+from spark_kafka_source.stream_reader import KafkaStreamReader
+from tests.conftest import TopicFactory
+from tests.kafka_proxy import Fate, KafkaProxy
+from tests.log_segments import stored_batches
+
+SMALL, LARGE = 8_000, 400
+LIMIT_BYTES = 1_000_000
+
+
+@pytest.fixture
+def uneven(kafka1: LocalKafka, topic1: TopicFactory) -> str:
+    """Small records in partition 0, 0.9 MB of them; records a hundred times as large in partition 1, 4 MB of them."""
+    name = topic1(2)
+    settings = {"bootstrap.servers": kafka1.bootstrap_servers, "log_level": 0, "batch.size": 16_384, "linger.ms": 20}
+    producer = Producer(settings)
+    for partition, count, size in ((0, SMALL, 100), (1, LARGE, 10_000)):
+        for number in range(count):
+            producer.produce(name, b"%d" % number + b"." * size, partition=partition)
+    assert producer.flush(60) == 0
+    return name
+
+
+def given(kafka1: LocalKafka, name: str, **options: object) -> dict[str, str]:
+    where = {"kafka.bootstrap.servers": kafka1.bootstrap_servers, "subscribe": name, "startingOffsets": "earliest"}
+    return {**where, **{key: str(value) for key, value in options.items()}}
+
+
+def plan(kafka1: LocalKafka, name: str, **options: object) -> list[dict[str, int]]:
+    """The offsets where micro-batches begin and end, until everything is read."""
+    reader = KafkaStreamReader(parse_source_options(given(kafka1, name, **options), streaming=True))
+    places = [reader.initialOffset()]
+    while (end := reader.latestOffset(places[-1], reader.getDefaultReadLimit())) != places[-1]:
+        places.append(end)
+    return [place[name] for place in places]
+
+
+def bytes_between(kafka1: LocalKafka, name: str, begin: dict[str, int], end: dict[str, int]) -> float:
+    """In the log, of these offsets; a part of a record batch has that part of its bytes."""
+    total = 0.0
+    for partition in begin:
+        for batch in stored_batches(kafka1.data_folder(1), name, int(partition)):
+            first, until = max(begin[partition], batch.base_offset), min(end[partition], batch.last_offset + 1)
+            total += batch.bytes * max(0, until - first) / (batch.last_offset + 1 - batch.base_offset)
+    return total
+
+
+def test_micro_batches_have_about_as_many_bytes(kafka1: LocalKafka, uneven: str) -> None:
+    places = plan(kafka1, uneven, maxBytesPerTrigger=LIMIT_BYTES)
+    assert (places[0], places[-1]) == ({"0": 0, "1": 0}, {"0": SMALL, "1": LARGE})
+    sizes = [bytes_between(kafka1, uneven, begin, end) for begin, end in pairwise(places)]
+    assert sum(sizes) > 4 * LIMIT_BYTES
+    assert all(LIMIT_BYTES / 1.5 < size < 1.5 * LIMIT_BYTES for size in sizes[:-1]), sizes
+    assert sizes[-1] < 1.5 * LIMIT_BYTES
+    # Both partitions come to their ends together, as with maxOffsetsPerTrigger.
+    assert all(after["0"] > before["0"] and after["1"] > before["1"] for before, after in pairwise(places))
+
+
+def test_the_stricter_limit_decides(kafka1: LocalKafka, uneven: str) -> None:
+    offsets = plan(kafka1, uneven, maxOffsetsPerTrigger=1_000)
+    assert plan(kafka1, uneven, maxOffsetsPerTrigger=1_000, maxBytesPerTrigger="1g") == offsets
+    size = plan(kafka1, uneven, maxBytesPerTrigger=LIMIT_BYTES)
+    assert plan(kafka1, uneven, maxBytesPerTrigger=LIMIT_BYTES, maxOffsetsPerTrigger=8_000) == size
+    assert len(offsets) > len(size) > 3
+
+
+def test_a_limit_below_one_record_gets_on(kafka1: LocalKafka, uneven: str) -> None:
+    options = parse_source_options(given(kafka1, uneven, maxBytesPerTrigger=1), streaming=True)
+    reader = KafkaStreamReader(options)
+    one = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+    two = reader.latestOffset(one, reader.getDefaultReadLimit())
+    assert (one[uneven], two[uneven]) == ({"0": 1, "1": 1}, {"0": 2, "1": 2})
+    assert reader.latestOffset(two, ReadAllAvailable())[uneven] == {"0": SMALL, "1": LARGE}, "as for the trigger once"
+    # PySpark before 4.2 hands over no limit.
+    assert reader.latestOffset(two)[uneven] == {"0": 3, "1": 3}
+
+
+def test_a_broker_that_sends_no_records_does_not_fail_the_query(kafka1: LocalKafka, uneven: str) -> None:
+    with KafkaProxy.of(kafka1) as proxy:
+        proxy.replies[FETCH] = lambda exchange: Fate.CUT
+        [(host, port)] = proxy.bootstrap_servers
+        where = {"kafka.bootstrap.servers": f"{host}:{port}"}
+        places = plan(kafka1, uneven, maxBytesPerTrigger=LIMIT_BYTES, **where)
+    # 1 KiB per offset is assumed: 976 of 8400 offsets at a time.
+    assert places[1] == {"0": 929, "1": 46}
+    assert places[-1] == {"0": SMALL, "1": LARGE}
+
+
+def test_a_query_reads_every_row_once(spark: SparkSession, kafka1: LocalKafka, uneven: str, tmp_path: Path) -> None:
+    rows: list[tuple[Any, ...]] = []
+
+    def keep(batch: DataFrame, _: int) -> None:
+        rows.extend(tuple(row) for row in batch.select("partition", "offset").collect())
+
+    def run(checkpoint: str, **trigger: bool) -> StreamingQuery:
+        rows.clear()
+        options = given(kafka1, uneven, maxBytesPerTrigger="2m", columns="partition,offset")
+        reader = spark.readStream.format("pykafka-group").options(**options).load()
+        writer = reader.writeStream.foreachBatch(keep).option("checkpointLocation", str(tmp_path / checkpoint))
+        query = writer.trigger(**trigger).start()
+        assert query.awaitTermination(120)
+        assert sorted(rows) == [(0, n) for n in range(SMALL)] + [(1, n) for n in range(LARGE)]
+        return query
+
+    batches = [progress for progress in run("a", availableNow=True).recentProgress if progress.numInputRows]
+    assert len(batches) == 3
+    assert max(progress.numInputRows for progress in batches) < 0.6 * (SMALL + LARGE)
+    assert [progress.numInputRows for progress in run("b", once=True).recentProgress] == [SMALL + LARGE]
