@@ -56,9 +56,9 @@ def offset_ranges(
 ) -> list[OffsetRange]:
     """The ranges of the batch (start, end), sorted by partition and offset; partitions without new offsets have none.
 
-    A partition begins where `start` ends. When `start` lacks it, or has it of another topic id, it begins where
-    `end.joined` says; and when that lacks it too (offsets written by Spark's own connector) at `earliest`, which the
-    caller must then have asked the brokers for: see `unresolved`. Raises `UsageError` if it has not, and `DataLoss`
+    A partition begins where `start` ends. When `start` lacks it, or has it of another topic id, or `end` lies before
+    that (a truncated log), it begins where `end.joined` says; and when that lacks it too (offsets written by Spark's
+    own connector) at `earliest`, which the caller must then have asked the brokers for: see `unresolved`. Raises `UsageError` if it has not, and `DataLoss`
     when an end lies before its beginning (with `fail_on_data_loss=False` that partition is skipped, with a warning).
     """
     ranges = []
@@ -71,7 +71,7 @@ def offset_ranges(
         if until < begin:
             _report_backwards(tp, begin, until, fail_on_data_loss)
         elif until > begin:
-            same_topic = tp in start.ends and not _recreated(start, end, tp[0])
+            goes_on = tp in start.ends and begin == start.ends[tp] and not _recreated(start, end, tp[0])
             ranges.append(
                 OffsetRange(
                     *tp,
@@ -79,7 +79,7 @@ def offset_ranges(
                     until,
                     topic_id=end.ids.get(tp[0], NO_TOPIC_ID),
                     leader_epoch=end.epochs.get(tp, -1),
-                    from_epoch=start.epochs.get(tp, -1) if same_topic else -1,
+                    from_epoch=start.epochs.get(tp, -1) if goes_on else -1,
                 )
             )
     return split(ranges, max_records, min_partitions)
@@ -132,7 +132,8 @@ def _cut(whole: OffsetRange, pieces: int) -> list[OffsetRange]:
 
 
 def _begin(start: Offsets, end: Offsets, tp: TopicPartition) -> int | None:
-    if tp in start.ends and not _recreated(start, end, tp[0]):
+    truncated = tp in end.joined and tp in start.ends and end.ends[tp] < start.ends[tp]
+    if tp in start.ends and not truncated and not _recreated(start, end, tp[0]):
         return start.ends[tp]
     return end.joined.get(tp)
 

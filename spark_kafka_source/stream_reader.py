@@ -21,6 +21,7 @@ from pyspark.sql.datasource import DataSourceStreamReader
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import NO_TOPIC_ID, topic_id_text
+from protocol.consumer.leader_epochs import end_of_epoch
 from protocol.consumer.record_sizes import RecordSizes
 from protocol.errors import DataLoss
 from protocol.group.offset_manager import OffsetManager
@@ -153,13 +154,18 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._judge_added(begin, joined, recreated)
         joined = {key: min(offset, ends[key]) for key, offset in joined.items()}
         starts = {key: joined.get(key, begin.ends.get(key, 0)) for key in ends}
-        starts.update(self._judge_shorter(starts, ends))
+        shorter = self._judge_shorter(begin, starts, ends, deadline)
+        starts.update(shorter)
+        joined.update(shorter)
         if self._must_wait(sum(ends[key] - starts[key] for key in ends), limit):
             return None
         planned = limits.end_offsets(starts, ends, self._max_offsets(client, starts, ends, limit, deadline))
         if not joined and planned == dict(begin.ends):
             return None
         epochs = {key: listed[key].leader_epoch for key in planned if key in listed and listed[key].leader_epoch >= 0}
+        # Where nothing is read nothing is compared with the log either: the next batch there still has to.
+        idle = [key for key in planned if planned[key] == starts[key] and key[0] not in recreated]
+        epochs.update({key: begin.epochs[key] for key in idle if key in begin.epochs})
         return Offsets(
             planned,
             ids={topic: ids[topic] for topic, _ in planned if topic in ids},
@@ -326,16 +332,27 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return kept
 
     def _judge_shorter(
-        self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
+        self,
+        begin: Offsets,
+        starts: Mapping[TopicPartition, int],
+        ends: Mapping[TopicPartition, int],
+        deadline: Deadline,
     ) -> dict[TopicPartition, int]:
-        shorter = {key: ends[key] for key in ends if ends[key] < starts[key]}
-        for key, end in sorted(shorter.items()):
+        """Where to go on in logs that end before what was read: where other records than those begin (KIP-320)."""
+        shorter = {}
+        for key in sorted(key for key in ends if ends[key] < starts[key]):
+            agreed = ends[key]
+            if key in begin.epochs:
+                known = end_of_epoch(client_for(self._options.client), *key, begin.epochs[key], deadline)
+                agreed = agreed if known is None else min(known, agreed)
             self._lose(
                 PARTITION_OFFSET_CHANGED,
-                f"{name(key)} ends at offset {end}, but the query has read up to {starts[key]}: the log was truncated "
-                "(unclean leader election), or the topic was deleted and created again",
+                f"{name(key)} ends at offset {ends[key]}, but the query has read up to {starts[key]}: the log was "
+                "truncated (unclean leader election), or the topic was deleted and created again. Offsets "
+                f"{agreed} to {starts[key]} were read, and are others now, or none",
                 key,
             )
+            shorter[key] = agreed
         return shorter
 
     def _judge_added(self, begin: Offsets, joined: Mapping[TopicPartition, int], recreated: Collection[str]) -> None:

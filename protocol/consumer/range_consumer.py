@@ -107,7 +107,8 @@ class RangeConsumer:
     each; batches of different ranges come as the brokers answer.
 
     Raises `DataLoss` when a part of a range is not in the log any more, or the log was truncated below it; with
-    `fail_on_data_loss=False` that part is skipped, logged, and kept in `skipped`. Raises `DeadlineExceeded` when
+    `fail_on_data_loss=False` that part is skipped, logged, and kept in `skipped`, and a truncated log is read from
+    where other records begin, if need be before `from_offset`. Raises `DeadlineExceeded` when
     nothing came for some range for `poll_timeout_ms`.
     """
 
@@ -339,10 +340,12 @@ class RangeConsumer:
         agreed, position = error.context["end_offset"], reading.position
         message = (
             f"{error}. Likely cause: an unclean leader election. Offsets {agreed} to {position} were read, and are "
-            "others now, or none. To go on without those, set failOnDataLoss=false"
+            "others now, or none. To go on with those that are there now, set failOnDataLoss=false"
         )
-        self._lose(reading, message, agreed, position, error)
-        reading.last_epoch = NO_EPOCH
+        # What lies before a range of which nothing was read before is not its to read.
+        resume = agreed if reading.wanted.from_epoch != NO_EPOCH else max(agreed, reading.wanted.from_offset)
+        self._lose(reading, message, agreed, resume, error)
+        reading.seek(resume)
 
     def _judge_hole(self, reading: _Reading, error: BrokerError) -> None:
         key = (reading.topic, reading.partition)
