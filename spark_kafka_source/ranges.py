@@ -58,8 +58,9 @@ def offset_ranges(
 
     A partition begins where `start` ends. When `start` lacks it, or has it of another topic id, or `end` lies before
     that (a truncated log), it begins where `end.joined` says; and when that lacks it too (offsets written by Spark's
-    own connector) at `earliest`, which the caller must then have asked the brokers for: see `unresolved`. Raises `UsageError` if it has not, and `DataLoss`
-    when an end lies before its beginning (with `fail_on_data_loss=False` that partition is skipped, with a warning).
+    own connector) at `earliest`, which the caller must then have asked the brokers for: see `unresolved`. Raises
+    `UsageError` if it has not, and `DataLoss` when an end lies before its beginning (with `fail_on_data_loss=False`
+    that partition is skipped, with a warning).
     """
     ranges = []
     for tp, until in sorted(end.ends.items()):
