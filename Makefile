@@ -42,10 +42,11 @@ bench: setup ## measures against the peers
 soak: setup ## the tests that kill, cut off, count and spoil, for longer
 	SPARK_KAFKA_SOURCE_KILLS=20 SPARK_KAFKA_SOURCE_OUTAGE_S=60 SPARK_KAFKA_SOURCE_BATCHES=1000 \
 	SPARK_KAFKA_SOURCE_FUZZ_S=600 SPARK_KAFKA_SOURCE_CYCLES=1000 SPARK_KAFKA_SOURCE_SCRIPTS=1000 \
+	SPARK_KAFKA_SOURCE_REPEATS=20 \
 	$(BIN)/python -m pytest -s --timeout 1800 \
 	tests/spark/test_killed_query.py tests/spark/test_broker_outage.py tests/spark/test_memory.py \
 	tests/protocol/wire/test_hostile_replies.py tests/protocol/records/test_hostile_logs.py \
-	tests/protocol/consumer tests/spark/test_transaction_scripts.py
+	tests/protocol/consumer tests/spark/test_transaction_scripts.py tests/spark/test_data_loss.py
 
 matrix: setup ## the consumer's tests against Kafka 2.8, 3.9, 4.1 and 4.2
 	for version in 2.8.2 3.9.1 4.1.0 4.2.0; do \

@@ -28,7 +28,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from protocol.broker_errors import ErrorCode
-from protocol.errors import DataLoss
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m03_metadata import METADATA
@@ -133,11 +132,11 @@ LOSSES = {
 }
 
 
-# -- the reader without Spark, for many repeats ---------------------------------------------------
+# -- streams, with Spark and without ---------------------------------------------------
 
 
 class Stream:
-    """Calls the reader as Spark's micro-batches do, each `run` with a new one, and keeps the checkpoint."""
+    """Without Spark, for many repeats: calls a reader as micro-batches do, each `run` a new one."""
 
     def __init__(self, kafka: LocalKafka, topic: str) -> None:
         self.kafka, self.topic, self.group = kafka, topic, new_group()
@@ -171,113 +170,6 @@ class Stream:
         }
 
 
-def check_loss(stream: Stream, loss: Loss, caplog: pytest.LogCaptureFixture) -> None:
-    """The log of a stream that has read `READ` records has lost some."""
-    before = stream.checkpoint
-    with pytest.raises(DataLoss, match=rf"\[{loss.error_class}\].*{stream.topic}.*") as caught:
-        stream.run()
-    assert re.search(loss.said, str(caught.value))
-    assert "failOnDataLoss=false" in str(caught.value)
-    assert caught.value.context["topic"] == stream.topic
-    assert stream.checkpoint == before
-    # with a topic the broker forgets what groups have committed for it
-    forgotten = loss.error_class in (CHANGED, DELETED)
-    assert committed(stream.kafka, stream.group, stream.topic) in ((READ, NOTHING) if forgotten else (READ,))
-    caplog.clear()
-    assert stream.run(failOnDataLoss="false") == loss.left
-    warnings = [entry.getMessage() for entry in caplog.records if entry.levelno >= logging.WARNING]
-    assert any(stream.topic in warning and re.search(loss.logged, warning) for warning in warnings), warnings
-
-
-@pytest.mark.timeout(120 + 20 * REPEATS)
-@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
-def test_loss_is_told_and_only_what_is_missing_is_skipped(
-    loss: Loss,
-    kafka: LocalKafka,
-    topic: TopicFactory,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # a topic that is missing for good need not be waited for
-    monkeypatch.setattr(discovery, "_TRANSIENT_UNKNOWN_MS", 300)
-    for _ in range(REPEATS):
-        stream = Stream(kafka, topic(1))
-        produce(kafka, stream.topic, "first", READ)
-        assert stream.run() == rows("first", range(READ))
-        loss.spoil(kafka, stream.topic)
-        check_loss(stream, loss, caplog)
-        if loss.left:
-            last, _ = loss.left[-1]
-            assert committed(kafka, stream.group, stream.topic) == last + 1
-            produce(kafka, stream.topic, "next", 3)
-            assert stream.run() == rows("next", range(last + 1, last + 4))
-
-
-# -- an unclean election ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Truncation:
-    """Half of what was read is gone; then others are written in its place until the log is `new` records long again."""
-
-    new: int
-    error_class: str
-    said: str
-    grows_unnoticed: bool = False
-    """First only to where it ended before, while the other partition goes on; then by three records more."""
-
-    @property
-    def left(self) -> list[Row]:
-        end = READ // 2 + self.new
-        return rows("new", range(READ // 2, end)) + (rows("next", range(end, end + 3)) if self.grows_unnoticed else [])
-
-
-AGREED = "it is still the one that was read only up to offset 5"
-TRUNCATIONS = [
-    Truncation(2, CHANGED, "ends at offset 7, but the query has read up to 10: .* Offsets 5 to 10 were read"),
-    Truncation(15, UNREADABLE, f"the log was truncated below offset 10: .* {AGREED}"),
-    Truncation(5, UNREADABLE, f"the log was truncated below offset 10: .* {AGREED}", grows_unnoticed=True),
-]
-
-
-@pytest.mark.timeout(120 + 60 * REPEATS)
-def test_a_truncated_log_is_told_also_when_it_has_grown_again(
-    kafka: LocalKafka, topic: TopicFactory, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Replicas without the second half of what was read take over: one election for all cases."""
-    for _ in range(REPEATS):
-        leader, follower, other = random.sample(kafka.broker_ids, 3)
-        streams = [Stream(kafka, replicated(kafka, [leader, follower], [other, leader])) for _ in TRUNCATIONS]
-        try:
-            for stream in streams:
-                produce(kafka, stream.topic, "first", READ // 2)
-            kafka.stop(follower)
-            wait_for(lambda: all(in_sync(kafka, each.topic) == {leader} for each in streams))  # noqa: B023
-            for stream in streams:
-                produce(kafka, stream.topic, "lost", READ - READ // 2)
-                assert len(stream.run()) == READ
-            kafka.stop(leader)
-            kafka.start(follower)
-            wait_for(lambda: all(leader_of(kafka, each.topic) == follower for each in streams))  # noqa: B023
-        finally:
-            kafka.start(*{leader, follower} - {each for each in kafka.broker_ids if kafka.pid(each) is not None})
-        for stream, case in zip(streams, TRUNCATIONS, strict=True):
-            produce(kafka, stream.topic, "new", case.new)
-            if case.grows_unnoticed:
-                produce(kafka, stream.topic, "other", 3, partition=1)
-                assert stream.run() == []
-                produce(kafka, stream.topic, "next", 3)
-            loss = Loss(lambda *_: None, case.error_class, case.said, case.left, "Offsets 5 to 10 were read")
-            check_loss(stream, loss, caplog)
-            assert committed(kafka, stream.group, stream.topic) == case.left[-1][0] + 1
-            produce(kafka, stream.topic, "on", 1)
-            assert [value for _, value in stream.run()] == ["on0"]
-        admin(kafka).delete_topics([each.topic for each in streams])
-
-
-# -- the same with Spark --------------------------------------------------------------------------
-
-
 class Batches:
     """What a query has delivered, by batch: a batch that is tried again replaces itself."""
 
@@ -300,28 +192,139 @@ def query_of(
     return writer.trigger(**trigger).start()
 
 
-@pytest.mark.parametrize("loss", [LOSSES[name] for name in LOSSES if "deleted" not in name])
-def test_loss_fails_the_query(
-    loss: Loss, spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
-) -> None:
-    name, group, batches = topic(1), new_group(), Batches()
+class SparkStream:
+    """The same with Spark: each `run` is a query."""
 
-    def run(**more: str) -> None:
-        options = {"subscribe": name, "startingOffsets": "earliest", "kafka.group.id": group, **more}
-        query = query_of(spark, kafka.bootstrap_servers, batches, tmp_path, {"availableNow": True}, **options)
+    def __init__(self, spark: SparkSession, kafka: LocalKafka, topic: str, folder: Path) -> None:
+        self.kafka, self.topic, self.group = kafka, topic, new_group()
+        self._spark, self._folder = spark, folder / topic
+
+    def run(self, **options: str) -> list[Row]:
+        batches = Batches()
+        given = {"subscribe": self.topic, "startingOffsets": "earliest", "kafka.group.id": self.group, **options}
+        servers = self.kafka.bootstrap_servers
+        query = query_of(self._spark, servers, batches, self._folder, {"availableNow": True}, **given)
         assert query.awaitTermination(60)
+        return [(offset, value) for partition, offset, value in batches.all() if partition == 0]
 
-    produce(kafka, name, "first", READ)
-    run()
-    loss.spoil(kafka, name)
+
+def check_loss(stream: Stream | SparkStream, loss: Loss) -> None:
+    """The log of a stream that has read `READ` records has lost some."""
     with pytest.raises(Exception, match=rf"\[{loss.error_class}\]") as caught:
-        run()
-    assert re.search(loss.said, str(caught.value))
-    assert name in str(caught.value)
-    assert committed(kafka, group, name) == READ
-    run(failOnDataLoss="false")
-    assert batches.all() == [(0, *row) for row in rows("first", range(READ)) + loss.left]
-    assert committed(kafka, group, name) == loss.left[-1][0] + 1
+        stream.run()
+    said = str(caught.value)
+    assert re.search(loss.said, said)
+    assert stream.topic in said
+    assert "failOnDataLoss=false" in said
+    # with a topic the broker forgets what groups have committed for it
+    forgotten = loss.error_class in (CHANGED, DELETED)
+    assert committed(stream.kafka, stream.group, stream.topic) in ((READ, NOTHING) if forgotten else (READ,))
+    assert stream.run(failOnDataLoss="false") == loss.left
+    if loss.left:
+        last, _ = loss.left[-1]
+        assert committed(stream.kafka, stream.group, stream.topic) == last + 1
+        produce(stream.kafka, stream.topic, "on", 3)
+        assert stream.run() == rows("on", range(last + 1, last + 4))
+
+
+def check_logged(loss: Loss, stream: Stream, caplog: pytest.LogCaptureFixture) -> None:
+    warnings = [entry.getMessage() for entry in caplog.records if entry.levelno >= logging.WARNING]
+    assert any(stream.topic in warning and re.search(loss.logged, warning) for warning in warnings), warnings
+
+
+@pytest.mark.timeout(120 + 20 * REPEATS)
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+def test_loss_is_told_and_only_what_is_missing_is_skipped(
+    loss: Loss,
+    kafka: LocalKafka,
+    topic: TopicFactory,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # a topic that is missing for good need not be waited for
+    monkeypatch.setattr(discovery, "_TRANSIENT_UNKNOWN_MS", 300)
+    for _ in range(REPEATS):
+        stream = Stream(kafka, topic(1))
+        produce(kafka, stream.topic, "first", READ)
+        assert stream.run() == rows("first", range(READ))
+        loss.spoil(kafka, stream.topic)
+        check_loss(stream, loss)
+        check_logged(loss, stream, caplog)
+
+
+# -- an unclean election ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Truncation:
+    """Half of what was read is gone; then others are written in its place until the log is `new` records long again."""
+
+    new: int
+    error_class: str
+    said: str
+    grows_unnoticed: bool = False
+    """First only to where it ended before, while the other partition goes on; then by three records more."""
+
+    @property
+    def left(self) -> list[Row]:
+        end = READ // 2 + self.new
+        return rows("new", range(READ // 2, end)) + (rows("next", range(end, end + 3)) if self.grows_unnoticed else [])
+
+
+AGREED = "it is still the one that was read only up to offset 5"
+GROWN = Truncation(15, UNREADABLE, f"the log was truncated below offset 10: .* {AGREED}")
+TRUNCATIONS = [
+    Truncation(2, CHANGED, "ends at offset 7, but the query has read up to 10: .* Offsets 5 to 10 were read"),
+    GROWN,
+    Truncation(5, UNREADABLE, f"the log was truncated below offset 10: .* {AGREED}", grows_unnoticed=True),
+]
+
+
+@pytest.mark.timeout(120 + 60 * REPEATS)
+def test_a_truncated_log_is_told_also_when_it_has_grown_again(
+    spark: SparkSession, kafka: LocalKafka, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Replicas without the second half of what was read take over: one election for all cases."""
+    for _ in range(REPEATS):
+        leader, follower, other = random.sample(kafka.broker_ids, 3)
+        topics = [replicated(kafka, [leader, follower], [other, leader]) for _ in range(len(TRUNCATIONS) + 1)]
+        with_spark = SparkStream(spark, kafka, topics[0], tmp_path)
+        streams = [with_spark, *(Stream(kafka, each) for each in topics[1:])]
+        try:
+            for stream in streams:
+                produce(kafka, stream.topic, "first", READ // 2)
+            kafka.stop(follower)
+            wait_for(lambda: all(in_sync(kafka, each.topic) == {leader} for each in streams))  # noqa: B023
+            for stream in streams:
+                produce(kafka, stream.topic, "lost", READ - READ // 2)
+                assert len(stream.run()) == READ
+            kafka.stop(leader)
+            kafka.start(follower)
+            wait_for(lambda: all(leader_of(kafka, each.topic) == follower for each in streams))  # noqa: B023
+        finally:
+            kafka.start(*{leader, follower} - {each for each in kafka.broker_ids if kafka.pid(each) is not None})
+        for stream, case in zip(streams, [GROWN, *TRUNCATIONS], strict=True):
+            produce(kafka, stream.topic, "new", case.new)
+            if case.grows_unnoticed:
+                produce(kafka, stream.topic, "other", 3, partition=1)
+                assert stream.run() == []
+                produce(kafka, stream.topic, "next", 3)
+            loss = Loss(lambda *_: None, case.error_class, case.said, case.left, "Offsets 5 to 10 were read")
+            check_loss(stream, loss)
+            if isinstance(stream, Stream):
+                check_logged(loss, stream, caplog)
+        admin(kafka).delete_topics(topics)
+
+
+@pytest.mark.parametrize("what", ["retention takes some", "made anew, shorter", "made anew, longer"])
+def test_loss_fails_the_query(
+    what: str, spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
+) -> None:
+    stream = SparkStream(spark, kafka, topic(1), tmp_path)
+    produce(kafka, stream.topic, "first", READ)
+    assert stream.run() == rows("first", range(READ))
+    LOSSES[what].spoil(kafka, stream.topic)
+    check_loss(stream, LOSSES[what])
 
 
 # -- trouble that passes --------------------------------------------------------------------------
