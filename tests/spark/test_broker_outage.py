@@ -17,7 +17,7 @@ from tests.conftest import TopicFactory
 from tests.consumer_groups import wait_for_lag_zero
 
 # `make soak` asks for a minute.
-OUTAGE_S = float(os.environ.get("SPARK_KAFKA_SOURCE_OUTAGE_S", "15"))
+OUTAGE_S = float(os.environ.get("SPARK_KAFKA_SOURCE_OUTAGE_S", "10"))
 PARTITIONS = 3
 
 

@@ -22,7 +22,7 @@ from tests.conftest import TopicFactory
 from tests.consumer_groups import describe
 
 # The soak run (`make soak`) asks for more.
-KILLS = int(os.environ.get("SPARK_KAFKA_SOURCE_KILLS", "3"))
+KILLS = int(os.environ.get("SPARK_KAFKA_SOURCE_KILLS", "2"))
 PARTITIONS = 6
 RECORDS = 1_000 * KILLS
 
