@@ -16,6 +16,7 @@ from protocol.cluster.client import Client
 from protocol.config import parse_client, parse_consumer
 from protocol.consumer.consumer import Consumer
 from protocol.records.encode import encode
+from spark_kafka_source.kafka_config import version_numbers
 from spark_kafka_source.local_kafka import LocalKafka
 
 TOPIC_ID = b"0123456789abcdef"
@@ -90,6 +91,7 @@ def move_leader(kafka: LocalKafka, topic: str, partition: int, broker: int, fold
     plan = folder / "plan.json"
     moved = [{"topic": topic, "partition": partition, "replicas": [broker]}]
     plan.write_text(json.dumps({"version": 1, "partitions": moved}))
-    tool = "org.apache.kafka.tools.reassign.ReassignPartitionsCommand"
+    old = version_numbers(kafka.version) < (3, 6)
+    tool = ("kafka.admin" if old else "org.apache.kafka.tools.reassign") + ".ReassignPartitionsCommand"
     where = ("--bootstrap-server", kafka.bootstrap_servers)
     kafka.run_tool(tool, *where, "--reassignment-json-file", str(plan), "--execute")

@@ -185,7 +185,8 @@ class TestSteering:
             stream = consumer.consume_partition(name, 0, EARLIEST)
             assert stream.poll(5_000) is not None
             stream.pause()
-            # The request that was under way ends; no other follows.
+            # The request that was under way, or about to be sent, ends; no other follows.
+            assert stream.poll(300) is None
             wait_for(lambda: proxy.seen["Fetch", "reply"] == proxy.seen["Fetch", "request"])
             sent = proxy.seen["Fetch", "request"]
             produce(kafka, name, range(10))

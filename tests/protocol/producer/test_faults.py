@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from protocol.wire.messages.m03_metadata import METADATA
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.kafka_proxy import Exchange, Fate, KafkaProxy
+from tests.protocol.consumer.consuming import move_leader
 from tests.protocol.producer.producing import (
     assert_all_once_in_order,
     numbered,
@@ -71,7 +71,7 @@ def in_flight(producer: AsyncProducer) -> int:
 class TestBrokers:
     def test_the_leader_is_killed_under_load(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(12, config=SAFE)
-        most_in_flight = 0
+        most_in_flight, killed = 0, False
         with producer_of(kafka.bootstrap_servers) as producer:
             send_numbered(producer, name, 0, 12, 12)
             producer.flush()
@@ -80,12 +80,13 @@ class TestBrokers:
                 for first in range(12, 60_012, 600):
                     send_numbered(producer, name, first, 600, 12)
                     most_in_flight = max(most_in_flight, in_flight(producer))
-                    if first == 12_012:
-                        assert in_flight(producer) > 0
+                    if not killed and first >= 12_012 and in_flight(producer) > 0:
                         kafka.kill(victim)
+                        killed = True
                 producer.flush()
             finally:
                 kafka.start(victim)
+        assert killed
         assert most_in_flight >= 5
         assert_all_once_in_order(kafka, name, 60_012, 12)
 
@@ -117,17 +118,8 @@ class TestBrokers:
             producer.flush()
             old = leader_of(producer, name, 0)
             new = next(number for number in kafka.broker_ids if number != old)
-            plan = tmp_path / "plan.json"
-            moved = [{"topic": name, "partition": 0, "replicas": [new]}]
-            plan.write_text(json.dumps({"version": 1, "partitions": moved}))
-
-            def move() -> None:
-                tool = "org.apache.kafka.tools.reassign.ReassignPartitionsCommand"
-                where = ("--bootstrap-server", kafka.bootstrap_servers)
-                kafka.run_tool(tool, *where, "--reassignment-json-file", str(plan), "--execute")
-
             sent = 10
-            with meanwhile(move):
+            with meanwhile(lambda: move_leader(kafka, name, 0, new, tmp_path)):
                 give_up_s = time.monotonic() + 60
                 while leader_of(producer, name, 0) == old and time.monotonic() < give_up_s:
                     send_numbered(producer, name, sent, 100, 1)
