@@ -48,10 +48,11 @@ soak: setup ## the tests that kill, cut off, count and spoil, for longer
 	tests/protocol/wire/test_hostile_replies.py tests/protocol/records/test_hostile_logs.py \
 	tests/protocol/consumer tests/spark/test_transaction_scripts.py tests/spark/test_data_loss.py
 
-matrix: setup ## the consumer's tests against Kafka 2.8, 3.9, 4.1 and 4.2
+matrix: setup ## the client's tests against Kafka 2.8, 3.9, 4.1 and 4.2
 	for version in 2.8.2 3.9.1 4.1.0 4.2.0; do \
 		echo "Kafka $$version"; \
-		SPARK_KAFKA_SOURCE_KAFKA_VERSION=$$version $(BIN)/python -m pytest -q -m kafka tests/protocol/consumer || exit 1; \
+		SPARK_KAFKA_SOURCE_KAFKA_VERSION=$$version $(BIN)/python -m pytest -q -m kafka \
+			tests/protocol/consumer tests/protocol/cluster tests/protocol/producer || exit 1; \
 	done
 
 kafka: setup ## three local brokers, until Ctrl-C
