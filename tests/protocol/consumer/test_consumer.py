@@ -296,8 +296,9 @@ class TestSlowUsers:
 
 
 _THOUSAND = """
-import json, resource, sys, time
+import json, sys, time
 from protocol.consumer.list_offsets import LATEST
+from tests.peak_memory import peak_rss_bytes
 from tests.protocol.consumer.consuming import client_of, consumer_of
 topic, partitions, servers = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 with client_of(servers) as client, consumer_of(client) as consumer:
@@ -308,7 +309,7 @@ with client_of(servers) as client, consumer_of(client) as consumer:
     assert consumer.poll(2_600) is None
     print(json.dumps({
         "fetches": consumer.fetches - fetches,
-        "rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "rss_mib": peak_rss_bytes() / 2**20,
         "cpu": (time.process_time() - cpu_s) / (time.monotonic() - started_s),
     }))
 """
