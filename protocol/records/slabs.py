@@ -98,7 +98,8 @@ def _unpacked(
     """Compressed batches, in scratch memory next to each other; one that does not fit there in memory of its own."""
     scratch = _idle_scratch.pop() if _idle_scratch else np.empty(_SCRATCH_BYTES, np.uint8)
     headers = scan.headers[batches]
-    fields = zip(*(headers[name].tolist() for name in ("attributes", "position", "length", "count")), strict=True)
+    names = ("attributes", "position", "length", "count", "crc")
+    fields = zip(*(headers[name].tolist() for name in names), strict=True)
     counts = headers["count"].astype(np.int64)
     stops = np.zeros(len(batches), np.int64)
     first = rows = used = 0
@@ -109,13 +110,14 @@ def _unpacked(
         return Slab(scratch, batches[some], begins, stops[some], counts[some])
 
     try:
-        for index, (attributes, start, length, count) in enumerate(fields):
+        for index, (attributes, start, length, count, crc) in enumerate(fields):
             if rows and (rows >= SLAB_ROWS or used >= SLAB_BYTES or rows + count > _MOST_ROWS):
                 yield so_far(index)
                 first, rows, used = index, 0, 0
-            if check_crc:
-                _check(scan, batches[index : index + 1], where)
-            packed = scan.buffer[start + HEADER_BYTES : start + LOG_OVERHEAD_BYTES + length]
+            end = start + LOG_OVERHEAD_BYTES + length
+            if check_crc and crc32c(scan.buffer[start + CHECKED_FROM : end]) != crc:
+                scan.verify_checksum(int(batches[index]), where)
+            packed = scan.buffer[start + HEADER_BYTES : end]
             try:
                 unpacked = decompress(attributes & COMPRESSION_MASK, packed, scratch[used:], max_decompressed_bytes)
                 if count * SMALLEST_RECORD_BYTES > len(unpacked):
