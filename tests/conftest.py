@@ -37,7 +37,7 @@ _EAGER_CLEANING = {
     "log.segment.delete.delay.ms": "1000",
 }
 
-# Brokers that live for minutes gain nothing from the JVM's optimising compiler, and tests share few cores.
+# JVMs that live for minutes gain nothing from the optimising compiler, and tests share few cores.
 _BRIEF_LIFE = ["-XX:TieredStopAtLevel=1"]
 
 TopicFactory = Callable[..., str]
@@ -46,6 +46,7 @@ TopicFactory = Callable[..., str]
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 os.environ["SPARK_CONF_DIR"] = str(ROOT / "conf")
 os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+os.environ["SPARK_SUBMIT_OPTS"] = " ".join([os.environ.get("SPARK_SUBMIT_OPTS", ""), *_BRIEF_LIFE])
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
 
