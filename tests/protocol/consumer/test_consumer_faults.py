@@ -7,7 +7,6 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.fake_broker import FakeBroker
 from tests.kafka_proxy import Exchange, Fate, KafkaProxy
+from tests.meanwhile import meanwhile
 from tests.protocol.consumer.consuming import (
     TOPIC_ID,
     client_of,
@@ -72,27 +72,6 @@ class Rows:
         return self.next == dict.fromkeys(range(partitions), offset)
 
 
-@contextmanager
-def in_background(work: Callable[[], None]) -> Iterator[None]:
-    """Raises what `work` raises."""
-    raised: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join()
-    if raised:
-        raise raised[0]
-
-
 def servers(proxy: KafkaProxy) -> str:
     return ",".join(f"{host}:{port}" for host, port in proxy.bootstrap_servers)
 
@@ -129,7 +108,7 @@ class TestBrokers:
                         (kafka.kill if KILLS else kafka.stop)(victim)
                 kafka.start(victim)
 
-            with in_background(load):
+            with meanwhile(load):
                 rows.read(lambda: rows.all_at(1_000, 6))
             produce(kafka, name, range(600), 6, settings=settings)
             rows.read(lambda: rows.all_at(1_100, 6))
@@ -152,7 +131,7 @@ class TestBrokers:
                     sent += 100
 
             rows = Rows(consumer)
-            with in_background(load):
+            with meanwhile(load):
                 try:
                     rows.read(lambda: min(rows.next.values(), default=0) >= 100)
                     move_leader(kafka, name, 0, new, tmp_path)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +19,7 @@ from protocol.wire.messages.m03_metadata import METADATA
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.kafka_proxy import Exchange, Fate, KafkaProxy
+from tests.meanwhile import meanwhile
 from tests.protocol.consumer.consuming import move_leader
 from tests.protocol.producer.producing import (
     assert_all_once_in_order,
@@ -41,27 +41,6 @@ def proxy(kafka: LocalKafka) -> Iterator[KafkaProxy]:
 
 def leader_of(producer: AsyncProducer, topic: str, partition: int) -> int:
     return producer._client.leader(topic, partition)[0].node_id
-
-
-@contextmanager
-def meanwhile(action: Callable[[], None]) -> Iterator[None]:
-    """Runs `action` in another thread; raises what it raises."""
-    raised: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            action()
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join()
-    if raised:
-        raise raised[0]
 
 
 def in_flight(producer: AsyncProducer) -> int:
