@@ -29,7 +29,7 @@ from protocol.consumer.partition_stream import PartitionStream
 from protocol.errors import BrokerError, ConnectionLost, DataLoss, KafkaError, TransportError, UsageError
 from protocol.net.connection import Connection
 from protocol.records.decode import ALL_COLUMNS, decode
-from protocol.wire.messages.m01_fetch import FETCH
+from protocol.wire.messages.m01_fetch import FETCH, FIRST_WITH_ISOLATION_LEVEL
 
 log = logging.getLogger(__name__)
 
@@ -517,7 +517,7 @@ class _BrokerThread(threading.Thread):
                 body,
                 deadline,
                 purpose=self._owner._purpose,
-                at_least=4,
+                at_least=FIRST_WITH_ISOLATION_LEVEL,
                 at_most=newest_version(asked),
             )
             judged = self.consumer.judge(reply.result(deadline))

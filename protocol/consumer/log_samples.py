@@ -23,11 +23,9 @@ from protocol.consumer.list_offsets import TopicPartition
 from protocol.consumer.partition_consumer import UNBOUNDED, Fetched, PartitionConsumer
 from protocol.errors import KafkaError
 from protocol.net.connection import Reply
-from protocol.wire.messages.m01_fetch import FETCH
+from protocol.wire.messages.m01_fetch import FETCH, FIRST_WITH_ISOLATION_LEVEL
 
 log = logging.getLogger(__name__)
-
-_FIRST_WITH_MAX_BYTES = 4
 
 
 def log_samples(
@@ -63,7 +61,7 @@ def log_samples(
                     body,
                     deadline,
                     purpose=FETCH_PURPOSE,
-                    at_least=_FIRST_WITH_MAX_BYTES,
+                    at_least=FIRST_WITH_ISOLATION_LEVEL,
                     at_most=newest_version(asked),
                 )
             except KafkaError as error:

@@ -34,7 +34,7 @@ from protocol.errors import BrokerError, DataLoss, DeadlineExceeded, KafkaError,
 from protocol.net.connection import Reply
 from protocol.net.readiness import ready
 from protocol.records.decode import ALL_COLUMNS, decode
-from protocol.wire.messages.m01_fetch import FETCH
+from protocol.wire.messages.m01_fetch import FETCH, FIRST_WITH_ISOLATION_LEVEL
 
 log = logging.getLogger(__name__)
 
@@ -237,7 +237,13 @@ class RangeConsumer:
         )
         try:
             reply = self._client.send(
-                broker, FETCH, body, deadline, purpose=FETCH_PURPOSE, at_least=4, at_most=newest_version(readings)
+                broker,
+                FETCH,
+                body,
+                deadline,
+                purpose=FETCH_PURPOSE,
+                at_least=FIRST_WITH_ISOLATION_LEVEL,
+                at_most=newest_version(readings),
             )
         except KafkaError as error:
             consumer.lost()

@@ -154,4 +154,5 @@ FETCH = Api(
     long_poll=True,
 )
 
+FIRST_WITH_ISOLATION_LEVEL = 4
 LAST_WITH_TOPIC_NAMES = 12
