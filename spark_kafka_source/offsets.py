@@ -34,7 +34,8 @@ class Offsets:
     ----------
     ends : (topic, partition) -> offset of the first record *not* in the batch (Kafka's "next to read").
     ids : topic -> its 16-byte topic id. Another id later means that the topic was deleted and made anew.
-    epochs : (topic, partition) -> leader epoch of the last record before the end; left out when unknown.
+    epochs : (topic, partition) -> leader epoch when the end was seen to be in the log: the records before it are of
+        that epoch or older ones. Left out when unknown.
     joined : (topic, partition) -> where the batch begins in a partition that its start offsets lack, or that lost what
         was read of it.
     leaders : (topic, partition) -> node id of its leader when the batch was planned; only with `maxInputPartitions`,

@@ -45,7 +45,15 @@ def read_range(options: SourceOptions, wanted: Sequence[OffsetRange]) -> Iterato
     no column of Spark's can hold.
     """
     ranges = [
-        Range(each.topic, each.partition, each.from_offset, each.until_offset, each.topic_id, each.from_epoch)
+        Range(
+            each.topic,
+            each.partition,
+            each.from_offset,
+            each.until_offset,
+            topic_id=each.topic_id,
+            from_epoch=each.from_epoch,
+            until_epoch=each.leader_epoch,
+        )
         for each in wanted
     ]
     records = RangeConsumer(

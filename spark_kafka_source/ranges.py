@@ -27,7 +27,7 @@ class OffsetRange:
     Attributes
     ----------
     topic_id : 16 bytes; zeros when unknown (an old broker, or a checkpoint of Spark's own connector).
-    leader_epoch : of the last record before `until_offset`; -1 when unknown.
+    leader_epoch : when `until_offset` was seen to be in the log; -1 when unknown.
     from_epoch : of the last record before `from_offset`; -1 when unknown, and in all pieces of a split but the first.
     """
 

@@ -22,6 +22,7 @@ from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import NO_TOPIC_ID, topic_id_text
 from protocol.consumer.leader_epochs import end_of_epoch
+from protocol.consumer.list_offsets import ListedOffset
 from protocol.consumer.record_sizes import RecordSizes
 from protocol.errors import DataLoss
 from protocol.group.offset_manager import OffsetManager
@@ -64,7 +65,8 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial: JsonDict | None = None
         self._manager: OffsetManager | None = None
         self._started = False
-        self._target: dict[TopicPartition, int] | None = None
+        self._target: dict[TopicPartition, ListedOffset] | None = None
+        self._stale: set[TopicPartition] = set()
         self._log_ends: Offsets | None = None
         self._last_batch_ms: float | None = None
         self._planned_end: JsonDict | None = None
@@ -108,9 +110,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         deadline = self._trigger_deadline()
         # A topic that is missing is judged later, against the offsets that the query starts from.
         partitions = discover_present(client, self._options, deadline)
-        self._target = {
-            key: entry.offset for key, entry in log_ends(client, self._options, partitions, deadline).items()
-        }
+        self._target = log_ends(client, self._options, partitions, deadline)
 
     # -- one trigger --------------------------------------------------------------------------
 
@@ -140,15 +140,18 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         client = client_for(self._options.client)
         partitions = rediscover(client, self._options, begin.ends, deadline)
         listed = log_ends(client, self._options, partitions, deadline)
-        ends = {key: entry.offset for key, entry in listed.items()}
         ids = _ids(partitions)
-        self._log_ends = Offsets(ends, ids=ids)
+        # Those of another topic, or perhaps of another one, tell nothing.
+        same = {topic for topic, topic_id in begin.ids.items() if ids.get(topic) == topic_id}
+        known_epochs = {key: epoch for key, epoch in begin.epochs.items() if key[0] in same}
+        self._judge_stale({key for key, epoch in known_epochs.items() if key in listed and listed[key].is_stale(epoch)})
+        ends = {key: entry.offset for key, entry in listed.items() if key not in self._stale}
+        self._log_ends = Offsets(ends, ids=_ids({key: partitions[key] for key in ends}))
         recreated = self._judge_recreated(begin, ids)
         self._judge_missing(begin, partitions, recreated)
         if self._target is not None:
-            # A partition that was missing for a moment when the target was taken has its target now.
-            self._target.update({key: ends[key] for key in begin.ends if key in ends and key not in self._target})
-            ends = {key: self._target[key] for key in ends if key in self._target}
+            ends = self._up_to_target(begin, {key: listed[key] for key in ends}, known_epochs)
+        ends = {**ends, **{key: begin.ends[key] for key in self._stale}}
         joined_keys = [key for key in ends if key not in begin.ends or key[0] in recreated]
         joined = log_starts(client, joined_keys, deadline) if joined_keys else {}
         self._judge_added(begin, joined, recreated)
@@ -173,6 +176,17 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             joined=joined,
             leaders={} if self._options.max_input_partitions is None else leaders(client, planned, deadline),
         )
+
+    def _up_to_target(
+        self, begin: Offsets, listed: Mapping[TopicPartition, ListedOffset], epochs: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, int]:
+        """Where `availableNow` ends. What was missing, or had an old leader, when that was noted, is noted now."""
+        assert self._target is not None
+        for key in listed.keys() & begin.ends.keys():
+            noted = self._target.get(key)
+            if noted is None or (noted.offset < begin.ends[key] and noted.is_stale(epochs.get(key, -1))):
+                self._target[key] = listed[key]
+        return {key: self._target[key].offset for key in listed if key in self._target}
 
     def _must_wait(self, new_offsets: int, limit: ReadLimit | None) -> bool:
         """`minOffsetsPerTrigger`; a run that reads what is there and ends has nothing to wait for."""
@@ -293,6 +307,16 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"{', '.join(f'{name(key)} up to offset {begin.ends[key]}' for key in missing[:10])}",
                 missing[0],
             )
+
+    def _judge_stale(self, stale: set[TopicPartition]) -> None:
+        """A leader that was replaced and does not know it has no news; metadata is looked up anew by each trigger."""
+        if new := sorted(stale - self._stale):
+            log.warning(
+                "%s: the broker that leads there has been replaced by one that was read from already, and does not "
+                "know it yet; until it does, nothing new is read there",
+                ", ".join(name(key) for key in new[:10]),
+            )
+        self._stale = stale
 
     def _judge_recreated(self, begin: Offsets, ids: Mapping[str, bytes]) -> set[str]:
         recreated = {topic for topic, known in begin.ids.items() if topic in ids and ids[topic] != known}

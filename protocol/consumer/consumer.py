@@ -19,12 +19,12 @@ from protocol.broker_errors import ErrorCode, Refresh
 from protocol.clock import Backoff, Deadline
 from protocol.cluster.client import Client
 from protocol.cluster.dispatch import is_retriable, what_to_refresh
-from protocol.cluster.metadata import Broker
+from protocol.cluster.metadata import NO_TOPIC_ID, Broker
 from protocol.config import ConsumerConfig
 from protocol.consumer.broker_consumer import BrokerConsumer, Judged, look_up, newest_version
 from protocol.consumer.leader_epochs import is_of_unknown_epoch
-from protocol.consumer.list_offsets import EARLIEST, LATEST, TopicPartition, list_offsets
-from protocol.consumer.partition_consumer import NO_REPLICA, Fetched, PartitionConsumer, is_about_the_log
+from protocol.consumer.list_offsets import EARLIEST, LATEST, TopicPartition, list_offsets, stale_leader
+from protocol.consumer.partition_consumer import NO_EPOCH, NO_REPLICA, Fetched, PartitionConsumer, is_about_the_log
 from protocol.consumer.partition_stream import PartitionStream
 from protocol.errors import BrokerError, ConnectionLost, DataLoss, KafkaError, TransportError, UsageError
 from protocol.net.connection import Connection
@@ -361,7 +361,11 @@ class Consumer:
     def _judge_hole(self, partition: PartitionConsumer, error: BrokerError, deadline: Deadline) -> None:
         key = (partition.topic, partition.partition)
         start = list_offsets(self._client, {key: EARLIEST}, deadline=deadline)[key].offset
-        end = list_offsets(self._client, {key: LATEST}, deadline=deadline)[key].offset
+        latest = list_offsets(self._client, {key: LATEST}, deadline=deadline)[key]
+        known_epoch = NO_EPOCH if partition.topic_id == NO_TOPIC_ID else partition.last_epoch
+        if latest.is_stale(known_epoch):
+            raise stale_leader(partition.name, latest, known_epoch) from error
+        end = latest.offset
         lost = (
             f"offset {partition.position} is not in the log (any more). Retention or DeleteRecords has removed it, or"
         )

@@ -14,7 +14,7 @@ from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import Broker
-from protocol.errors import KafkaError
+from protocol.errors import BrokerError, KafkaError
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 
 LATEST = -1
@@ -25,11 +25,21 @@ TopicPartition = tuple[str, int]
 
 @dataclass(frozen=True)
 class ListedOffset:
-    """`offset` is -1 where no record is at or after the time asked for; `leader_epoch` is -1 where unknown."""
+    """`offset` is -1 where no record is at or after the time asked for.
+
+    `leader_epoch` is that of the record found; for `LATEST` that in which the broker leads. -1 where unknown.
+    """
 
     offset: int
     leader_epoch: int
     timestamp_ms: int
+
+    def is_stale(self, known_epoch: int) -> bool:
+        """Of `LATEST`: whether whoever said it was replaced by the leader of `known_epoch`, and does not know that yet.
+
+        Its log may end before what was read since. Epochs count only for one and the same topic.
+        """
+        return 0 <= self.leader_epoch < known_epoch
 
 
 def list_offsets(
@@ -75,6 +85,12 @@ def list_offsets(
     names = sorted({topic for topic, _ in times})
     what = f"ListOffsets of {len(times)} partition(s) of {', '.join(names[:5])}"
     return client.retrying(what, attempt, deadline, topics=names, max_attempts=max_attempts)
+
+
+def stale_leader(where: str, latest: ListedOffset, known_epoch: int) -> BrokerError:
+    """What a broker should have said in place of `latest` (see `is_stale`): metadata is out of date, ask again."""
+    what = f"{where}: the leader is of epoch {latest.leader_epoch}, and there was one of epoch {known_epoch} before"
+    return broker_error(ErrorCode.NOT_LEADER_OR_FOLLOWER, what)
 
 
 def _by_leader(

@@ -21,7 +21,7 @@ from protocol.cluster.metadata import NO_TOPIC_ID, Broker
 from protocol.config import ConsumerConfig
 from protocol.consumer.broker_consumer import BrokerConsumer, Judged, look_up, newest_version
 from protocol.consumer.leader_epochs import is_of_unknown_epoch
-from protocol.consumer.list_offsets import EARLIEST, LATEST, list_offsets
+from protocol.consumer.list_offsets import EARLIEST, LATEST, list_offsets, stale_leader
 from protocol.consumer.partition_consumer import (
     NO_EPOCH,
     NO_REPLICA,
@@ -48,8 +48,10 @@ class Range:
 
     Attributes
     ----------
-    topic_id : 16 bytes, which the topic must still have; zeros if unknown.
+    topic_id : 16 bytes, which the topic must still have; zeros if unknown. Without it a leader that was replaced
+        cannot be told from that of another topic.
     from_epoch : leader epoch of the last record before `from_offset`; -1 if unknown, or if that was not read.
+    until_epoch : leader epoch when `until_offset` was seen to be in the log; -1 if unknown.
     """
 
     topic: str
@@ -58,6 +60,7 @@ class Range:
     until_offset: int
     topic_id: bytes = NO_TOPIC_ID
     from_epoch: int = NO_EPOCH
+    until_epoch: int = NO_EPOCH
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,11 @@ class _Reading(PartitionConsumer):
         )
         self.wanted = wanted
         self.asked_at_s: float | None = None
+
+    @property
+    def known_epoch(self) -> int:
+        """The newest leader epoch that this topic has had for sure; -1 if unknown."""
+        return NO_EPOCH if self.wanted.topic_id == NO_TOPIC_ID else max(self.last_epoch, self.wanted.until_epoch)
 
 
 @dataclass(frozen=True)
@@ -357,7 +365,11 @@ class RangeConsumer:
         key = (reading.topic, reading.partition)
         deadline = self._deadline(reading)
         start = list_offsets(self._client, {key: EARLIEST}, deadline=deadline)[key].offset
-        end = list_offsets(self._client, {key: LATEST}, deadline=deadline)[key].offset
+        latest = list_offsets(self._client, {key: LATEST}, deadline=deadline)[key]
+        if latest.is_stale(reading.known_epoch):
+            self._judge_failure(reading, stale_leader(reading.name, latest, reading.known_epoch))
+            return
+        end = latest.offset
         position, until = reading.position, reading.until_offset
         if position < start:
             resume = min(start, until)

@@ -308,10 +308,6 @@ class TestBadReplies:
             row = {"partition": 0, "error_code": 0, "end_offset": epoch_end if asked == 0 else -1, "leader_epoch": 0}
             return {"topics": [{"topic": "orders", "partitions": [row]}]}
 
-        def list_offsets(body: dict[str, Any], version: int) -> dict[str, Any]:
-            offset = 0 if body["topics"][0]["partitions"][0]["timestamp"] == -2 else 10
-            return {"topics": [{"name": "orders", "partitions": [{"partition_index": 0, "offset": offset}]}]}
-
         def refuse(body: dict[str, Any]) -> dict[str, Any]:
             rows = [row for topic in body["topics"] for row in topic["partitions"]]
             if not rows or rows[0]["fetch_offset"] == 10:
@@ -320,7 +316,8 @@ class TestBadReplies:
                 return reply(reply_row(0, records(5, 5, epoch=-1)), session_id=5)
             return reply(reply_row(0, error_code=ErrorCode.OFFSET_OUT_OF_RANGE), session_id=5)
 
-        fake.handlers.update({OFFSET_FOR_LEADER_EPOCH.key: end_of_epoch, LIST_OFFSETS.key: list_offsets})
+        fake.handlers[OFFSET_FOR_LEADER_EPOCH.key] = end_of_epoch
+        fake.handlers[LIST_OFFSETS.key] = lambda body, version: list_offsets(body, end=10)
         self.answers(fake, lambda body: reply(reply_row(0, records(0, 5, epoch=3)), session_id=5), refuse)
         with client_of(f"{fake.host}:{fake.port}") as client, consumer_of(client) as consumer:
             stream = consumer.consume_partition("orders", 0, 0)
@@ -331,6 +328,52 @@ class TestBadReplies:
             else:
                 with pytest.raises(DataLoss, match=r"orders-0: .* leader epoch 3, .* truncated .* \[0, 10\)"):
                     next(messages)
+
+    @pytest.mark.parametrize("position", [7, 3], ids=["beyond its end", "within its log"])
+    def test_an_old_leader_has_lost_nothing(self, fake: FakeBroker, position: int) -> None:
+        """It leads by epoch 4 and has offsets 0 to 4; the others were read from, or seen at, a leader of epoch 5."""
+        refused = 0
+
+        def refuse_some(body: dict[str, Any], version: int) -> dict[str, Any]:
+            nonlocal refused
+            offsets = [row["fetch_offset"] for topic in body["topics"] for row in topic["partitions"]]
+            if offsets == [0]:
+                return reply(reply_row(0, records(0, position, epoch=5)))
+            if offsets != [position]:
+                return {**self.idle(body), "session_id": 0}
+            refused += 1
+            if refused <= 2:
+                return reply(reply_row(0, error_code=ErrorCode.OFFSET_OUT_OF_RANGE))
+            return reply(reply_row(0, records(position, 10 - position, epoch=5)))
+
+        fake.handlers[FETCH.key] = refuse_some
+        fake.handlers[LIST_OFFSETS.key] = lambda body, version: list_offsets(body, end=5, epoch=4)
+        fake.handlers[OFFSET_FOR_LEADER_EPOCH.key] = lambda body, version: {
+            "topics": [{"topic": "orders", "partitions": [{"partition": 0, "end_offset": -1}]}]
+        }
+        with client_of(f"{fake.host}:{fake.port}") as client:
+            with consumer_of(client) as consumer:
+                messages = consumer.consume_partition("orders", 0, 0).messages(5_000)
+                assert [next(messages).offset for _ in range(10)] == list(range(10))
+            for epochs in ({"from_epoch": 5}, {"until_epoch": 5}):
+                refused = 0
+                ranges = [Range("orders", 0, position, 10, TOPIC_ID, **epochs)]
+                reading = RangeConsumer(client, ConsumerConfig(), ranges, fail_on_data_loss=False)
+                assert [offset for _, batch in reading for offset in batch["offset"].to_pylist()] == list(
+                    range(position, 10)
+                )
+                assert reading.skipped == []
+                assert refused == 3
+
+    def test_an_old_leader_is_waited_for_in_time(self, fake: FakeBroker) -> None:
+        fake.handlers[FETCH.key] = lambda body, version: reply(reply_row(0, error_code=ErrorCode.OFFSET_OUT_OF_RANGE))
+        fake.handlers[LIST_OFFSETS.key] = lambda body, version: list_offsets(body, end=5, epoch=4)
+        ranges = [Range("orders", 0, 7, 10, TOPIC_ID, until_epoch=5)]
+        with client_of(f"{fake.host}:{fake.port}") as client:
+            reading = RangeConsumer(client, ConsumerConfig(), ranges, poll_timeout_ms=500, fail_on_data_loss=False)
+            with pytest.raises(DeadlineExceeded, match=r"orders-0: the leader is of epoch 4, .* epoch 5 before"):
+                list(reading)
+            assert reading.skipped == []
 
     def test_a_reply_that_leaves_a_partition_out_is_asked_again(self, fake: FakeBroker) -> None:
         self.answers(
@@ -370,6 +413,13 @@ class TestBadReplies:
             with pytest.raises(Exception, match=r"ZeroDivisionError\('a bug'\)"):
                 stream.poll(5_000)
         assert "a bug" in caplog.text
+
+
+def list_offsets(body: dict[str, Any], *, end: int, epoch: int = -1) -> dict[str, Any]:
+    """Of a log [0, end) of orders-0, whose leader says that it leads by `epoch`."""
+    offset, leader_epoch = (0, 0) if body["topics"][0]["partitions"][0]["timestamp"] == -2 else (end, epoch)
+    row = {"partition_index": 0, "offset": offset, "leader_epoch": leader_epoch}
+    return {"topics": [{"name": "orders", "partitions": [row]}]}
 
 
 def _asks_for(body: dict[str, Any], partition: int, offset: int) -> bool:

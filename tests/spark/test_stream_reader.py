@@ -1,0 +1,143 @@
+"""What a trigger makes of what brokers say, without Spark and Kafka: a broker of our own says it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from protocol.cluster.metadata import topic_id_text
+from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
+from protocol.wire.messages.m03_metadata import METADATA
+from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
+from spark_kafka_source.offsets import JsonDict
+from spark_kafka_source.options import parse_source_options
+from spark_kafka_source.stream_reader import KafkaStreamReader
+from tests.fake_broker import FakeBroker
+
+OLD_ID, NEW_ID = b"o" * 16, b"n" * 16
+
+
+@dataclass
+class Log:
+    """One partition, and the epoch in which its leader leads."""
+
+    start: int
+    end: int
+    epoch: int = 5
+
+
+@dataclass
+class Cluster:
+    """Leads all of `logs`, and counts what it is asked for the beginnings of."""
+
+    fake: FakeBroker
+    logs: dict[tuple[str, int], Log]
+    ids: dict[str, bytes]
+    asked_for_starts: list[list[tuple[str, int]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.fake.handlers.update({METADATA.key: self._metadata, LIST_OFFSETS.key: self._list_offsets})
+        self.fake.handlers[OFFSET_FOR_LEADER_EPOCH.key] = self._end_of_epoch
+
+    def _metadata(self, body: dict[str, Any], version: int) -> dict[str, Any]:
+        topics: dict[str, list[dict[str, Any]]] = {}
+        for (topic, partition), log in self.logs.items():
+            row = {"partition_index": partition, "leader_id": 1, "leader_epoch": log.epoch}
+            topics.setdefault(topic, []).append({**row, "replica_nodes": [1], "isr_nodes": [1]})
+        return {
+            "brokers": [{"node_id": 1, "host": self.fake.host, "port": self.fake.port}],
+            "controller_id": 1,
+            "topics": [{"name": name, "topic_id": self.ids[name], "partitions": rows} for name, rows in topics.items()],
+        }
+
+    def _list_offsets(self, body: dict[str, Any], version: int) -> dict[str, Any]:
+        topics, starts = [], []
+        for topic in body["topics"]:
+            rows = []
+            for asked in topic["partitions"]:
+                key = (topic["name"], asked["partition_index"])
+                earliest = asked["timestamp"] == -2
+                starts += [key] if earliest else []
+                log = self.logs[key]
+                offset, epoch = (log.start, 0) if earliest else (log.end, log.epoch)
+                rows.append({"partition_index": key[1], "error_code": 0, "offset": offset, "leader_epoch": epoch})
+            topics.append({"name": topic["name"], "partitions": rows})
+        if starts:
+            self.asked_for_starts.append(starts)
+        return {"topics": topics}
+
+    def _end_of_epoch(self, body: dict[str, Any], version: int) -> dict[str, Any]:
+        """Every epoch has lasted to the end."""
+        (topic,) = body["topics"]
+        (asked,) = topic["partitions"]
+        log = self.logs[topic["topic"], asked["partition"]]
+        row = {"partition": asked["partition"], "leader_epoch": log.epoch, "end_offset": log.end}
+        return {"topics": [{"topic": topic["topic"], "partitions": [row]}]}
+
+    def reader(self, **options: object) -> KafkaStreamReader:
+        given = {"kafka.bootstrap.servers": f"{self.fake.host}:{self.fake.port}", "subscribe": ",".join(self.ids)}
+        return KafkaStreamReader(parse_source_options({**given, **options}, streaming=True))
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with FakeBroker() as fake:
+        yield Cluster(fake, {("a", 0): Log(0, 20), ("a", 1): Log(0, 20)}, {"a": OLD_ID})
+
+
+def read_to(offset: int, other: int = 20, epoch: int = 5, topic_id: bytes = OLD_ID) -> JsonDict:
+    """What was read of a-0 and a-1."""
+    return {
+        "a": {"0": offset, "1": other},
+        "@ids": {"a": topic_id_text(topic_id)},
+        "@epochs": {"a": {"0": epoch, "1": epoch}},
+    }
+
+
+# -- a leader that was replaced and does not know it ----------------------------------------------
+
+
+@pytest.mark.parametrize("stale_end", [7, 15], ids=["behind what was read", "beyond it"])
+@pytest.mark.parametrize("fail_on_data_loss", ["true", "false"])
+def test_an_old_leader_has_no_news(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture, stale_end: int, fail_on_data_loss: str
+) -> None:
+    cluster.logs["a", 0] = Log(0, stale_end, epoch=4)
+    reader = cluster.reader(failOnDataLoss=fail_on_data_loss)
+    begin = read_to(10)
+    for _ in range(2):
+        assert reader.latestOffset(begin, reader.getDefaultReadLimit()) == begin
+    assert [entry.getMessage().split(":")[0] for entry in caplog.records if entry.levelno == logging.WARNING] == ["a-0"]
+    # Whoever asks for lag is not told the end of a log of long ago.
+    assert reader.reportLatestOffset() == {"a": {"1": 20}, "@ids": {"a": topic_id_text(OLD_ID)}}
+
+    cluster.logs["a", 1].end = 21
+    other = reader.latestOffset(begin, reader.getDefaultReadLimit())
+    assert other == read_to(10, 21)
+    cluster.logs["a", 0] = Log(0, 12, epoch=6)
+    end = reader.latestOffset(other, reader.getDefaultReadLimit())
+    assert (end["a"], end["@epochs"]) == ({"0": 12, "1": 21}, {"a": {"0": 6, "1": 5}})
+
+
+def test_an_old_leader_does_not_say_where_a_run_ends(cluster: Cluster) -> None:
+    cluster.logs["a", 0] = Log(0, 7, epoch=4)
+    reader = cluster.reader()
+    reader.prepareForTriggerAvailableNow()
+    cluster.logs["a", 0] = Log(0, 12)
+    end = reader.latestOffset(read_to(10), reader.getDefaultReadLimit())
+    assert end["a"] == {"0": 12, "1": 20}
+    cluster.logs["a", 0] = Log(0, 15, epoch=6)
+    assert reader.latestOffset(end, reader.getDefaultReadLimit()) == end
+
+
+def test_without_a_topic_id_an_older_epoch_may_be_another_topic_s(cluster: Cluster) -> None:
+    cluster.ids["a"] = bytes(16)
+    cluster.logs["a", 0] = Log(0, 7, epoch=4)
+    begin = {key: rows for key, rows in read_to(10).items() if key != "@ids"}
+    reader = cluster.reader()
+    with pytest.raises(Exception, match=r"OFFSET_CHANGED\] a-0 ends at offset 7, but the query has read up to 10"):
+        reader.latestOffset(begin, reader.getDefaultReadLimit())
