@@ -19,14 +19,15 @@ from protocol.broker_errors import ErrorCode, Refresh
 from protocol.clock import Backoff, Deadline
 from protocol.cluster.client import Client
 from protocol.cluster.dispatch import is_retriable, what_to_refresh
-from protocol.cluster.metadata import NO_TOPIC_ID, Broker
+from protocol.cluster.metadata import Broker
 from protocol.config import ConsumerConfig
 from protocol.consumer.broker_consumer import BrokerConsumer, Judged, look_up, newest_version
-from protocol.consumer.leader_epochs import is_of_unknown_epoch
-from protocol.consumer.list_offsets import EARLIEST, LATEST, TopicPartition, list_offsets, stale_leader
-from protocol.consumer.partition_consumer import NO_EPOCH, NO_REPLICA, Fetched, PartitionConsumer, is_about_the_log
+from protocol.consumer.leader_epochs import see_log
+from protocol.consumer.list_offsets import EARLIEST, LATEST, TopicPartition, list_offsets
+from protocol.consumer.log_judgement import judge_out_of_range
+from protocol.consumer.partition_consumer import NO_REPLICA, Fetched, PartitionConsumer, is_about_the_log
 from protocol.consumer.partition_stream import PartitionStream
-from protocol.errors import BrokerError, ConnectionLost, DataLoss, KafkaError, TransportError, UsageError
+from protocol.errors import BrokerError, ConnectionLost, DataLoss, KafkaError, UsageError
 from protocol.net.connection import Connection
 from protocol.records.decode import ALL_COLUMNS, decode
 from protocol.wire.messages.m01_fetch import FETCH, FIRST_WITH_ISOLATION_LEVEL
@@ -74,7 +75,6 @@ class Consumer:
         self._current: PartitionStream | None = None
         self._streams: dict[TopicPartition, PartitionStream] = {}
         self._threads: dict[Broker, _BrokerThread] = {}
-        self._out_of_range: dict[PartitionStream, BrokerError] = {}
         self._closed = False
         self._router = threading.Thread(target=self._route_all, name=f"{self._purpose}-router", daemon=True)
         self._router.start()
@@ -230,7 +230,6 @@ class Consumer:
         if stream.closed and self._streams.get(key) is stream:
             del self._streams[key]
             self._arrived.pop(stream, None)
-            self._out_of_range.pop(stream, None)
         if stream.readable and not stream.closed:
             self._announce(stream)
         self._wake_threads()
@@ -281,9 +280,6 @@ class Consumer:
         if is_about_the_log(error) and partition.preferred_replica != NO_REPLICA:
             # A follower may be behind: the leader knows.
             partition.postpone(error, now_s)
-        elif isinstance(error, BrokerError) and error.code == ErrorCode.OFFSET_OUT_OF_RANGE:
-            self._out_of_range[stream] = error
-            partition.broker = None
         elif is_retriable(error):
             log.debug("%s: %s", stream.name, error)
             partition.postpone(error, now_s)
@@ -346,46 +342,14 @@ class Consumer:
         self, stream: PartitionStream, partition: PartitionConsumer, failure: KafkaError | None, deadline: Deadline
     ) -> None:
         """Finds the broker of a partition, or notes why not."""
-        out_of_range = self._out_of_range.pop(stream, None)
         try:
             if failure is not None:
                 raise failure
-            if out_of_range is not None:
-                self._judge_hole(partition, out_of_range, deadline)
             look_up(self._client, partition, deadline)
         except KafkaError as error:
             with self._lock:
                 if stream.source is partition and not stream.closed:
                     self._judge_failure(stream, error, self._client.clock.now_s())
-
-    def _judge_hole(self, partition: PartitionConsumer, error: BrokerError, deadline: Deadline) -> None:
-        key = (partition.topic, partition.partition)
-        start = list_offsets(self._client, {key: EARLIEST}, deadline=deadline)[key].offset
-        latest = list_offsets(self._client, {key: LATEST}, deadline=deadline)[key]
-        known_epoch = NO_EPOCH if partition.topic_id == NO_TOPIC_ID else partition.last_epoch
-        if latest.is_stale(known_epoch):
-            raise stale_leader(partition.name, latest, known_epoch) from error
-        end = latest.offset
-        lost = (
-            f"offset {partition.position} is not in the log (any more). Retention or DeleteRecords has removed it, or"
-        )
-        if start <= partition.position <= end:
-            epoch = partition.last_epoch
-            if not is_of_unknown_epoch(self._client, partition, deadline):
-                if partition.last_epoch != epoch:
-                    return
-                # A leader that was behind for a moment.
-                raise TransportError(str(error)) from error
-            lost = f"the leader knows nothing of leader epoch {epoch}, that of the last record that was read:"
-        raise DataLoss(
-            f"{partition.name}: {lost} the log was truncated or the topic was created again; the broker has "
-            f"[{start}, {end}). `seek` says where to go on",
-            topic=partition.topic,
-            partition=partition.partition,
-            offset=partition.position,
-            log_start_offset=start,
-            log_end_offset=end,
-        ) from error
 
     def _assign(self) -> None:
         """A thread for every broker that partitions are read from."""
@@ -420,7 +384,9 @@ class _BrokerThread(threading.Thread):
         try:
             while (streams := self._wait_for_work()) is not None:
                 asked = {stream.source: stream for stream in streams}
-                self._owner._deliver(self._fetch(asked), asked)
+                judged = self._fetch(asked)
+                judged.failed = [(partition, self._judge_log(partition, error)) for partition, error in judged.failed]
+                self._owner._deliver(judged, asked)
         except Exception as error:
             # A fault in this client. Streams that nobody fetches for would wait for ever.
             log.exception("%s: reading from %s has failed", self.name, self.broker)
@@ -530,6 +496,27 @@ class _BrokerThread(threading.Thread):
             return Judged(failed=[(partition, error) for partition in asked])
         self._muted_until_s = self._clock.now_s() + judged.throttle_ms / 1000
         return judged
+
+    def _judge_log(self, partition: PartitionConsumer, error: KafkaError) -> KafkaError:
+        """What it means when the leader has refused an offset: it is asked, so not under the lock."""
+        out_of_range = isinstance(error, BrokerError) and error.code == ErrorCode.OFFSET_OUT_OF_RANGE
+        if not out_of_range or partition.preferred_replica != NO_REPLICA:
+            return error
+        try:
+            seen = see_log(self._client, partition, self._client.deadline(self._client.config.request_timeout_ms))
+        except KafkaError as failure:
+            return failure
+        verdict = judge_out_of_range(partition, seen)
+        if isinstance(verdict, BrokerError):
+            return verdict
+        return DataLoss(
+            f"{verdict.why}. `seek` says where to go on",
+            topic=partition.topic,
+            partition=partition.partition,
+            offset=partition.position,
+            log_start_offset=seen.start,
+            log_end_offset=seen.latest.offset,
+        )
 
     def _connect(self, deadline: Deadline) -> None:
         connection = self._client.connection(self.broker, self._owner._purpose, deadline)

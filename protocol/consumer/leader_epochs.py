@@ -10,6 +10,8 @@ from typing import Any
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
+from protocol.consumer.list_offsets import EARLIEST, LATEST, list_offsets
+from protocol.consumer.log_judgement import SeenLog
 from protocol.consumer.partition_consumer import NO_EPOCH, PartitionConsumer
 from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
 
@@ -17,19 +19,23 @@ _UNKNOWN = -1
 _A_CLIENT = -1
 
 
-def is_of_unknown_epoch(client: Client, partition: PartitionConsumer, deadline: Deadline) -> bool:
-    """Whether the leader keeps leader epochs, but knows nothing of the one that was read last: another log.
+def see_log(client: Client, partition: PartitionConsumer, deadline: Deadline) -> SeenLog:
+    """Asks the leader what `log_judgement` needs to know of a log that has refused a position.
 
-    A log whose message.format.version was set back below 0.11 keeps none: it is not checked against any more.
+    A log whose message.format.version was set back below 0.11 keeps no epochs: it is not checked against any more.
     Raises `BrokerError` or `DeadlineExceeded`.
     """
     key = (partition.topic, partition.partition)
-    if partition.last_epoch == NO_EPOCH or end_of_epoch(client, *key, partition.last_epoch, deadline) is not None:
-        return False
-    if end_of_epoch(client, *key, partition.leader_epoch, deadline) is not None:
-        return True
-    partition.last_epoch = NO_EPOCH
-    return False
+    start = list_offsets(client, {key: EARLIEST}, deadline=deadline)[key].offset
+    latest = list_offsets(client, {key: LATEST}, deadline=deadline)[key]
+    in_range = start <= partition.position <= latest.offset
+    if not in_range or latest.is_stale(partition.known_epoch) or partition.last_epoch == NO_EPOCH:
+        return SeenLog(start, latest)
+    known = end_of_epoch(client, *key, partition.last_epoch, deadline) is not None
+    if not known and end_of_epoch(client, *key, partition.leader_epoch, deadline) is None:
+        partition.last_epoch = NO_EPOCH
+        known = True
+    return SeenLog(start, latest, lacks_epoch=not known)
 
 
 def end_of_epoch(client: Client, topic: str, partition: int, epoch: int, deadline: Deadline) -> int | None:

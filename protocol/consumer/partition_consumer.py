@@ -104,6 +104,11 @@ class PartitionConsumer:
         return f"{self.topic}-{self.partition}"
 
     @property
+    def known_epoch(self) -> int:
+        """The newest leader epoch that this topic has had for sure; -1 if unknown."""
+        return NO_EPOCH if self.topic_id == NO_TOPIC_ID else self.last_epoch
+
+    @property
     def done(self) -> bool:
         return self.position >= self.until_offset
 
@@ -219,7 +224,8 @@ class PartitionConsumer:
             raise LogTruncated(
                 f"{self.name}: the log was truncated below offset {self.position}: at {broker} it is still the one "
                 f"that was read only up to offset {agreed['end_offset']} (leader epoch {agreed['epoch']}, read was "
-                f"{self.last_epoch})",
+                f"{self.last_epoch}). Likely cause: an unclean leader election. Offsets {agreed['end_offset']} to "
+                f"{self.position} were read, and are others now, or none",
                 topic=self.topic,
                 partition=self.partition,
                 offset=self.position,

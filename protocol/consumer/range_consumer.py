@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from protocol.broker_errors import ErrorCode, Refresh
+from protocol.broker_errors import Refresh
 from protocol.clock import Backoff, Deadline
 from protocol.cluster.client import FETCH as FETCH_PURPOSE
 from protocol.cluster.client import Client
@@ -20,8 +20,8 @@ from protocol.cluster.dispatch import is_retriable, what_to_refresh
 from protocol.cluster.metadata import NO_TOPIC_ID, Broker
 from protocol.config import ConsumerConfig
 from protocol.consumer.broker_consumer import BrokerConsumer, Judged, look_up, newest_version
-from protocol.consumer.leader_epochs import is_of_unknown_epoch
-from protocol.consumer.list_offsets import EARLIEST, LATEST, list_offsets, stale_leader
+from protocol.consumer.leader_epochs import see_log
+from protocol.consumer.log_judgement import Lost, judge_out_of_range, judge_truncation
 from protocol.consumer.partition_consumer import (
     NO_EPOCH,
     NO_REPLICA,
@@ -325,16 +325,16 @@ class RangeConsumer:
 
     def _judge_failure(self, reading: _Reading, error: KafkaError) -> None:
         """Puts the range off until it may work again, or raises what cannot."""
-        if is_about_the_log(error) and reading.preferred_replica != NO_REPLICA:
-            # A follower may be behind: the leader knows.
-            reading.postpone(error, self._client.clock.now_s())
-            return
-        if isinstance(error, LogTruncated):
-            self._judge_truncation(reading, error)
-            return
-        if isinstance(error, BrokerError) and error.code == ErrorCode.OFFSET_OUT_OF_RANGE:
-            self._judge_hole(reading, error)
-            return
+        if is_about_the_log(error):
+            if reading.preferred_replica != NO_REPLICA:
+                # A follower may be behind: the leader knows.
+                reading.postpone(error, self._client.clock.now_s())
+                return
+            verdict = self._judge_log(reading, error)
+            if isinstance(verdict, Lost):
+                self._lose(reading, verdict, error)
+                return
+            error = verdict
         if isinstance(error, DeadlineExceeded) or not is_retriable(error):
             raise error
         now_s = self._client.clock.now_s()
@@ -350,66 +350,27 @@ class RangeConsumer:
                 attempts=reading.attempts,
             ) from error
 
-    def _judge_truncation(self, reading: _Reading, error: LogTruncated) -> None:
-        agreed, position = error.context["end_offset"], reading.position
-        message = (
-            f"{error}. Likely cause: an unclean leader election. Offsets {agreed} to {position} were read, and are "
-            "others now, or none. To go on with those that are there now, set failOnDataLoss=false"
-        )
-        # What lies before a range of which nothing was read before is not its to read.
-        resume = agreed if reading.wanted.from_epoch != NO_EPOCH else max(agreed, reading.wanted.from_offset)
-        self._lose(reading, message, agreed, resume, error)
-        reading.seek(resume)
+    def _judge_log(self, reading: _Reading, error: KafkaError) -> Lost | BrokerError:
+        if isinstance(error, LogTruncated):
+            # What lies before a range of which nothing was read before is not its to read.
+            return judge_truncation(error, 0 if reading.wanted.from_epoch != NO_EPOCH else reading.wanted.from_offset)
+        return judge_out_of_range(reading, see_log(self._client, reading, self._deadline(reading)))
 
-    def _judge_hole(self, reading: _Reading, error: BrokerError) -> None:
-        key = (reading.topic, reading.partition)
-        deadline = self._deadline(reading)
-        start = list_offsets(self._client, {key: EARLIEST}, deadline=deadline)[key].offset
-        latest = list_offsets(self._client, {key: LATEST}, deadline=deadline)[key]
-        if latest.is_stale(reading.known_epoch):
-            self._judge_failure(reading, stale_leader(reading.name, latest, reading.known_epoch))
-            return
-        end = latest.offset
-        position, until = reading.position, reading.until_offset
-        if position < start:
-            resume = min(start, until)
-            cause = "retention or DeleteRecords has removed them"
-        elif position > end:
-            resume = until
-            cause = "the log was truncated (unclean leader election) or the topic was created again"
-        else:
-            self._judge_unknown_epoch(reading, error, deadline)
-            return
-        message = (
-            f"{reading.name}: offsets {position} to {resume} are not in the log any more; wanted "
-            f"[{position}, {until}), the broker has [{start}, {end}). Likely cause: {cause}. To skip what is "
-            "missing and go on, set failOnDataLoss=false"
-        )
-        self._lose(reading, message, position, resume, error)
-        reading.seek(resume)
+    def _lose(self, reading: _Reading, lost: Lost, cause: KafkaError) -> None:
+        if self._fail_on_data_loss:
+            raise DataLoss(
+                f"{lost.why}. To go on with what is there, set failOnDataLoss=false",
+                topic=reading.topic,
+                partition=reading.partition,
+            ) from cause
+        skipped = Skipped(reading.topic, reading.partition, reading.position, max(reading.position, lost.resume))
+        count = skipped.until_offset - skipped.from_offset
+        log.warning("%s (failOnDataLoss=false: %d offsets are skipped)", lost.why, count)
+        if count:
+            self.skipped.append(skipped)
+        reading.seek(lost.resume)
         if reading.done:
             self._waiting.remove(reading)
-
-    def _judge_unknown_epoch(self, reading: _Reading, error: BrokerError, deadline: Deadline) -> None:
-        """In range, yet refused: the leader does not know the epoch of what was read, or was behind for a moment."""
-        epoch = reading.last_epoch
-        if is_of_unknown_epoch(self._client, reading, deadline):
-            message = (
-                f"{reading.name}: the log was truncated below offset {reading.position}, or the topic was created "
-                f"again: its leader knows no leader epoch {epoch}, of which the records before that offset were. To go "
-                "on at that offset all the same, set failOnDataLoss=false"
-            )
-            self._lose(reading, message, reading.position, reading.position, error)
-            reading.last_epoch = NO_EPOCH
-        elif reading.last_epoch == epoch:
-            reading.postpone(error, self._client.clock.now_s())
-
-    def _lose(self, reading: _Reading, message: str, begin: int, end: int, cause: KafkaError) -> None:
-        if self._fail_on_data_loss:
-            raise DataLoss(message, topic=reading.topic, partition=reading.partition) from cause
-        log.warning("%s (failOnDataLoss=false: %d offsets are skipped)", message, end - begin)
-        if end > begin:
-            self.skipped.append(Skipped(reading.topic, reading.partition, begin, end))
 
 
 def _reading(partition: PartitionConsumer) -> _Reading:

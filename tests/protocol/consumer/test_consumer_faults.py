@@ -303,11 +303,6 @@ class TestBadReplies:
     def test_an_offset_refused_because_of_the_epoch_before_it(self, fake: FakeBroker, epoch_end: int) -> None:
         """The log has offsets 0 to 9. Five were read, of epoch 3; the leader has epoch 0, or a log without epochs."""
 
-        def end_of_epoch(body: dict[str, Any], version: int) -> dict[str, Any]:
-            asked = body["topics"][0]["partitions"][0]["leader_epoch"]
-            row = {"partition": 0, "error_code": 0, "end_offset": epoch_end if asked == 0 else -1, "leader_epoch": 0}
-            return {"topics": [{"topic": "orders", "partitions": [row]}]}
-
         def refuse(body: dict[str, Any]) -> dict[str, Any]:
             rows = [row for topic in body["topics"] for row in topic["partitions"]]
             if not rows or rows[0]["fetch_offset"] == 10:
@@ -316,7 +311,7 @@ class TestBadReplies:
                 return reply(reply_row(0, records(5, 5, epoch=-1)), session_id=5)
             return reply(reply_row(0, error_code=ErrorCode.OFFSET_OUT_OF_RANGE), session_id=5)
 
-        fake.handlers[OFFSET_FOR_LEADER_EPOCH.key] = end_of_epoch
+        fake.handlers[OFFSET_FOR_LEADER_EPOCH.key] = lambda body, version: end_of_epoch(body, {0: epoch_end})
         fake.handlers[LIST_OFFSETS.key] = lambda body, version: list_offsets(body, end=10)
         self.answers(fake, lambda body: reply(reply_row(0, records(0, 5, epoch=3)), session_id=5), refuse)
         with client_of(f"{fake.host}:{fake.port}") as client, consumer_of(client) as consumer:
@@ -326,7 +321,7 @@ class TestBadReplies:
             if epoch_end == -1:
                 assert [next(messages).offset for _ in range(5)] == list(range(5, 10))
             else:
-                with pytest.raises(DataLoss, match=r"orders-0: .* leader epoch 3, .* truncated .* \[0, 10\)"):
+                with pytest.raises(DataLoss, match=r"orders-0: .* truncated .* leader epoch 3, .* \[0, 10\)"):
                     next(messages)
 
     @pytest.mark.parametrize("position", [7, 3], ids=["beyond its end", "within its log"])
@@ -348,9 +343,7 @@ class TestBadReplies:
 
         fake.handlers[FETCH.key] = refuse_some
         fake.handlers[LIST_OFFSETS.key] = lambda body, version: list_offsets(body, end=5, epoch=4)
-        fake.handlers[OFFSET_FOR_LEADER_EPOCH.key] = lambda body, version: {
-            "topics": [{"topic": "orders", "partitions": [{"partition": 0, "end_offset": -1}]}]
-        }
+        fake.handlers[OFFSET_FOR_LEADER_EPOCH.key] = lambda body, version: end_of_epoch(body, {0: 3, 4: 5})
         with client_of(f"{fake.host}:{fake.port}") as client:
             with consumer_of(client) as consumer:
                 messages = consumer.consume_partition("orders", 0, 0).messages(5_000)
@@ -420,6 +413,13 @@ def list_offsets(body: dict[str, Any], *, end: int, epoch: int = -1) -> dict[str
     offset, leader_epoch = (0, 0) if body["topics"][0]["partitions"][0]["timestamp"] == -2 else (end, epoch)
     row = {"partition_index": 0, "offset": offset, "leader_epoch": leader_epoch}
     return {"topics": [{"name": "orders", "partitions": [row]}]}
+
+
+def end_of_epoch(body: dict[str, Any], ends: dict[int, int]) -> dict[str, Any]:
+    """Of a log of orders-0 that knows the epochs of `ends`."""
+    asked = body["topics"][0]["partitions"][0]["leader_epoch"]
+    row = {"partition": 0, "error_code": 0, "end_offset": ends.get(asked, -1), "leader_epoch": asked}
+    return {"topics": [{"topic": "orders", "partitions": [row]}]}
 
 
 def _asks_for(body: dict[str, Any], partition: int, offset: int) -> bool:

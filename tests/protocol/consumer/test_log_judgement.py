@@ -1,0 +1,71 @@
+"""What is lost, and what is not, when a leader has refused a position."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from protocol.broker_errors import ErrorCode
+from protocol.config import ConsumerConfig
+from protocol.consumer.list_offsets import ListedOffset
+from protocol.consumer.log_judgement import Lost, SeenLog, judge_out_of_range, judge_truncation
+from protocol.consumer.partition_consumer import UNBOUNDED, LogTruncated, PartitionConsumer
+from protocol.errors import BrokerError
+from tests.protocol.consumer.consuming import TOPIC_ID
+
+
+def seen(start: int, end: int, epoch: int = 5, *, lacks_epoch: bool = False) -> SeenLog:
+    return SeenLog(start, ListedOffset(end, epoch, -1), lacks_epoch)
+
+
+def at(position: int, until: int = UNBOUNDED, topic_id: bytes = TOPIC_ID) -> PartitionConsumer:
+    """Whoever has read up to there, in leader epoch 5."""
+    config = ConsumerConfig()
+    return PartitionConsumer("t", 0, position, config, until_offset=until, topic_id=topic_id, last_epoch=5)
+
+
+@pytest.mark.parametrize(
+    ("partition", "log", "resume", "why"),
+    [
+        (
+            at(10, 30),
+            seen(20, 40),
+            20,
+            r"^t-0: offsets 10 to 20 are .* wanted \[10, 30\), broker has \[20, 40\).*ret",
+        ),
+        (at(10, 30), seen(35, 40), 30, "offsets 10 to 30 are"),
+        (at(10), seen(20, 40), 20, r"^t-0: offset 10 is not in the log any more; the broker has \[20, 40\).*retention"),
+        (at(10, 30), seen(0, 8), 30, "offsets 10 to 30 are .* truncated"),
+        (at(10), seen(0, 40, lacks_epoch=True), 10, "^t-0: the log was truncated below offset 10, .* epoch 5"),
+        (at(10, 30, bytes(16)), seen(0, 8, 4), 30, "offsets 10 to 30 are"),
+        (at(10, 30), seen(0, 8, -1), 30, "offsets 10 to 30 are"),
+    ],
+)
+def test_what_is_lost(partition: PartitionConsumer, log: SeenLog, resume: int, why: str) -> None:
+    verdict = judge_out_of_range(partition, log)
+    assert isinstance(verdict, Lost)
+    assert verdict.resume == resume
+    assert re.search(why, verdict.why)
+
+
+@pytest.mark.parametrize(
+    ("log", "code"),
+    [
+        (seen(0, 8, epoch=4), ErrorCode.NOT_LEADER_OR_FOLLOWER),
+        (seen(20, 40, epoch=4), ErrorCode.NOT_LEADER_OR_FOLLOWER),
+        (seen(0, 40, epoch=4, lacks_epoch=True), ErrorCode.NOT_LEADER_OR_FOLLOWER),
+        (seen(0, 40), ErrorCode.OFFSET_NOT_AVAILABLE),
+        (seen(0, 10), ErrorCode.OFFSET_NOT_AVAILABLE),
+    ],
+)
+def test_what_passes(log: SeenLog, code: ErrorCode) -> None:
+    verdict = judge_out_of_range(at(10, 30), log)
+    assert isinstance(verdict, BrokerError)
+    assert verdict.code == code
+
+
+def test_a_truncated_log_goes_on_where_others_begin_but_not_before_what_is_ours() -> None:
+    error = LogTruncated("t-0: the log was truncated", offset=10, end_offset=5)
+    assert judge_truncation(error, 0) == Lost(5, "t-0: the log was truncated")
+    assert judge_truncation(error, 7) == Lost(7, "t-0: the log was truncated")
