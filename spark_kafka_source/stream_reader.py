@@ -24,7 +24,7 @@ from protocol.cluster.metadata import NO_TOPIC_ID, topic_id_text
 from protocol.consumer.leader_epochs import end_of_epoch
 from protocol.consumer.list_offsets import ListedOffset
 from protocol.consumer.record_sizes import RecordSizes
-from protocol.errors import DataLoss
+from protocol.errors import DataLoss, KafkaError
 from protocol.group.offset_manager import OffsetManager
 from protocol.group.offsets import CommittedOffset
 from protocol.properties import MAX_INT64
@@ -65,6 +65,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial: JsonDict | None = None
         self._manager: OffsetManager | None = None
         self._started = False
+        self._ids: dict[str, bytes] = {}
         self._target: dict[TopicPartition, ListedOffset] | None = None
         self._stale: set[TopicPartition] = set()
         self._log_ends: Offsets | None = None
@@ -130,17 +131,21 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._started = True
             if self._initial is None:
                 say_who_decides(client_for(self._options.client), self._options, begin, deadline)
-        self._mark_complete(begin)
-        end = self._plan(begin, limit, deadline)
+        try:
+            end = self._plan(begin, limit, deadline)
+        except KafkaError:
+            self._await_commit(idle=False)
+            raise
         self._await_commit(idle=end is None)
         return start if end is None else end.to_json_dict()
 
     def _plan(self, begin: Offsets, limit: ReadLimit | None, deadline: Deadline) -> Offsets | None:
-        """The next batch's end, None when nothing is new."""
+        """The next batch's end, None when nothing is new. Commits `begin` as soon as the topics are known to be its."""
         client = client_for(self._options.client)
         partitions = rediscover(client, self._options, begin.ends, deadline)
+        self._ids = ids = _ids(partitions)
+        self._mark_complete(begin)
         listed = log_ends(client, self._options, partitions, deadline)
-        ids = _ids(partitions)
         # Those of another topic, or perhaps of another one, tell nothing.
         same = {topic for topic, topic_id in begin.ids.items() if ids.get(topic) == topic_id}
         known_epochs = {key: epoch for key, epoch in begin.epochs.items() if key[0] in same}
@@ -271,8 +276,15 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _mark_complete(self, complete: Offsets) -> None:
         if self._manager is None:
             return
+        # For a topic made anew they would be positions in a log that they say nothing of, and so for one that may be
+        # made anew before the commit gets through.
+        gone = {topic for topic, topic_id in complete.ids.items() if self._ids.get(topic) != topic_id}
         self._manager.mark(
-            {key: CommittedOffset(offset, complete.epochs.get(key, -1)) for key, offset in complete.ends.items()}
+            {
+                key: CommittedOffset(offset, complete.epochs.get(key, -1))
+                for key, offset in complete.ends.items()
+                if key[0] not in gone
+            }
         )
 
     def _await_commit(self, *, idle: bool) -> None:

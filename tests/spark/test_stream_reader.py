@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
+from protocol.clock import Deadline
 from protocol.cluster.metadata import topic_id_text
+from protocol.errors import DataLoss
+from protocol.group.offsets import CommittedOffset
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
+from spark_kafka_source import discovery
 from spark_kafka_source.offsets import JsonDict
 from spark_kafka_source.options import parse_source_options
 from spark_kafka_source.stream_reader import KafkaStreamReader
@@ -44,14 +48,17 @@ class Cluster:
         self.fake.handlers[OFFSET_FOR_LEADER_EPOCH.key] = self._end_of_epoch
 
     def _metadata(self, body: dict[str, Any], version: int) -> dict[str, Any]:
-        topics: dict[str, list[dict[str, Any]]] = {}
+        topics: dict[str, list[dict[str, Any]]] = {name: [] for name in self.ids}
         for (topic, partition), log in self.logs.items():
             row = {"partition_index": partition, "leader_id": 1, "leader_epoch": log.epoch}
             topics.setdefault(topic, []).append({**row, "replica_nodes": [1], "isr_nodes": [1]})
         return {
             "brokers": [{"node_id": 1, "host": self.fake.host, "port": self.fake.port}],
             "controller_id": 1,
-            "topics": [{"name": name, "topic_id": self.ids[name], "partitions": rows} for name, rows in topics.items()],
+            "topics": [
+                {"name": name, "topic_id": self.ids[name], "partitions": rows, "error_code": 0 if rows else 3}
+                for name, rows in topics.items()
+            ],
         }
 
     def _list_offsets(self, body: dict[str, Any], version: int) -> dict[str, Any]:
@@ -141,3 +148,55 @@ def test_without_a_topic_id_an_older_epoch_may_be_another_topic_s(cluster: Clust
     reader = cluster.reader()
     with pytest.raises(Exception, match=r"OFFSET_CHANGED\] a-0 ends at offset 7, but the query has read up to 10"):
         reader.latestOffset(begin, reader.getDefaultReadLimit())
+
+
+# -- what is committed to the group ---------------------------------------------------------------
+
+
+class Marks:
+    """In place of an `OffsetManager`: all that was marked."""
+
+    healthy = True
+
+    def __init__(self) -> None:
+        self.marked: list[dict[tuple[str, int], int]] = []
+        self.flushes = 0
+
+    def mark(self, offsets: Mapping[tuple[str, int], CommittedOffset]) -> None:
+        self.marked.append({key: entry.offset for key, entry in offsets.items()})
+
+    def flush(self, deadline: Deadline) -> bool:
+        self.flushes += 1
+        return True
+
+
+@pytest.mark.parametrize("what", ["made anew", "made anew, and read", "deleted"])
+def test_nothing_is_committed_for_a_topic_that_is_another_one_now(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(discovery, "_TRANSIENT_UNKNOWN_MS", 100)
+    cluster.logs["b", 0] = Log(0, 3)
+    reader = cluster.reader(subscribe="a,b", onTopicRecreated="earliest" if what.endswith("read") else "fail")
+    marks = reader._manager = Marks()  # type: ignore[assignment]
+    reader._started = True
+    cluster.ids = {"a": OLD_ID, "b": OLD_ID}
+    begin = {**read_to(20), "b": {"0": 3}, "@ids": {"a": topic_id_text(OLD_ID), "b": topic_id_text(OLD_ID)}}
+    assert reader.latestOffset(begin, reader.getDefaultReadLimit()) == begin
+    assert marks.marked == [{("a", 0): 20, ("a", 1): 20, ("b", 0): 3}]
+    if what == "deleted":
+        del cluster.logs["a", 0], cluster.logs["a", 1]
+    else:
+        cluster.ids["a"] = NEW_ID
+    marks.marked.clear()
+    if what.endswith("read"):
+        end = reader.latestOffset(begin, reader.getDefaultReadLimit())
+        reader.commit(begin)
+        assert marks.marked == [{("b", 0): 3}] * 2
+        assert reader.latestOffset(end, reader.getDefaultReadLimit()) == end
+        assert marks.marked[-1] == {("a", 0): 20, ("a", 1): 20, ("b", 0): 3}
+    else:
+        with pytest.raises(DataLoss):
+            reader.latestOffset(begin, reader.getDefaultReadLimit())
+        assert marks.marked == [{("b", 0): 3}]
+    # Also when it fails, it waits until that is committed.
+    assert marks.flushes == (3 if what.endswith("read") else 2)
