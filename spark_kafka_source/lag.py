@@ -7,6 +7,7 @@ Spark Connect carries too; a group's lag, and lag in seconds, are asked of the b
 
     lag_of_query(query.lastProgress).offsets_behind     # all partitions together
     lag_of_query(query).metrics()                       # {"minOffsetsBehindLatest": 0, …}, as Spark's connector has
+    lag_of_query(query).skipped                         # offsets that were gone before they were read
     lag_of_group("broker-1:9092", "orders-etl")         # a table, also in a notebook
     lag_of_group("broker-1:9092", "orders-etl").plot()
 
@@ -57,6 +58,7 @@ SCHEMA = pa.schema(
         pa.field("end", pa.int64()),
         pa.field("offsets_behind", pa.int64()),
         pa.field("seconds_behind", pa.float64()),
+        pa.field("skipped", pa.int64()),
     ]
 )
 HISTORY_SCHEMA = pa.schema(
@@ -81,6 +83,8 @@ class PartitionLag:
     end : the end of the log: the high watermark, or with `read_committed` the last stable offset.
     seconds_behind : the age of the first record that is not committed; 0.0 if there is none. Only where it was asked
         for; left out for a partition that did not answer in time, and for records without a time.
+    skipped : of a query: how many offsets it has left out so far (with `failOnDataLoss=false`) because they were not in
+        the log any more when their batch was planned. Not in it: what is lost between that and the reading.
     """
 
     topic: str
@@ -88,6 +92,7 @@ class PartitionLag:
     committed: int | None
     end: int | None
     seconds_behind: float | None = None
+    skipped: int | None = None
 
     @property
     def offsets_behind(self) -> int | None:
@@ -120,6 +125,11 @@ class Lag:
         """That of the partition that is behind most; None if it is known of none."""
         return max((row.seconds_behind for row in self if row.seconds_behind is not None), default=None)
 
+    @property
+    def skipped(self) -> int:
+        """Of all partitions together, as far as known."""
+        return sum(row.skipped or 0 for row in self)
+
     def metrics(self) -> dict[str, float]:
         """Under the names, and with the values, that Spark's own connector reports; empty if nothing is known."""
         known = self._known()
@@ -148,7 +158,7 @@ class Lag:
         return axes
 
     def __str__(self) -> str:
-        header = ["TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG", "LAG-SECONDS"]
+        header = ["TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG", "LAG-SECONDS", "SKIPPED"]
         lines = [header, *([_cell(value) for value in _row(row).values()] for row in self)]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         return "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines)
@@ -193,18 +203,21 @@ def _lag_of_progress(progress: Mapping[str, Any]) -> Lag:
     found: dict[TopicPartition, PartitionLag] = {}
     for source in progress["sources"]:
         reached, latest = _offsets(source["endOffset"]), _offsets(source["latestOffset"])
-        for key, committed in reached.items():
-            found[key] = PartitionLag(*key, committed, latest.get(key))
+        # Spark's own connector, which writes neither, does not count them.
+        counted = bool(reached.ids or reached.epochs)
+        for key, committed in reached.ends.items():
+            skipped = reached.skipped.get(key, 0) if counted else None
+            found[key] = PartitionLag(*key, committed, latest.ends.get(key), skipped=skipped)
     return Lag(tuple(found[key] for key in sorted(found)))
 
 
-def _offsets(text: Any) -> Mapping[TopicPartition, int]:
-    """The ends in one of a progress' offsets; nothing in those of other sources."""
+def _offsets(text: Any) -> Offsets:
+    """One of a progress' offsets; there is nothing in those of other sources."""
     try:
         rows = json.loads(text) if isinstance(text, str) else text
-        return Offsets.from_json_dict(rows).ends
+        return Offsets.from_json_dict(rows)
     except (ValueError, ConfigurationError):
-        return {}
+        return Offsets({})
 
 
 # -- of a group -----------------------------------------------------------------------------------

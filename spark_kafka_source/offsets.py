@@ -1,7 +1,7 @@
 """Offsets as Spark's checkpoint keeps them: the end of a batch per partition, and what a replay needs to be sure.
 
 Owns the JSON: the keys of Spark's own Kafka connector, `{"orders": {"0": 1200}}`, plus keys that no topic can have,
-`@ids`, `@epochs`, `@joined` and `@leaders`. Used by `stream_reader`, `batch_reader`, `limits` and `ranges`.
+`@ids`, `@epochs`, `@joined`, `@leaders` and `@skipped`. Used by `stream_reader`, `batch_reader`, `limits` and `ranges`.
 Pure: talks to no broker, and knows nothing of groups.
 """
 
@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 MAX_PARTITION = 2**31 - 1
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
-_IDS, _EPOCHS, _JOINED, _LEADERS = "@ids", "@epochs", "@joined", "@leaders"
+_IDS, _EPOCHS, _JOINED, _LEADERS, _SKIPPED = "@ids", "@epochs", "@joined", "@leaders", "@skipped"
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,11 @@ class Offsets:
     epochs : (topic, partition) -> leader epoch when the end was seen to be in the log: the records before it are of
         that epoch or older ones. Left out when unknown.
     joined : (topic, partition) -> where the batch begins in a partition that its start offsets lack, or that lost what
-        was read of it.
+        was read of it, or what was to be read next.
     leaders : (topic, partition) -> node id of its leader when the batch was planned; only with `maxInputPartitions`,
         so that a replay puts the same ranges together.
+    skipped : (topic, partition) -> how many offsets the query has left out so far, because they were not in the log any
+        more when their batch was planned; left out when none.
     """
 
     ends: Mapping[TopicPartition, int]
@@ -47,16 +49,23 @@ class Offsets:
     epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
     joined: Mapping[TopicPartition, int] = field(default_factory=dict)
     leaders: Mapping[TopicPartition, int] = field(default_factory=dict)
+    skipped: Mapping[TopicPartition, int] = field(default_factory=dict)
 
     def to_json_dict(self) -> JsonDict:
         """The dict whose JSON goes into the checkpoint. Equal offsets give equal JSON; empty `@` keys are left out."""
         rows: JsonDict = _nest(self.ends)
         if self.ids:
             rows[_IDS] = {topic: topic_id_text(self.ids[topic]) for topic in sorted(self.ids)}
-        for key, numbers in ((_EPOCHS, self.epochs), (_JOINED, self.joined), (_LEADERS, self.leaders)):
-            if numbers:
-                rows[key] = _nest(numbers)
+        rows.update({key: _nest(numbers) for key, numbers in self._by_partition() if numbers})
         return rows
+
+    def _by_partition(self) -> list[tuple[str, Mapping[TopicPartition, int]]]:
+        return [
+            (_EPOCHS, self.epochs),
+            (_JOINED, self.joined),
+            (_LEADERS, self.leaders),
+            (_SKIPPED, self.skipped),
+        ]
 
     @classmethod
     def from_json_dict(cls, rows: object) -> Offsets:
@@ -66,7 +75,7 @@ class Offsets:
         """
         if not isinstance(rows, Mapping):
             raise _not_ours("they are not a JSON object")
-        known = (_IDS, _EPOCHS, _JOINED, _LEADERS)
+        known = (_IDS, _EPOCHS, _JOINED, _LEADERS, _SKIPPED)
         unknown = [key for key in rows if str(key).startswith("@") and key not in known]
         if unknown:
             raise _not_ours(f"the key {unknown[0]!r} is unknown; a newer version wrote it")
@@ -77,18 +86,15 @@ class Offsets:
             epochs=_flatten(rows.get(_EPOCHS, {}), _EPOCHS),
             joined=_flatten(rows.get(_JOINED, {}), _JOINED),
             leaders=_flatten(rows.get(_LEADERS, {}), _LEADERS),
+            skipped=_flatten(rows.get(_SKIPPED, {}), _SKIPPED),
         )
         offsets._check_whole()
         return offsets
 
     def _check_whole(self) -> None:
         topics = {topic for topic, _ in self.ends}
-        for key, strangers in (
-            (_IDS, self.ids.keys() - topics),
-            (_EPOCHS, self.epochs.keys() - self.ends.keys()),
-            (_JOINED, self.joined.keys() - self.ends.keys()),
-            (_LEADERS, self.leaders.keys() - self.ends.keys()),
-        ):
+        strange: dict[str, set[Any]] = {key: numbers.keys() - self.ends.keys() for key, numbers in self._by_partition()}
+        for key, strangers in {_IDS: self.ids.keys() - topics, **strange}.items():
             if strangers:
                 raise _not_ours(f"{key} names {sorted(map(str, strangers))[0]}, which has no end offset")
         for tp, begin in self.joined.items():

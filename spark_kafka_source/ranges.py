@@ -56,9 +56,10 @@ def offset_ranges(
 ) -> list[OffsetRange]:
     """The ranges of the batch (start, end), sorted by partition and offset; partitions without new offsets have none.
 
-    A partition begins where `start` ends. When `start` lacks it, or has it of another topic id, or `end` lies before
-    that (a truncated log), it begins where `end.joined` says; and when that lacks it too (offsets written by Spark's
-    own connector) at `earliest`, which the caller must then have asked the brokers for: see `unresolved`. Raises
+    A partition begins where `start` ends, or after that where `end.joined` says (what lies between is gone). When
+    `start` lacks it, or has it of another topic id, or `end` lies before that (a truncated log), it begins where
+    `end.joined` says; and when that lacks it too (offsets written by Spark's own connector) at `earliest`, which the
+    caller must then have asked the brokers for: see `unresolved`. Raises
     `UsageError` if it has not, and `DataLoss` when an end lies before its beginning (with `fail_on_data_loss=False`
     that partition is skipped, with a warning).
     """
@@ -133,10 +134,13 @@ def _cut(whole: OffsetRange, pieces: int) -> list[OffsetRange]:
 
 
 def _begin(start: Offsets, end: Offsets, tp: TopicPartition) -> int | None:
-    truncated = tp in end.joined and tp in start.ends and end.ends[tp] < start.ends[tp]
-    if tp in start.ends and not truncated and not _recreated(start, end, tp[0]):
+    joined = end.joined.get(tp)
+    if tp not in start.ends or _recreated(start, end, tp[0]):
+        return joined
+    if joined is None:
         return start.ends[tp]
-    return end.joined.get(tp)
+    truncated = end.ends[tp] < start.ends[tp]
+    return joined if truncated else max(joined, start.ends[tp])
 
 
 def _recreated(start: Offsets, end: Offsets, topic: str) -> bool:

@@ -159,12 +159,13 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends = {**ends, **{key: begin.ends[key] for key in self._stale}}
         joined_keys = [key for key in ends if key not in begin.ends or key[0] in recreated]
         joined = log_starts(client, joined_keys, deadline) if joined_keys else {}
-        self._judge_added(begin, joined, recreated)
+        added = self._judge_added(begin, joined, recreated)
         joined = {key: min(offset, ends[key]) for key, offset in joined.items()}
         starts = {key: joined.get(key, begin.ends.get(key, 0)) for key in ends}
         shorter = self._judge_shorter(begin, starts, ends, deadline)
-        starts.update(shorter)
-        joined.update(shorter)
+        gone = {} if self._options.fail_on_data_loss else self._gone(begin, starts, ends, deadline)
+        joined.update({**shorter, **gone})
+        starts.update({**shorter, **gone})
         if self._must_wait(sum(ends[key] - starts[key] for key in ends), limit):
             return None
         planned = limits.end_offsets(starts, ends, self._max_offsets(client, starts, ends, limit, deadline))
@@ -172,14 +173,19 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return None
         epochs = {key: listed[key].leader_epoch for key in planned if key in listed and listed[key].leader_epoch >= 0}
         # Where nothing is read nothing is compared with the log either: the next batch there still has to.
-        idle = [key for key in planned if planned[key] == starts[key] and key[0] not in recreated]
+        idle = [key for key in planned if planned[key] == starts[key] and key[0] not in recreated and key not in gone]
         epochs.update({key: begin.epochs[key] for key in idle if key in begin.epochs})
+        if gone:
+            self._say_gone(begin, gone)
+        lost = {**added, **{key: offset - begin.ends[key] for key, offset in gone.items()}}
+        skipped = {key: begin.skipped.get(key, 0) + lost.get(key, 0) for key in planned}
         return Offsets(
             planned,
             ids={topic: ids[topic] for topic, _ in planned if topic in ids},
             epochs=epochs,
             joined=joined,
             leaders={} if self._options.max_input_partitions is None else leaders(client, planned, deadline),
+            skipped={key: count for key, count in skipped.items() if count},
         )
 
     def _up_to_target(
@@ -391,17 +397,45 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             shorter[key] = agreed
         return shorter
 
-    def _judge_added(self, begin: Offsets, joined: Mapping[TopicPartition, int], recreated: Collection[str]) -> None:
-        """A new partition of a topic that is read begins at 0, unless its first records are gone already."""
+    def _gone(
+        self,
+        begin: Offsets,
+        starts: Mapping[TopicPartition, int],
+        ends: Mapping[TopicPartition, int],
+        deadline: Deadline,
+    ) -> dict[TopicPartition, int]:
+        """Where to go on in logs that have lost what was to be read next.
+
+        With `failOnDataLoss` nobody looks here, since a task that finds it stops the query.
+        """
+        behind = [key for key in begin.ends if key in ends and begin.ends[key] == starts[key] < ends[key]]
+        earliest = log_starts(client_for(self._options.client), behind, deadline) if behind else {}
+        return {key: min(earliest[key], ends[key]) for key in behind if earliest[key] > starts[key]}
+
+    def _say_gone(self, begin: Offsets, gone: Mapping[TopicPartition, int]) -> None:
+        lost = [f"{begin.ends[key]} to {gone[key]} of {name(key)}" for key in sorted(gone)]
+        log.warning(
+            "offsets %s%s are not in the log any more: retention or DeleteRecords has removed them before they were "
+            "read (failOnDataLoss=false: %d offsets are skipped)",
+            ", ".join(lost[:10]),
+            f" and of {len(lost) - 10} more partitions" if len(lost) > 10 else "",
+            sum(offset - begin.ends[key] for key, offset in gone.items()),
+        )
+
+    def _judge_added(
+        self, begin: Offsets, joined: Mapping[TopicPartition, int], recreated: Collection[str]
+    ) -> dict[TopicPartition, int]:
+        """A new partition of a topic that is read begins at 0, unless its first records are gone already: how many."""
         topics = {topic for topic, _ in begin.ends} - set(recreated)
-        for key, offset in sorted(joined.items()):
-            if offset and key[0] in topics:
-                self._lose(
-                    ADDED_PARTITION_DOES_NOT_START_FROM_OFFSET_ZERO,
-                    f"{name(key)} is new in this query, and its log begins at offset {offset}: retention or "
-                    "DeleteRecords has removed its first records before they were read",
-                    key,
-                )
+        lost = {key: offset for key, offset in sorted(joined.items()) if offset and key[0] in topics}
+        for key, offset in lost.items():
+            self._lose(
+                ADDED_PARTITION_DOES_NOT_START_FROM_OFFSET_ZERO,
+                f"{name(key)} is new in this query, and its log begins at offset {offset}: retention or DeleteRecords "
+                "has removed its first records before they were read",
+                key,
+            )
+        return lost
 
     def _lose(self, error_class: str, what: str, key: TopicPartition) -> None:
         if self._options.fail_on_data_loss:

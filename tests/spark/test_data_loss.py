@@ -36,8 +36,9 @@ from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
 from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
 from protocol.wire.schema import Api
 from spark_kafka_source import discovery
+from spark_kafka_source.lag import lag_of_query
 from spark_kafka_source.local_kafka import LocalKafka
-from spark_kafka_source.offsets import JsonDict
+from spark_kafka_source.offsets import JsonDict, Offsets
 from spark_kafka_source.options import parse_source_options
 from spark_kafka_source.stream_reader import KafkaStreamReader
 from tests.conftest import TopicFactory
@@ -64,7 +65,7 @@ class Loss:
     """`spoil` takes records away, and writes others. Then the query fails with `said`, a pattern.
 
     `left` is what is there to be read, (offset, value); `logged` is the pattern of the warning when the query may go
-    on without the rest.
+    on without the rest, and `skipped` how many offsets it counts as left out.
     """
 
     spoil: Callable[[LocalKafka, str], None]
@@ -72,6 +73,7 @@ class Loss:
     said: str
     left: list[Row]
     logged: str
+    skipped: int = 0
 
 
 def delete_some(kafka: LocalKafka, topic: str) -> None:
@@ -116,11 +118,11 @@ HOLE = "offsets 10 to {} are not in the log any more; wanted"
 ANEW = "was deleted and created again: its id was .*, now it is .*"
 LOSSES = {
     "some records are deleted": Loss(
-        delete_some, UNREADABLE, HOLE.format(15), rows("old", range(10, 20))[5:], "5 offsets are skipped"
+        delete_some, UNREADABLE, HOLE.format(15), rows("old", range(10, 20))[5:], "5 offsets are skipped", 5
     ),
-    "all records are deleted": Loss(delete_all, UNREADABLE, HOLE.format(20), [], "10 offsets are skipped"),
+    "all records are deleted": Loss(delete_all, UNREADABLE, HOLE.format(20), [], "10 offsets are skipped", 10),
     "retention takes some": Loss(
-        let_retention_take_some, UNREADABLE, HOLE.format(20), rows("new", range(20, 25)), "10 offsets are skipped"
+        let_retention_take_some, UNREADABLE, HOLE.format(20), rows("new", range(20, 25)), "10 offsets are skipped", 10
     ),
     "made anew, shorter": Loss(
         recreate_shorter, CHANGED, ANEW + "; offsets up to 10 of", rows("new", range(4)), "offsets up to 10 of .*-0"
@@ -160,6 +162,11 @@ class Stream:
             reader.stop()
         return found
 
+    @property
+    def skipped(self) -> int:
+        assert self.checkpoint is not None
+        return sum(Offsets.from_json_dict(self.checkpoint).skipped.values())
+
     def _options(self, options: Mapping[str, str]) -> dict[str, str]:
         return {
             "kafka.bootstrap.servers": self.kafka.bootstrap_servers,
@@ -198,6 +205,7 @@ class SparkStream:
     def __init__(self, spark: SparkSession, kafka: LocalKafka, topic: str, folder: Path) -> None:
         self.kafka, self.topic, self.group = kafka, topic, new_group()
         self._spark, self._folder = spark, folder / topic
+        self.skipped = 0
 
     def run(self, **options: str) -> list[Row]:
         batches = Batches()
@@ -205,6 +213,7 @@ class SparkStream:
         servers = self.kafka.bootstrap_servers
         query = query_of(self._spark, servers, batches, self._folder, {"availableNow": True}, **given)
         assert query.awaitTermination(60)
+        self.skipped = lag_of_query(query).skipped
         return [(offset, value) for partition, offset, value in batches.all() if partition == 0]
 
 
@@ -220,11 +229,13 @@ def check_loss(stream: Stream | SparkStream, loss: Loss) -> None:
     left = NOTHING if loss.said.startswith(ANEW) or loss.error_class == DELETED else READ
     wait_for(lambda: committed(stream.kafka, stream.group, stream.topic) == left)
     assert stream.run(failOnDataLoss="false") == loss.left
+    assert stream.skipped == loss.skipped
     if loss.left:
         last, _ = loss.left[-1]
         assert committed(stream.kafka, stream.group, stream.topic) == last + 1
         produce(stream.kafka, stream.topic, "on", 3)
         assert stream.run() == rows("on", range(last + 1, last + 4))
+        assert stream.skipped == loss.skipped
 
 
 def check_logged(loss: Loss, stream: Stream, caplog: pytest.LogCaptureFixture) -> None:

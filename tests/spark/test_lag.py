@@ -73,7 +73,11 @@ PROGRESS = {
     "batchId": 4,
     "sources": [
         {
-            "endOffset": {"orders": {"0": 10, "1": 20}, "@ids": {"orders": "AAAAAAAAAAAAAAAAAAAAAQ"}},
+            "endOffset": {
+                "orders": {"0": 10, "1": 20},
+                "@ids": {"orders": "AAAAAAAAAAAAAAAAAAAAAQ"},
+                "@skipped": {"orders": {"0": 5}},
+            },
             "latestOffset": {"orders": {"0": 14, "1": 20}},
         },
         {"endOffset": '{"a": {"0": 5}}', "latestOffset": '{"a": {"0": 12}}'},
@@ -92,6 +96,9 @@ def test_the_progress_of_a_query_adds_up() -> None:
         ]
         assert lag.offsets_behind == 11
         assert lag.seconds_behind is None
+        # The one without topic ids is of Spark's own connector, which does not count.
+        assert [row.skipped for row in lag] == [None, 5, 0]
+        assert lag.skipped == 5
         assert lag.metrics() == {
             "minOffsetsBehindLatest": 0,
             "maxOffsetsBehindLatest": 7,
@@ -111,7 +118,7 @@ def test_what_is_not_known_is_not_counted() -> None:
 
 TABLE = Lag(
     (
-        PartitionLag("orders", 0, 10, 14, 61.5),
+        PartitionLag("orders", 0, 10, 14, 61.5, skipped=3),
         PartitionLag("orders", 1, None, 20),
         PartitionLag("orders", 2, 9, 5),
     )
@@ -127,13 +134,14 @@ def test_a_table_for_people_and_for_programs() -> None:
         "end": 14,
         "offsets_behind": 4,
         "seconds_behind": 61.5,
+        "skipped": 3,
     }
     assert TABLE.to_pandas()["offsets_behind"].tolist()[0] == 4
     assert [line.split()[2:] for line in str(TABLE).splitlines()] == [
-        ["CURRENT-OFFSET", "LOG-END-OFFSET", "LAG", "LAG-SECONDS"],
-        ["10", "14", "4", "61.500"],
-        ["-", "20", "-", "-"],
-        ["9", "5", "-4", "-"],
+        ["CURRENT-OFFSET", "LOG-END-OFFSET", "LAG", "LAG-SECONDS", "SKIPPED"],
+        ["10", "14", "4", "61.500", "3"],
+        ["-", "20", "-", "-", "-"],
+        ["9", "5", "-4", "-", "-"],
     ]
     assert TABLE._repr_html_().count("<tr>") == 4
     assert (TABLE.offsets_behind, TABLE.seconds_behind) == (0, 61.5)

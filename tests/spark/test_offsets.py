@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ def whole() -> Offsets:
         epochs={("orders", 9): 4},
         joined={("orders", 10): 5},
         leaders={("orders", 9): 3},
+        skipped={("orders", 9): 17},
     )
 
 
@@ -34,12 +36,18 @@ def test_offsets_are_written_as_the_design_says() -> None:
     assert json.dumps(whole().to_json_dict()) == (
         '{"a": {"0": 3}, "orders": {"9": 1200, "10": 7}, '
         f'"@ids": {{"orders": "{TOPIC_ID_TEXT}"}}, '
-        '"@epochs": {"orders": {"9": 4}}, "@joined": {"orders": {"10": 5}}, "@leaders": {"orders": {"9": 3}}}'
+        '"@epochs": {"orders": {"9": 4}}, "@joined": {"orders": {"10": 5}}, "@leaders": {"orders": {"9": 3}}, '
+        '"@skipped": {"orders": {"9": 17}}}'
     )
 
 
 def test_empty_additions_are_left_out_so_that_the_json_is_that_of_spark_s_connector() -> None:
     assert Offsets({("orders", 0): 1}).to_json_dict() == {"orders": {"0": 1}}
+
+
+def test_what_was_written_before_skipped_offsets_were_counted_is_accepted() -> None:
+    before = {key: rows for key, rows in whole().to_json_dict().items() if key != "@skipped"}
+    assert Offsets.from_json_dict(before) == replace(whole(), skipped={})
 
 
 def test_what_spark_s_connector_wrote_is_accepted() -> None:
@@ -57,7 +65,12 @@ def test_equal_offsets_are_equal_strings(ends: dict[tuple[str, int], int], rando
 @given(OFFSETS, st.binary(min_size=16, max_size=16))
 def test_what_is_written_reads_back(ends: dict[tuple[str, int], int], topic_id: bytes) -> None:
     offsets = Offsets(
-        ends, ids={topic: topic_id for topic, _ in ends}, epochs=dict.fromkeys(ends, 3), joined=ends, leaders=ends
+        ends,
+        ids={topic: topic_id for topic, _ in ends},
+        epochs=dict.fromkeys(ends, 3),
+        joined=ends,
+        leaders=ends,
+        skipped=ends,
     )
     assert Offsets.from_json_dict(json.loads(json.dumps(offsets.to_json_dict()))) == offsets
 
@@ -92,6 +105,8 @@ def test_a_topic_id_is_written_as_kafka_s_tools_print_it() -> None:
         ({"orders": {"0": 1}, "@joined": {"orders": {"1": 0}}}, "@joined names ('orders', 1)"),
         ({"orders": {"0": 1}, "@leaders": {"orders": {"1": 0}}}, "@leaders names ('orders', 1)"),
         ({"orders": {"0": 1}, "@leaders": {"orders": {"0": -1}}}, "@leaders: orders-0 is -1"),
+        ({"orders": {"0": 1}, "@skipped": {"orders": {"1": 0}}}, "@skipped names ('orders', 1)"),
+        ({"orders": {"0": 1}, "@skipped": {"orders": {"0": -1}}}, "@skipped: orders-0 is -1"),
         ({"orders": {"0": 1}, "@joined": {"orders": {"0": 2}}}, "begins orders-0 at 2, after its end 1"),
     ],
 )

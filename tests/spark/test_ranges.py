@@ -159,6 +159,13 @@ def test_a_topic_made_anew_begins_where_it_was_joined_not_where_the_old_one_ende
     assert unresolved(start, Offsets({T1: 20}, ids={"t1": NEW_ID})) == [T1]
 
 
+def test_a_log_that_lost_what_was_to_be_read_next_begins_where_it_was_joined() -> None:
+    start = Offsets({T1: 5, T2: 5}, ids={"t1": NEW_ID}, epochs={T1: 3})
+    end = Offsets({T1: 20, T2: 9}, ids={"t1": NEW_ID}, epochs={T1: 4}, joined={T1: 12, T2: 9}, skipped={T1: 7, T2: 4})
+    assert offset_ranges(start, end) == [OffsetRange("t1", 1, 12, 20, topic_id=NEW_ID, leader_epoch=4)]
+    assert offset_ranges(end, end) == []
+
+
 def test_the_start_decides_when_both_it_and_a_joined_offset_are_there() -> None:
     # A restart of older versions of Spark asks for (end, end): nothing of it may be read again.
     end = Offsets({T1: 20}, ids={"t1": NEW_ID}, joined={T1: 0})
