@@ -1,101 +1,115 @@
-"""Rows of many small column batches, gathered by partition until they are worth a record batch.
+"""Rows of column batches, gathered by partition until they are worth a record batch.
 
-Pure: columns and a partition per row in, `Gathered` rows of one partition out, in the order they came. Called by
-`async_producer`. Knows nothing of brokers and does not encode.
+Pure: columns and a partition per row in, `Gathered` rows out, those of each partition in the order they came. Called
+by `async_producer`. Knows nothing of brokers and does not encode.
 
-What waits is slices of the sorted columns, not copies; one copy is made when a record batch is cut. A slice keeps
-all of its columns alive, so memory is counted by those.
+Rows that fill a record batch by themselves do not wait. What is let go at the same time comes together, since encoding
+costs almost the same for one record batch as for many.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from protocol.producer.idempotence import TopicPartition
-from protocol.records.encode import record_sizes
 
 Sizes = npt.NDArray[np.int64]
 
 # What a record batch has besides its records; part of what batch.size limits.
 BATCH_HEADER_BYTES = 61
+# Rows that come together: many enough for NumPy, few enough to stay in the processor's cache while they are encoded.
+_TOGETHER_BYTES = 3 << 20
+
+
+@dataclass(frozen=True)
+class Cut:
+    """So many of the next rows are one record batch of this partition. `size_bytes` as encoded, before compression."""
+
+    topic: str
+    partition: int
+    count: int
+    size_bytes: int
 
 
 @dataclass(frozen=True)
 class Gathered:
-    """Rows for one record batch of one partition. `size_bytes` as encoded, before compression."""
+    """Rows for several record batches, one after the other."""
 
-    topic: str
-    partition: int
     rows: pa.RecordBatch
-    size_bytes: int
-
-
-@dataclass(eq=False)
-class _Columns:
-    """Sorted columns that slices point into."""
-
-    size_bytes: int
-    slices_left: int
+    cuts: list[Cut]
 
 
 @dataclass(eq=False)
 class _Waiting:
-    """What one partition has gathered so far."""
+    """What one partition has gathered so far: never more than one record batch."""
 
     since_s: float
-    slices: list[tuple[pa.RecordBatch, Sizes, _Columns]] = field(default_factory=list)
+    slices: list[pa.RecordBatch] = field(default_factory=list)
+    count: int = 0
     size_bytes: int = 0
 
 
 class Accumulator:
-    """Gathers rows until a partition has `batch_size_bytes` of them. `measure` gives the bytes of each row, encoded."""
+    """Gathers rows until a partition has `batch_size_bytes` of them."""
 
-    def __init__(self, batch_size_bytes: int, measure: Callable[[pa.RecordBatch], Sizes] = record_sizes) -> None:
-        self._measure = measure
+    def __init__(self, batch_size_bytes: int) -> None:
         self._limit_bytes = max(1, batch_size_bytes - BATCH_HEADER_BYTES)
         self._waiting: dict[TopicPartition, _Waiting] = {}
         self.held_bytes = 0
-        """Bytes of columns that are kept alive, about."""
+        """Bytes of the rows that wait, about."""
 
     def append(
         self, topic: str, columns: pa.RecordBatch, partitions: npt.NDArray[np.int32], sizes: Sizes, now_s: float
-    ) -> list[Gathered]:
-        """Takes the rows in; gives those that fill record batches.
+    ) -> Iterator[Gathered]:
+        """Takes the rows in; gives those that fill record batches. To be iterated to its end.
 
         `partitions` and `sizes` (bytes of the record, encoded) have one number per row.
         """
-        full: list[Gathered] = []
-        columns, sizes, groups = _by_partition(columns, partitions, sizes)
-        total_bytes = int(sizes.sum())
-        shared = _Columns(total_bytes, len(groups))
-        self.held_bytes += total_bytes
+        if not columns.num_rows:
+            return
+        order, groups = _by_partition(partitions)
+        sizes = sizes if order is None else sizes[order]
+        cuts: list[tuple[int, Cut]] = []
+        due: list[tuple[TopicPartition, _Waiting]] = []
         for partition, first, count in groups:
             key = (topic, partition)
             part = sizes[first : first + count]
             size_bytes = int(part.sum())
             waiting = self._waiting.get(key)
             if waiting is not None and not self._goes_with(waiting, columns, size_bytes):
-                full += self._cut(key, waiting, now_s, everything=True)
+                due.append((key, self._waiting.pop(key)))
                 waiting = None
+            if size_bytes >= self._limit_bytes:
+                cuts += self._cuts(key, first, part)
+                continue
             if waiting is None:
                 waiting = self._waiting[key] = _Waiting(now_s)
-            waiting.slices.append((columns.slice(first, count), part, shared))
+            waiting.slices.append(_rows(columns, order, first, first + count))
+            waiting.count += count
             waiting.size_bytes += size_bytes
+            self.held_bytes += size_bytes
             if waiting.size_bytes >= self._limit_bytes:
-                full += self._cut(key, waiting, now_s)
-        return full
+                due.append((key, self._waiting.pop(key)))
+        # What waited came before these rows.
+        yield from self._let_go(due)
+        for run in _runs(cuts):
+            first, last = run[0][0], run[-1][0] + run[-1][1].count
+            yield Gathered(_rows(columns, order, first, last), [cut for _, cut in run])
 
-    def waited_since(self, before_s: float) -> list[Gathered]:
+    def waited_since(self, before_s: float) -> Iterator[Gathered]:
         """What has waited since `before_s` or longer, in record batches that may be smaller than the limit."""
         due = [(key, waiting) for key, waiting in self._waiting.items() if waiting.since_s <= before_s]
-        return [rows for key, waiting in due for rows in self._cut(key, waiting, before_s, everything=True)]
+        for key, _ in due:
+            del self._waiting[key]
+        return self._let_go(due)
 
-    def drain(self) -> list[Gathered]:
+    def drain(self) -> Iterator[Gathered]:
         """Everything that waits."""
         return self.waited_since(float("inf"))
 
@@ -110,74 +124,66 @@ class Accumulator:
         return min((waiting.since_s for waiting in self._waiting.values()), default=None)
 
     def _goes_with(self, waiting: _Waiting, columns: pa.RecordBatch, size_bytes: int) -> bool:
-        """Whether more rows are put together with those that wait.
+        """Whether more rows are put together with those that wait: not when that is more than one record batch."""
+        return waiting.size_bytes + size_bytes <= self._limit_bytes and waiting.slices[0].schema == columns.schema
 
-        Not when that is more than one record batch: two of them then hold more than the limit anyway, and large
-        slices are spared the copy into one.
-        """
-        return waiting.size_bytes + size_bytes <= self._limit_bytes and waiting.slices[0][0].schema == columns.schema
-
-    def _cut(
-        self, key: TopicPartition, waiting: _Waiting, now_s: float, *, everything: bool = False
-    ) -> Iterator[Gathered]:
-        rows, sizes = self._joined(waiting)
-        for _, _, shared in waiting.slices:
-            shared.slices_left -= 1
-            if not shared.slices_left:
-                self.held_bytes -= shared.size_bytes
-        del self._waiting[key]
+    def _cuts(self, key: TopicPartition, first: int, sizes: Sizes) -> Iterator[tuple[int, Cut]]:
+        """Where rows of one partition are cut, and the first row of each cut."""
         ends = np.cumsum(sizes)
-        limit_bytes = self._limit_bytes
-        if everything:
-            # Two of like size, not a full one and a few rows.
-            limit_bytes = min(limit_bytes, _even_share(int(ends[-1]), limit_bytes))
-        first, taken_bytes = 0, 0
-        while first < len(sizes):
-            # At least one row, however large.
-            end = max(int(np.searchsorted(ends, taken_bytes + limit_bytes, side="right")), first + 1)
-            if end == len(sizes) and not everything and ends[-1] - taken_bytes < self._limit_bytes:
-                self._keep(key, rows.slice(first), sizes[first:], now_s)
-                return
+        begin, taken_bytes = 0, 0
+        while begin < len(sizes):
+            # Parts of like size, not full ones and a few rows; at least one row, however large.
+            left_bytes = int(ends[-1]) - taken_bytes
+            share_bytes = left_bytes // -(-left_bytes // self._limit_bytes)
+            enough = int(np.searchsorted(ends, taken_bytes + share_bytes)) + 1
+            most = int(np.searchsorted(ends, taken_bytes + self._limit_bytes, side="right"))
+            end = max(min(enough, most), begin + 1)
             size_bytes = int(ends[end - 1]) - taken_bytes
-            yield Gathered(key[0], key[1], rows.slice(first, end - first), size_bytes + BATCH_HEADER_BYTES)
-            first, taken_bytes = end, taken_bytes + size_bytes
+            yield first + begin, Cut(*key, end - begin, size_bytes + BATCH_HEADER_BYTES)
+            begin, taken_bytes = end, taken_bytes + size_bytes
 
-    def _joined(self, waiting: _Waiting) -> tuple[pa.RecordBatch, Sizes]:
-        if len(waiting.slices) == 1:
-            rows, sizes, _ = waiting.slices[0]
-            return rows, sizes
-        table = pa.Table.from_batches([rows for rows, _, _ in waiting.slices]).combine_chunks()
-        rows = table.to_batches()[0]
-        # Together they are a little larger: offsets and timestamps count from the first record of the batch.
-        return rows, self._measure(rows)
-
-    def _keep(self, key: TopicPartition, rows: pa.RecordBatch, sizes: Sizes, now_s: float) -> None:
-        """The rest after full record batches were cut waits on."""
-        size_bytes = int(sizes.sum())
-        self._waiting[key] = _Waiting(now_s, [(rows, sizes, _Columns(size_bytes, 1))], size_bytes)
-        self.held_bytes += size_bytes
+    def _let_go(self, due: list[tuple[TopicPartition, _Waiting]]) -> Iterator[Gathered]:
+        """A record batch of each; those of the same columns together."""
+        self.held_bytes -= sum(waiting.size_bytes for _, waiting in due)
+        for _, alike in groupby(due, key=lambda item: item[1].slices[0].schema):
+            together = list(alike)
+            slices = [rows for _, waiting in together for rows in waiting.slices]
+            rows = slices[0] if len(slices) == 1 else pa.Table.from_batches(slices).combine_chunks().to_batches()[0]
+            yield Gathered(
+                rows, [Cut(*key, each.count, each.size_bytes + BATCH_HEADER_BYTES) for key, each in together]
+            )
 
 
 def _by_partition(
-    columns: pa.RecordBatch, partitions: npt.NDArray[np.int32], sizes: Sizes
-) -> tuple[pa.RecordBatch, Sizes, list[tuple[int, int, int]]]:
-    """The rows sorted by partition, in their order within each, and (partition, first row, rows) of each group."""
-    if not len(partitions):
-        return columns, sizes, []
+    partitions: npt.NDArray[np.int32],
+) -> tuple[npt.NDArray[np.int64] | None, list[tuple[int, int, int]]]:
+    """The rows sorted by partition, in their order within each (None: as they are), and (partition, first row in that
+    order, rows) of each group."""
     low, high = int(partitions.min()), int(partitions.max())
     if low == high:
-        return columns, sizes, [(low, 0, len(partitions))]
+        return None, [(low, 0, len(partitions))]
     # NumPy sorts 16-bit integers by radix, an order of magnitude faster than others.
     narrow = partitions.astype(np.int16) if high < 2**15 else partitions
     order = np.argsort(narrow, kind="stable")
     ordered = narrow[order]
     firsts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
     counts = np.diff(np.r_[firsts, len(ordered)])
-    groups = list(zip(ordered[firsts].tolist(), firsts.tolist(), counts.tolist(), strict=True))
-    return columns.take(pa.array(order)), sizes[order], groups
+    return order, list(zip(ordered[firsts].tolist(), firsts.tolist(), counts.tolist(), strict=True))
 
 
-def _even_share(total_bytes: int, limit_bytes: int) -> int:
-    """The size of each of as few parts as keep to the limit, with a little room for rows that do not divide evenly."""
-    parts = -(-total_bytes // limit_bytes)
-    return limit_bytes if parts == 1 else total_bytes // parts + limit_bytes // 50
+def _rows(columns: pa.RecordBatch, order: npt.NDArray[np.int64] | None, first: int, end: int) -> pa.RecordBatch:
+    return columns.slice(first, end - first) if order is None else columns.take(pa.array(order[first:end]))
+
+
+def _runs(cuts: Iterable[tuple[int, Cut]]) -> Iterator[list[tuple[int, Cut]]]:
+    """Cuts of rows next to each other, in runs of about `_TOGETHER_BYTES`."""
+    run: list[tuple[int, Cut]] = []
+    end, size_bytes = 0, 0
+    for first, cut in cuts:
+        if run and (first != end or size_bytes + cut.size_bytes > _TOGETHER_BYTES):
+            yield run
+            run, size_bytes = [], 0
+        run.append((first, cut))
+        end, size_bytes = first + cut.count, size_bytes + cut.size_bytes
+    if run:
+        yield run

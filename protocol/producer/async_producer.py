@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +29,7 @@ from protocol.producer.idempotence import AnonymousSession, IdempotentSession, P
 from protocol.producer.partition_producer import PartitionProducer, ProducedRange, ProducerBatch
 from protocol.producer.partitioner import Partitioner, Strategy
 from protocol.producer.record_columns import check_sizes, checked_columns
-from protocol.records.encode import record_sizes
+from protocol.records.encode import encode_batches, record_sizes
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ class AsyncProducer:
         self._strategy: Strategy = partitioner
         self._buffer_memory_bytes = buffer_memory_bytes
         self._accumulator = Accumulator(config.batch_size_bytes)
+        self._encode = partial(encode_batches, compression=config.compression_type, level=config.compression_level)
         self._partitioners: dict[str, Partitioner] = {}
         self._partitions: dict[TopicPartition, PartitionProducer] = {}
         self._busy: dict[TopicPartition, PartitionProducer] = {}
@@ -230,20 +232,25 @@ class AsyncProducer:
 
     def _enqueue(self, gathered: Iterable[Gathered]) -> None:
         now_s = self._client.clock.now_s()
-        for rows in gathered:
-            key = (rows.topic, rows.partition)
-            partition = self._partitions.get(key)
-            if partition is None:
-                partition = self._partitions[key] = PartitionProducer(
-                    rows.topic,
-                    rows.partition,
-                    max_in_flight=self._config.max_in_flight_requests_per_connection,
-                    retries=self._config.retries,
-                    delivery_timeout_s=self._config.delivery_timeout_ms / 1000,
-                    backoff=Backoff(self._client.config.retry_backoff_ms, self._client.config.retry_backoff_max_ms),
-                )
-            partition.append(ProducerBatch(rows.rows, rows.size_bytes, now_s))
-            self._busy[key] = partition
+        for together in gathered:
+            records = self._encode(together.rows, [cut.count for cut in together.cuts])
+            for cut, batch in zip(together.cuts, records, strict=True):
+                partition = self._partition((cut.topic, cut.partition))
+                partition.append(ProducerBatch(batch, cut.count, now_s))
+
+    def _partition(self, key: TopicPartition) -> PartitionProducer:
+        partition = self._partitions.get(key)
+        if partition is None:
+            partition = self._partitions[key] = PartitionProducer(
+                *key,
+                max_in_flight=self._config.max_in_flight_requests_per_connection,
+                retries=self._config.retries,
+                delivery_timeout_s=self._config.delivery_timeout_ms / 1000,
+                backoff=Backoff(self._client.config.retry_backoff_ms, self._client.config.retry_backoff_max_ms),
+                encode=self._encode,
+            )
+        self._busy[key] = partition
+        return partition
 
     def _wait_for_memory(self) -> None:
         while self._held_bytes() > self._buffer_memory_bytes and not self._failures:

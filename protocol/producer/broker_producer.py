@@ -1,6 +1,6 @@
 """One broker: record batches of several partitions in one Produce request, a few requests under way, their answers.
 
-sarama's `brokerProducer`. Encodes what `PartitionProducer`s give, sends, and tells each of them what became of its
+sarama's `brokerProducer`. Sends what `PartitionProducer`s give, and tells each of them what became of its
 record batch. Called by `async_producer`, which knows who leads what. Never tries again by itself.
 """
 
@@ -22,7 +22,7 @@ from protocol.errors import Corrupt, KafkaError, ProtocolError, TransportError
 from protocol.net.connection import Reply
 from protocol.producer.idempotence import ProducerSession
 from protocol.producer.partition_producer import PartitionProducer, ProducerBatch
-from protocol.records.encode import encode, stamp
+from protocol.records.encode import stamp
 from protocol.wire.messages.m00_produce import PRODUCE
 
 log = logging.getLogger(__name__)
@@ -129,33 +129,22 @@ class BrokerProducer:
             batch = partition.next_batch(now_s)
             if batch is None:
                 continue
-            if batch.records is None:
-                batch.records = self._encode(batch)
             free_bytes -= len(batch.records) + _OVERHEAD_BYTES
             if parts and free_bytes < 0:
                 break
             parts.append((partition, batch))
         return parts
 
-    def _encode(self, batch: ProducerBatch) -> bytearray:
-        return encode(
-            batch.rows,
-            compression=self._config.compression_type,
-            level=self._config.compression_level,
-        )
-
     def _stamp(self, partition: PartitionProducer, batch: ProducerBatch) -> None:
         assert partition.sequences is not None
-        assert batch.records is not None
-        if self._session.idempotent:
-            identity = partition.sequences.identity
-            stamp(
-                batch.records,
-                producer_id=identity.producer_id,
-                producer_epoch=identity.producer_epoch,
-                base_sequence=batch.base_sequence,
-                transactional=self._session.transactional_id is not None,
-            )
+        identity = partition.sequences.identity
+        stamp(
+            batch.records,
+            producer_id=identity.producer_id,
+            producer_epoch=identity.producer_epoch,
+            base_sequence=batch.base_sequence,
+            transactional=self._session.transactional_id is not None,
+        )
 
     def _at_most(self, parts: Sequence[Part], topic_ids: Mapping[str, bytes]) -> int | None:
         by_name = any(topic_ids[partition.topic] == NO_TOPIC_ID for partition, _ in parts)

@@ -67,10 +67,6 @@ class ProducerSession(Protocol):
     """Where identities come from, and what a Produce request has to say about a transaction."""
 
     @property
-    def idempotent(self) -> bool:
-        """Whether record batches are numbered at all."""
-
-    @property
     def transactional_id(self) -> str | None:
         """Goes into every Produce request; record batches are marked transactional if it is not None."""
 
@@ -94,7 +90,6 @@ class ProducerSession(Protocol):
 class AnonymousSession:
     """No idempotence: a retry may write twice."""
 
-    idempotent = False
     transactional_id: str | None = None
     last_produce_version: int | None = None
 
@@ -115,8 +110,6 @@ class IdempotentSession(AnonymousSession):
     itself (KIP-360). So a partition whose numbering broke off takes the next epoch alone; all others, whose record
     batches may be under way with an unknown outcome, keep theirs, and nothing of them is written twice.
     """
-
-    idempotent = True
 
     def __init__(self, client: Client) -> None:
         self._client = client

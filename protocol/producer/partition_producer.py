@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -20,11 +21,15 @@ from protocol.broker_errors import ErrorCode, broker_error, error_row
 from protocol.clock import Backoff
 from protocol.errors import DeadlineExceeded, KafkaError
 from protocol.producer.idempotence import NO_SEQUENCE, ProducerIdentity, Sequences, sequence_after
+from protocol.records.decode import decode
+from protocol.records.encode import EncodedBatch
+from protocol.records.scan import scan
 
 # A reply needs some time: a last try later than this before the deadline would be in vain.
 _LEAST_TIME_S = 0.2
 
 _RETRY_SLOT_S = 0.05
+_COLUMNS = ("key", "value", "timestamp_ms", "headers")
 
 _TOO_LARGE = (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE)
 
@@ -56,24 +61,19 @@ _NOT_WRITTEN = frozenset(
 
 @dataclass(eq=False)
 class ProducerBatch:
-    """Rows that become one record batch. `size_bytes` is before compression; `records` the encoded bytes, once made.
+    """One record batch. `records` are its bytes, to be stamped before they are sent.
 
     `maybe_written`: a try ended without an answer that says whether the broker wrote it.
     """
 
-    rows: pa.RecordBatch
-    size_bytes: int
+    records: EncodedBatch
+    record_count: int
     created_s: float
-    records: bytearray | None = None
     base_sequence: int = NO_SEQUENCE
     attempts: int = 0
     in_flight: bool = False
     maybe_written: bool = False
     last_error: KafkaError | None = None
-
-    @property
-    def record_count(self) -> int:
-        return int(self.rows.num_rows)
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,16 @@ class ProducedRange:
         return ProducedRange(first, max(self.last_offset, base_offset + count - 1), self.count + count)
 
 
+Encode = Callable[[pa.Table, Sequence[int]], list[EncodedBatch]]
+"""Columns, and how many of their rows each record batch gets, to record batches."""
+
+
 @dataclass
 class PartitionProducer:
-    """The queue of one partition. The driver asks `next_batch`, calls `sending`, then one of the four outcomes."""
+    """The queue of one partition. The driver asks `next_batch`, calls `sending`, then one of the four outcomes.
+
+    `encode` makes record batches of the halves of one that is too large for the broker.
+    """
 
     topic: str
     partition: int
@@ -101,6 +108,7 @@ class PartitionProducer:
     retries: int
     delivery_timeout_s: float
     backoff: Backoff
+    encode: Encode
     acknowledged: ProducedRange = ProducedRange()
     failures: list[KafkaError] = field(default_factory=list)
     in_flight: int = 0
@@ -126,8 +134,8 @@ class PartitionProducer:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the rows that are not acknowledged yet, before compression."""
-        return sum(batch.size_bytes for batch in self._queue)
+        """Bytes of the record batches that are not acknowledged yet."""
+        return sum(len(batch.records) for batch in self._queue)
 
     @property
     def trouble(self) -> str:
@@ -300,19 +308,22 @@ class PartitionProducer:
     def _split(self, batch: ProducerBatch) -> None:
         """Two halves in place of a batch that is too large as a whole (KIP-126). Their records keep their numbers."""
         half = batch.record_count // 2
+        counts = [half, batch.record_count - half]
         at = self._queue.index(batch)
         self._queue.remove(batch)
-        for first, count in ((half, batch.record_count - half), (0, half)):
+        first = 0
+        for nth, records in enumerate(self.encode(_rows(batch), counts)):
             part = ProducerBatch(
-                batch.rows.slice(first, count),
-                batch.size_bytes * count // batch.record_count,
+                records,
+                counts[nth],
                 batch.created_s,
                 maybe_written=batch.maybe_written,
                 last_error=batch.last_error,
             )
             if batch.base_sequence != NO_SEQUENCE:
                 part.base_sequence = sequence_after(batch.base_sequence, first)
-            self._queue.insert(at, part)
+            self._queue.insert(at + nth, part)
+            first += counts[nth]
         self._draining = True
 
     def _settle(self) -> None:
@@ -342,9 +353,8 @@ class PartitionProducer:
     def _error(self, batch: ProducerBatch, code: int, where: str, detail: str | None) -> KafkaError:
         what = f"Produce of {batch.record_count} records to {self.name} at {where}"
         if code in _TOO_LARGE:
-            size_bytes = len(batch.records) if batch.records is not None else batch.size_bytes
             what += (
-                f", a record batch of {size_bytes} bytes (raise max.message.bytes of the topic, or "
+                f", a record batch of {len(batch.records)} bytes (raise max.message.bytes of the topic, or "
                 "message.max.bytes of the brokers, or write smaller records)"
             )
         if detail:
@@ -373,3 +383,11 @@ class PartitionProducer:
         )
         result.__cause__ = error.__cause__
         return result
+
+
+def _rows(batch: ProducerBatch) -> pa.Table:
+    """What a record batch was made of."""
+    batches = decode(
+        scan(batch.records), first_offset=0, end_offset=batch.record_count, columns=_COLUMNS, check_crc=False
+    )
+    return pa.Table.from_batches(list(batches))

@@ -1,4 +1,4 @@
-"""Arrow columns to one record batch: vectorised, each payload copied by Arrow, no Python object per record.
+"""Arrow columns to record batches: vectorised, each payload copied by Arrow, no Python object per record.
 
 Every record is a sequence of pieces (the varints before the key, the key, the varints before the value, ...); each
 kind of piece is one column, and `pieces` lays them out row by row. Called by the producer, which cuts the columns
@@ -7,6 +7,8 @@ kind of piece is one column, and `pieces` lays them out row by row. Called by th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -34,9 +36,12 @@ NO_TIMESTAMP_MS = -1
 _LARGEST_BATCH_BYTES = 2**31 - 1
 _NO_LEADER_EPOCH = -1
 _ATTRIBUTES_BYTES = 1
+_NO_HEADER = bytes(HEADER_BYTES)
 
 Lengths = npt.NDArray[np.int64]
 Columns = Any  # pa.RecordBatch | pa.Table; pyarrow has no type stubs
+EncodedBatch = bytearray | memoryview
+"""A whole record batch that can be written to, since its header is."""
 
 
 def encode(
@@ -45,49 +50,85 @@ def encode(
     compression: str | Codec = Codec.NONE,
     level: int | None = None,
     default_timestamp_ms: int = NO_TIMESTAMP_MS,
-) -> bytearray:
-    """One whole record batch (magic 2) of all rows, with base offset 0 and no producer id.
+) -> EncodedBatch:
+    """One whole record batch (magic 2) of all rows, with base offset 0 and no producer id. See `encode_batches`."""
+    (batch,) = encode_batches(
+        columns,
+        [columns.num_rows],
+        compression=compression,
+        level=level,
+        default_timestamp_ms=default_timestamp_ms,
+    )
+    _sign(batch)
+    return batch
+
+
+def encode_batches(
+    columns: Columns,
+    counts: Sequence[int],
+    *,
+    compression: str | Codec = Codec.NONE,
+    level: int | None = None,
+    default_timestamp_ms: int = NO_TIMESTAMP_MS,
+) -> list[EncodedBatch]:
+    """Record batches of `counts[0]` rows, of the next `counts[1]` rows, and so on: far quicker than one by one.
+
+    They are not signed yet: each has to be given to `stamp`.
 
     Parameters
     ----------
     columns : a record batch or table with `value` and `key` (binary or string of any width; nulls stay nulls; either
         may be missing), `timestamp_ms` (int64), `headers` (list<struct<key: string, value: binary>>); other columns
         are not looked at.
+    counts : numbers above 0 whose sum is the number of rows.
     compression : "none", "gzip", "snappy", "lz4" or "zstd"; `level` is on the codec's own scale, None its default.
     default_timestamp_ms : the timestamp of rows that have none.
 
-    Raises `UsageError` when there are no rows, a header has no key, or a batch cannot be that large.
+    Raises `UsageError` when there are no rows, a header has no key, or all together are too large for one buffer.
     """
     codec = _codec(compression)
-    if not columns.num_rows:
+    sizes = np.array(counts, np.int64)
+    if not columns.num_rows or not sizes.all():
         raise UsageError("a record batch needs at least one record")
+    firsts = np.cumsum(sizes) - sizes
     timestamps = _timestamps(columns, default_timestamp_ms)
-    records = compress(codec, _records(columns, timestamps), level)
-    size_bytes = HEADER_BYTES + memoryview(records).nbytes
-    header = LAYOUT.pack(
-        0,
-        size_bytes - LOG_OVERHEAD_BYTES,
-        _NO_LEADER_EPOCH,
-        MAGIC,
-        0,
-        int(codec),
-        columns.num_rows - 1,
-        int(timestamps[0]),
-        int(timestamps.max()),
-        NO_PRODUCER_ID,
-        NO_PRODUCER_EPOCH,
-        NO_SEQUENCE,
-        columns.num_rows,
-    )
-    batch = bytearray().join((header, records))
-    _sign(batch)
-    return batch
+    data, edges = _laid_out(columns, timestamps, firsts, sizes)
+    first_ms, max_ms = timestamps[firsts].tolist(), np.maximum.reduceat(timestamps, firsts).tolist()
+    batches: list[EncodedBatch] = []
+    for nth, (begin, end) in enumerate(pairwise(edges)):
+        batch: EncodedBatch = data[begin:end].data
+        if codec is not Codec.NONE:
+            batch = bytearray().join((_NO_HEADER, compress(codec, batch[HEADER_BYTES:], level)))
+        LAYOUT.pack_into(
+            batch,
+            0,
+            0,
+            len(batch) - LOG_OVERHEAD_BYTES,
+            _NO_LEADER_EPOCH,
+            MAGIC,
+            0,
+            int(codec),
+            counts[nth] - 1,
+            first_ms[nth],
+            max_ms[nth],
+            NO_PRODUCER_ID,
+            NO_PRODUCER_EPOCH,
+            NO_SEQUENCE,
+            counts[nth],
+        )
+        batches.append(batch)
+    return batches
 
 
 def stamp(
-    batch: bytearray, *, producer_id: int, producer_epoch: int, base_sequence: int, transactional: bool = False
+    batch: EncodedBatch,
+    *,
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = NO_PRODUCER_EPOCH,
+    base_sequence: int = NO_SEQUENCE,
+    transactional: bool = False,
 ) -> None:
-    """Numbers an encoded batch in place, and signs it anew. May be called again with other numbers."""
+    """Numbers an encoded batch in place, and signs it. May be called again with other numbers."""
     fields = list(LAYOUT.unpack_from(batch))
     fields[5] = fields[5] & ~TRANSACTIONAL | (TRANSACTIONAL if transactional else 0)
     fields[9:12] = producer_id, producer_epoch, base_sequence
@@ -103,7 +144,7 @@ def _codec(compression: str | Codec) -> Codec:
         raise UsageError(f"no compression type {compression!r}; there are {known}") from None
 
 
-def _sign(batch: bytearray) -> None:
+def _sign(batch: EncodedBatch) -> None:
     batch[CRC_AT : CRC_AT + 4] = checksum(batch).to_bytes(4, "big")
 
 
@@ -126,33 +167,37 @@ def record_sizes(columns: Columns) -> Lengths:
     return body
 
 
-def _records(columns: Columns, timestamps: Lengths) -> pa.Buffer:
-    """The records section."""
+def _laid_out(
+    columns: Columns, timestamps: Lengths, firsts: Lengths, counts: Lengths
+) -> tuple[npt.NDArray[np.uint8], list[int]]:
+    """All records, with room for a header before each batch's; and where each batch starts, and the last one ends."""
     rows = columns.num_rows
     key, value, headers = _binary(columns, "key"), _binary(columns, "value"), _Headers.of(columns)
     key_lengths, value_lengths = _lengths(key), _lengths(value)
-    before_key = [*varints(timestamps - timestamps[0]), *varints(np.arange(rows)), *varints(key_lengths)]
+    offset_delta = np.arange(rows) - np.repeat(firsts, counts)
+    timestamp_delta = timestamps - np.repeat(timestamps[firsts], counts)
+    before_key = [*varints(timestamp_delta), *varints(offset_delta), *varints(key_lengths)]
     before_value = varints(value_lengths)
     body = np.maximum(key_lengths, 0) + np.maximum(value_lengths, 0) + _ATTRIBUTES_BYTES
     for piece in before_key + before_value:
         body += piece.sizes.view(np.int64)
     body += varint_sizes(headers.counts) + headers.sizes() if headers else 1
-    if int(body.sum()) > _LARGEST_BATCH_BYTES - 6 * rows - HEADER_BYTES:
+    if int(body.sum()) > _LARGEST_BATCH_BYTES - 6 * rows - (HEADER_BYTES + 1) * len(firsts):
         raise UsageError(f"{rows} records of {int(body.sum())} bytes are more than a record batch can have")
     layout = Layout(rows)
     if not headers:
         # The header count, 0, ends each record: cheaper as the first byte of the next one's head.
-        layout.pieces([zero_bytes(rows)])
+        layout.pieces([zero_bytes(rows, except_at=firsts)])
     layout.pieces(varints(body))
     layout.pieces([zero_bytes(rows), *before_key])
     layout.payload(key, int(key_lengths.max()))
     layout.pieces(before_value)
     layout.payload(value, int(value_lengths.max()))
     if not headers:
-        return layout.data(end=b"\0").slice(1)
+        return layout.batches(firsts, HEADER_BYTES, end=b"\0")
     layout.pieces(varints(headers.counts))
     layout.payload(headers.encoded(), 1)
-    return layout.data(end=b"")
+    return layout.batches(firsts, HEADER_BYTES, end=b"")
 
 
 class _Headers:
@@ -197,7 +242,7 @@ class _Headers:
         layout.pieces(varints(self._value_lengths))
         layout.payload(self._values, int(self._value_lengths.max()))
         offsets = pa.py_buffer(self._row_offsets().astype(np.int32))
-        return pa.Array.from_buffers(pa.binary(), len(self.counts), [None, offsets, layout.data(end=b"")])
+        return pa.Array.from_buffers(pa.binary(), len(self.counts), [None, offsets, layout.data()])
 
 
 def _column(columns: Columns, name: str) -> pa.Array | None:

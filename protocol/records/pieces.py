@@ -34,9 +34,12 @@ class Piece:
         return Piece(words, self.sizes + other.sizes, self.most + other.most)
 
 
-def zero_bytes(rows: int) -> Piece:
-    """One zero byte per row."""
-    return Piece(np.zeros(rows, np.uint64), np.ones(rows, np.uint64), 1)
+def zero_bytes(rows: int, except_at: Integers | None = None) -> Piece:
+    """One zero byte per row; none in the rows `except_at`."""
+    sizes = np.ones(rows, np.uint64)
+    if except_at is not None:
+        sizes[except_at] = 0
+    return Piece(np.zeros(rows, np.uint64), sizes, 1)
 
 
 def _zigzag(values: Integers) -> Words:
@@ -105,16 +108,41 @@ class Layout:
             self._columns.append(_column(self._pending, self._rows))
             self._pending = []
 
-    def data(self, end: bytes) -> pa.Buffer:
-        """All rows' bytes, and at last `end`."""
-        self._flush()
+    def data(self) -> pa.Buffer:
+        """All rows' bytes."""
+        laid, ends = self._take(self._order(), b"")
+        return laid.slice(0, int(ends[-1]))
+
+    def batches(self, firsts: Integers, room_bytes: int, end: bytes) -> tuple[npt.NDArray[np.uint8], list[int]]:
+        """The rows in batches that begin at the rows `firsts` (the first of them 0).
+
+        Each batch has `room_bytes` of room before its rows, to be written to, and `end` behind them. Returns the bytes
+        of all batches and where each one starts and, last, where they end.
+        """
+        room = bytes(room_bytes)
+        order = self._order()
         kinds = len(self._columns)
-        everything = pa.concat_arrays([*self._columns, pa.array([end], pa.binary())])
-        order = np.empty(kinds * self._rows + 1, np.int32)
-        order[:-1].reshape(self._rows, kinds)[:] = np.arange(kinds * self._rows).reshape(kinds, self._rows).T
-        order[-1] = len(order) - 1
+        # Behind the columns' elements come these three: the room of the first batch, what parts two, the end.
+        first, parting, last = range(len(order), len(order) + 3)
+        rooms = np.full(len(firsts), parting, np.int32)
+        rooms[0] = first
+        order = np.append(np.insert(order, firsts * kinds, rooms), np.int32(last))
+        laid, ends = self._take(order, room, end + room, end)
+        starts = ends[firsts * kinds + np.arange(len(firsts))] - room_bytes
+        return np.frombuffer(laid, np.uint8), [*starts.tolist(), int(ends[-1])]
+
+    def _order(self) -> npt.NDArray[np.int32]:
+        """The elements of the columns, one column after the other, row by row."""
+        self._flush()
+        elements = np.arange(len(self._columns) * self._rows, dtype=np.int32)
+        by_row: npt.NDArray[np.int32] = elements.reshape(len(self._columns), self._rows).T.ravel()
+        return by_row
+
+    def _take(self, order: npt.NDArray[np.int32], *more: bytes) -> tuple[pa.Buffer, npt.NDArray[np.int32]]:
+        """The elements of the columns, and `more` of them, in this order: their bytes, and where each one ends."""
+        everything = pa.concat_arrays([*self._columns, pa.array(more, pa.binary())])
         laid = everything.take(pa.array(order))
-        return laid.buffers()[2].slice(0, int(np.frombuffer(laid.buffers()[1], np.int32, len(order) + 1)[-1]))
+        return laid.buffers()[2], np.frombuffer(laid.buffers()[1], np.int32, len(order) + 1)[1:]
 
 
 def _column(pieces: list[Piece], rows: int) -> pa.Array:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Iterable, Iterator
+from itertools import islice
 
 import numpy as np
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.producer.accumulator import BATCH_HEADER_BYTES, Accumulator, Gathered
-from protocol.records.encode import encode, record_sizes
+from protocol.producer.accumulator import BATCH_HEADER_BYTES, Accumulator, Cut, Gathered
 
 SIZE = 100
 
@@ -19,26 +19,36 @@ def columns(first: int, count: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"value": pa.array([b"%d" % n for n in range(first, first + count)])})
 
 
-def measure(rows: pa.RecordBatch) -> np.ndarray:
-    return np.full(rows.num_rows, SIZE, np.int64)
-
-
 def accumulator_of(rows: int) -> Accumulator:
     """One whose record batches hold so many rows."""
-    return Accumulator(limit(rows), measure)
+    return Accumulator(limit(rows))
 
 
-def append(accumulator: Accumulator, first: int, partitions: list[int], size: int = SIZE, now_s: float = 0.0):
+def append(
+    accumulator: Accumulator, first: int, partitions: list[int], size: int = SIZE, now_s: float = 0.0
+) -> list[Gathered]:
     rows = columns(first, len(partitions))
     sizes = np.full(len(partitions), size, np.int64)
-    return accumulator.append("t", rows, np.array(partitions, np.int32), sizes, now_s)
+    return list(accumulator.append("t", rows, np.array(partitions, np.int32), sizes, now_s))
 
 
-def values(gathered: list[Gathered]) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
+def batches(gathered: Iterable[Gathered]) -> Iterator[tuple[Cut, list[int]]]:
+    """The record batches, each with its values."""
     for each in gathered:
-        found.setdefault(each.partition, []).extend(int(value) for value in each.rows.column("value").to_pylist())
+        rows = iter(each.rows.column("value").to_pylist())
+        yield from ((cut, [int(value) for value in islice(rows, cut.count)]) for cut in each.cuts)
+        assert next(rows, None) is None
+
+
+def values(gathered: Iterable[Gathered]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for cut, numbers in batches(gathered):
+        found.setdefault(cut.partition, []).extend(numbers)
     return found
+
+
+def counts(gathered: Iterable[Gathered]) -> list[int]:
+    return [cut.count for each in gathered for cut in each.cuts]
 
 
 def limit(rows: int) -> int:
@@ -50,40 +60,54 @@ def test_rows_wait_until_a_record_batch_is_full_then_come_out_merged() -> None:
     assert append(accumulator, 0, [0, 1, 0]) == []
     assert append(accumulator, 3, [1, 0, 0]) == []
     full = append(accumulator, 6, [0, 0])
-    assert [(each.partition, each.rows.num_rows, each.size_bytes) for each in full] == [(0, 6, limit(6))]
+    assert [each.cuts for each in full] == [[Cut("t", 0, 6, limit(6))]]
     assert values(full) == {0: [0, 2, 4, 5, 6, 7]}
     assert values(accumulator.drain()) == {1: [1, 3]}
-    assert accumulator.drain() == []
+    assert not list(accumulator.drain())
 
 
-def test_what_is_left_after_full_record_batches_waits_on() -> None:
+def test_more_than_a_record_batch_is_cut_at_once_into_parts_of_like_size() -> None:
     accumulator = accumulator_of(4)
-    full = append(accumulator, 0, [0] * 10)
-    assert [each.rows.num_rows for each in full] == [4, 4]
-    assert values(accumulator.drain()) == {0: [8, 9]}
+    (gathered,) = append(accumulator, 0, [0] * 10)
+    assert counts([gathered]) == [4, 3, 3]
+    assert not list(accumulator.drain())
 
 
-def test_large_slices_are_cut_without_a_copy() -> None:
+def test_rows_of_several_partitions_come_together() -> None:
+    accumulator = accumulator_of(2)
+    (gathered,) = append(accumulator, 0, [1, 0, 2, 0, 1])
+    assert [(cut.partition, cut.count) for cut in gathered.cuts] == [(0, 2), (1, 2)]
+    assert values([gathered]) == {0: [1, 3], 1: [0, 4]}
+    append(accumulator, 5, [3])
+    (rest,) = accumulator.drain()
+    assert values([rest]) == {2: [2], 3: [5]}
+
+
+def test_rows_that_come_together_are_not_too_many() -> None:
+    rows = 40_000
+    out = append(accumulator_of(100), 0, [n % 3 for n in range(rows)])
+    assert sum(counts(out)) == rows
+    assert 1 < len(out) < 10
+    assert all(sum(cut.size_bytes for cut in each.cuts) <= 3 << 20 for each in out)
+
+
+def test_rows_of_one_partition_are_not_copied() -> None:
     accumulator = accumulator_of(4)
     rows = columns(0, 7)
-    sizes = np.full(7, SIZE, np.int64)
     address = rows.column("value").buffers()[2].address
-    out = accumulator.append("t", rows, np.zeros(7, np.int32), sizes, 0.0)
-    out += append(accumulator, 7, [0] * 3)
-    assert [each.rows.num_rows for each in out] == [4, 3]
-    assert [each.rows.column("value").buffers()[2].address for each in out] == [address, address]
+    (gathered,) = accumulator.append("t", rows, np.zeros(7, np.int32), np.full(7, SIZE, np.int64), 0.0)
+    assert gathered.rows.column("value").buffers()[2].address == address
 
 
 def test_a_row_larger_than_the_limit_gets_a_record_batch_of_its_own() -> None:
     accumulator = accumulator_of(2)
     sizes = np.array([10, 1_000, 10], np.int64)
     full = accumulator.append("t", columns(0, 3), np.zeros(3, np.int32), sizes, 0.0)
-    assert [each.rows.num_rows for each in [*full, *accumulator.drain()]] == [1, 1, 1]
+    assert counts(full) == [1, 1, 1]
 
 
 def test_no_limit_at_all_means_one_row_a_record_batch() -> None:
-    full = append(Accumulator(0, measure), 0, [0, 0, 1])
-    assert [each.rows.num_rows for each in full] == [1, 1, 1]
+    assert counts(append(Accumulator(0), 0, [0, 0, 1])) == [1, 1, 1]
 
 
 def test_columns_of_another_kind_do_not_share_a_record_batch() -> None:
@@ -92,7 +116,8 @@ def test_columns_of_another_kind_do_not_share_a_record_batch() -> None:
     keyed = pa.RecordBatch.from_pydict({"key": pa.array([b"k"]), "value": pa.array([b"2"])})
     full = accumulator.append("t", keyed, np.zeros(1, np.int32), np.array([SIZE], np.int64), 0.0)
     assert values(full) == {0: [0, 1]}
-    assert accumulator.drain()[0].rows.schema.names == ["key", "value"]
+    append(accumulator, 3, [1])
+    assert [each.rows.schema.names for each in accumulator.drain()] == [["key", "value"], ["value"]]
 
 
 def test_linger_lets_go_only_what_has_waited_so_long() -> None:
@@ -104,33 +129,14 @@ def test_linger_lets_go_only_what_has_waited_so_long() -> None:
     assert accumulator.oldest_s == 2.0
 
 
-def test_memory_is_counted_until_the_last_slice_of_the_columns_is_gone() -> None:
-    accumulator = accumulator_of(2)
-    append(accumulator, 0, [0, 1, 2])
-    assert accumulator.held_bytes == 3 * SIZE
-    append(accumulator, 3, [0, 1])
-    assert accumulator.held_bytes == 3 * SIZE, "partition 2 still keeps the first columns alive"
-    accumulator.drain()
+def test_memory_is_counted_for_what_waits() -> None:
+    accumulator = accumulator_of(3)
+    append(accumulator, 0, [0, 1, 2, 2])
+    assert accumulator.held_bytes == 4 * SIZE
+    append(accumulator, 4, [0, 0, 1])
+    assert accumulator.held_bytes == 4 * SIZE
+    list(accumulator.drain())
     assert accumulator.held_bytes == 0
-
-
-def test_memory_is_counted_for_what_is_left_after_a_cut() -> None:
-    accumulator = accumulator_of(4)
-    append(accumulator, 0, [0] * 6)
-    assert accumulator.held_bytes == 2 * SIZE
-    accumulator.drain()
-    assert accumulator.held_bytes == 0
-
-
-def test_rows_that_came_apart_are_measured_again_together() -> None:
-    """Timestamps far apart take more bytes in one record batch than each of them in its own."""
-    accumulator = Accumulator(10_000)
-    out = []
-    for number in range(400):
-        rows = pa.RecordBatch.from_pydict({"value": pa.array([b"x" * 50]), "timestamp_ms": pa.array([number * 10**12])})
-        out += accumulator.append("t", rows, np.zeros(1, np.int32), record_sizes(rows), 0.0)
-    assert len(out) > 1
-    assert all(len(encode(each.rows)) <= each.size_bytes <= 10_000 for each in out)
 
 
 @settings(max_examples=60, deadline=None)
@@ -150,9 +156,9 @@ def test_nothing_is_lost_nothing_is_doubled_and_order_is_kept(calls: list[list[i
         out += append(accumulator, number, [partition + high for partition in call])
         number += len(call)
     out += accumulator.drain()
-    assert all(each.size_bytes <= limit(rows) for each in out)
+    assert all(cut.size_bytes <= limit(rows) for each in out for cut in each.cuts)
     assert values(out) == expected
     for partition in expected:
-        counts = [each.rows.num_rows for each in out if each.partition == partition]
-        assert all(two > rows for two in map(sum, itertools.pairwise(counts))), "two could have been one"
+        sizes = [cut.count for each in out for cut in each.cuts if cut.partition == partition]
+        assert all(sum(three) > rows for three in zip(sizes, sizes[1:], sizes[2:], strict=False)), "could have been one"
     assert accumulator.held_bytes == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 
 import pyarrow as pa
 import pytest
@@ -15,16 +16,20 @@ from protocol.clock import Backoff
 from protocol.errors import BrokerError, ConnectionLost, DeadlineExceeded
 from protocol.producer.idempotence import ANONYMOUS, ProducerIdentity, sequence_after
 from protocol.producer.partition_producer import PartitionProducer, ProducerBatch
+from protocol.records.decode import decode
+from protocol.records.encode import encode_batches
+from protocol.records.scan import scan
 from tests.protocol.producer.partition_log import PartitionLog
 
 IDENTITY = ProducerIdentity(7, 0)
+ENCODE = partial(encode_batches, compression="lz4", default_timestamp_ms=0)
 LOST = ConnectionLost("the connection was reset")
 WHERE = "broker 1"
 
 
 def producer(*, identity: ProducerIdentity | None = IDENTITY, retries: int = 2**31 - 1) -> PartitionProducer:
     made = PartitionProducer(
-        "t", 0, max_in_flight=5, retries=retries, delivery_timeout_s=10.0, backoff=Backoff(100, 1_000)
+        "t", 0, max_in_flight=5, retries=retries, delivery_timeout_s=10.0, backoff=Backoff(100, 1_000), encode=ENCODE
     )
     if identity is not None:
         made.begin(identity)
@@ -33,11 +38,13 @@ def producer(*, identity: ProducerIdentity | None = IDENTITY, retries: int = 2**
 
 def batch(values: list[int], now_s: float = 0.0) -> ProducerBatch:
     rows = pa.RecordBatch.from_pydict({"value": pa.array([b"%d" % value for value in values], pa.binary())})
-    return ProducerBatch(rows, 10 * len(values), now_s)
+    (records,) = ENCODE(rows, [len(values)])
+    return ProducerBatch(records, len(values), now_s)
 
 
 def values_of(each: ProducerBatch) -> list[int]:
-    return [int(value) for value in each.rows.column("value").to_pylist()]
+    chunks = decode(scan(each.records), first_offset=0, end_offset=each.record_count, check_crc=False)
+    return [int(value) for chunk in chunks for value in chunk.column("value").to_pylist()]
 
 
 def fill(made: PartitionProducer, count: int, rows: int = 10) -> None:
