@@ -12,6 +12,7 @@ batch that ended at `start` is complete and logged. So `start` is what is comple
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -57,6 +58,8 @@ _AWAIT_COMMIT_MS = 1_000
 _AWAIT_LAST_COMMIT_MS = 10_000
 # What record sizes are not learnt by then are taken from before.
 _RECORD_SIZES_MS = 2_000
+# Nor is what was missing of a replayed batch worth a longer wait.
+_COUNT_GONE_MS = 5_000
 
 
 class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -71,6 +74,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._log_ends: Offsets | None = None
         self._last_batch_ms: float | None = None
         self._planned_end: JsonDict | None = None
+        self._gone_since_planned: dict[TopicPartition, int] = {}
         self._record_sizes = RecordSizes(options.consumer)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -169,7 +173,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._must_wait(sum(ends[key] - starts[key] for key in ends), limit):
             return None
         planned = limits.end_offsets(starts, ends, self._max_offsets(client, starts, ends, limit, deadline))
-        if not joined and planned == dict(begin.ends):
+        if not joined and planned == dict(begin.ends) and not self._gone_since_planned:
             return None
         epochs = {key: listed[key].leader_epoch for key in planned if key in listed and listed[key].leader_epoch >= 0}
         # Where nothing is read nothing is compared with the log either: the next batch there still has to.
@@ -177,15 +181,17 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         epochs.update({key: begin.epochs[key] for key in idle if key in begin.epochs})
         if gone:
             self._say_gone(begin, gone)
-        lost = {**added, **{key: offset - begin.ends[key] for key, offset in gone.items()}}
-        skipped = {key: begin.skipped.get(key, 0) + lost.get(key, 0) for key in planned}
+        skipped = Counter(begin.skipped)
+        for lost in (added, {key: offset - begin.ends[key] for key, offset in gone.items()}, self._gone_since_planned):
+            skipped.update(lost)
+        self._gone_since_planned = {}
         return Offsets(
             planned,
             ids={topic: ids[topic] for topic, _ in planned if topic in ids},
             epochs=epochs,
             joined=joined,
             leaders={} if self._options.max_input_partitions is None else leaders(client, planned, deadline),
-            skipped={key: count for key, count in skipped.items() if count},
+            skipped={key: count for key, count in skipped.items() if key in planned and count},
         )
 
     def _up_to_target(
@@ -253,6 +259,8 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
         if ranges and not self._started and self._options.on_topic_recreated == "earliest":
             ranges = self._without_recreated(ranges)
+        if ranges and not self._started and not self._options.fail_on_data_loss:
+            self._gone_since_planned = self._count_gone(ranges)
         return [RangePartition(group) for group in groups(ranges, self._options.max_input_partitions, until.leaders)]
 
     def read(self, partition: RangePartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
@@ -411,6 +419,24 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         behind = [key for key in begin.ends if key in ends and begin.ends[key] == starts[key] < ends[key]]
         earliest = log_starts(client_for(self._options.client), behind, deadline) if behind else {}
         return {key: min(earliest[key], ends[key]) for key in behind if earliest[key] > starts[key]}
+
+    def _count_gone(self, ranges: list[OffsetRange]) -> dict[TopicPartition, int]:
+        """What is missing of a batch that was planned by another run, and is to be replayed.
+
+        So it is when a query has failed because of that, and goes on with `failOnDataLoss=false`. The tasks leave it
+        out and log it; the next batch counts it, an empty one if need be. If nobody answers soon, it is not counted.
+        """
+        client, keys = client_for(self._options.client), {(one.topic, one.partition) for one in ranges}
+        try:
+            earliest = log_starts(client, keys, client.deadline(_COUNT_GONE_MS))
+        except KafkaError as error:
+            log.warning("what is missing of the batch that is replayed is not counted: %s", error)
+            return {}
+        gone: Counter[TopicPartition] = Counter()
+        for one in ranges:
+            key = (one.topic, one.partition)
+            gone[key] += max(0, min(earliest[key], one.until_offset) - one.from_offset)
+        return {key: count for key, count in gone.items() if count}
 
     def _say_gone(self, begin: Offsets, gone: Mapping[TopicPartition, int]) -> None:
         lost = [f"{begin.ends[key]} to {gone[key]} of {name(key)}" for key in sorted(gone)]

@@ -192,6 +192,19 @@ def test_what_is_gone_is_counted_in_the_end_of_the_batch(cluster: Cluster, caplo
     assert ranges(reader, last, after) == [(0, 40, 42)]
 
 
+def test_what_a_replayed_batch_lacks_is_counted_by_the_next_one(cluster: Cluster) -> None:
+    """A query has failed because of it, and goes on with failOnDataLoss=false: by an empty batch, if need be."""
+    begin = read_to(10)
+    end = cluster.reader().latestOffset(begin)
+    cluster.logs["a", 0].start = 15
+    reader = cluster.reader(failOnDataLoss="false", minPartitions=5)
+    assert ranges(reader, begin, end) == [(0, at, at + 2) for at in range(10, 20, 2)]
+    counted = reader.latestOffset(end, reader.getDefaultReadLimit())
+    assert counted == {**end, "@skipped": {"a": {"0": 5}}}
+    assert ranges(reader, end, counted) == []
+    assert reader.latestOffset(counted, reader.getDefaultReadLimit()) == counted
+
+
 def test_limits_share_out_what_is_there(cluster: Cluster) -> None:
     cluster.logs = {("a", 0): Log(1_000, 1_010), ("a", 1): Log(0, 20)}
     reader = cluster.reader(failOnDataLoss="false", maxOffsetsPerTrigger=10)
