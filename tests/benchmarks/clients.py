@@ -2,7 +2,8 @@
 
 Each reads the same topic in a fresh process (`python -m tests.benchmarks.clients JOB NAME`), with one thread of its
 own and its default configuration, CRCs checked where it does so by default: a warm-up, then the records that count.
-`confluent-kafka*` is the same with a longer queue, refilled sooner.
+`confluent-kafka*` is the same with a longer queue, refilled sooner. `undecoded` fetches as `protocol` does and throws
+the record batches away unseen: what the broker, the kernel and one receiving thread allow here.
 A record counts when it is a value the caller can use (a message object; in `protocol`, a row of Arrow columns).
 """
 
@@ -22,9 +23,12 @@ CONFLUENT, AIOKAFKA, KAFKA_PYTHON = "confluent-kafka", "aiokafka", "kafka-python
 CONFLUENT_TUNED = "confluent-kafka*"
 TUNED = {"queued.min.messages": 1_000_000, "fetch.queue.backoff.ms": 10}
 
+UNDECODED = "undecoded"
+
 # So that each takes some seconds: (records that count, records of warm-up) at most.
 AT_MOST = {
     PROTOCOL: (10_000_000, 500_000),
+    UNDECODED: (10_000_000, 500_000),
     CONFLUENT: (1_000_000, 200_000),
     CONFLUENT_TUNED: (1_000_000, 200_000),
     AIOKAFKA: (400_000, 50_000),
@@ -40,7 +44,7 @@ def measure(job: Job, arguments: Sequence[str]) -> list[Figure]:
     figures = []
     for topic in job.topics:
         counted, warm_up = AT_MOST[name]
-        counted = min(counted, topic.records if name == PROTOCOL else int(topic.records * 0.8))
+        counted = min(counted, topic.records if name in (PROTOCOL, UNDECODED) else int(topic.records * 0.8))
         warm_up = min(warm_up, topic.records // 5)
         rate, cpu_ns = _READERS[name](job, topic, warm_up, counted)
         say(f"  {topic.label:>12} {name:>15}: {rate:,.0f} records/s, {cpu_ns:,.0f} ns of CPU a record")
@@ -63,11 +67,17 @@ def _cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _protocol(job: Job, topic: Topic, warm_up: int, counted: int) -> tuple[float, float]:
+def _protocol(job: Job, topic: Topic, warm_up: int, counted: int, *, decoded: bool = True) -> tuple[float, float]:
     from protocol.cluster.client import Client
     from protocol.config import ClientConfig, ConsumerConfig
     from protocol.consumer.list_offsets import LATEST, list_offsets
     from protocol.consumer.range_consumer import Range, RangeConsumer
+
+    def rows(consumer: RangeConsumer) -> int:
+        if decoded:
+            return sum(batch.num_rows for _, batch in consumer)
+        fetched = iter(consumer._next_fetched, [])
+        return sum(each.next_offset - each.position for together in fetched for _, each in together)
 
     host, port = job.bootstrap_servers.split(",")[0].split(":")
     client = Client(ClientConfig(bootstrap_servers=((host, int(port)),)))
@@ -79,7 +89,7 @@ def _protocol(job: Job, topic: Topic, warm_up: int, counted: int) -> tuple[float
         for (name, partition), end in ends.items():
             until = min(end.offset, -(-records // topic.partitions))
             consumer = RangeConsumer(client, ConsumerConfig(), [Range(name, partition, 0, until)], columns=columns)
-            total += sum(batch.num_rows for _, batch in consumer)
+            total += rows(consumer)
         return total
 
     try:
@@ -162,6 +172,7 @@ async def _aiokafka_in_loop(job: Job, topic: Topic, warm_up: int, counted: int) 
 
 _READERS: dict[str, Callable[[Job, Topic, int, int], tuple[float, float]]] = {
     PROTOCOL: _protocol,
+    UNDECODED: partial(_protocol, decoded=False),
     CONFLUENT: _confluent,
     CONFLUENT_TUNED: partial(_confluent, settings=TUNED),
     AIOKAFKA: _aiokafka,

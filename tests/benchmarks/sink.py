@@ -1,7 +1,7 @@
 """Writing: this sink and Spark's JVM connector, the same rows to fresh topics, acks=all, turn by turn in one session.
 
 Both with what they do by default and with large batches. The rows are made by Spark itself (`spark.range`), and what
-making them takes is in every figure alike.
+making them takes is in every figure alike. A sink in Python that throws the rows away says how fast one can be at all.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, concat, lit, lpad, rpad
 
+from tests.benchmarks.discarding_sink import NAME as DISCARDING
+from tests.benchmarks.discarding_sink import DiscardingDataSource
 from tests.benchmarks.job import Figure, Job, say, section_main
 from tests.benchmarks.processes import cpu_s
 from tests.benchmarks.spark_session import FORMATS, contestants, open_session
@@ -29,14 +31,15 @@ SETTINGS = {
 
 def measure(job: Job, _: Sequence[str]) -> list[Figure]:
     spark = open_session(job)
+    spark.dataSource.register(DiscardingDataSource)
     rows = _rows(spark, job)
     subject = f"{job.sink_records:,} x {job.sink_value_bytes} B"
     samples: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     for what, options in SETTINGS.items():
         # The first round warms both up and does not count.
         for number in range(job.rounds + 1):
-            for who in contestants(job, number):
-                rate, cpu_ns = _write(rows, job, who, options)
+            for who in [*contestants(job, number), DISCARDING]:
+                rate, cpu_ns = _discard(rows, job) if who == DISCARDING else _write(rows, job, who, options)
                 told = f"{what}, {rate:,.0f} records/s, {cpu_ns:,.0f} ns of CPU a record"
                 say(f"  {subject:>12} {who:>14}: {told}{'' if number else ' (warm-up)'}")
                 if number:
@@ -67,6 +70,14 @@ def _write(rows: DataFrame, job: Job, who: str, options: dict[str, str]) -> tupl
     delete_topic(job.bootstrap_servers, topic)
     if written != job.sink_records:
         raise RuntimeError(f"{who} wrote {written} records of {job.sink_records}")
+    return job.sink_records / took_s, used_s / job.sink_records * 1e9
+
+
+def _discard(rows: DataFrame, job: Job) -> tuple[float, float]:
+    """The same for a sink in Python that does nothing."""
+    started_s, used_s = time.perf_counter(), cpu_s()
+    rows.write.format(DISCARDING).mode("append").save()
+    took_s, used_s = time.perf_counter() - started_s, cpu_s() - used_s
     return job.sink_records / took_s, used_s / job.sink_records * 1e9
 
 
