@@ -32,7 +32,7 @@ def at(position: int, until: int = UNBOUNDED, topic_id: bytes = TOPIC_ID) -> Par
             at(10, 30),
             seen(20, 40),
             20,
-            r"^t-0: offsets 10 to 20 are .* wanted \[10, 30\), broker has \[20, 40\).*ret",
+            r"^t-0: offsets 10 to 20 are .* wanted \[10, 30\), the broker has \[20, 40\)",
         ),
         (at(10, 30), seen(35, 40), 30, "offsets 10 to 30 are"),
         (at(10), seen(20, 40), 20, r"^t-0: offset 10 is not in the log any more; the broker has \[20, 40\).*retention"),
