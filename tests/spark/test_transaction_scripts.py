@@ -10,6 +10,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -145,12 +146,22 @@ def end(draw: random.Random, writer: Producer) -> None:
 def compact_for_once(kafka: LocalKafka, topic: str, partitions: int, plain: Producer) -> None:
     """Lets the cleaner work on every partition, and stops it, so that all readers see the same log."""
     folder = kafka.data_folder(1)
-    before = {number: records_stored(folder, topic, number) for number in range(partitions)}
+    before = records_stored(folder, topic, partitions)
     now_ms = time.time_ns() // 1_000_000
+    # The last record of each partition begins a new segment, and the cleaner takes all before it.
+    last: dict[Partition, int] = {}
     for number in range(partitions):
-        plain.produce(topic, b"", b"last", number, timestamp=now_ms + _ROLL_MS)
+        plain.produce(
+            topic,
+            b"",
+            b"last",
+            number,
+            timestamp=now_ms + _ROLL_MS,
+            on_delivery=lambda _, sent: last.update({(topic, sent.partition()): sent.offset()}),
+        )
     assert plain.flush(30) == 0
-    wait_until(lambda: all(records_stored(folder, topic, number) < before[number] for number in before))
+    wait_until(lambda: all(cleaned_to(folder).get(key, 0) >= offset for key, offset in last.items()))
+    assert records_stored(folder, topic, partitions) < before
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
     entry = ConfigEntry("cleanup.policy", "delete", incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
@@ -158,8 +169,15 @@ def compact_for_once(kafka: LocalKafka, topic: str, partitions: int, plain: Prod
     wait_until_still(lambda: [stored_batches(folder, topic, number) for number in range(partitions)])
 
 
-def records_stored(folder: Any, topic: str, partition: int) -> int:
-    return sum(batch.records for batch in stored_batches(folder, topic, partition))
+def records_stored(folder: Path, topic: str, partitions: int) -> int:
+    return sum(batch.records for number in range(partitions) for batch in stored_batches(folder, topic, number))
+
+
+def cleaned_to(folder: Path) -> dict[Partition, int]:
+    """Up to which offset the broker's cleaner has been, by its own note: a version, a count, and a line for each."""
+    lines = (folder / "cleaner-offset-checkpoint").read_text().splitlines()[2:]
+    fields = (line.rsplit(" ", 2) for line in lines)
+    return {(topic, int(partition)): int(offset) for topic, partition, offset in fields}
 
 
 def wait_until(done: Callable[[], bool]) -> None:
