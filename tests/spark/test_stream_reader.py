@@ -10,13 +10,16 @@ from typing import Any
 import pytest
 
 from protocol.clock import Deadline
+from protocol.cluster.client import Client
 from protocol.cluster.metadata import topic_id_text
+from protocol.config import ConsumerConfig
+from protocol.consumer.range_consumer import Range
 from protocol.errors import DataLoss
 from protocol.group.offsets import CommittedOffset
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
-from spark_kafka_source import discovery
+from spark_kafka_source import discovery, range_reader
 from spark_kafka_source.offsets import JsonDict
 from spark_kafka_source.options import parse_source_options
 from spark_kafka_source.stream_reader import KafkaStreamReader
@@ -139,6 +142,24 @@ def test_an_old_leader_does_not_say_where_a_run_ends(cluster: Cluster) -> None:
     assert end["a"] == {"0": 12, "1": 20}
     cluster.logs["a", 0] = Log(0, 15, epoch=6)
     assert reader.latestOffset(end, reader.getDefaultReadLimit()) == end
+
+
+def test_a_task_knows_the_epochs_that_its_batch_was_planned_by(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.logs["a", 0] = Log(0, 12, epoch=6)
+    reader = cluster.reader()
+    begin = read_to(10)
+    (task,) = reader.partitions(begin, reader.latestOffset(begin, reader.getDefaultReadLimit()))
+    asked: list[Range] = []
+
+    def read(client: Client, config: ConsumerConfig, ranges: list[Range], **_: object) -> list[Any]:
+        asked.extend(ranges)
+        return []
+
+    monkeypatch.setattr(range_reader, "RangeConsumer", read)
+    assert list(reader.read(task)) == []
+    assert asked == [Range("a", 0, 10, 12, OLD_ID, from_epoch=5, until_epoch=6)]
 
 
 def test_without_a_topic_id_an_older_epoch_may_be_another_topic_s(cluster: Cluster) -> None:
