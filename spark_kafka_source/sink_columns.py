@@ -27,11 +27,11 @@ from pyspark.sql.types import (
 )
 
 from protocol.errors import ConfigurationError, UsageError
+from protocol.records.arrow_numpy import to_arrow, to_numpy, valid
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 NULL_TOPIC = "KAFKA_NULL_TOPIC_IN_DATA"
 
-_MICROS_IN_MS = pa.scalar(1000, pa.int64())
 _HEADERS_TYPE = "array<struct<key:string,value:binary>>"
 _ALLOWED = {
     "value": ("string", "binary"),
@@ -156,12 +156,12 @@ def _rows_by_topic(topics: pa.Array) -> Iterator[tuple[str, pa.Array | None]]:
         yield first.as_py(), None
         return
     encoded = topics.dictionary_encode()
-    codes = encoded.indices.to_numpy()
+    codes = to_numpy(encoded.indices)
     order = np.argsort(codes, kind="stable")
     ends = np.cumsum(np.bincount(codes))
     start = 0
     for topic, end in zip(encoded.dictionary.to_pylist(), ends.tolist(), strict=True):
-        yield topic, pa.array(order[start:end])
+        yield topic, to_arrow(order[start:end])
         start = end
 
 
@@ -189,7 +189,7 @@ def _timestamp_ms(column: pa.Array) -> pa.Array:
             f"timestamp of a row is before 1970 ({least // 1000} ms): Kafka takes 0 or later. Write null for now, "
             "or drop the column."
         )
-    return pc.divide(micros, _MICROS_IN_MS)
+    return column.cast(pa.timestamp("ms", column.type.tz), safe=False).view(pa.int64())
 
 
 def _partitions(column: pa.Array) -> pa.Int32Array:
@@ -213,7 +213,7 @@ def _headers(column: pa.Array) -> pa.Array:
 
 
 def _null_topic(topics: pa.Array) -> str:
-    first = pc.index(pc.is_null(topics), True).as_py()
+    first = int(valid(topics).argmin())
     return (
         f"[{NULL_TOPIC}] The Kafka message data sent to the producer contains a null topic "
         f"({topics.null_count} of {len(topics)} rows of this Arrow batch, the first of them row {first}). "

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from protocol.producer.idempotence import TopicPartition
+from protocol.records.arrow_numpy import to_arrow
 
 Sizes = npt.NDArray[np.int64]
 
@@ -172,7 +173,7 @@ def _by_partition(
 
 
 def _rows(columns: pa.RecordBatch, order: npt.NDArray[np.int64] | None, first: int, end: int) -> pa.RecordBatch:
-    return columns.slice(first, end - first) if order is None else columns.take(pa.array(order[first:end]))
+    return columns.slice(first, end - first) if order is None else columns.take(to_arrow(order[first:end]))
 
 
 def _runs(cuts: Iterable[tuple[int, Cut]]) -> Iterator[list[tuple[int, Cut]]]:

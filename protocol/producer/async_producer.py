@@ -29,6 +29,7 @@ from protocol.producer.idempotence import AnonymousSession, IdempotentSession, P
 from protocol.producer.partition_producer import PartitionProducer, ProducedRange, ProducerBatch
 from protocol.producer.partitioner import Partitioner, Strategy
 from protocol.producer.record_columns import check_sizes, checked_columns
+from protocol.records.arrow_numpy import to_arrow, to_numpy, valid
 from protocol.records.encode import encode_batches, record_sizes
 
 log = logging.getLogger(__name__)
@@ -208,11 +209,11 @@ class AsyncProducer:
     ) -> npt.NDArray[np.int32]:
         known = self._topic(topic)
         count = len(known.partitions)
-        given = None if partitions is None else pa.array(partitions, pa.int32())
+        given = None if partitions is None else _int32(partitions)
         if given is not None and len(given) != rows.num_rows:
             raise UsageError(f"{len(given)} partitions were given for {rows.num_rows} rows of topic {topic}")
         if given is not None and not given.null_count:
-            return _checked(given.to_numpy(), topic, count)
+            return _checked(to_numpy(given), topic, count)
         if topic not in self._partitioners:
             self._partitioners[topic] = Partitioner(self._strategy, self._config.batch_size_bytes)
         keys = rows.column("key") if "key" in rows.schema.names else None
@@ -220,8 +221,8 @@ class AsyncProducer:
         chosen = self._partitioners[topic].choose(keys, sizes, count, available)
         if given is None:
             return chosen
-        named = given.is_valid().to_numpy(zero_copy_only=False)
-        chosen[named] = _checked(given.drop_null().to_numpy(), topic, count)
+        named = valid(given)
+        chosen[named] = _checked(to_numpy(given)[named], topic, count)
         return chosen
 
     def _topic(self, topic: str) -> Topic:
@@ -409,3 +410,9 @@ def _checked(partitions: npt.NDArray[np.int32], topic: str, count: int) -> npt.N
             topic=topic,
         )
     return partitions
+
+
+def _int32(partitions: pa.Array | npt.NDArray[np.int32]) -> pa.Int32Array:
+    if isinstance(partitions, np.ndarray):
+        return to_arrow(partitions.astype(np.int32, copy=False))
+    return partitions if partitions.type == pa.int32() else partitions.cast(pa.int32())

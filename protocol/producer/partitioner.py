@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from protocol.errors import UsageError
 from protocol.producer.key_hash import crc32, fnv1a, murmur2
+from protocol.records.arrow_numpy import valid
 
 Strategy = Literal["murmur2", "fnv1a", "crc32", "random", "round_robin"]
 Partitions = npt.NDArray[np.int32]
@@ -87,7 +88,7 @@ class Partitioner:
             return self._spread(sizes, partition_count, available)
         chosen = by_key(keys, partition_count)
         if keys.null_count:
-            without_key = np.flatnonzero(keys.is_null().to_numpy(zero_copy_only=False))
+            without_key = np.flatnonzero(~valid(keys))
             chosen[without_key] = self._spread(sizes[without_key], partition_count, available)
         return chosen
 

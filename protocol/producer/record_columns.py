@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from protocol.errors import UsageError
 from protocol.producer.accumulator import BATCH_HEADER_BYTES
+from protocol.records.arrow_numpy import filled, to_arrow
 
 _NAMES = ("key", "value", "timestamp_ms", "headers")
 
@@ -62,9 +63,8 @@ def _binary(name: str, array: pa.Array) -> pa.Array:
 
 
 def _timestamps(array: pa.Array | None, rows: int, wall_ms: int) -> pa.Array:
-    now = pa.scalar(wall_ms, pa.int64())
     if array is None:
-        return pa.repeat(now, rows)
+        return to_arrow(np.full(rows, wall_ms))
     if array.type != pa.int64():
         raise UsageError(f"column timestamp_ms is {array.type}; it must be int64 (milliseconds since 1970)")
-    return array.fill_null(now) if array.null_count else array
+    return to_arrow(filled(array, wall_ms)) if array.null_count else array

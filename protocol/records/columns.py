@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from protocol.records.arrow_numpy import to_arrow
 from protocol.records.varints import Bytes, Integers, Positions
 
 _LARGEST_OFFSET = 2**31 - 1
@@ -20,7 +21,7 @@ def slices(data: Bytes, at: Positions, length: Integers) -> pa.Array:
     """
     rows = len(at)
     if not rows:
-        return pa.array([], pa.binary())
+        return pa.nulls(0, pa.binary())
     base = int(at[0])
     span = int(at[-1]) + max(0, int(length[-1])) - base
     # One long array whose even elements are the payloads and whose odd ones are what lies between them.
@@ -34,7 +35,7 @@ def slices(data: Bytes, at: Positions, length: Integers) -> pa.Array:
     everything = pa.Array.from_buffers(
         pa.binary(), 2 * rows, [None, pa.py_buffer(offsets), pa.py_buffer(data[base : base + int(offsets[-1])])]
     )
-    taken = everything.take(pa.array(np.arange(0, 2 * rows, 2, dtype=np.int32)))
+    taken = everything.take(to_arrow(np.arange(0, 2 * rows, 2, dtype=np.int32)))
     if smallest >= 0:
         return taken
     validity = pa.py_buffer(np.packbits(length >= 0, bitorder="little"))

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from protocol.errors import Corrupt, ProtocolError, UsageError
+from protocol.records.arrow_numpy import to_arrow
 from protocol.records.columns import slices
 from protocol.records.fields import Fields, read_fields
 from protocol.records.header import LOG_APPEND_TIME
@@ -180,11 +181,11 @@ class _Chunk:
         if name == "value":
             return slices(self.data, fields.value_at, fields.value_length)
         if name == "offset":
-            return pa.array(offsets)
+            return to_arrow(offsets)
         if name == "timestamp_ms":
-            return pa.array(self._timestamps(fields))
+            return to_arrow(self._timestamps(fields))
         if name == "timestamp_type":
-            return pa.array(self._log_append_time.astype(np.int32).take(self.batch_of_row))
+            return to_arrow(self._log_append_time.astype(np.int32).take(self.batch_of_row))
         return header_lists(self.data, fields.headers_at, fields.header_count, fields.ends)
 
     @property

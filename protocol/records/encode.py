@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from protocol.errors import UsageError
+from protocol.records.arrow_numpy import filled
 from protocol.records.compression import Codec, compress
 from protocol.records.header import (
     CRC_AT,
@@ -204,7 +205,7 @@ class _Headers:
     """The headers of all rows, flattened: `counts` per row, and the keys and values one after the other."""
 
     def __init__(self, column: pa.Array) -> None:
-        self.counts = _filled(pc.list_value_length(column), 0)
+        self.counts = filled(pc.list_value_length(column), 0)
         self._keys, self._values = (_as_binary(child) for child in column.flatten().flatten())
         if self._keys.null_count:
             raise UsageError("a record header needs a key")
@@ -263,18 +264,11 @@ def _as_binary(column: pa.Array) -> pa.Array:
 
 def _lengths(column: pa.Array) -> Lengths:
     """Bytes of each value, -1 for null."""
-    return _filled(pc.binary_length(column), -1)
+    return filled(pc.binary_length(column), -1)
 
 
 def _timestamps(columns: Columns, default_ms: int) -> Lengths:
     column = _column(columns, "timestamp_ms")
     if column is None:
         return np.full(columns.num_rows, default_ms, np.int64)
-    return _filled(column if column.type == pa.int64() else column.cast(pa.int64()), default_ms)
-
-
-def _filled(numbers: pa.Array, default: int) -> Lengths:
-    """As int64, nulls replaced; `fill_null` costs a small batch as much as all else, so only where there are any."""
-    filled = numbers.fill_null(default) if numbers.null_count else numbers
-    found: Lengths = filled.to_numpy().astype(np.int64, copy=False)
-    return found
+    return filled(column if column.type == pa.int64() else column.cast(pa.int64()), default_ms)

@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from protocol.records.arrow_numpy import binaries, to_arrow
+
 Words = npt.NDArray[np.uint64]
 Integers = npt.NDArray[Any]
 
@@ -140,8 +142,8 @@ class Layout:
 
     def _take(self, order: npt.NDArray[np.int32], *more: bytes) -> tuple[pa.Buffer, npt.NDArray[np.int32]]:
         """The elements of the columns, and `more` of them, in this order: their bytes, and where each one ends."""
-        everything = pa.concat_arrays([*self._columns, pa.array(more, pa.binary())])
-        laid = everything.take(pa.array(order))
+        everything = pa.concat_arrays([*self._columns, binaries(more)])
+        laid = everything.take(to_arrow(order))
         return laid.buffers()[2], np.frombuffer(laid.buffers()[1], np.int32, len(order) + 1)[1:]
 
 

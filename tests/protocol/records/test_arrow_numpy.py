@@ -1,0 +1,86 @@
+"""Arrow arrays and NumPy arrays have the same numbers, also sliced and with nulls, and pandas stays out of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from protocol.records.arrow_numpy import binaries, filled, to_arrow, to_numpy, valid
+
+# Everything that a task of the source and one of the sink do with columns.
+_READ_AND_WRITE = """
+import sys
+import numpy as np
+import pyarrow as pa
+from protocol.producer.accumulator import Accumulator
+from protocol.producer.partitioner import Partitioner
+from protocol.producer.record_columns import checked_columns
+from protocol.records.arrow_numpy import binaries, to_arrow
+from protocol.records.decode import SCHEMA, decode
+from protocol.records.encode import encode_batches, record_sizes, stamp
+from protocol.records.header_column import HEADERS_TYPE
+from protocol.records.scan import scan
+from spark_kafka_source.sink_columns import SinkPlan, topic_columns
+
+values = binaries([b"a", b"bc", b"", b"d"])
+some = pa.Array.from_buffers(values.type, 4, [pa.py_buffer(bytes([0b0101])), *values.buffers()[1:]])
+pairs = pa.StructArray.from_arrays([values.cast(pa.string()), some], fields=list(HEADERS_TYPE.value_type))
+headers = pa.ListArray.from_arrays(to_arrow(np.array([0, 1, 1, 4, 4], np.int32)), pairs)
+micros = to_arrow(np.arange(4) * 1_000_000).view(pa.timestamp("us", "UTC"))
+topics = binaries([b"t", b"u", b"t", b"t"]).cast(pa.string())
+names = ["value", "key", "headers", "timestamp", "topic"]
+batch = pa.RecordBatch.from_arrays([values, some, headers, micros, topics], names=names)
+read = 0
+for rows in topic_columns(SinkPlan(None, frozenset(names)), batch):
+    columns = checked_columns(rows.columns, 1)
+    sizes = record_sizes(columns)
+    chosen = Partitioner().choose(columns.column("key"), sizes, 3)
+    accumulator = Accumulator(16_384)
+    gathered = [*accumulator.append("t", columns, chosen, sizes, 0.0), *accumulator.drain()]
+    for together in gathered:
+        for written in encode_batches(together.rows, [cut.count for cut in together.cuts], compression="lz4"):
+            stamp(written)
+            read += sum(each.num_rows for each in decode(scan(written), first_offset=0, end_offset=9))
+checked_columns(pa.RecordBatch.from_arrays([values], names=["value"]), 1)
+assert read == 4, read
+print("pandas" in sys.modules)
+"""
+
+
+def test_reading_and_writing_do_not_import_pandas() -> None:
+    told = subprocess.run([sys.executable, "-c", _READ_AND_WRITE], capture_output=True, text=True, check=False)
+    assert told.stdout.strip() == "False", told.stderr
+
+
+@pytest.mark.parametrize("kind", ["int8", "int16", "int32", "int64", "uint32", "float64"])
+def test_numbers_go_both_ways(kind: str) -> None:
+    numbers = np.arange(10).astype(kind)
+    assert to_arrow(numbers).to_pylist() == numbers.tolist()
+    assert to_arrow(numbers[::3]).to_pylist() == numbers[::3].tolist()
+    assert to_numpy(to_arrow(numbers).slice(2, 5)).tolist() == numbers[2:7].tolist()
+    assert to_numpy(pa.nulls(0, pa.from_numpy_dtype(np.dtype(kind)))).tolist() == []
+
+
+def test_timestamps_are_integers() -> None:
+    assert to_numpy(pa.array([5, 7], pa.timestamp("us"))).tolist() == [5, 7]
+
+
+@pytest.mark.parametrize("first", [0, 1, 9])
+def test_nulls_are_told_and_replaced_in_slices_too(first: int) -> None:
+    values = [None if number % 3 == 0 else number for number in range(20)]
+    array = pa.array(values, pa.int32()).slice(first)
+    assert valid(array).tolist() == [value is not None for value in values[first:]]
+    assert filled(array, -1).tolist() == [-1 if value is None else value for value in values[first:]]
+    assert valid(pa.array([1, 2])).tolist() == [True, True]
+    assert valid(pa.nulls(2)).tolist() == [False, False]
+    assert filled(pa.nulls(2, pa.int64()), 7).tolist() == [7, 7]
+
+
+def test_binaries() -> None:
+    values = [b"a", b"", b"xyz"]
+    assert binaries(values).equals(pa.array(values, pa.binary()))
+    assert len(binaries([])) == 0
