@@ -104,6 +104,11 @@ class KafkaProxy:
     def bootstrap_servers(self) -> tuple[tuple[str, int], ...]:
         return tuple(("127.0.0.1", port) for port in self._ports.values())
 
+    @property
+    def servers(self) -> str:
+        """`bootstrap_servers` as clients are told of them: host:port,host:port,…"""
+        return ",".join(f"{host}:{port}" for host, port in self.bootstrap_servers)
+
     def __enter__(self) -> KafkaProxy:
         return self
 

@@ -465,7 +465,7 @@ def test_trouble_that_passes_moves_no_position_of_a_running_query(
         proxy.requests[OFFSET_COMMIT] = commits
         query = query_of(
             spark,
-            servers(proxy),
+            proxy.servers,
             batches,
             tmp_path,
             {"processingTime": "50 milliseconds"},
@@ -510,7 +510,7 @@ def test_trouble_that_passes_moves_no_position_of_a_query_that_starts(
             stream = Stream(kafka, name)
             commit(kafka, stream.group, name, 4)
             proxy.requests[OFFSET_COMMIT] = commits
-            options = {**group_options(name, stream.group), "kafka.bootstrap.servers": servers(proxy)}
+            options = {**group_options(name, stream.group), "kafka.bootstrap.servers": proxy.servers}
             for begins in (4, READ):
                 rules = {api: Once(rule) for api, rule in STARTING[what].items()}
                 proxy.replies.update(rules)
@@ -605,10 +605,6 @@ def commit(kafka: LocalKafka, group: str, topic: str, offset: int) -> None:
     wanted = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, 0, offset)])
     for altered in admin(kafka).alter_consumer_group_offsets([wanted]).values():
         altered.result(30)
-
-
-def servers(proxy: KafkaProxy) -> str:
-    return ",".join(f"{host}:{port}" for host, port in proxy.bootstrap_servers)
 
 
 def group_options(topic: str, group: str) -> dict[str, str]:

@@ -94,8 +94,7 @@ def test_a_limit_below_one_record_gets_on(kafka1: LocalKafka, uneven: str) -> No
 def test_a_broker_that_sends_no_records_does_not_fail_the_query(kafka1: LocalKafka, uneven: str) -> None:
     with KafkaProxy.of(kafka1) as proxy:
         proxy.replies[FETCH] = lambda exchange: Fate.CUT
-        [(host, port)] = proxy.bootstrap_servers
-        where = {"kafka.bootstrap.servers": f"{host}:{port}"}
+        where = {"kafka.bootstrap.servers": proxy.servers}
         places = plan(kafka1, uneven, maxBytesPerTrigger=LIMIT_BYTES, **where)
     # 1 KiB per offset is assumed: 976 of 8400 offsets at a time.
     assert places[1] == {"0": 929, "1": 46}

@@ -51,7 +51,7 @@ def test_every_row_is_written_once_and_in_order_while_a_broker_is_killed_and_res
     with KafkaProxy.of(kafka) as proxy, ThreadPoolExecutor(1) as other_thread:
         proxy.replies[PRODUCE] = lambda reply: Fate.CUT if reply.number % 50 == 0 else Fate.PASS
         # Small record batches, so that many are under way when the broker dies.
-        options = {"kafka.bootstrap.servers": servers(proxy), "kafka.batch.size": "4096", "topic": name}
+        options = {"kafka.bootstrap.servers": proxy.servers, "kafka.batch.size": "4096", "topic": name}
         killing = other_thread.submit(kill_and_restart, kafka, name)
         rows.write.format("pykafka-group").options(**options).mode("append").save()
         held_at_restart = killing.result()
@@ -64,10 +64,6 @@ def test_every_row_is_written_once_and_in_order_while_a_broker_is_killed_and_res
     for values in in_order.values():
         assert values == sorted(values)
     assert sorted(value for values in in_order.values() for value in values) == list(range(ROWS))
-
-
-def servers(proxy: KafkaProxy) -> str:
-    return ",".join(f"{host}:{port}" for host, port in proxy.bootstrap_servers)
 
 
 def kill_and_restart(kafka: LocalKafka, topic: str) -> int:

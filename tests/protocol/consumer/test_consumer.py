@@ -60,10 +60,6 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 20) -> None:
         time.sleep(0.005)
 
 
-def servers(proxy: KafkaProxy) -> str:
-    return ",".join(f"{host}:{port}" for host, port in proxy.bootstrap_servers)
-
-
 class TestRows:
     def test_they_are_those_that_librdkafka_reads(self, kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
         name = topic(9)
@@ -168,7 +164,7 @@ class TestSteering:
                 assert sought.wait(10)
             return 0.0
 
-        with KafkaProxy.of(kafka) as proxy, client_of(servers(proxy)) as client:
+        with KafkaProxy.of(kafka) as proxy, client_of(proxy.servers) as client:
             proxy.replies[FETCH] = hold_the_second
             with consumer_of(client, {"max.partition.fetch.bytes": 2_000}) as consumer:
                 stream = consumer.consume_partition(name, 0, EARLIEST)
@@ -181,7 +177,7 @@ class TestSteering:
     def test_a_paused_stream_is_not_fetched(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(1)
         produce(kafka, name, range(10))
-        with KafkaProxy.of(kafka) as proxy, client_of(servers(proxy)) as client, consumer_of(client) as consumer:
+        with KafkaProxy.of(kafka) as proxy, client_of(proxy.servers) as client, consumer_of(client) as consumer:
             stream = consumer.consume_partition(name, 0, EARLIEST)
             assert stream.poll(5_000) is not None
             stream.pause()
@@ -332,7 +328,7 @@ class TestRequests:
         with KafkaProxy.of(kafka) as proxy:
             proxy.requests[FETCH] = note
             done = subprocess.run(
-                [sys.executable, "-c", _THOUSAND, name, "1000", servers(proxy)],
+                [sys.executable, "-c", _THOUSAND, name, "1000", proxy.servers],
                 cwd=ROOT,
                 env={**os.environ, "PYTHONPATH": str(ROOT)},
                 capture_output=True,
@@ -458,7 +454,7 @@ def test_a_follower_in_our_rack_serves_us_and_when_it_cannot_the_leader_is_asked
         served[exchange.broker_id] += sum(len(row["records"] or b"") for row in rows)
         return 0.0
 
-    with KafkaProxy.of(racks) as proxy, client_of(servers(proxy)) as client:
+    with KafkaProxy.of(racks) as proxy, client_of(proxy.servers) as client:
         proxy.replies[FETCH] = count
         properties = {"client.rack": "b", "max.partition.fetch.bytes": 4_000}
         with consumer_of(client, properties) as consumer:

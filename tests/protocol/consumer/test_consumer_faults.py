@@ -72,10 +72,6 @@ class Rows:
         return self.next == dict.fromkeys(range(partitions), offset)
 
 
-def servers(proxy: KafkaProxy) -> str:
-    return ",".join(f"{host}:{port}" for host, port in proxy.bootstrap_servers)
-
-
 def leader_of(client: Client, topic: str, partition: int = 0) -> int:
     with Client(client.config) as other:
         return other.topic(topic).partitions[partition].leader
@@ -195,7 +191,7 @@ class TestSessions:
             epochs[exchange.broker_id].append(exchange.request()["session_epoch"])
             return 0.0
 
-        with KafkaProxy.of(kafka) as proxy, client_of(servers(proxy)) as client:
+        with KafkaProxy.of(kafka) as proxy, client_of(proxy.servers) as client:
             proxy.replies[FETCH] = break_some
             proxy.requests[FETCH] = note
             # Not so long that an error meets only requests that wait.
@@ -224,7 +220,7 @@ class TestConnections:
                 return Fate.CUT
             return Fate.PASS
 
-        with KafkaProxy.of(kafka) as proxy, client_of(servers(proxy), retry_backoff_ms=10) as client:
+        with KafkaProxy.of(kafka) as proxy, client_of(proxy.servers, retry_backoff_ms=10) as client:
             proxy.replies[FETCH] = lose
             with consumer_of(client, {"max.partition.fetch.bytes": 3_000}) as consumer:
                 consumer.consume_partitions({(name, number): EARLIEST for number in range(6)})
