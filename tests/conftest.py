@@ -57,9 +57,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("kafka")
         if "spark" in names:
             item.add_marker("spark")
-    with_spark = {item.path for item in items if item.get_closest_marker("spark")}
+    # Not those that start a Spark of their own: they can run beside the shared one.
+    shared = {item.path for item in items if "spark" in getattr(item, "fixturenames", ())}
     for item in items:
-        item.add_marker(pytest.mark.xdist_group("spark" if item.path in with_spark else str(item.path)))
+        item.add_marker(pytest.mark.xdist_group("spark" if item.path in shared else str(item.path)))
 
 
 @pytest.fixture(scope="session")
