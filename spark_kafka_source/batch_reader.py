@@ -20,7 +20,7 @@ from spark_kafka_source.error_classes import RESOLVED_START_AFTER_END, named
 from spark_kafka_source.filters import Wanted, narrow
 from spark_kafka_source.input_partition import RangePartition
 from spark_kafka_source.leaders import leaders
-from spark_kafka_source.offsets import Offsets, TopicPartition, name
+from spark_kafka_source.offsets import Offsets, TopicPartition, name, topic_ids
 from spark_kafka_source.options import SourceOptions
 from spark_kafka_source.range_groups import groups
 from spark_kafka_source.range_reader import read_range
@@ -54,7 +54,7 @@ class KafkaBatchReader(DataSourceReader):
         begins, ends = self._wanted.cut(begins, ends)
         if self._wanted.from_time_ms is not None:
             begins = self._from_time(self._wanted.from_time_ms, begins, ends, deadline)
-        ids = {topic: topic_id for (topic, _), topic_id in found.items() if any(topic_id)}
+        ids = topic_ids(found)
         ranges = offset_ranges(
             Offsets(begins, ids=ids),
             Offsets(ends, ids=ids),

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from protocol.cluster.metadata import topic_id_text
+from protocol.cluster.metadata import NO_TOPIC_ID, topic_id_text
 from protocol.errors import ConfigurationError
 
 TopicPartition = tuple[str, int]
@@ -105,6 +105,11 @@ class Offsets:
 def name(tp: TopicPartition) -> str:
     """`orders-3`, as Kafka's tools write it."""
     return f"{tp[0]}-{tp[1]}"
+
+
+def topic_ids(partitions: Mapping[TopicPartition, bytes]) -> dict[str, bytes]:
+    """(topic, partition) -> topic id becomes topic -> topic id, without those of brokers that know none."""
+    return {topic: topic_id for (topic, _), topic_id in partitions.items() if topic_id != NO_TOPIC_ID}
 
 
 def legal_topic(topic: str) -> str:

@@ -26,8 +26,6 @@ from protocol.consumer.leader_epochs import end_of_epoch
 from protocol.consumer.list_offsets import ListedOffset
 from protocol.consumer.record_sizes import RecordSizes
 from protocol.errors import DataLoss, KafkaError
-from protocol.group.offset_manager import OffsetManager
-from protocol.group.offsets import CommittedOffset
 from protocol.properties import MAX_INT64
 from spark_kafka_source import limits
 from spark_kafka_source.clients import client_for
@@ -38,10 +36,11 @@ from spark_kafka_source.error_classes import (
     PARTITIONS_DELETED,
     named,
 )
-from spark_kafka_source.group_checks import require_no_members, say_who_decides
+from spark_kafka_source.group_checks import say_who_decides
+from spark_kafka_source.group_commits import GroupCommits
 from spark_kafka_source.input_partition import RangePartition
 from spark_kafka_source.leaders import leaders
-from spark_kafka_source.offsets import JsonDict, Offsets, TopicPartition, name
+from spark_kafka_source.offsets import JsonDict, Offsets, TopicPartition, name, topic_ids
 from spark_kafka_source.options import SourceOptions
 from spark_kafka_source.range_groups import groups
 from spark_kafka_source.range_reader import read_range
@@ -51,11 +50,6 @@ from spark_kafka_source.start_offsets import log_ends, log_starts, starting_offs
 
 log = logging.getLogger(__name__)
 
-# A trigger waits this long for the commit it has sent, so that the group is up to date when it ends. A coordinator
-# that is in trouble already is not waited for: the commit goes on in the background.
-_AWAIT_COMMIT_MS = 1_000
-# With nothing new to read, Spark may end the query right after (availableNow): then a commit gets more time.
-_AWAIT_LAST_COMMIT_MS = 10_000
 # What record sizes are not learnt by then are taken from before.
 _RECORD_SIZES_MS = 2_000
 # Nor is what was missing of a replayed batch worth a longer wait.
@@ -66,7 +60,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._initial: JsonDict | None = None
-        self._manager: OffsetManager | None = None
+        self._commits = GroupCommits(options)
         self._started = False
         self._ids: dict[str, bytes] = {}
         self._target: dict[TopicPartition, ListedOffset] | None = None
@@ -94,10 +88,10 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._initial is None:
             client = client_for(self._options.client)
             deadline = client.deadline()
-            self._check_group(deadline)
+            self._commits.begin(deadline)
             partitions = discover(client, self._options, deadline)
             begins = starting_offsets(client, self._options, partitions, deadline)
-            self._initial = Offsets(begins, ids=_ids(partitions)).to_json_dict()
+            self._initial = Offsets(begins, ids=topic_ids(partitions)).to_json_dict()
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -131,31 +125,31 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin = Offsets.from_json_dict(start)
         deadline = self._trigger_deadline()
         if not self._started:
-            self._check_group(deadline)
+            self._commits.begin(deadline)
             self._started = True
             if self._initial is None:
                 say_who_decides(client_for(self._options.client), self._options, begin, deadline)
         try:
             end = self._plan(begin, limit, deadline)
         except KafkaError:
-            self._await_commit(idle=False)
+            self._commits.wait(last=False)
             raise
-        self._await_commit(idle=end is None)
+        self._commits.wait(last=end is None and self._target is not None)
         return start if end is None else end.to_json_dict()
 
     def _plan(self, begin: Offsets, limit: ReadLimit | None, deadline: Deadline) -> Offsets | None:
         """The next batch's end, None when nothing is new. Commits `begin` as soon as the topics are known to be its."""
         client = client_for(self._options.client)
         partitions = rediscover(client, self._options, begin.ends, deadline)
-        self._ids = ids = _ids(partitions)
-        self._mark_complete(begin)
+        self._ids = ids = topic_ids(partitions)
+        self._commits.mark(begin, ids)
         listed = log_ends(client, self._options, partitions, deadline)
         # Those of another topic, or perhaps of another one, tell nothing.
         same = {topic for topic, topic_id in begin.ids.items() if ids.get(topic) == topic_id}
         known_epochs = {key: epoch for key, epoch in begin.epochs.items() if key[0] in same}
         self._judge_stale({key for key, epoch in known_epochs.items() if key in listed and listed[key].is_stale(epoch)})
         ends = {key: entry.offset for key, entry in listed.items() if key not in self._stale}
-        self._log_ends = Offsets(ends, ids=_ids({key: partitions[key] for key in ends}))
+        self._log_ends = Offsets(ends, ids=topic_ids({key: partitions[key] for key in ends}))
         recreated = self._judge_recreated(begin, ids)
         self._judge_missing(begin, partitions, recreated)
         if self._target is not None:
@@ -268,55 +262,14 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_range(self._options, partition.ranges)
 
     def commit(self, end: JsonDict) -> None:
-        self._mark_complete(Offsets.from_json_dict(end))
+        self._commits.mark(Offsets.from_json_dict(end), self._ids)
 
     def reportLatestOffset(self) -> JsonDict | None:
         """The ends of the logs when the last trigger looked: the progress' `latestOffset`, for lag."""
         return None if self._log_ends is None else self._log_ends.to_json_dict()
 
     def stop(self) -> None:
-        if self._manager is not None:
-            self._manager.close()
-
-    # -- the group ----------------------------------------------------------------------------
-
-    def _check_group(self, deadline: Deadline) -> None:
-        group = self._options.consumer.group_id
-        if group is not None and self._options.commit_offsets and self._manager is None:
-            client = client_for(self._options.client)
-            require_no_members(client, group, deadline)
-            self._manager = OffsetManager(client, group)
-
-    def _mark_complete(self, complete: Offsets) -> None:
-        if self._manager is None:
-            return
-        # For a topic made anew they would be positions in a log that they say nothing of, and so for one that may be
-        # made anew before the commit gets through.
-        gone = {topic for topic, topic_id in complete.ids.items() if self._ids.get(topic) != topic_id}
-        self._manager.mark(
-            {
-                key: CommittedOffset(offset, complete.epochs.get(key, -1))
-                for key, offset in complete.ends.items()
-                if key[0] not in gone
-            }
-        )
-
-    def _await_commit(self, *, idle: bool) -> None:
-        if self._manager is None:
-            return
-        client = client_for(self._options.client)
-        if idle and self._target is not None:
-            wait_ms = _AWAIT_LAST_COMMIT_MS
-        else:
-            wait_ms = _AWAIT_COMMIT_MS if self._manager.healthy else 0
-        if not self._manager.flush(client.deadline(wait_ms)) and idle and self._target is not None:
-            log.warning(
-                "group %s: the last commit could not be made in %d s; the checkpoint has the offsets, and the next run "
-                "commits them: %s",
-                self._manager.group,
-                _AWAIT_LAST_COMMIT_MS // 1000,
-                self._manager.counts.last_failure,
-            )
+        self._commits.close()
 
     # -- what must not go unsaid --------------------------------------------------------------
 
@@ -475,7 +428,3 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _trigger_deadline(self) -> Deadline:
         """As long as Spark's connector would try: `fetchOffset.numRetries` times more than once."""
         return client_for(self._options.client).deadline(self._options.offsets_timeout_ms)
-
-
-def _ids(partitions: Mapping[TopicPartition, bytes]) -> dict[str, bytes]:
-    return {topic: topic_id for (topic, _), topic_id in partitions.items() if topic_id != NO_TOPIC_ID}

@@ -299,7 +299,7 @@ def test_nothing_is_committed_for_a_topic_that_is_another_one_now(
     monkeypatch.setattr(discovery, "_TRANSIENT_UNKNOWN_MS", 100)
     cluster.logs["b", 0] = Log(0, 3)
     reader = cluster.reader(subscribe="a,b", onTopicRecreated="earliest" if what.endswith("read") else "fail")
-    marks = reader._manager = Marks()  # type: ignore[assignment]
+    marks = reader._commits._manager = Marks()  # type: ignore[assignment]
     reader._started = True
     cluster.ids = {"a": OLD_ID, "b": OLD_ID}
     begin = {**read_to(20), "b": {"0": 3}, "@ids": {"a": topic_id_text(OLD_ID), "b": topic_id_text(OLD_ID)}}
