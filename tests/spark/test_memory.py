@@ -18,8 +18,10 @@ from tests.conftest import TopicFactory
 # `make soak` asks for a thousand.
 BATCHES = int(os.environ.get("SPARK_KAFKA_SOURCE_BATCHES", "80"))
 PARTITIONS = 4
-# What an interpreter may still grow by once it is warm: caches of Arrow and of the allocator.
-SLACK_MB = 12
+# What an interpreter may still grow by once it is warm: caches of Arrow and of the allocator. Less than it grows by in
+# 80 batches when the driver side keeps 100 kB of each, or a worker its rows.
+SLACK_MB = {DRIVER_SIDE: 1.5, WORKER: 8.0}
+VALUE = b"x" * 40_000
 
 
 @pytest.mark.timeout(120 + BATCHES * 3)
@@ -27,10 +29,11 @@ def test_neither_the_driver_nor_a_worker_grows_from_batch_to_batch(
     spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
 ) -> None:
     name = topic(PARTITIONS)
-    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "linger.ms": 20})
+    # Large where they are read, small on the way there.
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "linger.ms": 20, "compression.type": "zstd"})
     per_batch = 40
     for n in range(BATCHES * per_batch):
-        producer.produce(name, value=b"x" * 200, partition=n % PARTITIONS)
+        producer.produce(name, value=VALUE, partition=n % PARTITIONS)
         if n % 10_000 == 0:
             producer.flush(30)
     assert producer.flush(30) == 0
@@ -65,4 +68,4 @@ def test_neither_the_driver_nor_a_worker_grows_from_batch_to_batch(
         middle, end = half[: len(half) // 4], half[-(len(half) // 4) :]
         grown_mb = statistics.median(end) - statistics.median(middle)
         print(f"{kind}: {statistics.median(middle):.1f} MB, {statistics.median(end):.1f} MB at the end")
-        assert grown_mb < SLACK_MB, f"{kind} grew by {grown_mb:.1f} MB: {[round(mb) for mb in trail[::20]]}"
+        assert grown_mb < SLACK_MB[kind], f"{kind} grew by {grown_mb:.1f} MB: {[round(mb) for mb in trail[::20]]}"
