@@ -21,11 +21,9 @@ from pyspark.sql.streaming import StreamingQuery
 
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
-from protocol.errors import DataLoss
 from spark_kafka_source import batch_reader
 from spark_kafka_source.batch_reader import KafkaBatchReader
 from spark_kafka_source.local_kafka import LocalKafka
-from spark_kafka_source.offsets import Offsets
 from spark_kafka_source.options import parse_source_options
 from spark_kafka_source.stream_reader import KafkaStreamReader
 from tests.conftest import TopicFactory
@@ -370,22 +368,3 @@ def test_a_topic_made_anew_is_read_from_its_beginning_when_that_is_asked_for(
         assert planned(kafka1, nothing_read, before, **options, onTopicRecreated="earliest") == []
     assert "5 offsets of " in caplog.text
     assert len(planned(kafka1, nothing_read, before, **options)) == 1
-
-
-def test_a_topic_made_anew_with_fewer_partitions_misses_none_of_them() -> None:
-    given = {"kafka.bootstrap.servers": "127.0.0.1:9", "subscribe": "a", "onTopicRecreated": "earliest"}
-    reader = KafkaStreamReader(parse_source_options(given, streaming=True))
-    begin = Offsets({("a", 0): 5, ("a", 1): 5})
-    reader._judge_missing(begin, {("a", 0): b"n" * 16}, {"a"})
-    with pytest.raises(DataLoss, match=r"^\[KAFKA_DATA_LOSS.PARTITIONS_DELETED\] a-1 is not there any more"):
-        reader._judge_missing(begin, {("a", 0): b"n" * 16}, set())
-
-
-def test_a_new_partition_without_its_first_records_is_data_loss() -> None:
-    given = {"kafka.bootstrap.servers": "127.0.0.1:9", "subscribe": "a,b"}
-    reader = KafkaStreamReader(parse_source_options(given, streaming=True))
-    begin = Offsets({("a", 0): 5})
-    reader._judge_added(begin, {("a", 1): 0, ("b", 0): 7}, set())
-    reader._judge_added(begin, {("a", 1): 7}, {"a"})
-    with pytest.raises(DataLoss, match=r"ADDED_PARTITION_DOES_NOT_START_FROM_OFFSET_ZERO\] a-1 is new in this query"):
-        reader._judge_added(begin, {("a", 1): 7}, set())

@@ -1,0 +1,72 @@
+"""What follows from what a trigger sees of the logs. Without brokers; `test_stream_reader` has one of our own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from protocol.cluster.metadata import NO_TOPIC_ID
+from protocol.consumer.list_offsets import ListedOffset
+from spark_kafka_source.backlog import Backlog, SeenLogs
+from spark_kafka_source.offsets import Offsets
+
+OLD, NEW = b"o" * 16, b"n" * 16
+A0, A1, B0, C0 = ("a", 0), ("a", 1), ("b", 0), ("c", 0)
+
+
+def end(offset: int, epoch: int = 5) -> ListedOffset:
+    return ListedOffset(offset, epoch, -1)
+
+
+BEGIN = Offsets({A0: 10, A1: 10, B0: 4}, ids={"a": OLD, "b": OLD}, epochs={A0: 5, A1: 5, B0: 5})
+LOGS = SeenLogs(BEGIN, {A0: OLD, A1: OLD, B0: NEW, C0: OLD}, {A0: end(20, 6), A1: end(7, 4), B0: end(3, 0), C0: end(8)})
+
+
+def test_an_older_epoch_counts_only_for_the_topic_that_was_read() -> None:
+    assert LOGS.recreated == {"b": NEW}
+    assert LOGS.stale == {A1}
+    assert LOGS.new(LOGS.ends(None)) == [B0, C0]
+    assert LOGS.ends(None) == {A0: 20, B0: 3, C0: 8, A1: 10}
+    assert LOGS.log_ends() == Offsets({A0: 20, B0: 3, C0: 8}, ids={"a": OLD, "b": NEW, "c": OLD})
+    nameless = SeenLogs(replace(BEGIN, ids={}), dict.fromkeys(LOGS.partitions, NO_TOPIC_ID), LOGS.listed)
+    assert (nameless.recreated, nameless.stale) == ({}, set())
+
+
+def test_a_run_ends_where_it_was_to_end_unless_that_was_not_known() -> None:
+    # C0 came later, and has not been read yet: the next run's.
+    assert LOGS.late_targets({}) == {A0: end(20, 6), B0: end(3, 0)}
+    for known in (end(15), end(15, 4)):
+        assert LOGS.late_targets({A0: known, B0: end(3)}) == {}
+    # An old leader, behind what was read, said so.
+    assert LOGS.late_targets({A0: end(7, 4), B0: end(3)}) == {A0: end(20, 6)}
+    assert LOGS.late_targets({A0: end(7, 5), B0: end(3)}) == {}
+    assert LOGS.ends({A0: end(15), A1: end(30)}) == {A0: 15, A1: 10}
+
+
+def test_a_backlog_begins_where_the_last_batch_ended_or_where_it_must() -> None:
+    logs = SeenLogs(BEGIN, {A0: OLD, A1: OLD, B0: OLD}, {A0: end(20, 6), A1: end(7, 6), B0: end(4, 6)})
+    backlog = Backlog(logs, logs.ends(None), joined={})
+    assert (backlog.shorter(), backlog.continued()) == ([A1], [A0])
+    assert replace(backlog, joined={A0: 12}).continued() == []
+    backlog = replace(backlog, joined={A1: 6}, gone={A0: 12}, skipped={B0: 2})
+    assert (backlog.starts, backlog.size) == ({A0: 12, A1: 6, B0: 4}, 9)
+    assert backlog.batch({A0: 15, A1: 6, B0: 4}) == Offsets(
+        {A0: 15, A1: 6, B0: 4},
+        ids={"a": OLD, "b": OLD},
+        # Nothing is read of A1 and B0, so nothing is compared there.
+        epochs={A0: 6, A1: 5, B0: 5},
+        joined={A1: 6, A0: 12},
+        skipped={A0: 2, B0: 2},
+    )
+    # All of it is gone: what was compared before lies before the log.
+    all_gone = replace(backlog, gone={A0: 20}).batch({A0: 20, A1: 6, B0: 4})
+    assert all_gone is not None
+    assert all_gone.epochs == {A0: 6, A1: 5, B0: 5}
+
+
+def test_nothing_new_is_no_batch() -> None:
+    logs = SeenLogs(BEGIN, {A0: OLD, A1: OLD, B0: OLD}, {A0: end(10), A1: end(10), B0: end(4)})
+    backlog = Backlog(logs, logs.ends(None), joined={})
+    assert backlog.batch(BEGIN.ends) is None
+    assert replace(backlog, skipped={A0: 1}).batch(BEGIN.ends) == replace(BEGIN, skipped={A0: 1})
+    # All of what was to be read is gone, or an empty partition is new: that has to be known next time.
+    assert replace(backlog, joined={A0: 10}).batch(BEGIN.ends) == replace(BEGIN, joined={A0: 10})
