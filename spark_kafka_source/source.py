@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pyspark.errors import AnalysisException
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
@@ -60,5 +61,10 @@ class KafkaGroupDataSource(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Makes `format("pykafka-group")` known to a session that did not find it by itself."""
-    spark.dataSource.register(KafkaGroupDataSource)
+    """Makes `format("pykafka-group")` known to a session that did not find it by itself; no harm if it did."""
+    try:
+        spark.dataSource.register(KafkaGroupDataSource)
+    except AnalysisException as error:
+        # PySpark 4.0 refuses a name that it has found by itself; later ones replace it.
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
