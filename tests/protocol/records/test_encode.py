@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from protocol.errors import UsageError
 from protocol.records.decode import decode
-from protocol.records.encode import encode, record_sizes, stamp
+from protocol.records.encode import encode, encode_batches, record_sizes, stamp
 from protocol.records.header import HEADER_BYTES
 from protocol.records.header_column import HEADERS_TYPE
 from protocol.records.scan import scan
@@ -67,6 +67,25 @@ def test_any_rows_read_back_by_the_obvious_reader(rows: list[dict[str, Any]], co
 def test_the_bytes_are_those_of_the_obvious_writer(rows: list[dict[str, Any]]) -> None:
     batch = encode(table(rows))
     assert bytes(batch) == write_batch(read_batch(bytes(batch)))
+
+
+@settings(max_examples=100, deadline=None)
+@given(row_lists(), st.sampled_from(list(reference.CODECS)), st.data())
+def test_batches_that_are_encoded_together_are_those_encoded_alone(
+    rows: list[dict[str, Any]], codec: str, data: st.DataObject
+) -> None:
+    columns = table(rows)
+    firsts = sorted({0, *data.draw(st.sets(st.integers(0, len(rows) - 1)))})
+    counts = [end - first for first, end in zip(firsts, [*firsts[1:], len(rows)], strict=True)]
+    together = encode_batches(columns, counts, compression=codec)
+    for first, count, batch in zip(firsts, counts, together, strict=True):
+        stamp(batch)
+        assert bytes(batch) == bytes(encode(columns.slice(first, count), compression=codec))
+
+
+def test_a_count_of_none_is_refused() -> None:
+    with pytest.raises(UsageError, match="at least one record"):
+        encode_batches(table([{"value": b"a", "timestamp_ms": 0}]), [1, 0])
 
 
 @settings(max_examples=100, deadline=None)
