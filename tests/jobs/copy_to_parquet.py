@@ -10,10 +10,19 @@ from __future__ import annotations
 import sys
 
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQuery
 
 
-def main(bootstrap: str, topic: str, group: str, checkpoint: str, output: str, max_offsets: str) -> None:
-    spark = SparkSession.builder.appName("copy").getOrCreate()
+def main(*arguments: str) -> None:
+    query = start(SparkSession.builder.appName("copy").getOrCreate(), *arguments)
+    print("started", flush=True)
+    query.awaitTermination()
+
+
+def start(
+    spark: SparkSession, bootstrap: str, topic: str, group: str, checkpoint: str, output: str, max_offsets: str
+) -> StreamingQuery:
+    """The query of this job, also for a session that is there already."""
     reader = (
         spark.readStream.format("pykafka-group")
         .option("kafka.bootstrap.servers", bootstrap)
@@ -27,9 +36,7 @@ def main(bootstrap: str, topic: str, group: str, checkpoint: str, output: str, m
     writer = rows.writeStream.format("parquet").option("checkpointLocation", checkpoint).option("path", output)
     if max_offsets == "all":
         writer = writer.trigger(availableNow=True)
-    query = writer.start()
-    print("started", flush=True)
-    query.awaitTermination()
+    return writer.start()
 
 
 if __name__ == "__main__":

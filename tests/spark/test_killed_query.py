@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.consumer_groups import describe
+from tests.jobs import copy_to_parquet
 
 # The soak run (`make soak`) asks for more.
 KILLS = int(os.environ.get("SPARK_KAFKA_SOURCE_KILLS", "2"))
@@ -101,8 +102,7 @@ def test_no_offset_is_ever_ahead_of_the_checkpoint_and_nothing_is_lost(
         os.killpg(job.pid, signal.SIGKILL)
         job.wait()
     before_end = spark.read.parquet(str(output)).count()
-    job = start_job(*arguments, "all")
-    assert job.wait(180) == 0
+    assert copy_to_parquet.start(spark, *arguments, "all").awaitTermination(180)
     watch.close()
     assert watch.wrong == []
     assert watch.moved > KILLS
