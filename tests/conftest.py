@@ -38,7 +38,7 @@ _EAGER_CLEANING = {
 }
 
 # JVMs that live for minutes gain nothing from the optimising compiler, and tests share few cores.
-_BRIEF_LIFE = ["-XX:TieredStopAtLevel=1"]
+BRIEF_LIFE = ["-XX:TieredStopAtLevel=1"]
 
 TopicFactory = Callable[..., str]
 
@@ -46,7 +46,7 @@ TopicFactory = Callable[..., str]
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 os.environ["SPARK_CONF_DIR"] = str(ROOT / "conf")
 os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-os.environ["SPARK_SUBMIT_OPTS"] = " ".join([os.environ.get("SPARK_SUBMIT_OPTS", ""), *_BRIEF_LIFE])
+os.environ["SPARK_SUBMIT_OPTS"] = " ".join([os.environ.get("SPARK_SUBMIT_OPTS", ""), *BRIEF_LIFE])
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
 
@@ -66,14 +66,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def kafka() -> Iterator[LocalKafka]:
     """Three brokers, ids 1 to 3. A test that kills or pauses one starts or resumes it again."""
-    with LocalKafka(3, KAFKA_VERSION, settings=_EAGER_CLEANING, jvm_options=_BRIEF_LIFE) as running:
+    with LocalKafka(3, KAFKA_VERSION, settings=_EAGER_CLEANING, jvm_options=BRIEF_LIFE) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def kafka1() -> Iterator[LocalKafka]:
     """One broker, for tests that need no other."""
-    with LocalKafka(1, KAFKA_VERSION, settings=_EAGER_CLEANING, jvm_options=_BRIEF_LIFE) as running:
+    with LocalKafka(1, KAFKA_VERSION, settings=_EAGER_CLEANING, jvm_options=BRIEF_LIFE) as running:
         yield running
 
 

@@ -13,6 +13,8 @@ from jupyter_client.manager import AsyncKernelManager
 from jupyter_core.utils import run_sync
 from nbclient import NotebookClient
 
+from tests.conftest import BRIEF_LIFE
+
 NOTEBOOKS = sorted((Path(__file__).parent.parent.parent / "notebooks").glob("*.ipynb"))
 
 
@@ -27,7 +29,8 @@ def test_the_notebook_is_kept_without_outputs(path: Path) -> None:
 @pytest.mark.kafka
 @pytest.mark.spark
 @pytest.mark.timeout(600)
-def test_the_quickstart_ends_with_a_picture_results_and_lag_zero() -> None:
+def test_the_quickstart_ends_with_a_picture_results_and_lag_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JDK_JAVA_OPTIONS", " ".join(BRIEF_LIFE))
     outputs = run("01_quickstart")
     first, *_ = (text for text in outputs if "customer-1" in text)
     assert "order_id" in first

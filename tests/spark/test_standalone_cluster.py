@@ -14,7 +14,7 @@ import pytest
 
 from spark_kafka_source.java_process import JavaProcess, Watchdog
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.conftest import TopicFactory
+from tests.conftest import BRIEF_LIFE, TopicFactory
 from tests.topic_copies import copy_and_check
 
 SPARK_CLASS = str(Path(pyspark.__file__).parent / "bin" / "spark-class")
@@ -25,6 +25,7 @@ HOST = "127.0.0.1"
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The master's address, `spark://127.0.0.1:PORT`, once both workers are registered."""
     monkeypatch.setenv("SPARK_DAEMON_MEMORY", "512m")
+    monkeypatch.setenv("SPARK_DAEMON_JAVA_OPTS", " ".join(BRIEF_LIFE))
     folder = tmp_path / "cluster"
     watchdog = Watchdog(folder)  # ends them if these tests are killed
     master, *workers = (daemon(name, folder, watchdog) for name in ("master", "worker-1", "worker-2"))
@@ -51,6 +52,7 @@ def test_source_and_sink_work_on_a_cluster_of_two_workers(
     settings = {
         "spark.driver.memory": "512m",
         "spark.executor.memory": "512m",
+        "spark.executor.extraJavaOptions": " ".join(BRIEF_LIFE),
         "spark.scheduler.minRegisteredResourcesRatio": "1.0",  # no task before both executors are there
     }
     arguments = [f"--conf {key}={value}" for key, value in settings.items()]
