@@ -48,18 +48,24 @@ class SeenLogs:
         return Offsets({key: end.offset for key, end in self.news.items()}, ids=self.ids_of(self.news))
 
     def late_targets(self, target: Mapping[TopicPartition, ListedOffset]) -> dict[TopicPartition, ListedOffset]:
-        """What was missing, or had an old leader, when `availableNow` noted where it ends: that is noted now."""
+        """What was missing, had an old leader, or was another topic when `availableNow` noted where it ends."""
         late = {}
-        for key in self.news.keys() & self.begin.ends.keys():
+        for key, now in self.news.items():
             noted = target.get(key)
-            if noted is None or (noted.offset < self.begin.ends[key] and noted.is_stale(self._known_epoch(key))):
-                late[key] = self.news[key]
+            read = self.begin.ends.get(key)
+            old = noted is not None and noted.is_stale(self._known_epoch(key))
+            if key[0] in self.recreated or (read is not None and (noted is None or (old and noted.offset < read))):
+                late[key] = now
         return late
 
     def ends(self, target: Mapping[TopicPartition, ListedOffset] | None) -> dict[TopicPartition, int]:
         """How far there is something to read; with a `target` not beyond that."""
-        ends = self.news if target is None else {key: target[key] for key in self.news if key in target}
-        return {key: end.offset for key, end in ends.items()} | {key: self.begin.ends[key] for key in self.stale}
+        if target is None:
+            ends = {key: end.offset for key, end in self.news.items()}
+        else:
+            # A log may have been cut since the target was noted.
+            ends = {key: min(end.offset, target[key].offset) for key, end in self.news.items() if key in target}
+        return ends | {key: self.begin.ends[key] for key in self.stale}
 
     def new(self, partitions: Collection[TopicPartition]) -> list[TopicPartition]:
         """Those of which nothing was read yet."""

@@ -14,7 +14,7 @@ from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import Broker
-from protocol.errors import BrokerError, KafkaError
+from protocol.errors import BrokerError, Corrupt, KafkaError
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 
 LATEST = -1
@@ -64,20 +64,23 @@ def list_offsets(
         failures: list[KafkaError] = []
         requests: dict[Broker, dict[str, Any]] = {}
         missing = [key for key in times if key not in found]
-        for broker, keys in _by_leader(client, missing, deadline, failures).items():
+        by_leader = _by_leader(client, missing, deadline, failures)
+        for broker, keys in by_leader.items():
             topics: dict[str, list[dict[str, Any]]] = {}
             for topic, partition in keys:
                 row = {"partition_index": partition, "timestamp": times[topic, partition]}
                 topics.setdefault(topic, []).append(row)
-            rows = [{"name": name, "partitions": partitions} for name, partitions in topics.items()]
-            requests[broker] = {"replica_id": -1, "isolation_level": isolation, "topics": rows}
+            asked = [{"name": name, "partitions": partitions} for name, partitions in topics.items()]
+            requests[broker] = {"replica_id": -1, "isolation_level": isolation, "topics": asked}
         bodies, failure = client.ask_many(requests, LIST_OFFSETS, deadline, at_least=at_least)
         if failure is not None:
             failures.append(failure)
         for broker, body in bodies.items():
-            for topic_row in body["topics"]:
-                for row in topic_row["partitions"]:
-                    _take(topic_row["name"], row, broker, found, failures)
+            rows = {
+                (topic["name"], row["partition_index"]): row for topic in body["topics"] for row in topic["partitions"]
+            }
+            for key in by_leader[broker]:
+                _take(key, rows.get(key), broker, found, failures)
         if failures:
             raise failures[0]
         return found
@@ -108,16 +111,17 @@ def _by_leader(
 
 
 def _take(
-    topic: str,
-    row: Mapping[str, Any],
+    key: TopicPartition,
+    row: Mapping[str, Any] | None,
     broker: Broker,
     found: dict[TopicPartition, ListedOffset],
     failures: list[KafkaError],
 ) -> None:
-    partition, code = row["partition_index"], row["error_code"]
-    if code == ErrorCode.NONE:
-        found[topic, partition] = ListedOffset(row["offset"], row["leader_epoch"], row["timestamp"])
+    topic, partition = key
+    what = f"ListOffsets of {topic}-{partition} at {broker}"
+    if row is None:
+        failures.append(Corrupt(f"{what}: the reply leaves it out", topic=topic, partition=partition))
+    elif row["error_code"] != ErrorCode.NONE:
+        failures.append(broker_error(row["error_code"], what, topic=topic, partition=partition))
     else:
-        failures.append(
-            broker_error(code, f"ListOffsets of {topic}-{partition} at {broker}", topic=topic, partition=partition)
-        )
+        found[key] = ListedOffset(row["offset"], row["leader_epoch"], row["timestamp"])

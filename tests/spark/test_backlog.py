@@ -20,6 +20,8 @@ def end(offset: int, epoch: int = 5) -> ListedOffset:
 BEGIN = Offsets({A0: 10, A1: 10, B0: 4}, ids={"a": OLD, "b": OLD}, epochs={A0: 5, A1: 5, B0: 5})
 LOGS = SeenLogs(BEGIN, {A0: OLD, A1: OLD, B0: NEW, C0: OLD}, {A0: end(20, 6), A1: end(7, 4), B0: end(3, 0), C0: end(8)})
 
+SAME = replace(LOGS, partitions=LOGS.partitions | {B0: OLD}, listed={**LOGS.listed, B0: end(3)})
+
 
 def test_an_older_epoch_counts_only_for_the_topic_that_was_read() -> None:
     assert LOGS.recreated == {"b": NEW}
@@ -33,13 +35,22 @@ def test_an_older_epoch_counts_only_for_the_topic_that_was_read() -> None:
 
 def test_a_run_ends_where_it_was_to_end_unless_that_was_not_known() -> None:
     # C0 came later, and has not been read yet: the next run's.
-    assert LOGS.late_targets({}) == {A0: end(20, 6), B0: end(3, 0)}
+    assert SAME.late_targets({}) == {A0: end(20, 6), B0: end(3)}
     for known in (end(15), end(15, 4)):
-        assert LOGS.late_targets({A0: known, B0: end(3)}) == {}
+        assert SAME.late_targets({A0: known, B0: end(3)}) == {}
     # An old leader, behind what was read, said so.
-    assert LOGS.late_targets({A0: end(7, 4), B0: end(3)}) == {A0: end(20, 6)}
-    assert LOGS.late_targets({A0: end(7, 5), B0: end(3)}) == {}
+    assert SAME.late_targets({A0: end(7, 4), B0: end(3)}) == {A0: end(20, 6)}
+    assert SAME.late_targets({A0: end(7, 5), B0: end(3)}) == {}
     assert LOGS.ends({A0: end(15), A1: end(30)}) == {A0: 15, A1: 10}
+
+
+def test_a_run_does_not_go_beyond_the_log_that_is_there() -> None:
+    """It was longer, or another topic's, when it was noted where the run ends."""
+    target = {A0: end(25), B0: end(30)}
+    assert LOGS.late_targets(target) == {B0: end(3, 0)}
+    assert LOGS.ends(target | LOGS.late_targets(target)) == {A0: 20, B0: 3, A1: 10}
+    cut = SeenLogs(BEGIN, {A0: OLD}, {A0: end(7, 6)})
+    assert Backlog(cut, cut.ends({A0: end(25)}), joined={}).shorter() == [A0]
 
 
 def test_a_backlog_begins_where_the_last_batch_ended_or_where_it_must() -> None:

@@ -1,0 +1,55 @@
+"""A reply that does not answer what was asked is an error: nothing may be missing without a word."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from protocol.consumer.list_offsets import LATEST, ListedOffset, list_offsets
+from protocol.errors import Corrupt
+from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
+from protocol.wire.messages.m03_metadata import METADATA
+from tests.fake_broker import FakeBroker
+from tests.protocol.consumer.consuming import TOPIC_ID, client_of
+
+
+def broker_that_answers_for(partitions: list[int]) -> FakeBroker:
+    """It leads orders-0 and orders-1."""
+    fake = FakeBroker()
+
+    def metadata(body: dict[str, Any], version: int) -> dict[str, Any]:
+        rows = [
+            {"partition_index": number, "leader_id": 1, "leader_epoch": 0, "replica_nodes": [1], "isr_nodes": [1]}
+            for number in range(2)
+        ]
+        return {
+            "brokers": [{"node_id": 1, "host": fake.host, "port": fake.port}],
+            "controller_id": 1,
+            "topics": [{"name": "orders", "topic_id": TOPIC_ID, "partitions": rows}],
+        }
+
+    def offsets(body: dict[str, Any], version: int) -> dict[str, Any]:
+        rows = [{"partition_index": each, "offset": 7, "timestamp": -1, "leader_epoch": 3} for each in partitions]
+        return {"topics": [{"name": "orders", "partitions": rows}]}
+
+    fake.handlers.update({METADATA.key: metadata, LIST_OFFSETS.key: offsets})
+    return fake
+
+
+TIMES = {("orders", 0): LATEST, ("orders", 1): LATEST}
+
+
+def test_a_partition_that_is_left_out_is_named() -> None:
+    words = r"ListOffsets of orders-1 at .*: the reply leaves it out"
+    with (
+        broker_that_answers_for([0]) as fake,
+        client_of(f"{fake.host}:{fake.port}") as client,
+        pytest.raises(Corrupt, match=words),
+    ):
+        list_offsets(client, TIMES)
+
+
+def test_what_was_not_asked_for_is_not_taken() -> None:
+    with broker_that_answers_for([0, 1, 2]) as fake, client_of(f"{fake.host}:{fake.port}") as client:
+        assert list_offsets(client, TIMES) == dict.fromkeys(TIMES, ListedOffset(7, 3, -1))
