@@ -13,7 +13,7 @@ from typing import Any
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
 from protocol.cluster.client import GROUP, Client
-from protocol.errors import BrokerError, KafkaError
+from protocol.errors import BrokerError, Corrupt, KafkaError
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
 
@@ -71,6 +71,8 @@ def commit_offsets(
                     )
         if failure is not None:
             raise failure
+        if left:
+            raise _left_out(f"OffsetCommit for group {group} at {broker}", left)
 
     client.retrying(
         f"OffsetCommit for group {group}", attempt, deadline, coordinator_of=group, max_attempts=max_attempts
@@ -91,7 +93,8 @@ def fetch_offsets(
     `DeadlineExceeded` or `BrokerError`.
     """
     by_topic: dict[str, list[int]] = {}
-    for topic, partition in partitions or ():
+    asked_for = tuple(partitions or ())
+    for topic, partition in asked_for:
         by_topic.setdefault(topic, []).append(partition)
     named = [{"name": name, "partition_indexes": indexes} for name, indexes in by_topic.items()]
     topics = None if partitions is None else named
@@ -112,14 +115,19 @@ def fetch_offsets(
         if answer["error_code"] != ErrorCode.NONE:
             raise broker_error(answer["error_code"], where, group=group)
         found: dict[TopicPartition, CommittedOffset] = {}
+        left = set(asked_for)
         for topic_row in answer["topics"]:
             for row in topic_row["partitions"]:
+                left.discard((topic_row["name"], row["partition_index"]))
                 if row["error_code"] != ErrorCode.NONE:
                     raise broker_error(row["error_code"], where, group=group)
                 if row["committed_offset"] >= 0:
                     found[topic_row["name"], row["partition_index"]] = CommittedOffset(
                         row["committed_offset"], row["committed_leader_epoch"], row["metadata"] or ""
                     )
+        if left:
+            # Not to be taken for partitions that nothing is committed for.
+            raise _left_out(where, left)
         return found
 
     return client.retrying(f"OffsetFetch for group {group}", attempt, deadline, coordinator_of=group)
@@ -132,3 +140,8 @@ def is_refused_for_members(error: KafkaError) -> bool:
         ErrorCode.ILLEGAL_GENERATION,
         ErrorCode.STALE_MEMBER_EPOCH,
     )
+
+
+def _left_out(where: str, partitions: Iterable[TopicPartition]) -> Corrupt:
+    topic, partition = min(partitions)
+    return Corrupt(f"{where}: the reply leaves out {topic}-{partition}", topic=topic, partition=partition)
