@@ -15,6 +15,8 @@ from nbclient import NotebookClient
 
 from tests.conftest import BRIEF_LIFE
 
+# What the query has read, and what lies in the logs before it.
+_READ = "print('read', sum(r.numInputRows for r in etl.recentProgress), total(etl.lastProgress.sources[0].endOffset))"
 NOTEBOOKS = sorted((Path(__file__).parent.parent.parent / "notebooks").glob("*.ipynb"))
 
 
@@ -31,7 +33,7 @@ def test_the_notebook_is_kept_without_outputs(path: Path) -> None:
 @pytest.mark.timeout(600)
 def test_the_quickstart_ends_with_a_picture_results_and_lag_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JDK_JAVA_OPTIONS", " ".join(BRIEF_LIFE))
-    outputs = run("01_quickstart")
+    outputs = run("01_quickstart", before_the_end=_READ)
     first, *_ = (text for text in outputs if "customer-1" in text)
     assert "order_id" in first
     assert sum("image/png" in text for text in outputs) == 1
@@ -40,6 +42,8 @@ def test_the_quickstart_ends_with_a_picture_results_and_lag_zero(monkeypatch: py
     (group,) = (text for text in outputs if "CURRENT-OFFSET" in text)
     assert len(re.findall(r"^orders-etl +orders +\d +(\d+) +\1 +0 ", group, re.MULTILINE)) == 3
     assert "3 orders read\n" in outputs
+    ((_, found, there),) = (text.split() for text in outputs if text.startswith("read "))
+    assert found == there
 
 
 def test_its_first_result_takes_less_than_ten_statements() -> None:
@@ -49,9 +53,14 @@ def test_its_first_result_takes_less_than_ten_statements() -> None:
     assert len(statements) < 10
 
 
-def run(name: str) -> list[str]:
-    """What the notebook's cells put out: texts, and the kinds of pictures. An error in a cell is raised."""
+def run(name: str, before_the_end: str) -> list[str]:
+    """What the notebook's cells put out: texts, and the kinds of pictures. An error in a cell is raised.
+
+    `before_the_end` is run before the cell that stops Spark.
+    """
     notebook = read(name)
+    end = next(at for at, cell in enumerate(notebook.cells) if cell.source.startswith("spark.stop()"))
+    notebook.cells.insert(end, nbformat.v4.new_code_cell(before_the_end))
     manager = AsyncKernelManager(kernel_name="python3")
     manager.kernel_spec.argv[0] = sys.executable  # whatever other kernel is installed under this name
     client = NotebookClient(
