@@ -16,10 +16,10 @@ from tests.benchmarks.processes import DRIVER_SIDE, WORKER, PeakMemory
 from tests.conftest import TopicFactory
 
 # `make soak` asks for a thousand.
-BATCHES = int(os.environ.get("SPARK_KAFKA_SOURCE_BATCHES", "80"))
+BATCHES = int(os.environ.get("SPARK_KAFKA_SOURCE_BATCHES", "60"))
 PARTITIONS = 4
 # What an interpreter may still grow by once it is warm: caches of Arrow and of the allocator. Less than it grows by in
-# 80 batches when the driver side keeps 100 kB of each, or a worker its rows.
+# 60 batches when the driver side keeps 100 kB of each, or a worker its rows.
 SLACK_MB = {DRIVER_SIDE: 1.5, WORKER: 8.0}
 VALUE = b"x" * 40_000
 
