@@ -21,7 +21,7 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Message, Producer, TopicP
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 from pyspark.sql import SparkSession
 
-from tests.log_segments import stored_batches
+from tests.log_segments import StoredBatch, stored_batches
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 MIB = 1 << 20
@@ -264,8 +264,11 @@ def wait_until_compacted(data_folder: Path, delete_horizon: bool = True) -> None
     Brokers before 3.1 set no `delete_horizon`.
     """
 
+    def logs() -> list[list[StoredBatch]]:
+        return [stored_batches(data_folder, COMPACTED.name, partition) for partition in range(3)]
+
     def compacted() -> bool:
-        tail_gap, middle_gaps, empty = (stored_batches(data_folder, COMPACTED.name, p) for p in range(3))
+        tail_gap, middle_gaps, empty = logs()
         return (
             (tail_gap[0].last_offset, tail_gap[0].records) == (1_999, 1)
             and 0 < middle_gaps[0].records < 100
@@ -273,7 +276,7 @@ def wait_until_compacted(data_folder: Path, delete_horizon: bool = True) -> None
             and any(batch.records == 0 for batch in empty)
         )
 
-    _until(compacted, "the cleaner to compact")
+    _until(compacted, "the cleaner to compact", timeout_s=120, seen=logs)
 
 
 def write_aborted_transaction_to_compact(bootstrap: str) -> int:
@@ -447,8 +450,14 @@ def _has_timestamp_type(bootstrap: str, wanted: str) -> bool:
     return bool((answer.timestamp()[0] == TIMESTAMP_LOG_APPEND_TIME) == (wanted == "LogAppendTime"))
 
 
-def _until(condition: Callable[[], bool], what: str, timeout_s: float = 60, every_s: float = 0.1) -> None:
+def _until(
+    condition: Callable[[], bool],
+    what: str,
+    timeout_s: float = 60,
+    every_s: float = 0.1,
+    seen: Callable[[], object] = lambda: "",
+) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline_s, f"waited {timeout_s:.0f} s in vain for {what}"
+        assert time.monotonic() < deadline_s, f"waited {timeout_s:.0f} s in vain for {what}; {seen()}"
         time.sleep(every_s)

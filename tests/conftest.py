@@ -57,10 +57,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("kafka")
         if "spark" in names:
             item.add_marker("spark")
-    # Not those that start a Spark of their own: they can run beside the shared one.
-    shared = {item.path for item in items if "spark" in getattr(item, "fixturenames", ())}
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("spark" if item.path in shared else str(item.path)))
 
 
 @pytest.fixture(scope="session")
