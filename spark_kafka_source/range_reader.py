@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from protocol.consumer.range_consumer import Range, RangeConsumer
 from protocol.errors import DataLoss, UsageError
+from protocol.records.arrow_numpy import to_arrow, to_numpy
 from spark_kafka_source.client_rack import in_this_rack
 from spark_kafka_source.clients import client_for
 from spark_kafka_source.error_classes import COULD_NOT_READ_OFFSET_RANGE, MALFORMED_RECORD_TIMESTAMP, named
@@ -98,7 +99,7 @@ def _timestamps(batch: pa.RecordBatch, wanted: Range) -> pa.Array:
     try:
         return column.view(_MILLIS).cast(_MICROS)
     except pa.ArrowInvalid as error:
-        milliseconds = column.to_numpy()
+        milliseconds = to_numpy(column)
         worst = milliseconds[(milliseconds > _MOST_MILLIS) | (milliseconds < -_MOST_MILLIS)][0]
         raise UsageError(
             named(
@@ -118,9 +119,8 @@ def _rounded(rows: int) -> int:
 
 @lru_cache(maxsize=64)
 def _constant(value: str | int, rows: int) -> pa.Array:
-    # From buffers: pa.scalar and pa.repeat would import pandas, 0.15 s and 35 MB in every Python worker.
     if isinstance(value, int):
-        return pa.Array.from_buffers(pa.int32(), rows, [None, pa.py_buffer(np.full(rows, value, np.int32))])
+        return to_arrow(np.full(rows, value, np.int32))
     text = value.encode()
     offsets = np.arange(rows + 1, dtype=np.int32) * np.int32(len(text))
     return pa.Array.from_buffers(pa.string(), rows, [None, pa.py_buffer(offsets), pa.py_buffer(text * rows)])

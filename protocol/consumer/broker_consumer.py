@@ -12,13 +12,15 @@ from typing import Any
 
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
+from protocol.cluster.client import FETCH as FETCH_PURPOSE
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import NO_TOPIC_ID, Broker, topic_id_text
 from protocol.config import ConsumerConfig
 from protocol.consumer.fetch_session import FINAL_EPOCH, SESSION_ERRORS, FetchSession, Key, Row, keys_of, topic_rows
 from protocol.consumer.partition_consumer import NO_REPLICA, Fetched, PartitionConsumer
 from protocol.errors import DataLoss, KafkaError, TransportError
-from protocol.wire.messages.m01_fetch import LAST_WITH_TOPIC_NAMES
+from protocol.net.connection import Reply
+from protocol.wire.messages.m01_fetch import FETCH, FIRST_WITH_ISOLATION_LEVEL, LAST_WITH_TOPIC_NAMES
 
 _FIRST_WITH_SESSIONS = 7
 
@@ -146,6 +148,31 @@ def newest_version(partitions: Collection[PartitionConsumer]) -> int | None:
     """The newest version of Fetch that can name these topics; None: any."""
     by_name = any(each.topic_id == NO_TOPIC_ID for each in partitions)
     return LAST_WITH_TOPIC_NAMES if by_name else None
+
+
+def send_fetch(
+    client: Client,
+    consumer: BrokerConsumer,
+    partitions: Sequence[PartitionConsumer],
+    deadline: Deadline,
+    *,
+    max_bytes: int,
+    max_wait_ms: int,
+    purpose: str = FETCH_PURPOSE,
+) -> Reply:
+    """Sends the Fetch of `consumer.body`, in the newest version that can name the topics.
+
+    Raises what `Client.send` does.
+    """
+    return client.send(
+        consumer.broker,
+        FETCH,
+        consumer.body(partitions, max_bytes=max_bytes, max_wait_ms=max_wait_ms),
+        deadline,
+        purpose=purpose,
+        at_least=FIRST_WITH_ISOLATION_LEVEL,
+        at_most=newest_version(partitions),
+    )
 
 
 def look_up(client: Client, partition: PartitionConsumer, deadline: Deadline) -> Broker:

@@ -21,7 +21,7 @@ from protocol.cluster.client import Client
 from protocol.cluster.dispatch import is_retriable, what_to_refresh
 from protocol.cluster.metadata import Broker
 from protocol.config import ConsumerConfig
-from protocol.consumer.broker_consumer import BrokerConsumer, Judged, look_up, newest_version
+from protocol.consumer.broker_consumer import BrokerConsumer, Judged, look_up, send_fetch
 from protocol.consumer.leader_epochs import see_log
 from protocol.consumer.list_offsets import EARLIEST, LATEST, TopicPartition, list_offsets
 from protocol.consumer.log_judgement import judge_out_of_range
@@ -30,7 +30,7 @@ from protocol.consumer.partition_stream import PartitionStream
 from protocol.errors import BrokerError, ConnectionLost, DataLoss, KafkaError, UsageError
 from protocol.net.connection import Connection
 from protocol.records.decode import ALL_COLUMNS, decode
-from protocol.wire.messages.m01_fetch import FETCH, FIRST_WITH_ISOLATION_LEVEL
+from protocol.wire.messages.m01_fetch import FETCH
 
 log = logging.getLogger(__name__)
 
@@ -475,20 +475,16 @@ class _BrokerThread(threading.Thread):
                 impatient = any(
                     each.expired and each.source.broker == self.broker for each in self._owner._streams.values()
                 )
-            body = self.consumer.body(
-                list(asked),
-                max_bytes=max(1, min(self._config.fetch_max_bytes, room_bytes)),
-                max_wait_ms=self._max_wait_ms(impatient),
-            )
+            max_wait_ms = self._max_wait_ms(impatient)
             self._connect(deadline)
-            reply = self._client.send(
-                self.broker,
-                FETCH,
-                body,
+            reply = send_fetch(
+                self._client,
+                self.consumer,
+                list(asked),
                 deadline,
+                max_bytes=max(1, min(self._config.fetch_max_bytes, room_bytes)),
+                max_wait_ms=max_wait_ms,
                 purpose=self._owner._purpose,
-                at_least=FIRST_WITH_ISOLATION_LEVEL,
-                at_most=newest_version(asked),
             )
             judged = self.consumer.judge(reply.result(deadline))
         except KafkaError as error:

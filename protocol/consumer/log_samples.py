@@ -13,17 +13,15 @@ from dataclasses import replace
 
 from protocol.broker_errors import Refresh
 from protocol.clock import Deadline
-from protocol.cluster.client import FETCH as FETCH_PURPOSE
 from protocol.cluster.client import Client
 from protocol.cluster.dispatch import what_to_refresh
 from protocol.cluster.metadata import Broker
 from protocol.config import ConsumerConfig
-from protocol.consumer.broker_consumer import BrokerConsumer, Judged, look_up, newest_version
+from protocol.consumer.broker_consumer import BrokerConsumer, Judged, look_up, send_fetch
 from protocol.consumer.list_offsets import TopicPartition
 from protocol.consumer.partition_consumer import UNBOUNDED, Fetched, PartitionConsumer
 from protocol.errors import KafkaError
 from protocol.net.connection import Reply
-from protocol.wire.messages.m01_fetch import FETCH, FIRST_WITH_ISOLATION_LEVEL
 
 log = logging.getLogger(__name__)
 
@@ -53,17 +51,9 @@ def log_samples(
         replies: dict[Broker, tuple[Reply, list[PartitionConsumer]]] = {}
         for broker, queue in waiting.items():
             asked = [queue.popleft() for _ in range(min(partitions_per_request, len(queue)))]
-            body = consumers[broker].body(asked, max_bytes=partition_max_bytes * len(asked), max_wait_ms=0)
+            max_bytes = partition_max_bytes * len(asked)
             try:
-                reply = client.send(
-                    broker,
-                    FETCH,
-                    body,
-                    deadline,
-                    purpose=FETCH_PURPOSE,
-                    at_least=FIRST_WITH_ISOLATION_LEVEL,
-                    at_most=newest_version(asked),
-                )
+                reply = send_fetch(client, consumers[broker], asked, deadline, max_bytes=max_bytes, max_wait_ms=0)
             except KafkaError as error:
                 log.debug("%s was not asked for a look at %d log(s): %s", broker, len(asked), error)
             else:

@@ -14,12 +14,11 @@ import pyarrow as pa
 
 from protocol.broker_errors import Refresh
 from protocol.clock import Backoff, Deadline
-from protocol.cluster.client import FETCH as FETCH_PURPOSE
 from protocol.cluster.client import Client
 from protocol.cluster.dispatch import is_retriable, what_to_refresh
 from protocol.cluster.metadata import NO_TOPIC_ID, Broker
 from protocol.config import ConsumerConfig
-from protocol.consumer.broker_consumer import BrokerConsumer, Judged, look_up, newest_version
+from protocol.consumer.broker_consumer import BrokerConsumer, Judged, look_up, send_fetch
 from protocol.consumer.leader_epochs import see_log
 from protocol.consumer.log_judgement import Lost, judge_out_of_range, judge_truncation
 from protocol.consumer.partition_consumer import (
@@ -34,7 +33,6 @@ from protocol.errors import BrokerError, DataLoss, DeadlineExceeded, KafkaError,
 from protocol.net.connection import Reply
 from protocol.net.readiness import ready
 from protocol.records.decode import ALL_COLUMNS, decode
-from protocol.wire.messages.m01_fetch import FETCH, FIRST_WITH_ISOLATION_LEVEL
 
 log = logging.getLogger(__name__)
 
@@ -240,18 +238,14 @@ class RangeConsumer:
             # Every range moves with every reply, so a session would spare nothing.
             consumer = self._brokers[broker] = BrokerConsumer(broker, self._config, sessions=False)
         deadline = min((self._deadline(each) for each in readings), key=lambda each: each.at_s)
-        body = consumer.body(
-            readings, max_bytes=self._config.fetch_max_bytes, max_wait_ms=self._config.fetch_max_wait_ms
-        )
         try:
-            reply = self._client.send(
-                broker,
-                FETCH,
-                body,
+            reply = send_fetch(
+                self._client,
+                consumer,
+                readings,
                 deadline,
-                purpose=FETCH_PURPOSE,
-                at_least=FIRST_WITH_ISOLATION_LEVEL,
-                at_most=newest_version(readings),
+                max_bytes=self._config.fetch_max_bytes,
+                max_wait_ms=self._config.fetch_max_wait_ms,
             )
         except KafkaError as error:
             consumer.lost()

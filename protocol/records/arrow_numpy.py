@@ -21,9 +21,8 @@ def to_arrow(numbers: npt.NDArray[Any]) -> pa.Array:
 
 
 def to_numpy(numbers: pa.Array) -> npt.NDArray[Any]:
-    """The values of an array of integers, floats or timestamps. What stands at nulls has no meaning."""
-    kind = np.dtype(f"i{numbers.type.bit_width // 8}") if pa.types.is_temporal(numbers.type) else None
-    kind = kind or np.dtype(numbers.type.to_pandas_dtype())
+    """The values of an array of integers, floats or (as integers) timestamps. What stands at nulls has no meaning."""
+    kind = np.dtype(np.int64 if pa.types.is_timestamp(numbers.type) else numbers.type.to_pandas_dtype())
     values: npt.NDArray[Any] = np.frombuffer(numbers.buffers()[1] or b"", kind)
     return values[numbers.offset : numbers.offset + len(numbers)]
 
