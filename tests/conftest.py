@@ -80,13 +80,13 @@ def topic(kafka: LocalKafka) -> Iterator[TopicFactory]:
     The replication factor is the number of brokers unless given. Every partition has a leader when the factory
     returns; the topics are deleted after the test.
     """
-    yield from _topic_factory(kafka)
+    yield from topic_factory(kafka)
 
 
 @pytest.fixture
 def topic1(kafka1: LocalKafka) -> Iterator[TopicFactory]:
     """As `topic`, on `kafka1`."""
-    yield from _topic_factory(kafka1)
+    yield from topic_factory(kafka1)
 
 
 @pytest.fixture(scope="session")
@@ -111,7 +111,7 @@ def _no_query_outlives_its_test(request: pytest.FixtureRequest) -> Iterator[None
             query.stop()
 
 
-def _topic_factory(kafka: LocalKafka) -> Iterator[TopicFactory]:
+def topic_factory(kafka: LocalKafka) -> Iterator[TopicFactory]:
     from confluent_kafka.admin import AdminClient, NewTopic
 
     # librdkafka would report every broker that a test stops

@@ -9,21 +9,18 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-from protocol.cluster.client import Client
-from protocol.config import ClientConfig, parse_consumer
-from protocol.consumer.list_offsets import EARLIEST, LATEST, list_offsets
-from protocol.consumer.range_consumer import Range, RangeConsumer
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.log_segments import stored_batches
+from tests.whole_rows import Partition, rows_of_java, rows_of_librdkafka, rows_of_ours
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,11 +40,6 @@ _COMPACTED = {
     "max.compaction.lag.ms": "500",
 }
 _ROLL_MS = 10_000  # a record this much younger than a segment's first begins a new segment
-
-Partition = tuple[str, int]
-# offset, key, value, headers, timestamp in milliseconds, timestamp type as Spark counts
-Row = tuple[int, bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...] | None, int, int]
-Rows = dict[Partition, list[Row]]
 
 
 @pytest.fixture(scope="module")
@@ -195,82 +187,3 @@ def wait_until_still(look: Callable[[], object]) -> None:
         now = look()
         if now != seen:
             seen, since_s = now, time.monotonic()
-
-
-# -- reading --------------------------------------------------------------------------------------
-
-
-def rows_of_ours(kafka: LocalKafka, partitions: Sequence[Partition], isolation_level: str) -> Rows:
-    servers = tuple(
-        (host, int(port)) for host, port in (each.split(":") for each in kafka.bootstrap_servers.split(","))
-    )
-    rows: Rows = {}
-    with Client(ClientConfig(servers)) as client:
-        starts = list_offsets(client, dict.fromkeys(partitions, EARLIEST))
-        ends = list_offsets(client, dict.fromkeys(partitions, LATEST), isolation_level=isolation_level)
-        ranges = [Range(*key, starts[key].offset, ends[key].offset) for key in partitions]
-        config = parse_consumer({"isolation.level": isolation_level})
-        for wanted, batch in RangeConsumer(client, config, ranges):
-            rows.setdefault((wanted.topic, wanted.partition), []).extend(map(our_row, batch.to_pylist()))
-    return rows
-
-
-def our_row(row: Mapping[str, Any]) -> Row:
-    headers = row["headers"]
-    pairs = None if headers is None else tuple((header["key"], header["value"]) for header in headers)
-    return row["offset"], row["key"], row["value"], pairs, row["timestamp_ms"], row["timestamp_type"]
-
-
-def rows_of_librdkafka(kafka: LocalKafka, partitions: Sequence[Partition], isolation_level: str) -> Rows:
-    rows: Rows = {}
-    for message in messages_to_the_end(kafka, partitions, isolation_level):
-        kind, timestamp_ms = message.timestamp()
-        headers = message.headers()
-        pairs = None if headers is None else tuple(headers)
-        # librdkafka counts 1 for CreateTime and 2 for LogAppendTime.
-        row = (message.offset(), message.key(), message.value(), pairs, timestamp_ms, kind - 1)
-        rows.setdefault((message.topic(), message.partition()), []).append(row)
-    return rows
-
-
-def messages_to_the_end(kafka: LocalKafka, partitions: Sequence[Partition], isolation_level: str) -> Iterator[Any]:
-    settings = {"bootstrap.servers": kafka.bootstrap_servers, "group.id": "scripts", "enable.auto.commit": False}
-    consumer = Consumer({**settings, "isolation.level": isolation_level, "enable.partition.eof": True})
-    missing = set(partitions)
-    give_up_s = time.monotonic() + 120
-    try:
-        consumer.assign([TopicPartition(*partition, OFFSET_BEGINNING) for partition in partitions])
-        while missing:
-            assert time.monotonic() < give_up_s, f"librdkafka does not come to the end of {missing}"
-            for message in consumer.consume(10_000, timeout=1):
-                if message.error() is None:
-                    yield message
-                else:
-                    assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
-                    missing.discard((message.topic(), message.partition()))
-    finally:
-        consumer.close()
-
-
-def rows_of_java(kafka: LocalKafka, spark: SparkSession, partitions: Sequence[Partition], isolation_level: str) -> Rows:
-    options = {
-        "kafka.bootstrap.servers": kafka.bootstrap_servers,
-        "subscribe": ",".join(sorted({topic for topic, _ in partitions})),
-        "startingOffsets": "earliest",
-        "includeHeaders": "true",
-        "kafka.isolation.level": isolation_level,
-        # The JVM connector's consumers wait that long once or twice in each task.
-        "kafka.fetch.max.wait.ms": "20",
-    }
-    frame = spark.read.format("kafka").options(**options).load()
-    columns = ("topic", "partition", "offset", "key", "value", "headers", "timestampType")
-    rows: Rows = {}
-    for row in frame.selectExpr(*columns, "unix_millis(timestamp) AS timestamp_ms").collect():
-        pairs = None if row.headers is None else tuple((each.key, as_bytes(each.value)) for each in row.headers)
-        ours = (row.offset, as_bytes(row.key), as_bytes(row.value), pairs, row.timestamp_ms, row.timestampType)
-        rows.setdefault((row.topic, row.partition), []).append(ours)
-    return {partition: sorted(found) for partition, found in rows.items()}
-
-
-def as_bytes(value: bytearray | None) -> bytes | None:
-    return None if value is None else bytes(value)

@@ -1,0 +1,91 @@
+"""Sarama, the Go client, as a peer: `main.go`, built when Go is there."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.whole_rows import Partition, Rows
+
+FOLDER = Path(__file__).parent
+
+
+def build(into: Path) -> Path:
+    """The program; without Go, or when sarama cannot be had, the test is skipped and says why."""
+    go = shutil.which("go")
+    if go is None:
+        pytest.skip("no Go on the PATH to build sarama with")
+    program = into / "sarama"
+    built = subprocess.run(
+        [go, "build", "-buildvcs=false", "-o", str(program), "."],
+        cwd=FOLDER,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    if built.returncode:
+        pytest.skip(f"Go does not build the sarama program: {built.stderr.strip()}")
+    return program
+
+
+def produce(program: Path, kafka: LocalKafka, written: Rows) -> None:
+    """Partition n of the one topic of `written` gets record batches of codec n."""
+    ((topic, lines),) = _lines_of(written).items()
+    _run(program, "produce", kafka, topic, given="\n".join(lines))
+
+
+def rows_of_sarama(program: Path, kafka: LocalKafka, partitions: Sequence[Partition], count: int) -> Rows:
+    """All `count` rows of the partitions of one topic; sarama does not tell their timestamp type: 0."""
+    ((topic, *others),) = [{topic for topic, _ in partitions}]
+    assert not others
+    rows: Rows = {}
+    for line in _run(program, "consume", kafka, topic, str(count)).splitlines():
+        found = json.loads(line)
+        headers = found["headers"]
+        pairs = headers and tuple((_bytes(each["key"] or "").decode(), _bytes(each["value"])) for each in headers)
+        row = (found["offset"], _bytes(found["key"]), _bytes(found["value"]), pairs, found["timestamp_ms"], 0)
+        rows.setdefault((topic, found["partition"]), []).append(row)
+    return rows
+
+
+def _lines_of(written: Rows) -> dict[str, list[str]]:
+    lines: dict[str, list[str]] = {}
+    for (topic, partition), rows in written.items():
+        for _, key, value, headers, timestamp_ms, _ in rows:
+            row: dict[str, Any] = {
+                "partition": partition,
+                "key": _text(key),
+                "value": _text(value),
+                "headers": [{"key": _text(name.encode()), "value": _text(bytes_)} for name, bytes_ in headers or ()],
+                "timestamp_ms": timestamp_ms,
+            }
+            lines.setdefault(topic, []).append(json.dumps(row))
+    return lines
+
+
+def _run(program: Path, command: str, kafka: LocalKafka, *arguments: str, given: str = "") -> str:
+    ended = subprocess.run(
+        [str(program), command, kafka.bootstrap_servers, *arguments],
+        input=given,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def _text(content: bytes | None) -> str | None:
+    return None if content is None else base64.b64encode(content).decode()
+
+
+def _bytes(text: str | None) -> bytes | None:
+    return None if text is None else base64.b64decode(text)

@@ -1,0 +1,133 @@
+// Sarama as a peer of the tests: it writes record batches of every codec, and reads what others wrote.
+//
+//	sarama produce BOOTSTRAP TOPIC         rows from standard input; partition n with codec n: none, gzip, snappy, lz4, zstd
+//	sarama consume BOOTSTRAP TOPIC COUNT   COUNT rows of all partitions
+//
+// A row is a JSON object on a line: partition, offset (when read), key, value, headers, timestamp_ms; bytes are Base64.
+// Ends with 1 after a minute without a row.
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"log"
+	"os"
+	"strconv"
+	"time"
+
+	"github.com/IBM/sarama"
+)
+
+type Header struct {
+	Key   []byte `json:"key"`
+	Value []byte `json:"value"`
+}
+
+type Row struct {
+	Partition   int32    `json:"partition"`
+	Offset      int64    `json:"offset"`
+	Key         []byte   `json:"key"`
+	Value       []byte   `json:"value"`
+	Headers     []Header `json:"headers"`
+	TimestampMs int64    `json:"timestamp_ms"`
+}
+
+func main() {
+	bootstrap, topic := []string{os.Args[2]}, os.Args[3]
+	switch os.Args[1] {
+	case "produce":
+		produce(bootstrap, topic)
+	case "consume":
+		count, err := strconv.Atoi(os.Args[4])
+		check(err)
+		consume(bootstrap, topic, count)
+	default:
+		log.Fatalf("produce or consume, not %q", os.Args[1])
+	}
+}
+
+func settings() *sarama.Config {
+	config := sarama.NewConfig()
+	config.Version = sarama.V2_8_0_0
+	config.Producer.Return.Successes = true
+	config.Producer.Partitioner = sarama.NewManualPartitioner
+	return config
+}
+
+func produce(bootstrap []string, topic string) {
+	byCodec := map[int32][]*sarama.ProducerMessage{}
+	for rows := json.NewDecoder(bufio.NewReader(os.Stdin)); rows.More(); {
+		var row Row
+		check(rows.Decode(&row))
+		byCodec[row.Partition] = append(byCodec[row.Partition], message(topic, row))
+	}
+	for codec, messages := range byCodec {
+		config := settings()
+		config.Producer.Compression = sarama.CompressionCodec(codec)
+		// One record batch, not one for each moment at which the messages happen to come.
+		config.Producer.Flush.Messages = len(messages)
+		producer, err := sarama.NewSyncProducer(bootstrap, config)
+		check(err)
+		check(producer.SendMessages(messages))
+		check(producer.Close())
+	}
+}
+
+func message(topic string, row Row) *sarama.ProducerMessage {
+	made := &sarama.ProducerMessage{
+		Topic: topic, Partition: row.Partition, Timestamp: time.UnixMilli(row.TimestampMs),
+	}
+	if row.Key != nil {
+		made.Key = sarama.ByteEncoder(row.Key)
+	}
+	if row.Value != nil {
+		made.Value = sarama.ByteEncoder(row.Value)
+	}
+	for _, header := range row.Headers {
+		made.Headers = append(made.Headers, sarama.RecordHeader{Key: header.Key, Value: header.Value})
+	}
+	return made
+}
+
+func consume(bootstrap []string, topic string, count int) {
+	consumer, err := sarama.NewConsumer(bootstrap, settings())
+	check(err)
+	partitions, err := consumer.Partitions(topic)
+	check(err)
+	messages := make(chan *sarama.ConsumerMessage)
+	for _, partition := range partitions {
+		reader, err := consumer.ConsumePartition(topic, partition, sarama.OffsetOldest)
+		check(err)
+		go func() {
+			for message := range reader.Messages() {
+				messages <- message
+			}
+		}()
+	}
+	out := json.NewEncoder(os.Stdout)
+	for ; count > 0; count-- {
+		select {
+		case message := <-messages:
+			check(out.Encode(row(message)))
+		case <-time.After(time.Minute):
+			log.Fatalf("%d rows of %s did not come", count, topic)
+		}
+	}
+}
+
+func row(message *sarama.ConsumerMessage) Row {
+	made := Row{
+		Partition: message.Partition, Offset: message.Offset, Key: message.Key, Value: message.Value,
+		TimestampMs: message.Timestamp.UnixMilli(),
+	}
+	for _, header := range message.Headers {
+		made.Headers = append(made.Headers, Header{Key: header.Key, Value: header.Value})
+	}
+	return made
+}
+
+func check(err error) {
+	if err != nil {
+		log.Fatal(err)
+	}
+}

@@ -1,0 +1,146 @@
+"""Four clients and five codecs: what one of them writes all of them read, every row byte for byte."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import Producer
+
+from protocol.records.header_column import HEADERS_TYPE
+from spark_kafka_source.local_kafka import LocalKafka
+from tests import sarama
+from tests.conftest import topic_factory
+from tests.log_segments import stored_batches
+from tests.protocol.producer.producing import producer_of
+from tests.whole_rows import Partition, Row, Rows, rows_of_java, rows_of_librdkafka, rows_of_ours
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+CLIENTS = ("ours", "librdkafka", "Java", "sarama")
+ROWS = 100
+VALUES = (None, b"", b"v", b"some text that repeats, " * 20, random.Random(0).randbytes(9_000))
+HEADERS = (None, (("trace", b"abc"),), (("a", None), ("a", b""), ("ü", b"\xff")))
+COLUMNS = pa.schema(
+    {"key": pa.binary(), "value": pa.binary(), "headers": HEADERS_TYPE, "timestamp_ms": pa.int64()},
+)
+
+
+@dataclass(frozen=True)
+class Clients:
+    """How each of the four writes (partition n with codec n) and reads."""
+
+    kafka: LocalKafka
+    spark: SparkSession
+    folder: Path
+
+    def write(self, who: str, written: Rows) -> None:
+        if who == "sarama":
+            sarama.produce(sarama.build(self.folder), self.kafka, written)
+            return
+        for (topic, partition), rows in written.items():
+            {"ours": self._write_ours, "librdkafka": self._write_librdkafka, "Java": self._write_java}[who](
+                topic, partition, rows
+            )
+
+    def read(self, who: str, partitions: list[Partition]) -> Rows:
+        if who == "sarama":
+            return sarama.rows_of_sarama(sarama.build(self.folder), self.kafka, partitions, ROWS * len(partitions))
+        if who == "Java":
+            return rows_of_java(self.kafka, self.spark, partitions, "read_uncommitted")
+        return {"ours": rows_of_ours, "librdkafka": rows_of_librdkafka}[who](self.kafka, partitions, "read_uncommitted")
+
+    def _write_ours(self, topic: str, partition: int, rows: list[Row]) -> None:
+        with producer_of(self.kafka.bootstrap_servers, {"compression.type": CODECS[partition]}) as producer:
+            columns = arrow(rows)
+            producer.send_columns(topic, columns, pa.array([partition] * len(rows), pa.int32()))
+
+    def _write_librdkafka(self, topic: str, partition: int, rows: list[Row]) -> None:
+        settings = {"bootstrap.servers": self.kafka.bootstrap_servers, "compression.codec": CODECS[partition]}
+        producer = Producer({**settings, "linger.ms": 1_000})
+        for _, key, value, headers, timestamp_ms, _ in rows:
+            producer.produce(topic, value, key, partition, headers=list(headers or ()), timestamp=timestamp_ms)
+        assert producer.flush(30) == 0
+
+    def _write_java(self, topic: str, partition: int, rows: list[Row]) -> None:
+        """Without timestamps, which Spark's JVM connector does not write."""
+        columns = arrow(rows).drop_columns("timestamp_ms")
+        partitions = pa.array([partition] * len(rows), pa.int32())
+        frame = self.spark.createDataFrame(pa.table(columns).append_column("partition", partitions)).coalesce(1)
+        options = {"kafka.bootstrap.servers": self.kafka.bootstrap_servers, "includeHeaders": "true", "topic": topic}
+        frame.write.format("kafka").options(
+            **options, **{"kafka.compression.type": CODECS[partition], "kafka.linger.ms": "1000"}
+        ).save()
+
+
+@pytest.fixture(scope="module")
+def clients(kafka1: LocalKafka, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Clients:
+    return Clients(kafka1, spark, tmp_path_factory.mktemp("clients"))
+
+
+@pytest.fixture(scope="module", params=CLIENTS)
+def written(request: pytest.FixtureRequest, clients: Clients) -> Iterator[Rows]:
+    """What one of the clients has written to a topic of its own."""
+    with contextmanager(topic_factory)(clients.kafka) as topic:
+        name = topic(len(CODECS), prefix=f"written-by-{request.param}")
+        rows = {(name, partition): some_rows(partition) for partition in range(len(CODECS))}
+        clients.write(request.param, rows)
+        if request.param == "Java":
+            read = clients.read("librdkafka", list(rows))
+            rows = {key: with_times_of(read[key], of_key) for key, of_key in rows.items()}
+        yield rows
+
+
+@pytest.mark.parametrize("reader", CLIENTS)
+def test_what_one_writes_all_read(clients: Clients, written: Rows, reader: str) -> None:
+    for topic, partition in written:
+        codecs = {batch.codec for batch in stored_batches(clients.kafka.data_folder(1), topic, partition)}
+        assert codecs == {CODECS[partition]}
+    read = clients.read(reader, list(written))
+    for key, rows in written.items():
+        assert read[key] == rows, f"read by {reader}: {key}, {CODECS[key[1]]}"
+
+
+def some_rows(seed: int) -> list[Row]:
+    """Keys, values and headers in all combinations of present, empty and null."""
+    draw = random.Random(seed)
+    now_ms = time.time_ns() // 1_000_000
+    return [
+        (
+            offset,
+            draw.choice((None, b"", b"key %d" % offset)),
+            draw.choice(VALUES),
+            draw.choice(HEADERS),
+            now_ms - draw.randrange(100_000),
+            0,
+        )
+        for offset in range(ROWS)
+    ]
+
+
+def arrow(rows: list[Row]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(
+        [
+            {
+                "key": key,
+                "value": value,
+                "headers": headers and [{"key": name, "value": content} for name, content in headers],
+                "timestamp_ms": timestamp_ms,
+            }
+            for _, key, value, headers, timestamp_ms, _ in rows
+        ],
+        schema=COLUMNS,
+    )
+
+
+def with_times_of(read: list[Row], rows: list[Row]) -> list[Row]:
+    return [(*row[:4], timed[4], timed[5]) for timed, row in zip(read, rows, strict=True)]
