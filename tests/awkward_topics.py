@@ -364,6 +364,8 @@ def send(producer: Producer, topic: Topic, records: Sequence[Record]) -> list[Me
         assert error is None, f"{topic.name}: {error}"
         answers.append(message)
 
+    # A topic that it learns of while it flushes gets what has been assigned to a partition by then: several batches.
+    producer.list_topics(topic.name, timeout=30)
     for record in records:
         producer.produce(
             topic.name,

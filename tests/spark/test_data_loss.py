@@ -602,9 +602,15 @@ def committed(kafka: LocalKafka, group: str, topic: str, partition: int = 0) -> 
 
 
 def commit(kafka: LocalKafka, group: str, topic: str, offset: int) -> None:
+    """Until it is taken: a coordinator that does not know a new topic yet refuses the row, not the call."""
     wanted = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, 0, offset)])
-    for altered in admin(kafka).alter_consumer_group_offsets([wanted]).values():
-        altered.result(30)
+
+    def taken() -> bool:
+        [altered] = admin(kafka).alter_consumer_group_offsets([wanted]).values()
+        [row] = altered.result(30).topic_partitions
+        return row.error is None
+
+    wait_for(taken)
 
 
 def group_options(topic: str, group: str) -> dict[str, str]:
