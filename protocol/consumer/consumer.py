@@ -1,7 +1,7 @@
 """Reads partitions without a group: any number of them, added, moved and removed at any time.
 
 sarama's `Consumer`. One thread per broker asks it for all its partitions at once (a Fetch that waits at one broker
-delays no other), one more finds their leaders. What comes is handed to the partitions' streams undecoded, one reply
+delays no other), one more finds their leaders. What comes is handed to the partitions' streams undecoded, two replies
 ahead of the user for each partition, and decoded in the user's thread.
 """
 
@@ -11,7 +11,6 @@ import itertools
 import logging
 import threading
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
 
 import pyarrow as pa
 
@@ -157,10 +156,13 @@ class Consumer:
         while (stream := self._next_arrived(deadline)) is not None:
             # After an error, which is raised once here, the others have their turn.
             self._current = None
-            batch = stream.poll(0)
+            batch = stream.poll_reply()
             if batch is not None:
                 self._current = stream
                 return stream, batch
+            with self._lock:
+                if stream.readable:
+                    self._announce(stream)
         return None
 
     def _next_arrived(self, deadline: Deadline) -> PartitionStream | None:
@@ -246,7 +248,7 @@ class Consumer:
             thread.work.notify()
 
     def _held_bytes(self) -> int:
-        return sum(each.ahead.records.buffer.nbytes for each in self._streams.values() if each.ahead is not None)
+        return sum(each.records.buffer.nbytes for stream in self._streams.values() for each in stream.ahead)
 
     def _room_bytes(self) -> int:
         """What may still be fetched ahead; what nobody reads makes room for what somebody might."""
@@ -260,12 +262,11 @@ class Consumer:
 
     def _deliver(self, judged: Judged, asked: Mapping[PartitionConsumer, PartitionStream]) -> None:
         now_s = self._client.clock.now_s()
-        shared = len(judged.fetched) > 1
         with self._lock:
             for partition, fetched in judged.fetched:
                 stream = asked[partition]
                 if stream.source is partition and not stream.closed:
-                    stream.put(_on_its_own(fetched) if shared else fetched, now_s)
+                    stream.put(fetched, now_s)
                     self._announce(stream)
             for partition, error in judged.failed:
                 stream = asked[partition]
@@ -425,13 +426,15 @@ class _BrokerThread(threading.Thread):
                 elif now_s - idle_since_s >= _LINGER_S:
                     del owner._threads[self.broker]
                     return None
-                wait_s = self._until_read(mine, now_s)
-                if wait_s is None:
+                wait_s = min(self._expire_unread(mine, now_s), _LINGER_S)
+                self.unread = sum(each.full and not (each.paused or each.expired) for each in mine)
+                if not self.unread:
                     ready = [each for each in mine if _wants_more(each)]
                     if ready and self._muted_until_s <= now_s and owner._room_bytes() > 0:
                         return ready
-                    # Whoever reads, resumes or gives back memory says so; time alone ends a mute and the linger.
-                    wait_s = max(self._muted_until_s - now_s, 0.0) or _LINGER_S
+                    # Whoever reads, resumes or gives back memory says so.
+                    if self._muted_until_s > now_s:
+                        wait_s = min(wait_s, self._muted_until_s - now_s)
                 self.work.wait(wait_s)
         return None
 
@@ -447,23 +450,22 @@ class _BrokerThread(threading.Thread):
             return False
         return True
 
-    def _until_read(self, streams: Collection[PartitionStream], now_s: float) -> float | None:
-        """How long to wait for users to read what came, so that they are in the next request; None: no longer.
+    def _expire_unread(self, streams: Collection[PartitionStream], now_s: float) -> float:
+        """Leaves out from now on whose user has not read in time, so that the others need not wait for it again.
 
-        Who does not read in time is left out from then on, so that the others need not wait for it again.
+        Returns how long it is until the next one's time is over (inf: there is none).
         """
         patience_s = self._config.max_processing_time_ms / 1000
-        waits_s = []
+        next_s = float("inf")
         for stream in streams:
-            if stream.ahead is not None and not stream.paused and not stream.expired:
-                left_s = stream.full_since_s + patience_s - now_s
+            if stream.ahead and not stream.paused and not stream.expired:
+                left_s = stream.unread_since_s + patience_s - now_s
                 if left_s > 0:
-                    waits_s.append(left_s)
+                    next_s = min(next_s, left_s)
                 else:
-                    stream.expired = True
+                    stream.expire()
                     self._owner._wake_threads()
-        self.unread = len(waits_s)
-        return min(waits_s, default=None)
+        return next_s
 
     # -- one request --------------------------------------------------------------------------
 
@@ -542,9 +544,4 @@ class _BrokerThread(threading.Thread):
 
 
 def _wants_more(stream: PartitionStream) -> bool:
-    return stream.ahead is None and not stream.paused and not stream.expired and stream.error is None
-
-
-def _on_its_own(fetched: Fetched) -> Fetched:
-    """With a copy of its bytes, so that one partition that is not read does not keep the reply of all the others."""
-    return replace(fetched, records=replace(fetched.records, buffer=memoryview(bytes(fetched.records.buffer))))
+    return not (stream.full or stream.paused or stream.expired or stream.error)

@@ -1,14 +1,16 @@
 """What a user reads from: one partition of a `Consumer`, as Arrow batches or as single messages.
 
-sarama's `PartitionConsumer` as its user sees it, with a queue of one reply in place of a channel. The consumer's
-threads put replies in; they are decoded here, in the user's thread. One thread reads a stream at a time; everything
-else (`pause`, `seek`, `close`, the properties) may be called from any.
+sarama's `PartitionConsumer` as its user sees it, with a queue of two replies in place of a channel: while one is read
+the next one comes. The consumer's threads put replies in; they are decoded here, in the user's thread. One thread
+reads a stream at a time; everything else (`pause`, `seek`, `close`, the properties) may be called from any.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -21,6 +23,7 @@ Decode = Callable[[Fetched, str], Iterator[pa.RecordBatch]]
 
 # A wait without an end still looks from time to time whether brokers have been failing for too long.
 _LONGEST_WAIT_S = 1.0
+_REPLIES_AHEAD = 2
 
 
 class ConsumerMessage(NamedTuple):
@@ -80,8 +83,8 @@ class PartitionStream:
         # Between the user's side and the consumer's threads, guarded by the lock. A new PartitionConsumer, after a
         # seek, makes what is on its way for the old one nobody's.
         self.source = partition
-        self.ahead: Fetched | None = None
-        self.full_since_s = 0.0
+        self.ahead: deque[Fetched] = deque()
+        self.unread_since_s = 0.0
         self.paused = False
         self.closed = False
         self.error: KafkaError | None = None
@@ -120,10 +123,20 @@ class PartitionStream:
                 return batch
         return None
 
+    def poll_reply(self) -> pa.RecordBatch | None:
+        """The next record batch of the reply that is read; None at its end, or when there is none yet."""
+        batches = self._take(Deadline.after_ms(0, self._clock))
+        return None if batches is None else self._next_decoded(batches)
+
     @property
     def readable(self) -> bool:
         """Whether `poll` would have something to say at once. Under the lock."""
-        return not self.paused and (self.ahead is not None or self._batches is not None or self.error is not None)
+        return not self.paused and (bool(self.ahead) or self._batches is not None or self.error is not None)
+
+    @property
+    def full(self) -> bool:
+        """Whether the user has to read before more is fetched. Under the lock."""
+        return len(self.ahead) >= _REPLIES_AHEAD
 
     def _take(self, deadline: Deadline) -> Iterator[pa.RecordBatch] | None:
         """The decoding of the reply that is read, or of the next one that comes; None when none came."""
@@ -132,12 +145,12 @@ class PartitionStream:
                 if not self.paused:
                     if self._batches is not None:
                         return self._batches
-                    self._raise_if_failed()
                     if self.expired:
                         self.expired = False
                         self._on_change(self)
-                    if self.ahead is not None:
-                        return self._begin(self.ahead)
+                    if self.ahead:
+                        return self._begin(self.ahead.popleft())
+                    self._raise_if_failed()
                 remaining_s = deadline.remaining_s()
                 if remaining_s <= 0:
                     return None
@@ -145,7 +158,7 @@ class PartitionStream:
         return None
 
     def _begin(self, fetched: Fetched) -> Iterator[pa.RecordBatch]:
-        self.ahead = None
+        self.unread_since_s = self._clock.now_s()
         self.position = fetched.position
         self._batches, self._batches_end = self._decode(fetched, self.name), fetched.next_offset
         self._on_read(self)
@@ -157,7 +170,8 @@ class PartitionStream:
         except KafkaError as error:
             with self._lock:
                 if self._batches is batches:
-                    self._batches = self.ahead = None
+                    self._batches = None
+                    self.ahead.clear()
                     self.stop(error)
             raise
         with self._lock:
@@ -193,6 +207,7 @@ class PartitionStream:
         """Reads nothing and fetches nothing until `resume`; what has come already is kept."""
         with self._lock:
             self.paused = True
+            self._keep_ahead()
 
     def resume(self) -> None:
         with self._lock:
@@ -211,7 +226,8 @@ class PartitionStream:
             self._seeks += 1
             self.source = self.source.at(offset)
             self.position = offset
-            self.ahead = self._batches = self.error = None
+            self._batches = self.error = None
+            self.ahead.clear()
             self.expired = False
             self._on_change(self)
 
@@ -219,7 +235,8 @@ class PartitionStream:
         """Stops reading; iterations end. What was fetched is dropped."""
         with self._lock:
             self.closed = True
-            self.ahead = self._batches = None
+            self._batches = None
+            self.ahead.clear()
             self._arrival.notify_all()
             self._on_change(self)
 
@@ -251,14 +268,29 @@ class PartitionStream:
     # -- the consumer's threads, under the lock -----------------------------------------------
 
     def put(self, fetched: Fetched, now_s: float) -> None:
-        self.ahead, self.full_since_s = fetched, now_s
+        if not self.ahead:
+            self.unread_since_s = now_s
+        self.ahead.append(fetched)
+        if self.paused:
+            self._keep_ahead()
         self._arrival.notify_all()
+
+    def expire(self) -> None:
+        """The user takes too long: it is not waited for any more."""
+        self.expired = True
+        self._keep_ahead()
+
+    def _keep_ahead(self) -> None:
+        """What may lie for long gets a copy of its bytes, for as views they keep what came with them, too."""
+        for nth, each in enumerate(self.ahead):
+            own = replace(each.records, buffer=memoryview(bytes(each.records.buffer)))
+            self.ahead[nth] = replace(each, records=own)
 
     def drop_ahead(self) -> None:
         """Gives back the memory of what nobody has read; it will be fetched again."""
-        if self.ahead is not None:
-            self.source = self.source.at(self.ahead.position)
-            self.ahead = None
+        if self.ahead:
+            self.source = self.source.at(self.ahead[0].position)
+            self.ahead.clear()
 
     def stop(self, error: KafkaError) -> None:
         self.error = error

@@ -2,7 +2,8 @@
 
 Each reads the same topic in a fresh process (`python -m tests.benchmarks.clients JOB NAME`), with one thread of its
 own and its default configuration, CRCs checked where it does so by default: a warm-up, then the records that count.
-`confluent-kafka*` is the same with a longer queue, refilled sooner. `undecoded` fetches as `protocol` does and throws
+`confluent-kafka*` is the same with a longer queue, refilled sooner. `protocol` is the `RangeConsumer` of Spark's tasks,
+`protocol, Consumer` the one for programs, which fetches in a thread. `undecoded` fetches as `protocol` does and throws
 the record batches away unseen: what the broker, the kernel and one receiving thread allow here.
 A record counts when it is a value the caller can use (a message object; in `protocol`, a row of Arrow columns).
 """
@@ -23,17 +24,21 @@ CONFLUENT, AIOKAFKA, KAFKA_PYTHON = "confluent-kafka", "aiokafka", "kafka-python
 CONFLUENT_TUNED = "confluent-kafka*"
 TUNED = {"queued.min.messages": 1_000_000, "fetch.queue.backoff.ms": 10}
 
+CONSUMER = f"{PROTOCOL}, Consumer"
 UNDECODED = "undecoded"
 
 # So that each takes some seconds: (records that count, records of warm-up) at most.
 AT_MOST = {
     PROTOCOL: (10_000_000, 500_000),
+    CONSUMER: (10_000_000, 500_000),
     UNDECODED: (10_000_000, 500_000),
     CONFLUENT: (1_000_000, 200_000),
     CONFLUENT_TUNED: (1_000_000, 200_000),
     AIOKAFKA: (400_000, 50_000),
     KAFKA_PYTHON: (150_000, 30_000),
 }
+
+COLUMNS = ("key", "value", "offset", "timestamp_ms", "timestamp_type")
 
 Read = Callable[[int], int]
 """Reads about so many records more, and says how many it read."""
@@ -82,13 +87,12 @@ def _protocol(job: Job, topic: Topic, warm_up: int, counted: int, *, decoded: bo
     host, port = job.bootstrap_servers.split(",")[0].split(":")
     client = Client(ClientConfig(bootstrap_servers=((host, int(port)),)))
     ends = list_offsets(client, {(topic.name, partition): LATEST for partition in range(topic.partitions)})
-    columns = ("key", "value", "offset", "timestamp_ms", "timestamp_type")
 
     def read(records: int) -> int:
         total = 0
         for (name, partition), end in ends.items():
             until = min(end.offset, -(-records // topic.partitions))
-            consumer = RangeConsumer(client, ConsumerConfig(), [Range(name, partition, 0, until)], columns=columns)
+            consumer = RangeConsumer(client, ConsumerConfig(), [Range(name, partition, 0, until)], columns=COLUMNS)
             total += rows(consumer)
         return total
 
@@ -96,6 +100,30 @@ def _protocol(job: Job, topic: Topic, warm_up: int, counted: int, *, decoded: bo
         return _timed(read, warm_up, counted)
     finally:
         client.close()
+
+
+def _consumer(job: Job, topic: Topic, warm_up: int, counted: int) -> tuple[float, float]:
+    from protocol.cluster.client import Client
+    from protocol.config import ClientConfig, ConsumerConfig
+    from protocol.consumer.consumer import Consumer
+    from protocol.consumer.list_offsets import EARLIEST
+
+    host, port = job.bootstrap_servers.split(",")[0].split(":")
+    with (
+        Client(ClientConfig(bootstrap_servers=((host, int(port)),))) as client,
+        Consumer(client, ConsumerConfig(), columns=COLUMNS) as consumer,
+    ):
+        consumer.consume_partitions({(topic.name, partition): EARLIEST for partition in range(topic.partitions)})
+
+        def read(records: int) -> int:
+            total = 0
+            for _, batch in consumer:
+                total += batch.num_rows
+                if total >= records:
+                    break
+            return total
+
+        return _timed(read, warm_up, counted)
 
 
 def _confluent(
@@ -172,6 +200,7 @@ async def _aiokafka_in_loop(job: Job, topic: Topic, warm_up: int, counted: int) 
 
 _READERS: dict[str, Callable[[Job, Topic, int, int], tuple[float, float]]] = {
     PROTOCOL: _protocol,
+    CONSUMER: _consumer,
     UNDECODED: partial(_protocol, decoded=False),
     CONFLUENT: _confluent,
     CONFLUENT_TUNED: partial(_confluent, settings=TUNED),

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -226,6 +227,25 @@ class TestSteering:
                 assert len(list(stream.messages(300))) == 60
                 stream.close()
 
+    def test_what_came_before_the_offset_that_is_gone_is_read_first(
+        self, kafka: LocalKafka, topic: TopicFactory, client: Client
+    ) -> None:
+        """Two replies are ahead of the user when the third is refused."""
+        name = topic(1)
+        produce(kafka, name, range(100), settings={"batch.num.messages": 10})
+        with consumer_of(client, {"max.partition.fetch.bytes": 1}) as consumer:
+            stream = consumer.consume_partition(name, 0, EARLIEST)
+            wait_for(lambda: stream.full)
+            admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
+            admin.delete_records([TopicPartition(name, 0, 60)])[TopicPartition(name, 0)].result()
+            assert offsets_of(stream.poll(10_000)) == list(range(10))
+            wait_for(lambda: stream.error is not None)
+            assert offsets_of(stream.poll(10_000)) == list(range(10, 20))
+            with pytest.raises(DataLoss, match=r"offset 20 is not in the log .* \[60, 100\)") as told:
+                stream.poll(10_000)
+            stream.seek(told.value.context["log_start_offset"])
+            assert offsets_of(stream.poll(10_000)) == list(range(60, 70))
+
 
 class TestSlowUsers:
     def test_one_of_ten_that_does_not_read_keeps_nobody_waiting(
@@ -240,7 +260,7 @@ class TestSlowUsers:
             stuck = streams.pop((name, 3))
             found = {stream.partition: self.read(stream, 2_000) for stream in streams.values()}
             assert all(offsets == list(range(2_000)) for offsets in found.values())
-            assert stuck.expired
+            wait_for(lambda: stuck.expired)
             assert self.read(stuck, 2_000) == list(range(2_000))
             assert not stuck.expired
 
@@ -270,15 +290,29 @@ class TestSlowUsers:
             assert time.monotonic() - started_s < 8
             assert consumer.fetches > 60
 
+    def test_partitions_take_turns_reply_by_reply(self, kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
+        """So that a broker is asked for all of them again as soon as the first reply of each is being read."""
+        name = topic(3, replication_factor=1)
+        produce(kafka, name, range(150), 3, settings={"batch.num.messages": 10})
+        with consumer_of(client, {"max.partition.fetch.bytes": 1, "max.processing.time.ms": 60_000}) as consumer:
+            streams = consumer.consume_partitions({(name, number): EARLIEST for number in range(3)}).values()
+            for _ in range(3):
+                wait_for(lambda: all(stream.full for stream in streams))
+                turns = [read[0].partition for read in (consumer.poll(10_000) for _ in range(3)) if read is not None]
+                assert sorted(turns) == [0, 1, 2]
+
     def test_what_waits_for_a_user_holds_no_bytes_of_other_partitions(
         self, kafka: LocalKafka, topic: TopicFactory, client: Client
     ) -> None:
         name = topic(6, replication_factor=1)
         produce(kafka, name, range(600), 6)
-        with consumer_of(client) as consumer:
+        with consumer_of(client, {"max.processing.time.ms": 2_000}) as consumer:
             streams = consumer.consume_partitions({(name, number): EARLIEST for number in range(6)}).values()
-            wait_for(lambda: all(stream.ahead is not None for stream in streams))
-            views = [stream.ahead.records.buffer for stream in streams if stream.ahead is not None]
+            wait_for(lambda: all(stream.ahead for stream in streams))
+            produce(kafka, name, range(600), 6)
+            wait_for(lambda: all(stream.expired for stream in streams))
+            views = [fetched.records.buffer for stream in streams for fetched in stream.ahead]
+            assert any(stream.full for stream in streams)
             assert [len(view.obj) for view in views] == [view.nbytes for view in views]
 
     @staticmethod
@@ -289,6 +323,12 @@ class TestSlowUsers:
             assert batch is not None, f"{stream.name} has brought {len(offsets)} of {rows} rows"
             offsets += batch.column("offset").to_pylist()
         return offsets
+
+
+def offsets_of(batch: pa.RecordBatch | None) -> list[int]:
+    assert batch is not None
+    offsets: list[int] = batch.column("offset").to_pylist()
+    return offsets
 
 
 _THOUSAND = """
