@@ -1,4 +1,4 @@
-"""All rows of some partitions, as this package, librdkafka, the Java consumer and sarama read them, byte for byte."""
+"""All rows of some partitions, as this package, librdkafka and the Java consumer read them, byte for byte."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def rows_of_librdkafka(kafka: LocalKafka, partitions: Sequence[Partition], isola
 
 
 def messages_to_the_end(kafka: LocalKafka, partitions: Sequence[Partition], isolation_level: str) -> Iterator[Any]:
-    settings = {"bootstrap.servers": kafka.bootstrap_servers, "group.id": "scripts", "enable.auto.commit": False}
+    settings = {"bootstrap.servers": kafka.bootstrap_servers, "group.id": "whole-rows", "enable.auto.commit": False}
     consumer = Consumer({**settings, "isolation.level": isolation_level, "enable.partition.eof": True})
     missing = set(partitions)
     give_up_s = time.monotonic() + 120

@@ -47,8 +47,9 @@ class Consumer:
     Parameters
     ----------
     columns : of `protocol.records.decode`, what record batches have; `offset` always.
-    buffer_memory_bytes : about how much is fetched ahead of all users together. When it is full, streams that have
-        not been read for `max.processing.time.ms` give theirs back.
+    buffer_memory_bytes : about how much is fetched ahead of all users together, beside what each of them is reading.
+        When it is full and somebody waits, streams that have not been read for `max.processing.time.ms` give theirs
+        back.
     """
 
     def __init__(
@@ -72,6 +73,8 @@ class Consumer:
         # In the order of their arrival.
         self._arrived: dict[PartitionStream, None] = {}
         self._current: PartitionStream | None = None
+        # Somebody waits for any of them.
+        self._awaited = False
         self._streams: dict[TopicPartition, PartitionStream] = {}
         self._threads: dict[Broker, _BrokerThread] = {}
         self._closed = False
@@ -179,13 +182,17 @@ class Consumer:
                 # Somebody waits for all of them, so none of them is left unread.
                 for stream in self._streams.values():
                     if stream.expired and not stream.paused:
-                        stream.expired = False
-                        self._changed(stream)
+                        stream.revive()
                 late = next((stream for stream in self._streams.values() if stream.overdue), None)
                 remaining_s = deadline.remaining_s()
                 if late is not None or remaining_s <= 0:
                     return late
-                self._arrival.wait(min(remaining_s, 1.0))
+                self._awaited = True
+                self._wake_threads()
+                try:
+                    self._arrival.wait(min(remaining_s, 1.0))
+                finally:
+                    self._awaited = False
         return None
 
     def __iter__(self) -> Iterator[tuple[PartitionStream, pa.RecordBatch]]:
@@ -219,9 +226,9 @@ class Consumer:
     # -- between streams and threads, under the lock -------------------------------------------
 
     def _was_read(self, stream: PartitionStream) -> None:
-        """A stream has room for a reply. Threads look through all streams, so they are woken only when it matters."""
+        """A reply is about to be read. Threads look through all streams, so they are woken only when it matters."""
         for thread in self._threads.values():
-            if thread.broker == stream.source.broker:
+            if stream.full and thread.broker == stream.source.broker:
                 thread.unread -= 1
             if thread.unread <= 0:
                 thread.work.notify()
@@ -250,10 +257,10 @@ class Consumer:
     def _held_bytes(self) -> int:
         return sum(each.records.buffer.nbytes for stream in self._streams.values() for each in stream.ahead)
 
-    def _room_bytes(self) -> int:
-        """What may still be fetched ahead; what nobody reads makes room for what somebody might."""
+    def _room_bytes(self, asked: Collection[PartitionStream] = ()) -> int:
+        """What may still be fetched ahead. What nobody reads makes room for what somebody waits for."""
         room = self._buffer_memory_bytes - self._held_bytes()
-        if room <= 0:
+        if room <= 0 and (self._awaited or any(stream.awaited for stream in asked)):
             for stream in self._streams.values():
                 if stream.expired or stream.paused:
                     stream.drop_ahead()
@@ -372,7 +379,7 @@ class _BrokerThread(threading.Thread):
         self.consumer = BrokerConsumer(broker, owner._config, sessions=True)
         self.work = threading.Condition(owner._lock)
         self.broker = broker
-        # So many users are waited for; 0: something else is, such as memory.
+        # So many streams are full, and their users waited for; 0: something else is, such as memory.
         self.unread = 0
         self._owner = owner
         self._client = owner._client
@@ -426,11 +433,11 @@ class _BrokerThread(threading.Thread):
                 elif now_s - idle_since_s >= _LINGER_S:
                     del owner._threads[self.broker]
                     return None
-                wait_s = min(self._expire_unread(mine, now_s), _LINGER_S)
+                wait_s = min(self._expire_unread(owner._streams.values(), now_s), _LINGER_S)
                 self.unread = sum(each.full and not (each.paused or each.expired) for each in mine)
                 if not self.unread:
                     ready = [each for each in mine if _wants_more(each)]
-                    if ready and self._muted_until_s <= now_s and owner._room_bytes() > 0:
+                    if ready and self._muted_until_s <= now_s and owner._room_bytes(ready) > 0:
                         return ready
                     # Whoever reads, resumes or gives back memory says so.
                     if self._muted_until_s > now_s:
@@ -458,13 +465,14 @@ class _BrokerThread(threading.Thread):
         patience_s = self._config.max_processing_time_ms / 1000
         next_s = float("inf")
         for stream in streams:
-            if stream.ahead and not stream.paused and not stream.expired:
+            if stream.unread and not stream.paused and not stream.expired:
                 left_s = stream.unread_since_s + patience_s - now_s
                 if left_s > 0:
                     next_s = min(next_s, left_s)
                 else:
                     stream.expire()
-                    self._owner._wake_threads()
+                    if stream.expired:
+                        self._owner._wake_threads()
         return next_s
 
     # -- one request --------------------------------------------------------------------------

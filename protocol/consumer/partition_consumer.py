@@ -37,11 +37,15 @@ class LogTruncated(DataLoss):
 
 @dataclass(frozen=True)
 class Fetched:
-    """What one reply brought for a partition: `records` cover [position, next_offset)."""
+    """What one reply brought for a partition: `records` cover [position, next_offset).
+
+    `epoch_before` is the leader epoch of the last record before `position`, -1 if unknown.
+    """
 
     records: Scan
     position: int
     next_offset: int
+    epoch_before: int
     aborted_transactions: list[dict[str, Any]] | None
     high_watermark: int
     last_stable_offset: int
@@ -145,10 +149,11 @@ class PartitionConsumer:
         self.last_epoch = NO_EPOCH
         self._at_least_bytes = 0
 
-    def at(self, offset: int) -> PartitionConsumer:
+    def at(self, offset: int, epoch_before: int = NO_EPOCH) -> PartitionConsumer:
         """Another one at `offset`, with all that is known of the partition; a reply to this one leaves it alone."""
         other = copy(self)
         other.seek(offset)
+        other.last_epoch = epoch_before
         return other
 
     def postpone(self, error: KafkaError, now_s: float) -> None:
@@ -199,13 +204,14 @@ class PartitionConsumer:
             raise ProtocolError(
                 f"{self.name}: {broker} sent only records before offset {position}, which were not asked for"
             )
-        self.last_epoch = int(scanned.headers["partition_leader_epoch"][-1])
+        epoch_before, self.last_epoch = self.last_epoch, int(scanned.headers["partition_leader_epoch"][-1])
         self._record_bytes[self.topic] = max(1.0, len(records) / (self.position - position))
         self._at_least_bytes = 0
         return Fetched(
             records=scanned,
             position=position,
             next_offset=self.position,
+            epoch_before=epoch_before,
             aborted_transactions=row["aborted_transactions"],
             high_watermark=self.high_watermark,
             last_stable_offset=self.last_stable_offset,

@@ -51,6 +51,7 @@ class PartitionStream:
     ----------
     position : offset of the next record that the user gets, or of one before it that is not there.
     expired : the user did not read for `max.processing.time.ms`, so it is left out of the fetches until the next read.
+    awaited : the user waits for it just now.
     """
 
     def __init__(
@@ -78,13 +79,15 @@ class PartitionStream:
         self._on_read = on_read
         self._on_change = on_change
         self._seeks = 0
+        # The reply that is read, and what is left of it; both or neither.
+        self._reading: Fetched | None = None
         self._batches: Iterator[pa.RecordBatch] | None = None
-        self._batches_end = 0
         # Between the user's side and the consumer's threads, guarded by the lock. A new PartitionConsumer, after a
         # seek, makes what is on its way for the old one nobody's.
         self.source = partition
         self.ahead: deque[Fetched] = deque()
         self.unread_since_s = 0.0
+        self.awaited = False
         self.paused = False
         self.closed = False
         self.error: KafkaError | None = None
@@ -131,7 +134,12 @@ class PartitionStream:
     @property
     def readable(self) -> bool:
         """Whether `poll` would have something to say at once. Under the lock."""
-        return not self.paused and (bool(self.ahead) or self._batches is not None or self.error is not None)
+        return not (self.paused or self.closed) and (self.unread or self.error is not None)
+
+    @property
+    def unread(self) -> bool:
+        """Whether there is something that the user has not read. Under the lock."""
+        return self._batches is not None or bool(self.ahead)
 
     @property
     def full(self) -> bool:
@@ -143,50 +151,66 @@ class PartitionStream:
         with self._lock:
             while not self.closed:
                 if not self.paused:
+                    if self.expired:
+                        self.revive()
                     if self._batches is not None:
                         return self._batches
-                    if self.expired:
-                        self.expired = False
-                        self._on_change(self)
                     if self.ahead:
+                        self._on_read(self)
                         return self._begin(self.ahead.popleft())
                     self._raise_if_failed()
                 remaining_s = deadline.remaining_s()
                 if remaining_s <= 0:
                     return None
-                self._arrival.wait(min(remaining_s, _LONGEST_WAIT_S))
+                self.awaited = True
+                self._on_change(self)
+                try:
+                    self._arrival.wait(min(remaining_s, _LONGEST_WAIT_S))
+                finally:
+                    self.awaited = False
         return None
 
     def _begin(self, fetched: Fetched) -> Iterator[pa.RecordBatch]:
-        self.unread_since_s = self._clock.now_s()
         self.position = fetched.position
-        self._batches, self._batches_end = self._decode(fetched, self.name), fetched.next_offset
-        self._on_read(self)
+        self.unread_since_s = self._clock.now_s()
+        self._reading, self._batches = fetched, self._decode(fetched, self.name)
         return self._batches
 
     def _next_decoded(self, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch | None:
         try:
             batch = next(batches, None)
-        except KafkaError as error:
+        except BaseException as error:
             with self._lock:
-                if self._batches is batches:
-                    self._batches = None
-                    self.ahead.clear()
-                    self.stop(error)
+                if self._batches is not batches:
+                    return None  # somebody has called seek or close
+                if isinstance(error, KafkaError):
+                    self._refuse(error)
+                elif self._reading is not None:
+                    # Such as Ctrl-C: the user may read on, but no generator goes on after an exception.
+                    self._begin(replace(self._reading, position=self.position))
             raise
         with self._lock:
-            if self._batches is not batches:
-                return None  # somebody has called seek or close
+            if self._batches is not batches or self._reading is None:
+                return None
+            self.unread_since_s = self._clock.now_s()
             if batch is None:
-                self._batches, self.position = None, self._batches_end
+                self.position = self._reading.next_offset
+                self._reading = self._batches = None
             else:
                 self.position = batch.column("offset")[-1].as_py() + 1
         return batch
 
+    def _refuse(self, error: KafkaError) -> None:
+        """What was read cannot be decoded: nothing behind it is given out, neither what is ahead nor on its way."""
+        self._reading = self._batches = None
+        self.ahead.clear()
+        self.source = self.source.at(self.position)
+        self.stop(error)
+
     @property
     def overdue(self) -> bool:
         """Whether brokers have been failing for too long. Under the lock."""
-        failing = self.source.failure is not None and not self.paused and not self.closed
+        failing = self.source.failure is not None and not (self.error or self.paused or self.closed)
         return failing and self._clock.now_s() - self.source.failing_since_s > self._patience_s
 
     def _raise_if_failed(self) -> None:
@@ -207,13 +231,13 @@ class PartitionStream:
         """Reads nothing and fetches nothing until `resume`; what has come already is kept."""
         with self._lock:
             self.paused = True
-            self._keep_ahead()
+            self._keep_unread()
 
     def resume(self) -> None:
         with self._lock:
             self.paused = False
             self._arrival.notify_all()
-            self._on_change(self)
+            self.revive()
 
     def seek(self, offset: int) -> None:
         """The next record is the one at `offset`, or the first after it. Clears an error.
@@ -226,7 +250,7 @@ class PartitionStream:
             self._seeks += 1
             self.source = self.source.at(offset)
             self.position = offset
-            self._batches = self.error = None
+            self._reading = self._batches = self.error = None
             self.ahead.clear()
             self.expired = False
             self._on_change(self)
@@ -235,7 +259,7 @@ class PartitionStream:
         """Stops reading; iterations end. What was fetched is dropped."""
         with self._lock:
             self.closed = True
-            self._batches = None
+            self._reading = self._batches = None
             self.ahead.clear()
             self._arrival.notify_all()
             self._on_change(self)
@@ -268,33 +292,50 @@ class PartitionStream:
     # -- the consumer's threads, under the lock -----------------------------------------------
 
     def put(self, fetched: Fetched, now_s: float) -> None:
-        if not self.ahead:
+        if not self.unread:
             self.unread_since_s = now_s
-        self.ahead.append(fetched)
-        if self.paused:
-            self._keep_ahead()
+        self.ahead.append(_on_its_own(fetched) if self.paused or self.expired else fetched)
         self._arrival.notify_all()
 
     def expire(self) -> None:
-        """The user takes too long: it is not waited for any more."""
-        self.expired = True
-        self._keep_ahead()
+        """The user takes too long. With something ahead, nothing is fetched for it any more."""
+        self.expired = bool(self.ahead)
+        self._keep_unread()
 
-    def _keep_ahead(self) -> None:
-        """What may lie for long gets a copy of its bytes, for as views they keep what came with them, too."""
-        for nth, each in enumerate(self.ahead):
-            own = replace(each.records, buffer=memoryview(bytes(each.records.buffer)))
-            self.ahead[nth] = replace(each, records=own)
+    def revive(self) -> None:
+        """The user is back. What went wrong meanwhile was not for long: nobody was asking."""
+        self.expired = False
+        self.unread_since_s = self.source.failing_since_s = self._clock.now_s()
+        self._on_change(self)
+
+    def _keep_unread(self) -> None:
+        """What may lie for long gets a copy of its bytes: as a view it keeps what came with it for other partitions."""
+        self.ahead = deque(map(_on_its_own, self.ahead))
+        if self._reading is not None:
+            own = _on_its_own(self._reading)
+            if own is not self._reading:
+                self._begin(replace(own, position=self.position))
 
     def drop_ahead(self) -> None:
-        """Gives back the memory of what nobody has read; it will be fetched again."""
+        """Gives back the memory of what nobody has read; it will be fetched again, and what came behind it, an error,
+        will be told again."""
         if self.ahead:
-            self.source = self.source.at(self.ahead[0].position)
+            first = self.ahead[0]
+            self.source = self.source.at(first.position, first.epoch_before)
             self.ahead.clear()
+            self.error = None
+            self._on_change(self)
 
     def stop(self, error: KafkaError) -> None:
         self.error = error
         self._arrival.notify_all()
+
+
+def _on_its_own(fetched: Fetched) -> Fetched:
+    view = fetched.records.buffer
+    if view.nbytes == memoryview(view.obj).nbytes:
+        return fetched
+    return replace(fetched, records=replace(fetched.records, buffer=memoryview(bytes(view))))
 
 
 def messages_of(topic: str, partition: int, batch: pa.RecordBatch) -> Iterator[ConsumerMessage]:

@@ -19,20 +19,13 @@ FOLDER = Path(__file__).parent
 
 
 def build(into: Path) -> Path:
-    """The program; without Go, or when sarama cannot be had, the test is skipped and says why."""
-    go = shutil.which("go")
-    if go is None:
-        pytest.skip("no Go on the PATH to build sarama with")
+    """The program; without Go, or when sarama cannot be fetched, the test is skipped and says why."""
     program = into / "sarama"
-    built = subprocess.run(
-        [go, "build", "-buildvcs=false", "-o", str(program), "."],
-        cwd=FOLDER,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    if built.returncode:
-        pytest.skip(f"Go does not build the sarama program: {built.stderr.strip()}")
+    if shutil.which("go") is None:
+        pytest.skip("no Go on the PATH to build sarama with")
+    if fetched := _go("mod", "download"):
+        pytest.skip(f"Go cannot fetch sarama: {fetched}")
+    assert not _go("build", "-buildvcs=false", "-o", str(program), ".")
     return program
 
 
@@ -44,8 +37,7 @@ def produce(program: Path, kafka: LocalKafka, written: Rows) -> None:
 
 def rows_of_sarama(program: Path, kafka: LocalKafka, partitions: Sequence[Partition], count: int) -> Rows:
     """All `count` rows of the partitions of one topic; sarama does not tell their timestamp type: 0."""
-    ((topic, *others),) = [{topic for topic, _ in partitions}]
-    assert not others
+    (topic,) = {topic for topic, _ in partitions}
     rows: Rows = {}
     for line in _run(program, "consume", kafka, topic, str(count)).splitlines():
         found = json.loads(line)
@@ -69,6 +61,12 @@ def _lines_of(written: Rows) -> dict[str, list[str]]:
             }
             lines.setdefault(topic, []).append(json.dumps(row))
     return lines
+
+
+def _go(*arguments: str) -> str:
+    """What went wrong; nothing if all is well."""
+    ended = subprocess.run(["go", *arguments], cwd=FOLDER, capture_output=True, text=True, timeout=300)
+    return ended.stderr.strip() if ended.returncode else ""
 
 
 def _run(program: Path, command: str, kafka: LocalKafka, *arguments: str, given: str = "") -> str:

@@ -8,7 +8,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -300,6 +302,22 @@ class TestSlowUsers:
                 wait_for(lambda: all(stream.full for stream in streams))
                 turns = [read[0].partition for read in (consumer.poll(10_000) for _ in range(3)) if read is not None]
                 assert sorted(turns) == [0, 1, 2]
+
+    def test_a_slow_user_of_many_partitions_reads_all_of_them(
+        self, kafka: LocalKafka, topic: TopicFactory, client: Client
+    ) -> None:
+        """Memory is full and everybody has waited too long: what is fetched waits for its turn and is not dropped."""
+        name = topic(6, replication_factor=1)
+        produce(kafka, name, range(12_000), 6, size=100, settings={"batch.size": 2_000})
+        properties = {"max.partition.fetch.bytes": 10_000, "max.processing.time.ms": 1}
+        turns: Counter[int] = Counter()
+        with consumer_of(client, properties, buffer_memory_bytes=15_000) as consumer:
+            consumer.consume_partitions({(name, number): EARLIEST for number in range(6)})
+            for stream, _ in islice(consumer, 60):
+                turns[stream.partition] += 1
+                time.sleep(0.005)
+        assert len(turns) == 6
+        assert min(turns.values()) >= 5
 
     def test_what_waits_for_a_user_holds_no_bytes_of_other_partitions(
         self, kafka: LocalKafka, topic: TopicFactory, client: Client

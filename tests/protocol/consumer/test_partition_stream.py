@@ -1,0 +1,169 @@
+"""A stream between its user and the consumer's threads, without either: nothing is lost, repeated or kept too long."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from protocol.clock import Clock
+from protocol.config import ConsumerConfig
+from protocol.consumer.partition_consumer import Fetched, PartitionConsumer
+from protocol.consumer.partition_stream import PartitionStream
+from protocol.errors import ConnectionLost, Corrupt, DataLoss
+from protocol.records.decode import decode
+from protocol.records.scan import scan
+from tests.protocol.consumer.consuming import records
+
+Decode = Callable[[Fetched, str], Iterator[pa.RecordBatch]]
+
+
+class ManualClock(Clock):
+    def __init__(self) -> None:
+        self.at_s = 0.0
+
+    def now_s(self) -> float:
+        return self.at_s
+
+
+def decoded(fetched: Fetched, where: str) -> Iterator[pa.RecordBatch]:
+    """Five rows at a time, from the bytes."""
+    for batch in decode(
+        fetched.records, first_offset=fetched.position, end_offset=fetched.next_offset, columns=["offset"], where=where
+    ):
+        for first in range(0, batch.num_rows, 5):
+            yield batch.slice(first, 5)
+
+
+def stream_of(decode_: Decode = decoded, clock: Clock | None = None) -> PartitionStream:
+    # What the consumer's threads call is called under the lock: this thread has it all the time.
+    lock: Any = threading.RLock()
+    lock.acquire()
+    return PartitionStream(
+        PartitionConsumer("orders", 0, 0, ConsumerConfig()),
+        lock,
+        clock or ManualClock(),
+        patience_s=60,
+        read_committed=False,
+        decode=decode_,
+        on_read=lambda _: None,
+        on_change=lambda _: None,
+    )
+
+
+def fetched(first: int, count: int = 10, *, before: int = 0, epoch: int = 7) -> Fetched:
+    """A reply's part of so many records, with `before` bytes of other partitions in front of it."""
+    frame = memoryview(bytes(before) + records(first, count))
+    return Fetched(scan(frame[before:]), first, first + count, epoch, None, 1_000, 1_000, 0)
+
+
+def corrupt(part: Fetched) -> Fetched:
+    broken = bytearray(part.records.buffer)
+    broken[-1] ^= 1
+    return Fetched(scan(broken), part.position, part.next_offset, 7, None, 1_000, 1_000, 0)
+
+
+def read(stream: PartitionStream) -> list[int]:
+    batch = stream.poll(0)
+    assert batch is not None
+    offsets: list[int] = batch.column("offset").to_pylist()
+    return offsets
+
+
+def test_after_a_reply_that_is_corrupt_nothing_behind_it_is_read() -> None:
+    """Neither what is ahead nor what is on its way: the error stays until the user says where to go on."""
+    stream = stream_of()
+    stream.put(corrupt(fetched(0)), 0)
+    stream.put(fetched(10), 0)
+    on_its_way = stream.source
+    for _ in range(2):
+        with pytest.raises(Corrupt):
+            stream.poll(0)
+    assert stream.source is not on_its_way, "a reply to it is nobody's"
+    assert (stream.position, stream.source.position, list(stream.ahead)) == (0, 0, [])
+
+
+def test_an_error_that_is_dropped_with_what_came_before_it_is_told_again() -> None:
+    """Not at once: the records before it would be skipped by who goes on behind it."""
+    stream = stream_of()
+    stream.put(fetched(0), 0)
+    stream.put(fetched(10), 0)
+    stream.stop(DataLoss("offset 20 is not in the log"))
+    stream.expire()
+    stream.drop_ahead()
+    assert stream.poll(0) is None
+    assert (stream.source.position, stream.source.last_epoch) == (0, 7)
+
+
+def test_what_is_left_of_a_reply_is_read_after_ctrl_c() -> None:
+    interrupts = iter([KeyboardInterrupt()])
+
+    def interrupted(part: Fetched, where: str) -> Iterator[pa.RecordBatch]:
+        for batch in decoded(part, where):
+            yield batch
+            for interrupt in interrupts:
+                raise interrupt
+
+    stream = stream_of(interrupted)
+    stream.put(fetched(0), 0)
+    stream.put(fetched(10), 0)
+    assert read(stream) == [0, 1, 2, 3, 4]
+    with pytest.raises(KeyboardInterrupt):
+        stream.poll(0)
+    assert [offset for _ in range(3) for offset in read(stream)] == list(range(5, 20))
+
+
+@pytest.mark.parametrize("leave", [PartitionStream.expire, PartitionStream.pause])
+def test_who_leaves_in_the_middle_of_a_reply_keeps_only_its_own_bytes(leave: Callable[[PartitionStream], None]) -> None:
+    seen: list[Fetched] = []
+
+    def noted(part: Fetched, where: str) -> Iterator[pa.RecordBatch]:
+        seen.append(part)
+        return decoded(part, where)
+
+    stream = stream_of(noted)
+    stream.put(fetched(0, before=1_000), 0)
+    assert read(stream) == [0, 1, 2, 3, 4]
+    leave(stream)
+    leave(stream)
+    stream.put(fetched(10, before=1_000), 0)
+    stream.resume()
+    assert [offset for _ in range(2) for offset in read(stream)] == [5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
+    assert [part.records.buffer.nbytes == len(part.records.buffer.obj) for part in seen[:2]] == [False, True]
+
+
+def test_who_reads_slowly_and_has_nothing_ahead_is_fetched_for() -> None:
+    stream = stream_of()
+    stream.put(fetched(0), 0)
+    read(stream)
+    stream.expire()
+    assert not stream.expired
+    stream.put(fetched(10), 0)
+    stream.expire()
+    assert stream.expired
+    read(stream)
+    assert not stream.expired
+
+
+def test_a_closed_stream_has_nothing_to_say() -> None:
+    stream = stream_of()
+    stream.stop(DataLoss("gone"))
+    assert stream.readable
+    stream.close()
+    assert not stream.readable
+    assert stream.poll(0) is None
+
+
+def test_brokers_that_were_not_asked_meanwhile_have_not_failed_for_so_long() -> None:
+    """One Fetch failed; then nobody was asked, since the user did not read."""
+    clock = ManualClock()
+    stream = stream_of(clock=clock)
+    stream.put(fetched(0), 0)
+    stream.source.postpone(ConnectionLost("broken"), clock.now_s())
+    stream.expire()
+    clock.at_s = 70
+    assert [offset for _ in range(2) for offset in read(stream)] == list(range(10))
+    assert stream.poll(0) is None
