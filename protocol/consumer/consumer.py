@@ -37,6 +37,7 @@ BUFFER_MEMORY_BYTES = 64 * 1024 * 1024
 # A broker whose last partition has left keeps its thread for a while: leaders come back, and failures pass.
 _LINGER_S = 5.0
 _CLOSE_SESSION_MS = 1_000
+_LOOK_FOR_LATE_S = 1.0
 
 _numbers = itertools.count()
 
@@ -73,8 +74,9 @@ class Consumer:
         # In the order of their arrival.
         self._arrived: dict[PartitionStream, None] = {}
         self._current: PartitionStream | None = None
-        # Somebody waits for any of them.
-        self._awaited = False
+        # Somebody has asked for any of them and got nothing, since the last reply.
+        self._wanted = False
+        self._looked_for_late_s = 0.0
         self._streams: dict[TopicPartition, PartitionStream] = {}
         self._threads: dict[Broker, _BrokerThread] = {}
         self._closed = False
@@ -159,14 +161,23 @@ class Consumer:
         while (stream := self._next_arrived(deadline)) is not None:
             # After an error, which is raised once here, the others have their turn.
             self._current = None
-            batch = stream.poll_reply()
+            try:
+                batch = stream.poll_reply()
+            except KafkaError:
+                raise
+            except BaseException:
+                self._comes_again(stream)
+                raise
             if batch is not None:
                 self._current = stream
                 return stream, batch
-            with self._lock:
-                if stream.readable:
-                    self._announce(stream)
+            self._comes_again(stream)
         return None
+
+    def _comes_again(self, stream: PartitionStream) -> None:
+        with self._lock:
+            if stream.readable:
+                self._announce(stream)
 
     def _next_arrived(self, deadline: Deadline) -> PartitionStream | None:
         with self._lock:
@@ -174,6 +185,8 @@ class Consumer:
                 # A reply is read to its end, so that few are in memory unpacked.
                 if self._current is not None and self._current.readable:
                     return self._current
+                if (late := self._late()) is not None:
+                    return late
                 while self._arrived:
                     stream = next(iter(self._arrived))
                     del self._arrived[stream]
@@ -183,17 +196,26 @@ class Consumer:
                 for stream in self._streams.values():
                     if stream.expired and not stream.paused:
                         stream.revive()
-                late = next((stream for stream in self._streams.values() if stream.overdue), None)
+                if self._arrived:
+                    continue
+                if not self._wanted:
+                    self._wanted = True
+                    self._wake_threads()
                 remaining_s = deadline.remaining_s()
-                if late is not None or remaining_s <= 0:
-                    return late
-                self._awaited = True
-                self._wake_threads()
-                try:
-                    self._arrival.wait(min(remaining_s, 1.0))
-                finally:
-                    self._awaited = False
+                if remaining_s <= 0:
+                    return None
+                self._arrival.wait(min(remaining_s, _LOOK_FOR_LATE_S))
         return None
+
+    def _late(self) -> PartitionStream | None:
+        """One whose brokers have been failing for too long; looked for from time to time, since there may be many."""
+        now_s = self._client.clock.now_s()
+        if now_s - self._looked_for_late_s < _LOOK_FOR_LATE_S:
+            return None
+        late = next((stream for stream in self._streams.values() if stream.overdue), None)
+        if late is None:
+            self._looked_for_late_s = now_s
+        return late
 
     def __iter__(self) -> Iterator[tuple[PartitionStream, pa.RecordBatch]]:
         while (read := self.poll()) is not None:
@@ -247,6 +269,7 @@ class Consumer:
 
     def _announce(self, stream: PartitionStream) -> None:
         self._arrived[stream] = None
+        self._wanted = False
         self._arrival.notify()
 
     def _wake_threads(self) -> None:
@@ -260,7 +283,7 @@ class Consumer:
     def _room_bytes(self, asked: Collection[PartitionStream] = ()) -> int:
         """What may still be fetched ahead. What nobody reads makes room for what somebody waits for."""
         room = self._buffer_memory_bytes - self._held_bytes()
-        if room <= 0 and (self._awaited or any(stream.awaited for stream in asked)):
+        if room <= 0 and (self._wanted or any(stream.wanted for stream in asked)):
             for stream in self._streams.values():
                 if stream.expired or stream.paused:
                     stream.drop_ahead()

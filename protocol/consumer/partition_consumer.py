@@ -154,6 +154,9 @@ class PartitionConsumer:
         other = copy(self)
         other.seek(offset)
         other.last_epoch = epoch_before
+        if other.broker is not None and other.broker.node_id != other.preferred_replica:
+            # A broker's thread may be in the middle of a change of both.
+            other.preferred_replica = NO_REPLICA
         return other
 
     def postpone(self, error: KafkaError, now_s: float) -> None:

@@ -51,7 +51,7 @@ class PartitionStream:
     ----------
     position : offset of the next record that the user gets, or of one before it that is not there.
     expired : the user did not read for `max.processing.time.ms`, so it is left out of the fetches until the next read.
-    awaited : the user waits for it just now.
+    wanted : the user has asked and got nothing, since the last reply.
     """
 
     def __init__(
@@ -87,7 +87,8 @@ class PartitionStream:
         self.source = partition
         self.ahead: deque[Fetched] = deque()
         self.unread_since_s = 0.0
-        self.awaited = False
+        self.wanted = False
+        self._away_since_s = 0.0
         self.paused = False
         self.closed = False
         self.error: KafkaError | None = None
@@ -128,7 +129,8 @@ class PartitionStream:
 
     def poll_reply(self) -> pa.RecordBatch | None:
         """The next record batch of the reply that is read; None at its end, or when there is none yet."""
-        batches = self._take(Deadline.after_ms(0, self._clock))
+        with self._lock:
+            batches = self._take_what_is_there()
         return None if batches is None else self._next_decoded(batches)
 
     @property
@@ -149,25 +151,27 @@ class PartitionStream:
     def _take(self, deadline: Deadline) -> Iterator[pa.RecordBatch] | None:
         """The decoding of the reply that is read, or of the next one that comes; None when none came."""
         with self._lock:
-            while not self.closed:
-                if not self.paused:
-                    if self.expired:
-                        self.revive()
-                    if self._batches is not None:
-                        return self._batches
-                    if self.ahead:
-                        self._on_read(self)
-                        return self._begin(self.ahead.popleft())
-                    self._raise_if_failed()
+            while (batches := self._take_what_is_there()) is None and not self.closed:
+                if not (self.wanted or self.paused):
+                    self.wanted = True
+                    self._on_change(self)
                 remaining_s = deadline.remaining_s()
                 if remaining_s <= 0:
                     return None
-                self.awaited = True
-                self._on_change(self)
-                try:
-                    self._arrival.wait(min(remaining_s, _LONGEST_WAIT_S))
-                finally:
-                    self.awaited = False
+                self._arrival.wait(min(remaining_s, _LONGEST_WAIT_S))
+        return batches
+
+    def _take_what_is_there(self) -> Iterator[pa.RecordBatch] | None:
+        if self.paused or self.closed:
+            return None
+        if self.expired:
+            self.revive()
+        if self._batches is not None:
+            return self._batches
+        if self.ahead:
+            self._on_read(self)
+            return self._begin(self.ahead.popleft())
+        self._raise_if_failed()
         return None
 
     def _begin(self, fetched: Fetched) -> Iterator[pa.RecordBatch]:
@@ -179,29 +183,31 @@ class PartitionStream:
     def _next_decoded(self, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch | None:
         try:
             batch = next(batches, None)
+            with self._lock:
+                if self._batches is not batches or self._reading is None:
+                    return None  # somebody has called seek or close
+                self.unread_since_s = self._clock.now_s()
+                if batch is None:
+                    self.position = self._reading.next_offset
+                    self._reading = self._batches = None
+                else:
+                    self.position = batch.column("offset")[-1].as_py() + 1
         except BaseException as error:
             with self._lock:
-                if self._batches is not batches:
-                    return None  # somebody has called seek or close
-                if isinstance(error, KafkaError):
+                if self._batches is not batches or self._reading is None:
+                    if isinstance(error, KafkaError):
+                        return None
+                elif isinstance(error, KafkaError):
                     self._refuse(error)
-                elif self._reading is not None:
+                else:
                     # Such as Ctrl-C: the user may read on, but no generator goes on after an exception.
                     self._begin(replace(self._reading, position=self.position))
             raise
-        with self._lock:
-            if self._batches is not batches or self._reading is None:
-                return None
-            self.unread_since_s = self._clock.now_s()
-            if batch is None:
-                self.position = self._reading.next_offset
-                self._reading = self._batches = None
-            else:
-                self.position = batch.column("offset")[-1].as_py() + 1
         return batch
 
     def _refuse(self, error: KafkaError) -> None:
         """What was read cannot be decoded: nothing behind it is given out, neither what is ahead nor on its way."""
+        self._on_read(self)
         self._reading = self._batches = None
         self.ahead.clear()
         self.source = self.source.at(self.position)
@@ -230,14 +236,16 @@ class PartitionStream:
     def pause(self) -> None:
         """Reads nothing and fetches nothing until `resume`; what has come already is kept."""
         with self._lock:
-            self.paused = True
-            self._keep_unread()
+            if not self.paused:
+                self._leave()
+                self.paused = True
 
     def resume(self) -> None:
         with self._lock:
-            self.paused = False
-            self._arrival.notify_all()
-            self.revive()
+            if self.paused:
+                self.paused = False
+                self._arrival.notify_all()
+                self.revive()
 
     def seek(self, offset: int) -> None:
         """The next record is the one at `offset`, or the first after it. Clears an error.
@@ -295,18 +303,27 @@ class PartitionStream:
         if not self.unread:
             self.unread_since_s = now_s
         self.ahead.append(_on_its_own(fetched) if self.paused or self.expired else fetched)
+        self.wanted = False
         self._arrival.notify_all()
 
     def expire(self) -> None:
         """The user takes too long. With something ahead, nothing is fetched for it any more."""
+        self._leave()
         self.expired = bool(self.ahead)
-        self._keep_unread()
 
     def revive(self) -> None:
-        """The user is back. What went wrong meanwhile was not for long: nobody was asking."""
+        """The user is back. While nobody asked for it, no broker failed it."""
+        now_s = self._clock.now_s()
         self.expired = False
-        self.unread_since_s = self.source.failing_since_s = self._clock.now_s()
+        self.unread_since_s = now_s
+        self.source.failing_since_s += now_s - max(self._away_since_s, self.source.failing_since_s)
         self._on_change(self)
+
+    def _leave(self) -> None:
+        if not (self.paused or self.expired):
+            self._away_since_s = self._clock.now_s()
+        self.wanted = False
+        self._keep_unread()
 
     def _keep_unread(self) -> None:
         """What may lie for long gets a copy of its bytes: as a view it keeps what came with it for other partitions."""

@@ -22,8 +22,9 @@ from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.consumer.consumer import Consumer
 from protocol.consumer.list_offsets import EARLIEST, LATEST
+from protocol.consumer.partition_consumer import Fetched
 from protocol.consumer.partition_stream import PartitionStream
-from protocol.errors import DataLoss, UsageError
+from protocol.errors import ConnectionLost, DataLoss, DeadlineExceeded, UsageError
 from protocol.wire.messages.m01_fetch import FETCH
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import ROOT, TopicFactory
@@ -248,6 +249,52 @@ class TestSteering:
             stream.seek(told.value.context["log_start_offset"])
             assert offsets_of(stream.poll(10_000)) == list(range(60, 70))
 
+    def test_after_ctrl_c_the_rest_of_a_reply_is_read(
+        self, kafka: LocalKafka, topic: TopicFactory, client: Client
+    ) -> None:
+        name = topic(1)
+        produce(kafka, name, range(100))
+        with consumer_of(client) as consumer:
+            stream = consumer.consume_partition(name, 0, EARLIEST)
+            decode = stream._decode
+            interrupts = iter([KeyboardInterrupt()])
+
+            def interrupted(fetched: Fetched, where: str) -> Iterator[pa.RecordBatch]:
+                for interrupt in interrupts:
+                    raise interrupt
+                yield from decode(fetched, where)
+
+            stream._decode = interrupted
+            with pytest.raises(KeyboardInterrupt):
+                consumer.poll(10_000)
+            read = consumer.poll(2_000)
+            assert read is not None
+            assert offsets_of(read[1]) == list(range(100))
+
+    def test_brokers_that_fail_one_partition_are_told_beside_busy_ones(
+        self, kafka: LocalKafka, topic: TopicFactory
+    ) -> None:
+        name = topic(2)
+        produce(kafka, name, range(40_000), 2, size=100, settings={"batch.num.messages": 10})
+        with (
+            client_of(kafka, default_api_timeout_ms=1_000) as impatient,
+            consumer_of(impatient, {"max.partition.fetch.bytes": 1}) as consumer,
+        ):
+            streams = consumer.consume_partitions({(name, number): EARLIEST for number in range(2)})
+            failing = streams[name, 0]
+
+            def read_on() -> None:
+                for stream, _ in islice(consumer, 1_500):
+                    if stream is not failing and failing.source.failure is None:
+                        with consumer._lock:
+                            failing.source.postpone(ConnectionLost("as if"), time.monotonic())
+                            failing.source.retry_at_s = float("inf")
+                    time.sleep(0.005)
+
+            with pytest.raises(DeadlineExceeded, match=failing.name):
+                read_on()
+            assert consumer.poll(10_000) is not None
+
 
 class TestSlowUsers:
     def test_one_of_ten_that_does_not_read_keeps_nobody_waiting(
@@ -279,6 +326,30 @@ class TestSlowUsers:
                 assert self.read(stream, 2_000) == list(range(2_000))
             for stream in streams.values():
                 assert self.read(stream, 2_000) == list(range(2_000))
+
+    def test_who_asks_without_waiting_gets_the_memory_of_those_who_do_not(
+        self, kafka: LocalKafka, topic: TopicFactory, client: Client
+    ) -> None:
+        name = topic(6, replication_factor=1)
+        produce(kafka, name, range(12_000), 6, size=200)
+        properties = {"max.partition.fetch.bytes": 100_000, "max.processing.time.ms": 20}
+        with consumer_of(client, properties, buffer_memory_bytes=250_000) as consumer:
+            streams = list(consumer.consume_partitions({(name, number): EARLIEST for number in range(6)}).values())
+            wait_for(lambda: consumer._room_bytes() <= 0)
+            for stream in streams:
+                wait_for(lambda stream=stream: stream.poll(0) is not None)  # type: ignore[misc]
+            # And by all of them in one thread: the others are paused now.
+            for stream in streams[1:]:
+                stream.pause()
+            produce(kafka, name, range(6), 6)
+            found: list[int] = []
+
+            def read_on() -> bool:
+                while (read := consumer.poll(0)) is not None:
+                    found.extend(offsets_of(read[1]))
+                return bool(found) and found[-1] == 2_000
+
+            wait_for(read_on)
 
     def test_who_reads_is_not_waited_for(self, kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
         """As soon as everybody has read, the next request goes out, and as soon as there is memory."""

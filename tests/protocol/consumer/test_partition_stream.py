@@ -13,7 +13,7 @@ from protocol.clock import Clock
 from protocol.config import ConsumerConfig
 from protocol.consumer.partition_consumer import Fetched, PartitionConsumer
 from protocol.consumer.partition_stream import PartitionStream
-from protocol.errors import ConnectionLost, Corrupt, DataLoss
+from protocol.errors import ConnectionLost, Corrupt, DataLoss, DeadlineExceeded
 from protocol.records.decode import decode
 from protocol.records.scan import scan
 from tests.protocol.consumer.consuming import records
@@ -167,3 +167,28 @@ def test_brokers_that_were_not_asked_meanwhile_have_not_failed_for_so_long() -> 
     clock.at_s = 70
     assert [offset for _ in range(2) for offset in read(stream)] == list(range(10))
     assert stream.poll(0) is None
+
+
+def test_pauses_do_not_put_off_for_ever_that_brokers_fail() -> None:
+    clock = ManualClock()
+    stream = stream_of(clock=clock)
+    stream.source.postpone(ConnectionLost("broken"), clock.now_s())
+    for _ in range(6):
+        clock.at_s += 9
+        stream.resume()
+        assert stream.poll(0) is None
+        stream.pause()
+        clock.at_s += 100
+        stream.resume()
+    clock.at_s += 9
+    with pytest.raises(DeadlineExceeded):
+        stream.poll(0)
+
+
+def test_who_asks_in_vain_is_awaited_until_something_comes() -> None:
+    """However short it waits: what others do not read makes room for it."""
+    stream = stream_of()
+    assert stream.poll(0) is None
+    assert stream.wanted
+    stream.put(fetched(0), 0)
+    assert not stream.wanted
