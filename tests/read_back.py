@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from spark_kafka_source.local_kafka import LocalKafka
 
@@ -26,7 +26,7 @@ def read_back(kafka: LocalKafka, topic: str, timeout_s: float = 60) -> list[Reco
     consumer = Consumer({**settings, "enable.partition.eof": False, "log_level": 0})
     try:
         ends = {
-            partition: consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=30)
+            partition: _watermarks(consumer, TopicPartition(topic, partition))
             for partition in consumer.list_topics(topic, timeout=30).topics[topic].partitions
         }
         consumer.assign([TopicPartition(topic, partition, low) for partition, (low, _) in ends.items()])
@@ -51,3 +51,16 @@ def read_back(kafka: LocalKafka, topic: str, timeout_s: float = 60) -> list[Reco
     finally:
         consumer.close()
     return sorted(records, key=lambda record: (record.partition, record.offset))
+
+
+def _watermarks(consumer: Consumer, partition: TopicPartition, timeout_s: float = 30) -> tuple[int, int]:
+    """The low and the high watermark. The leader of a new topic may not know it for a moment, though another does."""
+    give_up_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            watermarks: tuple[int, int] = consumer.get_watermark_offsets(partition, timeout=timeout_s)
+            return watermarks
+        except KafkaException as error:
+            if time.monotonic() > give_up_s:
+                raise AssertionError(f"{partition} has no watermarks after {timeout_s} s") from error
+            time.sleep(0.1)
