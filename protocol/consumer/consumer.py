@@ -162,6 +162,8 @@ class Consumer:
             # After an error, which is raised once here, the others have their turn.
             self._current = None
             try:
+                with self._lock:
+                    self._arrived.pop(stream, None)
                 batch = stream.poll_reply()
             except KafkaError:
                 raise
@@ -189,9 +191,9 @@ class Consumer:
                     return late
                 while self._arrived:
                     stream = next(iter(self._arrived))
-                    del self._arrived[stream]
                     if stream.readable:
                         return stream
+                    del self._arrived[stream]
                 # Somebody waits for all of them, so none of them is left unread.
                 for stream in self._streams.values():
                     if stream.expired and not stream.paused:
@@ -339,12 +341,20 @@ class Consumer:
 
     def _route_all(self) -> None:
         while (streams := self._wait_for_unrouted()) is not None:
-            deadline = self._client.deadline(self._client.config.request_timeout_ms)
-            failure = self._refresh({stream.topic for stream, _ in streams}, deadline)
-            for stream, partition in streams:
-                self._route(stream, partition, failure, deadline)
-            with self._lock:
-                self._assign()
+            try:
+                deadline = self._client.deadline(self._client.config.request_timeout_ms)
+                failure = self._refresh({stream.topic for stream, _ in streams}, deadline)
+                for stream, partition in streams:
+                    self._route(stream, partition, failure, deadline)
+                with self._lock:
+                    self._assign()
+            except Exception as error:
+                # A fault in this client, or no more threads. Streams without a broker would wait for ever.
+                log.exception("%s: looking for brokers has failed", self._purpose)
+                with self._lock:
+                    for stream, _ in streams:
+                        stream.source.broker = None
+                        self._stop(stream, UsageError(f"looking for the broker of {stream.name} has failed: {error!r}"))
 
     def _wait_for_unrouted(self) -> list[tuple[PartitionStream, PartitionConsumer]] | None:
         with self._lock:
@@ -389,8 +399,9 @@ class Consumer:
         for stream in self._streams.values():
             broker = stream.source.broker
             if broker is not None and broker not in self._threads:
-                self._threads[broker] = _BrokerThread(self, broker, f"{self._purpose}-{broker.node_id}")
-                self._threads[broker].start()
+                thread = _BrokerThread(self, broker, f"{self._purpose}-{broker.node_id}")
+                thread.start()
+                self._threads[broker] = thread
         self._wake_threads()
 
 

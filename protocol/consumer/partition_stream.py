@@ -170,7 +170,10 @@ class PartitionStream:
             return self._batches
         if self.ahead:
             self._on_read(self)
-            return self._begin(self.ahead.popleft())
+            batches = self._begin(self.ahead[0])
+            # Last: Ctrl-C may come anywhere, and must not find the reply in neither place.
+            self.ahead.popleft()
+            return batches
         self._raise_if_failed()
         return None
 
@@ -181,6 +184,7 @@ class PartitionStream:
         return self._batches
 
     def _next_decoded(self, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch | None:
+        before = self.position
         try:
             batch = next(batches, None)
             with self._lock:
@@ -201,7 +205,7 @@ class PartitionStream:
                     self._refuse(error)
                 else:
                     # Such as Ctrl-C: the user may read on, but no generator goes on after an exception.
-                    self._begin(replace(self._reading, position=self.position))
+                    self._begin(replace(self._reading, position=before))
             raise
         return batch
 

@@ -20,6 +20,7 @@ from confluent_kafka.admin import AdminClient
 
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
+from protocol.consumer.broker_consumer import look_up
 from protocol.consumer.consumer import Consumer
 from protocol.consumer.list_offsets import EARLIEST, LATEST
 from protocol.consumer.partition_consumer import Fetched
@@ -270,6 +271,27 @@ class TestSteering:
             read = consumer.poll(2_000)
             assert read is not None
             assert offsets_of(read[1]) == list(range(100))
+
+    def test_a_fault_while_a_broker_is_looked_for_is_told(
+        self, kafka: LocalKafka, topic: TopicFactory, client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """And the thread that looks for brokers goes on."""
+        name = topic(1)
+        produce(kafka, name, range(10))
+        faults = iter([RuntimeError("a fault")])
+
+        def faulty(*arguments: Any) -> Any:
+            for fault in faults:
+                raise fault
+            return look_up(*arguments)
+
+        monkeypatch.setattr("protocol.consumer.consumer.look_up", faulty)
+        with consumer_of(client) as consumer:
+            stream = consumer.consume_partition(name, 0, EARLIEST)
+            with pytest.raises(UsageError, match=f"the broker of {name}-0 has failed: RuntimeError"):
+                stream.poll(10_000)
+            stream.seek(4)
+            assert offsets_of(stream.poll(10_000)) == list(range(4, 10))
 
     def test_brokers_that_fail_one_partition_are_told_beside_busy_ones(
         self, kafka: LocalKafka, topic: TopicFactory

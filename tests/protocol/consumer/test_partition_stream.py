@@ -116,6 +116,25 @@ def test_what_is_left_of_a_reply_is_read_after_ctrl_c() -> None:
     assert [offset for _ in range(3) for offset in read(stream)] == list(range(5, 20))
 
 
+@pytest.mark.parametrize("at", ["decode", "name"])
+def test_ctrl_c_before_the_first_row_of_a_reply_loses_nothing(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever it comes in `_begin`."""
+    stream = stream_of()
+    stream.put(fetched(0), 0)
+    with monkeypatch.context() as patched:
+
+        def interrupted(*_: Any) -> Any:
+            raise KeyboardInterrupt
+
+        if at == "decode":
+            patched.setattr(stream, "_decode", interrupted)
+        else:
+            patched.setattr(PartitionStream, "name", property(interrupted))
+        with pytest.raises(KeyboardInterrupt):
+            stream.poll()
+    assert read(stream) == [0, 1, 2, 3, 4]
+
+
 @pytest.mark.parametrize("leave", [PartitionStream.expire, PartitionStream.pause])
 def test_who_leaves_in_the_middle_of_a_reply_keeps_only_its_own_bytes(leave: Callable[[PartitionStream], None]) -> None:
     seen: list[Fetched] = []
