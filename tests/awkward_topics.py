@@ -21,9 +21,8 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Message, Producer, TopicP
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 from pyspark.sql import SparkSession
 
-from tests.log_segments import StoredBatch, stored_batches
+from tests.log_segments import CODECS, StoredBatch, stored_batches
 
-CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 MIB = 1 << 20
 
 Headers = list[tuple[str, str | bytes | None]]

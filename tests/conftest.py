@@ -1,8 +1,8 @@
 """What all tests share: a real Kafka (three brokers, or one), a Spark session, topics with names of their own.
 
 Fixtures start what they need when the first test asks, once for the whole run. A test that uses one is marked
-`kafka` or `spark` by itself, so `pytest -m "not kafka and not spark"` runs the pure ones. With `pytest -n 2` files
-that share the Spark session run in one process, the others beside them, so that there is only one such session.
+`kafka` or `spark` by itself, so `pytest -m "not kafka and not spark"` runs the pure ones. With `pytest -n 2` every
+file is run by one of two processes, and each of them has a Kafka and a Spark of its own.
 """
 
 from __future__ import annotations

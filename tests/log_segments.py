@@ -14,7 +14,7 @@ from pathlib import Path
 # producer id, producer epoch, base sequence, record count
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _LENGTH_AND_OFFSET_BYTES = 12
-_CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def _batches(content: bytes) -> list[StoredBatch]:
                 base_offset + last_delta,
                 records,
                 size,
-                _CODECS[attributes & 0x07],
+                CODECS[attributes & 0x07],
                 log_append_time=bool(attributes & 0x08),
                 transactional=bool(attributes & 0x10),
                 control=bool(attributes & 0x20),

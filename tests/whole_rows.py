@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
-from protocol.cluster.client import Client
-from protocol.config import ClientConfig, parse_consumer
+from protocol.config import parse_consumer
 from protocol.consumer.list_offsets import EARLIEST, LATEST, list_offsets
 from protocol.consumer.range_consumer import Range, RangeConsumer
 from spark_kafka_source.local_kafka import LocalKafka
+from tests.protocol.consumer.consuming import client_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,11 +24,8 @@ Rows = dict[Partition, list[Row]]
 
 
 def rows_of_ours(kafka: LocalKafka, partitions: Sequence[Partition], isolation_level: str) -> Rows:
-    servers = tuple(
-        (host, int(port)) for host, port in (each.split(":") for each in kafka.bootstrap_servers.split(","))
-    )
     rows: Rows = {}
-    with Client(ClientConfig(servers)) as client:
+    with client_of(kafka) as client:
         starts = list_offsets(client, dict.fromkeys(partitions, EARLIEST))
         ends = list_offsets(client, dict.fromkeys(partitions, LATEST), isolation_level=isolation_level)
         ranges = [Range(*key, starts[key].offset, ends[key].offset) for key in partitions]

@@ -18,14 +18,13 @@ from protocol.records.header_column import HEADERS_TYPE
 from spark_kafka_source.local_kafka import LocalKafka
 from tests import sarama
 from tests.conftest import topic_factory
-from tests.log_segments import stored_batches
+from tests.log_segments import CODECS, stored_batches
 from tests.protocol.producer.producing import producer_of
 from tests.whole_rows import Partition, Row, Rows, rows_of_java, rows_of_librdkafka, rows_of_ours
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 CLIENTS = ("ours", "librdkafka", "Java", "sarama")
 ROWS = 100
 VALUES = (None, b"", b"v", b"some text that repeats, " * 20, random.Random(0).randbytes(9_000))

@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.log_segments import stored_batches
+from tests.log_segments import CODECS, stored_batches
 from tests.whole_rows import Partition, rows_of_java, rows_of_librdkafka, rows_of_ours
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ SCRIPTS_AT_ONCE = 100
 # The rest is compacted.
 PLAIN_SHARE = 0.75
 
-CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 VALUE_BYTES = (0, 1, 12, 300, 3_000)
 HEADERS = (None, [("trace", b"abc")], [("a", None), ("a", b""), ("b", b"\xff")])
 _COMPACTED = {
