@@ -85,6 +85,10 @@ class DeadlineExceeded(TransportError):
     """The deadline of a whole call passed, retries included. `__cause__` is the last failure."""
 
 
+class TopicUnknown(DeadlineExceeded):
+    """For as long as the caller wanted to wait for that alone, a broker did not know a topic or a partition."""
+
+
 class BrokerError(KafkaError):
     """A broker answered with an error code.
 

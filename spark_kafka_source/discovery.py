@@ -17,7 +17,8 @@ from protocol.errors import BrokerError, ConfigurationError, DeadlineExceeded
 from spark_kafka_source.offsets import TopicPartition, name
 from spark_kafka_source.options import SourceOptions
 
-_TRANSIENT_UNKNOWN_MS = 10_000
+# So long a broker may not know a topic that is there (it has just started, or the topic has).
+TRANSIENT_UNKNOWN_MS = 10_000
 
 
 def discover(client: Client, options: SourceOptions, deadline: Deadline) -> dict[TopicPartition, bytes]:
@@ -94,7 +95,7 @@ def _look_patiently(
         if not is_retriable(error):
             raise
         try:
-            client.retrying("Metadata of the subscribed topics", look, deadline.at_most_ms(_TRANSIENT_UNKNOWN_MS))
+            client.retrying("Metadata of the subscribed topics", look, deadline.at_most_ms(TRANSIENT_UNKNOWN_MS))
         except DeadlineExceeded as late:
             if not isinstance(late.__cause__, BrokerError):
                 raise

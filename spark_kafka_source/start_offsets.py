@@ -69,14 +69,23 @@ def first_at_or_after(
 
 
 def log_ends(
-    client: Client, options: SourceOptions, partitions: Collection[TopicPartition], deadline: Deadline
+    client: Client,
+    options: SourceOptions,
+    partitions: Collection[TopicPartition],
+    deadline: Deadline,
+    *,
+    unknown_ms: int | None = None,
 ) -> dict[TopicPartition, ListedOffset]:
-    """The end of each log: the last stable offset for `read_committed`, else the high watermark."""
+    """The end of each log: the last stable offset for `read_committed`, else the high watermark.
+
+    Raises `TopicUnknown` for one that is not there after `unknown_ms`.
+    """
     return list_offsets(
         client,
         dict.fromkeys(partitions, LATEST),
         isolation_level=options.consumer.isolation_level,
         deadline=deadline,
+        unknown_ms=unknown_ms,
     )
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,9 +25,9 @@ from protocol.cluster.client import Client
 from protocol.consumer.leader_epochs import end_of_epoch
 from protocol.consumer.list_offsets import ListedOffset
 from protocol.consumer.record_sizes import RecordSizes
-from protocol.errors import KafkaError
+from protocol.errors import KafkaError, TopicUnknown
 from protocol.properties import MAX_INT64
-from spark_kafka_source import limits, losses
+from spark_kafka_source import discovery, limits, losses
 from spark_kafka_source.backlog import Backlog, SeenLogs
 from spark_kafka_source.clients import client_for
 from spark_kafka_source.discovery import discover, discover_present, rediscover
@@ -104,8 +104,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Notes the ends of the logs as they are now: the query ends there."""
         deadline = self._trigger_deadline()
         # A topic that is missing is judged later, against the offsets that the query starts from.
-        partitions = discover_present(self._client, self._options, deadline)
-        self._target = log_ends(self._client, self._options, partitions, deadline)
+        _, self._target = self._look(lambda: discover_present(self._client, self._options, deadline), deadline)
 
     # -- one trigger --------------------------------------------------------------------------
 
@@ -135,10 +134,15 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _plan(self, begin: Offsets, limit: ReadLimit | None, deadline: Deadline) -> Offsets | None:
         """The next batch's end, None when nothing is new. Commits `begin` as soon as the topics are known to be its."""
-        partitions = rediscover(self._client, self._options, begin.ends, deadline)
-        self._ids = topic_ids(partitions)
-        self._commits.mark(begin, self._ids)
-        logs = SeenLogs(begin, partitions, log_ends(self._client, self._options, partitions, deadline))
+
+        def discovered() -> dict[TopicPartition, bytes]:
+            partitions = rediscover(self._client, self._options, begin.ends, deadline)
+            self._ids = topic_ids(partitions)
+            self._commits.mark(begin, self._ids)
+            return partitions
+
+        partitions, ends = self._look(discovered, deadline)
+        logs = SeenLogs(begin, partitions, ends)
         self._judge(logs)
         backlog = self._backlog(logs, deadline)
         if self._must_wait(backlog.size, limit):
@@ -152,6 +156,22 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._options.max_input_partitions is not None:
             end = replace(end, leaders=leaders(self._client, end.ends, deadline))
         return end
+
+    def _look(
+        self, discovered: Callable[[], dict[TopicPartition, bytes]], deadline: Deadline
+    ) -> tuple[dict[TopicPartition, bytes], dict[TopicPartition, ListedOffset]]:
+        """The partitions, and how far their logs reach just now.
+
+        Brokers learn one after the other that a topic is deleted: when one has said where it is, and the next does not
+        know it, the first is asked again. To wait for the topic would take until the deadline.
+        """
+        while True:
+            partitions = discovered()
+            try:
+                unknown_ms = discovery.TRANSIENT_UNKNOWN_MS
+                return partitions, log_ends(self._client, self._options, partitions, deadline, unknown_ms=unknown_ms)
+            except TopicUnknown as error:
+                log.info("%s; the topics are looked for again", error)
 
     def _judge(self, logs: SeenLogs) -> None:
         losses.say_stale(logs.stale - (self._seen.stale if self._seen else set()))

@@ -14,7 +14,7 @@ from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import Broker
-from protocol.errors import BrokerError, Corrupt, KafkaError
+from protocol.errors import BrokerError, Corrupt, KafkaError, TopicUnknown
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 
 LATEST = -1
@@ -49,12 +49,15 @@ def list_offsets(
     isolation_level: str = "read_uncommitted",
     deadline: Deadline | None = None,
     max_attempts: int | None = None,
+    unknown_ms: int | None = None,
 ) -> dict[TopicPartition, ListedOffset]:
     """For each partition the offset at `times[partition]`: milliseconds, or `LATEST` or `EARLIEST`.
 
-    With `read_committed`, `LATEST` is the last stable offset (KIP-98). Raises `DeadlineExceeded` or `BrokerError`.
+    With `read_committed`, `LATEST` is the last stable offset (KIP-98). Raises `DeadlineExceeded` or `BrokerError`,
+    and `TopicUnknown` when a partition is still not there after `unknown_ms`, if that is less than the deadline.
     """
     deadline = deadline or client.deadline()
+    known_by = None if unknown_ms is None else deadline.at_most_ms(unknown_ms)
     found: dict[TopicPartition, ListedOffset] = {}
     isolation = 1 if isolation_level == "read_committed" else 0
     # Versions below 2 ignore the isolation level: the answer would be another offset, silently.
@@ -81,6 +84,8 @@ def list_offsets(
             }
             for key in by_leader[broker]:
                 _take(key, rows.get(key), broker, found, failures)
+        if known_by is not None and known_by.passed:
+            _require_known(what, failures)
         if failures:
             raise failures[0]
         return found
@@ -108,6 +113,12 @@ def _by_leader(
         else:
             grouped.setdefault(broker, []).append((topic, partition))
     return grouped
+
+
+def _require_known(what: str, failures: Iterable[KafkaError]) -> None:
+    for failure in failures:
+        if isinstance(failure, BrokerError) and failure.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            raise TopicUnknown(f"{what}: {failure}") from failure
 
 
 def _take(

@@ -253,7 +253,7 @@ def test_loss_is_told_and_only_what_is_missing_is_skipped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # a topic that is missing for good need not be waited for
-    monkeypatch.setattr(discovery, "_TRANSIENT_UNKNOWN_MS", 300)
+    monkeypatch.setattr(discovery, "TRANSIENT_UNKNOWN_MS", 300)
     for _ in range(REPEATS):
         stream = Stream(kafka, topic(1))
         produce(kafka, stream.topic, "first", READ)

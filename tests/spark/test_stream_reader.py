@@ -72,7 +72,10 @@ class Cluster:
                 key = (topic["name"], asked["partition_index"])
                 earliest = asked["timestamp"] == -2
                 starts += [key] if earliest else []
-                log = self.logs[key]
+                log = self.logs.get(key)
+                if log is None:
+                    rows.append({"partition_index": key[1], "error_code": 3, "offset": -1, "leader_epoch": -1})
+                    continue
                 offset, epoch = (log.start, 0) if earliest else (log.end, log.epoch)
                 rows.append({"partition_index": key[1], "error_code": 0, "offset": offset, "leader_epoch": epoch})
             topics.append({"name": topic["name"], "partitions": rows})
@@ -106,6 +109,49 @@ def read_to(offset: int, other: int = 20, epoch: int = 5, topic_id: bytes = OLD_
         "@ids": {"a": topic_id_text(topic_id)},
         "@epochs": {"a": {"0": epoch, "1": epoch}},
     }
+
+
+# -- a topic that goes while a trigger asks for it ------------------------------------------------
+
+
+@pytest.fixture
+def b_is_deleted_after_metadata(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """The first answer still has a topic that the second does not know: brokers learn one after the other."""
+    monkeypatch.setattr(discovery, "TRANSIENT_UNKNOWN_MS", 200)
+    cluster.logs["b", 0], cluster.ids["b"] = Log(0, 3), OLD_ID
+    list_offsets = cluster.fake.handlers[LIST_OFFSETS.key]
+
+    def delete(body: dict[str, Any], version: int) -> dict[str, Any]:
+        cluster.logs.pop(("b", 0), None)
+        return list_offsets(body, version)
+
+    cluster.fake.handlers[LIST_OFFSETS.key] = delete
+    return cluster
+
+
+READ_B = {"b": {"0": 3}, "@ids": {"a": topic_id_text(OLD_ID), "b": topic_id_text(OLD_ID)}}
+
+
+@pytest.mark.timeout(20)
+def test_a_topic_deleted_within_a_trigger_is_told_and_not_waited_for(b_is_deleted_after_metadata: Cluster) -> None:
+    reader = b_is_deleted_after_metadata.reader()
+    with pytest.raises(DataLoss, match=r"PARTITIONS_DELETED\].* b-0 is not there any more"):
+        reader.latestOffset({**read_to(20), **READ_B}, reader.getDefaultReadLimit())
+
+
+@pytest.mark.timeout(20)
+def test_a_topic_deleted_within_a_trigger_may_be_left_out(b_is_deleted_after_metadata: Cluster) -> None:
+    reader = b_is_deleted_after_metadata.reader(failOnDataLoss="false")
+    begin = {**read_to(10), **READ_B}
+    assert reader.latestOffset(begin, reader.getDefaultReadLimit())["a"] == {"0": 20, "1": 20}
+
+
+@pytest.mark.timeout(20)
+def test_a_topic_deleted_as_a_run_begins_is_judged_by_its_first_trigger(b_is_deleted_after_metadata: Cluster) -> None:
+    reader = b_is_deleted_after_metadata.reader()
+    reader.prepareForTriggerAvailableNow()
+    with pytest.raises(DataLoss, match=r"b-0 is not there any more"):
+        reader.latestOffset({**read_to(20), **READ_B}, reader.getDefaultReadLimit())
 
 
 # -- a leader that was replaced and does not know it ----------------------------------------------
@@ -296,7 +342,7 @@ class Marks:
 def test_nothing_is_committed_for_a_topic_that_is_another_one_now(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    monkeypatch.setattr(discovery, "_TRANSIENT_UNKNOWN_MS", 100)
+    monkeypatch.setattr(discovery, "TRANSIENT_UNKNOWN_MS", 100)
     cluster.logs["b", 0] = Log(0, 3)
     reader = cluster.reader(subscribe="a,b", onTopicRecreated="earliest" if what.endswith("read") else "fail")
     marks = reader._commits._manager = Marks()  # type: ignore[assignment]
