@@ -24,6 +24,7 @@ from tests.benchmarks.topics import create_topic, delete_topic, records_held
 PARTITIONS = 6
 SETTINGS = {
     "default options": {},
+    "default, lz4": {"kafka.compression.type": "lz4"},
     "tuned": {"kafka.batch.size": "524288", "kafka.linger.ms": "20", "kafka.buffer.memory": "67108864"},
     "tuned, lz4": {"kafka.batch.size": "524288", "kafka.linger.ms": "20", "kafka.compression.type": "lz4"},
 }
