@@ -10,15 +10,13 @@ from collections.abc import Callable, Collection, Mapping
 
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
+from protocol.cluster import metadata
 from protocol.cluster.client import Client
 from protocol.cluster.dispatch import is_retriable
 from protocol.cluster.metadata import Metadata
 from protocol.errors import BrokerError, ConfigurationError, DeadlineExceeded
 from spark_kafka_source.offsets import TopicPartition, name
 from spark_kafka_source.options import SourceOptions
-
-# So long a broker may not know a topic that is there (it has just started, or the topic has).
-TRANSIENT_UNKNOWN_MS = 10_000
 
 
 def discover(client: Client, options: SourceOptions, deadline: Deadline) -> dict[TopicPartition, bytes]:
@@ -95,7 +93,9 @@ def _look_patiently(
         if not is_retriable(error):
             raise
         try:
-            client.retrying("Metadata of the subscribed topics", look, deadline.at_most_ms(TRANSIENT_UNKNOWN_MS))
+            client.retrying(
+                "Metadata of the subscribed topics", look, deadline.at_most_ms(metadata.TRANSIENT_UNKNOWN_MS)
+            )
         except DeadlineExceeded as late:
             if not isinstance(late.__cause__, BrokerError):
                 raise

@@ -21,13 +21,14 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader
 
 from protocol.clock import Deadline
+from protocol.cluster import metadata
 from protocol.cluster.client import Client
 from protocol.consumer.leader_epochs import end_of_epoch
 from protocol.consumer.list_offsets import ListedOffset
 from protocol.consumer.record_sizes import RecordSizes
 from protocol.errors import KafkaError, TopicUnknown
 from protocol.properties import MAX_INT64
-from spark_kafka_source import discovery, limits, losses
+from spark_kafka_source import limits, losses
 from spark_kafka_source.backlog import Backlog, SeenLogs
 from spark_kafka_source.clients import client_for
 from spark_kafka_source.discovery import discover, discover_present, rediscover
@@ -168,7 +169,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         while True:
             partitions = discovered()
             try:
-                unknown_ms = discovery.TRANSIENT_UNKNOWN_MS
+                unknown_ms = metadata.TRANSIENT_UNKNOWN_MS
                 return partitions, log_ends(self._client, self._options, partitions, deadline, unknown_ms=unknown_ms)
             except TopicUnknown as error:
                 log.info("%s; the topics are looked for again", error)
@@ -266,14 +267,18 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Notes what is missing of the others, for the next batch to count, an empty one if need be; the tasks leave it
         out and log it. So it is when a query has failed because of that, and goes on with `failOnDataLoss=false`.
         """
+        if self._options.fail_on_data_loss and self._options.on_topic_recreated == "fail":
+            return ranges
+        topics = self._client.metadata({one.topic for one in ranges}, self._trigger_deadline()).topics
         if self._options.on_topic_recreated == "earliest":
-            topics = self._client.metadata({one.topic for one in ranges}, self._trigger_deadline()).topics
             ranges = losses.without_recreated(ranges, {name: topic.topic_id for name, topic in topics.items()})
-        if ranges and not self._options.fail_on_data_loss:
-            keys = {(one.topic, one.partition) for one in ranges}
+        if not self._options.fail_on_data_loss:
+            # Of a topic that is deleted nobody can tell.
+            known = [one for one in ranges if one.topic in topics and one.partition in topics[one.topic].partitions]
             try:
+                keys = {(one.topic, one.partition) for one in known}
                 begins = log_starts(self._client, keys, self._client.deadline(_COUNT_GONE_MS))
-                self._gone_since_planned = losses.count_gone(ranges, begins)
+                self._gone_since_planned = losses.count_gone(known, begins)
             except KafkaError as error:
                 log.warning("what is missing of the batch that is replayed is not counted: %s", error)
                 self._gone_since_planned = {}

@@ -64,6 +64,16 @@ def judge_out_of_range(partition: PartitionConsumer, log: SeenLog) -> Lost | Bro
     )
 
 
+def judge_unknown(partition: PartitionConsumer, unknown_s: float) -> Lost:
+    """What it means that brokers have answered for so long that there is no such topic or partition."""
+    position, until = partition.position, partition.until_offset
+    return Lost(
+        until,
+        f"{partition.name}: offsets {position} to {until} cannot be read: for {unknown_s:.0f} s the brokers have "
+        "not known it. Likely cause: the topic was deleted",
+    )
+
+
 def judge_truncation(error: LogTruncated, first_offset: int) -> Lost:
     """What is there now has not been read by anybody; what lies before `first_offset` is not ours to read."""
     return Lost(max(error.context["end_offset"], first_offset), str(error))

@@ -12,15 +12,16 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from protocol.broker_errors import Refresh
+from protocol.broker_errors import ErrorCode, Refresh
 from protocol.clock import Backoff, Deadline
+from protocol.cluster import metadata
 from protocol.cluster.client import Client
 from protocol.cluster.dispatch import is_retriable, what_to_refresh
 from protocol.cluster.metadata import NO_TOPIC_ID, Broker
 from protocol.config import ConsumerConfig
 from protocol.consumer.broker_consumer import BrokerConsumer, Judged, look_up, send_fetch
 from protocol.consumer.leader_epochs import see_log
-from protocol.consumer.log_judgement import Lost, judge_out_of_range, judge_truncation
+from protocol.consumer.log_judgement import Lost, judge_out_of_range, judge_truncation, judge_unknown
 from protocol.consumer.partition_consumer import (
     NO_EPOCH,
     NO_REPLICA,
@@ -74,7 +75,8 @@ class Skipped:
 class _Reading(PartitionConsumer):
     """A range on its way. `asked_at_s`: since when brokers are asked for what comes next (None: not yet).
 
-    It counts only the time that was spent waiting, see `RangeConsumer._away_s`.
+    It counts only the time that was spent waiting, see `RangeConsumer._away_s`. `unknown_since_s`: since when metadata
+    lacks the partition (None: it does not).
     """
 
     def __init__(self, wanted: Range, config: ConsumerConfig, backoff: Backoff, record_bytes: dict[str, float]) -> None:
@@ -91,6 +93,7 @@ class _Reading(PartitionConsumer):
         )
         self.wanted = wanted
         self.asked_at_s: float | None = None
+        self.unknown_since_s: float | None = None
 
     @property
     def known_epoch(self) -> int:
@@ -112,10 +115,10 @@ class RangeConsumer:
     Yields record batches with those of `columns` asked for (see `protocol.records.decode`), at most some thousand rows
     each; batches of different ranges come as the brokers answer.
 
-    Raises `DataLoss` when a part of a range is not in the log any more, or the log was truncated below it; with
-    `fail_on_data_loss=False` that part is skipped, logged, and kept in `skipped`, and a truncated log is read from
-    where other records begin, if need be before `from_offset`. Raises `DeadlineExceeded` when
-    nothing came for some range for `poll_timeout_ms`.
+    Raises `DataLoss` when a part of a range is not in the log any more, the log was truncated below it, or the topic is
+    deleted; with `fail_on_data_loss=False` that part is skipped, logged, and kept in `skipped`, and a truncated log is
+    read from where other records begin, if need be before `from_offset`. Raises `DeadlineExceeded` when nothing came
+    for some range for `poll_timeout_ms`.
     """
 
     def __init__(
@@ -195,6 +198,9 @@ class RangeConsumer:
         waiting, self._waiting = self._waiting, []
         for reading in waiting:
             broker = None if reading.retry_at_s > now_s else reading.broker or self._look_up(reading)
+            if reading.done:
+                # Skipped whole.
+                continue
             if broker is None or broker in busy or not self._fits(reading, requests.setdefault(broker, []), room):
                 self._waiting.append(reading)
         for broker, readings in requests.items():
@@ -220,7 +226,9 @@ class RangeConsumer:
 
     def _look_up(self, reading: _Reading) -> Broker | None:
         try:
-            return look_up(self._client, reading, self._deadline(reading))
+            broker = look_up(self._client, reading, self._deadline(reading))
+            reading.unknown_since_s = None
+            return broker
         except DataLoss as error:
             raise DataLoss(
                 f"{error}: offsets {reading.position} to {reading.until_offset} belonged to the old one. Start the "
@@ -229,8 +237,22 @@ class RangeConsumer:
             ) from error
         except KafkaError as error:
             self._begin_asking(reading)
-            self._judge_failure(reading, error)
+            if not self._is_deleted(reading, error):
+                self._judge_failure(reading, error)
             return None
+
+    def _is_deleted(self, reading: _Reading, error: KafkaError) -> bool:
+        """Whether metadata lacks the partition for so long that it is lost; notes since when it does."""
+        if not isinstance(error, BrokerError) or error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            return False
+        now_s = self._client.clock.now_s()
+        if reading.unknown_since_s is None:
+            reading.unknown_since_s = now_s
+        unknown_s = now_s - reading.unknown_since_s
+        if unknown_s < metadata.TRANSIENT_UNKNOWN_MS / 1000:
+            return False
+        self._lose(reading, judge_unknown(reading, unknown_s), error)
+        return True
 
     def _send(self, broker: Broker, readings: list[_Reading]) -> None:
         consumer = self._brokers.get(broker)
@@ -300,7 +322,11 @@ class RangeConsumer:
     def _deadline(self, reading: _Reading) -> Deadline:
         clock = self._client.clock
         began_s = clock.now_s() if reading.asked_at_s is None else reading.asked_at_s + self._away_s
-        return Deadline(began_s + self._poll_timeout_s, clock)
+        at_s = began_s + self._poll_timeout_s
+        if reading.unknown_since_s is not None:
+            # Less patience than it takes to tell a deleted topic from one that a broker does not know yet has no use.
+            at_s = max(at_s, reading.unknown_since_s + 2 * metadata.TRANSIENT_UNKNOWN_MS / 1000)
+        return Deadline(at_s, clock)
 
     def _reply_deadline(self, in_flight: _InFlight) -> Deadline:
         return Deadline(in_flight.sent_at_s + self._away_s + in_flight.patience_s, self._client.clock)
@@ -363,7 +389,7 @@ class RangeConsumer:
         if count:
             self.skipped.append(skipped)
         reading.seek(lost.resume)
-        if reading.done:
+        if reading.done and reading in self._waiting:
             self._waiting.remove(reading)
 
 

@@ -15,7 +15,8 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -28,6 +29,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from protocol.broker_errors import ErrorCode
+from protocol.cluster import metadata
+from protocol.errors import DataLoss
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m03_metadata import METADATA
@@ -35,7 +38,6 @@ from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
 from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
 from protocol.wire.schema import Api
-from spark_kafka_source import discovery
 from spark_kafka_source.lag import lag_of_query
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.offsets import JsonDict, Offsets
@@ -143,24 +145,40 @@ class Stream:
     def __init__(self, kafka: LocalKafka, topic: str) -> None:
         self.kafka, self.topic, self.group = kafka, topic, new_group()
         self.checkpoint: JsonDict | None = None
+        self._planned: JsonDict | None = None
 
     def run(self, **options: str) -> list[Row]:
-        """What there is to read of partition 0, until nothing is new."""
-        reader = KafkaStreamReader(parse_source_options(self._options(options), streaming=True))
+        """What there is to read of partition 0, until nothing is new; first the batch that is planned already."""
         found: list[Row] = []
-        try:
-            if self.checkpoint is None:
-                self.checkpoint = reader.initialOffset()
-            while (end := reader.latestOffset(self.checkpoint, reader.getDefaultReadLimit())) != self.checkpoint:
+        with self._reader(options) as reader:
+            while (end := self._planned or self._next_end(reader)) != self.checkpoint:
+                self._planned = end
+                assert self.checkpoint is not None
                 for task in reader.partitions(self.checkpoint, end):
                     for batch in reader.read(task):
                         found += [
                             (row["offset"], row["value"].decode()) for row in batch.to_pylist() if row["partition"] == 0
                         ]
-                self.checkpoint = end
+                self.checkpoint, self._planned = end, None
+        return found
+
+    def plan(self) -> None:
+        """The next batch's end, as if the query stopped before it was read."""
+        with self._reader({}) as reader:
+            self._planned = self._next_end(reader)
+
+    @contextmanager
+    def _reader(self, options: Mapping[str, str]) -> Iterator[KafkaStreamReader]:
+        reader = KafkaStreamReader(parse_source_options(self._options(options), streaming=True))
+        try:
+            yield reader
         finally:
             reader.stop()
-        return found
+
+    def _next_end(self, reader: KafkaStreamReader) -> JsonDict:
+        if self.checkpoint is None:
+            self.checkpoint = reader.initialOffset()
+        return reader.latestOffset(self.checkpoint, reader.getDefaultReadLimit())
 
     @property
     def skipped(self) -> int:
@@ -253,7 +271,7 @@ def test_loss_is_told_and_only_what_is_missing_is_skipped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # a topic that is missing for good need not be waited for
-    monkeypatch.setattr(discovery, "TRANSIENT_UNKNOWN_MS", 300)
+    monkeypatch.setattr(metadata, "TRANSIENT_UNKNOWN_MS", 300)
     for _ in range(REPEATS):
         stream = Stream(kafka, topic(1))
         produce(kafka, stream.topic, "first", READ)
@@ -261,6 +279,29 @@ def test_loss_is_told_and_only_what_is_missing_is_skipped(
         loss.spoil(kafka, stream.topic)
         check_loss(stream, loss)
         check_logged(loss, stream, caplog)
+
+
+def test_a_topic_deleted_when_its_batch_is_planned_already(
+    kafka: LocalKafka, topic: TopicFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch fails each time it is tried again; with failOnDataLoss=false it is what is there, and others follow."""
+    monkeypatch.setattr(metadata, "TRANSIENT_UNKNOWN_MS", 300)
+    for _ in range(REPEATS):
+        kept, gone = topic(1), topic(1)
+        stream = Stream(kafka, f"{kept},{gone}")
+        for name in (kept, gone):
+            produce(kafka, name, "first", READ)
+        assert len(stream.run()) == 2 * READ
+        for name in (kept, gone):
+            produce(kafka, name, "next", 3)
+        stream.plan()
+        delete_topic(kafka, gone)
+        for _ in range(2):
+            with pytest.raises(DataLoss, match=rf"\[{UNREADABLE}\] {gone}-0: .* deleted.*failOnDataLoss=false"):
+                stream.run()
+        assert stream.run(failOnDataLoss="false") == rows("next", range(READ, READ + 3))
+        produce(kafka, kept, "last", 2)
+        assert stream.run(failOnDataLoss="false") == rows("last", range(READ + 3, READ + 5))
 
 
 # -- an unclean election ----------------------------------------------------------------------------

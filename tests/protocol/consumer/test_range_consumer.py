@@ -12,6 +12,7 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from protocol.broker_errors import ErrorCode
+from protocol.cluster import metadata
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import NO_TOPIC_ID, Partition
 from protocol.config import parse_consumer
@@ -19,12 +20,13 @@ from protocol.consumer.list_offsets import EARLIEST, LATEST, list_offsets
 from protocol.consumer.range_consumer import Range, RangeConsumer, Skipped
 from protocol.errors import DataLoss, DeadlineExceeded
 from protocol.wire.messages.m01_fetch import FETCH
+from protocol.wire.messages.m03_metadata import METADATA
 from spark_kafka_source.kafka_config import version_numbers
 from spark_kafka_source.local_kafka import LocalKafka
 from tests import awkward_topics
 from tests.awkward_topics import Topic
 from tests.conftest import TopicFactory
-from tests.kafka_proxy import Exchange, KafkaProxy
+from tests.kafka_proxy import Exchange, Fate, KafkaProxy
 from tests.log_segments import stored_batches
 from tests.protocol.consumer.consuming import client_of, move_leader, produce
 from tests.read_back import read_back
@@ -191,6 +193,72 @@ def test_another_topic_of_that_name_is_data_loss(kafka: LocalKafka, topic: Topic
     with pytest.raises(DataLoss, match=f"{name}-0: the topic was deleted and created again .*new checkpoint"):
         rows_of(reader(client, [Range(name, 0, 0, 10, topic_id=b"\1" * 16)]))
     assert client.topic(name).topic_id != NO_TOPIC_ID
+
+
+def test_a_topic_that_is_deleted_while_it_is_read(
+    kafka: LocalKafka, topic: TopicFactory, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rest is lost, after some patience; what is read beside it is read to the end."""
+    monkeypatch.setattr(metadata, "TRANSIENT_UNKNOWN_MS", 500)
+    kept, gone = topic(1), topic(1)
+    for name in (kept, gone):
+        produce(kafka, name, range(100), size=2_000, settings={"batch.size": 10_000})
+    wanted = [*ranges_of(client, kept, 1), *ranges_of(client, gone, 1)]
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
+    admin.delete_topics([gone])[gone].result(30)
+    properties: dict[str, object] = {"max.partition.fetch.bytes": 20_000}
+    with pytest.raises(DataLoss, match=rf"{gone}-0: offsets \d+ to 100 cannot .* deleted.*failOnDataLoss=false"):
+        rows_of(reader(client, wanted, properties))
+    consumer = reader(client, wanted, properties, fail_on_data_loss=False)
+    assert len(rows_of(consumer)[wanted[0]]) == 100
+    [skipped] = consumer.skipped
+    assert (skipped.topic, skipped.until_offset) == (gone, 100)
+
+
+def test_a_deleted_topic_is_no_matter_of_patience_for_records(
+    kafka: LocalKafka, topic: TopicFactory, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metadata, "TRANSIENT_UNKNOWN_MS", 1_500)
+    name = topic(1)
+    produce(kafka, name, range(10))
+    wanted = ranges_of(client, name, 1)
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
+    admin.delete_topics([name])[name].result(30)
+    with pytest.raises(DataLoss, match="deleted"):
+        rows_of(reader(client, wanted, poll_timeout_ms=400))
+
+
+def test_a_topic_that_is_unknown_now_and_then_is_not_deleted(
+    kafka: LocalKafka, topic: TopicFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Brokers that have just started say so for a moment each: what counts is for how long without a break."""
+    monkeypatch.setattr(metadata, "TRANSIENT_UNKNOWN_MS", 500)
+    name = topic(1)
+    produce(kafka, name, range(10))
+    looks: list[bool] = []
+
+    def every_other_time(exchange: Exchange) -> Fate | bytes:
+        body = exchange.reply()
+        if not body["topics"]:
+            return Fate.PASS
+        looks.append(len(looks) % 2 == 0)
+        for row in body["topics"]:
+            row.update(error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, partitions=[])
+        return exchange.reply_with(body) if looks[-1] else Fate.PASS
+
+    def moved_at_first(exchange: Exchange) -> Fate | bytes:
+        body = exchange.reply()
+        for row in (row for each in body["responses"] for row in each["partitions"]):
+            row.update(error_code=ErrorCode.NOT_LEADER_OR_FOLLOWER, records=b"", high_watermark=-1)
+        return exchange.reply_with(body) if exchange.number < 3 else Fate.PASS
+
+    with KafkaProxy.of(kafka) as proxy, client_of(proxy.servers, **{"retry.backoff.ms": "300"}) as client:
+        proxy.replies[METADATA] = every_other_time
+        proxy.replies[FETCH] = moved_at_first
+        consumer = reader(client, [Range(name, 0, 0, 10)], fail_on_data_loss=False)
+        assert [len(rows) for rows in rows_of(consumer).values()] == [10]
+        assert consumer.skipped == []
+    assert looks == [True, False] * 3
 
 
 def test_records_that_never_come_are_an_error_in_time(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
