@@ -75,10 +75,11 @@ def log_ends(
     deadline: Deadline,
     *,
     unknown_ms: int | None = None,
+    known_epochs: Mapping[TopicPartition, int] | None = None,
 ) -> dict[TopicPartition, ListedOffset]:
     """The end of each log: the last stable offset for `read_committed`, else the high watermark.
 
-    Raises `TopicUnknown` for one that is not there after `unknown_ms`.
+    `unknown_ms` and `known_epochs` as in `list_offsets`.
     """
     return list_offsets(
         client,
@@ -86,6 +87,7 @@ def log_ends(
         isolation_level=options.consumer.isolation_level,
         deadline=deadline,
         unknown_ms=unknown_ms,
+        known_epochs=known_epochs,
     )
 
 
@@ -205,7 +207,10 @@ def _from_group(
             "kafka.auto.offset.reset=earliest or latest, or startingOffsets"
         )
     starts = log_starts(client, partitions, deadline)
-    ends = {key: entry.offset for key, entry in log_ends(client, options, partitions, deadline).items()}
+    # A leader that was replaced and does not know it may end before what was read: it must not be believed.
+    epochs = {key: entry.leader_epoch for key, entry in committed.items()}
+    listed = log_ends(client, options, partitions, deadline, known_epochs=epochs)
+    ends = {key: entry.offset for key, entry in listed.items()}
     offsets = {key: entry.offset for key, entry in committed.items()}
     _require_in_log(f"startingOffsets=group ({group})", offsets, starts, ends, options.fail_on_data_loss)
     offsets.update({key: starts[key] if reset == "earliest" else ends[key] for key in without})

@@ -50,11 +50,14 @@ def list_offsets(
     deadline: Deadline | None = None,
     max_attempts: int | None = None,
     unknown_ms: int | None = None,
+    known_epochs: Mapping[TopicPartition, int] | None = None,
 ) -> dict[TopicPartition, ListedOffset]:
     """For each partition the offset at `times[partition]`: milliseconds, or `LATEST` or `EARLIEST`.
 
     With `read_committed`, `LATEST` is the last stable offset (KIP-98). Raises `DeadlineExceeded` or `BrokerError`,
     and `TopicUnknown` when a partition is still not there after `unknown_ms`, if that is less than the deadline.
+    `known_epochs`, for `LATEST`, are leader epochs that the partitions have had: who leads by an older one must not be
+    believed, and is asked again.
     """
     deadline = deadline or client.deadline()
     known_by = None if unknown_ms is None else deadline.at_most_ms(unknown_ms)
@@ -83,7 +86,7 @@ def list_offsets(
                 (topic["name"], row["partition_index"]): row for topic in body["topics"] for row in topic["partitions"]
             }
             for key in by_leader[broker]:
-                _take(key, rows.get(key), broker, found, failures)
+                _take(key, rows.get(key), broker, found, failures, (known_epochs or {}).get(key, -1))
         if known_by is not None and known_by.passed:
             _require_known(what, failures)
         if failures:
@@ -127,6 +130,7 @@ def _take(
     broker: Broker,
     found: dict[TopicPartition, ListedOffset],
     failures: list[KafkaError],
+    known_epoch: int,
 ) -> None:
     topic, partition = key
     what = f"ListOffsets of {topic}-{partition} at {broker}"
@@ -135,4 +139,8 @@ def _take(
     elif row["error_code"] != ErrorCode.NONE:
         failures.append(broker_error(row["error_code"], what, topic=topic, partition=partition))
     else:
-        found[key] = ListedOffset(row["offset"], row["leader_epoch"], row["timestamp"])
+        listed = ListedOffset(row["offset"], row["leader_epoch"], row["timestamp"])
+        if listed.is_stale(known_epoch):
+            failures.append(stale_leader(what, listed, known_epoch))
+        else:
+            found[key] = listed

@@ -20,7 +20,7 @@ from protocol.group.offsets import CommittedOffset
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
-from spark_kafka_source import range_reader
+from spark_kafka_source import range_reader, start_offsets
 from spark_kafka_source.offsets import JsonDict
 from spark_kafka_source.options import parse_source_options
 from spark_kafka_source.stream_reader import KafkaStreamReader
@@ -189,6 +189,31 @@ def test_an_old_leader_does_not_say_where_a_run_ends(cluster: Cluster) -> None:
     assert end["a"] == {"0": 12, "1": 20}
     cluster.logs["a", 0] = Log(0, 15, epoch=6)
     assert reader.latestOffset(end, reader.getDefaultReadLimit()) == end
+
+
+def test_an_old_leader_does_not_make_a_groups_offsets_wrong(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The group was committed in epoch 5, up to where that of epoch 4 has no records."""
+    committed = {("a", 0): CommittedOffset(10, 5), ("a", 1): CommittedOffset(20, 5)}
+    monkeypatch.setattr(start_offsets, "fetch_offsets", lambda *_: committed)
+    cluster.logs["a", 0] = Log(0, 7, epoch=4)
+    list_offsets = cluster.fake.handlers[LIST_OFFSETS.key]
+    asked = 0
+
+    def replaced_at_last(body: dict[str, Any], version: int) -> dict[str, Any]:
+        nonlocal asked
+        asked += 1
+        if asked == 4:
+            cluster.logs["a", 0] = Log(0, 12, epoch=6)
+        return list_offsets(body, version)
+
+    cluster.fake.handlers[LIST_OFFSETS.key] = replaced_at_last
+    options = {"startingOffsets": "group", "kafka.group.id": "g", "kafka.retry.backoff.ms": "20"}
+    reader = cluster.reader(**options)
+    begins = start_offsets.starting_offsets(
+        reader._client, reader._options, list(cluster.logs), Deadline.after_ms(9_000)
+    )
+    assert begins == {("a", 0): 10, ("a", 1): 20}
+    assert asked == 4
 
 
 def test_a_task_knows_the_epochs_that_its_batch_was_planned_by(
