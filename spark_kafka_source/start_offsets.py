@@ -91,9 +91,11 @@ def log_ends(
     )
 
 
-def log_starts(client: Client, partitions: Collection[TopicPartition], deadline: Deadline) -> dict[TopicPartition, int]:
-    """The first offset of each log that is still there."""
-    listed = list_offsets(client, dict.fromkeys(partitions, EARLIEST), deadline=deadline)
+def log_starts(
+    client: Client, partitions: Collection[TopicPartition], deadline: Deadline, *, unknown_ms: int | None = None
+) -> dict[TopicPartition, int]:
+    """The first offset of each log that is still there. `unknown_ms` as in `list_offsets`."""
+    listed = list_offsets(client, dict.fromkeys(partitions, EARLIEST), deadline=deadline, unknown_ms=unknown_ms)
     return {key: entry.offset for key, entry in listed.items()}
 
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader
@@ -36,7 +36,7 @@ from spark_kafka_source.group_checks import say_who_decides
 from spark_kafka_source.group_commits import GroupCommits
 from spark_kafka_source.input_partition import RangePartition
 from spark_kafka_source.leaders import leaders
-from spark_kafka_source.offsets import JsonDict, Offsets, TopicPartition, topic_ids
+from spark_kafka_source.offsets import JsonDict, Offsets, TopicPartition, name, topic_ids
 from spark_kafka_source.options import SourceOptions
 from spark_kafka_source.range_groups import groups
 from spark_kafka_source.range_reader import read_range
@@ -45,6 +45,8 @@ from spark_kafka_source.spark_api import ReadAllAvailable, ReadLimit, ReadMaxRow
 from spark_kafka_source.start_offsets import log_ends, log_starts, starting_offsets
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # What record sizes are not learnt by then are taken from before.
 _RECORD_SIZES_MS = 2_000
@@ -104,8 +106,12 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:
         """Notes the ends of the logs as they are now: the query ends there."""
         deadline = self._trigger_deadline()
-        # A topic that is missing is judged later, against the offsets that the query starts from.
-        _, self._target = self._look(lambda: discover_present(self._client, self._options, deadline), deadline)
+
+        def target() -> dict[TopicPartition, ListedOffset]:
+            # A topic that is missing is judged later, against the offsets that the query starts from.
+            return self._log_ends(discover_present(self._client, self._options, deadline), deadline)
+
+        self._target = _while_topics_go(target)
 
     # -- one trigger --------------------------------------------------------------------------
 
@@ -135,17 +141,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _plan(self, begin: Offsets, limit: ReadLimit | None, deadline: Deadline) -> Offsets | None:
         """The next batch's end, None when nothing is new. Commits `begin` as soon as the topics are known to be its."""
-
-        def discovered() -> dict[TopicPartition, bytes]:
-            partitions = rediscover(self._client, self._options, begin.ends, deadline)
-            self._ids = topic_ids(partitions)
-            self._commits.mark(begin, self._ids)
-            return partitions
-
-        partitions, ends = self._look(discovered, deadline)
-        logs = SeenLogs(begin, partitions, ends)
-        self._judge(logs)
-        backlog = self._backlog(logs, deadline)
+        backlog = _while_topics_go(lambda: self._look(begin, deadline))
         if self._must_wait(backlog.size, limit):
             return None
         max_offsets = self._max_offsets(backlog, limit, deadline)
@@ -158,21 +154,22 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             end = replace(end, leaders=leaders(self._client, end.ends, deadline))
         return end
 
-    def _look(
-        self, discovered: Callable[[], dict[TopicPartition, bytes]], deadline: Deadline
-    ) -> tuple[dict[TopicPartition, bytes], dict[TopicPartition, ListedOffset]]:
-        """The partitions, and how far their logs reach just now.
+    def _look(self, begin: Offsets, deadline: Deadline) -> Backlog:
+        """What there is to read. Raises `TopicUnknown` when a topic goes meanwhile."""
+        partitions = rediscover(self._client, self._options, begin.ends, deadline)
+        self._ids = topic_ids(partitions)
+        self._commits.mark(begin, self._ids)
+        logs = SeenLogs(begin, partitions, self._log_ends(partitions, deadline))
+        self._judge(logs)
+        return self._backlog(logs, deadline)
 
-        Brokers learn one after the other that a topic is deleted: when one has said where it is, and the next does not
-        know it, the first is asked again. To wait for the topic would take until the deadline.
-        """
-        while True:
-            partitions = discovered()
-            try:
-                unknown_ms = metadata.TRANSIENT_UNKNOWN_MS
-                return partitions, log_ends(self._client, self._options, partitions, deadline, unknown_ms=unknown_ms)
-            except TopicUnknown as error:
-                log.info("%s; the topics are looked for again", error)
+    def _log_ends(
+        self, partitions: Collection[TopicPartition], deadline: Deadline
+    ) -> dict[TopicPartition, ListedOffset]:
+        return log_ends(self._client, self._options, partitions, deadline, unknown_ms=metadata.TRANSIENT_UNKNOWN_MS)
+
+    def _log_starts(self, partitions: Collection[TopicPartition], deadline: Deadline) -> dict[TopicPartition, int]:
+        return log_starts(self._client, partitions, deadline, unknown_ms=metadata.TRANSIENT_UNKNOWN_MS)
 
     def _judge(self, logs: SeenLogs) -> None:
         losses.say_stale(logs.stale - (self._seen.stale if self._seen else set()))
@@ -185,7 +182,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._target is not None:
             self._target.update(logs.late_targets(self._target))
         ends, fail = logs.ends(self._target), self._options.fail_on_data_loss
-        begins = log_starts(self._client, logs.new(ends), deadline)
+        begins = self._log_starts(logs.new(ends), deadline)
         added = losses.added(logs, begins)
         losses.tell(added.values(), fail=fail)
         skipped = Counter(self._gone_since_planned) + Counter({key: begins[key] for key in added})
@@ -208,7 +205,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _gone(self, backlog: Backlog, deadline: Deadline) -> dict[TopicPartition, int]:
         """Where to go on in logs that have lost what was to be read next. Else a task finds that, and fails."""
         behind = backlog.continued()
-        begins = log_starts(self._client, behind, deadline)
+        begins = self._log_starts(behind, deadline)
         return {key: min(begins[key], backlog.ends[key]) for key in behind if begins[key] > backlog.starts[key]}
 
     def _must_wait(self, new_offsets: int, limit: ReadLimit | None) -> bool:
@@ -267,22 +264,28 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Notes what is missing of the others, for the next batch to count, an empty one if need be; the tasks leave it
         out and log it. So it is when a query has failed because of that, and goes on with `failOnDataLoss=false`.
         """
-        if self._options.fail_on_data_loss and self._options.on_topic_recreated == "fail":
-            return ranges
-        topics = self._client.metadata({one.topic for one in ranges}, self._trigger_deadline()).topics
         if self._options.on_topic_recreated == "earliest":
-            ranges = losses.without_recreated(ranges, {name: topic.topic_id for name, topic in topics.items()})
-        if not self._options.fail_on_data_loss:
-            # Of a topic that is deleted nobody can tell.
-            known = [one for one in ranges if one.topic in topics and one.partition in topics[one.topic].partitions]
-            try:
-                keys = {(one.topic, one.partition) for one in known}
-                begins = log_starts(self._client, keys, self._client.deadline(_COUNT_GONE_MS))
-                self._gone_since_planned = losses.count_gone(known, begins)
-            except KafkaError as error:
-                log.warning("what is missing of the batch that is replayed is not counted: %s", error)
-                self._gone_since_planned = {}
+            topics = self._client.metadata({one.topic for one in ranges}, self._trigger_deadline()).topics
+            ranges = losses.without_recreated(ranges, {topic.name: topic.topic_id for topic in topics.values()})
+        if ranges and not self._options.fail_on_data_loss:
+            self._gone_since_planned = self._count_gone(ranges)
         return ranges
+
+    def _count_gone(self, ranges: list[OffsetRange]) -> dict[TopicPartition, int]:
+        deadline = self._client.deadline(_COUNT_GONE_MS)
+        try:
+            topics = self._client.metadata({one.topic for one in ranges}, deadline).topics
+            known = {(topic.name, number) for topic in topics.values() for number in topic.partitions}
+            there = [one for one in ranges if (one.topic, one.partition) in known]
+            if unknown := sorted({(one.topic, one.partition) for one in ranges} - known):
+                log.warning(
+                    "unknown just now, so that nobody counts what is missing: %s", ", ".join(map(name, unknown))
+                )
+            starts = log_starts(self._client, {(one.topic, one.partition) for one in there}, deadline)
+            return losses.count_gone(there, starts)
+        except KafkaError as error:
+            log.warning("what is missing of the batch that is replayed is not counted: %s", error)
+            return {}
 
     def read(self, partition: RangePartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         """On an executor: the rows of one task."""
@@ -301,3 +304,16 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _trigger_deadline(self) -> Deadline:
         """As long as Spark's connector would try: `fetchOffset.numRetries` times more than once."""
         return self._client.deadline(self._options.offsets_timeout_ms)
+
+
+def _while_topics_go(look: Callable[[], T]) -> T:
+    """`look`, again when a topic was deleted in the midst of it. It finds the topics, and then asks their leaders.
+
+    Brokers learn of a deletion one after the other: one still says where the topic is, and the next one does not know
+    it. To ask that one for longer would take until the deadline; whoever looks again finds the topic gone.
+    """
+    while True:
+        try:
+            return look()
+        except TopicUnknown as error:
+            log.info("%s; the topics are looked for again", error)

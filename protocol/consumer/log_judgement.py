@@ -64,13 +64,13 @@ def judge_out_of_range(partition: PartitionConsumer, log: SeenLog) -> Lost | Bro
     )
 
 
-def judge_unknown(partition: PartitionConsumer, unknown_s: float) -> Lost:
-    """What it means that brokers have answered for so long that there is no such topic or partition."""
+def judge_unknown(partition: PartitionConsumer) -> Lost:
+    """What it means when brokers answer for long that there is no such topic or partition."""
     position, until = partition.position, partition.until_offset
     return Lost(
         until,
-        f"{partition.name}: offsets {position} to {until} cannot be read: for {unknown_s:.0f} s the brokers have "
-        "not known it. Likely cause: the topic was deleted",
+        f"{partition.name}: offsets {position} to {until} cannot be read: the brokers answer again and again that "
+        "they do not know it. Likely cause: the topic was deleted",
     )
 
 

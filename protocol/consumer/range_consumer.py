@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 
 # Another reader on the same connection may have taken our reply in: look again, whatever the socket says.
 _LONGEST_WAIT_S = 0.1
+# Between answers further apart a cluster may have been down, and the second one be that of a broker that just started.
+_LONGEST_SILENCE_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -75,8 +77,9 @@ class Skipped:
 class _Reading(PartitionConsumer):
     """A range on its way. `asked_at_s`: since when brokers are asked for what comes next (None: not yet).
 
-    It counts only the time that was spent waiting, see `RangeConsumer._away_s`. `unknown_since_s`: since when metadata
-    lacks the partition (None: it does not).
+    `unknown_since_s`: since when every answer about the partition was that there is none (None: the last one was not);
+    `unknown_s`: how much of that time brokers were there to say so. All count only the time that was spent waiting, see
+    `RangeConsumer._away_s`.
     """
 
     def __init__(self, wanted: Range, config: ConsumerConfig, backoff: Backoff, record_bytes: dict[str, float]) -> None:
@@ -94,6 +97,21 @@ class _Reading(PartitionConsumer):
         self.wanted = wanted
         self.asked_at_s: float | None = None
         self.unknown_since_s: float | None = None
+        self.unknown_s = 0.0
+        self._unknown_at_s = 0.0
+
+    def note_unknown(self, waited_s: float) -> None:
+        if self.unknown_since_s is None:
+            self.unknown_since_s = self._unknown_at_s = waited_s
+            self.unknown_s = 0.0
+        self.unknown_s += min(waited_s - self._unknown_at_s, _LONGEST_SILENCE_S)
+        self._unknown_at_s = waited_s
+
+    def note_known(self, waited_s: float) -> None:
+        """Ends that time, which is none of the time that a broker needs to send records."""
+        if self.unknown_since_s is not None and self.asked_at_s is not None:
+            self.asked_at_s += waited_s - self.unknown_since_s
+        self.unknown_since_s = None
 
     @property
     def known_epoch(self) -> int:
@@ -222,12 +240,12 @@ class RangeConsumer:
 
     def _begin_asking(self, reading: _Reading) -> None:
         if reading.asked_at_s is None:
-            reading.asked_at_s = self._client.clock.now_s() - self._away_s
+            reading.asked_at_s = self._waited_s()
 
     def _look_up(self, reading: _Reading) -> Broker | None:
         try:
             broker = look_up(self._client, reading, self._deadline(reading))
-            reading.unknown_since_s = None
+            reading.note_known(self._waited_s())
             return broker
         except DataLoss as error:
             raise DataLoss(
@@ -242,16 +260,17 @@ class RangeConsumer:
             return None
 
     def _is_deleted(self, reading: _Reading, error: KafkaError) -> bool:
-        """Whether metadata lacks the partition for so long that it is lost; notes since when it does."""
-        if not isinstance(error, BrokerError) or error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+        """Whether metadata lacks the partition for so long that it is lost."""
+        if not isinstance(error, BrokerError):
             return False
-        now_s = self._client.clock.now_s()
-        if reading.unknown_since_s is None:
-            reading.unknown_since_s = now_s
-        unknown_s = now_s - reading.unknown_since_s
-        if unknown_s < metadata.TRANSIENT_UNKNOWN_MS / 1000:
+        if error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            # It is there, without a leader just now.
+            reading.note_known(self._waited_s())
             return False
-        self._lose(reading, judge_unknown(reading, unknown_s), error)
+        reading.note_unknown(self._waited_s())
+        if reading.unknown_s < _unknown_patience_s():
+            return False
+        self._lose(reading, judge_unknown(reading), error)
         return True
 
     def _send(self, broker: Broker, readings: list[_Reading]) -> None:
@@ -278,8 +297,7 @@ class RangeConsumer:
         # A live broker that has nothing answers after this while, and then the error can say so.
         patience_s = deadline.remaining_s() + self._config.fetch_max_wait_ms / 1000
         patience_s = min(patience_s, self._client.config.request_timeout_ms / 1000)
-        sent_at_s = self._client.clock.now_s() - self._away_s
-        self._in_flight.append(_InFlight(consumer, reply, sent_at_s, patience_s))
+        self._in_flight.append(_InFlight(consumer, reply, self._waited_s(), patience_s))
 
     def _take_reply(self) -> Judged | None:
         """Waits for a reply and takes it in; None when there was none to wait for, or it did not come."""
@@ -300,8 +318,10 @@ class RangeConsumer:
         self._waiting += [reading for reading in asked if not reading.done]
         for partition, failure in judged.failed:
             self._judge_failure(_reading(partition), failure)
+        served = [partition for partition, _ in judged.fetched]
         for reading in asked:
-            self._check_patience(reading)
+            if reading not in served:
+                self._check_patience(reading)
         return judged
 
     def _first_to_come(self) -> _InFlight | None:
@@ -321,12 +341,17 @@ class RangeConsumer:
 
     def _deadline(self, reading: _Reading) -> Deadline:
         clock = self._client.clock
-        began_s = clock.now_s() if reading.asked_at_s is None else reading.asked_at_s + self._away_s
-        at_s = began_s + self._poll_timeout_s
+        at_s = self._began_s(reading) + self._poll_timeout_s
         if reading.unknown_since_s is not None:
             # Less patience than it takes to tell a deleted topic from one that a broker does not know yet has no use.
-            at_s = max(at_s, reading.unknown_since_s + 2 * metadata.TRANSIENT_UNKNOWN_MS / 1000)
+            at_s = max(at_s, clock.now_s() + _unknown_patience_s())
         return Deadline(at_s, clock)
+
+    def _began_s(self, reading: _Reading) -> float:
+        return self._client.clock.now_s() if reading.asked_at_s is None else reading.asked_at_s + self._away_s
+
+    def _waited_s(self) -> float:
+        return self._client.clock.now_s() - self._away_s
 
     def _reply_deadline(self, in_flight: _InFlight) -> Deadline:
         return Deadline(in_flight.sent_at_s + self._away_s + in_flight.patience_s, self._client.clock)
@@ -363,7 +388,7 @@ class RangeConsumer:
             self._client.expire_metadata([reading.topic])
         deadline = self._deadline(reading)
         if reading.retry_at_s >= deadline.at_s:
-            spent_s = now_s - deadline.at_s + self._poll_timeout_s
+            spent_s = now_s - self._began_s(reading)
             raise DeadlineExceeded(
                 f"Fetch of {reading.name} at offset {reading.position} did not succeed in "
                 f"{spent_s:.1f} s and {reading.attempts} attempt(s); the last one: {error}",
@@ -391,6 +416,11 @@ class RangeConsumer:
         reading.seek(lost.resume)
         if reading.done and reading in self._waiting:
             self._waiting.remove(reading)
+
+
+def _unknown_patience_s() -> float:
+    """Longer than where a topic is only looked for: what is skipped here does not come back."""
+    return 3 * metadata.TRANSIENT_UNKNOWN_MS / 1000
 
 
 def _reading(partition: PartitionConsumer) -> _Reading:

@@ -270,8 +270,8 @@ def test_loss_is_told_and_only_what_is_missing_is_skipped(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # a topic that is missing for good need not be waited for
-    monkeypatch.setattr(metadata, "TRANSIENT_UNKNOWN_MS", 300)
+    # a topic that is missing for good need not be waited for; one made anew must be known to all brokers by then
+    monkeypatch.setattr(metadata, "TRANSIENT_UNKNOWN_MS", 1_000)
     for _ in range(REPEATS):
         stream = Stream(kafka, topic(1))
         produce(kafka, stream.topic, "first", READ)

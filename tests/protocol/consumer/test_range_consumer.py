@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,12 @@ from protocol.consumer.list_offsets import EARLIEST, LATEST, list_offsets
 from protocol.consumer.range_consumer import Range, RangeConsumer, Skipped
 from protocol.errors import DataLoss, DeadlineExceeded
 from protocol.wire.messages.m01_fetch import FETCH
-from protocol.wire.messages.m03_metadata import METADATA
 from spark_kafka_source.kafka_config import version_numbers
 from spark_kafka_source.local_kafka import LocalKafka
 from tests import awkward_topics
 from tests.awkward_topics import Topic
 from tests.conftest import TopicFactory
-from tests.kafka_proxy import Exchange, Fate, KafkaProxy
+from tests.kafka_proxy import Exchange, KafkaProxy
 from tests.log_segments import stored_batches
 from tests.protocol.consumer.consuming import client_of, move_leader, produce
 from tests.read_back import read_back
@@ -195,70 +195,44 @@ def test_another_topic_of_that_name_is_data_loss(kafka: LocalKafka, topic: Topic
     assert client.topic(name).topic_id != NO_TOPIC_ID
 
 
+@pytest.mark.parametrize("fail_on_data_loss", [True, False])
 def test_a_topic_that_is_deleted_while_it_is_read(
-    kafka: LocalKafka, topic: TopicFactory, client: Client, monkeypatch: pytest.MonkeyPatch
+    kafka: LocalKafka, topic: TopicFactory, monkeypatch: pytest.MonkeyPatch, fail_on_data_loss: bool
 ) -> None:
     """Its rest is lost, after some patience; what is read beside it is read to the end."""
-    monkeypatch.setattr(metadata, "TRANSIENT_UNKNOWN_MS", 500)
+    monkeypatch.setattr(metadata, "TRANSIENT_UNKNOWN_MS", 1_000)
     kept, gone = topic(1), topic(1)
-    for name in (kept, gone):
-        produce(kafka, name, range(100), size=2_000, settings={"batch.size": 10_000})
-    wanted = [*ranges_of(client, kept, 1), *ranges_of(client, gone, 1)]
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
-    admin.delete_topics([gone])[gone].result(30)
-    properties: dict[str, object] = {"max.partition.fetch.bytes": 20_000}
-    with pytest.raises(DataLoss, match=rf"{gone}-0: offsets \d+ to 100 cannot .* deleted.*failOnDataLoss=false"):
-        rows_of(reader(client, wanted, properties))
-    consumer = reader(client, wanted, properties, fail_on_data_loss=False)
-    assert len(rows_of(consumer)[wanted[0]]) == 100
-    [skipped] = consumer.skipped
-    assert (skipped.topic, skipped.until_offset) == (gone, 100)
+    with client_of(kafka) as client:
+        for name in (kept, gone):
+            produce(kafka, name, range(100), size=2_000, settings={"batch.size": 10_000})
+        wanted = [*ranges_of(client, kept, 1), *ranges_of(client, gone, 1)]
+        options = {"fail_on_data_loss": fail_on_data_loss, "poll_timeout_ms": 700}
+        consumer = reader(client, wanted, {"max.partition.fetch.bytes": 20_000}, **options)
+        rows = {kept: 0, gone: 0}
+        batches = iter(consumer)
+        while not rows[gone]:
+            each, batch = next(batches)
+            rows[each.topic] += batch.num_rows
+        admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
+        admin.delete_topics([gone])[gone].result(30)
+        wait_for(lambda: _has_let_go(kafka, gone))
+        lost = rf"{gone}-0: offsets \d+ to 100 cannot .* deleted.*failOnDataLoss=false"
+        with pytest.raises(DataLoss, match=lost) if fail_on_data_loss else nullcontext():
+            for each, batch in batches:
+                rows[each.topic] += batch.num_rows
+        assert 0 < rows[gone] < 100
+        if not fail_on_data_loss:
+            assert rows[kept] == 100
+            assert consumer.skipped == [Skipped(gone, 0, rows[gone], 100)]
 
 
-def test_a_deleted_topic_is_no_matter_of_patience_for_records(
-    kafka: LocalKafka, topic: TopicFactory, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(metadata, "TRANSIENT_UNKNOWN_MS", 1_500)
-    name = topic(1)
-    produce(kafka, name, range(10))
-    wanted = ranges_of(client, name, 1)
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
-    admin.delete_topics([name])[name].result(30)
-    with pytest.raises(DataLoss, match="deleted"):
-        rows_of(reader(client, wanted, poll_timeout_ms=400))
-
-
-def test_a_topic_that_is_unknown_now_and_then_is_not_deleted(
-    kafka: LocalKafka, topic: TopicFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Brokers that have just started say so for a moment each: what counts is for how long without a break."""
-    monkeypatch.setattr(metadata, "TRANSIENT_UNKNOWN_MS", 500)
-    name = topic(1)
-    produce(kafka, name, range(10))
-    looks: list[bool] = []
-
-    def every_other_time(exchange: Exchange) -> Fate | bytes:
-        body = exchange.reply()
-        if not body["topics"]:
-            return Fate.PASS
-        looks.append(len(looks) % 2 == 0)
-        for row in body["topics"]:
-            row.update(error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, partitions=[])
-        return exchange.reply_with(body) if looks[-1] else Fate.PASS
-
-    def moved_at_first(exchange: Exchange) -> Fate | bytes:
-        body = exchange.reply()
-        for row in (row for each in body["responses"] for row in each["partitions"]):
-            row.update(error_code=ErrorCode.NOT_LEADER_OR_FOLLOWER, records=b"", high_watermark=-1)
-        return exchange.reply_with(body) if exchange.number < 3 else Fate.PASS
-
-    with KafkaProxy.of(kafka) as proxy, client_of(proxy.servers, **{"retry.backoff.ms": "300"}) as client:
-        proxy.replies[METADATA] = every_other_time
-        proxy.replies[FETCH] = moved_at_first
-        consumer = reader(client, [Range(name, 0, 0, 10)], fail_on_data_loss=False)
-        assert [len(rows) for rows in rows_of(consumer).values()] == [10]
-        assert consumer.skipped == []
-    assert looks == [True, False] * 3
+def _has_let_go(kafka: LocalKafka, topic: str) -> bool:
+    """Whether no broker knows it, the one that has led it included."""
+    for server in kafka.bootstrap_servers.split(","):
+        with client_of(server) as client:
+            if client.metadata([topic]).topics[topic].error_code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                return False
+    return True
 
 
 def test_records_that_never_come_are_an_error_in_time(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:

@@ -1,0 +1,134 @@
+"""When a range reader takes a topic for deleted, on a clock that only moves by waiting: not too early.
+
+What is skipped does not come back. So brokers must have said so again and again, with nothing else in between.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from protocol.broker_errors import ErrorCode
+from protocol.cluster.client import Client
+from protocol.config import ConsumerConfig, parse_client
+from protocol.consumer.range_consumer import Range, RangeConsumer, Skipped
+from protocol.errors import DataLoss, DeadlineExceeded
+from protocol.wire.messages.m01_fetch import FETCH
+from protocol.wire.messages.m03_metadata import METADATA
+from tests.fake_broker import FakeBroker
+from tests.protocol.cluster.test_client import SteppedClock
+from tests.protocol.consumer.consuming import TOPIC_ID, records, reply, reply_row
+
+UNKNOWN, KNOWN, NO_LEADER = "unknown", "known", "no leader"
+WANTED = Range("orders", 0, 5, 15)
+
+
+class Broker(FakeBroker):
+    """Leads orders-0, which has offsets 5 to 15, and says of it what `says` has, one after the other, at last the last.
+
+    A number is no answer: for so many seconds nobody can be reached before the next one.
+    """
+
+    def __init__(self, clock: SteppedClock, *says: str | float) -> None:
+        super().__init__({METADATA: self._metadata, FETCH: self._fetch})
+        self.looks = 0
+        self._clock = clock
+        self._says = list(says)
+
+    def _metadata(self, body: dict[str, Any], version: int) -> dict[str, Any]:
+        self.looks += 1
+        what = self._next()
+        if isinstance(what, float):
+            self._clock.at_s += what
+            what = self._next()
+        row = {"partition_index": 0, "leader_id": 1, "leader_epoch": 0, "replica_nodes": [1], "isr_nodes": [1]}
+        topic: dict[str, Any] = {"name": "orders", "topic_id": TOPIC_ID, "partitions": [row]}
+        if what == UNKNOWN:
+            topic.update(error_code=int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), partitions=[])
+        elif what == NO_LEADER:
+            row["leader_id"] = -1
+        return {"brokers": [{"node_id": 1, "host": self.host, "port": self.port}], "topics": [topic]}
+
+    def _next(self) -> str | float:
+        return self._says.pop(0) if len(self._says) > 1 else self._says[0]
+
+    def _fetch(self, body: dict[str, Any], version: int) -> dict[str, Any]:
+        return reply(reply_row(data=records(5, 10)))
+
+
+@pytest.fixture
+def clock() -> SteppedClock:
+    return SteppedClock()
+
+
+def consumer_of(client: Client, **options: Any) -> RangeConsumer:
+    return RangeConsumer(client, ConsumerConfig(), [WANTED], **options)
+
+
+def client_on(broker: Broker, clock: SteppedClock, **properties: str) -> Client:
+    return Client(parse_client({"bootstrap.servers": f"{broker.host}:{broker.port}", **properties}), clock)
+
+
+def rows(consumer: RangeConsumer) -> int:
+    return sum(batch.num_rows for _, batch in consumer)
+
+
+# -- deleted --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("poll_timeout_ms", [400, 120_000])
+def test_a_topic_that_stays_unknown_is_lost_after_half_a_minute(clock: SteppedClock, poll_timeout_ms: int) -> None:
+    """Also for those who have less patience for records: an error that says less would come back for ever."""
+    with Broker(clock, KNOWN, UNKNOWN) as broker, client_on(broker, clock) as client:
+        client.topic("orders")
+        client.expire_metadata(["orders"])
+        with pytest.raises(DataLoss, match=r"orders-0: offsets 5 to 15 .* deleted.*failOnDataLoss=false"):
+            rows(consumer_of(client, poll_timeout_ms=poll_timeout_ms))
+        assert 30 < clock.at_s < 33
+
+
+def test_it_is_skipped_by_who_may_go_on(clock: SteppedClock) -> None:
+    with Broker(clock, UNKNOWN) as broker, client_on(broker, clock) as client:
+        consumer = consumer_of(client, fail_on_data_loss=False)
+        assert rows(consumer) == 0
+        assert consumer.skipped == [Skipped("orders", 0, 5, 15)]
+        assert clock.at_s > 30
+
+
+# -- there ----------------------------------------------------------------------------------------
+
+FOR_A_WHILE = [UNKNOWN] * 25
+"""With the back-off of 0.1 to 1 s between them some 22 s."""
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        [UNKNOWN, *[NO_LEADER] * 40, UNKNOWN, KNOWN],
+        [*FOR_A_WHILE, NO_LEADER, *FOR_A_WHILE, KNOWN],
+        [UNKNOWN, 100.0, UNKNOWN, 100.0, UNKNOWN, KNOWN],
+        [*FOR_A_WHILE, KNOWN],
+    ],
+    ids=["an election", "another answer between", "a cluster that was away", "at last"],
+)
+def test_nothing_is_skipped_of_a_topic_that_comes_back(clock: SteppedClock, says: list[str | float]) -> None:
+    with Broker(clock, *says) as broker, client_on(broker, clock) as client:
+        consumer = consumer_of(client, fail_on_data_loss=False, poll_timeout_ms=300_000)
+        assert rows(consumer) == 10
+        assert consumer.skipped == []
+        assert broker.looks >= len([each for each in says if isinstance(each, str)]) - 2
+
+
+def test_patience_for_records_begins_when_the_topic_is_known(clock: SteppedClock) -> None:
+    with Broker(clock, *FOR_A_WHILE, KNOWN) as broker, client_on(broker, clock) as client:
+        assert rows(consumer_of(client, poll_timeout_ms=2_000)) == 10
+        assert clock.at_s > 20
+
+
+def test_a_topic_that_comes_and_goes_has_an_end(clock: SteppedClock) -> None:
+    with Broker(clock, *[UNKNOWN, NO_LEADER] * 200) as broker, client_on(broker, clock) as client:
+        with pytest.raises(DeadlineExceeded, match=r"orders-0 at offset 5 did not succeed in \d+\.\d s") as caught:
+            rows(consumer_of(client, poll_timeout_ms=20_000))
+        spent_s = float(str(caught.value).split(" did not succeed in ")[1].split()[0])
+        assert spent_s <= clock.at_s < 60
