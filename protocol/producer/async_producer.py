@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 BUFFER_MEMORY_BYTES = 64 * 1024 * 1024
 # Another producer on the same connection may have read our answer: look again, whatever the socket says.
 _LONGEST_WAIT_S = 0.1
+# A caller that takes longer between two calls was busy with something else.
+_AWAY_S = 1.0
 
 
 class AsyncProducer:
@@ -47,6 +49,7 @@ class AsyncProducer:
     `linger.ms` above 0 also no longer than that, as seen by the next call of `send_columns` or `poll`.
 
     `buffer_memory_bytes` bounds what is not acknowledged yet: `send_columns` waits when there is more.
+    `delivery.timeout.ms` counts only while the caller is here: what failed while it was away has its next try first.
     `session` is for transactions; None is an idempotent or anonymous one, as `config` says.
     """
 
@@ -71,6 +74,7 @@ class AsyncProducer:
         self._busy: dict[TopicPartition, PartitionProducer] = {}
         self._brokers: dict[Broker, BrokerProducer] = {}
         self._expired_at_s: dict[str, float] = {}
+        self._here_until_s = client.clock.now_s()
         self._failures: list[KafkaError] = []
         self._settled = False
         self._closed = False
@@ -268,6 +272,10 @@ class AsyncProducer:
 
     def _work(self, deadline: Deadline) -> None:
         """Takes the answers that are there, and sends until no broker takes more."""
+        now_s = self._client.clock.now_s()
+        if now_s - self._here_until_s > _AWAY_S:
+            for partition in self._busy.values():
+                partition.excuse(now_s - self._here_until_s, now_s)
         self._take_replies(0.0)
         while self._send_round(deadline):
             self._take_replies(0.0)
@@ -279,6 +287,7 @@ class AsyncProducer:
                 partition.failures = []
             if partition.idle:
                 del self._busy[key]
+        self._here_until_s = now_s
 
     def _send_round(self, deadline: Deadline) -> bool:
         """One request to each broker that takes one; whether any went out."""
@@ -356,6 +365,7 @@ class AsyncProducer:
             self._take_replies(wait_s)
         else:
             self._client.clock.sleep_s(wait_s)
+        self._here_until_s = self._client.clock.now_s()
 
     def _stale(self, topic: str) -> None:
         """The next look at this topic asks the brokers, though not for every partition that fails at the same time."""

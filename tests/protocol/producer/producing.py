@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from protocol.clock import SYSTEM_CLOCK, Clock
 from protocol.cluster.client import Client
 from protocol.config import parse_client, parse_producer
 from protocol.producer.async_producer import AsyncProducer
@@ -19,11 +20,14 @@ HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
 def producer_of(
-    bootstrap_servers: str, properties: Mapping[str, object] | None = None, **options: Any
+    bootstrap_servers: str,
+    properties: Mapping[str, object] | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+    **options: Any,
 ) -> AsyncProducer:
     """With small record batches, so that a few thousand rows are many requests, unless `properties` say otherwise."""
     known = {"bootstrap.servers": bootstrap_servers, "batch.size": 4_096, **(properties or {})}
-    return AsyncProducer(Client(parse_client(known)), parse_producer(known), **options)
+    return AsyncProducer(Client(parse_client(known), clock), parse_producer(known), **options)
 
 
 def servers(addresses: Sequence[tuple[str, int]]) -> str:

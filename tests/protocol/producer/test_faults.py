@@ -241,9 +241,9 @@ class TestAnswersWithErrors:
 
         def duplicate(reply: Exchange) -> Fate | bytes:
             body = reply.reply()
-            body["responses"][0]["partition_responses"][0].update(
-                error_code=int(ErrorCode.DUPLICATE_SEQUENCE_NUMBER), base_offset=-1
-            )
+            row = body["responses"][0]["partition_responses"][0]
+            assert row["error_code"] == ErrorCode.NONE
+            row.update(error_code=int(ErrorCode.DUPLICATE_SEQUENCE_NUMBER), base_offset=-1)
             return reply.reply_with(body)
 
         proxy.replies[PRODUCE] = duplicate
