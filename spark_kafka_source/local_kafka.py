@@ -221,7 +221,8 @@ class LocalKafka:
             "kafka.admin.ConsumerGroupCommand",
         )
         where = ("--bootstrap-server", self.bootstrap_servers)
-        return self.run_tool(tool, *where, "--describe", "--group", group, *arguments)
+        # The tool's own patience of five seconds is for each of its calls, and its end without success no error.
+        return self.run_tool(tool, *where, "--timeout", "60000", "--describe", "--group", group, *arguments)
 
     def create_topic(
         self,

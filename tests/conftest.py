@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 from spark_kafka_source.local_kafka import DEFAULT_VERSION, LocalKafka
+from tests.agreement import wait_until_known
 from tests.jvm_connector import jvm_connector_jars
 
 if TYPE_CHECKING:
-    from confluent_kafka.admin import AdminClient
     from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).parent.parent
@@ -41,6 +41,10 @@ _EAGER_CLEANING = {
 BRIEF_LIFE = ["-XX:TieredStopAtLevel=1"]
 
 TopicFactory = Callable[..., str]
+
+# Time that an example takes says little where tests share two cores.
+hypothesis.settings.register_profile("shared cores", deadline=None)
+hypothesis.settings.load_profile("shared cores")
 
 # Before anything of Spark starts: workers take the Python of the tests, and find the packages of this checkout.
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -77,8 +81,8 @@ def kafka1() -> Iterator[LocalKafka]:
 def topic(kafka: LocalKafka) -> Iterator[TopicFactory]:
     """Makes topics on `kafka`: `topic(partitions=1, replication_factor=None, config=None, prefix="topic") -> name`.
 
-    The replication factor is the number of brokers unless given. Every partition has a leader when the factory
-    returns; the topics are deleted after the test.
+    The replication factor is the number of brokers unless given. Every broker knows every partition's leader when the
+    factory returns; the topics are deleted after the test.
     """
     yield from topic_factory(kafka)
 
@@ -128,21 +132,10 @@ def topic_factory(kafka: LocalKafka) -> Iterator[TopicFactory]:
         copies = replication_factor or len(kafka.broker_ids)
         admin.create_topics([NewTopic(name, partitions, copies, config=dict(config or {}))])[name].result(30)
         made.append(name)
-        _wait_for_leaders(admin, name, partitions)
+        wait_until_known(kafka, name, partitions)
         return name
 
     yield create
     if made:
         for deleted in admin.delete_topics(made, operation_timeout=0).values():
             deleted.exception(30)  # a test may have deleted it itself
-
-
-def _wait_for_leaders(admin: AdminClient, name: str, partitions: int) -> None:
-    clock = time.monotonic
-    give_up_s = clock() + 30
-    while clock() < give_up_s:
-        known = admin.list_topics(name, timeout=10).topics[name].partitions
-        if len(known) == partitions and all(partition.leader >= 0 for partition in known.values()):
-            return
-        time.sleep(0.02)
-    raise AssertionError(f"topic {name} has no leaders after 30 s")

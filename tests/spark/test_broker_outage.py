@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from confluent_kafka import Producer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
@@ -71,6 +72,7 @@ def every_row(records: int) -> list[tuple[int, int]]:
     return [(partition, offset) for partition in range(PARTITIONS) for offset in range(records)]
 
 
+@pytest.mark.timeout(600)
 def test_a_broker_is_killed_and_restarted_under_a_running_query(
     spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
 ) -> None:

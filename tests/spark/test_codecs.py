@@ -66,6 +66,8 @@ class Clients:
     def _write_librdkafka(self, topic: str, partition: int, rows: list[Row]) -> None:
         settings = {"bootstrap.servers": self.kafka.bootstrap_servers, "compression.codec": CODECS[partition]}
         producer = Producer({**settings, "linger.ms": 1_000})
+        # One that learns of a topic while it flushes makes small batches, which it may not compress.
+        producer.list_topics(topic, timeout=30)
         for _, key, value, headers, timestamp_ms, _ in rows:
             producer.produce(topic, value, key, partition, headers=list(headers or ()), timestamp=timestamp_ms)
         assert producer.flush(30) == 0

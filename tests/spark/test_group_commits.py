@@ -141,7 +141,16 @@ def test_a_restart_takes_the_checkpoint_and_sets_the_group_right(
         read = sum(progress.numInputRows for progress in query.recentProgress)
         assert read == 10
         tool = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
-        arguments = ["--reset-offsets", "--group", group, "--all-topics", "--to-earliest", "--execute"]
+        arguments = [
+            "--reset-offsets",
+            "--group",
+            group,
+            "--all-topics",
+            "--to-earliest",
+            "--execute",
+            "--timeout",
+            "60000",
+        ]
         kafka.run_tool(tool, "--bootstrap-server", kafka.bootstrap_servers, *arguments)
         assert [row.current_offset for row in describe(kafka, group)] == [0]
     query = (

@@ -14,6 +14,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_kafka_source.local_kafka import LocalKafka
+from tests.agreement import wait_until_gone, wait_until_known
 from tests.conftest import TopicFactory
 from tests.consumer_groups import describe, wait_for_lag_zero
 
@@ -68,6 +69,7 @@ def test_new_partitions_are_found_while_the_query_runs_and_read_from_their_begin
     # The query is in a batch: it does not see them before they have records.
     client = admin(kafka)
     client.create_partitions([NewPartitions(name, 3)])[name].result(30)
+    wait_until_known(kafka, name, 3)
     for partition in range(3):
         produce(kafka, name, partition, 10)
     filled.set()
@@ -117,6 +119,7 @@ def test_a_deleted_topic_fails_the_query_by_name(
     assert run_once(stream(spark, kafka, **options), tmp_path) == 4
     client = admin(kafka)
     client.delete_topics([gone])[gone].result(30)
+    wait_until_gone(kafka, gone)
     produce(kafka, kept, 0, 3)
     # A trigger looks again for ten seconds, unless the first of these waits would be longer.
     options |= {"kafka.retry.backoff.ms": "20000", "kafka.retry.backoff.max.ms": "20000"}

@@ -80,6 +80,8 @@ def produce(
     limits = {"queue.buffering.max.messages": 1_000_000, "message.max.bytes": 20 << 20, "linger.ms": 5}
     where = {"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0}
     producer = Producer({**where, **limits, **(settings or {})})
+    # One that learns of a topic while it flushes cuts what it has into more batches.
+    producer.list_topics(topic, timeout=30)
     for number in numbers:
         value = b"%09d" % number
         producer.produce(topic, value.ljust(size, b"."), partition=number % partitions)

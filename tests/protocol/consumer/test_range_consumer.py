@@ -24,6 +24,7 @@ from protocol.wire.messages.m01_fetch import FETCH
 from spark_kafka_source.kafka_config import version_numbers
 from spark_kafka_source.local_kafka import LocalKafka
 from tests import awkward_topics
+from tests.agreement import wait_until_gone
 from tests.awkward_topics import Topic
 from tests.conftest import TopicFactory
 from tests.kafka_proxy import Exchange, KafkaProxy
@@ -215,7 +216,7 @@ def test_a_topic_that_is_deleted_while_it_is_read(
             rows[each.topic] += batch.num_rows
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
         admin.delete_topics([gone])[gone].result(30)
-        wait_for(lambda: _has_let_go(kafka, gone))
+        wait_until_gone(kafka, gone)
         lost = rf"{gone}-0: offsets \d+ to 100 cannot .* deleted.*failOnDataLoss=false"
         with pytest.raises(DataLoss, match=lost) if fail_on_data_loss else nullcontext():
             for each, batch in batches:
@@ -224,15 +225,6 @@ def test_a_topic_that_is_deleted_while_it_is_read(
         if not fail_on_data_loss:
             assert rows[kept] == 100
             assert consumer.skipped == [Skipped(gone, 0, rows[gone], 100)]
-
-
-def _has_let_go(kafka: LocalKafka, topic: str) -> bool:
-    """Whether no broker knows it, the one that has led it included."""
-    for server in kafka.bootstrap_servers.split(","):
-        with client_of(server) as client:
-            if client.metadata([topic]).topics[topic].error_code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                return False
-    return True
 
 
 def test_records_that_never_come_are_an_error_in_time(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
@@ -255,9 +247,9 @@ def test_a_slow_caller_is_no_slow_broker(kafka: LocalKafka, topic: TopicFactory,
     produce(kafka, name, range(30), size=500_000, settings={"batch.size": 400_000})
     properties = {"max.partition.fetch.bytes": 7_000_000, "fetch.max.wait.ms": 100}
     rows = 0
-    for _, batch in reader(client, [Range(name, 0, 0, 30)], properties, poll_timeout_ms=400):
+    for _, batch in reader(client, [Range(name, 0, 0, 30)], properties, poll_timeout_ms=1_000):
         if not rows:
-            time.sleep(1.5)
+            time.sleep(3)
         rows += batch.num_rows
     assert rows == 30
 

@@ -1,0 +1,46 @@
+"""Waits until all brokers say the same of a topic.
+
+They learn of what happens to it one after the other, and which of them a client asks is left to chance: a topic that
+one of them knows may be unknown to the next one, and one that was deleted may still be served.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from protocol.broker_errors import ErrorCode
+from protocol.cluster.client import Client
+from protocol.cluster.metadata import Topic
+from protocol.config import parse_client
+from spark_kafka_source.local_kafka import LocalKafka
+
+_TIMEOUT_S = 30.0
+
+
+def wait_until_known(kafka: LocalKafka, topic: str, partitions: int) -> None:
+    """Every broker that runs knows all of its partitions, and who leads them."""
+
+    def known(told: Topic) -> bool:
+        return len(told.partitions) == partitions and all(each.leader >= 0 for each in told.partitions.values())
+
+    _wait(kafka, topic, known, f"be known with {partitions} partitions")
+
+
+def wait_until_gone(kafka: LocalKafka, topic: str) -> None:
+    """Every broker that runs has let go of it."""
+    _wait(kafka, topic, lambda told: told.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "be gone")
+
+
+def _wait(kafka: LocalKafka, topic: str, agreed: Callable[[Topic], bool], what: str) -> None:
+    give_up_s = time.monotonic() + _TIMEOUT_S
+    for broker_id in kafka.broker_ids:
+        if kafka.pid(broker_id) is None:
+            continue
+        while True:
+            # Fresh, since one that knows the cluster asks any broker.
+            with Client(parse_client({"bootstrap.servers": kafka.address(broker_id)})) as client:
+                if agreed(client.metadata([topic]).topics[topic]):
+                    break
+            assert time.monotonic() < give_up_s, f"{topic} was to {what} at broker {broker_id} in {_TIMEOUT_S:.0f} s"
+            time.sleep(0.02)
