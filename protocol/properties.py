@@ -323,7 +323,11 @@ PROPERTIES: tuple[Property, ...] = (
         _PRODUCER, "retries", "retries", integer(0), "how often a write is tried again within delivery.timeout.ms"
     ),
     _applies(
-        _PRODUCER, "delivery.timeout.ms", "delivery_timeout_ms", POSITIVE_MILLISECONDS, "the longest time of a write"
+        _PRODUCER,
+        "delivery.timeout.ms",
+        "delivery_timeout_ms",
+        POSITIVE_MILLISECONDS,
+        "the longest time of a write, without the time in which its task waits for more rows",
     ),
     _applies(
         _PRODUCER,

@@ -222,7 +222,7 @@ class LocalKafka:
         )
         where = ("--bootstrap-server", self.bootstrap_servers)
         # The tool's own patience of five seconds is for each of its calls, and its end without success no error.
-        return self.run_tool(tool, *where, "--timeout", "60000", "--describe", "--group", group, *arguments)
+        return self.run_tool(tool, *where, "--timeout", "30000", "--describe", "--group", group, *arguments)
 
     def create_topic(
         self,

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.consumer.list_offsets import EARLIEST, LATEST, ListedOffset, list_offsets
-from protocol.errors import ConfigurationError, DataLoss
+from protocol.errors import ConfigurationError, DataLoss, DeadlineExceeded
 from protocol.group.offsets import fetch_offsets
 from spark_kafka_source.error_classes import (
     OFFSETS_DO_NOT_MATCH_ASSIGNED,
@@ -23,6 +23,9 @@ from spark_kafka_source.options import SourceOptions
 from spark_kafka_source.selection import AtTime, ByPartition
 
 log = logging.getLogger(__name__)
+
+# By then a broker that the cluster has replaced knows it, or is gone.
+_STALE_LEADER_MS = 30_000
 
 TopicPartition = tuple[str, int]
 Position = str | ByPartition
@@ -209,10 +212,8 @@ def _from_group(
             "kafka.auto.offset.reset=earliest or latest, or startingOffsets"
         )
     starts = log_starts(client, partitions, deadline)
-    # A leader that was replaced and does not know it may end before what was read: it must not be believed.
     epochs = {key: entry.leader_epoch for key, entry in committed.items()}
-    listed = log_ends(client, options, partitions, deadline, known_epochs=epochs)
-    ends = {key: entry.offset for key, entry in listed.items()}
+    ends = {key: entry.offset for key, entry in _newest_ends(client, options, partitions, epochs, deadline).items()}
     offsets = {key: entry.offset for key, entry in committed.items()}
     _require_in_log(f"startingOffsets=group ({group})", offsets, starts, ends, options.fail_on_data_loss)
     offsets.update({key: starts[key] if reset == "earliest" else ends[key] for key in without})
@@ -224,6 +225,25 @@ def _from_group(
         reset,
     )
     return offsets
+
+
+def _newest_ends(
+    client: Client,
+    options: SourceOptions,
+    partitions: Collection[TopicPartition],
+    known_epochs: Mapping[TopicPartition, int],
+    deadline: Deadline,
+) -> dict[TopicPartition, ListedOffset]:
+    """A leader that was replaced and does not know it may end before what the group has read: it is not believed.
+
+    Not for ever: the group's offsets may also be those of an earlier topic under the same name.
+    """
+    try:
+        patience = deadline.at_most_ms(_STALE_LEADER_MS)
+        return log_ends(client, options, partitions, patience, known_epochs=known_epochs)
+    except DeadlineExceeded as error:
+        log.info("%s; what the leaders say is taken as it is", error)
+        return log_ends(client, options, partitions, deadline)
 
 
 def _flat(numbers: ByPartition) -> dict[TopicPartition, int]:

@@ -196,7 +196,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for key in backlog.shorter():
             agreed[key] = end = backlog.ends[key]
             if (epoch := backlog.logs.begin.epochs.get(key)) is not None:
-                known = end_of_epoch(self._client, *key, epoch, deadline)
+                known = end_of_epoch(self._client, *key, epoch, deadline, unknown_ms=metadata.TRANSIENT_UNKNOWN_MS)
                 agreed[key] = end if known is None else min(known, end)
             loss = losses.truncated(key, backlog.starts[key], end, agreed[key])
             losses.tell([loss], fail=self._options.fail_on_data_loss)

@@ -20,6 +20,7 @@ from protocol.errors import (
     BrokerError,
     ConnectFailed,
     KafkaError,
+    TopicUnknown,
     TransportError,
     UsageError,
 )
@@ -146,8 +147,22 @@ class Client:
         topics: Iterable[str] = (),
         coordinator_of: str | None = None,
         max_attempts: int | None = None,
+        unknown_ms: int | None = None,
     ) -> T:
-        """`attempt` in the one retry loop; `topics` and `coordinator_of` say what a refresh is about."""
+        """`attempt` in the one retry loop; `topics` and `coordinator_of` say what a refresh is about.
+
+        Raises `TopicUnknown` when after `unknown_ms`, if that is less than the deadline, brokers still do not know a
+        topic or a partition.
+        """
+        known_by = None if unknown_ms is None else deadline.at_most_ms(unknown_ms)
+
+        def patient() -> T:
+            try:
+                return attempt()
+            except BrokerError as error:
+                if known_by is None or error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION or not known_by.passed:
+                    raise
+                raise TopicUnknown(f"{what}: {error}") from error
 
         def refresh(error: KafkaError, kind: Refresh) -> None:
             if coordinator_of is not None and (kind is Refresh.COORDINATOR or isinstance(error, TransportError)):
@@ -157,7 +172,7 @@ class Client:
 
         return dispatch.retrying(
             what,
-            attempt,
+            patient,
             deadline=deadline,
             backoff=Backoff(self.config.retry_backoff_ms, self.config.retry_backoff_max_ms),
             refresh=refresh,

@@ -14,7 +14,7 @@ from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import Broker
-from protocol.errors import BrokerError, Corrupt, KafkaError, TopicUnknown
+from protocol.errors import BrokerError, Corrupt, KafkaError
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 
 LATEST = -1
@@ -60,7 +60,6 @@ def list_offsets(
     believed, and is asked again.
     """
     deadline = deadline or client.deadline()
-    known_by = None if unknown_ms is None else deadline.at_most_ms(unknown_ms)
     found: dict[TopicPartition, ListedOffset] = {}
     isolation = 1 if isolation_level == "read_committed" else 0
     # Versions below 2 ignore the isolation level: the answer would be another offset, silently.
@@ -87,15 +86,13 @@ def list_offsets(
             }
             for key in by_leader[broker]:
                 _take(key, rows.get(key), broker, found, failures, (known_epochs or {}).get(key, -1))
-        if known_by is not None and known_by.passed:
-            _require_known(what, failures)
         if failures:
-            raise failures[0]
+            raise next(filter(_is_unknown, failures), failures[0])
         return found
 
     names = sorted({topic for topic, _ in times})
     what = f"ListOffsets of {len(times)} partition(s) of {', '.join(names[:5])}"
-    return client.retrying(what, attempt, deadline, topics=names, max_attempts=max_attempts)
+    return client.retrying(what, attempt, deadline, topics=names, max_attempts=max_attempts, unknown_ms=unknown_ms)
 
 
 def stale_leader(where: str, latest: ListedOffset, known_epoch: int) -> BrokerError:
@@ -118,10 +115,8 @@ def _by_leader(
     return grouped
 
 
-def _require_known(what: str, failures: Iterable[KafkaError]) -> None:
-    for failure in failures:
-        if isinstance(failure, BrokerError) and failure.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            raise TopicUnknown(f"{what}: {failure}") from failure
+def _is_unknown(error: KafkaError) -> bool:
+    return isinstance(error, BrokerError) and error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 def _take(

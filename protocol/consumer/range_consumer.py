@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 # Another reader on the same connection may have taken our reply in: look again, whatever the socket says.
 _LONGEST_WAIT_S = 0.1
 # Between answers further apart a cluster may have been down, and the second one be that of a broker that just started.
-_LONGEST_SILENCE_S = 2.0
+_LONGEST_SILENCE_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ class _Reading(PartitionConsumer):
     """A range on its way. `asked_at_s`: since when brokers are asked for what comes next (None: not yet).
 
     `unknown_since_s`: since when every answer about the partition was that there is none (None: the last one was not);
-    `unknown_s`: how much of that time brokers were there to say so. All count only the time that was spent waiting, see
-    `RangeConsumer._away_s`.
+    `unknown_s`: how long that has been so without a silence in between. All count only the time that was spent waiting,
+    see `RangeConsumer._away_s`.
     """
 
     def __init__(self, wanted: Range, config: ConsumerConfig, backoff: Backoff, record_bytes: dict[str, float]) -> None:
@@ -104,7 +104,8 @@ class _Reading(PartitionConsumer):
         if self.unknown_since_s is None:
             self.unknown_since_s = self._unknown_at_s = waited_s
             self.unknown_s = 0.0
-        self.unknown_s += min(waited_s - self._unknown_at_s, _LONGEST_SILENCE_S)
+        silent_s = waited_s - self._unknown_at_s
+        self.unknown_s = self.unknown_s + silent_s if silent_s <= _LONGEST_SILENCE_S else 0.0
         self._unknown_at_s = waited_s
 
     def note_known(self, waited_s: float) -> None:
@@ -344,7 +345,7 @@ class RangeConsumer:
         at_s = self._began_s(reading) + self._poll_timeout_s
         if reading.unknown_since_s is not None:
             # Less patience than it takes to tell a deleted topic from one that a broker does not know yet has no use.
-            at_s = max(at_s, clock.now_s() + _unknown_patience_s())
+            at_s = max(at_s, reading.unknown_since_s + self._away_s + 4 * _unknown_patience_s())
         return Deadline(at_s, clock)
 
     def _began_s(self, reading: _Reading) -> float:
@@ -384,6 +385,8 @@ class RangeConsumer:
             raise error
         now_s = self._client.clock.now_s()
         reading.postpone(error, now_s)
+        if reading.unknown_since_s is not None:
+            reading.retry_at_s = min(reading.retry_at_s, now_s + _LONGEST_SILENCE_S / 2)
         if what_to_refresh(error) is Refresh.METADATA:
             self._client.expire_metadata([reading.topic])
         deadline = self._deadline(reading)

@@ -8,7 +8,8 @@ requests under way per broker. Used by Spark's sink (one producer per task) and 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -37,8 +38,8 @@ log = logging.getLogger(__name__)
 BUFFER_MEMORY_BYTES = 64 * 1024 * 1024
 # Another producer on the same connection may have read our answer: look again, whatever the socket says.
 _LONGEST_WAIT_S = 0.1
-# A caller that takes longer between two calls was busy with something else.
-_AWAY_S = 1.0
+# Of the time that a caller takes between two calls, so much counts as waiting for brokers.
+_LONGEST_PAUSE_S = 1.0
 
 
 class AsyncProducer:
@@ -49,7 +50,8 @@ class AsyncProducer:
     `linger.ms` above 0 also no longer than that, as seen by the next call of `send_columns` or `poll`.
 
     `buffer_memory_bytes` bounds what is not acknowledged yet: `send_columns` waits when there is more.
-    `delivery.timeout.ms` counts only while the caller is here: what failed while it was away has its next try first.
+    Of the time between two calls only a second counts towards `delivery.timeout.ms`: what fails while the caller is
+    away has its next try when it comes back.
     `session` is for transactions; None is an idempotent or anonymous one, as `config` says.
     """
 
@@ -74,7 +76,7 @@ class AsyncProducer:
         self._busy: dict[TopicPartition, PartitionProducer] = {}
         self._brokers: dict[Broker, BrokerProducer] = {}
         self._expired_at_s: dict[str, float] = {}
-        self._here_until_s = client.clock.now_s()
+        self._left_at_s = client.clock.now_s()
         self._failures: list[KafkaError] = []
         self._settled = False
         self._closed = False
@@ -113,15 +115,32 @@ class AsyncProducer:
             return
         sizes = record_sizes(rows)
         check_sizes(topic, sizes, self._config.max_request_size_bytes)
-        chosen = self._choose(topic, rows, sizes, partitions)
-        self._begin_account()
-        self._enqueue(self._accumulator.append(topic, rows, chosen, sizes, self._client.clock.now_s()))
-        self.poll()
-        self._wait_for_memory()
+        with self._here():
+            chosen = self._choose(topic, rows, sizes, partitions)
+            self._begin_account()
+            self._enqueue(self._accumulator.append(topic, rows, chosen, sizes, self._client.clock.now_s()))
+            self._go_on()
+            self._wait_for_memory()
         self._raise_if_unusable()
 
     def poll(self) -> None:
         """Sends what is due and takes the answers that have come; waits for nothing."""
+        with self._here():
+            self._go_on()
+
+    @contextmanager
+    def _here(self) -> Iterator[None]:
+        """While the caller is in one of our calls; what came before does not count for what is on its way."""
+        away_s = self._client.clock.now_s() - self._left_at_s - _LONGEST_PAUSE_S
+        if away_s > 0:
+            for partition in self._busy.values():
+                partition.excuse(away_s)
+        try:
+            yield
+        finally:
+            self._left_at_s = self._client.clock.now_s()
+
+    def _go_on(self) -> None:
         if self._config.linger_ms:
             before_s = self._client.clock.now_s() - self._config.linger_ms / 1000
             self._enqueue(self._accumulator.waited_since(before_s))
@@ -150,23 +169,24 @@ class AsyncProducer:
         still being written, and `flush` may be called again.
         """
         self._raise_if_unusable()
-        self._begin_account()
-        # A batch may outlast delivery.timeout.ms by the request that it is in.
-        patience_ms = self._config.delivery_timeout_ms + self._client.config.request_timeout_ms
-        deadline = deadline or self._client.deadline(patience_ms)
-        self._enqueue(self._accumulator.drain())
-        self._work(deadline)
-        while self._busy and not self._failures:
-            if deadline.passed:
-                waiting = next(iter(self._busy.values()))
-                raise DeadlineExceeded(
-                    f"flush: {len(self._busy)} partitions are not acknowledged in time, {waiting.name} among them"
-                    f"{waiting.trouble}",
-                    topic=waiting.topic,
-                    partition=waiting.partition,
-                )
-            self._wait(deadline)
+        with self._here():
+            self._begin_account()
+            # A batch may outlast delivery.timeout.ms by the request that it is in.
+            patience_ms = self._config.delivery_timeout_ms + self._client.config.request_timeout_ms
+            deadline = deadline or self._client.deadline(patience_ms)
+            self._enqueue(self._accumulator.drain())
             self._work(deadline)
+            while self._busy and not self._failures:
+                if deadline.passed:
+                    waiting = next(iter(self._busy.values()))
+                    raise DeadlineExceeded(
+                        f"flush: {len(self._busy)} partitions are not acknowledged in time, {waiting.name} among them"
+                        f"{waiting.trouble}",
+                        topic=waiting.topic,
+                        partition=waiting.partition,
+                    )
+                self._wait(deadline)
+                self._work(deadline)
         self._raise_if_unusable()
         self._settled = True
 
@@ -272,10 +292,6 @@ class AsyncProducer:
 
     def _work(self, deadline: Deadline) -> None:
         """Takes the answers that are there, and sends until no broker takes more."""
-        now_s = self._client.clock.now_s()
-        if now_s - self._here_until_s > _AWAY_S:
-            for partition in self._busy.values():
-                partition.excuse(now_s - self._here_until_s, now_s)
         self._take_replies(0.0)
         while self._send_round(deadline):
             self._take_replies(0.0)
@@ -287,7 +303,6 @@ class AsyncProducer:
                 partition.failures = []
             if partition.idle:
                 del self._busy[key]
-        self._here_until_s = now_s
 
     def _send_round(self, deadline: Deadline) -> bool:
         """One request to each broker that takes one; whether any went out."""
@@ -365,7 +380,6 @@ class AsyncProducer:
             self._take_replies(wait_s)
         else:
             self._client.clock.sleep_s(wait_s)
-        self._here_until_s = self._client.clock.now_s()
 
     def _stale(self, topic: str) -> None:
         """The next look at this topic asks the brokers, though not for every partition that fails at the same time."""

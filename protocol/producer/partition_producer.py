@@ -253,10 +253,10 @@ class PartitionProducer:
             self._queue[0].last_error = error
         self._back_off(now_s)
 
-    def excuse(self, away_s: float, now_s: float) -> None:
-        """Until now and for so long nobody was there to send anything: no record batch has waited for a broker."""
+    def excuse(self, away_s: float) -> None:
+        """For so long nobody was there to send anything: no record batch has waited for a broker."""
         for batch in self._queue:
-            batch.created_s = min(batch.created_s + away_s, now_s)
+            batch.created_s += away_s
 
     def expire(self, now_s: float) -> None:
         """Fails what has waited for longer than `delivery.timeout.ms`."""

@@ -149,7 +149,7 @@ def test_a_restart_takes_the_checkpoint_and_sets_the_group_right(
             "--to-earliest",
             "--execute",
             "--timeout",
-            "60000",
+            "30000",
         ]
         kafka.run_tool(tool, "--bootstrap-server", kafka.bootstrap_servers, *arguments)
         assert [row.current_offset for row in describe(kafka, group)] == [0]

@@ -216,6 +216,20 @@ def test_an_old_leader_does_not_make_a_groups_offsets_wrong(cluster: Cluster, mo
     assert asked == 4
 
 
+def test_a_groups_offsets_of_an_earlier_topic_do_not_hold_up_the_start(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They look as if the leader had been replaced, and no leader ever says otherwise."""
+    monkeypatch.setattr(start_offsets, "_STALE_LEADER_MS", 300)
+    committed = {("a", 0): CommittedOffset(10, 9), ("a", 1): CommittedOffset(20, 9)}
+    monkeypatch.setattr(start_offsets, "fetch_offsets", lambda *_: committed)
+    reader = cluster.reader(**{"startingOffsets": "group", "kafka.group.id": "g"})
+    deadline = Deadline.after_ms(30_000)
+    begins = start_offsets.starting_offsets(reader._client, reader._options, list(cluster.logs), deadline)
+    assert begins == {("a", 0): 10, ("a", 1): 20}
+    assert deadline.remaining_s() > 20
+
+
 def test_a_task_knows_the_epochs_that_its_batch_was_planned_by(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from protocol.broker_errors import ErrorCode
+from protocol.clock import Deadline
 from protocol.consumer.list_offsets import LATEST, ListedOffset, list_offsets
-from protocol.errors import Corrupt
+from protocol.errors import Corrupt, DeadlineExceeded, TopicUnknown
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m03_metadata import METADATA
 from tests.fake_broker import FakeBroker
@@ -38,6 +40,22 @@ def broker_that_answers_for(partitions: list[int]) -> FakeBroker:
 
 
 TIMES = {("orders", 0): LATEST, ("orders", 1): LATEST}
+
+
+def test_what_is_unknown_for_long_is_told_whatever_else_is_wrong() -> None:
+    codes = {0: ErrorCode.NOT_LEADER_OR_FOLLOWER, 1: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+
+    def refused(body: dict[str, Any], version: int) -> dict[str, Any]:
+        asked = [row["partition_index"] for row in body["topics"][0]["partitions"]]
+        rows = [{"partition_index": each, "error_code": int(codes[each]), "offset": -1} for each in asked]
+        return {"topics": [{"name": "orders", "partitions": rows}]}
+
+    with broker_that_answers_for([]) as fake, client_of(f"{fake.host}:{fake.port}") as client:
+        fake.handlers[LIST_OFFSETS.key] = refused
+        with pytest.raises(TopicUnknown, match=r"orders-1 .*UNKNOWN_TOPIC_OR_PARTITION"):
+            list_offsets(client, TIMES, unknown_ms=200)
+        with pytest.raises(DeadlineExceeded, match="did not succeed in"):
+            list_offsets(client, TIMES, deadline=Deadline.after_ms(400))
 
 
 def test_a_partition_that_is_left_out_is_named() -> None:

@@ -88,6 +88,14 @@ def test_a_topic_that_stays_unknown_is_lost_after_half_a_minute(clock: SteppedCl
         assert 30 < clock.at_s < 33
 
 
+def test_a_long_back_off_makes_no_other_error(clock: SteppedClock) -> None:
+    with Broker(clock, UNKNOWN) as broker:
+        properties = {"retry.backoff.ms": "60000", "retry.backoff.max.ms": "60000"}
+        with client_on(broker, clock, **properties) as client, pytest.raises(DataLoss, match="deleted"):
+            rows(consumer_of(client))
+        assert 29 < clock.at_s < 35
+
+
 def test_it_is_skipped_by_who_may_go_on(clock: SteppedClock) -> None:
     with Broker(clock, UNKNOWN) as broker, client_on(broker, clock) as client:
         consumer = consumer_of(client, fail_on_data_loss=False)
@@ -107,10 +115,11 @@ FOR_A_WHILE = [UNKNOWN] * 25
     [
         [UNKNOWN, *[NO_LEADER] * 40, UNKNOWN, KNOWN],
         [*FOR_A_WHILE, NO_LEADER, *FOR_A_WHILE, KNOWN],
-        [UNKNOWN, 100.0, UNKNOWN, 100.0, UNKNOWN, KNOWN],
+        [UNKNOWN, 30.0, UNKNOWN, 30.0, UNKNOWN, KNOWN],
+        [*FOR_A_WHILE, 30.0, UNKNOWN, UNKNOWN, KNOWN],
         [*FOR_A_WHILE, KNOWN],
     ],
-    ids=["an election", "another answer between", "a cluster that was away", "at last"],
+    ids=["an election", "another answer between", "a cluster that comes and goes", "one that was away", "at last"],
 )
 def test_nothing_is_skipped_of_a_topic_that_comes_back(clock: SteppedClock, says: list[str | float]) -> None:
     with Broker(clock, *says) as broker, client_on(broker, clock) as client:
@@ -118,6 +127,14 @@ def test_nothing_is_skipped_of_a_topic_that_comes_back(clock: SteppedClock, says
         assert rows(consumer) == 10
         assert consumer.skipped == []
         assert broker.looks >= len([each for each in says if isinstance(each, str)]) - 2
+
+
+def test_brokers_that_answer_once_in_a_while_are_not_believed(clock: SteppedClock) -> None:
+    """Each may have just started. So nothing is skipped, and it ends as if there were none."""
+    with Broker(clock, *[20.0, UNKNOWN] * 50) as broker, client_on(broker, clock) as client:
+        with pytest.raises(DeadlineExceeded, match="orders-0"):
+            rows(consumer_of(client, fail_on_data_loss=False, poll_timeout_ms=2_000))
+        assert clock.at_s < 200
 
 
 def test_patience_for_records_begins_when_the_topic_is_known(clock: SteppedClock) -> None:

@@ -214,6 +214,22 @@ class TestAnswers:
             producer.flush()
             assert producer.acknowledged[TOPIC, 0].count == 9
 
+    def test_a_slow_caller_does_not_put_off_the_end_for_ever(self, broker: FakeBroker) -> None:
+        """Each of its pauses is long enough to be one, and each call finds the broker as it was."""
+        clock = SteppedClock()
+        broker.handlers[PRODUCE.key] = lambda body, version: {"throttle_time_ms": 0, "responses": []}
+        producer = producer_of(address(broker), {"batch.size": 100}, clock)
+
+        def go_on() -> None:
+            for first in range(0, 3_000, 3):
+                producer.send_columns(TOPIC, numbered(first, 3), np.zeros(3, np.int32))
+                clock.at_s += 1.5
+
+        with pytest.raises(DeadlineExceeded, match=r"120 s \(kafka.delivery.timeout.ms\)"):
+            go_on()
+        assert 120 < clock.at_s < 250
+        producer.abort()
+
     def test_what_cannot_be_written_is_given_up_in_time_however_long_the_caller_was_away(
         self, broker: FakeBroker
     ) -> None:
