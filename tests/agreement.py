@@ -1,4 +1,4 @@
-"""Waits until all brokers say the same of a topic.
+"""Waits until all brokers say the same of a topic, and of its transactions.
 
 They learn of what happens to it one after the other, and which of them a client asks is left to chance: a topic that
 one of them knows may be unknown to the next one, and one that was deleted may still be served.
@@ -7,12 +7,13 @@ one of them knows may be unknown to the next one, and one that was deleted may s
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import Topic
 from protocol.config import parse_client
+from protocol.consumer.list_offsets import LATEST, list_offsets
 from spark_kafka_source.local_kafka import LocalKafka
 
 _TIMEOUT_S = 30.0
@@ -30,6 +31,21 @@ def wait_until_known(kafka: LocalKafka, topic: str, partitions: int) -> None:
 def wait_until_gone(kafka: LocalKafka, topic: str) -> None:
     """Every broker that runs has let go of it."""
     _wait(kafka, topic, lambda told: told.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "be gone")
+
+
+def wait_until_decided(kafka: LocalKafka, partitions: Iterable[tuple[str, int]]) -> None:
+    """Of transactions that have been ended every marker is written: a coordinator answers before that."""
+    times = dict.fromkeys(partitions, LATEST)
+    give_up_s = time.monotonic() + _TIMEOUT_S
+    with Client(parse_client({"bootstrap.servers": kafka.bootstrap_servers})) as client:
+        while True:
+            ends = [
+                list_offsets(client, times, isolation_level=f"read_{level}") for level in ("committed", "uncommitted")
+            ]
+            if ends[0] == ends[1]:
+                return
+            assert time.monotonic() < give_up_s, f"some transaction is still open after {_TIMEOUT_S:.0f} s"
+            time.sleep(0.02)
 
 
 def _wait(kafka: LocalKafka, topic: str, agreed: Callable[[Topic], bool], what: str) -> None:

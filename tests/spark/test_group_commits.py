@@ -10,6 +10,7 @@ from confluent_kafka import Producer
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_kafka_source.local_kafka import LocalKafka
+from tests.agreement import wait_until_decided
 from tests.conftest import TopicFactory
 from tests.consumer_groups import describe, wait_for_lag_zero
 
@@ -86,6 +87,7 @@ def test_a_log_that_ends_in_a_transaction_marker_has_lag_zero(
             producer.produce(name, value=f"v{n}", partition=0)
         producer.flush(30)
         end(30)
+    wait_until_decided(kafka, [(name, 0)])
     query = (
         stream(spark, kafka, name, group, **{"kafka.isolation.level": "read_committed"})
         .writeStream.format("noop")

@@ -31,6 +31,7 @@ from spark_kafka_source.lag import (
     lag_of_query,
 )
 from spark_kafka_source.local_kafka import LocalKafka
+from tests.agreement import wait_until_decided
 from tests.conftest import TopicFactory
 from tests.consumer_groups import describe
 from tests.fake_broker import FakeBroker
@@ -218,6 +219,7 @@ def test_a_committed_reader_is_behind_the_last_stable_offset(kafka1: LocalKafka,
     assert lag_of_group(kafka1.bootstrap_servers, group).offsets_behind == 3
     assert lag_of_group(committed, group).offsets_behind == 2
     producer.abort_transaction(30)
+    wait_until_decided(kafka1, [(name, 0)])
     # Nothing but an aborted record and its marker: offsets, but no record that could be old.
     commit(kafka1, group, name, {0: 2})
     (row,) = lag_of_group(committed, group)

@@ -18,6 +18,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from spark_kafka_source.local_kafka import LocalKafka
+from tests.agreement import wait_until_decided
 from tests.conftest import TopicFactory
 from tests.log_segments import CODECS, stored_batches
 from tests.whole_rows import Partition, rows_of_java, rows_of_librdkafka, rows_of_ours
@@ -75,6 +76,7 @@ def test_rows_are_those_of_librdkafka_and_of_the_java_consumer(
         partitions = [(name, number) for name, count in topics.items() for number in range(count)]
         for script, (name, number) in zip(scripts, partitions, strict=True):
             write_script(random.Random(script), name, number, writers, plain)
+        wait_until_decided(kafka1, partitions)
         for compacted in list(topics)[1:]:
             compact_for_once(kafka1, compacted, topics[compacted], plain)
         read = {level: compare(kafka1, spark, partitions, level) for level in ("read_uncommitted", "read_committed")}
