@@ -44,7 +44,7 @@ _TRAINING_STOP_TIMEOUT_S = 120.0
 _POLL_S = 0.05
 # Below the range from which systems take the ports of outgoing connections: a port picked here stays ours while a
 # broker is down, and no client can connect to itself on it.
-_PORTS = range(20_000, 32_000)
+PORTS = range(20_000, 32_000)
 
 
 class LocalKafka:
@@ -288,7 +288,7 @@ class LocalKafka:
 
     def _start_processes(self) -> None:
         names = [PLAINTEXT, *self._config.listeners]
-        ports = iter(_free_ports(len(self._nodes) * (len(names) + 1) + 1))
+        ports = iter(free_ports(len(self._nodes) * (len(names) + 1) + 1))
         self._nodes = {
             id: replace(node, ports={name: next(ports) for name in names}, controller_port=next(ports))
             for id, node in self._nodes.items()
@@ -393,10 +393,10 @@ def _new_cluster_id() -> str:
     return id
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Different ports of the loopback address that nobody listens on just now."""
     free: list[int] = []
-    for port in random.sample(_PORTS, len(_PORTS)):
+    for port in random.sample(PORTS, len(PORTS)):
         with socket.socket() as candidate:
             candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -406,7 +406,7 @@ def _free_ports(count: int) -> list[int]:
         free.append(port)
         if len(free) == count:
             return free
-    raise KafkaError(f"this machine has no {count} free ports between {_PORTS.start} and {_PORTS.stop}")
+    raise KafkaError(f"this machine has no {count} free ports between {PORTS.start} and {PORTS.stop}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

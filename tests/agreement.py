@@ -13,19 +13,22 @@ from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import Topic
 from protocol.config import parse_client
-from protocol.consumer.list_offsets import LATEST, list_offsets
+from protocol.consumer.list_offsets import EARLIEST, LATEST, list_offsets
 from spark_kafka_source.local_kafka import LocalKafka
 
 _TIMEOUT_S = 30.0
 
 
 def wait_until_known(kafka: LocalKafka, topic: str, partitions: int) -> None:
-    """Every broker that runs knows all of its partitions, and who leads them."""
+    """Every broker that runs knows all of its partitions and who leads them, and the leaders serve them."""
 
     def known(told: Topic) -> bool:
         return len(told.partitions) == partitions and all(each.leader >= 0 for each in told.partitions.values())
 
     _wait(kafka, topic, known, f"be known with {partitions} partitions")
+    # A broker says that it leads before it does.
+    with Client(parse_client({"bootstrap.servers": kafka.bootstrap_servers})) as client:
+        list_offsets(client, dict.fromkeys([(topic, number) for number in range(partitions)], EARLIEST))
 
 
 def wait_until_gone(kafka: LocalKafka, topic: str) -> None:

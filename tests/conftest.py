@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
+from spark_kafka_source import local_kafka
 from spark_kafka_source.local_kafka import DEFAULT_VERSION, LocalKafka
 from tests.agreement import wait_until_known
 from tests.jvm_connector import jvm_connector_jars
@@ -35,7 +36,15 @@ _EAGER_CLEANING = {
     "log.retention.check.interval.ms": "1000",
     "log.initial.task.delay.ms": "500",
     "log.segment.delete.delay.ms": "1000",
+    # Followers of a new topic begin at once, so that its first write does not take a second.
+    "replica.fetch.backoff.ms": "50",
+    "replica.fetch.wait.max.ms": "100",
 }
+
+# The port of a broker that a test has stopped must not be taken by the other process of `pytest -n 2`.
+if (worker := os.environ.get("PYTEST_XDIST_WORKER", "gw")[2:]).isdigit():
+    every = local_kafka.PORTS
+    local_kafka.PORTS = range(every.start + int(worker) % 2, every.stop, 2)
 
 # JVMs that live for minutes gain nothing from the optimising compiler, and tests share few cores.
 BRIEF_LIFE = ["-XX:TieredStopAtLevel=1"]

@@ -85,7 +85,10 @@ def descendants(root: int) -> list[int]:
 
 
 def _python_memory(pid: int) -> tuple[str, float, float]:
-    """Kind, resident megabytes now and at most; an empty kind for what is gone or no Python process of Spark."""
+    """Kind, megabytes now (without mapped files), and at most (with them).
+
+    An empty kind for what is gone or no Python process of Spark.
+    """
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
         status = Path(f"/proc/{pid}/status").read_text()
@@ -95,7 +98,9 @@ def _python_memory(pid: int) -> tuple[str, float, float]:
     if not module or "VmHWM" not in status:
         return "", 0.0, 0.0
     kb = {
-        line.split(":")[0]: int(line.split()[1]) for line in status.splitlines() if line.startswith(("VmHWM", "VmRSS"))
+        line.split(":")[0]: int(line.split()[1])
+        for line in status.splitlines()
+        if line.startswith(("VmHWM", "RssAnon"))
     }
     kind = WORKER if module in ("pyspark.daemon", "pyspark.worker") else DRIVER_SIDE
-    return kind, kb["VmRSS"] / 1024, kb["VmHWM"] / 1024
+    return kind, kb["RssAnon"] / 1024, kb["VmHWM"] / 1024

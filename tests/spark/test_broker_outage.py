@@ -32,7 +32,7 @@ class Rows:
         self.by_batch[batch_id] = [(row[0], row[1]) for row in batch.select("partition", "offset").collect()]
 
     def all(self) -> list[tuple[int, int]]:
-        return sorted(row for rows in self.by_batch.values() for row in rows)
+        return sorted(row for rows in list(self.by_batch.values()) for row in rows)
 
 
 def start(spark: SparkSession, kafka: LocalKafka, topic: str, group: str, rows: Rows, folder: Path) -> StreamingQuery:

@@ -29,6 +29,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from protocol.broker_errors import ErrorCode
+from protocol.clock import Deadline
 from protocol.cluster import metadata
 from protocol.errors import DataLoss
 from protocol.wire.messages.m01_fetch import FETCH
@@ -43,7 +44,7 @@ from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.offsets import JsonDict, Offsets
 from spark_kafka_source.options import parse_source_options
 from spark_kafka_source.stream_reader import KafkaStreamReader
-from tests.agreement import wait_until_gone
+from tests.agreement import wait_until_gone, wait_until_known
 from tests.conftest import TopicFactory
 from tests.kafka_proxy import Exchange, Fate, KafkaProxy
 
@@ -100,7 +101,8 @@ def let_retention_take_some(kafka: LocalKafka, topic: str) -> None:
     set_topic(kafka, topic, {"retention.ms": "1"})
     wait_for(lambda: offset_at(kafka, topic, OffsetSpec.earliest()) == 20)
     set_topic(kafka, topic, {"retention.ms": "-1"})
-    produce(kafka, topic, "new", 5)
+    # The leader learns of that later. Till then it takes what is older than now, not what is of a time to come.
+    produce(kafka, topic, "new", 5, timestamp_ms=int(time.time() * 1000) + 600_000)
 
 
 def recreate_shorter(kafka: LocalKafka, topic: str) -> None:
@@ -180,6 +182,9 @@ class Stream:
         try:
             yield reader
         finally:
+            # A run of Spark's gives its last commit ten seconds, this one as much as a slow machine needs.
+            if (manager := reader._commits._manager) is not None:
+                manager.flush(Deadline.after_ms(30_000))
             reader.stop()
 
     def _next_end(self, reader: KafkaStreamReader) -> JsonDict:
@@ -616,6 +621,7 @@ def recreate(kafka: LocalKafka, topic: str) -> None:
         return error is None
 
     wait_for(created)
+    wait_until_known(kafka, topic, 1)
 
 
 def replicated(kafka: LocalKafka, *replicas: list[int]) -> str:

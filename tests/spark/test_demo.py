@@ -27,7 +27,8 @@ def test_the_demo_ends_with_the_right_results_and_lag_zero(monkeypatch: pytest.M
     batches = batch_rows(ended.stdout)
     assert len(batches) > 2
     assert sum(row["orders"] for row in batches) == sent > 5 * 200
-    assert all(row["committed"] <= row["read up to"] <= row["log end"] for row in batches)
+    # What is committed is asked for when the row is shown: by then a later batch may be complete.
+    assert all(max(row["committed"], row["read up to"]) <= row["log end"] for row in batches)
     assert all(row["lag"] == row["log end"] - row["committed"] for row in batches)
     assert {row["log end"] for row in batches[-1:]} == {sent}
     results = number(r"all ([\d,]+) sums of \d+ windows are what was sent", ended.stdout)

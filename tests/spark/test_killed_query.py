@@ -45,6 +45,10 @@ class GroupWatch:
         self._thread.start()
 
     def close(self) -> None:
+        """After one more look, at what the query has left."""
+        begun = self.looks + 1
+        while self.looks <= begun and self._thread.is_alive():
+            time.sleep(0.02)
         self._ended.set()
         self._thread.join(60)
         self._consumer.close()

@@ -227,14 +227,14 @@ def test_a_setting_that_kafka_refuses_is_told_in_kafkas_words() -> None:
 @pytest.mark.kafka
 def test_a_port_that_was_taken_meanwhile_is_replaced(kafka1: LocalKafka, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = int(kafka1.address(1).rpartition(":")[2])
-    free_ports, asked = local_kafka._free_ports, []
+    free_ports, asked = local_kafka.free_ports, []
 
     def first_a_taken_one(count: int) -> list[int]:
         asked.append(count)
         ports = free_ports(count)
         return [taken, *ports[1:]] if len(asked) == 1 else ports
 
-    monkeypatch.setattr(local_kafka, "_free_ports", first_a_taken_one)
+    monkeypatch.setattr(local_kafka, "free_ports", first_a_taken_one)
     with LocalKafka() as second:
         assert len(asked) == 2
         assert second.address(1) != kafka1.address(1)

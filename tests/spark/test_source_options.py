@@ -184,7 +184,10 @@ def test_triggers_wait_until_there_is_enough_but_no_longer_than_the_delay(
         latest = progress and progress.sources[0].latestOffset
         return sum(json.loads(latest)[name].values()) if latest else 0
 
-    with setting(spark, "spark.sql.streaming.noDataProgressEventInterval", "100ms"):
+    with (
+        setting(spark, "spark.sql.streaming.noDataProgressEventInterval", "100ms"),
+        setting(spark, "spark.sql.streaming.numRecentProgressUpdates", "10000"),
+    ):
         query = start(stream(spark, kafka1, **options), tmp_path, processingTime="0 seconds")
         wait_until("the first batch does not wait", lambda: rows_of_batches(query) == [3])
         produce(kafka1, name, 0, [T0_MS] * 4)

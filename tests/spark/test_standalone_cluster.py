@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -13,7 +12,7 @@ import pyspark
 import pytest
 
 from spark_kafka_source.java_process import JavaProcess, Watchdog
-from spark_kafka_source.local_kafka import LocalKafka
+from spark_kafka_source.local_kafka import LocalKafka, free_ports
 from tests.conftest import BRIEF_LIFE, TopicFactory
 from tests.topic_copies import copy_and_check
 
@@ -29,7 +28,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     folder = tmp_path / "cluster"
     watchdog = Watchdog(folder)  # ends them if these tests are killed
     master, *workers = (daemon(name, folder, watchdog) for name in ("master", "worker-1", "worker-2"))
-    port, web_port = free_port(), free_port()
+    port, web_port = free_ports(2)
     address = f"spark://{HOST}:{port}"
     try:
         master.start(command("master.Master", "--port", str(port), "--webui-port", str(web_port)))
@@ -86,9 +85,3 @@ def alive_workers(web_port: int) -> int:
             return int(json.load(reply)["aliveworkers"])
     except OSError:
         return 0
-
-
-def free_port() -> int:
-    with socket.socket() as candidate:
-        candidate.bind((HOST, 0))
-        return int(candidate.getsockname()[1])

@@ -275,7 +275,7 @@ class TestAnswers:
 
     def test_a_silent_broker_ends_in_an_unknown_outcome(self, broker: FakeBroker) -> None:
         broker.handlers[PRODUCE.key] = lambda body, version: None
-        producer = producer_of(address(broker), {"request.timeout.ms": 200, "delivery.timeout.ms": 700})
+        producer = producer_of(address(broker), {"request.timeout.ms": 200, "delivery.timeout.ms": 3_000})
         producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
         with pytest.raises(DeadlineExceeded, match="3 records have an unknown outcome") as raised:
             producer.flush()
