@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -29,22 +28,15 @@ _ROWS_AT_A_TIME = 2_000
 _PAUSE_S = 0.1
 
 
-@pytest.fixture
-def restarted(tmp_path: Path) -> Path:
-    """A file that is there when the broker is back."""
-    return tmp_path / "restarted"
+def slowly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The rows as they are, at a pace that lets a broker die and come back in between; the second half slower."""
+    for number, batch in enumerate(batches):
+        time.sleep(_PAUSE_S if number * _ROWS_AT_A_TIME < ROWS // 2 else 2 * _PAUSE_S)
+        yield batch
 
 
 @pytest.fixture
-def slow_rows(spark: SparkSession, restarted: Path) -> Iterator[DataFrame]:
-    """At a pace that lets a broker die in between; what comes after three quarters nearly stops until it is back."""
-
-    def slowly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for number, batch in enumerate(batches):
-            slow = number * _ROWS_AT_A_TIME >= ROWS * 3 // 4 and not restarted.exists()
-            time.sleep(20 * _PAUSE_S if slow else _PAUSE_S)
-            yield batch
-
+def slow_rows(spark: SparkSession) -> Iterator[DataFrame]:
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(_ROWS_AT_A_TIME))
     yield spark.range(0, ROWS, 1, 1).mapInArrow(slowly, "id long")
     spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
@@ -52,7 +44,7 @@ def slow_rows(spark: SparkSession, restarted: Path) -> Iterator[DataFrame]:
 
 @pytest.mark.timeout(600)
 def test_every_row_is_written_once_and_in_order_while_a_broker_is_killed_and_restarted(
-    slow_rows: DataFrame, restarted: Path, kafka: LocalKafka, topic: TopicFactory
+    slow_rows: DataFrame, kafka: LocalKafka, topic: TopicFactory
 ) -> None:
     name = topic(PARTITIONS, replication_factor=3, config={"min.insync.replicas": "2"})
     rows = slow_rows.selectExpr("concat('k', id % 1000) AS key", "cast(id AS string) AS value")
@@ -60,7 +52,7 @@ def test_every_row_is_written_once_and_in_order_while_a_broker_is_killed_and_res
         proxy.replies[PRODUCE] = lambda reply: Fate.CUT if reply.number % 50 == 0 else Fate.PASS
         # Small record batches, so that many are under way when the broker dies.
         options = {"kafka.bootstrap.servers": proxy.servers, "kafka.batch.size": "4096", "topic": name}
-        killing = other_thread.submit(kill_and_restart, kafka, name, restarted)
+        killing = other_thread.submit(kill_and_restart, kafka, name)
         rows.write.format("pykafka-group").options(**options).mode("append").save()
         held_at_restart = killing.result()
         assert proxy.seen["Produce", "reply"] > 100
@@ -74,7 +66,7 @@ def test_every_row_is_written_once_and_in_order_while_a_broker_is_killed_and_res
     assert sorted(value for values in in_order.values() for value in values) == list(range(ROWS))
 
 
-def kill_and_restart(kafka: LocalKafka, topic: str, restarted: Path) -> int:
+def kill_and_restart(kafka: LocalKafka, topic: str) -> int:
     """Kills a broker when the topic has some records, starts it when it has half of them; how many it has then."""
     victim = kafka.broker_ids[1]
     wait_until_written(kafka, topic, ROWS // 20)
@@ -83,7 +75,6 @@ def kill_and_restart(kafka: LocalKafka, topic: str, restarted: Path) -> int:
         return wait_until_written(kafka, topic, ROWS // 2)
     finally:
         kafka.start(victim)
-        restarted.touch()
 
 
 def wait_until_written(kafka: LocalKafka, topic: str, records: int) -> int:
@@ -97,8 +88,8 @@ def wait_until_written(kafka: LocalKafka, topic: str, records: int) -> int:
             time.sleep(0.1)
             # While a leader is being elected, nobody knows.
             with suppress(KafkaException):
-                partitions = consumer.list_topics(topic, timeout=5).topics[topic].partitions
-                ends = [consumer.get_watermark_offsets(TopicPartition(topic, each), timeout=5) for each in partitions]
+                partitions = consumer.list_topics(topic, timeout=1).topics[topic].partitions
+                ends = [consumer.get_watermark_offsets(TopicPartition(topic, each), timeout=1) for each in partitions]
                 held = sum(high for _, high in ends)
     finally:
         consumer.close()
