@@ -20,7 +20,6 @@ from protocol.errors import (
     BrokerError,
     ConnectFailed,
     KafkaError,
-    TopicUnknown,
     TransportError,
     UsageError,
 )
@@ -149,20 +148,7 @@ class Client:
         max_attempts: int | None = None,
         unknown_ms: int | None = None,
     ) -> T:
-        """`attempt` in the one retry loop; `topics` and `coordinator_of` say what a refresh is about.
-
-        Raises `TopicUnknown` when after `unknown_ms`, if that is less than the deadline, brokers still do not know a
-        topic or a partition.
-        """
-        known_by = None if unknown_ms is None else deadline.at_most_ms(unknown_ms)
-
-        def patient() -> T:
-            try:
-                return attempt()
-            except BrokerError as error:
-                if known_by is None or error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION or not known_by.passed:
-                    raise
-                raise TopicUnknown(f"{what}: {error}") from error
+        """`attempt` in the one retry loop; `topics` and `coordinator_of` say what a refresh is about."""
 
         def refresh(error: KafkaError, kind: Refresh) -> None:
             if coordinator_of is not None and (kind is Refresh.COORDINATOR or isinstance(error, TransportError)):
@@ -172,11 +158,12 @@ class Client:
 
         return dispatch.retrying(
             what,
-            patient,
+            attempt,
             deadline=deadline,
             backoff=Backoff(self.config.retry_backoff_ms, self.config.retry_backoff_max_ms),
             refresh=refresh,
             max_attempts=max_attempts,
+            unknown_ms=unknown_ms,
         )
 
     def ask_any(self, api: Api, body: Body, deadline: Deadline, **options: Any) -> dict[str, Any]:

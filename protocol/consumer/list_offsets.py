@@ -13,6 +13,7 @@ from typing import Any
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
+from protocol.cluster.dispatch import is_unknown_topic
 from protocol.cluster.metadata import Broker
 from protocol.errors import BrokerError, Corrupt, KafkaError
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
@@ -87,7 +88,7 @@ def list_offsets(
             for key in by_leader[broker]:
                 _take(key, rows.get(key), broker, found, failures, (known_epochs or {}).get(key, -1))
         if failures:
-            raise next(filter(_is_unknown, failures), failures[0])
+            raise next(filter(is_unknown_topic, failures), failures[0])
         return found
 
     names = sorted({topic for topic, _ in times})
@@ -113,10 +114,6 @@ def _by_leader(
         else:
             grouped.setdefault(broker, []).append((topic, partition))
     return grouped
-
-
-def _is_unknown(error: KafkaError) -> bool:
-    return isinstance(error, BrokerError) and error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 def _take(

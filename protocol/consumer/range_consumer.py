@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from protocol.broker_errors import ErrorCode, Refresh
+from protocol.broker_errors import Refresh
 from protocol.clock import Backoff, Deadline
 from protocol.cluster import metadata
 from protocol.cluster.client import Client
-from protocol.cluster.dispatch import is_retriable, what_to_refresh
+from protocol.cluster.dispatch import is_retriable, is_unknown_topic, what_to_refresh
 from protocol.cluster.metadata import NO_TOPIC_ID, Broker
 from protocol.config import ConsumerConfig
 from protocol.consumer.broker_consumer import BrokerConsumer, Judged, look_up, send_fetch
@@ -262,11 +262,10 @@ class RangeConsumer:
 
     def _is_deleted(self, reading: _Reading, error: KafkaError) -> bool:
         """Whether metadata lacks the partition for so long that it is lost."""
-        if not isinstance(error, BrokerError):
-            return False
-        if error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            # It is there, without a leader just now.
-            reading.note_known(self._waited_s())
+        if not is_unknown_topic(error):
+            if isinstance(error, BrokerError):
+                # It is there, without a leader just now.
+                reading.note_known(self._waited_s())
             return False
         reading.note_unknown(self._waited_s())
         if reading.unknown_s < _unknown_patience_s():
