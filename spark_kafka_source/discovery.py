@@ -1,20 +1,21 @@
 """Which partitions a query subscribes to just now, and how far their logs reach. Runs on the driver, every trigger.
 
 A partition that was there before and is missing now may only be missing for a moment (a broker that starts does not
-know its topics yet): it is looked for again until the deadline before anyone may call it deleted.
+know its topics yet): brokers must say so again and again (`UnknownTopicPatience`) before anyone may call it deleted.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Mapping
 
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
-from protocol.cluster import metadata
 from protocol.cluster.client import Client
 from protocol.cluster.dispatch import is_retriable
 from protocol.cluster.metadata import Metadata
-from protocol.errors import BrokerError, ConfigurationError, DeadlineExceeded
+from protocol.cluster.unknown_topic import UnknownTopicPatience
+from protocol.errors import BrokerError, ConfigurationError, TopicUnknown
 from spark_kafka_source.offsets import TopicPartition, name
 from spark_kafka_source.options import SourceOptions
 
@@ -76,29 +77,26 @@ def _look_patiently(
     found: dict[TopicPartition, bytes] = {}
     absent: list[str] = []
 
-    def look() -> None:
+    def look(deadline: Deadline) -> None:
         snapshot = client.metadata(names, deadline)
         found.clear()
         found.update(sorted(_subscribed(snapshot, options).items()))
         absent[:] = missing(found)
+        for topic in (snapshot.topics[each] for each in absent if each in snapshot.topics):
+            if topic.error_code not in (ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
+                raise broker_error(topic.error_code, f"topic {topic.name}", topic=topic.name)
         if absent:
-            topic = snapshot.topics.get(absent[0])
-            code = topic.error_code if topic is not None else ErrorCode.NONE
-            raise broker_error(code or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {absent[0]}", topic=absent[0])
+            raise broker_error(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {absent[0]}", unknown=tuple(absent))
 
     try:
-        # The first answer may take as long as brokers are away; patience is for what comes after it.
-        look()
+        # The first answer may take as long as brokers are away, and no longer.
+        look(deadline)
     except BrokerError as error:
         if not is_retriable(error):
             raise
-        try:
-            client.retrying(
-                "Metadata of the subscribed topics", look, deadline.at_most_ms(metadata.TRANSIENT_UNKNOWN_MS)
-            )
-        except DeadlineExceeded as late:
-            if not isinstance(late.__cause__, BrokerError):
-                raise
+        patient = Deadline(max(deadline.at_s, client.clock.now_s() + UnknownTopicPatience().longest_s), client.clock)
+        with contextlib.suppress(TopicUnknown):
+            client.retrying("Metadata of the subscribed topics", lambda: look(patient), patient)
     return found, absent
 
 

@@ -77,28 +77,24 @@ def log_ends(
     partitions: Collection[TopicPartition],
     deadline: Deadline,
     *,
-    unknown_ms: int | None = None,
     known_epochs: Mapping[TopicPartition, int] | None = None,
 ) -> dict[TopicPartition, ListedOffset]:
     """The end of each log: the last stable offset for `read_committed`, else the high watermark.
 
-    `unknown_ms` and `known_epochs` as in `list_offsets`.
+    `known_epochs` as in `list_offsets`.
     """
     return list_offsets(
         client,
         dict.fromkeys(partitions, LATEST),
         isolation_level=options.consumer.isolation_level,
         deadline=deadline,
-        unknown_ms=unknown_ms,
         known_epochs=known_epochs,
     )
 
 
-def log_starts(
-    client: Client, partitions: Collection[TopicPartition], deadline: Deadline, *, unknown_ms: int | None = None
-) -> dict[TopicPartition, int]:
-    """The first offset of each log that is still there. `unknown_ms` as in `list_offsets`."""
-    listed = list_offsets(client, dict.fromkeys(partitions, EARLIEST), deadline=deadline, unknown_ms=unknown_ms)
+def log_starts(client: Client, partitions: Collection[TopicPartition], deadline: Deadline) -> dict[TopicPartition, int]:
+    """The first offset of each log that is still there."""
+    listed = list_offsets(client, dict.fromkeys(partitions, EARLIEST), deadline=deadline)
     return {key: entry.offset for key, entry in listed.items()}
 
 

@@ -21,7 +21,6 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader
 
 from protocol.clock import Deadline
-from protocol.cluster import metadata
 from protocol.cluster.client import Client
 from protocol.consumer.leader_epochs import end_of_epoch
 from protocol.consumer.list_offsets import ListedOffset
@@ -166,10 +165,10 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _log_ends(
         self, partitions: Collection[TopicPartition], deadline: Deadline
     ) -> dict[TopicPartition, ListedOffset]:
-        return log_ends(self._client, self._options, partitions, deadline, unknown_ms=metadata.TRANSIENT_UNKNOWN_MS)
+        return log_ends(self._client, self._options, partitions, deadline)
 
     def _log_starts(self, partitions: Collection[TopicPartition], deadline: Deadline) -> dict[TopicPartition, int]:
-        return log_starts(self._client, partitions, deadline, unknown_ms=metadata.TRANSIENT_UNKNOWN_MS)
+        return log_starts(self._client, partitions, deadline)
 
     def _judge(self, logs: SeenLogs) -> None:
         losses.say_stale(logs.stale - (self._seen.stale if self._seen else set()))
@@ -196,7 +195,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for key in backlog.shorter():
             agreed[key] = end = backlog.ends[key]
             if (epoch := backlog.logs.begin.epochs.get(key)) is not None:
-                known = end_of_epoch(self._client, *key, epoch, deadline, unknown_ms=metadata.TRANSIENT_UNKNOWN_MS)
+                known = end_of_epoch(self._client, *key, epoch, deadline)
                 agreed[key] = end if known is None else min(known, end)
             loss = losses.truncated(key, backlog.starts[key], end, agreed[key])
             losses.tell([loss], fail=self._options.fail_on_data_loss)

@@ -146,7 +146,6 @@ class Client:
         topics: Iterable[str] = (),
         coordinator_of: str | None = None,
         max_attempts: int | None = None,
-        unknown_ms: int | None = None,
     ) -> T:
         """`attempt` in the one retry loop; `topics` and `coordinator_of` say what a refresh is about."""
 
@@ -163,7 +162,6 @@ class Client:
             backoff=Backoff(self.config.retry_backoff_ms, self.config.retry_backoff_max_ms),
             refresh=refresh,
             max_attempts=max_attempts,
-            unknown_ms=unknown_ms,
         )
 
     def ask_any(self, api: Api, body: Body, deadline: Deadline, **options: Any) -> dict[str, Any]:

@@ -11,8 +11,9 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-from protocol.broker_errors import BY_CODE, ErrorCode, Refresh
+from protocol.broker_errors import BY_CODE, Refresh
 from protocol.clock import Backoff, Deadline
+from protocol.cluster.unknown_topic import UnknownTopicPatience
 from protocol.errors import BrokerError, DeadlineExceeded, KafkaError, TopicUnknown, TransportError
 
 log = logging.getLogger(__name__)
@@ -26,11 +27,6 @@ def is_retriable(error: KafkaError) -> bool:
         row = BY_CODE.get(error.code)
         return row is not None and row.retriable
     return isinstance(error, TransportError)
-
-
-def is_unknown_topic(error: KafkaError) -> bool:
-    """Whether a broker says that there is no such topic or partition: for a moment, or because it was deleted."""
-    return isinstance(error, BrokerError) and error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 def what_to_refresh(error: KafkaError) -> Refresh:
@@ -49,16 +45,16 @@ def retrying(
     backoff: Backoff,
     refresh: Callable[[KafkaError, Refresh], None],
     max_attempts: int | None = None,
-    unknown_ms: int | None = None,
 ) -> T:
     """Runs `attempt` until it returns, fails for good, or the deadline passes.
 
     Raises the attempt's own error when it is not retriable; `DeadlineExceeded`, with the last error as its cause,
-    when time or attempts run out; `TopicUnknown` when after `unknown_ms`, if that is less, brokers still do not know a
-    topic or a partition. `what` says in words what was tried ("ListOffsets of orders-3").
+    when time or attempts run out; `TopicUnknown` when before that brokers have said for long enough that they do not
+    know a topic or a partition (`UnknownTopicPatience`). `what` says in words what was tried ("ListOffsets of
+    orders-3").
     """
     started_s = deadline.clock.now_s()
-    known_by = None if unknown_ms is None else deadline.at_most_ms(unknown_ms)
+    unknown = UnknownTopicPatience()
     attempts = 0
     while True:
         attempts += 1
@@ -67,9 +63,10 @@ def retrying(
         except KafkaError as error:
             if isinstance(error, DeadlineExceeded) or not is_retriable(error):
                 raise
-            if known_by is not None and known_by.passed and is_unknown_topic(error):
+            unknown.hear(error, deadline.clock.now_s())
+            if unknown.over:
                 raise TopicUnknown(f"{what}: {error}") from error
-            wait_s = backoff.next_s()
+            wait_s = unknown.wait_s(backoff.next_s())
             log.debug("%s: attempt %d failed: %s", what, attempts, error)
             # A last try at the deadline itself would have no time to be answered.
             if wait_s >= deadline.remaining_s() or (max_attempts is not None and attempts >= max_attempts):

@@ -12,9 +12,6 @@ from typing import Any
 
 from protocol.broker_errors import ErrorCode
 
-# For so long a broker may not know a topic that is there: it has just started, or the topic was just created. Who
-# has asked for longer than that may call it deleted.
-TRANSIENT_UNKNOWN_MS = 10_000
 NO_TOPIC_ID = b"\0" * 16
 
 

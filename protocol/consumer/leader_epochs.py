@@ -38,12 +38,10 @@ def see_log(client: Client, partition: PartitionConsumer, deadline: Deadline) ->
     return SeenLog(start, latest, lacks_epoch=not known)
 
 
-def end_of_epoch(
-    client: Client, topic: str, partition: int, epoch: int, deadline: Deadline, *, unknown_ms: int | None = None
-) -> int | None:
+def end_of_epoch(client: Client, topic: str, partition: int, epoch: int, deadline: Deadline) -> int | None:
     """The offset after the last record of `epoch` or of the newest one before it; None when the leader knows neither.
 
-    Raises `BrokerError` or `DeadlineExceeded`; `unknown_ms` as in `list_offsets`.
+    Raises `BrokerError` or `DeadlineExceeded` (`TopicUnknown` when brokers say for long that there is no such thing).
     """
     what = f"OffsetForLeaderEpoch of {topic}-{partition}"
 
@@ -61,5 +59,5 @@ def end_of_epoch(
             raise broker_error(row["error_code"], f"{what} at {broker}", topic=topic, partition=partition)
         return row
 
-    row = client.retrying(what, attempt, deadline, topics=[topic], unknown_ms=unknown_ms)
+    row = client.retrying(what, attempt, deadline, topics=[topic])
     return None if row["end_offset"] == _UNKNOWN else int(row["end_offset"])

@@ -13,8 +13,8 @@ from typing import Any
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
-from protocol.cluster.dispatch import is_unknown_topic
 from protocol.cluster.metadata import Broker
+from protocol.cluster.unknown_topic import is_unknown_topic
 from protocol.errors import BrokerError, Corrupt, KafkaError
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 
@@ -50,15 +50,13 @@ def list_offsets(
     isolation_level: str = "read_uncommitted",
     deadline: Deadline | None = None,
     max_attempts: int | None = None,
-    unknown_ms: int | None = None,
     known_epochs: Mapping[TopicPartition, int] | None = None,
 ) -> dict[TopicPartition, ListedOffset]:
     """For each partition the offset at `times[partition]`: milliseconds, or `LATEST` or `EARLIEST`.
 
     With `read_committed`, `LATEST` is the last stable offset (KIP-98). Raises `DeadlineExceeded` or `BrokerError`,
-    and `TopicUnknown` when a partition is still not there after `unknown_ms`, if that is less than the deadline.
-    `known_epochs`, for `LATEST`, are leader epochs that the partitions have had: who leads by an older one must not be
-    believed, and is asked again.
+    and `TopicUnknown` when brokers say for long that a partition is not there. `known_epochs`, for `LATEST`, are leader
+    epochs that the partitions have had: who leads by an older one must not be believed, and is asked again.
     """
     deadline = deadline or client.deadline()
     found: dict[TopicPartition, ListedOffset] = {}
@@ -93,7 +91,7 @@ def list_offsets(
 
     names = sorted({topic for topic, _ in times})
     what = f"ListOffsets of {len(times)} partition(s) of {', '.join(names[:5])}"
-    return client.retrying(what, attempt, deadline, topics=names, max_attempts=max_attempts, unknown_ms=unknown_ms)
+    return client.retrying(what, attempt, deadline, topics=names, max_attempts=max_attempts)
 
 
 def stale_leader(where: str, latest: ListedOffset, known_epoch: int) -> BrokerError:

@@ -14,10 +14,11 @@ import pyarrow as pa
 
 from protocol.broker_errors import Refresh
 from protocol.clock import Backoff, Deadline
-from protocol.cluster import metadata
+from protocol.cluster import unknown_topic
 from protocol.cluster.client import Client
-from protocol.cluster.dispatch import is_retriable, is_unknown_topic, what_to_refresh
+from protocol.cluster.dispatch import is_retriable, what_to_refresh
 from protocol.cluster.metadata import NO_TOPIC_ID, Broker
+from protocol.cluster.unknown_topic import UnknownTopicPatience
 from protocol.config import ConsumerConfig
 from protocol.consumer.broker_consumer import BrokerConsumer, Judged, look_up, send_fetch
 from protocol.consumer.leader_epochs import see_log
@@ -39,8 +40,6 @@ log = logging.getLogger(__name__)
 
 # Another reader on the same connection may have taken our reply in: look again, whatever the socket says.
 _LONGEST_WAIT_S = 0.1
-# Between answers further apart a cluster may have been down, and the second one be that of a broker that just started.
-_LONGEST_SILENCE_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -77,9 +76,8 @@ class Skipped:
 class _Reading(PartitionConsumer):
     """A range on its way. `asked_at_s`: since when brokers are asked for what comes next (None: not yet).
 
-    `unknown_since_s`: since when every answer about the partition was that there is none (None: the last one was not);
-    `unknown_s`: how long that has been so without a silence in between. All count only the time that was spent waiting,
-    see `RangeConsumer._away_s`.
+    That and `unknown`, what metadata says of the topic, count only the time that was spent waiting, see
+    `RangeConsumer._away_s`.
     """
 
     def __init__(self, wanted: Range, config: ConsumerConfig, backoff: Backoff, record_bytes: dict[str, float]) -> None:
@@ -96,23 +94,15 @@ class _Reading(PartitionConsumer):
         )
         self.wanted = wanted
         self.asked_at_s: float | None = None
-        self.unknown_since_s: float | None = None
-        self.unknown_s = 0.0
-        self._unknown_at_s = 0.0
+        # Longer than where a topic is only looked for: what is skipped here does not come back.
+        self.unknown = UnknownTopicPatience(3 * unknown_topic.TRANSIENT_UNKNOWN_MS / 1000)
 
-    def note_unknown(self, waited_s: float) -> None:
-        if self.unknown_since_s is None:
-            self.unknown_since_s = self._unknown_at_s = waited_s
-            self.unknown_s = 0.0
-        silent_s = waited_s - self._unknown_at_s
-        self.unknown_s = self.unknown_s + silent_s if silent_s <= _LONGEST_SILENCE_S else 0.0
-        self._unknown_at_s = waited_s
-
-    def note_known(self, waited_s: float) -> None:
-        """Ends that time, which is none of the time that a broker needs to send records."""
-        if self.unknown_since_s is not None and self.asked_at_s is not None:
-            self.asked_at_s += waited_s - self.unknown_since_s
-        self.unknown_since_s = None
+    def hear(self, error: KafkaError | None, waited_s: float) -> None:
+        """What metadata says of the topic. For how long it is unknown is no part of the time to send records."""
+        began_s = self.unknown.began_s
+        self.unknown.hear(error, waited_s)
+        if began_s is not None and self.unknown.began_s is None and self.asked_at_s is not None:
+            self.asked_at_s += waited_s - began_s
 
     @property
     def known_epoch(self) -> int:
@@ -246,7 +236,7 @@ class RangeConsumer:
     def _look_up(self, reading: _Reading) -> Broker | None:
         try:
             broker = look_up(self._client, reading, self._deadline(reading))
-            reading.note_known(self._waited_s())
+            reading.hear(None, self._waited_s())
             return broker
         except DataLoss as error:
             raise DataLoss(
@@ -256,22 +246,12 @@ class RangeConsumer:
             ) from error
         except KafkaError as error:
             self._begin_asking(reading)
-            if not self._is_deleted(reading, error):
+            reading.hear(error, self._waited_s())
+            if reading.unknown.over:
+                self._lose(reading, judge_unknown(reading), error)
+            else:
                 self._judge_failure(reading, error)
             return None
-
-    def _is_deleted(self, reading: _Reading, error: KafkaError) -> bool:
-        """Whether metadata lacks the partition for so long that it is lost."""
-        if not is_unknown_topic(error):
-            if isinstance(error, BrokerError):
-                # It is there, without a leader just now.
-                reading.note_known(self._waited_s())
-            return False
-        reading.note_unknown(self._waited_s())
-        if reading.unknown_s < _unknown_patience_s():
-            return False
-        self._lose(reading, judge_unknown(reading), error)
-        return True
 
     def _send(self, broker: Broker, readings: list[_Reading]) -> None:
         consumer = self._brokers.get(broker)
@@ -342,9 +322,8 @@ class RangeConsumer:
     def _deadline(self, reading: _Reading) -> Deadline:
         clock = self._client.clock
         at_s = self._began_s(reading) + self._poll_timeout_s
-        if reading.unknown_since_s is not None:
-            # Less patience than it takes to tell a deleted topic from one that a broker does not know yet has no use.
-            at_s = max(at_s, reading.unknown_since_s + self._away_s + 4 * _unknown_patience_s())
+        if reading.unknown.began_s is not None:
+            at_s = max(at_s, reading.unknown.began_s + self._away_s + reading.unknown.longest_s)
         return Deadline(at_s, clock)
 
     def _began_s(self, reading: _Reading) -> float:
@@ -384,8 +363,7 @@ class RangeConsumer:
             raise error
         now_s = self._client.clock.now_s()
         reading.postpone(error, now_s)
-        if reading.unknown_since_s is not None:
-            reading.retry_at_s = min(reading.retry_at_s, now_s + _LONGEST_SILENCE_S / 2)
+        reading.retry_at_s = now_s + reading.unknown.wait_s(reading.retry_at_s - now_s)
         if what_to_refresh(error) is Refresh.METADATA:
             self._client.expire_metadata([reading.topic])
         deadline = self._deadline(reading)
@@ -418,11 +396,6 @@ class RangeConsumer:
         reading.seek(lost.resume)
         if reading.done and reading in self._waiting:
             self._waiting.remove(reading)
-
-
-def _unknown_patience_s() -> float:
-    """Longer than where a topic is only looked for: what is skipped here does not come back."""
-    return 3 * metadata.TRANSIENT_UNKNOWN_MS / 1000
 
 
 def _reading(partition: PartitionConsumer) -> _Reading:

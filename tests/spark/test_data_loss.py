@@ -30,7 +30,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 from protocol.broker_errors import ErrorCode
 from protocol.clock import Deadline
-from protocol.cluster import metadata
+from protocol.cluster import unknown_topic
 from protocol.errors import DataLoss
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
@@ -283,7 +283,7 @@ def test_loss_is_told_and_only_what_is_missing_is_skipped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # a topic that is missing for good need not be waited for; one made anew must be known to all brokers by then
-    monkeypatch.setattr(metadata, "TRANSIENT_UNKNOWN_MS", 1_000)
+    monkeypatch.setattr(unknown_topic, "TRANSIENT_UNKNOWN_MS", 1_000)
     for _ in range(REPEATS):
         stream = Stream(kafka, topic(1))
         produce(kafka, stream.topic, "first", READ)
@@ -297,7 +297,7 @@ def test_a_topic_deleted_when_its_batch_is_planned_already(
     kafka: LocalKafka, topic: TopicFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The batch fails each time it is tried again; with failOnDataLoss=false it is what is there, and others follow."""
-    monkeypatch.setattr(metadata, "TRANSIENT_UNKNOWN_MS", 300)
+    monkeypatch.setattr(unknown_topic, "TRANSIENT_UNKNOWN_MS", 300)
     for _ in range(REPEATS):
         kept, gone = topic(1), topic(1)
         stream = Stream(kafka, f"{kept},{gone}")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from protocol.clock import Deadline
-from protocol.cluster import metadata
+from protocol.cluster import unknown_topic
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import topic_id_text
 from protocol.config import ConsumerConfig
@@ -118,7 +118,7 @@ def read_to(offset: int, other: int = 20, epoch: int = 5, topic_id: bytes = OLD_
 @pytest.fixture
 def b_is_deleted_after_metadata(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     """The first answer still has a topic that the second does not know: brokers learn one after the other."""
-    monkeypatch.setattr(metadata, "TRANSIENT_UNKNOWN_MS", 200)
+    monkeypatch.setattr(unknown_topic, "TRANSIENT_UNKNOWN_MS", 200)
     cluster.logs["b", 0], cluster.ids["b"] = Log(0, 3), OLD_ID
     list_offsets = cluster.fake.handlers[LIST_OFFSETS.key]
 
@@ -382,7 +382,7 @@ class Marks:
 def test_nothing_is_committed_for_a_topic_that_is_another_one_now(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    monkeypatch.setattr(metadata, "TRANSIENT_UNKNOWN_MS", 100)
+    monkeypatch.setattr(unknown_topic, "TRANSIENT_UNKNOWN_MS", 100)
     cluster.logs["b", 0] = Log(0, 3)
     reader = cluster.reader(subscribe="a,b", onTopicRecreated="earliest" if what.endswith("read") else "fail")
     marks = reader._commits._manager = Marks()  # type: ignore[assignment]

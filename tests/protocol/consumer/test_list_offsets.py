@@ -8,6 +8,7 @@ import pytest
 
 from protocol.broker_errors import ErrorCode
 from protocol.clock import Deadline
+from protocol.cluster import unknown_topic
 from protocol.consumer.list_offsets import LATEST, ListedOffset, list_offsets
 from protocol.errors import Corrupt, DeadlineExceeded, TopicUnknown
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
@@ -42,7 +43,7 @@ def broker_that_answers_for(partitions: list[int]) -> FakeBroker:
 TIMES = {("orders", 0): LATEST, ("orders", 1): LATEST}
 
 
-def test_what_is_unknown_for_long_is_told_whatever_else_is_wrong() -> None:
+def test_what_is_unknown_for_long_is_told_whatever_else_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     codes = {0: ErrorCode.NOT_LEADER_OR_FOLLOWER, 1: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
 
     def refused(body: dict[str, Any], version: int) -> dict[str, Any]:
@@ -52,10 +53,11 @@ def test_what_is_unknown_for_long_is_told_whatever_else_is_wrong() -> None:
 
     with broker_that_answers_for([]) as fake, client_of(f"{fake.host}:{fake.port}") as client:
         fake.handlers[LIST_OFFSETS.key] = refused
-        with pytest.raises(TopicUnknown, match=r"orders-1 .*UNKNOWN_TOPIC_OR_PARTITION"):
-            list_offsets(client, TIMES, unknown_ms=200)
         with pytest.raises(DeadlineExceeded, match="did not succeed in"):
             list_offsets(client, TIMES, deadline=Deadline.after_ms(400))
+        monkeypatch.setattr(unknown_topic, "TRANSIENT_UNKNOWN_MS", 200)
+        with pytest.raises(TopicUnknown, match=r"orders-1 .*UNKNOWN_TOPIC_OR_PARTITION"):
+            list_offsets(client, TIMES)
 
 
 def test_a_partition_that_is_left_out_is_named() -> None:

@@ -13,7 +13,7 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from protocol.broker_errors import ErrorCode
-from protocol.cluster import metadata
+from protocol.cluster import unknown_topic
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import NO_TOPIC_ID, Partition
 from protocol.config import parse_consumer
@@ -201,7 +201,7 @@ def test_a_topic_that_is_deleted_while_it_is_read(
     kafka: LocalKafka, topic: TopicFactory, monkeypatch: pytest.MonkeyPatch, fail_on_data_loss: bool
 ) -> None:
     """Its rest is lost, after some patience; what is read beside it is read to the end."""
-    monkeypatch.setattr(metadata, "TRANSIENT_UNKNOWN_MS", 1_000)
+    monkeypatch.setattr(unknown_topic, "TRANSIENT_UNKNOWN_MS", 1_000)
     kept, gone = topic(1), topic(1)
     with client_of(kafka) as client:
         for name in (kept, gone):

@@ -1,0 +1,119 @@
+"""When a topic counts as unknown for good: by answers in a row, and not by time alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.broker_errors import ErrorCode, broker_error
+from protocol.clock import Backoff, Deadline
+from protocol.cluster.dispatch import retrying
+from protocol.cluster.unknown_topic import UnknownTopicPatience
+from protocol.errors import BrokerError, ConnectFailed, DeadlineExceeded, KafkaError, TopicUnknown
+from tests.protocol.cluster.test_client import SteppedClock
+
+Answer = KafkaError | None
+
+NOBODY = ConnectFailed("nobody is there")
+NO_LEADER = broker_error(ErrorCode.LEADER_NOT_AVAILABLE, "orders-0", topic="orders", partition=0)
+
+
+def unknown(*topics: str) -> BrokerError:
+    return broker_error(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "unknown", unknown=topics or ("orders",))
+
+
+def after(answers: list[tuple[float, Answer]]) -> UnknownTopicPatience:
+    patience = UnknownTopicPatience(10.0)
+    for at_s, answer in answers:
+        patience.hear(answer, at_s)
+    return patience
+
+
+def each_second(begin: int, end: int, answer: Answer = None) -> list[tuple[float, Answer]]:
+    return [(float(at_s), answer or unknown()) for at_s in range(begin, end + 1)]
+
+
+@pytest.mark.parametrize(
+    ("answers", "over"),
+    [
+        (each_second(0, 10), True),
+        (each_second(0, 9), False),
+        ([(0.0, unknown()), (10.0, unknown())], False),
+        ([*each_second(0, 8), (30.0, unknown()), (31.0, unknown())], False),
+        ([*each_second(0, 8), *each_second(30, 40)], True),
+        ([*each_second(0, 8), (9.0, None), *each_second(10, 19)], False),
+        ([*each_second(0, 8), (9.0, NO_LEADER), *each_second(10, 19)], False),
+        ([*each_second(0, 8), (9.0, NOBODY), *each_second(10, 11)], True),
+        ([*each_second(0, 8), *each_second(9, 17, NOBODY), (18.0, unknown())], False),
+        ([*each_second(0, 8, unknown("a")), *each_second(9, 12, unknown("a", "b"))], False),
+        ([*each_second(0, 8, unknown("a")), *each_second(9, 19, unknown("a", "b"))], True),
+        ([*each_second(0, 8, unknown("a")), *each_second(9, 17, unknown("b"))], False),
+        ([], False),
+    ],
+    ids=[
+        "ten seconds of answers",
+        "less",
+        "two answers",
+        "a silence",
+        "after the silence",
+        "known in between",
+        "another answer in between",
+        "one question without an answer",
+        "many questions without an answer",
+        "one that became unknown later",
+        "both for long enough",
+        "one after the other",
+        "nothing heard",
+    ],
+)
+def test_it_is_over_after_answers_in_a_row(answers: list[tuple[float, Answer]], over: bool) -> None:
+    assert after(answers).over is over
+
+
+def test_it_knows_since_when_there_was_no_other_answer() -> None:
+    assert after([]).began_s is None
+    assert after([*each_second(5, 8), (40.0, unknown())]).began_s == 5.0
+    assert after([*each_second(5, 8), (9.0, NOBODY)]).began_s == 5.0
+    assert after([*each_second(5, 8), (9.0, NO_LEADER)]).began_s is None
+
+
+def test_a_long_back_off_would_be_a_silence() -> None:
+    assert after([]).wait_s(20.0) == 20.0
+    assert after([(0.0, unknown())]).wait_s(20.0) == 1.5
+    assert after([(0.0, unknown())]).wait_s(0.1) == 0.1
+
+
+# -- in the retry loop ----------------------------------------------------------------------------
+
+
+def loop(answers: list[tuple[float, Answer]], backoff_ms: int = 1_000) -> float:
+    """Each attempt takes so many seconds and ends so, at last the last; when it was over."""
+    clock = SteppedClock()
+    left = list(answers)
+
+    def attempt() -> float:
+        takes_s, answer = left.pop(0) if len(left) > 1 else left[0]
+        clock.at_s += takes_s
+        if answer is not None:
+            raise answer
+        return clock.at_s
+
+    deadline = Deadline.after_ms(240_000, clock)
+    try:
+        return retrying(
+            "it", attempt, deadline=deadline, backoff=Backoff(backoff_ms, backoff_ms), refresh=lambda *_: None
+        )
+    except TopicUnknown:
+        return -clock.at_s
+
+
+@pytest.mark.parametrize("backoff_ms", [100, 1_000, 60_000])
+def test_the_retry_loop_ends_with_a_topic_that_stays_unknown(backoff_ms: int) -> None:
+    assert -12.5 < loop([(0.0, unknown())], backoff_ms) < -9.9
+
+
+def test_the_retry_loop_goes_on_while_answers_are_rare_or_others() -> None:
+    assert loop([(0.0, unknown()), (30.0, unknown()), (0.0, None)]) > 30
+    assert loop([*[(0.0, unknown()), (0.0, NO_LEADER)] * 30, (0.0, None)]) > 30
+    assert loop([(20.0, unknown())] * 5 + [(0.0, None)]) > 100
+    with pytest.raises(DeadlineExceeded, match="did not succeed in"):
+        loop([(20.0, unknown())])

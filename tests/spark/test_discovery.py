@@ -1,0 +1,74 @@
+"""When the driver calls a topic deleted, on a clock that only moves by waiting, and with brokers that fall silent."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.clock import Deadline
+from protocol.errors import ConfigurationError, DeadlineExceeded
+from spark_kafka_source.discovery import discover, rediscover
+from spark_kafka_source.options import parse_source_options
+from tests.protocol.cluster.test_client import SteppedClock
+from tests.protocol.consumer.consuming import TOPIC_ID
+from tests.protocol.consumer.test_unknown_topic import KNOWN, NO_LEADER, UNKNOWN, Broker, client_on
+
+HERE = {("orders", 0): TOPIC_ID}
+
+
+def options_on(broker: Broker) -> dict[str, str]:
+    return {"kafka.bootstrap.servers": f"{broker.host}:{broker.port}", "subscribe": "orders"}
+
+
+@pytest.fixture
+def clock() -> SteppedClock:
+    return SteppedClock()
+
+
+def look(clock: SteppedClock, *says: str | float, timeout_ms: int = 240_000) -> dict[tuple[str, int], bytes]:
+    """What a trigger finds of a query that has read orders-0."""
+    with Broker(clock, *says) as broker, client_on(broker, clock) as client:
+        options = parse_source_options(options_on(broker), streaming=True)
+        return rediscover(client, options, HERE, Deadline.after_ms(timeout_ms, clock))
+
+
+@pytest.mark.parametrize("timeout_ms", [5_000, 240_000])
+def test_a_topic_that_stays_unknown_is_gone_after_ten_seconds(clock: SteppedClock, timeout_ms: int) -> None:
+    assert look(clock, UNKNOWN, timeout_ms=timeout_ms) == {}
+    assert 10 < clock.at_s < 13
+
+
+FOR_A_WHILE = [UNKNOWN] * 10
+"""With the back-off between them some 6 s."""
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        [UNKNOWN, 30.0, UNKNOWN, KNOWN],
+        [UNKNOWN, 12.0, UNKNOWN, 12.0, UNKNOWN, KNOWN],
+        [*FOR_A_WHILE, 30.0, UNKNOWN, UNKNOWN, KNOWN],
+        [*FOR_A_WHILE, KNOWN],
+    ],
+    ids=["two answers", "a cluster that comes and goes", "one that was away", "at last"],
+)
+def test_a_topic_that_comes_back_is_not_taken_for_deleted(clock: SteppedClock, says: list[str | float]) -> None:
+    assert look(clock, *says) == HERE
+
+
+def test_brokers_that_answer_once_in_a_while_are_not_believed(clock: SteppedClock) -> None:
+    with pytest.raises(DeadlineExceeded, match="topic orders"):
+        look(clock, *[20.0, UNKNOWN] * 50)
+    assert clock.at_s < 300
+
+
+def test_a_new_query_is_told_of_a_topic_that_is_not_there(clock: SteppedClock) -> None:
+    with Broker(clock, UNKNOWN) as broker, client_on(broker, clock) as client:
+        options = parse_source_options(options_on(broker), streaming=True)
+        with pytest.raises(ConfigurationError, match=r"unknown topic\(s\) orders"):
+            discover(client, options, client.deadline())
+    assert 10 < clock.at_s < 13
+
+
+def test_a_partition_without_a_leader_is_there(clock: SteppedClock) -> None:
+    assert look(clock, NO_LEADER) == HERE
+    assert clock.at_s == 0
