@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from protocol.errors import ConfigurationError
-from protocol.properties import MAX_INT32, Role, read, warn_once
+from protocol.once import warn_once
+from protocol.properties import MAX_INT32, Role, read
 
 IsolationLevel = Literal["read_uncommitted", "read_committed"]
 OffsetReset = Literal["earliest", "latest", "none"]

@@ -8,18 +8,15 @@ nor of anything that belongs to TLS or SASL: it could be a secret.
 
 from __future__ import annotations
 
-import difflib
 import enum
-import functools
-import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from protocol.errors import ConfigurationError
-
-log = logging.getLogger(__name__)
+from protocol.once import warn_once
+from protocol.spelling import meant
 
 MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
@@ -408,13 +405,16 @@ BY_NAME: Mapping[str, Property] = {row.name: row for row in PROPERTIES}
 def read(properties: Mapping[str, object], role: Role, *, prefix: str = "") -> dict[str, Any]:
     """The values given for one role, by field. Messages put `prefix` ("kafka.") before names.
 
-    Raises `ConfigurationError` for an unknown, forbidden or not yet supported property and for a wrong value.
-    Properties of another role are skipped: those of `CLIENT` silently (they have their own reader), else
-    with one warning, because they do nothing here.
+    Raises `ConfigurationError` for a forbidden or not yet supported property and for a wrong value. An unknown
+    property is a warning, as with Kafka's own clients. Properties of another role are skipped: those of `CLIENT`
+    silently (they have their own reader), else with one warning, because they do nothing here.
     """
     values: dict[str, Any] = {}
     for name, raw in properties.items():
-        row = find(name, prefix)
+        row = find(name)
+        if row is None:
+            _warn_of_unknown(name, prefix)
+            continue
         if row.effect in (Effect.FORBIDDEN, Effect.NOT_YET) and row.role & (role | Role.CLIENT):
             raise ConfigurationError(f"{prefix}{name} is {row.effect.value}: {row.doc}.", name=f"{prefix}{name}")
         if row.role & role:
@@ -429,28 +429,15 @@ def read(properties: Mapping[str, object], role: Role, *, prefix: str = "") -> d
     return values
 
 
-def find(name: str, prefix: str = "") -> Property:
-    """The row of a property. Raises `ConfigurationError` with the nearest known name."""
-    row = BY_NAME.get(name)
-    if row is not None:
-        return row
-    if name.startswith(_SECURITY):
-        return SECURITY_ROW
-    hint = nearest(name, BY_NAME)
-    hint = f"; did you mean {prefix}{hint}?" if hint else "; docs/options.md lists the known ones."
-    raise ConfigurationError(f"{prefix}{name} is not a known Kafka property{hint}", name=f"{prefix}{name}")
+def find(name: str) -> Property | None:
+    """The row of a property; None for one that Kafka does not have."""
+    return SECURITY_ROW if name.startswith(_SECURITY) else BY_NAME.get(name)
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name most like `name`, if any is."""
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.7)
-    return found[0] if found else None
-
-
-@functools.cache
-def warn_once(message: str) -> None:
-    """Logs a warning, the same one only once in a process."""
-    log.warning("%s", message)
+def _warn_of_unknown(name: str, prefix: str) -> None:
+    like = meant(name, BY_NAME)
+    hint = f"; did you mean {prefix}{like}?" if like else ""
+    warn_once(f"{prefix}{name} has no effect: it is not a known Kafka property{hint}")
 
 
 def _text(name: str, raw: object) -> str:

@@ -46,7 +46,8 @@ class KafkaBatchReader(DataSourceReader):
         broker answers.
         """
         client = client_for(self._options.client)
-        options, deadline = self._options, client.deadline()
+        options = self._options
+        deadline = client.deadline(options.offsets_timeout_ms)
         found = discover(client, options, deadline)
         begins = starting_offsets(client, options, found, deadline)
         ends = ending_offsets(client, options, found, deadline)

@@ -9,7 +9,7 @@ import os
 from dataclasses import replace
 
 from protocol.config import ConsumerConfig
-from protocol.properties import warn_once
+from protocol.once import warn_once
 
 _FROM_ENVIRONMENT = "env:"
 

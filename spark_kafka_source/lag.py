@@ -39,7 +39,7 @@ from protocol.group.offsets import fetch_offsets
 from spark_kafka_source.clients import client_for
 from spark_kafka_source.first_unread import first_unread_ms
 from spark_kafka_source.offsets import Offsets, TopicPartition
-from spark_kafka_source.options import PREFIX
+from spark_kafka_source.stray_options import PREFIX
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -16,14 +16,14 @@ from typing import Any, Literal
 
 from protocol.config import ClientConfig, ConsumerConfig, ProducerConfig, parse_client, parse_consumer, parse_producer
 from protocol.errors import ConfigurationError
-from protocol.properties import BOOLEAN, BY_NAME, MAX_INT64, Effect, Kind, integer, nearest, one_of, shown, warn_once
+from protocol.once import warn_once
+from protocol.properties import BOOLEAN, BY_NAME, MAX_INT64, Effect, Kind, Role, integer, one_of, shown
 from spark_kafka_source import error_classes, selection
 from spark_kafka_source.error_classes import named
 from spark_kafka_source.offsets import legal_topic
 from spark_kafka_source.sizes import size_bytes
+from spark_kafka_source.stray_options import PREFIX, why_ignored
 from spark_kafka_source.times import duration_ms, timestamp_ms
-
-PREFIX = "kafka."
 
 
 class Use(enum.Flag):
@@ -41,7 +41,10 @@ USE_WORDS = {Use.STREAM_READ: "streaming reads", Use.BATCH_READ: "batch reads", 
 
 @dataclass(frozen=True)
 class Option:
-    """One row. `default` None: none, or what `default_text` says. `ignored_in`: there a warning instead of an error."""
+    """One row. `default` None: none, or what `default_text` says.
+
+    In a query of another use it is a warning, but an error in those of `refused_in`.
+    """
 
     name: str
     use: Use
@@ -49,7 +52,7 @@ class Option:
     doc: str
     default: Any = None
     default_text: str = ""
-    ignored_in: Use = NOWHERE
+    refused_in: Use = NOWHERE
     effect: Effect = Effect.APPLIES
 
 
@@ -126,6 +129,7 @@ OPTIONS: tuple[Option, ...] = (
         Kind(f"latest, or JSON like {_OFFSETS_JSON}", selection.ending_offsets),
         "where a batch ends (exclusive). In JSON -1 is latest; -2 is not allowed",
         default_text="latest",
+        refused_in=Use.STREAM_READ,
     ),
     Option(
         "endingOffsetsByTimestamp",
@@ -133,12 +137,14 @@ OPTIONS: tuple[Option, ...] = (
         _TIMESTAMPS,
         "a batch ends, in each partition, before the first record whose timestamp is that or later, or at its end; "
         "`endingOffsets` has no effect then",
+        refused_in=Use.STREAM_READ,
     ),
     Option(
         "endingTimestamp",
         Use.BATCH_READ,
         _TIMESTAMP,
         "the same with one time for all partitions; `endingOffsetsByTimestamp` and `endingOffsets` have no effect then",
+        refused_in=Use.STREAM_READ,
     ),
     Option(
         "commitOffsets",
@@ -153,7 +159,6 @@ OPTIONS: tuple[Option, ...] = (
         Use.STREAM_READ,
         _POSITIVE,
         "about how many offsets a micro-batch covers, shared out over the partitions by how far each is behind",
-        ignored_in=Use.BATCH_READ,
     ),
     Option(
         "maxBytesPerTrigger",
@@ -162,7 +167,6 @@ OPTIONS: tuple[Option, ...] = (
         "about how many bytes a micro-batch covers, as they lie in Kafka's log: compressed, if producers compress. An "
         "estimate: in every trigger the driver looks at the sizes of some record batches where each partition goes on. "
         "With `maxOffsetsPerTrigger` the stricter of the two decides",
-        ignored_in=Use.BATCH_READ,
     ),
     Option(
         "minOffsetsPerTrigger",
@@ -170,7 +174,6 @@ OPTIONS: tuple[Option, ...] = (
         _POSITIVE,
         "a trigger with fewer new offsets than that waits for more. The first trigger of a run never waits, nor does a "
         "run with the trigger availableNow or once",
-        ignored_in=Use.BATCH_READ,
     ),
     Option(
         "maxTriggerDelay",
@@ -178,7 +181,6 @@ OPTIONS: tuple[Option, ...] = (
         _DURATION,
         "how long `minOffsetsPerTrigger` may make triggers wait after the last that did not",
         default_text="15m",
-        ignored_in=Use.BATCH_READ,
     ),
     Option(
         "maxRecordsPerPartition",
@@ -220,7 +222,6 @@ OPTIONS: tuple[Option, ...] = (
         "what a running query does when a topic was deleted and made anew under its name: fail, or read the new one "
         "from its earliest offset. What was not read of the old one is lost either way",
         default_text="fail; with `failOnDataLoss` false: earliest",
-        ignored_in=Use.BATCH_READ,
     ),
     Option(
         "includeHeaders",
@@ -448,7 +449,7 @@ def _read(options: Mapping[str, str], use: Use) -> tuple[dict[str, Any], dict[st
         if lower in _PATHS:
             warn_once(f"{lower} has no effect: {'topic says' if use & Use.WRITE else 'subscribe says'} what is meant")
         elif lower.startswith(PREFIX):
-            _refuse_forbidden(lower[len(PREFIX) :])
+            _refuse_forbidden(lower[len(PREFIX) :], use)
             kafka[lower[len(PREFIX) :]] = text
         else:
             row = _row(key, use)
@@ -458,41 +459,31 @@ def _read(options: Mapping[str, str], use: Use) -> tuple[dict[str, Any], dict[st
 
 
 def _row(key: str, use: Use) -> Option | None:
-    """The row of an option, None when it does nothing here but no harm either."""
+    """The row of an option that applies; None, with a warning, for one that does nothing here."""
     row = _BY_KEY.get(key.lower())
     if row is None:
-        raise _unknown(key)
+        applying = (each.name for each in OPTIONS if each.use & use and each.effect is Effect.APPLIES)
+        warn_once(f"{key} has no effect: {why_ignored(key, applying, _role(use), _FORBIDDEN)}")
+        return None
+    if row.use & use and row.effect is Effect.APPLIES:
+        return row
     if row.use & use:
-        if row.effect is Effect.APPLIES:
-            return row
         warn_once(f"{row.name} has no effect: {row.doc}")
         return None
     mine, theirs = (" and ".join(word for member, word in USE_WORDS.items() if member & u) for u in (use, row.use))
-    if row.ignored_in & use:
-        warn_once(f"{row.name} has no effect: it is an option of {theirs}, this is one of {mine}")
-        return None
-    instead = {"topic": " A source takes subscribe.", "subscribe": " A sink takes topic."}.get(row.name, "")
-    raise ConfigurationError(
-        f"{row.name} is an option of {theirs}, not of {mine}; leave it out.{instead}", name=row.name
-    )
+    if row.refused_in & use:
+        raise ConfigurationError(f"{row.name} is an option of {theirs}, not of {mine}; leave it out.", name=row.name)
+    instead = {"topic": ". A source takes subscribe", "subscribe": ". A sink takes topic"}.get(row.name, "")
+    warn_once(f"{row.name} has no effect: it is an option of {theirs}, this is one of {mine}{instead}")
+    return None
 
 
-def _unknown(key: str) -> ConfigurationError:
-    lower = key.lower()
-    if lower in BY_NAME:
-        hint = f"Kafka's properties take a prefix: {PREFIX}{lower}"
-    else:
-        names = {
-            **{low: row.name for low, row in _BY_KEY.items()},
-            **{PREFIX + name: PREFIX + name for name in BY_NAME},
-        }
-        like = nearest(lower, names)
-        hint = f"did you mean {names[like]}?" if like else "python -m spark_kafka_source.options lists them."
-    return ConfigurationError(f"{key} is not an option of this source and sink; {hint}", name=key)
+def _role(use: Use) -> Role:
+    return Role.PRODUCER if use & Use.WRITE else Role.CONSUMER
 
 
-def _refuse_forbidden(name: str) -> None:
-    if name in _FORBIDDEN:
+def _refuse_forbidden(name: str, use: Use) -> None:
+    if name in _FORBIDDEN and BY_NAME[name].role & _role(use):
         raise ConfigurationError(f"{PREFIX}{name} is forbidden: {_FORBIDDEN[name]}.", name=PREFIX + name)
 
 

@@ -12,16 +12,25 @@ from collections.abc import Sequence
 from protocol.config import ClientConfig, ConsumerConfig, ProducerConfig
 from protocol.properties import PROPERTIES, SECURITY_ROW, Effect, Property, Role
 from spark_kafka_source.java_regex import DIFFERENCES
-from spark_kafka_source.options import OPTIONS, PREFIX, READ, USE_WORDS, Option, Use
+from spark_kafka_source.options import OPTIONS, READ, USE_WORDS, Option, Use
+from spark_kafka_source.stray_options import PREFIX
 
 _INTRODUCTION = f"""\
 # Options
 
 This page is made by `python -m spark_kafka_source.options > docs/options.md`.
 
-Names of options are case-insensitive. An option or property that is unknown, forbidden, wrong or does not apply is an
-error that names it. `{PREFIX}bootstrap.servers` is always needed; for reads, exactly one of `subscribe`,
-`subscribePattern` and `assign` too."""
+Names of options are case-insensitive. `{PREFIX}bootstrap.servers` is always needed; for reads, exactly one of
+`subscribe`, `subscribePattern` and `assign` too.
+
+* A value that is wrong is an error, and so is what is forbidden or not supported yet (below).
+* What does nothing in a query is a warning, said once: options of other formats (`mode`, `inferSchema`), those of a
+  source given to the sink and the other way round, and properties that Kafka does not have.
+* A slip in the name of an option (`startingOffset`) is an error that says what was probably meant, and so is a property
+  without the prefix `{PREFIX}` (`group.id`): the query would run with something else than was asked for.
+
+`df.write.format("pykafka-group")` needs `.mode("append")`. Without it Spark itself refuses every Python data source
+(`UNSUPPORTED_DATA_SOURCE_SAVE_MODE`), before this one is asked."""
 
 _FILTERS = """\
 ### Filters
@@ -38,7 +47,7 @@ _PROPERTIES = f"""\
 ## Kafka properties
 
 Written with the prefix `{PREFIX}`, with Kafka's names. For a source, properties of clients and consumers apply; for a
-sink, those of clients and producers. A property of the other side is a warning."""
+sink, those of clients and producers. Properties of the other side, and those that Kafka does not have, are warnings."""
 
 
 def markdown() -> str:

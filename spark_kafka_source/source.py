@@ -16,6 +16,7 @@ from pyspark.sql.datasource import (
     DataSourceStreamWriter,
 )
 
+from protocol.once import held_back
 from spark_kafka_source.options import parse_sink_options, parse_source_options, row_columns
 from spark_kafka_source.row_schema import spark_schema
 
@@ -47,7 +48,10 @@ class KafkaGroupDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from spark_kafka_source.stream_reader import KafkaStreamReader
 
-        return KafkaStreamReader(parse_source_options(self.options, streaming=True))
+        # Spark also makes a reader to plan with, in another process; the one that runs the query says the warnings.
+        with held_back() as warnings:
+            options = parse_source_options(self.options, streaming=True)
+        return KafkaStreamReader(options, warnings)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         from spark_kafka_source.batch_writer import KafkaBatchWriter

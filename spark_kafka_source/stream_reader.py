@@ -26,6 +26,7 @@ from protocol.consumer.leader_epochs import end_of_epoch
 from protocol.consumer.list_offsets import ListedOffset
 from protocol.consumer.record_sizes import RecordSizes
 from protocol.errors import KafkaError, TopicUnknown
+from protocol.once import say_once
 from protocol.properties import MAX_INT64
 from spark_kafka_source import limits, losses
 from spark_kafka_source.backlog import Backlog, SeenLogs
@@ -54,8 +55,10 @@ _COUNT_GONE_MS = 5_000
 
 
 class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    def __init__(self, options: SourceOptions) -> None:
+    def __init__(self, options: SourceOptions, warnings: Sequence[str] = ()) -> None:
+        """`warnings`: what there is to say about the options, at the first call of a query."""
         self._options = options
+        self._warnings = warnings
         self._initial: JsonDict | None = None
         self._commits = GroupCommits(options)
         self._started = False
@@ -85,8 +88,9 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises `ConfigurationError` (unknown topic, JSON that does not fit, a group with live members),
         `DataLoss` (the group's offsets are gone) or `DeadlineExceeded` (no broker answers).
         """
+        self._say_warnings()
         if self._initial is None:
-            deadline = self._client.deadline()
+            deadline = self._trigger_deadline()
             self._commits.begin(deadline)
             partitions = discover(self._client, self._options, deadline)
             begins = starting_offsets(self._client, self._options, partitions, deadline)
@@ -121,6 +125,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises `DataLoss` for a topic that is gone, new under its old name, or shorter than before, and
         `DeadlineExceeded` when no broker has answered through all of `fetchOffset.numRetries`.
         """
+        self._say_warnings()
         if start is None:
             start = self._planned_end or self.initialOffset()
         begin = Offsets.from_json_dict(start)
@@ -299,6 +304,11 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         self._commits.close()
+
+    def _say_warnings(self) -> None:
+        for warning in self._warnings:
+            say_once(warning)
+        self._warnings = ()
 
     def _trigger_deadline(self) -> Deadline:
         """As long as Spark's connector would try: `fetchOffset.numRetries` times more than once."""

@@ -42,14 +42,15 @@ def produce(kafka: LocalKafka, topic: str, records: int) -> None:
 def test_no_reachable_bootstrap_server(spark: SparkSession, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-    said = run_stream(reader(spark, address, subscribe="orders", **{"kafka.default.api.timeout.ms": "1500"}), tmp_path)
+    options = {"kafka.default.api.timeout.ms": "1500", "fetchOffset.numRetries": "0"}
+    said = run_stream(reader(spark, address, subscribe="orders", **options), tmp_path)
     assert address in said
     assert "kafka.bootstrap.servers" in said
     assert "attempt" in said
 
 
 def test_unknown_topic(spark: SparkSession, kafka: LocalKafka, tmp_path: Path) -> None:
-    options = {"kafka.default.api.timeout.ms": "3000"}
+    options = {"kafka.default.api.timeout.ms": "3000", "fetchOffset.numRetries": "0"}
     said = run_stream(reader(spark, kafka.bootstrap_servers, subscribe="no-such-topic", **options), tmp_path)
     assert "unknown topic(s) no-such-topic" in said
     assert kafka.bootstrap_servers.split(",")[0] in said
@@ -67,7 +68,7 @@ def test_unknown_topic(spark: SparkSession, kafka: LocalKafka, tmp_path: Path) -
         ({"subscribePatern": "x"}, "subscribePattern"),
         ({"kafka.enable.auto.commit": "true"}, "commitOffsets"),
         ({"kafka.isolation.level": "read"}, "kafka.isolation.level"),
-        ({"kafka.fetch.min.byts": "1"}, "kafka.fetch.min.bytes"),
+        ({"fetch.min.bytes": "1"}, "kafka.fetch.min.bytes"),
         ({"kafka.security.protocol": "SSL"}, "kafka.security.protocol"),
     ],
 )

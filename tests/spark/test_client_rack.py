@@ -7,16 +7,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from protocol import properties
+from protocol import once
 from protocol.config import ConsumerConfig
 from spark_kafka_source.client_rack import in_this_rack
 
 
 @pytest.fixture(autouse=True)
 def _warnings_of_one_test_only() -> Iterator[None]:
-    properties.warn_once.cache_clear()
+    once.say_once.cache_clear()
     yield
-    properties.warn_once.cache_clear()
+    once.say_once.cache_clear()
 
 
 def test_a_rack_is_taken_as_it_is() -> None:

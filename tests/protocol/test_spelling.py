@@ -1,0 +1,44 @@
+"""Slips are recognised, and other words are not taken for them."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.spelling import meant, same
+
+KNOWN = ["subscribe", "topic", "minPartitions", "maxBytesPerTrigger", "maxOffsetsPerTrigger", "kafka.group.id", "acks"]
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("subsrcibe", "subscribe"),
+        ("SUBSCRIBE", "subscribe"),
+        ("subcribes", "subscribe"),
+        ("topics", "topic"),
+        ("min_partitions", "minPartitions"),
+        ("kafka-group-id", "kafka.group.id"),
+        ("maxOfsetsPerTriger", "maxOffsetsPerTrigger"),
+        ("mxaOffsetsPerTrigger", "maxOffsetsPerTrigger"),
+        ("ack", "acks"),
+    ],
+)
+def test_one_or_two_slips_are_recognised(name: str, known: str) -> None:
+    assert meant(name, KNOWN) == known
+
+
+@pytest.mark.parametrize(
+    "name", ["maxPartitions", "maxFilesPerTrigger", "toppings", "tonics", "subscription", "a", "", "ask", "topicName"]
+)
+def test_other_words_are_not(name: str) -> None:
+    assert meant(name, KNOWN) is None
+
+
+def test_the_nearest_is_named() -> None:
+    assert meant("abcdefghi", ["abcdefgxx", "abcdefghx", "abcdefxhx"]) == "abcdefghx"
+
+
+def test_what_stands_between_words_does_not_count() -> None:
+    assert same("group.id", "groupId")
+    assert same("bootstrap_servers", "bootstrap.servers")
+    assert not same("group.id", "groups.id")
