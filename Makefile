@@ -21,7 +21,7 @@ demo: setup ## a local Kafka, a Spark query, and its lag as Kafka's own tool see
 
 # Two at a time, since most of them wait most of the time; those with Spark first, which take longest.
 test: lint ## lint, then all tests (starts local Kafkas and a Spark)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 15 tests/spark tests
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 15 tests/spark tests
 
 test-fast: setup ## only the tests that need neither Kafka nor Spark
 	$(BIN)/python -m pytest -m "not kafka and not spark"

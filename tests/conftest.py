@@ -25,6 +25,8 @@ from tests.jvm_connector import jvm_connector_jars
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytest_plugins = ["tests.process_deaths"]
+
 ROOT = Path(__file__).parent.parent
 
 # `make matrix` runs the tests of the client against older brokers, too.

@@ -1,0 +1,76 @@
+"""The tests' own processes: one that dies ends the run, soon and as failed, and says where it was."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+DIES = "import ctypes\ndef test_dies():\n    ctypes.string_at(0)\n"
+HANGS = """
+import ctypes, pytest, signal
+@pytest.mark.timeout(1)
+def test_hangs():
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+    ctypes.PyDLL(None).sleep(300)  # keeps the interpreter's lock: no Python runs any more
+"""
+# Its child has the pipe to the process that hands out the tests, and keeps it open.
+DIES_WITH_A_CHILD = """
+import os, signal, time
+def test_dies():
+    if os.fork() == 0:
+        time.sleep(120)
+        os._exit(0)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+DIES_AT_THE_END = """
+import atexit, ctypes
+def test_passes():
+    atexit.register(ctypes.string_at, 0)
+"""
+GOES_ON = (
+    "import time\ndef test_first():\n    pass\ndef test_goes_on():\n    time.sleep(300)\ndef test_last():\n    pass\n"
+)
+PASSES = "def test_passes():\n    pass\n"
+OPTIONS = (
+    "-p xdist -p pytest_timeout -p no:faulthandler -p tests.process_deaths -n 2 --dist loadfile --max-worker-restart 0"
+)
+SEGMENTATION_FAULT = r"Fatal Python error: Segmentation fault(.|\n)*in test_dies"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "closing", "said"),
+    [
+        (DIES, GOES_ON, "2 failed, 1 passed", SEGMENTATION_FAULT),
+        (HANGS, GOES_ON, "2 failed, 1 passed", r"Timeout(.|\n)*in test_hangs"),
+        (DIES_WITH_A_CHILD, GOES_ON, r"[12] failed, 1 passed", "died .exit code -9."),
+        (DIES_AT_THE_END, PASSES, "1 failed, 2 passed", "Fatal Python error: Segmentation fault"),
+    ],
+    ids=["dies", "hangs", "dies with a child", "dies at its end"],
+)
+def test_a_process_that_dies_ends_the_run(one: str, other: str, closing: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\naddopts = {OPTIONS}\n")
+    (tmp_path / "conftest.py").write_text(
+        f"import pathlib\nfrom tests import process_deaths\nprocess_deaths.FOLDER = pathlib.Path({str(tmp_path)!r})\n"
+        "process_deaths.PAST_LIMIT_S = process_deaths.GRACE_S = 2.0\n"
+    )
+    (tmp_path / "test_one.py").write_text(one)
+    (tmp_path / "test_other.py").write_text(other)
+    started_s = time.monotonic()
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # hypothesis alone would take a second in each process
+    with (tmp_path / "output").open("w+") as output:
+        command = [sys.executable, "-m", "pytest"]
+        ended = subprocess.run(command, cwd=tmp_path, env=environment, stdout=output, stderr=output, timeout=120)
+        assert time.monotonic() - started_s < 60
+        output.seek(0)
+        text = output.read()
+    *_, last = text.splitlines()
+    assert re.search(rf"\b{closing} in ", last), text
+    assert ended.returncode != 0
+    assert re.search(said, text), text
