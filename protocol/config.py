@@ -106,6 +106,9 @@ def parse_client(properties: Mapping[str, object], *, prefix: str = "") -> Clien
     values = read(properties, Role.CLIENT, prefix=prefix)
     if "bootstrap_servers" not in values:
         raise ConfigurationError(f"{prefix}bootstrap.servers is missing; give host:port[,host:port...].")
+    # As in Java's client: who names the first wait alone does not mean the longest one to be shorter.
+    least_ms = values.get("reconnect_backoff_ms", ClientConfig.reconnect_backoff_ms)
+    values.setdefault("reconnect_backoff_max_ms", max(ClientConfig.reconnect_backoff_max_ms, least_ms))
     return ClientConfig(**values)
 
 

@@ -103,10 +103,19 @@ def _addresses(text: str) -> tuple[tuple[str, int], ...]:
             raise ValueError("TLS and SASL listeners are not supported yet")
         if int(match["port"]) not in _PORTS:
             raise ValueError("a port is 1 to 65535")
+        if match["host"]:
+            _require_encodable(match["host"])
         found[match["ipv6"] or match["host"], int(match["port"])] = None
     if not found:
         raise ValueError("no address")
     return tuple(found)
+
+
+def _require_encodable(host: str) -> None:
+    try:
+        host.encode("idna")
+    except UnicodeError as error:
+        raise ValueError(f"{host} cannot be a host name: {error}") from error
 
 
 BOOLEAN = one_of(meanings={"true": True, "false": False})
@@ -209,9 +218,19 @@ PROPERTIES: tuple[Property, ...] = (
         "the longest time to open a connection, handshake included",
     ),
     _applies(
-        _CLIENT, "reconnect.backoff.ms", "reconnect_backoff_ms", MILLISECONDS, "the first wait before connecting again"
+        _CLIENT,
+        "reconnect.backoff.ms",
+        "reconnect_backoff_ms",
+        MILLISECONDS,
+        "a broker that has failed is not connected to again for so long, twice that the next time, and so on",
     ),
-    _applies(_CLIENT, "reconnect.backoff.max.ms", "reconnect_backoff_max_ms", MILLISECONDS, "the longest such wait"),
+    _applies(
+        _CLIENT,
+        "reconnect.backoff.max.ms",
+        "reconnect_backoff_max_ms",
+        MILLISECONDS,
+        "the longest such wait; by default not less than reconnect.backoff.ms",
+    ),
     _applies(
         _CLIENT, "retry.backoff.ms", "retry_backoff_ms", MILLISECONDS, "the first wait before a request is tried again"
     ),

@@ -69,6 +69,8 @@ class FakeBroker:
         try:
             while len(size := stream.read(4)) == 4:
                 request = stream.read(int.from_bytes(size, "big"))
+                if len(request) < int.from_bytes(size, "big"):
+                    return  # cut in the middle
                 self._answer(connection, request)
         except OSError:
             pass

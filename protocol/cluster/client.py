@@ -20,7 +20,9 @@ from protocol.errors import (
     BrokerError,
     ConnectFailed,
     KafkaError,
+    ProtocolError,
     TransportError,
+    UnsupportedVersion,
     UsageError,
 )
 from protocol.net.connection import Connection, Reply
@@ -40,6 +42,8 @@ PRODUCE = "produce"
 GROUP = "group"
 
 _GROUP_COORDINATOR = 0
+# Of the brokers that any question may go to, the first gets this part of the time (1/n), if there are as many.
+_SHARES = 3
 
 
 class Client:
@@ -150,7 +154,7 @@ class Client:
         """`attempt` in the one retry loop; `topics` and `coordinator_of` say what a refresh is about."""
 
         def refresh(error: KafkaError, kind: Refresh) -> None:
-            if coordinator_of is not None and (kind is Refresh.COORDINATOR or isinstance(error, TransportError)):
+            if coordinator_of is not None and (kind is Refresh.COORDINATOR or not isinstance(error, BrokerError)):
                 self.forget_coordinator(coordinator_of)
             if kind is Refresh.METADATA:
                 self.expire_metadata(topics)
@@ -165,22 +169,32 @@ class Client:
         )
 
     def ask_any(self, api: Api, body: Body, deadline: Deadline, **options: Any) -> dict[str, Any]:
-        """Asks whichever broker answers first: those known from metadata in random order, then the bootstrap ones."""
-        failures: list[str] = []
-        last: KafkaError | None = None
-        for broker in self._candidates():
+        """Asks brokers one after the other until one answers; those that have failed lately come last.
+
+        Each gets a share of the time, so that one that is silent does not use it up. Raises `ConnectFailed` with what
+        was wrong with each; where nothing a later try may mend was, `ProtocolError` or `UnsupportedVersion`.
+        """
+        failures: list[KafkaError] = []
+        words: list[str] = []
+        candidates = self._candidates()
+        for place, broker in enumerate(candidates):
+            address = f"{broker.host}:{broker.port}"
+            if failures and deadline.passed:
+                words.append(f"{address}: not asked, the time was over")
+                continue
+            share = self._share(deadline, len(candidates) - place)
             try:
-                return self.ask(broker, api, body, deadline, **options)
-            except TransportError as error:
-                failures.append(str(error))
-                last = error
-            if deadline.passed:
-                break
-        raise ConnectFailed(
+                return self.ask(broker, api, body, share, **options)
+            except (TransportError, ProtocolError, UnsupportedVersion) as error:
+                failures.append(error)
+                words.append(str(error) if address in str(error) else f"{address}: {error}")
+        transient = any(isinstance(error, TransportError) for error in failures)
+        kind = ConnectFailed if transient else type(failures[-1])
+        raise kind(
             "no broker could be reached (kafka.bootstrap.servers="
             + ",".join(f"{host}:{port}" for host, port in self.config.bootstrap_servers)
-            + f"): {'; '.join(dict.fromkeys(failures))}"
-        ) from last
+            + f"): {'; '.join(words)}"
+        ) from failures[-1]
 
     # -- metadata -----------------------------------------------------------------------------
 
@@ -298,14 +312,24 @@ class Client:
     def _request_deadline(self, deadline: Deadline) -> Deadline:
         return deadline.at_most_ms(self.config.request_timeout_ms)
 
+    def _share(self, deadline: Deadline, left: int) -> Deadline:
+        """How long one of `left` candidates may take: a third, but the last ones more."""
+        most_ms = min(deadline.remaining_s() * 1000, self.config.request_timeout_ms)
+        return deadline.at_most_ms(most_ms / min(left, _SHARES))
+
     def _candidates(self) -> list[Broker]:
+        """Those known from metadata before the bootstrap ones, and what has failed, the latest last, after all others.
+
+        Beside that in random order.
+        """
         with self._lock:
             known = list(self._metadata.brokers.values())
         random.shuffle(known)
         bootstrap = [Broker(-1 - i, host, port) for i, (host, port) in enumerate(self.config.bootstrap_servers)]
         random.shuffle(bootstrap)
         addresses = {(broker.host, broker.port) for broker in known}
-        return known + [broker for broker in bootstrap if (broker.host, broker.port) not in addresses]
+        both = known + [broker for broker in bootstrap if (broker.host, broker.port) not in addresses]
+        return sorted(both, key=lambda broker: self._pool.failed_at_s(broker.host, broker.port))
 
 
 def _listed(names: list[str] | None) -> str:

@@ -1,4 +1,4 @@
-"""The one retry loop: try, look the failure up in the error table, refresh what it says, back off, try again.
+"""The one retry loop: try, look the failure up in the error table, expire what it says, back off, try again.
 
 Used by `client` and, through it, by everything above. An attempt is a function that sends what is still to be
 sent and raises `BrokerError` or `TransportError` for what failed; it keeps its own account of what is done.
@@ -61,6 +61,8 @@ def retrying(
         try:
             return attempt()
         except KafkaError as error:
+            # Also by who gives up: else its next call would begin with what has just failed.
+            refresh(error, what_to_refresh(error))
             if isinstance(error, DeadlineExceeded) or not is_retriable(error):
                 raise
             unknown.hear(error, deadline.clock.now_s())
@@ -75,5 +77,4 @@ def retrying(
                     f"{what} did not succeed in {spent_s:.1f} s and {attempts} attempt(s); the last one: {error}",
                     attempts=attempts,
                 ) from error
-            refresh(error, what_to_refresh(error))
             deadline.clock.sleep_s(wait_s)

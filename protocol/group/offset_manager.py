@@ -67,8 +67,9 @@ class OffsetManager:
         with self._changed:
             self._marked = dict(offsets)
             if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._run, name=f"offsets-{self.group}", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name=f"offsets-{self.group}", daemon=True)
+                thread.start()
+                self._thread = thread
             self._changed.notify_all()
 
     def flush(self, deadline: Deadline) -> bool:
@@ -117,10 +118,10 @@ class OffsetManager:
                     self._changed.wait(wait_until.remaining_s())
 
     def _commit(self, due: dict[TopicPartition, CommittedOffset]) -> bool:
-        failure: KafkaError | None = None
+        failure: Exception | None = None
         try:
             commit_offsets(self._client, self.group, due, self._client.deadline(_ONE_COMMIT_MS))
-        except KafkaError as error:
+        except Exception as error:  # also a fault in this client: nobody else commits
             failure = error
         with self._changed:
             counts = self._counts
@@ -130,18 +131,21 @@ class OffsetManager:
                     self._all_committed_at_s = self._client.clock.now_s()
                 self._counts = CommitCounts(counts.succeeded + 1, counts.failed, counts.last_failure)
             else:
-                self._counts = CommitCounts(counts.succeeded, counts.failed + 1, str(failure))
-            first_failure = failure is not None and not self._failing
-            recovered = failure is None and self._failing
-            self._failing = failure is not None
+                self._counts = CommitCounts(counts.succeeded, counts.failed + 1, _words(failure))
+            was_failing, self._failing = self._failing, failure is not None
             self._changed.notify_all()
-        if first_failure:
-            why = (
-                "; the group has live members: use another kafka.group.id, or stop them"
-                if failure is not None and is_refused_for_members(failure)
-                else ""
-            )
-            log.warning("group %s: a commit failed and will be tried again: %s%s", self.group, failure, why)
-        if recovered:
+        if failure is not None and not was_failing:
+            fault = None if isinstance(failure, KafkaError) else failure
+            what = _words(failure)
+            log.warning("group %s: a commit failed and will be tried again: %s", self.group, what, exc_info=fault)
+        if failure is None and was_failing:
             log.warning("group %s: commits go through again", self.group)
         return failure is None
+
+
+def _words(failure: Exception) -> str:
+    if not isinstance(failure, KafkaError):
+        return f"a fault in this client, please report it: {failure!r}"
+    if is_refused_for_members(failure):
+        return f"{failure}; the group has live members: use another kafka.group.id, or stop them"
+    return str(failure)

@@ -10,14 +10,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from protocol.broker_errors import ErrorCode
 from protocol.clock import Clock, Deadline
-from protocol.errors import ConnectionLost, Corrupt, FrameTooLarge, KafkaError, RequestTimedOut, TransportError
+from protocol.errors import ConnectionLost, Corrupt, FrameTooLarge, KafkaError, RequestTimedOut
 from protocol.net.transport import Transport
 from protocol.wire import frame, versions
 from protocol.wire.messages.m18_api_versions import API_VERSIONS
@@ -60,9 +61,20 @@ class Reply:
 
 
 class Connection:
-    """An open connection, after `handshake` with the versions that its broker speaks."""
+    """An open connection, after `handshake` with the versions that its broker speaks.
 
-    def __init__(self, transport: Transport, client_id: str, *, clock: Clock, max_response_bytes: int) -> None:
+    `on_failure` is called when the broker broke it, or did not answer in time.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        client_id: str,
+        *,
+        clock: Clock,
+        max_response_bytes: int,
+        on_failure: Callable[[KafkaError], None] = lambda error: None,
+    ) -> None:
         self.address = transport.address
         self.versions: Mapping[int, tuple[int, int]] = {}
         self.features: Mapping[str, int] = {}
@@ -71,6 +83,7 @@ class Connection:
         self._client_id = client_id
         self._clock = clock
         self._max_response_bytes = max_response_bytes
+        self._on_failure = on_failure
         self._sending = threading.Lock()
         self._receiving = threading.Lock()
         self._in_flight: deque[Reply] = deque()
@@ -108,10 +121,14 @@ class Connection:
         return versions.choose(api, self.versions, at_least=at_least, at_most=at_most)
 
     def close(self, error: KafkaError | None = None) -> None:
-        """Closes; whoever waits gets `error`, by default a `ConnectionLost`."""
-        if self._closed is None:
-            self._closed = error or ConnectionLost(f"{self.address}: the connection was closed here")
+        """Closes; whoever waits gets `error`, what the broker did wrong, or a `ConnectionLost` if it did nothing."""
+        first, self._closed = self._closed is None, self._closed or error or self._closed_here()
         self._transport.close()
+        if first and error is not None:
+            self._on_failure(error)
+
+    def _closed_here(self) -> KafkaError:
+        return ConnectionLost(f"{self.address}: the connection was closed here")
 
     # -- traffic ------------------------------------------------------------------------------
 
@@ -126,32 +143,39 @@ class Connection:
             buffers = frame.encode_request(api, version, correlation_id, self._client_id, body)
             self._next_correlation_id = (correlation_id + 1) & 0x7FFFFFFF
             reply = Reply(self, api, version, correlation_id)
-            if replies:
-                self._in_flight.append(reply)
             self.last_used_s = self._clock.now_s()
             if log.isEnabledFor(logging.DEBUG):
                 log.debug("%s < %s v%d %d bytes", self.address, api.name, version, sum(map(len, buffers)))
-            try:
+            with self._closed_when_broken():
+                if replies:
+                    self._in_flight.append(reply)
                 self._transport.send(buffers, deadline)
-            except TransportError as error:
-                self.close(error)
-                raise
         return reply
+
+    @contextmanager
+    def _closed_when_broken(self) -> Iterator[None]:
+        """What ends in the middle leaves frames that nobody can tell apart: such a connection is closed."""
+        try:
+            yield
+        except KafkaError as error:
+            self.close(error)
+            raise
+        except BaseException:
+            # Such as Ctrl-C: the broker is not to blame.
+            self.close()
+            raise
 
     def receive(self, reply: Reply, deadline: Deadline) -> dict[str, Any]:
         with self._receiving:
             while reply.frame is None and reply.error is None:
                 self._raise_if_closed(reply)
-                try:
-                    self._receive_next(deadline)
-                except RequestTimedOut as error:
-                    # Replies come in order: with this one missing, nothing behind it can be told apart.
-                    timeout = RequestTimedOut(f"{self.address}: no reply to {reply.api.name} v{reply.version} in time")
-                    self.close(timeout)
-                    raise timeout from error
-                except KafkaError as error:
-                    self.close(error)
-                    raise
+                with self._closed_when_broken():
+                    try:
+                        self._receive_next(deadline)
+                    except RequestTimedOut as error:
+                        # Replies come in order: with this one missing, nothing behind it can be told apart.
+                        what = f"{reply.api.name} v{reply.version}"
+                        raise RequestTimedOut(f"{self.address}: no reply to {what} in time") from error
             self.last_used_s = self._clock.now_s()
         if reply.error is not None:
             raise reply.error
@@ -182,7 +206,10 @@ class Connection:
             return
         raw = size & 0xFFFFFFFF
         if raw >> 24 == _TLS_ALERT:
-            hint = "; that is a TLS alert: this listener speaks TLS (set kafka.security.protocol=SSL or SASL_SSL)"
+            hint = (
+                "; that is a TLS alert: this listener speaks TLS, which is not supported yet (put the port of a "
+                "PLAINTEXT listener into kafka.bootstrap.servers)"
+            )
         elif raw == _HTTP:
             hint = "; that is an HTTP reply: this is no Kafka listener (check kafka.bootstrap.servers)"
         elif size > self._max_response_bytes:

@@ -3,17 +3,21 @@
 A purpose is a word for what waits on the connection ("control", "fetch", "produce", "group"): a Fetch that
 waits half a second for data must not hold up a commit. Used by `cluster.client`. Connections that were opened
 before a fork, are broken, or have been idle for `connections.max.idle.ms` are replaced, never handed out.
+An address that has failed is left alone until its back-off (`reconnect.backoff.ms`) is over: until then `get` fails at
+once, so that callers ask others, or wait in the one retry loop.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+from functools import partial
 
 from protocol.clock import Clock, Deadline
 from protocol.config import ClientConfig
-from protocol.errors import KafkaError
+from protocol.errors import ConnectFailed, KafkaError
 from protocol.net.connection import Connection
+from protocol.net.reachability import Address, Reachability
 from protocol.net.transport import Transport
 
 
@@ -22,6 +26,7 @@ class ConnectionPool:
         self._config = config
         self._clock = clock
         self._connections: dict[tuple[str, int, str], Connection] = {}
+        self._reachability = Reachability(config.reconnect_backoff_ms, config.reconnect_backoff_max_ms)
         self._lock = threading.Lock()
         self._process_id = os.getpid()
 
@@ -36,6 +41,7 @@ class ConnectionPool:
             if connection is not None:
                 connection.close()
                 del self._connections[key]
+            self._require_reachable(host, port)
         # Opened outside the lock: one broker that does not answer must not block the others.
         opened = self._open(host, port, deadline)
         with self._lock:
@@ -45,6 +51,11 @@ class ConnectionPool:
                 return other
             self._connections[key] = opened
         return opened
+
+    def failed_at_s(self, host: str, port: int) -> float:
+        """When that address failed last; -inf: not since it answered."""
+        with self._lock:
+            return self._reachability.failed_at_s((host, port))
 
     def discard(self, connection: Connection) -> None:
         """Closes a connection that misbehaved, so that the next `get` opens a new one."""
@@ -68,27 +79,56 @@ class ConnectionPool:
         busy = connection.in_flight > 0
         return not connection.closed and (busy or idle_ms < self._config.connections_max_idle_ms)
 
+    def _require_reachable(self, host: str, port: int) -> None:
+        early = self._reachability.too_early((host, port), self._clock.now_s())
+        if early is not None:
+            wait_s, error = early
+            raise ConnectFailed(
+                f"{host}:{port}: not connected to again for {wait_s * 1000:.0f} ms, since it has failed ({error})",
+                host=host,
+                port=port,
+            ) from error
+
     def _open(self, host: str, port: int, deadline: Deadline) -> Connection:
         setup = deadline.at_most_ms(self._config.socket_connection_setup_timeout_ms)
+        try:
+            connection = self._connect(host, port, setup)
+        except KafkaError as error:
+            self._failed((host, port), error)
+            raise
+        with self._lock:
+            self._reachability.answered((host, port))
+        return connection
+
+    def _connect(self, host: str, port: int, setup: Deadline) -> Connection:
+        with self._lock:
+            failures = self._reachability.failures((host, port))
         transport = Transport.open(
             host,
             port,
             setup,
             send_buffer_bytes=self._config.send_buffer_bytes,
             receive_buffer_bytes=self._config.receive_buffer_bytes,
+            # One that takes connections and then says nothing must not stand before the others for ever.
+            first=failures,
         )
         connection = Connection(
             transport,
             self._config.client_id,
             clock=self._clock,
             max_response_bytes=self._config.max_response_bytes,
+            on_failure=partial(self._failed, (host, port)),
         )
         try:
             connection.handshake(setup)
-        except KafkaError as error:
-            connection.close(error)
+        except BaseException:
+            connection.close()
             raise
         return connection
+
+    def _failed(self, address: Address, error: KafkaError) -> None:
+        with self._lock:
+            self._reachability.failed(address, error, self._clock.now_s())
 
     def _forget_after_fork(self) -> None:
         # A child shares its parent's sockets: talking on them would mix two streams of requests.

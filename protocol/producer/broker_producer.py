@@ -173,8 +173,6 @@ class BrokerProducer:
     def _not_sent(self, parts: Sequence[Part], error: KafkaError) -> None:
         now_s = self._client.clock.now_s()
         log.debug("%s: Produce could not be sent: %s", self.broker, error)
-        # Others that lead here too must not each try to connect at once.
-        self.muted_until_s = now_s + self._client.config.reconnect_backoff_ms / 1000
         for partition, batch in parts:
             partition.not_sent(batch, error, now_s)
             self._stale(partition.topic)

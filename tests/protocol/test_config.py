@@ -69,6 +69,17 @@ def test_what_is_no_address_is_refused(text: str) -> None:
     assert "host:port[,host:port...]" in message
 
 
+@pytest.mark.parametrize("host", ["a..b", "x" * 64, f"broker.{'y' * 64}.example"])
+def test_a_name_that_no_resolver_could_be_asked_for_is_refused(host: str) -> None:
+    assert f"{host} cannot be a host name" in refusal(parse_client, {"bootstrap.servers": f"a:1,{host}:9092"})
+
+
+def test_the_longest_wait_before_connecting_again_is_not_shorter_than_the_first() -> None:
+    client = parse_client({**BROKERS, "reconnect.backoff.ms": 5_000})
+    assert (client.reconnect_backoff_ms, client.reconnect_backoff_max_ms) == (5_000, 5_000)
+    assert parse_client({**BROKERS, "reconnect.backoff.ms": 20}).reconnect_backoff_max_ms == 1_000
+
+
 def test_bootstrap_servers_are_required() -> None:
     assert "kafka.bootstrap.servers is missing" in refusal(parse_client, {})
     with pytest.raises(ConfigurationError, match="empty"):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,8 +15,11 @@ from protocol.cluster.client import Client
 from protocol.cluster.dispatch import retrying
 from protocol.cluster.metadata import Metadata
 from protocol.config import ClientConfig
-from protocol.errors import BrokerError, ConnectFailed, ConnectionLost, DeadlineExceeded, KafkaError
+from protocol.errors import BrokerError, ConnectFailed, ConnectionLost, DeadlineExceeded, FrameTooLarge, KafkaError
+from protocol.group.offsets import CommittedOffset, commit_offsets
 from protocol.wire.messages.m03_metadata import METADATA
+from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
+from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR
 from tests.fake_broker import FakeBroker
 
 
@@ -162,3 +168,100 @@ def test_a_lost_connection_is_tried_again() -> None:
         )
         == "done"
     )
+
+
+def silent_address() -> socket.socket:
+    """Takes connections as the system of a stopped process does, and says nothing. `getsockname()` is where."""
+    return socket.create_server(("127.0.0.1", 0), backlog=50)
+
+
+class TestOneOfSeveralIsWrong:
+    @pytest.mark.parametrize(
+        "greeting", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x15\x03\x03\x00\x02\x02\x46", b"\0\0\0\x06no Kafka"]
+    )
+    def test_a_peer_that_is_no_broker_does_no_harm(self, greeting: bytes) -> None:
+        with FakeBroker() as fake, FakeBroker(greeting=greeting) as wrong:
+            fake.handlers[METADATA.key] = lambda body, version: metadata_reply(fake)
+            servers = ((wrong.host, wrong.port), (fake.host, fake.port))
+            for _ in range(8):
+                with Client(ClientConfig(servers)) as client:
+                    assert client.leader("orders", 0)[0].port == fake.port
+
+    @pytest.mark.parametrize("host", ["a..b", "x" * 64])
+    def test_a_name_that_cannot_be_encoded_does_no_harm(self, host: str) -> None:
+        with FakeBroker() as fake:
+            fake.handlers[METADATA.key] = lambda body, version: metadata_reply(fake)
+            for _ in range(8):
+                with Client(ClientConfig(((host, 9092), (fake.host, fake.port)))) as client:
+                    assert client.leader("orders", 0)[0].port == fake.port
+
+    def test_when_nobody_answers_each_is_named_with_its_own_trouble(self) -> None:
+        closed = dead_port()
+        with FakeBroker(greeting=b"HTTP/1.1 400 Bad Request") as wrong, silent_address() as silent:
+            servers = ((wrong.host, wrong.port), closed, silent.getsockname(), ("a..b", 9092))
+            with Client(ClientConfig(servers)) as client, pytest.raises(ConnectFailed) as caught:
+                client.ask_any(METADATA, {"topics": []}, client.deadline(900))
+        words = str(caught.value)
+        assert f"{wrong.host}:{wrong.port}: the reply announces" in words
+        assert f"{closed[0]}:{closed[1]}: cannot connect" in words
+        assert f"{servers[2][0]}:{servers[2][1]}: no reply to ApiVersions" in words
+        assert "a..b:9092: the host name cannot be resolved" in words
+
+    def test_nothing_but_peers_that_are_no_brokers_is_told_at_once(self) -> None:
+        with FakeBroker(greeting=b"HTTP/1.1 400 Bad Request") as one, FakeBroker(greeting=b"HTTP/1.1 400") as two:
+            servers = ((one.host, one.port), (two.host, two.port))
+            with Client(ClientConfig(servers)) as client, pytest.raises(FrameTooLarge) as caught:
+                client.metadata(["orders"])
+        assert all(f"{host}:{port}: the reply announces" in str(caught.value) for host, port in servers)
+
+
+class TestSilentBrokers:
+    def test_a_silent_one_takes_a_share_of_the_time_and_is_asked_last_from_then_on(self) -> None:
+        with FakeBroker() as fake, silent_address() as silent:
+            fake.handlers[METADATA.key] = lambda body, version: metadata_reply(fake)
+            where = silent.getsockname()
+            with Client(ClientConfig((where, (fake.host, fake.port)))) as client:
+                while client._pool.failed_at_s(*where) < 0:
+                    client.ask_any(METADATA, {"topics": []}, client.deadline(500))
+                started_s = time.monotonic()
+                for _ in range(20):
+                    client.ask_any(METADATA, {"topics": []}, client.deadline(20_000))
+                assert time.monotonic() - started_s < 5
+
+    def test_a_coordinator_that_is_silent_until_the_deadline_is_looked_for_again(self) -> None:
+        """As often as the offsets of a group are committed: a call of five seconds, and then the next."""
+        with FakeBroker() as fake, FakeBroker() as dark:
+            where = [{"node_id": 1, "host": dark.host, "port": dark.port, "key": "etl"}]
+            fake.handlers[FIND_COORDINATOR.key] = lambda body, version: {"coordinators": where}
+            fake.handlers[OFFSET_COMMIT.key] = lambda body, version: {
+                "topics": [{"name": "orders", "partitions": [{"partition_index": 0}]}]
+            }
+            with Client(ClientConfig(((fake.host, fake.port),))) as client:
+                commit = partial(commit_offsets, client, "etl", {("orders", 0): CommittedOffset(5)})
+                with pytest.raises(DeadlineExceeded, match="OffsetCommit for group etl"):
+                    commit(client.deadline(300))
+                where[0].update(host=fake.host, port=fake.port)
+                commit(client.deadline(5_000))
+        assert [name for name, _, _ in fake.requests].count("FindCoordinator") == 2
+
+    def test_what_is_out_of_date_is_expired_before_anything_is_raised(self) -> None:
+        refreshed: list[Refresh] = []
+        errors = [
+            ConnectionLost("with no time for another try"),
+            DeadlineExceeded("of a call within this one"),
+            broker_error(ErrorCode.NOT_COORDINATOR, "with no time for another try"),
+        ]
+        for error in errors:
+
+            def fail(error: KafkaError = error) -> None:
+                raise error
+
+            with pytest.raises(DeadlineExceeded):
+                retrying(
+                    "OffsetCommit",
+                    fail,
+                    deadline=Deadline.after_ms(1, SteppedClock()),
+                    backoff=Backoff(100, 1000),
+                    refresh=lambda error, kind: refreshed.append(kind),
+                )
+        assert refreshed == [Refresh.METADATA, Refresh.METADATA, Refresh.COORDINATOR]

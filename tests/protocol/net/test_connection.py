@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from protocol.clock import SYSTEM_CLOCK, Deadline
+from protocol.clock import SYSTEM_CLOCK, Clock, Deadline
 from protocol.config import ClientConfig
 from protocol.errors import ConnectFailed, ConnectionLost, Corrupt, FrameTooLarge, RequestTimedOut
 from protocol.net.connection import Connection
 from protocol.net.pool import ConnectionPool
+from protocol.net.reachability import Reachability
+from protocol.net.transport import Transport
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR
 from tests.fake_broker import FakeBroker
+
+
+class StandingClock(Clock):
+    at_s = 1_000.0
+
+    def now_s(self) -> float:
+        return self.at_s
 
 
 def pool(**settings: Any) -> ConnectionPool:
@@ -150,3 +160,99 @@ def test_a_long_poll_does_not_hold_up_another_purpose(broker: FakeBroker) -> Non
     other.send(FIND_COORDINATOR, 4, {"coordinator_keys": ["g"]}, after(2000)).result(after(2000))
     release.set()
     assert waiting.result(after(5000))["cluster_id"] == "slow"
+
+
+class Interrupting(Transport):
+    """As if Ctrl-C was pressed when `step` of the calls of `method` have been made."""
+
+    def __init__(self, inner: Transport, method: str, step: int) -> None:
+        super().__init__(inner._socket, *inner.address.rsplit(":", 1))  # type: ignore[arg-type]
+        self.method = method
+        self.left = step
+
+    def send(self, buffers: Sequence[bytes | bytearray | memoryview], deadline: Deadline) -> None:
+        whole = b"".join(buffers)
+        super().send([whole[: len(whole) // 2]], deadline)
+        self._interrupt("send")
+        super().send([whole[len(whole) // 2 :]], deadline)
+
+    def receive_into(self, view: memoryview, deadline: Deadline) -> None:
+        self._interrupt("receive_into")
+        super().receive_into(view, deadline)
+
+    def _interrupt(self, method: str) -> None:
+        if method == self.method:
+            self.left -= 1
+            if self.left < 0:
+                self.method = "none"
+                raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("method", "step"), [("send", 0), ("receive_into", 0), ("receive_into", 1)])
+def test_ctrl_c_in_the_middle_of_a_frame_leaves_no_broken_connection_behind(
+    broker: FakeBroker, method: str, step: int
+) -> None:
+    broker.handlers[METADATA.key] = lambda body, version: metadata("c")
+    connections = pool()
+    first = connections.get(broker.host, broker.port, "control", after(5000))
+    first._transport = Interrupting(first._transport, method, step)
+    with pytest.raises(KeyboardInterrupt):
+        first.send(METADATA, 9, {"topics": []}, after(5000)).result(after(5000))
+    second = connections.get(broker.host, broker.port, "control", after(5000))
+    assert second.send(METADATA, 9, {"topics": []}, after(5000)).result(after(5000))["cluster_id"] == "c"
+    assert second is not first
+
+
+def test_a_tls_listener_is_not_answered_with_an_option_that_is_refused(broker: FakeBroker) -> None:
+    with FakeBroker(greeting=b"\x15\x03\x03\x00\x02\x02\x46") as fake, pytest.raises(FrameTooLarge) as caught:
+        connect(fake)
+    assert "PLAINTEXT listener" in str(caught.value)
+    assert "SSL" not in str(caught.value)
+
+
+class TestReconnecting:
+    def test_an_address_that_fails_is_left_alone_for_longer_and_longer(self) -> None:
+        reachability = Reachability(50, 1_000)
+        address, now_s, tries = ("b", 9092), 100.0, []
+        while now_s < 110:
+            if reachability.too_early(address, now_s) is None:
+                tries.append(now_s)
+                for _ in range(3):
+                    reachability.failed(address, ConnectFailed("b:9092: refused"), now_s)
+            now_s += 0.001
+        waits = [after - before for before, after in pairwise(tries)]
+        for wait, wanted in zip(waits, [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0], strict=False):
+            assert wanted * 0.8 <= wait <= wanted * 1.2 + 0.002
+        reachability.answered(address)
+        assert reachability.too_early(address, now_s) is None
+        assert reachability.failures(address) == 0
+
+    def test_until_then_every_purpose_fails_at_once_with_the_reason(self) -> None:
+        with FakeBroker() as fake:
+            host, port = fake.host, fake.port
+        clock = StandingClock()
+        connections = ConnectionPool(
+            ClientConfig((("127.0.0.1", 1),), reconnect_backoff_ms=60_000, reconnect_backoff_max_ms=120_000), clock
+        )
+        with pytest.raises(ConnectFailed, match="refused"):
+            connections.get(host, port, "control", after(5_000))
+        with pytest.raises(ConnectFailed, match=rf"{host}:{port}: not connected to again for \d+ ms, .*refused"):
+            connections.get(host, port, "fetch", after(5_000))
+        clock.at_s += 75
+        with pytest.raises(ConnectFailed, match="cannot connect"):
+            connections.get(host, port, "fetch", after(5_000))
+        clock.at_s += 90
+        with pytest.raises(ConnectFailed, match="not connected to again"):
+            connections.get(host, port, "fetch", after(5_000))
+
+    def test_a_broker_that_is_back_is_used_and_forgiven(self, broker: FakeBroker) -> None:
+        broker.handlers[METADATA.key] = lambda body, version: metadata("c")
+        connections = pool(reconnect_backoff_ms=1)
+        lost = connections.get(broker.host, broker.port, "control", after(5_000))
+        broker.cut()
+        with pytest.raises(ConnectionLost):
+            lost.send(METADATA, 9, {"topics": []}, after(5_000)).result(after(5_000))
+        assert connections.failed_at_s(broker.host, broker.port) > 0
+        time.sleep(0.002)
+        connections.get(broker.host, broker.port, "control", after(5_000))
+        assert connections.failed_at_s(broker.host, broker.port) < 0

@@ -1,0 +1,87 @@
+"""Host names to addresses, with a deadline: the system's resolver has none, and cannot be interrupted.
+
+Used by `transport`. Each name that is being looked up has one thread; who asks for the same name meanwhile waits for
+the same answer, and a later call does so too when an earlier one has given up. Nothing is remembered.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from protocol.clock import Deadline
+from protocol.errors import ConnectFailed
+
+# As `socket.getaddrinfo` gives it: family, kind, protocol, canonical name, and the address to connect to.
+Address = tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]
+
+
+class _Lookup:
+    """One question to the resolver."""
+
+    def __init__(self) -> None:
+        self.answered = threading.Event()
+        self.addresses: Sequence[Address] = ()
+        self.error: Exception | None = None
+
+
+_lock = threading.Lock()
+_under_way: dict[tuple[str, int], _Lookup] = {}
+
+
+def resolve(host: str, port: int, deadline: Deadline) -> Sequence[Address]:
+    """The addresses of a name, at least one, in the system's order. Raises `ConnectFailed`."""
+    try:
+        try:
+            # An address needs no resolver, and so no thread.
+            return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+        except OSError:
+            lookup = _look_up(host, port)
+    except (ValueError, OverflowError, RuntimeError) as error:
+        # A name that cannot be encoded, a port that is none, no more threads.
+        raise _failed(host, port, f"cannot be resolved ({error})") from error
+    if not lookup.answered.wait(deadline.remaining_s()):
+        raise _failed(host, port, "was not resolved in time")
+    if lookup.error is not None:
+        raise _failed(host, port, f"cannot be resolved ({lookup.error})") from lookup.error
+    return lookup.addresses
+
+
+def _look_up(host: str, port: int) -> _Lookup:
+    with _lock:
+        lookup = _under_way.get((host, port))
+        if lookup is None:
+            lookup = _Lookup()
+            # It cannot end before it is noted: that needs the lock.
+            threading.Thread(target=_run, args=(lookup, host, port), name=f"resolve-{host}", daemon=True).start()
+            _under_way[host, port] = lookup
+        return lookup
+
+
+def _run(lookup: _Lookup, host: str, port: int) -> None:
+    try:
+        lookup.addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except Exception as error:  # for those who wait
+        lookup.error = error
+    finally:
+        with _lock:
+            if _under_way.get((host, port)) is lookup:
+                del _under_way[host, port]
+        lookup.answered.set()
+
+
+def _failed(host: str, port: int, why: str) -> ConnectFailed:
+    return ConnectFailed(f"{host}:{port}: the host name {why}", host=host, port=port)
+
+
+def _forget_after_fork() -> None:
+    """A child has none of its parent's threads, and maybe its lock while it is held."""
+    global _lock
+    _lock = threading.Lock()
+    _under_way.clear()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)

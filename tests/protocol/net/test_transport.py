@@ -1,0 +1,112 @@
+"""Opening a connection: names with several addresses, and a resolver that does not answer."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from protocol.clock import Deadline
+from protocol.errors import ConnectFailed
+from protocol.net.transport import Transport
+from tests.fake_broker import FakeBroker
+
+NUMERIC = socket.getaddrinfo
+
+
+def resolves_to(monkeypatch: pytest.MonkeyPatch, *addresses: tuple[str, int]) -> None:
+    """Every name has these addresses, in this order."""
+
+    def getaddrinfo(host: str, port: int, *_: Any, flags: int = 0, **__: Any) -> list[Any]:
+        if flags & socket.AI_NUMERICHOST:
+            return list(NUMERIC(host, port, type=socket.SOCK_STREAM, flags=flags))
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", address) for address in addresses]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+
+
+@pytest.fixture
+def black_hole() -> Iterator[tuple[str, int]]:
+    """An address that answers no attempt to connect: its queue is full."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
+        address = server.getsockname()
+        waiting = []
+        while True:
+            waiting.append(socket.socket())
+            waiting[-1].settimeout(0.3)
+            try:
+                waiting[-1].connect(address)
+            except TimeoutError:
+                break
+        yield address
+        for each in waiting:
+            each.close()
+
+
+def test_the_first_address_is_a_black_hole(monkeypatch: pytest.MonkeyPatch, black_hole: tuple[str, int]) -> None:
+    with FakeBroker() as fake:
+        resolves_to(monkeypatch, black_hole, (fake.host, fake.port))
+        started_s = time.monotonic()
+        Transport.open("broker.example", 9092, Deadline.after_ms(10_000)).close()
+        assert time.monotonic() - started_s < 3
+
+
+def test_every_address_is_named_with_what_became_of_it(
+    monkeypatch: pytest.MonkeyPatch, black_hole: tuple[str, int]
+) -> None:
+    with FakeBroker() as fake:
+        closed = fake.host, fake.port
+    resolves_to(monkeypatch, black_hole, closed)
+    started_s = time.monotonic()
+    with pytest.raises(ConnectFailed, match=r"broker\.example:9092: cannot connect \(.*refused; .*no answer in time"):
+        Transport.open("broker.example", 9092, Deadline.after_ms(700))
+    assert 0.6 < time.monotonic() - started_s < 3
+
+
+def test_who_has_failed_before_begins_with_the_next_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakeBroker() as one, FakeBroker() as two:
+        resolves_to(monkeypatch, (one.host, one.port), (two.host, two.port))
+        for first, fake in enumerate([one, two, one]):
+            transport = Transport.open("broker.example", 9092, Deadline.after_ms(5_000), first=first)
+            assert transport._socket.getpeername()[1] == fake.port
+            transport.close()
+
+
+def test_a_resolver_that_hangs_is_waited_for_until_the_deadline_and_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+    asked: list[str] = []
+
+    def getaddrinfo(host: str, port: int, *_: Any, flags: int = 0, **__: Any) -> list[Any]:
+        if flags & socket.AI_NUMERICHOST:
+            raise socket.gaierror(socket.EAI_NONAME, "not numeric")
+        asked.append(host)
+        release.wait(30)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+    with FakeBroker() as fake:
+        monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+        started_s = time.monotonic()
+        for _ in range(3):
+            with pytest.raises(ConnectFailed, match=r"hangs\.example:\d+: the host name was not resolved in time"):
+                Transport.open("hangs.example", fake.port, Deadline.after_ms(100))
+        assert time.monotonic() - started_s < 3
+        assert asked == ["hangs.example"]
+        assert [each.name for each in threading.enumerate()].count("resolve-hangs.example") == 1
+        release.set()
+        Transport.open("hangs.example", fake.port, Deadline.after_ms(5_000)).close()
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 64, "nul\0l", ""])
+def test_a_name_that_cannot_be_one_is_our_own_error(host: str) -> None:
+    with pytest.raises(ConnectFailed, match="9092: the host name cannot be resolved"):
+        Transport.open(host, 9092, Deadline.after_ms(5_000))
+
+
+@pytest.mark.parametrize("port", [-1, 99_999, 2**40])
+def test_a_port_that_cannot_be_one_is_our_own_error(port: int) -> None:
+    with pytest.raises(ConnectFailed):
+        Transport.open("127.0.0.1", port, Deadline.after_ms(500))
