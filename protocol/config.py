@@ -90,6 +90,8 @@ class ProducerConfig:
     retries: int = MAX_INT32
     delivery_timeout_ms: int = 120_000
     partitioner: PartitionStrategy = "murmur2"
+    # Twice Java's 32 MiB: whole columns come at once, and a record batch of each partition is 1 MiB.
+    buffer_memory_bytes: int = 64 * 1024 * 1024
 
     def __post_init__(self) -> None:
         conflict = _not_idempotent(self.acks, self.retries, self.max_in_flight_requests_per_connection)

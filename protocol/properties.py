@@ -351,7 +351,14 @@ PROPERTIES: tuple[Property, ...] = (
         "partitioner",
         PARTITIONER,
         "which partition a row goes to: by a hash of its key as Java has it (murmur2), sarama (fnv1a) or librdkafka "
-        "(crc32), or without looking at keys. Null keys are spread",
+        "(crc32), or without looking at keys. Rows with a null key go to another partition every 16 KiB",
+    ),
+    _applies(
+        _PRODUCER,
+        "buffer.memory",
+        "buffer_memory_bytes",
+        integer(1, MAX_INT64),
+        "about the most bytes that one task holds back or has under way; when there is more it takes no further rows",
     ),
     *_no_effect(_CLIENT, "client.dns.lookup", "every address of a host name is tried"),
     *_no_effect(
@@ -380,7 +387,6 @@ PROPERTIES: tuple[Property, ...] = (
     *_no_effect(_CONSUMER, "max.poll.records", "records come in columns, some thousands of rows at a time"),
     *_no_effect(_CONSUMER, "exclude.internal.topics", "a pattern never matches Kafka's internal topics"),
     *_no_effect(_CONSUMER, "allow.auto.create.topics", "reading a topic never creates it"),
-    *_no_effect(_PRODUCER, "buffer.memory", "memory is bounded by batch.size and the requests in flight"),
     *_no_effect(_PRODUCER, "max.block.ms", "a write as a whole is bounded by delivery.timeout.ms"),
     *_no_effect(_PRODUCER, "metadata.max.idle.ms", "metadata is kept by metadata.max.age.ms alone"),
     *_no_effect(

@@ -24,8 +24,14 @@ Sizes = npt.NDArray[np.int64]
 
 # What a record batch has besides its records; part of what batch.size limits.
 BATCH_HEADER_BYTES = 61
+# Runs of fewer rows than this are copied together, which takes less time than to slice them.
+_SHORTEST_RUN_ROWS = 16
 # Rows that come together: many enough for NumPy, few enough to stay in the processor's cache while they are encoded.
 _TOGETHER_BYTES = 3 << 20
+
+
+_Groups = tuple[npt.NDArray[np.int64] | None, list[tuple[int, int, int]]]
+"""The order of the rows (None: as they are), and (partition, first row in that order, rows) of each group."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,7 @@ class Accumulator:
         """
         if not columns.num_rows:
             return
-        order, groups = _by_partition(partitions)
+        order, groups = _runs_of(partitions, sizes, self._limit_bytes) or _by_partition(partitions)
         sizes = sizes if order is None else sizes[order]
         cuts: list[tuple[int, Cut]] = []
         due: list[tuple[TopicPartition, _Waiting]] = []
@@ -155,11 +161,23 @@ class Accumulator:
             )
 
 
-def _by_partition(
-    partitions: npt.NDArray[np.int32],
-) -> tuple[npt.NDArray[np.int64] | None, list[tuple[int, int, int]]]:
-    """The rows sorted by partition, in their order within each (None: as they are), and (partition, first row in that
-    order, rows) of each group."""
+def _runs_of(partitions: npt.NDArray[np.int32], sizes: Sizes, limit_bytes: int) -> _Groups | None:
+    """The groups of rows as they are, as rows without a key come: a partition may have several. That spares a copy.
+
+    None where runs are so short that a copy costs less, and where one could fill a record batch: what fills one by
+    itself does not wait for its partition's next group.
+    """
+    firsts = np.flatnonzero(np.r_[True, partitions[1:] != partitions[:-1]])
+    if len(firsts) * _SHORTEST_RUN_ROWS > len(partitions):
+        return None
+    if len(firsts) > 1 and int(np.add.reduceat(sizes, firsts).max()) >= limit_bytes:
+        return None
+    counts = np.diff(np.r_[firsts, len(partitions)])
+    return None, list(zip(partitions[firsts].tolist(), firsts.tolist(), counts.tolist(), strict=True))
+
+
+def _by_partition(partitions: npt.NDArray[np.int32]) -> _Groups:
+    """One group for each partition, of rows sorted by it, in their order within each."""
     low, high = int(partitions.min()), int(partitions.max())
     if low == high:
         return None, [(low, 0, len(partitions))]

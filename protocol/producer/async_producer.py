@@ -28,14 +28,13 @@ from protocol.producer.accumulator import Accumulator, Gathered
 from protocol.producer.broker_producer import BrokerProducer
 from protocol.producer.idempotence import AnonymousSession, IdempotentSession, ProducerSession, TopicPartition
 from protocol.producer.partition_producer import PartitionProducer, ProducedRange, ProducerBatch
-from protocol.producer.partitioner import Partitioner, Strategy
+from protocol.producer.partitioner import Partitioner
 from protocol.producer.record_columns import check_sizes, checked_columns
 from protocol.records.arrow_numpy import to_arrow, to_numpy, valid
 from protocol.records.encode import encode_batches, record_sizes
 
 log = logging.getLogger(__name__)
 
-BUFFER_MEMORY_BYTES = 64 * 1024 * 1024
 # Another producer on the same connection may have read our answer: look again, whatever the socket says.
 _LONGEST_WAIT_S = 0.1
 # Of the time that a caller takes between two calls, so much counts as waiting for brokers.
@@ -49,26 +48,16 @@ class AsyncProducer:
     the way, or `flush` raises. Rows wait until their partition has `batch.size` bytes of them, or `flush`; with
     `linger.ms` above 0 also no longer than that, as seen by the next call of `send_columns` or `poll`.
 
-    `buffer_memory_bytes` bounds what is not acknowledged yet: `send_columns` waits when there is more.
+    `buffer.memory` bounds what is not acknowledged yet: `send_columns` waits when there is more.
     Of the time between two calls only a second counts towards `delivery.timeout.ms`: what fails while the caller is
     away has its next try when it comes back.
     `session` is for transactions; None is an idempotent or anonymous one, as `config` says.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        config: ProducerConfig,
-        *,
-        session: ProducerSession | None = None,
-        partitioner: Strategy = "murmur2",
-        buffer_memory_bytes: int = BUFFER_MEMORY_BYTES,
-    ) -> None:
+    def __init__(self, client: Client, config: ProducerConfig, *, session: ProducerSession | None = None) -> None:
         self._client = client
         self._config = config
         self._session = session or (IdempotentSession(client) if config.enable_idempotence else AnonymousSession())
-        self._strategy: Strategy = partitioner
-        self._buffer_memory_bytes = buffer_memory_bytes
         self._accumulator = Accumulator(config.batch_size_bytes)
         self._encode = partial(encode_batches, compression=config.compression_type, level=config.compression_level)
         self._partitioners: dict[str, Partitioner] = {}
@@ -239,7 +228,7 @@ class AsyncProducer:
         if given is not None and not given.null_count:
             return _checked(to_numpy(given), topic, count)
         if topic not in self._partitioners:
-            self._partitioners[topic] = Partitioner(self._strategy, self._config.batch_size_bytes)
+            self._partitioners[topic] = Partitioner(self._config.partitioner)
         keys = rows.column("key") if "key" in rows.schema.names else None
         available = [number for number, each in known.partitions.items() if each.leader >= 0]
         chosen = self._partitioners[topic].choose(keys, sizes, count, available)
@@ -278,8 +267,8 @@ class AsyncProducer:
         return partition
 
     def _wait_for_memory(self) -> None:
-        while self._held_bytes() > self._buffer_memory_bytes and not self._failures:
-            if self._accumulator.held_bytes > self._buffer_memory_bytes // 2:
+        while self._held_bytes() > self._config.buffer_memory_bytes and not self._failures:
+            if self._accumulator.held_bytes > self._config.buffer_memory_bytes // 2:
                 self._enqueue(self._accumulator.drain())
             else:
                 self._wait(self._client.deadline())

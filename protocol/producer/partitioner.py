@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from protocol.config import PartitionStrategy
 from protocol.errors import UsageError
 from protocol.producer.key_hash import crc32, fnv1a, murmur2
 from protocol.records.arrow_numpy import valid
 
-Strategy = Literal["murmur2", "fnv1a", "crc32", "random", "round_robin"]
+# After so many bytes rows without a key go to another partition: Java's default (KIP-794). There it is `batch.size`,
+# which is 16 KiB as well; here record batches are larger, and a task of some thousand rows would fill just one.
+STICKY_BYTES = 16_384
+
 Partitions = npt.NDArray[np.int32]
 
 
@@ -54,12 +58,15 @@ class Partitioner:
     """Chooses partitions for the rows of one topic, batch after batch.
 
     The hash strategies ("murmur2", Java's default; "fnv1a", sarama's; "crc32", librdkafka's) spread rows whose key is
-    null: they stay with one partition for `sticky_bytes`, as in Java, so that record batches fill, then go on to the
-    next, in an order drawn once. "random" and "round_robin" do not look at keys.
+    null: they stay with one partition for `sticky_bytes`, as in Java, then go on to the next, in an order drawn once.
+    "random" and "round_robin" do not look at keys.
     """
 
     def __init__(
-        self, strategy: Strategy = "murmur2", sticky_bytes: int = 16_384, rng: random.Random | None = None
+        self,
+        strategy: PartitionStrategy = "murmur2",
+        sticky_bytes: int = STICKY_BYTES,
+        rng: random.Random | None = None,
     ) -> None:
         if strategy not in (*_BY_KEY, "random", "round_robin"):
             known = ", ".join((*_BY_KEY, "random", "round_robin"))

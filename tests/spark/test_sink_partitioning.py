@@ -1,14 +1,17 @@
-"""Which partition a row goes to: the one a Java producer, under Spark's own connector, gives the same key."""
+"""Which partition a row goes to: the one a Java producer, under Spark's own connector, or librdkafka gives its key."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
 
-from pyspark.sql import SparkSession
+import pytest
+from confluent_kafka import Producer
+from pyspark.sql import DataFrame, SparkSession
 
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
+from tests.log_segments import stored_batches
 from tests.read_back import read_back
 
 PARTITIONS = 13
@@ -43,6 +46,59 @@ def test_ten_thousand_keys_go_where_a_java_producer_puts_them(
     assert set(partition_of["kafka"].values()) == set(range(PARTITIONS))
 
 
+def write(rows: DataFrame, kafka: LocalKafka, topic: str, **options: object) -> None:
+    writer = rows.write.format("pykafka-group").option("kafka.bootstrap.servers", kafka.bootstrap_servers)
+    writer.option("topic", topic).options(**options).mode("append").save()  # type: ignore[arg-type]
+
+
+class TestPartitionerClass:
+    """`kafka.partitioner.class`."""
+
+    @pytest.mark.parametrize(
+        ("ours", "theirs"),
+        [
+            ("murmur2", "murmur2"),
+            ("org.apache.kafka.clients.producer.internals.DefaultPartitioner", "murmur2"),
+            ("fnv1a", "fnv1a"),
+            ("crc32", "consistent"),
+        ],
+    )
+    def test_keys_go_where_librdkafka_puts_them(
+        self, spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, ours: str, theirs: str
+    ) -> None:
+        keys, name = [key for key in some_keys(1_000) if key], topic1(PARTITIONS)
+        rows = spark.createDataFrame([(key, "ours") for key in keys], "key binary, value string").coalesce(2)
+        write(rows, kafka1, name, **{"kafka.partitioner.class": ours})
+        producer = Producer({"bootstrap.servers": kafka1.bootstrap_servers, "partitioner": theirs})
+        for key in keys:
+            producer.produce(name, key=key, value=b"theirs")
+        assert producer.flush(30) == 0
+        placed: dict[bytes | None, dict[bytes | None, int]] = {b"ours": {}, b"theirs": {}}
+        for record in read_back(kafka1, name):
+            placed[record.value][record.key] = record.partition
+        assert placed[b"ours"] == placed[b"theirs"]
+        assert set(placed[b"ours"].values()) == set(range(PARTITIONS))
+
+    @pytest.mark.parametrize("ours", ["round_robin", "org.apache.kafka.clients.producer.RoundRobinPartitioner"])
+    def test_round_robin_takes_turns_whatever_the_keys(
+        self, spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, ours: str
+    ) -> None:
+        name = topic1(PARTITIONS)
+        rows = spark.range(PARTITIONS * 30).coalesce(1).selectExpr("'same' AS key", "cast(id AS string) AS value")
+        write(rows, kafka1, name, **{"kafka.partitioner.class": ours})
+        assert Counter(record.partition for record in read_back(kafka1, name)) == dict.fromkeys(range(PARTITIONS), 30)
+
+    def test_random_spreads_rows_of_one_key_unevenly(
+        self, spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory
+    ) -> None:
+        name = topic1(PARTITIONS)
+        rows = spark.range(PARTITIONS * 100).coalesce(1).selectExpr("'same' AS key", "cast(id AS string) AS value")
+        write(rows, kafka1, name, **{"kafka.partitioner.class": "random"})
+        counts = Counter(record.partition for record in read_back(kafka1, name))
+        assert set(counts) == set(range(PARTITIONS))
+        assert 40 < min(counts.values()) < max(counts.values()) < 250
+
+
 def test_rows_without_a_key_are_spread_and_keyed_rows_between_them_stay(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory
 ) -> None:
@@ -50,8 +106,7 @@ def test_rows_without_a_key_are_spread_and_keyed_rows_between_them_stay(
     rows = spark.range(0, 20_000, 1, 2).selectExpr(
         "if(id % 2 = 0, NULL, concat('k', id % 100)) AS key", "lpad(cast(id AS string), 100, '0') AS value"
     )
-    writer = rows.write.format("pykafka-group").option("kafka.bootstrap.servers", kafka1.bootstrap_servers)
-    writer.option("topic", name).option("kafka.batch.size", 16_384).mode("append").save()
+    write(rows, kafka1, name)
     found = read_back(kafka1, name)
     assert sorted(int(record.value or b"") for record in found) == list(range(20_000))
     without_key = Counter(record.partition for record in found if record.key is None)
@@ -63,3 +118,22 @@ def test_rows_without_a_key_are_spread_and_keyed_rows_between_them_stay(
             of_key.setdefault(record.key, set()).add(record.partition)
     assert len(of_key) == 50
     assert all(len(partitions) == 1 for partitions in of_key.values())
+
+
+def test_small_rows_of_a_few_tasks_go_to_every_partition_and_fill_record_batches_there(
+    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory
+) -> None:
+    """As Java's producer does with its own `batch.size`; ours is 1 MiB, as much as one of these tasks writes."""
+    name = topic1(7)
+    write(spark.range(0, 70_000, 1, 2).selectExpr("lpad(cast(id AS string), 20, '0') AS value"), kafka1, name)
+    found = read_back(kafka1, name)
+    assert sorted(int(record.value or b"") for record in found) == list(range(70_000))
+    counts = Counter(record.partition for record in found)
+    assert set(counts) == set(range(7))
+    assert max(counts.values()) < 1.5 * min(counts.values())
+    for partition in range(7):
+        numbers = [int(record.value or b"") for record in found if record.partition == partition]
+        for first in (0, 35_000):
+            mine = [number for number in numbers if first <= number < first + 35_000]
+            assert mine == sorted(mine)
+        assert len(stored_batches(kafka1.data_folder(1), name, partition)) == 2, "one of each task"

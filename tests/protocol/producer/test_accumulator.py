@@ -139,10 +139,28 @@ def test_memory_is_counted_for_what_waits() -> None:
     assert accumulator.held_bytes == 0
 
 
+def test_long_runs_of_a_partition_fill_record_batches() -> None:
+    """As rows without a key come: 16 KiB of them for a partition, then for another."""
+    accumulator = accumulator_of(100)
+    partitions = [number for number in (0, 1, 0, 1, 0, 1) for _ in range(40)]
+    full = append(accumulator, 0, partitions)
+    assert counts(full) == [80, 80]
+    left = list(accumulator.drain())
+    assert values([*full, *left]) == {
+        0: [number for number, partition in enumerate(partitions) if partition == 0],
+        1: [number for number, partition in enumerate(partitions) if partition == 1],
+    }
+
+
+def runs_of_one_partition() -> st.SearchStrategy[list[int]]:
+    runs = st.lists(st.tuples(st.integers(0, 5), st.integers(16, 60)), min_size=1, max_size=6)
+    return runs.map(lambda runs: [partition for partition, count in runs for _ in range(count)])
+
+
 @settings(max_examples=60, deadline=None)
 @given(
-    calls=st.lists(st.lists(st.integers(0, 5), max_size=30), max_size=12),
-    rows=st.integers(1, 9),
+    calls=st.lists(st.lists(st.integers(0, 5), max_size=30) | runs_of_one_partition(), max_size=12),
+    rows=st.integers(1, 9) | st.integers(10, 120),
     high=st.sampled_from([0, 40_000]),
 )
 def test_nothing_is_lost_nothing_is_doubled_and_order_is_kept(calls: list[list[int]], rows: int, high: int) -> None:

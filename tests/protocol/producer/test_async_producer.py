@@ -110,7 +110,7 @@ class TestWhatOthersRead:
             for key in keys:
                 other.produce(name, key=key, value=b"theirs")
             assert other.flush(30) == 0
-            with producer_of(kafka.bootstrap_servers, {"batch.size": 100_000}, partitioner=ours) as producer:
+            with producer_of(kafka.bootstrap_servers, {"batch.size": 100_000, "partitioner.class": ours}) as producer:
                 columns = {"key": pa.array(keys, pa.binary()), "value": pa.array([b"ours"] * len(keys), pa.binary())}
                 producer.send_columns(name, pa.RecordBatch.from_pydict(columns))
             placed: dict[bytes | None, set[tuple[bytes | None, int]]] = {}
@@ -168,8 +168,8 @@ class TestWaiting:
         name = topic(40)
         bound = 150_000
         most = 0
-        options = {"batch.size": 1_000_000}
-        with producer_of(kafka.bootstrap_servers, options, buffer_memory_bytes=bound) as producer:
+        options = {"batch.size": 1_000_000, "buffer.memory": bound}
+        with producer_of(kafka.bootstrap_servers, options) as producer:
             for first in range(0, 8_000, 500):
                 send_numbered(producer, name, first, 500, 40)
                 most = max(most, producer._held_bytes())

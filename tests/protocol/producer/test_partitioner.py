@@ -96,6 +96,10 @@ class TestRowsWithoutAKey:
         chosen = Partitioner(sticky_bytes=1_000).choose(None, ones(12_000), 12)
         assert np.bincount(chosen, minlength=12).tolist() == [1_000] * 12
 
+    def test_by_default_they_move_on_every_16_kib_as_with_javas_default_batch_size(self) -> None:
+        chosen = Partitioner(rng=random.Random(3)).choose(None, ones(320, 1_024), 20)
+        assert np.bincount(chosen, minlength=20).tolist() == [16] * 20
+
     def test_they_go_only_to_partitions_with_a_leader(self) -> None:
         chosen = Partitioner(sticky_bytes=100).choose(None, ones(100), 6, available=[1, 4])
         assert set(chosen.tolist()) == {1, 4}
