@@ -20,14 +20,16 @@ class SeenLogs:
 
     Attributes
     ----------
-    begin : where the last batch ended.
+    begin : where the last batch ended, or the query begins.
     partitions : (topic, partition) -> the topic's id (16 bytes, zeros before Kafka 2.8), of all there are to read.
     listed : (topic, partition) -> where its log ends, and the epoch in which its leader leads.
+    first : whether this is for the query's first batch.
     """
 
     begin: Offsets
     partitions: Mapping[TopicPartition, bytes]
     listed: Mapping[TopicPartition, ListedOffset]
+    first: bool = False
 
     @cached_property
     def recreated(self) -> dict[str, bytes]:
@@ -63,13 +65,24 @@ class SeenLogs:
         if target is None:
             ends = {key: end.offset for key, end in self.news.items()}
         else:
-            # A log may have been cut since the target was noted.
-            ends = {key: min(end.offset, target[key].offset) for key, end in self.news.items() if key in target}
+            # A log may have been cut since the target was noted, and a query that begins at the end of a busy one
+            # begins after the target.
+            read = self.begin.ends
+            ends = {
+                key: min(end.offset, max(target[key].offset, read.get(key, 0)))
+                for key, end in self.news.items()
+                if key in target
+            }
         return ends | {key: self.begin.ends[key] for key in self.stale}
 
     def new(self, partitions: Collection[TopicPartition]) -> list[TopicPartition]:
         """Those of which nothing was read yet."""
         return [key for key in partitions if key not in self.begin.ends or key[0] in self.recreated]
+
+    def untold(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """Where those of a first batch begin: its start is in no checkpoint, so its end has to tell."""
+        read = self.begin.ends
+        return {key: read[key] for key in partitions if key in read} if self.first else {}
 
     def ids_of(self, partitions: Collection[TopicPartition]) -> dict[str, bytes]:
         return topic_ids({key: self.partitions[key] for key in partitions})
@@ -86,7 +99,7 @@ class Backlog:
 
     Attributes
     ----------
-    joined : where partitions begin that are new, or have lost what was read of them.
+    joined : where partitions begin that are new (in a query's first batch all), or have lost what was read of them.
     gone : where logs begin that have lost what was to be read next.
     skipped : how many offsets are left out besides those that are `gone`.
     """

@@ -25,6 +25,9 @@ MAX_PARTITION = 2**31 - 1
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
 _IDS, _EPOCHS, _JOINED, _LEADERS, _SKIPPED = "@ids", "@epochs", "@joined", "@leaders", "@skipped"
 
+STARTING_OFFSETS: JsonDict = {"@startingOffsets": {}}
+"""Where a query begins that has read nothing yet, in no checkpoint: the end of its first batch says where that is."""
+
 
 @dataclass(frozen=True)
 class Offsets:
@@ -36,8 +39,8 @@ class Offsets:
     ids : topic -> its 16-byte topic id. Another id later means that the topic was deleted and made anew.
     epochs : (topic, partition) -> leader epoch when the end was seen to be in the log: the records before it are of
         that epoch or older ones. Left out when unknown.
-    joined : (topic, partition) -> where the batch begins in a partition that its start offsets lack, or that lost what
-        was read of it, or what was to be read next.
+    joined : (topic, partition) -> where the batch begins in a partition that its start offsets lack (in a query's first
+        batch all of them), or that lost what was read of it, or what was to be read next.
     leaders : (topic, partition) -> node id of its leader when the batch was planned; only with `maxInputPartitions`,
         so that a replay puts the same ranges together.
     skipped : (topic, partition) -> how many offsets the query has left out so far, because they were not in the log any

@@ -2,7 +2,7 @@
 
 Lives on the driver, one Python process per query; pickled copies go to the executors, which only call `read`.
 The constructor has no side effects, since Spark also makes readers that it never uses: clients, threads and group
-checks begin with the first `initialOffset` or `latestOffset`.
+checks begin with the first `latestOffset`.
 
 When what is committed: Spark calls `latestOffset(start, …)` on every trigger, idle ones included, and only when the
 batch that ended at `start` is complete and logged. So `start` is what is complete, and it is committed there.
@@ -36,7 +36,7 @@ from spark_kafka_source.group_checks import say_who_decides
 from spark_kafka_source.group_commits import GroupCommits
 from spark_kafka_source.input_partition import RangePartition
 from spark_kafka_source.leaders import leaders
-from spark_kafka_source.offsets import JsonDict, Offsets, TopicPartition, name, topic_ids
+from spark_kafka_source.offsets import STARTING_OFFSETS, JsonDict, Offsets, TopicPartition, name, topic_ids
 from spark_kafka_source.options import SourceOptions
 from spark_kafka_source.range_groups import groups
 from spark_kafka_source.range_reader import read_range
@@ -59,7 +59,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """`warnings`: what there is to say about the options, at the first call of a query."""
         self._options = options
         self._warnings = warnings
-        self._initial: JsonDict | None = None
+        self._starting: Offsets | None = None
         self._commits = GroupCommits(options)
         self._started = False
         self._ids: dict[str, bytes] = {}
@@ -83,19 +83,20 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- where it begins ----------------------------------------------------------------------
 
     def initialOffset(self) -> JsonDict:
-        """Where a query without a checkpoint begins. Spark asks twice: the answer stays the same.
+        """Stands for `startingOffsets`, which the first `latestOffset` looks up.
 
-        Raises `ConfigurationError` (unknown topic, JSON that does not fit, a group with live members),
-        `DataLoss` (the group's offsets are gone) or `DeadlineExceeded` (no broker answers).
+        Spark keeps it in no checkpoint, and asks again when a restarted query replays its first batch. By then
+        `latest`, a group or a time may mean something else, or cannot be looked up any more.
         """
-        self._say_warnings()
-        if self._initial is None:
-            deadline = self._trigger_deadline()
-            self._commits.begin(deadline)
+        return STARTING_OFFSETS
+
+    def _starting_offsets(self, deadline: Deadline) -> Offsets:
+        """Where the first batch begins; the answer stays the same. Raises as `latestOffset`."""
+        if self._starting is None:
             partitions = discover(self._client, self._options, deadline)
             begins = starting_offsets(self._client, self._options, partitions, deadline)
-            self._initial = Offsets(begins, ids=topic_ids(partitions)).to_json_dict()
-        return self._initial
+            self._starting = Offsets(begins, ids=topic_ids(partitions))
+        return self._starting
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """What Spark hands to `latestOffset`; it hands `ReadAllAvailable` to a query with the trigger `once`, too."""
@@ -121,20 +122,26 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: JsonDict | None = None, limit: ReadLimit | None = None) -> JsonDict:
         """Commits `start`, which is complete, and says how far the next batch reads; `start` itself if nothing is new.
 
-        Before PySpark 4.2 it comes without arguments: then the batch that `partitions` saw last is complete.
+        Only a query's first batch is there also if nothing is new: its end is to say where the query begins. Before
+        PySpark 4.2 it comes without arguments: then the batch that `partitions` saw last is complete.
         Raises `DataLoss` for a topic that is gone, new under its old name, or shorter than before, and
-        `DeadlineExceeded` when no broker has answered through all of `fetchOffset.numRetries`.
+        `DeadlineExceeded` when no broker has answered through all of `fetchOffset.numRetries`. At a query's start also
+        `ConfigurationError`: unknown topic, `startingOffsets` that do not fit, a group with live members.
         """
         self._say_warnings()
         if start is None:
-            start = self._planned_end or self.initialOffset()
-        begin = Offsets.from_json_dict(start)
+            start = self._planned_end or STARTING_OFFSETS
         deadline = self._trigger_deadline()
         if not self._started:
             self._commits.begin(deadline)
-            self._started = True
-            if self._initial is None:
-                say_who_decides(self._client, self._options, begin, deadline)
+        if first := start == STARTING_OFFSETS:
+            begin = self._starting_offsets(deadline)
+            start = begin.to_json_dict()
+        else:
+            begin = Offsets.from_json_dict(start)
+        if not self._started and not first:
+            say_who_decides(self._client, self._options, begin, deadline)
+        self._started = True
         try:
             end = self._plan(begin, limit, deadline)
         except KafkaError:
@@ -163,7 +170,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         partitions = rediscover(self._client, self._options, begin.ends, deadline)
         self._ids = topic_ids(partitions)
         self._commits.mark(begin, self._ids)
-        logs = SeenLogs(begin, partitions, self._log_ends(partitions, deadline))
+        logs = SeenLogs(begin, partitions, self._log_ends(partitions, deadline), first=begin is self._starting)
         self._judge(logs)
         return self._backlog(logs, deadline)
 
@@ -190,7 +197,8 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         added = losses.added(logs, begins)
         losses.tell(added.values(), fail=fail)
         skipped = Counter(self._gone_since_planned) + Counter({key: begins[key] for key in added})
-        backlog = Backlog(logs, ends, {key: min(begins[key], ends[key]) for key in begins}, skipped=skipped)
+        joined = logs.untold(ends) | {key: min(begins[key], ends[key]) for key in begins}
+        backlog = Backlog(logs, ends, joined, skipped=skipped)
         backlog = replace(backlog, joined={**backlog.joined, **self._agreed(backlog, deadline)})
         return backlog if fail else replace(backlog, gone=self._gone(backlog, deadline))
 
@@ -247,7 +255,8 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         They follow from the two offsets and the options alone, so a replay has the same ones.
         """
         self._planned_end = end
-        begin, until = Offsets.from_json_dict(start), Offsets.from_json_dict(end)
+        until = Offsets.from_json_dict(end)
+        begin = self._first_begin(until) if start == STARTING_OFFSETS else Offsets.from_json_dict(start)
         missing = unresolved(begin, until)
         earliest = log_starts(self._client, missing, self._trigger_deadline()) if missing else None
         ranges = offset_ranges(
@@ -261,6 +270,16 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if ranges and not self._started:
             ranges = self._replayed(ranges)
         return [RangePartition(group) for group in groups(ranges, self._options.max_input_partitions, until.leaders)]
+
+    def _first_begin(self, end: Offsets) -> Offsets:
+        """The start of a first batch: `end` says where its partitions begin, or an older version has written it."""
+        nothing = Offsets({})
+        if unresolved(nothing, end):
+            log.warning("the checkpoint does not say where the first batch begins: at startingOffsets as they are now")
+            return self._starting_offsets(self._trigger_deadline())
+        if not self._started:
+            log.warning("the first batch is not complete: it is read again from where it began, not startingOffsets")
+        return nothing
 
     def _replayed(self, ranges: list[OffsetRange]) -> list[OffsetRange]:
         """Those of a batch that another run has planned, without those of topics that were made anew since.

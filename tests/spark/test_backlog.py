@@ -42,6 +42,8 @@ def test_a_run_ends_where_it_was_to_end_unless_that_was_not_known() -> None:
     assert SAME.late_targets({A0: end(7, 4), B0: end(3)}) == {A0: end(20, 6)}
     assert SAME.late_targets({A0: end(7, 5), B0: end(3)}) == {}
     assert LOGS.ends({A0: end(15), A1: end(30)}) == {A0: 15, A1: 10}
+    # A new query begins where the log ends, a moment after it was noted where the run ends.
+    assert LOGS.ends({A0: end(7)}) == {A0: 10, A1: 10}
 
 
 def test_a_run_does_not_go_beyond_the_log_that_is_there() -> None:
@@ -81,3 +83,11 @@ def test_nothing_new_is_no_batch() -> None:
     assert replace(backlog, skipped={A0: 1}).batch(BEGIN.ends) == replace(BEGIN, skipped={A0: 1})
     # All of what was to be read is gone, or an empty partition is new: that has to be known next time.
     assert replace(backlog, joined={A0: 10}).batch(BEGIN.ends) == replace(BEGIN, joined={A0: 10})
+
+
+def test_only_the_end_of_a_first_batch_tells_where_it_begins() -> None:
+    partitions, listed = {A0: OLD, A1: OLD, C0: OLD}, {A0: end(20), A1: end(10), C0: end(3)}
+    begin = Offsets({A0: 10, A1: 10, B0: 4}, ids={"a": OLD, "b": OLD})
+    logs = SeenLogs(begin, partitions, listed, first=True)
+    assert logs.untold(logs.ends(None)) == {A0: 10, A1: 10}
+    assert replace(logs, first=False).untold(logs.ends(None)) == {}

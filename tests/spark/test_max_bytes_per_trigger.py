@@ -45,10 +45,10 @@ def given(kafka1: LocalKafka, name: str, **options: object) -> dict[str, str]:
 def plan(kafka1: LocalKafka, name: str, **options: object) -> list[dict[str, int]]:
     """The offsets where micro-batches begin and end, until everything is read."""
     reader = KafkaStreamReader(parse_source_options(given(kafka1, name, **options), streaming=True))
-    places = [reader.initialOffset()]
+    places = [reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())]
     while (end := reader.latestOffset(places[-1], reader.getDefaultReadLimit())) != places[-1]:
         places.append(end)
-    return [place[name] for place in places]
+    return [places[0]["@joined"][name], *(place[name] for place in places)]
 
 
 def bytes_between(kafka1: LocalKafka, name: str, begin: dict[str, int], end: dict[str, int]) -> float:

@@ -1,0 +1,191 @@
+"""A query's first batch, whose start is in no checkpoint: read again after a failure, and in a run that ends.
+
+Without Spark: a reader is called as micro-batches do. `test_first_batch_scripts` does it with Spark.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions
+
+from protocol.clock import Deadline
+from protocol.group.offsets import fetch_offsets
+from spark_kafka_source.local_kafka import LocalKafka
+from spark_kafka_source.offsets import JsonDict
+from spark_kafka_source.options import parse_source_options
+from spark_kafka_source.stream_reader import KafkaStreamReader
+from tests.agreement import wait_until_known
+from tests.conftest import TopicFactory
+from tests.protocol.consumer.consuming import client_of
+
+# So that retention takes no record of 1970, whose times tests know.
+FOR_EVER = {"retention.ms": "-1"}
+Rows = list[tuple[int, int]]
+
+
+@dataclass
+class Query:
+    """One query on one topic, with its group; every reader is one start of it. Rows are (partition, offset)."""
+
+    kafka: LocalKafka
+    topic: str
+    options: dict[str, str]
+    newest_spark: bool = True
+    group: str = field(default_factory=lambda: f"group-{uuid.uuid4().hex[:8]}")
+
+    def reader(self, **others: str) -> KafkaStreamReader:
+        given = {"kafka.bootstrap.servers": self.kafka.bootstrap_servers, "subscribe": self.topic}
+        given |= {"kafka.group.id": self.group, **self.options, **others}
+        named = {key: value.replace("TOPIC", self.topic) for key, value in given.items()}
+        return KafkaStreamReader(parse_source_options(named, streaming=True))
+
+    def end_of_next(self, reader: KafkaStreamReader, start: JsonDict) -> JsonDict:
+        return reader.latestOffset(start, reader.getDefaultReadLimit()) if self.newest_spark else reader.latestOffset()
+
+    def plan(self, meanwhile: Callable[[], None] = lambda: None) -> JsonDict:
+        """The end of the first batch, as it goes into the checkpoint; then the query fails."""
+        reader = self.reader()
+        start = reader.initialOffset()
+        meanwhile()
+        end = self.end_of_next(reader, start)
+        reader.partitions(reader.initialOffset(), end)
+        stop(reader)
+        return end
+
+    def resume(self, end: JsonDict, **others: str) -> Rows:
+        """The rows of the first batch again, and of those after it, until nothing is new."""
+        reader = self.reader(**others)
+        start, rows = reader.initialOffset(), []
+        while end != start:
+            for task in reader.partitions(start, end):
+                rows += [row for batch in reader.read(task) for row in zip(*map(batch.column, (3, 4)), strict=True)]
+            start, end = end, self.end_of_next(reader, end)
+        stop(reader)
+        return sorted((partition.as_py(), offset.as_py()) for partition, offset in rows)
+
+    def produce(self, offsets: range, partition: int = 0) -> None:
+        """The record at an offset is that many seconds after 1970."""
+        producer = Producer({"bootstrap.servers": self.kafka.bootstrap_servers})
+        for offset in offsets:
+            producer.produce(self.topic, b"%d" % offset, partition=partition, timestamp=1000 * offset or 1)
+        assert producer.flush(30) == 0
+
+    def commit(self, offset: int) -> None:
+        wanted = ConsumerGroupTopicPartitions(self.group, [TopicPartition(self.topic, 0, offset)])
+        admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap_servers})
+        admin.alter_consumer_group_offsets([wanted], request_timeout=60)[self.group].result(60)
+
+    def committed(self) -> int | None:
+        with client_of(self.kafka) as client:
+            found = fetch_offsets(client, self.group, [(self.topic, 0)], client.deadline())
+        return found[self.topic, 0].offset if found else None
+
+    def add_partition(self) -> None:
+        admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap_servers})
+        admin.create_partitions([NewPartitions(self.topic, 2)])[self.topic].result(30)
+        wait_until_known(self.kafka, self.topic, 2)
+        self.produce(range(3), partition=1)
+
+
+def stop(reader: KafkaStreamReader) -> None:
+    if (manager := reader._commits._manager) is not None:
+        assert manager.flush(Deadline.after_ms(30_000))
+    reader.stop()
+
+
+def rows(begin: int, end: int, partition: int = 0) -> Rows:
+    return [(partition, offset) for offset in range(begin, end)]
+
+
+@dataclass(frozen=True)
+class Start:
+    """Ten records are there, and five more at the replay. `options` mean `begins` now, maybe not then.
+
+    The group's offset is 4, unless `group` is False.
+    """
+
+    begins: int
+    options: dict[str, str]
+    before_replay: Callable[[Query], None] = lambda _: None
+    group: bool = True
+    added: Rows = field(default_factory=list)
+
+
+NO_GROUP = {"kafka.auto.offset.reset": "latest", "commitOffsets": "false"}
+STARTS = {
+    "latest": Start(10, {"startingOffsets": "latest"}),
+    "latest, new partition": Start(10, {"startingOffsets": "latest"}, Query.add_partition, added=rows(0, 3, 1)),
+    "earliest, another option": Start(0, {"startingOffsets": "earliest"}),
+    "group": Start(4, {}, lambda query: query.commit(8)),
+    "group, past the end": Start(4, {}, lambda query: query.commit(99)),
+    "group without offsets": Start(10, NO_GROUP, group=False),
+    "time of no record": Start(
+        10,
+        {"startingTimestamp": "1000000", "startingOffsetsByTimestampStrategy": "latest"},
+        Query.add_partition,
+        added=rows(0, 3, 1),
+    ),
+    "time": Start(4, {"startingTimestamp": "4000"}, Query.add_partition, added=rows(0, 3, 1)),
+    "JSON -1": Start(10, {"startingOffsets": '{"TOPIC": {"0": -1}}'}),
+    "JSON that lacks a new partition": Start(
+        4, {"startingOffsets": '{"TOPIC": {"0": 4}}'}, Query.add_partition, added=rows(0, 3, 1)
+    ),
+}
+
+
+@pytest.mark.parametrize("newest_spark", [True, False], ids=["newest PySpark", "PySpark before 4.2"])
+@pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
+def test_a_first_batch_that_failed_is_read_again_from_where_it_began(
+    kafka1: LocalKafka, topic1: TopicFactory, start: Start, newest_spark: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    query = Query(kafka1, topic1(config=FOR_EVER), start.options, newest_spark)
+    query.produce(range(10))
+    if start.group:
+        query.commit(4)
+    end = query.plan()
+    assert end[query.topic] == {"0": 10}
+    assert query.committed() == (start.begins if start.group else None), "no further than what is complete"
+    start.before_replay(query)
+    query.produce(range(10, 15))
+    others = {"startingOffsets": "latest"} if start.begins == 0 else {}
+    caplog.clear()
+    assert query.resume(end, **others) == [*rows(start.begins, 15), *start.added]
+    assert query.committed() == (15 if start.group else None)
+    said = [entry.getMessage() for entry in caplog.records if entry.levelno == logging.WARNING]
+    assert sum("first batch" in message for message in said) == 1
+
+
+def test_a_checkpoint_that_does_not_say_where_the_first_batch_begins_is_read_as_ever(
+    kafka1: LocalKafka, topic1: TopicFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An older version's, or that of Spark's own connector: from where startingOffsets is now."""
+    query = Query(kafka1, topic1(config=FOR_EVER), {"startingOffsets": '{"TOPIC": {"0": 4}}'})
+    query.produce(range(15))
+    assert query.resume({query.topic: {"0": 10}}) == rows(4, 15)
+    assert "the checkpoint does not say where the first batch begins" in caplog.text
+
+
+@pytest.mark.parametrize("options", [{"startingOffsets": "latest"}, {"kafka.auto.offset.reset": "latest"}])
+def test_the_first_run_that_ends_may_begin_after_where_it_was_to_end(
+    kafka1: LocalKafka, topic1: TopicFactory, options: dict[str, str]
+) -> None:
+    """`prepareForTriggerAvailableNow` comes first; a busy topic has gone on when the query looks where it begins."""
+    query = Query(kafka1, topic1(config=FOR_EVER), options)
+    query.produce(range(10))
+    reader = query.reader()
+    reader.prepareForTriggerAvailableNow()
+    query.produce(range(10, 15))
+    start = reader.initialOffset()
+    query.produce(range(15, 20))
+    end = query.end_of_next(reader, start)
+    assert query.end_of_next(reader, end) == end, "nothing is new for a run that ends before"
+    stop(reader)
+    begins = end["@joined"][query.topic]["0"]
+    assert (begins, query.committed()) == (end[query.topic]["0"], begins)
+    assert query.resume(end) == rows(begins, 20)
