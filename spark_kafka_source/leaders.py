@@ -16,11 +16,8 @@ from spark_kafka_source.offsets import TopicPartition
 
 def leaders(client: Client, partitions: Iterable[TopicPartition], deadline: Deadline) -> dict[TopicPartition, int]:
     """The leaders' node ids; a partition without a leader is left out."""
-    found = {}
-    for topic, partition in partitions:
-        try:
-            broker, _ = client.leader(topic, partition, deadline)
-        except KafkaError:
-            continue
-        found[topic, partition] = broker.node_id
-    return found
+    try:
+        found, _ = client.leaders(partitions, deadline)
+    except KafkaError:
+        return {}
+    return {key: broker.node_id for key, (broker, _) in found.items()}

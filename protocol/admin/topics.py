@@ -75,17 +75,17 @@ def delete_records(
     done: dict[tuple[str, int], int] = {}
 
     def attempt() -> None:
-        for (topic, partition), offset in before.items():
-            if (topic, partition) in done:
-                continue
-            broker, _ = client.leader(topic, partition, deadline)
-            rows = [{"partition_index": partition, "offset": offset}]
+        found, without = client.leaders([key for key in before if key not in done], deadline)
+        for (topic, partition), (broker, _) in found.items():
+            rows = [{"partition_index": partition, "offset": before[topic, partition]}]
             body = {"topics": [{"name": topic, "partitions": rows}], "timeout_ms": deadline.remaining_ms()}
             reply = client.ask(broker, DELETE_RECORDS, body, deadline)
             row = reply["topics"][0]["partitions"][0]
             if row["error_code"] != ErrorCode.NONE:
                 raise broker_error(row["error_code"], f"DeleteRecords of {topic}-{partition} at {broker}", topic=topic)
             done[topic, partition] = row["low_watermark"]
+        for error in without.values():
+            raise error
 
     names = {topic for topic, _ in before}
     client.retrying(f"DeleteRecords of {', '.join(sorted(names))}", attempt, deadline, topics=names)

@@ -33,6 +33,8 @@ from protocol.wire.schema import Api
 
 T = TypeVar("T")
 
+TopicPartition = tuple[str, int]
+
 # A body may depend on the version that was chosen for it (fields that moved or were replaced).
 Body = dict[str, Any] | Callable[[int], dict[str, Any]]
 
@@ -220,32 +222,50 @@ class Client:
                 self._metadata_at_s[name] = now_s
             return self._metadata
 
-    def topic(self, name: str, deadline: Deadline | None = None) -> Topic:
-        """The topic, from memory if that is younger than `metadata.max.age.ms`; raises `BrokerError` if it has one."""
+    def snapshot(self, topics: Iterable[str], deadline: Deadline | None = None) -> Metadata:
+        """Metadata that these topics are in, from memory where that is younger than `metadata.max.age.ms`.
+
+        The others are asked for together: whoever is about many topics or partitions takes one snapshot for all of
+        them, and expires what proves to be out of date when it has looked at all. Raises `DeadlineExceeded`.
+        """
         with self._lock:
-            known = None if self._is_stale(name) else self._metadata.topics[name]
-        if known is None:
-            known = self.metadata([name], deadline).topics.get(name)
-        code = known.error_code if known is not None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        if known is None or code != ErrorCode.NONE:
+            stale, known = [name for name in topics if self._is_stale(name)], self._metadata
+        return self.metadata(stale, deadline) if stale else known
+
+    def topic(self, name: str, deadline: Deadline | None = None) -> Topic:
+        """The topic, as in a `snapshot`; raises `BrokerError` if it has one."""
+        snapshot = self.snapshot([name], deadline)
+        try:
+            return snapshot.topic(name)
+        except BrokerError:
             self.expire_metadata([name])
-            raise broker_error(code, f"topic {name}", topic=name)
-        return known
+            raise
 
     def leader(self, topic: str, partition: int, deadline: Deadline | None = None) -> tuple[Broker, Partition]:
         """The partition's leader. One look; raises `BrokerError` (retriable) while there is none."""
-        known = self.topic(topic, deadline).partitions.get(partition)
-        if known is None:
-            self.expire_metadata([topic])
-            raise broker_error(
-                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{topic}-{partition}", topic=topic, partition=partition
-            )
-        with self._lock:
-            broker = self._metadata.brokers.get(known.leader)
-        if broker is None:
-            self.expire_metadata([topic])
-            raise broker_error(ErrorCode.LEADER_NOT_AVAILABLE, f"{topic}-{partition}", topic=topic, partition=partition)
-        return broker, known
+        found, failures = self.leaders([(topic, partition)], deadline)
+        for error in failures.values():
+            raise error
+        return found[topic, partition]
+
+    def leaders(
+        self, partitions: Iterable[TopicPartition], deadline: Deadline | None = None
+    ) -> tuple[dict[TopicPartition, tuple[Broker, Partition]], dict[TopicPartition, BrokerError]]:
+        """The partitions' leaders, and why the others have none just now. One look at all of them together.
+
+        Raises `DeadlineExceeded` when no broker answered in time.
+        """
+        keys = list(partitions)
+        snapshot = self.snapshot({topic for topic, _ in keys}, deadline)
+        found: dict[TopicPartition, tuple[Broker, Partition]] = {}
+        failures: dict[TopicPartition, BrokerError] = {}
+        for key in keys:
+            try:
+                found[key] = snapshot.leader(*key)
+            except BrokerError as error:
+                failures[key] = error
+        self.expire_metadata({topic for topic, _ in failures})
+        return found, failures
 
     def brokers(self, deadline: Deadline | None = None) -> Mapping[int, Broker]:
         """All brokers by node id, from the newest metadata."""
@@ -260,11 +280,6 @@ class Client:
         if broker is None:
             raise broker_error(ErrorCode.NOT_CONTROLLER, "the cluster has no controller just now")
         return broker
-
-    def stale_topics(self, topics: Iterable[str]) -> list[str]:
-        """Those that the next question about them would ask the brokers for."""
-        with self._lock:
-            return [name for name in topics if self._is_stale(name)]
 
     def _is_stale(self, name: str) -> bool:
         fetched_at_s = self._metadata_at_s.get(name)

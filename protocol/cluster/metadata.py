@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from protocol.broker_errors import ErrorCode
+from protocol.broker_errors import ErrorCode, broker_error
 
 NO_TOPIC_ID = b"\0" * 16
 
@@ -80,6 +80,23 @@ class Metadata:
             },
             topics={row["name"]: _topic(row) for row in reply["topics"] if row["name"] is not None},
         )
+
+    def topic(self, name: str) -> Topic:
+        """Raises `BrokerError` for one that has an error, or is not there."""
+        known = self.topics.get(name)
+        code = known.error_code if known is not None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        if known is None or code != ErrorCode.NONE:
+            raise broker_error(code, f"topic {name}", topic=name)
+        return known
+
+    def leader(self, topic: str, partition: int) -> tuple[Broker, Partition]:
+        """Raises `BrokerError` as `topic` does, or (retriable) when the partition is unknown or has no leader."""
+        known = self.topic(topic).partitions.get(partition)
+        broker = self.brokers.get(known.leader) if known is not None else None
+        if known is None or broker is None:
+            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if known is None else ErrorCode.LEADER_NOT_AVAILABLE
+            raise broker_error(code, f"{topic}-{partition}", topic=topic, partition=partition)
+        return broker, known
 
     def updated_by(self, newer: Metadata) -> Metadata:
         """The newer snapshot, plus those topics that it was not asked about.

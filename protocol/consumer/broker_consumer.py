@@ -14,11 +14,11 @@ from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
 from protocol.cluster.client import FETCH as FETCH_PURPOSE
 from protocol.cluster.client import Client
-from protocol.cluster.metadata import NO_TOPIC_ID, Broker, topic_id_text
+from protocol.cluster.metadata import NO_TOPIC_ID, Broker, Metadata, topic_id_text
 from protocol.config import ConsumerConfig
 from protocol.consumer.fetch_session import FINAL_EPOCH, SESSION_ERRORS, FetchSession, Key, Row, keys_of, topic_rows
 from protocol.consumer.partition_consumer import NO_REPLICA, Fetched, PartitionConsumer
-from protocol.errors import DataLoss, KafkaError, TransportError
+from protocol.errors import BrokerError, DataLoss, KafkaError, TransportError
 from protocol.net.connection import Reply
 from protocol.wire.messages.m01_fetch import FETCH, FIRST_WITH_ISOLATION_LEVEL, LAST_WITH_TOPIC_NAMES
 
@@ -175,29 +175,45 @@ def send_fetch(
     )
 
 
-def look_up(client: Client, partition: PartitionConsumer, deadline: Deadline) -> Broker:
-    """Finds whom to ask for `partition`: the replica that its leader has named, or the leader.
+def look_up(
+    client: Client, partitions: Collection[PartitionConsumer], deadline: Deadline
+) -> dict[PartitionConsumer, KafkaError]:
+    """Finds whom to ask for each of `partitions`: the replica that its leader has named, or the leader.
 
-    One look. Raises `BrokerError` (retriable) while there is no leader, `DataLoss` when the topic is not the one that
-    was read before, `DeadlineExceeded` when no broker says anything.
+    One look at all of them together. Returns why nobody can be asked for the others: `BrokerError` (retriable) while
+    there is no leader, `DataLoss` when the topic is not the one that was read before. Raises `DeadlineExceeded` when no
+    broker says anything.
     """
-    known = client.topic(partition.topic, deadline)
-    if _is_another(known.topic_id, partition.topic_id):
+    topics = {each.topic for each in partitions}
+    snapshot = client.snapshot(topics, deadline)
+    if another := {each.topic for each in partitions if _is_another(snapshot, each)}:
         # What is remembered here may be older than the plan.
-        client.expire_metadata([partition.topic])
-        known = client.topic(partition.topic, deadline)
-    if _is_another(known.topic_id, partition.topic_id):
+        client.expire_metadata(another)
+        snapshot = client.snapshot(topics, deadline)
+    failures: dict[PartitionConsumer, KafkaError] = {}
+    now_s = client.clock.now_s()
+    for partition in partitions:
+        try:
+            _route(snapshot, partition, now_s)
+        except KafkaError as error:
+            failures[partition] = error
+    client.expire_metadata({each.topic for each, error in failures.items() if isinstance(error, BrokerError)})
+    return failures
+
+
+def _route(snapshot: Metadata, partition: PartitionConsumer, now_s: float) -> None:
+    known = snapshot.topic(partition.topic)
+    if _is_another(snapshot, partition):
         raise DataLoss(
             f"{partition.name}: the topic was deleted and created again (its id was "
             f"{topic_id_text(partition.topic_id)}, now it is {topic_id_text(known.topic_id)})",
             topic=partition.topic,
             partition=partition.partition,
         )
-    broker, leadership = client.leader(partition.topic, partition.partition, deadline)
+    broker, leadership = snapshot.leader(partition.topic, partition.partition)
     if partition.preferred_replica != NO_REPLICA:
-        replica = client.brokers(deadline).get(partition.preferred_replica)
+        replica = snapshot.brokers.get(partition.preferred_replica)
         if replica is None:
-            client.expire_metadata([partition.topic])
             raise broker_error(
                 ErrorCode.REPLICA_NOT_AVAILABLE,
                 f"{partition.name}: {broker} names broker {partition.preferred_replica} as the replica to read from",
@@ -207,11 +223,13 @@ def look_up(client: Client, partition: PartitionConsumer, deadline: Deadline) ->
         broker = replica
     partition.topic_id = known.topic_id
     partition.leader_epoch = leadership.leader_epoch
-    partition.routed_at_s = client.clock.now_s()
+    partition.routed_at_s = now_s
     # Last: from here on whoever asks that broker takes the partition.
     partition.broker = broker
-    return broker
 
 
-def _is_another(topic_id: bytes, wanted: bytes) -> bool:
-    return topic_id != wanted and NO_TOPIC_ID not in (topic_id, wanted)
+def _is_another(snapshot: Metadata, partition: PartitionConsumer) -> bool:
+    known = snapshot.topics.get(partition.topic)
+    if known is None or known.error_code != ErrorCode.NONE:
+        return False
+    return known.topic_id != partition.topic_id and NO_TOPIC_ID not in (known.topic_id, partition.topic_id)

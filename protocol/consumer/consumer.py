@@ -24,7 +24,13 @@ from protocol.consumer.broker_consumer import BrokerConsumer, Judged, look_up, s
 from protocol.consumer.leader_epochs import see_log
 from protocol.consumer.list_offsets import EARLIEST, LATEST, TopicPartition, list_offsets
 from protocol.consumer.log_judgement import judge_out_of_range
-from protocol.consumer.partition_consumer import NO_REPLICA, Fetched, PartitionConsumer, is_about_the_log
+from protocol.consumer.partition_consumer import (
+    NO_REPLICA,
+    Fetched,
+    PartitionConsumer,
+    is_about_the_log,
+    to_look_up,
+)
 from protocol.consumer.partition_stream import PartitionStream
 from protocol.errors import BrokerError, ConnectionLost, DataLoss, KafkaError, UsageError
 from protocol.net.connection import Connection
@@ -38,6 +44,7 @@ BUFFER_MEMORY_BYTES = 64 * 1024 * 1024
 _LINGER_S = 5.0
 _CLOSE_SESSION_MS = 1_000
 _LOOK_FOR_LATE_S = 1.0
+_LONGEST_WAIT_S = 60.0
 
 _numbers = itertools.count()
 
@@ -80,6 +87,8 @@ class Consumer:
         self._streams: dict[TopicPartition, PartitionStream] = {}
         self._threads: dict[Broker, _BrokerThread] = {}
         self._closed = False
+        # Why no brokers are looked for any more.
+        self._fault: str | None = None
         self._router = threading.Thread(target=self._route_all, name=f"{self._purpose}-router", daemon=True)
         self._router.start()
 
@@ -118,6 +127,8 @@ class Consumer:
         with self._lock:
             if self._closed:
                 raise UsageError("this consumer is closed")
+            if self._fault is not None:
+                raise UsageError(self._fault)
             for topic, partition in streams.keys() & self._streams.keys():
                 raise UsageError(f"{topic}-{partition} is being consumed already; close its stream first")
             self._streams.update(streams)
@@ -266,6 +277,8 @@ class Consumer:
         if stream.readable and not stream.closed:
             self._announce(stream)
         self._wake_threads()
+        if self._fault is not None and not stream.closed:
+            self._stop(stream, UsageError(f"{stream.name}: {self._fault}"))
         if stream.source.broker is None:
             self._unrouted.notify()
 
@@ -340,57 +353,49 @@ class Consumer:
     # -- the thread that finds leaders ---------------------------------------------------------
 
     def _route_all(self) -> None:
-        while (streams := self._wait_for_unrouted()) is not None:
-            try:
-                deadline = self._client.deadline(self._client.config.request_timeout_ms)
-                failure = self._refresh({stream.topic for stream, _ in streams}, deadline)
-                for stream, partition in streams:
-                    self._route(stream, partition, failure, deadline)
-                with self._lock:
-                    self._assign()
-            except Exception as error:
-                # A fault in this client, or no more threads. Streams without a broker would wait for ever.
-                log.exception("%s: looking for brokers has failed", self._purpose)
-                with self._lock:
-                    for stream, _ in streams:
-                        stream.source.broker = None
-                        self._stop(stream, UsageError(f"looking for the broker of {stream.name} has failed: {error!r}"))
+        try:
+            while (streams := self._wait_for_unrouted()) is not None:
+                self._route(streams)
+        except Exception as error:
+            # A fault in this client, or no more threads. Streams without a broker would wait for ever.
+            log.exception("%s: looking for brokers has failed", self._purpose)
+            with self._lock:
+                self._fault = f"this consumer cannot go on: looking for brokers has failed: {error!r}"
+                for stream in self._streams.values():
+                    self._stop(stream, UsageError(f"{stream.name}: {self._fault}"))
 
-    def _wait_for_unrouted(self) -> list[tuple[PartitionStream, PartitionConsumer]] | None:
+    def _wait_for_unrouted(self) -> dict[PartitionConsumer, PartitionStream] | None:
         with self._lock:
             while not self._closed:
                 now_s = self._client.clock.now_s()
-                homeless = [
-                    each for each in self._streams.values() if each.source.broker is None and each.error is None
-                ]
-                due = [each for each in homeless if each.source.retry_at_s <= now_s]
-                if due:
-                    return [(each, each.source) for each in due]
-                self._unrouted.wait(min((each.source.retry_at_s - now_s for each in homeless), default=None))
+                sources = {each.source: each for each in self._streams.values() if each.error is None}
+                if due := to_look_up(sources, now_s):
+                    return {partition: sources[partition] for partition in due}
+                waits = (each.retry_at_s - now_s for each in sources if each.broker is None)
+                self._unrouted.wait(min([_LONGEST_WAIT_S, *waits]))
         return None
 
-    def _refresh(self, topics: Collection[str], deadline: Deadline) -> KafkaError | None:
-        """One question for all topics whose metadata is unknown or out of date."""
-        unknown = self._client.stale_topics(topics)
-        if unknown:
-            try:
-                self._client.metadata(unknown, deadline)
-            except KafkaError as error:
-                return error
-        return None
-
-    def _route(
-        self, stream: PartitionStream, partition: PartitionConsumer, failure: KafkaError | None, deadline: Deadline
-    ) -> None:
-        """Finds the broker of a partition, or notes why not."""
+    def _route(self, streams: Mapping[PartitionConsumer, PartitionStream]) -> None:
+        """Finds the brokers of partitions, with one question about all of them, or notes why not."""
         try:
-            if failure is not None:
-                raise failure
-            look_up(self._client, partition, deadline)
-        except KafkaError as error:
+            deadline = self._client.deadline(self._client.config.request_timeout_ms)
+            try:
+                failures = look_up(self._client, streams.keys(), deadline)
+            except KafkaError as error:
+                failures = dict.fromkeys(streams, error)
+            now_s = self._client.clock.now_s()
             with self._lock:
-                if stream.source is partition and not stream.closed:
-                    self._judge_failure(stream, error, self._client.clock.now_s())
+                for partition, failure in failures.items():
+                    stream = streams[partition]
+                    if stream.source is partition and not stream.closed:
+                        self._judge_failure(stream, failure, now_s)
+                self._assign()
+        except Exception as error:
+            log.exception("%s: looking for brokers has failed", self._purpose)
+            with self._lock:
+                for stream in streams.values():
+                    stream.source.broker = None
+                    self._stop(stream, UsageError(f"looking for the broker of {stream.name} has failed: {error!r}"))
 
     def _assign(self) -> None:
         """A thread for every broker that partitions are read from."""

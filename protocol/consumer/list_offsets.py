@@ -103,14 +103,11 @@ def stale_leader(where: str, latest: ListedOffset, known_epoch: int) -> BrokerEr
 def _by_leader(
     client: Client, keys: Iterable[TopicPartition], deadline: Deadline, failures: list[KafkaError]
 ) -> dict[Broker, list[TopicPartition]]:
+    found, without = client.leaders(keys, deadline)
+    failures += without.values()
     grouped: dict[Broker, list[TopicPartition]] = {}
-    for topic, partition in keys:
-        try:
-            broker, _ = client.leader(topic, partition, deadline)
-        except KafkaError as error:
-            failures.append(error)
-        else:
-            grouped.setdefault(broker, []).append((topic, partition))
+    for key, (broker, _) in found.items():
+        grouped.setdefault(broker, []).append(key)
     return grouped
 
 

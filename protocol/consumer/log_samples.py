@@ -75,15 +75,17 @@ def log_samples(
 def _by_leader(
     client: Client, config: ConsumerConfig, offsets: Mapping[TopicPartition, int], deadline: Deadline
 ) -> dict[Broker, deque[PartitionConsumer]]:
+    partitions = [PartitionConsumer(*key, offset, config) for key, offset in offsets.items()]
+    try:
+        failures = look_up(client, partitions, deadline)
+    except KafkaError as error:
+        failures = dict.fromkeys(partitions, error)
     waiting: dict[Broker, deque[PartitionConsumer]] = {}
-    for key, offset in offsets.items():
-        partition = PartitionConsumer(*key, offset, config)
-        try:
-            broker = look_up(client, partition, deadline)
-        except KafkaError as error:
-            log.debug("%s: no leader to look at its log: %s", partition.name, error)
-        else:
-            waiting.setdefault(broker, deque()).append(partition)
+    for partition in partitions:
+        if partition in failures:
+            log.debug("%s: no leader to look at its log: %s", partition.name, failures[partition])
+        elif partition.broker is not None:
+            waiting.setdefault(partition.broker, deque()).append(partition)
     return waiting
 
 

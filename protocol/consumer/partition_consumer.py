@@ -6,7 +6,7 @@ Used by `broker_consumer`, which asks for many of them at once, and by those who
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -66,7 +66,8 @@ class PartitionConsumer:
         when that was done last.
     preferred_replica : the node id of that replica, -1 without one.
     high_watermark, last_stable_offset, log_start_offset : as of the last reply; -1 before the first.
-    failure : what went wrong last, None since the last good reply. `retry_at_s`: not to be asked before.
+    failure : what went wrong last, None since the last good reply. `retry_at_s`: not to be asked before; from
+        `along_at_s` on its broker may be looked up if others' are anyway.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class PartitionConsumer:
         self.failure: KafkaError | None = None
         self.failing_since_s = 0.0
         self.retry_at_s = 0.0
+        self.along_at_s = 0.0
         self._backoff = backoff or Backoff(100, 1_000)
         self._config = config
         self._record_bytes = {} if record_bytes is None else record_bytes
@@ -164,7 +166,9 @@ class PartitionConsumer:
         if self.failure is None:
             self.failing_since_s = now_s
         self.failure = error
-        self.retry_at_s = now_s + self._backoff.next_s()
+        wait_s = self._backoff.next_s()
+        self.retry_at_s = now_s + wait_s
+        self.along_at_s = now_s + wait_s / 2
         self.broker = None
         self.preferred_replica = NO_REPLICA
 
@@ -260,3 +264,14 @@ def is_about_the_log(error: KafkaError) -> bool:
     return isinstance(error, LogTruncated) or (
         isinstance(error, BrokerError) and error.code == ErrorCode.OFFSET_OUT_OF_RANGE
     )
+
+
+def to_look_up(partitions: Iterable[PartitionConsumer], now_s: float) -> list[PartitionConsumer]:
+    """Whose broker is to be looked up now: nobody's before one has waited long enough, then all that may come along.
+
+    What fails together is tried again at slightly different times, and must not cost a request each.
+    """
+    homeless = [each for each in partitions if each.broker is None]
+    if not any(each.retry_at_s <= now_s for each in homeless):
+        return []
+    return [each for each in homeless if min(each.along_at_s, each.retry_at_s) <= now_s]

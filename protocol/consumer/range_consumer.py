@@ -30,6 +30,7 @@ from protocol.consumer.partition_consumer import (
     LogTruncated,
     PartitionConsumer,
     is_about_the_log,
+    to_look_up,
 )
 from protocol.errors import BrokerError, DataLoss, DeadlineExceeded, KafkaError, TransportError
 from protocol.net.connection import Reply
@@ -205,8 +206,9 @@ class RangeConsumer:
         requests: dict[Broker, list[_Reading]] = {}
         room: dict[Broker, int] = {}
         waiting, self._waiting = self._waiting, []
+        self._look_up([_reading(each) for each in to_look_up(waiting, now_s)])
         for reading in waiting:
-            broker = None if reading.retry_at_s > now_s else reading.broker or self._look_up(reading)
+            broker = None if reading.retry_at_s > now_s else reading.broker
             if reading.done:
                 # Skipped whole.
                 continue
@@ -233,32 +235,40 @@ class RangeConsumer:
         if reading.asked_at_s is None:
             reading.asked_at_s = self._waited_s()
 
-    def _look_up(self, reading: _Reading) -> Broker | None:
+    def _look_up(self, readings: list[_Reading]) -> None:
+        """Finds their brokers, with one question about all of them, or judges why not."""
+        if not readings:
+            return
         try:
-            broker = look_up(self._client, reading, self._deadline(reading))
-            reading.hear(None, self._waited_s())
-            return broker
-        except DataLoss as error:
+            failures = look_up(self._client, readings, self._first_deadline(readings))
+        except KafkaError as error:
+            failures = dict.fromkeys(readings, error)
+        for reading in readings:
+            if reading in failures:
+                self._judge_look_up(reading, failures[reading])
+            else:
+                reading.hear(None, self._waited_s())
+
+    def _judge_look_up(self, reading: _Reading, error: KafkaError) -> None:
+        if isinstance(error, DataLoss):
             raise DataLoss(
                 f"{error}: offsets {reading.position} to {reading.until_offset} belonged to the old one. Start the "
                 "query with a new checkpoint to read the new topic",
                 **error.context,
             ) from error
-        except KafkaError as error:
-            self._begin_asking(reading)
-            reading.hear(error, self._waited_s())
-            if reading.unknown.over:
-                self._lose(reading, judge_unknown(reading), error)
-            else:
-                self._judge_failure(reading, error)
-            return None
+        self._begin_asking(reading)
+        reading.hear(error, self._waited_s())
+        if reading.unknown.over:
+            self._lose(reading, judge_unknown(reading), error)
+        else:
+            self._judge_failure(reading, error)
 
     def _send(self, broker: Broker, readings: list[_Reading]) -> None:
         consumer = self._brokers.get(broker)
         if consumer is None:
             # Every range moves with every reply, so a session would spare nothing.
             consumer = self._brokers[broker] = BrokerConsumer(broker, self._config, sessions=False)
-        deadline = min((self._deadline(each) for each in readings), key=lambda each: each.at_s)
+        deadline = self._first_deadline(readings)
         try:
             reply = send_fetch(
                 self._client,
@@ -318,6 +328,9 @@ class RangeConsumer:
             self._client.clock.sleep_s(max(0.0, min(moments) - now_s))
 
     # -- failures -----------------------------------------------------------------------------
+
+    def _first_deadline(self, readings: Sequence[_Reading]) -> Deadline:
+        return min((self._deadline(each) for each in readings), key=lambda each: each.at_s)
 
     def _deadline(self, reading: _Reading) -> Deadline:
         clock = self._client.clock
