@@ -86,7 +86,13 @@ class DeadlineExceeded(TransportError):
 
 
 class TopicUnknown(DeadlineExceeded):
-    """For as long as the caller wanted to wait for that alone, a broker did not know a topic or a partition."""
+    """Brokers have said for long, again and again, that they do not know a topic or a partition."""
+
+    @property
+    def answer(self) -> BrokerError:
+        """What was said last."""
+        assert isinstance(self.__cause__, BrokerError)
+        return self.__cause__
 
 
 class BrokerError(KafkaError):

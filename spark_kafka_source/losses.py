@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from protocol.cluster.metadata import NO_TOPIC_ID, topic_id_text
+from protocol.cluster.metadata import topic_id_text
 from protocol.errors import DataLoss
 from spark_kafka_source.backlog import SeenLogs
 from spark_kafka_source.error_classes import (
@@ -36,12 +36,17 @@ class Loss:
     chosen: str = "failOnDataLoss=false: going on without it"
 
 
-def tell(losses: Iterable[Loss], *, fail: bool) -> None:
-    """Raises `DataLoss` for the first one, or logs a warning for each."""
+def let_go(losses: Iterable[Loss], *, fail: bool) -> list[Loss]:
+    """Those that the query goes on without, to be said when its batch is planned. Raises `DataLoss` for the first."""
+    going = list(losses)
+    for loss in going if fail else ():
+        message = named(loss.error_class, f"{loss.what}. Nothing is read. {loss.remedy}")
+        raise DataLoss(message, topic=loss.key[0], partition=loss.key[1])
+    return going
+
+
+def say(losses: Iterable[Loss]) -> None:
     for loss in losses:
-        if fail:
-            message = named(loss.error_class, f"{loss.what}. Nothing is read. {loss.remedy}")
-            raise DataLoss(message, topic=loss.key[0], partition=loss.key[1])
         log.warning("%s (%s)", loss.what, loss.chosen)
 
 
@@ -71,6 +76,16 @@ def deleted(logs: SeenLogs) -> list[Loss]:
         f"{', '.join(map(name, keys[:10]))} {'is' if len(keys) == 1 else 'are'} not there any more: the topic was "
         "deleted (or the query subscribes to less than its checkpoint knows); read was "
         f"{', '.join(f'{name(key)} up to offset {read[key]}' for key in keys[:10])}"
+    )
+    return [Loss(PARTITIONS_DELETED, what, key) for key in keys[:1]]
+
+
+def never_read(partitions: Collection[TopicPartition]) -> list[Loss]:
+    """Of a batch that is planned already: one for all partitions that are gone before anything of them was read."""
+    keys = sorted(partitions)
+    what = (
+        f"{', '.join(map(name, keys[:10]))} {'is' if len(keys) == 1 else 'are'} not there any more: the topic was "
+        "deleted before the first records that the query was to read of it were read"
     )
     return [Loss(PARTITIONS_DELETED, what, key) for key in keys[:1]]
 
@@ -122,25 +137,6 @@ def say_stale(partitions: Collection[TopicPartition]) -> None:
             "know it yet; until it does, nothing new is read there",
             ", ".join(name(key) for key in sorted(partitions)[:10]),
         )
-
-
-def without_recreated(ranges: Iterable[OffsetRange], ids: Mapping[str, bytes]) -> list[OffsetRange]:
-    """Of a batch that is replayed: without the ranges of topics that have other `ids` than when it was planned."""
-    kept = []
-    for one in ranges:
-        now = ids.get(one.topic, NO_TOPIC_ID)
-        if NO_TOPIC_ID in (now, one.topic_id) or now == one.topic_id:
-            kept.append(one)
-        else:
-            log.warning(
-                "topic %s was deleted and created again: %d offsets of %s from %d on, which are to be read again, "
-                "were the old one's and are skipped (onTopicRecreated=earliest)",
-                one.topic,
-                one.size,
-                name((one.topic, one.partition)),
-                one.from_offset,
-            )
-    return kept
 
 
 def count_gone(ranges: Iterable[OffsetRange], starts: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:

@@ -64,6 +64,7 @@ def read_range(options: SourceOptions, wanted: Sequence[OffsetRange]) -> Iterato
         columns=_decoded(options.columns),
         poll_timeout_ms=options.poll_timeout_ms,
         fail_on_data_loss=options.fail_on_data_loss,
+        fail_on_topic_recreated=options.on_topic_recreated == "fail",
     )
     schema = arrow_schema(options.columns)
     try:

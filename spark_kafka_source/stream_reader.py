@@ -22,6 +22,7 @@ from pyspark.sql.datasource import DataSourceStreamReader
 
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
+from protocol.cluster.metadata import is_another_topic
 from protocol.consumer.leader_epochs import end_of_epoch
 from protocol.consumer.list_offsets import ListedOffset
 from protocol.consumer.record_sizes import RecordSizes
@@ -68,6 +69,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last_batch_ms: float | None = None
         self._planned_end: JsonDict | None = None
         self._gone_since_planned: dict[TopicPartition, int] = {}
+        self._let_go: list[losses.Loss] = []
         self._record_sizes = RecordSizes(options.consumer)
 
     @property
@@ -115,7 +117,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # A topic that is missing is judged later, against the offsets that the query starts from.
             return self._log_ends(discover_present(self._client, self._options, deadline), deadline)
 
-        self._target = _while_topics_go(target)
+        self._target = _while_topics_go(target, deadline)
 
     # -- one trigger --------------------------------------------------------------------------
 
@@ -152,13 +154,14 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _plan(self, begin: Offsets, limit: ReadLimit | None, deadline: Deadline) -> Offsets | None:
         """The next batch's end, None when nothing is new. Commits `begin` as soon as the topics are known to be its."""
-        backlog = _while_topics_go(lambda: self._look(begin, deadline))
+        backlog = _while_topics_go(lambda: self._look(begin, deadline), deadline)
         if self._must_wait(backlog.size, limit):
             return None
         max_offsets = self._max_offsets(backlog, limit, deadline)
         end = backlog.batch(limits.end_offsets(backlog.starts, backlog.ends, max_offsets))
         if end is None:
             return None
+        losses.say(self._let_go)
         losses.say_gone(begin, backlog.gone)
         self._gone_since_planned = {}
         if self._options.max_input_partitions is not None:
@@ -167,6 +170,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _look(self, begin: Offsets, deadline: Deadline) -> Backlog:
         """What there is to read. Raises `TopicUnknown` when a topic goes meanwhile."""
+        self._let_go = []
         partitions = rediscover(self._client, self._options, begin.ends, deadline)
         self._ids = topic_ids(partitions)
         self._commits.mark(begin, self._ids)
@@ -185,8 +189,8 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _judge(self, logs: SeenLogs) -> None:
         losses.say_stale(logs.stale - (self._seen.stale if self._seen else set()))
         self._seen = logs
-        losses.tell(losses.recreated(logs), fail=self._options.on_topic_recreated == "fail")
-        losses.tell(losses.deleted(logs), fail=self._options.fail_on_data_loss)
+        self._let_go += losses.let_go(losses.recreated(logs), fail=self._options.on_topic_recreated == "fail")
+        self._let_go += losses.let_go(losses.deleted(logs), fail=self._options.fail_on_data_loss)
 
     def _backlog(self, logs: SeenLogs, deadline: Deadline) -> Backlog:
         """What there is to read, after asking where it begins, and telling what is lost."""
@@ -195,7 +199,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends, fail = logs.ends(self._target), self._options.fail_on_data_loss
         begins = self._log_starts(logs.new(ends), deadline)
         added = losses.added(logs, begins)
-        losses.tell(added.values(), fail=fail)
+        self._let_go += losses.let_go(added.values(), fail=fail)
         skipped = Counter(self._gone_since_planned) + Counter({key: begins[key] for key in added})
         joined = logs.untold(ends) | {key: min(begins[key], ends[key]) for key in begins}
         backlog = Backlog(logs, ends, joined, skipped=skipped)
@@ -204,14 +208,19 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _agreed(self, backlog: Backlog, deadline: Deadline) -> dict[TopicPartition, int]:
         """Where to go on in logs that end before what was read: where other records than those begin (KIP-320)."""
+        shorter = backlog.shorter()
+        now = topic_ids(discover_present(self._client, self._options, deadline)) if shorter else {}
         agreed = {}
-        for key in backlog.shorter():
+        for key in shorter:
+            if now.get(key[0]) != self._ids.get(key[0]):
+                # By its name a leader is asked for a topic that was made anew since it was found, too.
+                raise TopicUnknown(f"{name(key)} ends before what was read, and is of another topic by now")
             agreed[key] = end = backlog.ends[key]
             if (epoch := backlog.logs.begin.epochs.get(key)) is not None:
                 known = end_of_epoch(self._client, *key, epoch, deadline)
                 agreed[key] = end if known is None else min(known, end)
             loss = losses.truncated(key, backlog.starts[key], end, agreed[key])
-            losses.tell([loss], fail=self._options.fail_on_data_loss)
+            self._let_go += losses.let_go([loss], fail=self._options.fail_on_data_loss)
         return agreed
 
     def _gone(self, backlog: Backlog, deadline: Deadline) -> dict[TopicPartition, int]:
@@ -258,7 +267,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         until = Offsets.from_json_dict(end)
         begin = self._first_begin(until) if start == STARTING_OFFSETS else Offsets.from_json_dict(start)
         missing = unresolved(begin, until)
-        earliest = log_starts(self._client, missing, self._trigger_deadline()) if missing else None
+        earliest = self._earliest(missing, until) if missing else None
         ranges = offset_ranges(
             begin,
             until,
@@ -267,8 +276,8 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             fail_on_data_loss=self._options.fail_on_data_loss,
             earliest=earliest,
         )
-        if ranges and not self._started:
-            ranges = self._replayed(ranges)
+        if ranges and not self._started and not self._options.fail_on_data_loss:
+            self._gone_since_planned = self._count_gone(ranges)
         return [RangePartition(group) for group in groups(ranges, self._options.max_input_partitions, until.leaders)]
 
     def _first_begin(self, end: Offsets) -> Offsets:
@@ -281,25 +290,35 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             log.warning("the first batch is not complete: it is read again from where it began, not startingOffsets")
         return nothing
 
-    def _replayed(self, ranges: list[OffsetRange]) -> list[OffsetRange]:
-        """Those of a batch that another run has planned, without those of topics that were made anew since.
+    def _earliest(self, partitions: Collection[TopicPartition], end: Offsets) -> dict[TopicPartition, int]:
+        """Where new partitions begin of a batch that Spark's own connector has planned: at its end if they are gone."""
+        deadline = self._trigger_deadline()
 
-        Notes what is missing of the others, for the next batch to count, an empty one if need be; the tasks leave it
-        out and log it. So it is when a query has failed because of that, and goes on with `failOnDataLoss=false`.
-        """
-        if self._options.on_topic_recreated == "earliest":
-            topics = self._client.metadata({one.topic for one in ranges}, self._trigger_deadline()).topics
-            ranges = losses.without_recreated(ranges, {topic.name: topic.topic_id for topic in topics.values()})
-        if ranges and not self._options.fail_on_data_loss:
-            self._gone_since_planned = self._count_gone(ranges)
-        return ranges
+        def look() -> dict[TopicPartition, int]:
+            there = rediscover(self._client, self._options, partitions, deadline)
+            return self._log_starts([key for key in partitions if key in there], deadline)
+
+        starts = _while_topics_go(look, deadline)
+        gone = sorted(set(partitions) - starts.keys())
+        losses.say(losses.let_go(losses.never_read(gone), fail=self._options.fail_on_data_loss))
+        return starts | {key: end.ends[key] for key in gone}
 
     def _count_gone(self, ranges: list[OffsetRange]) -> dict[TopicPartition, int]:
+        """What is missing of a batch that another run has planned, for the next one to count, an empty one if need be.
+
+        The tasks leave it out and log it. So it is when a query has failed because of that, and goes on with
+        `failOnDataLoss=false`. What a topic had that was made anew is in no count.
+        """
         deadline = self._client.deadline(_COUNT_GONE_MS)
         try:
             topics = self._client.metadata({one.topic for one in ranges}, deadline).topics
             known = {(topic.name, number) for topic in topics.values() for number in topic.partitions}
-            there = [one for one in ranges if (one.topic, one.partition) in known]
+            there = [
+                one
+                for one in ranges
+                if (one.topic, one.partition) in known
+                and not is_another_topic(topics[one.topic].topic_id, one.topic_id)
+            ]
             if unknown := sorted({(one.topic, one.partition) for one in ranges} - known):
                 log.warning(
                     "unknown just now, so that nobody counts what is missing: %s", ", ".join(map(name, unknown))
@@ -334,14 +353,17 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._client.deadline(self._options.offsets_timeout_ms)
 
 
-def _while_topics_go(look: Callable[[], T]) -> T:
+def _while_topics_go(look: Callable[[], T], deadline: Deadline) -> T:
     """`look`, again when a topic was deleted in the midst of it. It finds the topics, and then asks their leaders.
 
     Brokers learn of a deletion one after the other: one still says where the topic is, and the next one does not know
-    it. To ask that one for longer would take until the deadline; whoever looks again finds the topic gone.
+    it. To ask that one for longer would take until the deadline; whoever looks again finds the topic gone. Raises
+    `TopicUnknown` when the deadline has passed.
     """
     while True:
         try:
             return look()
         except TopicUnknown as error:
+            if deadline.passed:
+                raise
             log.info("%s; the topics are looked for again", error)

@@ -60,6 +60,11 @@ def topic_id_text(topic_id: bytes) -> str:
     return base64.urlsafe_b64encode(topic_id).rstrip(b"=").decode()
 
 
+def is_another_topic(topic_id: bytes, before: bytes) -> bool:
+    """Whether a topic was made anew, by its ids; nobody knows where one of them is not known."""
+    return topic_id != before and NO_TOPIC_ID not in (topic_id, before)
+
+
 @dataclass(frozen=True)
 class Metadata:
     """A snapshot. `topics` holds only what was asked for so far."""

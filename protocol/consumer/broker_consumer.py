@@ -14,11 +14,11 @@ from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
 from protocol.cluster.client import FETCH as FETCH_PURPOSE
 from protocol.cluster.client import Client
-from protocol.cluster.metadata import NO_TOPIC_ID, Broker, Metadata, topic_id_text
+from protocol.cluster.metadata import NO_TOPIC_ID, Broker, Metadata, is_another_topic, topic_id_text
 from protocol.config import ConsumerConfig
 from protocol.consumer.fetch_session import FINAL_EPOCH, SESSION_ERRORS, FetchSession, Key, Row, keys_of, topic_rows
-from protocol.consumer.partition_consumer import NO_REPLICA, Fetched, PartitionConsumer
-from protocol.errors import BrokerError, DataLoss, KafkaError, TransportError
+from protocol.consumer.partition_consumer import NO_REPLICA, Fetched, PartitionConsumer, TopicRecreated
+from protocol.errors import BrokerError, KafkaError, TransportError
 from protocol.net.connection import Reply
 from protocol.wire.messages.m01_fetch import FETCH, FIRST_WITH_ISOLATION_LEVEL, LAST_WITH_TOPIC_NAMES
 
@@ -45,6 +45,11 @@ class BrokerConsumer:
         self._in_session = False
         self._by_id = False
         self._asked: dict[Key, PartitionConsumer] = {}
+
+    @property
+    def by_id(self) -> bool:
+        """Whether the last request named topics by their ids (Fetch 13, Kafka 3.1): then no other one can answer."""
+        return self._by_id
 
     @property
     def asked(self) -> Collection[PartitionConsumer]:
@@ -181,7 +186,8 @@ def look_up(
     """Finds whom to ask for each of `partitions`: the replica that its leader has named, or the leader.
 
     One look at all of them together. Returns why nobody can be asked for the others: `BrokerError` (retriable) while
-    there is no leader, `DataLoss` when the topic is not the one that was read before. Raises `DeadlineExceeded` when no
+    there is no leader, `TopicRecreated` when the topic is not the one that was read
+    before. Raises `DeadlineExceeded` when no
     broker says anything.
     """
     topics = {each.topic for each in partitions}
@@ -204,7 +210,7 @@ def look_up(
 def _route(snapshot: Metadata, partition: PartitionConsumer, now_s: float) -> None:
     known = snapshot.topic(partition.topic)
     if _is_another(snapshot, partition):
-        raise DataLoss(
+        raise TopicRecreated(
             f"{partition.name}: the topic was deleted and created again (its id was "
             f"{topic_id_text(partition.topic_id)}, now it is {topic_id_text(known.topic_id)})",
             topic=partition.topic,
@@ -232,4 +238,4 @@ def _is_another(snapshot: Metadata, partition: PartitionConsumer) -> bool:
     known = snapshot.topics.get(partition.topic)
     if known is None or known.error_code != ErrorCode.NONE:
         return False
-    return known.topic_id != partition.topic_id and NO_TOPIC_ID not in (known.topic_id, partition.topic_id)
+    return is_another_topic(known.topic_id, partition.topic_id)

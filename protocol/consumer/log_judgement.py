@@ -10,8 +10,11 @@ from dataclasses import dataclass
 
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.consumer.list_offsets import ListedOffset, stale_leader
-from protocol.consumer.partition_consumer import UNBOUNDED, LogTruncated, PartitionConsumer
+from protocol.consumer.partition_consumer import UNBOUNDED, LogTruncated, PartitionConsumer, TopicRecreated
 from protocol.errors import BrokerError
+
+FAIL_ON_DATA_LOSS = "failOnDataLoss=false"
+ON_TOPIC_RECREATED = "onTopicRecreated=earliest"
 
 
 @dataclass(frozen=True)
@@ -28,10 +31,19 @@ class SeenLog:
 
 @dataclass(frozen=True)
 class Lost:
-    """Who goes on all the same does so at `resume`: what lies between the position and that is skipped."""
+    """Who goes on all the same does so at `resume`: what lies between the position and that is skipped.
+
+    `option`: of the query, by which its user allows that.
+    """
 
     resume: int
     why: str
+    option: str = FAIL_ON_DATA_LOSS
+
+    @property
+    def remedy(self) -> str:
+        default = " (the default with failOnDataLoss=false)" if self.option == ON_TOPIC_RECREATED else ""
+        return f"To go on with what is there, set {self.option}{default}"
 
 
 def judge_out_of_range(partition: PartitionConsumer, log: SeenLog) -> Lost | BrokerError:
@@ -72,6 +84,12 @@ def judge_unknown(partition: PartitionConsumer) -> Lost:
         f"{partition.name}: offsets {position} to {until} cannot be read: the brokers answer again and again that "
         "they do not know it. Likely cause: the topic was deleted",
     )
+
+
+def judge_recreated(partition: PartitionConsumer, error: TopicRecreated) -> Lost:
+    """The new topic has nothing of what was to be read, whatever its offsets are."""
+    position, until = partition.position, partition.until_offset
+    return Lost(until, f"{error}: offsets {position} to {until} belonged to the old one", ON_TOPIC_RECREATED)
 
 
 def judge_truncation(error: LogTruncated, first_offset: int) -> Lost:

@@ -35,6 +35,10 @@ class LogTruncated(DataLoss):
     """
 
 
+class TopicRecreated(DataLoss):
+    """The topic was deleted and made anew under its name: what was to be read went with the old one."""
+
+
 @dataclass(frozen=True)
 class Fetched:
     """What one reply brought for a partition: `records` cover [position, next_offset).

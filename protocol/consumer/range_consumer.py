@@ -20,19 +20,21 @@ from protocol.cluster.dispatch import is_retriable, what_to_refresh
 from protocol.cluster.metadata import NO_TOPIC_ID, Broker
 from protocol.cluster.unknown_topic import UnknownTopicPatience
 from protocol.config import ConsumerConfig
+from protocol.consumer import log_judgement
 from protocol.consumer.broker_consumer import BrokerConsumer, Judged, look_up, send_fetch
 from protocol.consumer.leader_epochs import see_log
-from protocol.consumer.log_judgement import Lost, judge_out_of_range, judge_truncation, judge_unknown
+from protocol.consumer.log_judgement import Lost
 from protocol.consumer.partition_consumer import (
     NO_EPOCH,
     NO_REPLICA,
     Fetched,
     LogTruncated,
     PartitionConsumer,
+    TopicRecreated,
     is_about_the_log,
     to_look_up,
 )
-from protocol.errors import BrokerError, DataLoss, DeadlineExceeded, KafkaError, TransportError
+from protocol.errors import BrokerError, DataLoss, DeadlineExceeded, KafkaError, TopicUnknown, TransportError
 from protocol.net.connection import Reply
 from protocol.net.readiness import ready
 from protocol.records.decode import ALL_COLUMNS, decode
@@ -127,8 +129,8 @@ class RangeConsumer:
 
     Raises `DataLoss` when a part of a range is not in the log any more, the log was truncated below it, or the topic is
     deleted; with `fail_on_data_loss=False` that part is skipped, logged, and kept in `skipped`, and a truncated log is
-    read from where other records begin, if need be before `from_offset`. Raises `DeadlineExceeded` when nothing came
-    for some range for `poll_timeout_ms`.
+    read from where other records begin, if need be before `from_offset`. So it is with `fail_on_topic_recreated` where
+    the topic was made anew. Raises `DeadlineExceeded` when nothing came for some range for `poll_timeout_ms`.
     """
 
     def __init__(
@@ -140,18 +142,21 @@ class RangeConsumer:
         columns: Collection[str] = ALL_COLUMNS,
         poll_timeout_ms: float = 120_000,
         fail_on_data_loss: bool = True,
+        fail_on_topic_recreated: bool = True,
     ) -> None:
         self._client = client
         self._config = config
         self._columns = columns
         self._poll_timeout_s = poll_timeout_ms / 1000
-        self._fail_on_data_loss = fail_on_data_loss
+        self._fails = {
+            log_judgement.FAIL_ON_DATA_LOSS: fail_on_data_loss,
+            log_judgement.ON_TOPIC_RECREATED: fail_on_topic_recreated,
+        }
         self._brokers: dict[Broker, BrokerConsumer] = {}
         self._in_flight: list[_InFlight] = []
         # How long the caller was busy with what it got: no broker is to blame for that time.
         self._away_s = 0.0
-        # Those that no broker is being asked for, whoever waits longest first.
-        self._waiting: list[_Reading] = []
+        self._waiting: list[_Reading] = []  # no broker is being asked for them, whoever waits longest first
         record_bytes: dict[str, float] = {}
         for wanted in ranges:
             backoff = Backoff(client.config.retry_backoff_ms, client.config.retry_backoff_max_ms)
@@ -236,32 +241,25 @@ class RangeConsumer:
             reading.asked_at_s = self._waited_s()
 
     def _look_up(self, readings: list[_Reading]) -> None:
-        """Finds their brokers, with one question about all of them, or judges why not."""
-        if not readings:
-            return
-        try:
-            failures = look_up(self._client, readings, self._first_deadline(readings))
-        except KafkaError as error:
-            failures = dict.fromkeys(readings, error)
+        """Finds their brokers, or judges why not."""
+        failures = self._find_brokers(readings)
         for reading in readings:
-            if reading in failures:
-                self._judge_look_up(reading, failures[reading])
+            error = failures.get(reading)
+            reading.hear(error, self._waited_s())
+            if error is None:
+                continue
+            self._begin_asking(reading)
+            if reading.unknown.over:
+                self._lose(reading, log_judgement.judge_unknown(reading), error)
             else:
-                reading.hear(None, self._waited_s())
+                self._judge_failure(reading, error)
 
-    def _judge_look_up(self, reading: _Reading, error: KafkaError) -> None:
-        if isinstance(error, DataLoss):
-            raise DataLoss(
-                f"{error}: offsets {reading.position} to {reading.until_offset} belonged to the old one. Start the "
-                "query with a new checkpoint to read the new topic",
-                **error.context,
-            ) from error
-        self._begin_asking(reading)
-        reading.hear(error, self._waited_s())
-        if reading.unknown.over:
-            self._lose(reading, judge_unknown(reading), error)
-        else:
-            self._judge_failure(reading, error)
+    def _find_brokers(self, readings: list[_Reading]) -> dict[PartitionConsumer, KafkaError]:
+        """With one question about all of them; why some have none."""
+        try:
+            return look_up(self._client, readings, self._first_deadline(readings)) if readings else {}
+        except KafkaError as error:
+            return dict.fromkeys(readings, error)
 
     def _send(self, broker: Broker, readings: list[_Reading]) -> None:
         consumer = self._brokers.get(broker)
@@ -305,6 +303,8 @@ class RangeConsumer:
         except TransportError as error:
             taken.consumer.lost()
             judged = Judged(failed=[(reading, error) for reading in asked])
+        if not taken.consumer.by_id:
+            self._confirm(judged)
         self._waiting += [reading for reading in asked if not reading.done]
         for partition, failure in judged.failed:
             self._judge_failure(_reading(partition), failure)
@@ -313,6 +313,19 @@ class RangeConsumer:
             if reading not in served:
                 self._check_patience(reading)
         return judged
+
+    def _confirm(self, judged: Judged) -> None:
+        """Lets go of records that another topic may have sent: before Kafka 3.1 brokers are asked by its name only."""
+        fetched = [(_reading(partition), each) for partition, each in judged.fetched]
+        with_ids = [reading for reading, _ in fetched if reading.topic_id != NO_TOPIC_ID]
+        self._client.expire_metadata({reading.topic for reading in with_ids})
+        failures = self._find_brokers(with_ids)
+        judged.fetched = [(reading, each) for reading, each in fetched if reading not in failures]
+        for reading, each in fetched:
+            if reading in failures:
+                reading.seek(each.position)
+                reading.last_epoch = each.epoch_before
+        judged.failed += failures.items()
 
     def _first_to_come(self) -> _InFlight | None:
         come = ready([each.reply for each in self._in_flight], _LONGEST_WAIT_S)
@@ -362,16 +375,15 @@ class RangeConsumer:
 
     def _judge_failure(self, reading: _Reading, error: KafkaError) -> None:
         """Puts the range off until it may work again, or raises what cannot."""
-        if is_about_the_log(error):
-            if reading.preferred_replica != NO_REPLICA:
-                # A follower may be behind: the leader knows.
-                reading.postpone(error, self._client.clock.now_s())
-                return
-            verdict = self._judge_log(reading, error)
-            if isinstance(verdict, Lost):
-                self._lose(reading, verdict, error)
-                return
-            error = verdict
+        if is_about_the_log(error) and reading.preferred_replica != NO_REPLICA:
+            # A follower may be behind: the leader knows.
+            reading.postpone(error, self._client.clock.now_s())
+            return
+        verdict = self._judge(reading, error)
+        if isinstance(verdict, Lost):
+            self._lose(reading, verdict, error)
+            return
+        error = verdict
         if isinstance(error, DeadlineExceeded) or not is_retriable(error):
             raise error
         now_s = self._client.clock.now_s()
@@ -388,22 +400,43 @@ class RangeConsumer:
                 attempts=reading.attempts,
             ) from error
 
+    def _judge(self, reading: _Reading, error: KafkaError) -> Lost | KafkaError:
+        """What a failure comes to: something is lost, or an error, maybe one that passes."""
+        if isinstance(error, TopicRecreated):
+            return log_judgement.judge_recreated(reading, error)
+        if not is_about_the_log(error):
+            return error
+        try:
+            verdict = self._judge_log(reading, error)
+            if isinstance(verdict, Lost):
+                # By its name a broker answers for a topic that was made anew, too.
+                self._client.expire_metadata([reading.topic])
+                for failure in self._find_brokers([reading]).values():
+                    raise failure
+            return verdict
+        except TopicRecreated as recreated:
+            return log_judgement.judge_recreated(reading, recreated)
+        except TopicUnknown as unknown:
+            # Metadata will tell whether it is deleted.
+            return unknown.answer
+        except BrokerError as passing:
+            return passing
+
     def _judge_log(self, reading: _Reading, error: KafkaError) -> Lost | BrokerError:
         if isinstance(error, LogTruncated):
             # What lies before a range of which nothing was read before is not its to read.
-            return judge_truncation(error, 0 if reading.wanted.from_epoch != NO_EPOCH else reading.wanted.from_offset)
-        return judge_out_of_range(reading, see_log(self._client, reading, self._deadline(reading)))
+            return log_judgement.judge_truncation(
+                error, 0 if reading.wanted.from_epoch != NO_EPOCH else reading.wanted.from_offset
+            )
+        return log_judgement.judge_out_of_range(reading, see_log(self._client, reading, self._deadline(reading)))
 
     def _lose(self, reading: _Reading, lost: Lost, cause: KafkaError) -> None:
-        if self._fail_on_data_loss:
-            raise DataLoss(
-                f"{lost.why}. To go on with what is there, set failOnDataLoss=false",
-                topic=reading.topic,
-                partition=reading.partition,
-            ) from cause
+        if self._fails[lost.option]:
+            where = {"topic": reading.topic, "partition": reading.partition}
+            raise DataLoss(f"{lost.why}. {lost.remedy}", **where) from cause
         skipped = Skipped(reading.topic, reading.partition, reading.position, max(reading.position, lost.resume))
         count = skipped.until_offset - skipped.from_offset
-        log.warning("%s (failOnDataLoss=false: %d offsets are skipped)", lost.why, count)
+        log.warning("%s (%s: %d offsets are skipped)", lost.why, lost.option, count)
         if count:
             self.skipped.append(skipped)
         reading.seek(lost.resume)

@@ -44,9 +44,9 @@ from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.offsets import JsonDict, Offsets
 from spark_kafka_source.options import parse_source_options
 from spark_kafka_source.stream_reader import KafkaStreamReader
-from tests.agreement import wait_until_gone, wait_until_known
 from tests.conftest import TopicFactory
 from tests.kafka_proxy import Exchange, Fate, KafkaProxy
+from tests.topic_changes import delete_topics, recreate
 
 # `make soak` asks for 20.
 REPEATS = int(os.environ.get("SPARK_KAFKA_SOURCE_REPEATS", "1"))
@@ -115,11 +115,6 @@ def recreate_longer(kafka: LocalKafka, topic: str) -> None:
     produce(kafka, topic, "new", 15)
 
 
-def delete_topic(kafka: LocalKafka, topic: str) -> None:
-    admin(kafka).delete_topics([topic])[topic].result(30)
-    wait_until_gone(kafka, topic)
-
-
 def rows(value: str, offsets: range) -> list[Row]:
     """What `produce` writes."""
     return [(offset, f"{value}{number}") for number, offset in enumerate(offsets)]
@@ -141,7 +136,7 @@ LOSSES = {
     "made anew, longer": Loss(
         recreate_longer, CHANGED, ANEW + "; offsets up to 10 of", rows("new", range(15)), "offsets up to 10 of .*-0"
     ),
-    "deleted": Loss(delete_topic, DELETED, "-0 is not there any more: .* up to offset 10", [], "up to offset 10"),
+    "deleted": Loss(delete_topics, DELETED, "-0 is not there any more: .* up to offset 10", [], "up to offset 10"),
 }
 
 
@@ -156,14 +151,21 @@ class Stream:
         self.checkpoint: JsonDict | None = None
         self._planned: JsonDict | None = None
 
-    def run(self, **options: str) -> list[Row]:
-        """What there is to read of partition 0, until nothing is new; first the batch that is planned already."""
+    def run(self, spoil: Callable[[], None] | None = None, **options: str) -> list[Row]:
+        """What there is to read of partition 0, until nothing is new; first the batch that is planned already.
+
+        `spoil` comes between the plan of the first batch and its tasks.
+        """
         found: list[Row] = []
         with self._reader(options) as reader:
             while (end := self._planned or self._next_end(reader)) != self.checkpoint:
                 self._planned = end
                 assert self.checkpoint is not None
-                for task in reader.partitions(self.checkpoint, end):
+                tasks = reader.partitions(self.checkpoint, end)
+                if spoil is not None:
+                    spoil()
+                    spoil = None
+                for task in tasks:
                     for batch in reader.read(task):
                         found += [
                             (row["offset"], row["value"].decode()) for row in batch.to_pylist() if row["partition"] == 0
@@ -307,13 +309,39 @@ def test_a_topic_deleted_when_its_batch_is_planned_already(
         for name in (kept, gone):
             produce(kafka, name, "next", 3)
         stream.plan()
-        delete_topic(kafka, gone)
+        delete_topics(kafka, gone)
         for _ in range(2):
             with pytest.raises(DataLoss, match=rf"\[{UNREADABLE}\] {gone}-0: .* deleted.*failOnDataLoss=false"):
                 stream.run()
         assert stream.run(failOnDataLoss="false") == rows("next", range(READ, READ + 3))
         produce(kafka, kept, "last", 2)
         assert stream.run(failOnDataLoss="false") == rows("last", range(READ + 3, READ + 5))
+
+
+@pytest.mark.parametrize("option", ["failOnDataLoss=false", "onTopicRecreated=earliest"])
+def test_a_topic_made_anew_between_plan_and_reading(
+    option: str, kafka: LocalKafka, topic: TopicFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With fewer records than were read, as many as were planned, and more. The next batch has them all."""
+    names, lengths = [topic(1) for _ in range(3)], [4, READ + 3, READ + 10]
+    stream = Stream(kafka, ",".join(names))
+    for name in names:
+        produce(kafka, name, "first", READ)
+    assert len(stream.run()) == 3 * READ
+
+    def make_anew() -> None:
+        recreate(kafka, *names)
+        for name, length in zip(names, lengths, strict=True):
+            produce(kafka, name, "new", length)
+
+    for name in names:
+        produce(kafka, name, "next", 3)
+    found = stream.run(make_anew, **dict([option.split("=")]))
+    assert sorted(found) == sorted(row for length in lengths for row in rows("new", range(length)))
+    warnings = [entry.getMessage() for entry in caplog.records if entry.levelno >= logging.WARNING]
+    for name in names:
+        lost = f"{name}-0: the topic was deleted and created again .*onTopicRecreated=earliest: 3 offsets are skipped"
+        assert len([each for each in warnings if re.search(lost, each)]) == 1, warnings
 
 
 # -- an unclean election ----------------------------------------------------------------------------
@@ -608,20 +636,6 @@ def set_topic(kafka: LocalKafka, topic: str, settings: Mapping[str, str]) -> Non
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=entries)
     for altered in admin(kafka).incremental_alter_configs([resource]).values():
         altered.result(30)
-
-
-def recreate(kafka: LocalKafka, topic: str) -> None:
-    delete_topic(kafka, topic)
-    client = admin(kafka)
-
-    def created() -> bool:
-        # the name is free again only when every broker has let go of it
-        error = client.create_topics([NewTopic(topic, 1, 3)])[topic].exception(30)
-        assert error is None or "TOPIC_ALREADY_EXISTS" in str(error)
-        return error is None
-
-    wait_for(created)
-    wait_until_known(kafka, topic, 1)
 
 
 def replicated(kafka: LocalKafka, *replicas: list[int]) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 
 from protocol.cluster.metadata import NO_TOPIC_ID, topic_id_text
@@ -25,19 +23,19 @@ def seen(begin: Offsets, partitions: dict[tuple[str, int], bytes]) -> SeenLogs:
 
 def test_a_loss_ends_a_query_or_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     found = [Loss("CLASS", "a-1 is gone", A1), Loss("CLASS", "b-0 is gone", B0, "Wait", "gone is gone")]
-    losses.tell(found, fail=False)
+    losses.say(losses.let_go(found, fail=False))
     assert [entry.getMessage() for entry in caplog.records] == [
         "a-1 is gone (failOnDataLoss=false: going on without it)",
         "b-0 is gone (gone is gone)",
     ]
     with pytest.raises(DataLoss) as raised:
-        losses.tell(found, fail=True)
+        losses.let_go(found, fail=True)
     remedy = "Nothing is read. To go on without it, set failOnDataLoss=false"
     assert str(raised.value) == f"[CLASS] a-1 is gone. {remedy}"
     assert raised.value.context == {"topic": "a", "partition": 1}
     with pytest.raises(DataLoss, match=r"b-0 is gone\. Nothing is read\. Wait$"):
-        losses.tell(found[1:], fail=True)
-    losses.tell([], fail=True)
+        losses.let_go(found[1:], fail=True)
+    assert losses.let_go([], fail=True) == []
 
 
 def test_a_topic_made_anew_is_named_with_both_ids_and_its_first_partition() -> None:
@@ -88,14 +86,6 @@ def test_of_many_gone_partitions_ten_are_named(caplog: pytest.LogCaptureFixture)
     assert "10 to 13 of a-9 and of 2 more partitions are not in the log" in said
     assert "a-10" not in said
     assert "36 offsets are skipped" in said
-
-
-def test_a_replay_leaves_out_only_what_surely_was_another_topic_s(caplog: pytest.LogCaptureFixture) -> None:
-    ranges = [OffsetRange("a", 0, 5, 9, OLD), OffsetRange("b", 0, 0, 3, OLD), OffsetRange("c", 0, 0, 3)]
-    with caplog.at_level(logging.WARNING):
-        assert losses.without_recreated(ranges, {"a": NEW, "b": NO_TOPIC_ID, "c": NEW}) == ranges[1:]
-    assert "4 offsets of a-0 from 5 on" in caplog.text
-    assert losses.without_recreated(ranges, {"a": OLD}) == ranges
 
 
 def test_what_a_replay_lacks_is_counted_by_partition() -> None:

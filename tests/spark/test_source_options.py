@@ -27,7 +27,7 @@ from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.options import parse_source_options
 from spark_kafka_source.stream_reader import KafkaStreamReader
 from tests.conftest import TopicFactory
-from tests.spark.test_topics_that_change import recreate
+from tests.topic_changes import recreate
 
 OURS, JVM = "pykafka-group", "kafka"
 # Timestamps lie in the past.
@@ -359,7 +359,7 @@ def test_a_topic_made_anew_is_read_from_its_beginning_when_that_is_asked_for(
     produce(kafka1, name, 0, [T0_MS] * 5)
     assert run_once(stream(spark, kafka1, **options), tmp_path) == 5
     before = checkpointed(tmp_path)
-    recreate(kafka1, name, replication_factor=1)
+    recreate(kafka1, name)
     produce(kafka1, name, 0, [int(time.time() * 1000)] * 9)
     with pytest.raises(Exception, match=r"\[KAFKA_DATA_LOSS.PARTITION_OFFSET_CHANGED\] topic .* was deleted and"):
         run_once(stream(spark, kafka1, **options, failOnDataLoss=False, onTopicRecreated="fail"), tmp_path)

@@ -15,7 +15,7 @@ from protocol.cluster.client import Client
 from protocol.cluster.metadata import topic_id_text
 from protocol.config import ConsumerConfig
 from protocol.consumer.range_consumer import Range
-from protocol.errors import DataLoss
+from protocol.errors import DataLoss, DeadlineExceeded
 from protocol.group.offsets import CommittedOffset
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m03_metadata import METADATA
@@ -94,7 +94,8 @@ class Cluster:
 
     def reader(self, **options: object) -> KafkaStreamReader:
         given = {"kafka.bootstrap.servers": f"{self.fake.host}:{self.fake.port}", "subscribe": ",".join(self.ids)}
-        return KafkaStreamReader(parse_source_options({**given, **options}, streaming=True))
+        chosen = {key: value for key, value in {**given, **options}.items() if value is not None}
+        return KafkaStreamReader(parse_source_options(chosen, streaming=True))
 
 
 @pytest.fixture
@@ -130,6 +131,22 @@ def b_is_deleted_after_metadata(cluster: Cluster, monkeypatch: pytest.MonkeyPatc
     return cluster
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("fail", [True, False])
+def test_a_deleted_topic_of_a_batch_of_sparks_own_connector_is_told(
+    b_is_deleted_after_metadata: Cluster, fail: bool
+) -> None:
+    """Its offsets do not say where new partitions begin, so that brokers are asked."""
+    reader = b_is_deleted_after_metadata.reader(failOnDataLoss=str(fail))
+    start, end = {"a": {"0": 5, "1": 20}}, {"a": {"0": 8, "1": 20}, "b": {"0": 3}}
+    if fail:
+        with pytest.raises(DataLoss, match=r"PARTITIONS_DELETED\].* b-0 is not there any more"):
+            reader.partitions(start, end)
+    else:
+        (task,) = reader.partitions(start, end)
+        assert [(each.topic, each.from_offset, each.until_offset) for each in task.ranges] == [("a", 5, 8)]
+
+
 READ_B = {"b": {"0": 3}, "@ids": {"a": topic_id_text(OLD_ID), "b": topic_id_text(OLD_ID)}}
 
 
@@ -153,6 +170,57 @@ def test_a_topic_deleted_as_a_run_begins_is_judged_by_its_first_trigger(b_is_del
     reader.prepareForTriggerAvailableNow()
     with pytest.raises(DataLoss, match=r"b-0 is not there any more"):
         reader.latestOffset({**read_to(20), **READ_B}, reader.getDefaultReadLimit())
+
+
+@pytest.mark.timeout(20)
+def test_a_plan_that_is_begun_anew_warns_once(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A topic goes after something was found lost of another one."""
+    monkeypatch.setattr(unknown_topic, "TRANSIENT_UNKNOWN_MS", 200)
+    cluster.logs["b", 0], cluster.ids = Log(0, 3), {"a": NEW_ID, "b": OLD_ID}
+    list_offsets = cluster.fake.handlers[LIST_OFFSETS.key]
+
+    def delete(body: dict[str, Any], version: int) -> dict[str, Any]:
+        if body["topics"][0]["partitions"][0]["timestamp"] == -2:
+            cluster.logs.pop(("b", 0), None)
+        return list_offsets(body, version)
+
+    cluster.fake.handlers[LIST_OFFSETS.key] = delete
+    reader = cluster.reader(failOnDataLoss="false")
+    end = reader.latestOffset(read_to(10), reader.getDefaultReadLimit())
+    assert end["a"] == {"0": 20, "1": 20}
+    warnings = [entry.getMessage() for entry in caplog.records if entry.levelname == "WARNING"]
+    assert len([each for each in warnings if "topic a was deleted and created again" in each]) == 1, warnings
+
+
+@pytest.mark.timeout(20)
+def test_a_plan_has_an_end_where_a_leader_never_knows_its_topic(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unknown_topic, "TRANSIENT_UNKNOWN_MS", 100)
+    row = {"partition_index": 0, "error_code": 3, "offset": -1, "leader_epoch": -1}
+    cluster.fake.handlers[LIST_OFFSETS.key] = lambda *_: {"topics": [{"name": "a", "partitions": [row]}]}
+    brief = {"kafka.default.api.timeout.ms": 1_000, "fetchOffset.numRetries": 0}
+    reader = cluster.reader(assign='{"a": [0]}', subscribe=None, **brief)
+    begin = {**read_to(20), "a": {"0": 20}, "@epochs": {}}
+    with pytest.raises(DeadlineExceeded):
+        reader.latestOffset(begin, reader.getDefaultReadLimit())
+
+
+def test_a_topic_made_anew_within_a_trigger_is_no_truncated_one(cluster: Cluster) -> None:
+    """Leaders are asked by its name: what they say is of the new topic, and the ids of the old one."""
+    list_offsets = cluster.fake.handlers[LIST_OFFSETS.key]
+
+    def make_anew(body: dict[str, Any], version: int) -> dict[str, Any]:
+        cluster.ids["a"] = NEW_ID
+        cluster.logs["a", 0] = Log(0, 4)
+        return list_offsets(body, version)
+
+    cluster.fake.handlers[LIST_OFFSETS.key] = make_anew
+    reader = cluster.reader(onTopicRecreated="earliest")
+    end = reader.latestOffset(read_to(20), reader.getDefaultReadLimit())
+    assert (end["a"], end["@joined"]["a"]) == ({"0": 4, "1": 20}, {"0": 0, "1": 0})
 
 
 # -- a leader that was replaced and does not know it ----------------------------------------------
@@ -428,13 +496,12 @@ def test_a_replay_of_the_first_batch_asks_nothing_of_a_topic_that_is_gone(cluste
     assert len(cluster.fake.requests) == asked
 
 
-def test_a_first_batch_of_a_topic_that_was_made_anew_is_left_out(cluster: Cluster) -> None:
+def test_a_first_batch_of_a_topic_that_was_made_anew_is_still_of_the_old_one(cluster: Cluster) -> None:
     end = first_batch(cluster)
     cluster.ids["a"], cluster.logs = NEW_ID, {("a", 0): Log(0, 30), ("a", 1): Log(0, 3)}
-    # As it is, its tasks fail: they find another topic than that of the range.
-    for how, expected in (("fail", [(0, 5, 20)]), ("earliest", [])):
-        reader = cluster.reader(startingOffsets="latest", onTopicRecreated=how)
-        assert ranges(reader, reader.initialOffset(), end) == expected
+    reader = cluster.reader(startingOffsets="latest", onTopicRecreated="earliest")
+    # Its tasks find another topic than that of the range, and leave it out.
+    assert ranges(reader, reader.initialOffset(), end) == [(0, 5, 20)]
     after = reader.latestOffset(end, reader.getDefaultReadLimit())
     assert ranges(reader, end, after) == [(0, 0, 30), (1, 0, 3)]
 

@@ -10,13 +10,14 @@ from threading import Event
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from confluent_kafka.admin import AdminClient, NewPartitions
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.agreement import wait_until_gone, wait_until_known
+from tests.agreement import wait_until_known
 from tests.conftest import TopicFactory
 from tests.consumer_groups import describe, wait_for_lag_zero
+from tests.topic_changes import delete_topics, recreate
 
 
 def admin(kafka: LocalKafka) -> AdminClient:
@@ -117,9 +118,7 @@ def test_a_deleted_topic_fails_the_query_by_name(
         produce(kafka, name, 0, 2)
     options = {"subscribe": f"{kept},{gone}", "startingOffsets": "earliest"}
     assert run_once(stream(spark, kafka, **options), tmp_path) == 4
-    client = admin(kafka)
-    client.delete_topics([gone])[gone].result(30)
-    wait_until_gone(kafka, gone)
+    delete_topics(kafka, gone)
     # One long back-off would outlast the time in which brokers must say so again and again.
     options |= {"kafka.retry.backoff.ms": "20000", "kafka.retry.backoff.max.ms": "20000"}
     with pytest.raises(Exception, match=f"{gone}-0 is not there any more: the topic was deleted"):
@@ -138,17 +137,3 @@ def test_the_checkpoint_reads_like_that_of_sparks_connector_plus_ids_and_epochs(
     assert set(offsets) == {name, "@ids", "@epochs", "@joined"}
     assert list(offsets["@ids"]) == [name]
     assert offsets["@joined"] == {name: {"0": 0, "1": 0}}
-
-
-def recreate(kafka: LocalKafka, name: str, replication_factor: int = 3) -> None:
-    client = admin(kafka)
-    client.delete_topics([name])[name].result(30)
-    # The name is free again only when every broker has let go of it.
-    for _ in range(100):
-        try:
-            client.create_topics([NewTopic(name, 1, replication_factor)])[name].result(30)
-            return
-        except Exception as error:
-            if "TOPIC_ALREADY_EXISTS" not in str(error):
-                raise
-    raise AssertionError(f"topic {name} cannot be made anew")

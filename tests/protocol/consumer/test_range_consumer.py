@@ -16,11 +16,12 @@ from protocol.broker_errors import ErrorCode
 from protocol.cluster import unknown_topic
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import NO_TOPIC_ID, Partition
-from protocol.config import parse_consumer
+from protocol.config import parse_client, parse_consumer
 from protocol.consumer.list_offsets import EARLIEST, LATEST, list_offsets
 from protocol.consumer.range_consumer import Range, RangeConsumer, Skipped
 from protocol.errors import DataLoss, DeadlineExceeded
 from protocol.wire.messages.m01_fetch import FETCH
+from protocol.wire.messages.m18_api_versions import API_VERSIONS
 from spark_kafka_source.kafka_config import version_numbers
 from spark_kafka_source.local_kafka import LocalKafka
 from tests import awkward_topics
@@ -31,6 +32,7 @@ from tests.kafka_proxy import Exchange, KafkaProxy
 from tests.log_segments import stored_batches
 from tests.protocol.consumer.consuming import client_of, move_leader, produce
 from tests.read_back import read_back
+from tests.topic_changes import recreate
 
 
 @pytest.fixture(scope="module")
@@ -191,9 +193,48 @@ def test_a_range_behind_the_end_of_the_log_is_skipped_whole(
 def test_another_topic_of_that_name_is_data_loss(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
     name = topic(1)
     produce(kafka, name, range(10))
-    with pytest.raises(DataLoss, match=f"{name}-0: the topic was deleted and created again .*new checkpoint"):
-        rows_of(reader(client, [Range(name, 0, 0, 10, topic_id=b"\1" * 16)]))
+    wanted = Range(name, 0, 3, 10, topic_id=b"\1" * 16)
+    for fail_on_data_loss in (True, False):
+        words = f"{name}-0: the topic was deleted and created again .*: offsets 3 to 10 .*set onTopicRecreated=earliest"
+        with pytest.raises(DataLoss, match=words):
+            rows_of(reader(client, [wanted], fail_on_data_loss=fail_on_data_loss))
+        consumer = reader(client, [wanted], fail_on_data_loss=fail_on_data_loss, fail_on_topic_recreated=False)
+        assert rows_of(consumer) == {}
+        assert consumer.skipped == [Skipped(name, 0, 3, 10)]
     assert client.topic(name).topic_id != NO_TOPIC_ID
+
+
+def only_by_name(exchange: Exchange) -> bytes:
+    """As a broker of Kafka 3.0, whose Fetch knows no topic ids, though its Metadata does."""
+    body = exchange.reply()
+    for row in body["api_keys"]:
+        if row["api_key"] == FETCH.key:
+            row["max_version"] = 12
+    return exchange.reply_with(body)
+
+
+@pytest.mark.parametrize("by_name", [False, True], ids=["asked by id", "asked by name"])
+def test_a_topic_made_anew_after_it_was_looked_up_is_skipped_whatever_its_length(
+    kafka1: LocalKafka, topic1: TopicFactory, by_name: bool
+) -> None:
+    """What is known of the leaders is still of the old one. Of the new one not a record is read in its place."""
+    names = [topic1(1) for _ in range(3)]
+    for name in names:
+        produce(kafka1, name, range(15))
+    with KafkaProxy.of(kafka1) as proxy:
+        if by_name:
+            proxy.replies[API_VERSIONS] = only_by_name
+        with Client(parse_client({"bootstrap.servers": proxy.servers})) as client:
+            wanted = [Range(name, 0, 10, 15, topic_id=client.topic(name).topic_id) for name in names]
+            for each in wanted:
+                assert len(rows_of(reader(client, [each]))[each]) == 5
+            recreate(kafka1, *names)
+            for name, length in zip(names, [4, 15, 20], strict=True):
+                produce(kafka1, name, range(length))
+            consumer = reader(client, wanted, fail_on_topic_recreated=False)
+            assert rows_of(consumer) == {}
+            assert sorted(each.topic for each in consumer.skipped) == sorted(names)
+            assert sum(each.until_offset - each.from_offset for each in consumer.skipped) == 15
 
 
 @pytest.mark.parametrize("fail_on_data_loss", [True, False])

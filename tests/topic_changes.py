@@ -1,0 +1,44 @@
+"""Topics deleted, and made anew under their names, in a real Kafka: done when all brokers agree about it."""
+
+from __future__ import annotations
+
+import time
+from functools import lru_cache
+
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.agreement import wait_until_gone, wait_until_known
+
+
+def delete_topics(kafka: LocalKafka, *topics: str) -> None:
+    for deleted in _admin(kafka.bootstrap_servers).delete_topics(list(topics)).values():
+        deleted.result(30)
+    for topic in topics:
+        wait_until_gone(kafka, topic)
+
+
+def recreate(kafka: LocalKafka, *topics: str) -> None:
+    """With one partition each, and no records."""
+    delete_topics(kafka, *topics)
+    for topic in topics:
+        _create(kafka, topic)
+        wait_until_known(kafka, topic, 1)
+
+
+def _create(kafka: LocalKafka, topic: str) -> None:
+    give_up_s = time.monotonic() + 30
+    while True:
+        new = NewTopic(topic, 1, len(kafka.broker_ids))
+        error = _admin(kafka.bootstrap_servers).create_topics([new])[topic].exception(30)
+        if error is None:
+            return
+        # The name is free again only when every broker has let go of it.
+        assert "TOPIC_ALREADY_EXISTS" in str(error)
+        assert time.monotonic() < give_up_s, f"topic {topic} cannot be made anew"
+
+
+@lru_cache(maxsize=2)
+def _admin(servers: str) -> AdminClient:
+    # kept, since nobody would answer the futures of one that is gone
+    return AdminClient({"bootstrap.servers": servers, "log_level": 0})
