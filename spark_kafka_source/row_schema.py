@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from protocol.errors import ConfigurationError
+
 if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
 
 # Spark names the field inside a list "element" when it turns its own array type into Arrow's.
 HEADERS = pa.list_(pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])))
@@ -55,3 +57,24 @@ def spark_schema(columns: Sequence[str]) -> StructType:
 
     fields = [{"name": name, "type": _TYPES[name][0], "nullable": True, "metadata": {}} for name in columns]
     return StructType.fromJson({"type": "struct", "fields": fields})
+
+
+def require_own_schema(given: StructType, columns: Sequence[str]) -> None:
+    """`given` is what Spark wants rows of. Raises `ConfigurationError` if that is another schema, set by the user."""
+    own = spark_schema(columns)
+    if _without_comments(given) != _without_comments(own):
+        raise ConfigurationError(
+            f".schema(...) sets ({_text(given)}), but records are always ({_text(own)}): leave .schema(...) "
+            'out. The query itself makes columns of what is in a value, as from_json(value.cast("string"), ...) does. '
+            "The option columns leaves columns out, and includeHeaders adds the headers"
+        )
+
+
+def _without_comments(schema: StructType) -> list[tuple[str, DataType, bool]]:
+    return [(each.name, each.dataType, each.nullable) for each in schema]
+
+
+def _text(schema: StructType) -> str:
+    return ", ".join(
+        f"{each.name} {each.dataType.simpleString()}{'' if each.nullable else ' not null'}" for each in schema
+    )

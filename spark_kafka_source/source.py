@@ -18,7 +18,7 @@ from pyspark.sql.datasource import (
 
 from protocol.once import held_back
 from spark_kafka_source.options import parse_sink_options, parse_source_options, row_columns
-from spark_kafka_source.row_schema import spark_schema
+from spark_kafka_source.row_schema import require_own_schema, spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,11 +43,13 @@ class KafkaGroupDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         from spark_kafka_source.batch_reader import KafkaBatchReader
 
+        require_own_schema(schema, row_columns(self.options))
         return KafkaBatchReader(parse_source_options(self.options, streaming=False))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from spark_kafka_source.stream_reader import KafkaStreamReader
 
+        require_own_schema(schema, row_columns(self.options))
         # Spark also makes a reader to plan with, in another process; the one that runs the query says the warnings.
         with held_back() as warnings:
             options = parse_source_options(self.options, streaming=True)

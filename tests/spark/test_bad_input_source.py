@@ -49,6 +49,21 @@ def test_no_reachable_bootstrap_server(spark: SparkSession, tmp_path: Path) -> N
     assert "attempt" in said
 
 
+def test_a_schema_of_the_user_s(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark's own connector refuses it, too. No broker is asked."""
+    said = run_stream(reader(spark, "127.0.0.1:1", subscribe="orders").schema("id INT, name STRING"), tmp_path)
+    assert ".schema(...) sets (id int, name string)" in said
+    assert "leave .schema(...) out" in said
+
+
+def test_the_source_s_own_schema_may_be_given(spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory) -> None:
+    name = topic1()
+    produce(kafka1, name, 3)
+    rows = spark.read.format("pykafka-group").option("kafka.bootstrap.servers", kafka1.bootstrap_servers)
+    rows = rows.options(subscribe=name, columns="value,offset").schema("value BINARY, offset BIGINT COMMENT 'of 1970'")
+    assert [row.offset for row in rows.load().collect()] == [0, 1, 2]
+
+
 def test_unknown_topic(spark: SparkSession, kafka: LocalKafka, tmp_path: Path) -> None:
     options = {"kafka.default.api.timeout.ms": "3000", "fetchOffset.numRetries": "0"}
     said = run_stream(reader(spark, kafka.bootstrap_servers, subscribe="no-such-topic", **options), tmp_path)

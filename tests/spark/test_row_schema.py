@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from pyspark.sql.types import StructType
 
+from protocol.errors import ConfigurationError
 from spark_kafka_source.row_schema import arrow_schema, spark_schema
 from spark_kafka_source.selection import COLUMNS, HEADERS
+from spark_kafka_source.source import KafkaGroupDataSource
 
 ALL = (*COLUMNS, HEADERS)
 
@@ -38,3 +41,21 @@ def test_every_column_may_be_null() -> None:
     assert all(field.nullable for field in schema)
     assert headers.containsNull
     assert all(field.nullable for field in headers.elementType)
+
+
+OWN = {"columns": "key,value"}
+OTHERS = {
+    "value string": StructType().add("value", "string"),
+    "value binary, key binary": StructType().add("value", "binary").add("key", "binary"),
+    "key binary not null, value binary": StructType().add("key", "binary", nullable=False).add("value", "binary"),
+}
+
+
+@pytest.mark.parametrize("said", OTHERS)
+def test_a_schema_of_the_user_s_own_is_refused_before_anything_is_read(said: str) -> None:
+    source = KafkaGroupDataSource(OWN)
+    for read in (source.reader, source.streamReader):
+        with pytest.raises(ConfigurationError) as caught:
+            read(OTHERS[said])
+        assert f".schema(...) sets ({said})" in str(caught.value)
+        assert "records are always (key binary, value binary): leave .schema(...) out" in str(caught.value)
