@@ -6,7 +6,6 @@ What a batch reads is compared with Spark's JVM connector where it has the optio
 from __future__ import annotations
 
 import json
-import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
+from protocol.errors import DataLoss
 from spark_kafka_source import batch_reader
 from spark_kafka_source.batch_reader import KafkaBatchReader
 from spark_kafka_source.local_kafka import LocalKafka
@@ -260,12 +260,21 @@ def checkpointed(checkpoint: Path) -> dict[str, Any]:
     return found
 
 
-def planned(kafka: LocalKafka, start_json: Any, end_json: Any, **options: object) -> list[Any]:
-    """The tasks of a replay."""
+def reader_of(kafka: LocalKafka, **options: object) -> KafkaStreamReader:
     texts = {key: str(value) for key, value in options.items()}
     given = {"kafka.bootstrap.servers": kafka.bootstrap_servers, **texts}
-    reader = KafkaStreamReader(parse_source_options(given, streaming=True))
-    return [task.ranges for task in reader.partitions(start_json, end_json)]
+    return KafkaStreamReader(parse_source_options(given, streaming=True))
+
+
+def planned(kafka: LocalKafka, start_json: Any, end_json: Any, **options: object) -> list[Any]:
+    """The tasks of a replay."""
+    return [task.ranges for task in reader_of(kafka, **options).partitions(start_json, end_json)]
+
+
+def read_again(kafka: LocalKafka, start_json: Any, end_json: Any, **options: object) -> int:
+    """How many rows a replay has."""
+    reader = reader_of(kafka, **options)
+    return sum(batch.num_rows for task in reader.partitions(start_json, end_json) for batch in reader.read(task))
 
 
 def metadata(kafka: LocalKafka, name: str) -> Any:
@@ -367,7 +376,8 @@ def test_a_topic_made_anew_is_read_from_its_beginning_when_that_is_asked_for(
 
     # A batch of the old topic that is to be replayed after the new one came: nobody has its records any more.
     nothing_read = {name: {"0": 0}, "@ids": before["@ids"]}
-    with caplog.at_level(logging.WARNING):
-        assert planned(kafka1, nothing_read, before, **options, onTopicRecreated="earliest") == []
-    assert "5 offsets of " in caplog.text
-    assert len(planned(kafka1, nothing_read, before, **options)) == 1
+    assert read_again(kafka1, nothing_read, before, **options, onTopicRecreated="earliest") == 0
+    assert f"{name}-0: the topic was deleted and created again" in caplog.text
+    assert "(onTopicRecreated=earliest: 5 offsets are skipped)" in caplog.text
+    with pytest.raises(DataLoss, match="onTopicRecreated=earliest"):
+        read_again(kafka1, nothing_read, before, **options)
