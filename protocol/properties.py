@@ -387,7 +387,7 @@ PROPERTIES: tuple[Property, ...] = (
     *_no_effect(_CONSUMER, "max.poll.records", "records come in columns, some thousands of rows at a time"),
     *_no_effect(_CONSUMER, "exclude.internal.topics", "a pattern never matches Kafka's internal topics"),
     *_no_effect(_CONSUMER, "allow.auto.create.topics", "reading a topic never creates it"),
-    *_no_effect(_PRODUCER, "max.block.ms", "a write as a whole is bounded by delivery.timeout.ms"),
+    *_no_effect(_PRODUCER, "max.block.ms", "a topic that is not there is looked for again for ten seconds"),
     *_no_effect(_PRODUCER, "metadata.max.idle.ms", "metadata is kept by metadata.max.age.ms alone"),
     *_no_effect(
         _PRODUCER,

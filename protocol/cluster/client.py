@@ -200,8 +200,13 @@ class Client:
 
     # -- metadata -----------------------------------------------------------------------------
 
-    def metadata(self, topics: Iterable[str] | None, deadline: Deadline | None = None) -> Metadata:
+    def metadata(
+        self, topics: Iterable[str] | None, deadline: Deadline | None = None, *, create: bool = False
+    ) -> Metadata:
         """A fresh snapshot of these topics; None asks for all of them. Errors of single topics stay in the snapshot.
+
+        With `create` brokers that allow it create the topics that are not there; until they have, those have the error
+        UNKNOWN_TOPIC_OR_PARTITION or LEADER_NOT_AVAILABLE. Only who writes may ask for that.
 
         Raises `DeadlineExceeded` when no broker answered in time.
         """
@@ -210,7 +215,7 @@ class Client:
 
         def attempt() -> Metadata:
             wanted = None if names is None else [{"name": name} for name in names]
-            body = {"topics": wanted, "allow_auto_topic_creation": False}
+            body = {"topics": wanted, "allow_auto_topic_creation": create}
             return Metadata.from_reply(self.ask_any(METADATA, body, deadline, at_least=4))
 
         newer = self.retrying(f"Metadata of {_listed(names)}", attempt, deadline)
@@ -222,19 +227,20 @@ class Client:
                 self._metadata_at_s[name] = now_s
             return self._metadata
 
-    def snapshot(self, topics: Iterable[str], deadline: Deadline | None = None) -> Metadata:
+    def snapshot(self, topics: Iterable[str], deadline: Deadline | None = None, *, create: bool = False) -> Metadata:
         """Metadata that these topics are in, from memory where that is younger than `metadata.max.age.ms`.
 
         The others are asked for together: whoever is about many topics or partitions takes one snapshot for all of
-        them, and expires what proves to be out of date when it has looked at all. Raises `DeadlineExceeded`.
+        them, and expires what proves to be out of date when it has looked at all. `create` is as for
+        `metadata`. Raises `DeadlineExceeded`.
         """
         with self._lock:
             stale, known = [name for name in topics if self._is_stale(name)], self._metadata
-        return self.metadata(stale, deadline) if stale else known
+        return self.metadata(stale, deadline, create=create) if stale else known
 
-    def topic(self, name: str, deadline: Deadline | None = None) -> Topic:
+    def topic(self, name: str, deadline: Deadline | None = None, *, create: bool = False) -> Topic:
         """The topic, as in a `snapshot`; raises `BrokerError` if it has one."""
-        snapshot = self.snapshot([name], deadline)
+        snapshot = self.snapshot([name], deadline, create=create)
         try:
             return snapshot.topic(name)
         except BrokerError:

@@ -16,11 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Backoff, Deadline
 from protocol.cluster.client import Client
 from protocol.cluster.dispatch import is_retriable
-from protocol.cluster.metadata import Broker, Topic
+from protocol.cluster.metadata import Broker
 from protocol.config import ProducerConfig
 from protocol.errors import DeadlineExceeded, KafkaError, UsageError
 from protocol.net.readiness import ready
@@ -30,6 +29,7 @@ from protocol.producer.idempotence import AnonymousSession, IdempotentSession, P
 from protocol.producer.partition_producer import PartitionProducer, ProducedRange, ProducerBatch
 from protocol.producer.partitioner import Partitioner
 from protocol.producer.record_columns import check_sizes, checked_columns
+from protocol.producer.topics import Leaders, topic_to_write
 from protocol.records.arrow_numpy import to_arrow, to_numpy, valid
 from protocol.records.encode import encode_batches, record_sizes
 
@@ -220,29 +220,21 @@ class AsyncProducer:
         sizes: npt.NDArray[np.int64],
         partitions: pa.Int32Array | npt.NDArray[np.int32] | None,
     ) -> npt.NDArray[np.int32]:
-        known = self._topic(topic)
-        count = len(known.partitions)
         given = None if partitions is None else _int32(partitions)
         if given is not None and len(given) != rows.num_rows:
             raise UsageError(f"{len(given)} partitions were given for {rows.num_rows} rows of topic {topic}")
+        known = topic_to_write(self._client, topic, None if given is None else to_numpy(given)[valid(given)])
         if given is not None and not given.null_count:
-            return _checked(to_numpy(given), topic, count)
+            return to_numpy(given)
         if topic not in self._partitioners:
             self._partitioners[topic] = Partitioner(self._config.partitioner)
         keys = rows.column("key") if "key" in rows.schema.names else None
         available = [number for number, each in known.partitions.items() if each.leader >= 0]
-        chosen = self._partitioners[topic].choose(keys, sizes, count, available)
-        if given is None:
-            return chosen
-        named = valid(given)
-        chosen[named] = _checked(to_numpy(given)[named], topic, count)
+        chosen = self._partitioners[topic].choose(keys, sizes, len(known.partitions), available)
+        if given is not None:
+            named = valid(given)
+            chosen[named] = to_numpy(given)[named]
         return chosen
-
-    def _topic(self, topic: str) -> Topic:
-        deadline = self._client.deadline()
-        return self._client.retrying(
-            f"Metadata of {topic}", lambda: self._client.topic(topic, deadline), deadline, topics=[topic]
-        )
 
     def _enqueue(self, gathered: Iterable[Gathered]) -> None:
         now_s = self._client.clock.now_s()
@@ -297,23 +289,23 @@ class AsyncProducer:
         """One request to each broker that takes one; whether any went out."""
         sent = False
         now_s = self._client.clock.now_s()
-        topics = _Topics(self._client, deadline.at_most_ms(self._client.config.request_timeout_ms))
-        for broker, partitions in self._sendable(topics, now_s).items():
+        leaders = Leaders(self._client, deadline.at_most_ms(self._client.config.request_timeout_ms))
+        for broker, partitions in self._sendable(leaders, now_s).items():
             producer = self._brokers[broker]
             self._session.before_produce([(each.topic, each.partition) for each in partitions], deadline)
             # Whoever has waited longest comes first, so that each gets its turn.
             partitions.sort(key=lambda each: each.sent_at_s)
-            sent |= producer.send(partitions, topics.ids)
+            sent |= producer.send(partitions, leaders.topic_ids)
         return sent
 
-    def _sendable(self, topics: _Topics, now_s: float) -> dict[Broker, list[PartitionProducer]]:
+    def _sendable(self, leaders: Leaders, now_s: float) -> dict[Broker, list[PartitionProducer]]:
         """Partitions that have something to send, by leader, where the leader takes a request now."""
         by_broker: dict[Broker, list[PartitionProducer]] = {}
         for partition in self._busy.values():
             if partition.next_batch(now_s) is None:
                 continue
             try:
-                broker = topics.leader(partition)
+                broker = leaders.of(partition)
                 if broker is None or not self._broker(broker).can_send(now_s):
                     continue
                 if partition.in_flight and partition.leader_id != broker.node_id:
@@ -376,53 +368,6 @@ class AsyncProducer:
         if now_s - self._expired_at_s.get(topic, float("-inf")) >= self._client.config.retry_backoff_ms / 1000:
             self._expired_at_s[topic] = now_s
             self._client.expire_metadata([topic])
-
-
-class _Topics:
-    """Topics and leaders as one look at the metadata shows them, for one round."""
-
-    def __init__(self, client: Client, deadline: Deadline) -> None:
-        self._client = client
-        self._deadline = deadline
-        self._topics: dict[str, Topic | KafkaError] = {}
-        self.ids: dict[str, bytes] = {}
-
-    def leader(self, partition: PartitionProducer) -> Broker:
-        """Raises what `Client.topic` does (the same error for all partitions of a topic), or LEADER_NOT_AVAILABLE."""
-        topic = self._topics.get(partition.topic) or self._look_up(partition.topic)
-        if isinstance(topic, KafkaError):
-            raise topic
-        known = topic.partitions.get(partition.partition)
-        broker = self._client.brokers(self._deadline).get(known.leader) if known else None
-        if broker is None:
-            raise broker_error(
-                ErrorCode.LEADER_NOT_AVAILABLE,
-                f"Produce to {partition.name}",
-                topic=partition.topic,
-                partition=partition.partition,
-            )
-        return broker
-
-    def _look_up(self, name: str) -> Topic | KafkaError:
-        found: Topic | KafkaError
-        try:
-            found = self._client.topic(name, self._deadline)
-            self.ids[name] = found.topic_id
-        except KafkaError as error:
-            found = error
-        self._topics[name] = found
-        return found
-
-
-def _checked(partitions: npt.NDArray[np.int32], topic: str, count: int) -> npt.NDArray[np.int32]:
-    wrong = (partitions < 0) | (partitions >= count)
-    if wrong.any():
-        raise UsageError(
-            f"partition {int(partitions[wrong.argmax()])} was asked for, but topic {topic} has {count} "
-            f"(0 to {count - 1}). Nothing of this batch was sent",
-            topic=topic,
-        )
-    return partitions
 
 
 def _int32(partitions: pa.Array | npt.NDArray[np.int32]) -> pa.Int32Array:

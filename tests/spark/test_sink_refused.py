@@ -6,6 +6,7 @@ import uuid
 from pathlib import Path
 
 import pytest
+from confluent_kafka.admin import AdminClient
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_kafka_source.local_kafka import LocalKafka
@@ -19,6 +20,10 @@ def error_of_writing(rows: DataFrame, kafka: LocalKafka, mode: str = "append", *
     with pytest.raises(Exception) as error:  # noqa: PT011 - Spark has an exception for each way it fails
         rows.write.format("pykafka-group").options(**options).mode(mode).save()
     return str(error.value)
+
+
+def topics_of(kafka: LocalKafka) -> set[str]:
+    return set(AdminClient({"bootstrap.servers": kafka.bootstrap_servers}).list_topics(timeout=30).topics)
 
 
 class TestPlan:
@@ -50,7 +55,8 @@ class TestTask:
         self, spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory
     ) -> None:
         name = topic1(2)
-        text = error_of_writing(spark.range(1).selectExpr("'v' AS value", "2 AS partition"), kafka1, topic=name)
+        rows = spark.range(1).selectExpr("'v' AS value", "2 AS partition")
+        text = error_of_writing(rows, kafka1, topic=name, **{"kafka.default.api.timeout.ms": "1000"})
         assert f"partition 2 was asked for, but topic {name} has 2 (0 to 1)" in text
         assert read_back(kafka1, name) == []
 
@@ -83,7 +89,8 @@ class TestTask:
             **{"kafka.default.api.timeout.ms": "2000"},
         )
         assert f"topic {missing}: UNKNOWN_TOPIC_OR_PARTITION" in text
-        assert "does the topic exist?" in text
+        assert "Brokers with auto.create.topics.enable=true would have created it: these do not" in text
+        assert missing not in topics_of(kafka1)
 
     def test_no_broker_can_be_reached(self, spark: SparkSession, kafka1: LocalKafka) -> None:
         text = error_of_writing(

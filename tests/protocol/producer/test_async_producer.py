@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewPartitions
 
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
@@ -143,6 +144,19 @@ class TestWhatOthersRead:
         assert all(3 in by_key[key] for key in keys[1::2])
         assert all(len(set(by_key[key])) == 1 for key in keys[::2])
 
+    def test_a_partition_that_the_topic_has_just_got_is_looked_for(
+        self, kafka: LocalKafka, topic: TopicFactory
+    ) -> None:
+        name = topic(2)
+        admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+        with producer_of(kafka.bootstrap_servers) as producer:
+            send_numbered(producer, name, 0, 10, 2)
+            producer.flush()
+            admin.create_partitions([NewPartitions(name, 4)])[name].result(30)
+            send_numbered(producer, name, 10, 10, 4)
+            producer.flush()
+        assert {record.partition for record in read_back(kafka, name)} == {0, 1, 2, 3}
+
 
 class TestWaiting:
     def test_rows_below_the_batch_size_wait_for_the_flush(self, kafka: LocalKafka, topic: TopicFactory) -> None:
@@ -237,7 +251,7 @@ class TestRefusals:
 
     def test_a_partition_the_topic_does_not_have_is_refused(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(3)
-        with producer_of(kafka.bootstrap_servers) as producer:
+        with producer_of(kafka.bootstrap_servers, {"default.api.timeout.ms": 500}) as producer:
             for wrong in (3, -1):
                 with pytest.raises(UsageError, match=rf"partition {wrong} was asked for, but topic {name} has 3"):
                     producer.send_columns(name, numbered(0, 2), np.array([0, wrong], np.int32))
