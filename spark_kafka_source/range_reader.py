@@ -13,6 +13,7 @@ from functools import lru_cache
 import numpy as np
 import pyarrow as pa
 
+from protocol.config import ClientConfig
 from protocol.consumer.range_consumer import Range, RangeConsumer
 from protocol.errors import DataLoss, UsageError
 from protocol.records.arrow_numpy import to_arrow, to_numpy
@@ -65,6 +66,7 @@ def read_range(options: SourceOptions, wanted: Sequence[OffsetRange]) -> Iterato
         poll_timeout_ms=options.poll_timeout_ms,
         fail_on_data_loss=options.fail_on_data_loss,
         fail_on_topic_recreated=options.on_topic_recreated == "fail",
+        record_bytes=_record_bytes(options.client),
     )
     schema = arrow_schema(options.columns)
     try:
@@ -73,6 +75,12 @@ def read_range(options: SourceOptions, wanted: Sequence[OffsetRange]) -> Iterato
     except DataLoss as loss:
         raise DataLoss(named(COULD_NOT_READ_OFFSET_RANGE, loss.message), **loss.context) from loss
     settle()
+
+
+@lru_cache(maxsize=16)
+def _record_bytes(cluster: ClientConfig) -> dict[str, float]:
+    """By topic, what earlier tasks have learnt: so the first Fetch of a task asks for no more than its range has."""
+    return {}
 
 
 def _decoded(columns: Sequence[str]) -> list[str]:

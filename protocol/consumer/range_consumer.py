@@ -131,6 +131,7 @@ class RangeConsumer:
     deleted; with `fail_on_data_loss=False` that part is skipped, logged, and kept in `skipped`, and a truncated log is
     read from where other records begin, if need be before `from_offset`. So it is with `fail_on_topic_recreated` where
     the topic was made anew. Raises `DeadlineExceeded` when nothing came for some range for `poll_timeout_ms`.
+    `record_bytes`, by topic, is what others have learnt; it is kept up to date.
     """
 
     def __init__(
@@ -143,6 +144,7 @@ class RangeConsumer:
         poll_timeout_ms: float = 120_000,
         fail_on_data_loss: bool = True,
         fail_on_topic_recreated: bool = True,
+        record_bytes: dict[str, float] | None = None,
     ) -> None:
         self._client = client
         self._config = config
@@ -157,7 +159,7 @@ class RangeConsumer:
         # How long the caller was busy with what it got: no broker is to blame for that time.
         self._away_s = 0.0
         self._waiting: list[_Reading] = []  # no broker is being asked for them, whoever waits longest first
-        record_bytes: dict[str, float] = {}
+        record_bytes = {} if record_bytes is None else record_bytes
         for wanted in ranges:
             backoff = Backoff(client.config.retry_backoff_ms, client.config.retry_backoff_max_ms)
             reading = _Reading(wanted, config, backoff, record_bytes)

@@ -43,7 +43,7 @@ timestamp_ms is -1 too); headers is null without headers."""
 ALL_COLUMNS: tuple[str, ...] = tuple(SCHEMA.names)
 DEFAULT_MAX_DECOMPRESSED_BYTES = 128 << 20
 # Few enough that what belongs to them stays in the processor's cache from one step to the next.
-_CHUNK_ROWS = 8_000
+_CHUNK_ROWS = 16_000
 _CHUNK_BYTES = 16 << 20
 
 
@@ -68,7 +68,7 @@ def decode(
     max_decompressed_bytes : cap on what one batch may unpack to.
     where : what error messages start with, "orders-3".
 
-    Yields record batches of about 8,000 rows (fewer when records are large), never an empty one. They own their
+    Yields record batches of about 16,000 rows (fewer when records are large), never an empty one. They own their
     memory.
 
     Raises `Corrupt`, `Truncated` or `DecompressedTooLarge`, naming `where` and the batch's offset, and `UsageError`

@@ -1,4 +1,4 @@
-"""Record bounds by lockstep: each NumPy step moves a cursor in each of some dozens of lanes by one record.
+"""Record bounds by lockstep: each NumPy step moves a cursor in each of some hundred lanes by one record.
 
 A small batch is a lane; a large one is cut into lanes where `_sync` guesses that records start. A guess is never
 trusted: the lane before it must end exactly there, else there is no result. Knows lengths, and of the rest of a record
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from protocol.records.header import SMALLEST_RECORD_BYTES
 from protocol.records.varints import Bytes, Positions
 
-_LANES = 96
+_LANES = 512
 FEWEST_LANES = 24
 _HOPS = 2
 _CHECK_EVERY = 4

@@ -25,7 +25,7 @@ from protocol.records.header import (
 from protocol.records.scan import Scan
 from protocol.records.varints import Bytes, Positions
 
-SLAB_ROWS = 16_000
+SLAB_ROWS = 32_000
 SLAB_BYTES = 4 << 20
 _MOST_ROWS = SLAB_ROWS * 3 // 2
 _SCRATCH_BYTES = 16 << 20

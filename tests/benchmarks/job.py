@@ -18,13 +18,22 @@ from pathlib import Path
 OURS = "pykafka-group"
 JVM = "kafka (JVM)"
 PROTOCOL = "protocol"
+# Sources in Python that ask nobody: see `constant_source`.
+CONSTANT, EMPTY = "constant rows", "no rows"
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
+ORDERS, EVENTS = "orders", "events"
+
+
 @dataclass(frozen=True)
 class Topic:
-    """A filled topic: 8-byte keys, values of `value_bytes`, record batches of at most `batch_bytes`."""
+    """A filled topic, with record batches of at most `batch_bytes`.
+
+    `values` is `ORDERS` (keys of 8 bytes, values of exactly `value_bytes`, partitions in turn) or `EVENTS` (keys and
+    JSON values that vary in length, `value_bytes` on average, each key in the partition that its hash says).
+    """
 
     name: str
     records: int
@@ -32,9 +41,13 @@ class Topic:
     compression: str
     partitions: int
     batch_bytes: int
+    linger_ms: int = 200
+    values: str = ORDERS
 
     @property
     def label(self) -> str:
+        if self.values == EVENTS:
+            return f"{self.records / 1e6:g} million events, {self.compression}"
         size = f"{self.value_bytes} B" if self.value_bytes < 1024 else f"{self.value_bytes // 1024} KiB"
         return f"{size} {self.compression}"
 

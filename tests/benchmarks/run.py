@@ -1,6 +1,6 @@
 """`make bench`: starts a real Kafka, fills topics, runs every section, prints the table and keeps it as JSON.
 
-    python -m tests.benchmarks.run                      everything, some ten minutes
+    python -m tests.benchmarks.run                      all that `make bench` runs, some twenty minutes
     python -m tests.benchmarks.run --quick              the same with few records
     python -m tests.benchmarks.run source --only ours   one section, one contestant
 
@@ -21,11 +21,24 @@ from typing import Any
 
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.benchmarks import clients, report
-from tests.benchmarks.job import Figure, Job, Topic, run_section, say
+from tests.benchmarks.job import EVENTS, Figure, Job, Topic, run_section, say
 from tests.benchmarks.topics import fill
 
-SECTIONS = ("client", "source", "sink", "trigger")
-ALL_SECTIONS = (*SECTIONS, "memory", "partitions")
+_MODULES = {
+    "client": "clients",
+    "source": "source",
+    "sink": "sink",
+    "trigger": "triggers",
+    "memory": "memory",
+    "partitions": "many_partitions",
+    "events": "events",
+    "ceiling": "ceiling",
+    "first-batch": "first_batch",
+    "tuning": "tuning",
+}
+SECTIONS = ("client", "source", "sink", "trigger", "events", "ceiling", "first-batch")
+# Those with a Kafka of three brokers; the others have one.
+_ON_THREE_BROKERS = {"events", "ceiling", "first-batch", "tuning"}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -35,15 +48,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     about["machine"] = report.machine()
     figures: list[Figure] = []
-    with _kafka(told.bootstrap_servers) as bootstrap_servers:
-        job = _job(told, bootstrap_servers)
-        if {"client", "source"} & set(told.sections):
-            say("filling topics")
-            for topic in job.topics:
-                fill(bootstrap_servers, topic)
-        for section in told.sections:
-            say(f"{section}:")
-            figures += _run(section, job, told)
+    for brokers in (1, 3):
+        sections = [section for section in told.sections if (section in _ON_THREE_BROKERS) == (brokers == 3)]
+        if sections:
+            with _kafka(brokers, told.bootstrap_servers) as bootstrap_servers:
+                job = _job(told, bootstrap_servers)
+                for section in sections:
+                    say(f"{section}:")
+                    figures += _run(section, job, told)
     print(f"\n{about['command']}\n{json.dumps(about['machine'])}\n\n{report.table(figures)}")
     if told.results:
         told.results.parent.mkdir(parents=True, exist_ok=True)
@@ -52,38 +64,48 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(section: str, job: Job, told: argparse.Namespace) -> list[Figure]:
+    job = replace(job, topics=_topics(section, told))
+    for topic in job.topics:
+        fill(job.bootstrap_servers, topic)
     if section == "client":
         names = [name for name in clients.NAMES if job.wants(name)]
         return [figure for name in names for figure in run_section("clients", job, name)]
+    return run_section(_MODULES[section], job)
+
+
+def _topics(section: str, told: argparse.Namespace) -> tuple[Topic, ...]:
+    """Those that a section reads."""
+    if section in ("client", "source"):
+        return tuple(
+            Topic(f"bench-{size}-{codec}-{records}", records, size, codec, told.partitions, told.batch_bytes)
+            for size, records in ((100, told.small_records), (1024, told.large_records))
+            for codec in told.compression.split(",")
+            if records
+        )
     if section == "memory":
-        topic = Topic("bench-memory", told.memory_records, 100, "lz4", told.partitions, told.batch_bytes)
-        fill(job.bootstrap_servers, topic)
-        return run_section("memory", replace(job, topics=(topic,)))
-    modules = {"source": "source", "sink": "sink", "trigger": "triggers", "partitions": "many_partitions"}
-    return run_section(modules[section], job)
+        return (Topic("bench-memory", told.memory_records, 100, "lz4", told.partitions, told.batch_bytes),)
+    events = tuple(
+        Topic(f"bench-events-{records}", records, 110, "lz4", told.partitions, 1_000_000, linger_ms=50, values=EVENTS)
+        for records in told.event_records
+    )
+    # The others need no more than the middle one of them.
+    middle = events[len(events) // 2 :][:1]
+    return {"events": events, "ceiling": middle, "tuning": middle}.get(section, ())
 
 
 @contextmanager
-def _kafka(bootstrap_servers: str | None) -> Iterator[str]:
+def _kafka(brokers: int, bootstrap_servers: str | None) -> Iterator[str]:
     if bootstrap_servers:
         yield bootstrap_servers
         return
     # More memory than tests give it: the broker must not be what is measured.
-    with LocalKafka(jvm_options=["-Xmx1g"]) as kafka:
+    with LocalKafka(brokers, jvm_options=["-Xmx1g"]) as kafka:
         yield kafka.bootstrap_servers
 
 
 def _job(told: argparse.Namespace, bootstrap_servers: str) -> Job:
-    sizes = [(100, told.small_records), (1024, told.large_records)]
-    topics = [
-        Topic(f"bench-{size}-{codec}-{records}", records, size, codec, told.partitions, told.batch_bytes)
-        for size, records in sizes
-        for codec in told.compression.split(",")
-        if records
-    ]
     return Job(
         bootstrap_servers=bootstrap_servers,
-        topics=tuple(topics),
         rounds=told.rounds,
         micro_batches=told.micro_batches,
         sink_records=told.sink_records,
@@ -105,7 +127,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.add_argument(name, type=int, default=chosen, help=f"{text} ({default:,}; quick: {when_quick:,})")
 
     parser.add_argument(
-        "sections", nargs="*", default=[], help=f"of {', '.join(ALL_SECTIONS)}; without: the first four"
+        "sections", nargs="*", default=[], help=f"of {', '.join(_MODULES)}; without: {', '.join(SECTIONS)}"
     )
     parser.add_argument("--quick", action="store_true", help="few records: to see that it works, not for figures")
     size("--small-records", 2_000_000, 120_000, "records of 100 bytes in each topic")
@@ -119,6 +141,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     size("--memory-records", 5_000_000, 300_000, "backlog of the memory section")
     size("--partitions", 6, 6, "of each topic")
     size("--batch-bytes", 16_384, 16_384, "record batches of the producer that fills the topics (Java's default)")
+    parser.add_argument(
+        "--event-records",
+        type=lambda text: [int(each) for each in text.split(",")],
+        default=[100_000] if quick else [1_000_000, 3_000_000, 6_000_000],
+        help="records of each topic of events (1,000,000,3,000,000,6,000,000; quick: 100,000)",
+    )
     parser.add_argument("--compression", default="none,lz4", help="codecs of the topics (none,lz4)")
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="only contestants named like this")
     parser.add_argument("--memory", action="store_true", help="also the memory section")
@@ -130,8 +158,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     told.sections = told.sections or list(SECTIONS)
     if told.memory and "memory" not in told.sections:
         told.sections.append("memory")
-    if unknown := set(told.sections) - set(ALL_SECTIONS):
-        parser.error(f"no such section: {', '.join(sorted(unknown))}; there are {', '.join(ALL_SECTIONS)}")
+    if unknown := set(told.sections) - set(_MODULES):
+        parser.error(f"no such section: {', '.join(sorted(unknown))}; there are {', '.join(_MODULES)}")
     return told
 
 

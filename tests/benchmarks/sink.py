@@ -40,7 +40,7 @@ def measure(job: Job, _: Sequence[str]) -> list[Figure]:
         # The first round warms both up and does not count.
         for number in range(job.rounds + 1):
             for who in [*contestants(job, number), DISCARDING]:
-                rate, cpu_ns = _discard(rows, job) if who == DISCARDING else _write(rows, job, who, options)
+                rate, cpu_ns = discarded(rows, job) if who == DISCARDING else written(rows, job, who, options)
                 told = f"{what}, {rate:,.0f} records/s, {cpu_ns:,.0f} ns of CPU a record"
                 say(f"  {subject:>12} {who:>14}: {told}{'' if number else ' (warm-up)'}")
                 if number:
@@ -58,7 +58,13 @@ def _rows(spark: SparkSession, job: Job) -> DataFrame:
     return rows.select(key.cast("binary").alias("key"), value.cast("binary").alias("value"))
 
 
-def _write(rows: DataFrame, job: Job, who: str, options: dict[str, str]) -> tuple[float, float]:
+def cheap_rows(spark: SparkSession, job: Job) -> DataFrame:
+    """The same, but a constant `value`: what costs Spark next to nothing to make."""
+    value = f"cast(repeat('x', {job.sink_value_bytes}) as binary) as value"
+    return spark.range(0, job.sink_records, 1, 4).selectExpr("cast(id as binary) as key", value)
+
+
+def written(rows: DataFrame, job: Job, who: str, options: dict[str, str]) -> tuple[float, float]:
     """Records a second, and nanoseconds of CPU a record in all of Spark's processes."""
     topic = f"bench-sink-{uuid.uuid4().hex[:8]}"
     create_topic(job.bootstrap_servers, topic, PARTITIONS)
@@ -67,14 +73,14 @@ def _write(rows: DataFrame, job: Job, who: str, options: dict[str, str]) -> tupl
     started_s, used_s = time.perf_counter(), cpu_s()
     writer.save()
     took_s, used_s = time.perf_counter() - started_s, cpu_s() - used_s
-    written = records_held(job.bootstrap_servers, topic)
+    held = records_held(job.bootstrap_servers, topic)
     delete_topic(job.bootstrap_servers, topic)
-    if written != job.sink_records:
-        raise RuntimeError(f"{who} wrote {written} records of {job.sink_records}")
+    if held != job.sink_records:
+        raise RuntimeError(f"{who} wrote {held} records of {job.sink_records}")
     return job.sink_records / took_s, used_s / job.sink_records * 1e9
 
 
-def _discard(rows: DataFrame, job: Job) -> tuple[float, float]:
+def discarded(rows: DataFrame, job: Job) -> tuple[float, float]:
     """The same for a sink in Python that does nothing."""
     started_s, used_s = time.perf_counter(), cpu_s()
     rows.write.format(DISCARDING).mode("append").save()

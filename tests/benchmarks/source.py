@@ -1,13 +1,10 @@
 """Reading: this source and Spark's JVM connector, from the same topics into `noop`, turn by turn in one session.
 
-Batch: one `spark.read` of the whole topic, in a warm session. Whole query: a streaming query of several micro-batches
-(availableNow) from `start()` to its end. Steady state: the same without its first micro-batch. CPU time is that of the
-whole query in all processes of Spark, JVM and Python, without the broker: it holds on a busy machine, too.
+Batch: one `spark.read` of the whole topic, in a warm session. Stream: a query of several micro-batches, see `streams`.
 """
 
 from __future__ import annotations
 
-import tempfile
 import time
 import uuid
 from collections import defaultdict
@@ -15,12 +12,13 @@ from collections.abc import Sequence
 
 from pyspark.sql import SparkSession
 
+from tests.benchmarks import streams
 from tests.benchmarks.job import OURS, Figure, Job, Topic, say, section_main
-from tests.benchmarks.processes import cpu_s
 from tests.benchmarks.spark_session import FORMATS, contestants, open_session
+from tests.benchmarks.streams import run_to_the_end
 
-BATCH, WHOLE, STEADY, CPU = "batch read", "stream, whole query", "stream, steady state", "stream, CPU time"
-UNITS = {BATCH: "records/s", WHOLE: "records/s", STEADY: "records/s", CPU: "ns/record"}
+BATCH = "batch read"
+UNITS = {BATCH: "records/s", **streams.UNITS}
 
 
 def measure(job: Job, _: Sequence[str]) -> list[Figure]:
@@ -61,21 +59,10 @@ def _batch(spark: SparkSession, job: Job, who: str, topic: Topic) -> float:
 def _stream(spark: SparkSession, job: Job, who: str, topic: Topic) -> dict[str, float]:
     per_trigger = -(-topic.records // job.micro_batches)
     options = stream_options(job, who, topic.name) | {"maxOffsetsPerTrigger": str(per_trigger)}
-    rows = spark.readStream.format(FORMATS[who]).options(**options).load()
-    with tempfile.TemporaryDirectory() as checkpoint:
-        started_s, used_s = time.perf_counter(), cpu_s()
-        writer = rows.writeStream.format("noop").option("checkpointLocation", checkpoint)
-        query = writer.trigger(availableNow=True).start()
-        query.awaitTermination()
-        whole_s, used_s = time.perf_counter() - started_s, cpu_s() - used_s
-        progress = [batch for batch in query.recentProgress if batch.numInputRows]
-    read = sum(batch.numInputRows for batch in progress)
-    if read != topic.records:
-        raise RuntimeError(f"{who} read {read} records of {topic.name}, which has {topic.records}")
-    later = progress[1:]
-    later_s = sum(batch.durationMs["triggerExecution"] for batch in later) / 1000
-    steady = sum(batch.numInputRows for batch in later) / later_s
-    return {WHOLE: read / whole_s, STEADY: steady, CPU: used_s / read * 1e9}
+    took = run_to_the_end(spark.readStream.format(FORMATS[who]).options(**options).load())
+    if took.records != topic.records:
+        raise RuntimeError(f"{who} read {took.records} records of {topic.name}, which has {topic.records}")
+    return took.rates
 
 
 if __name__ == "__main__":

@@ -1,20 +1,19 @@
-"""Topics to measure with: created and filled once, with values that look like orders and compress like them.
+"""Topics to measure with: created and filled once, with values that look like real ones and compress like them.
 
 Filled by confluent-kafka, so that what is read was not written by this project. Called by `run`; knows no Spark.
 """
 
 from __future__ import annotations
 
-import random
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-from tests.benchmarks.job import Topic, say
-
-_DIFFERENT_VALUES = 5_000
+from tests.benchmarks.job import EVENTS, Topic, say
+from tests.benchmarks.values import DIFFERENT_VALUES, event_keys, event_values, order_values
 
 
 def create_topic(bootstrap_servers: str, name: str, partitions: int, settings: dict[str, str] | None = None) -> None:
@@ -46,20 +45,26 @@ def fill(bootstrap_servers: str, topic: Topic) -> None:
             "bootstrap.servers": bootstrap_servers,
             "compression.type": topic.compression,
             "batch.size": topic.batch_bytes,
-            "linger.ms": 200,
+            "linger.ms": topic.linger_ms,
             "queue.buffering.max.messages": 500_000,
             "queue.buffering.max.kbytes": 262_144,
         }
     )
-    values = order_values(topic.value_bytes)
-    for number in range(topic.records):
-        key, value = b"%08d" % (number % 100_000_000), values[number % _DIFFERENT_VALUES]
-        _produce(producer, topic.name, value, key, number % topic.partitions)
+    for partition, key, value in _records(topic):
+        _produce(producer, topic.name, value, key, partition)
     producer.flush()
     say(f"  filled {topic.name}: {topic.records:,} records in {time.monotonic() - started_s:.0f} s")
     held = records_held(bootstrap_servers, topic.name)
     if held != topic.records:
         raise RuntimeError(f"topic {topic.name} holds {held} records, not {topic.records}")
+
+
+def write_few(bootstrap_servers: str, name: str, partitions: int) -> None:
+    """A hundred small records to each partition."""
+    producer = Producer({"bootstrap.servers": bootstrap_servers})
+    for number in range(100 * partitions):
+        producer.produce(name, b"x" * 100, b"%08d" % number, number % partitions)
+    producer.flush()
 
 
 def records_held(bootstrap_servers: str, name: str) -> int | None:
@@ -78,16 +83,17 @@ def records_held(bootstrap_servers: str, name: str) -> int | None:
         consumer.close()
 
 
-def order_values(value_bytes: int) -> list[bytes]:
-    """Different values of one length: JSON like that of an order, with random numbers in it. Always the same."""
-    draw = random.Random(7)
-    values = []
-    for _ in range(_DIFFERENT_VALUES):
-        text = f'{{"order":{draw.randrange(10**9)},"customer":{draw.randrange(10**6)}'
-        while len(text) < value_bytes - 1:
-            text += f',"sku-{draw.randrange(10**4)}":{draw.random() * 100:.2f}'
-        values.append((text[: value_bytes - 1] + "}").encode())
-    return values
+def _records(topic: Topic) -> Iterator[tuple[int, bytes, bytes]]:
+    """Partition (-1: by the key), key and value of each record."""
+    if topic.values == EVENTS:
+        keys, values = event_keys(), event_values(topic.value_bytes)
+        for number in range(topic.records):
+            # Keys and values meet anew in each round.
+            yield -1, keys[(number + number // DIFFERENT_VALUES) % DIFFERENT_VALUES], values[number % DIFFERENT_VALUES]
+        return
+    values = order_values(topic.value_bytes)
+    for number in range(topic.records):
+        yield number % topic.partitions, b"%08d" % (number % 100_000_000), values[number % DIFFERENT_VALUES]
 
 
 def _produce(producer: Any, topic: str, value: bytes, key: bytes, partition: int) -> None:

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import uuid
+from typing import Any
 
 import pytest
+
+from protocol.consumer import range_consumer
+from spark_kafka_source import range_reader
+from spark_kafka_source.local_kafka import LocalKafka
+from spark_kafka_source.options import parse_source_options
+from spark_kafka_source.ranges import OffsetRange
+from tests.conftest import TopicFactory
+from tests.protocol.consumer.consuming import produce
 
 _COLLECTION = """
 import gc, pyspark.worker, pandas
@@ -71,3 +81,28 @@ def test_an_order_is_acknowledged_at_once_also_after_an_answer_was_sent() -> Non
     assert (without, after_an_answer) == (0, 0), "Linux would have put it off"
     assert after_the_collection == 1
     assert callbacks_once_closed == 0
+
+
+def test_a_task_asks_for_no_more_than_its_range_once_an_earlier_one_has_seen_the_topic(
+    kafka1: LocalKafka, topic1: TopicFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = topic1(1)
+    produce(kafka1, name, range(30_000), size=100)
+    asked_bytes: list[int] = []
+    send_fetch = range_consumer.send_fetch
+
+    def noted(client: Any, consumer: Any, readings: Any, *more: Any, **options: Any) -> Any:
+        asked_bytes.append(sum(each.fetch_bytes() for each in readings))
+        return send_fetch(client, consumer, readings, *more, **options)
+
+    monkeypatch.setattr(range_consumer, "send_fetch", noted)
+    monkeypatch.setattr(range_reader, "settle", lambda: None)
+    # A client of its own: no other test of this process has learnt anything for it.
+    known = {"kafka.bootstrap.servers": kafka1.bootstrap_servers, "kafka.client.id": uuid.uuid4().hex}
+    options = parse_source_options(known | {"subscribe": name}, streaming=True)
+    for until_offset in (10_000, 20_000):
+        wanted = OffsetRange(name, 0, until_offset - 10_000, until_offset)
+        assert sum(batch.num_rows for batch in range_reader.read_range(options, [wanted])) == 10_000
+    first, *_, last = asked_bytes
+    assert first > 8_000_000, "nothing was known"
+    assert last < 2_000_000

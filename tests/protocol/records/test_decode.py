@@ -92,12 +92,12 @@ def test_thousands_of_small_batches_read_the_same(codec: str) -> None:
     assert read(batches) == list(reference.rows(batches))
 
 
-def test_chunks_have_about_8000_rows_whether_batches_are_large_or_small() -> None:
+def test_chunks_have_about_16000_rows_whether_batches_are_large_or_small() -> None:
     large = write_batch(sequence([b"x"] * 100_000))
     small = b"".join(write_batch(sequence([b"x"] * 10, base_offset=10 * i)) for i in range(5_000))
     for log in (large, small):
         sizes = [chunk.num_rows for chunk in decode(scan(log), first_offset=0, end_offset=EVERYTHING)]
-        assert all(4_000 <= size <= 12_000 for size in sizes[:-1]), sizes
+        assert all(8_000 <= size <= 24_000 for size in sizes[:-1]), sizes
 
 
 def test_large_values_make_small_chunks() -> None:
