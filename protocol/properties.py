@@ -260,7 +260,7 @@ PROPERTIES: tuple[Property, ...] = (
         "auto.offset.reset",
         "auto_offset_reset",
         one_of("earliest", "latest", "none", otherwise="by_duration is not supported yet"),
-        "where to start when the group has no offset; none: fail",
+        "where to start when the group has no offset, or one that is not in the log; none: fail",
     ),
     _applies(
         _CONSUMER,

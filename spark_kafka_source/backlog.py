@@ -24,12 +24,14 @@ class SeenLogs:
     partitions : (topic, partition) -> the topic's id (16 bytes, zeros before Kafka 2.8), of all there are to read.
     listed : (topic, partition) -> where its log ends, and the epoch in which its leader leads.
     first : whether this is for the query's first batch.
+    high_watermarks : (topic, partition) -> where its log ends, of those of `held_back`.
     """
 
     begin: Offsets
     partitions: Mapping[TopicPartition, bytes]
     listed: Mapping[TopicPartition, ListedOffset]
     first: bool = False
+    high_watermarks: Mapping[TopicPartition, int] = field(default_factory=dict)
 
     @cached_property
     def recreated(self) -> dict[str, bytes]:
@@ -46,8 +48,29 @@ class SeenLogs:
     def news(self) -> dict[TopicPartition, ListedOffset]:
         return {key: end for key, end in self.listed.items() if key not in self.stale}
 
+    def held_back(self) -> dict[TopicPartition, int]:
+        """Where less can be read than was read, and the epoch that leads there at least (-1: unknown).
+
+        With `read_committed` that need not be a loss. An open transaction may have begun before it: when the query has
+        read so far with `read_uncommitted`, or begins at an offset of its group.
+        """
+        read = self.begin.ends
+        return {
+            key: self._known_epoch(key)
+            for key, end in self.news.items()
+            if end.offset < read.get(key, 0) and key[0] not in self.recreated
+        }
+
+    @cached_property
+    def _news_ends(self) -> dict[TopicPartition, int]:
+        read, last = self.begin.ends, self.high_watermarks
+        return {
+            key: max(end.offset, min(read[key], last[key])) if key in last else end.offset
+            for key, end in self.news.items()
+        }
+
     def log_ends(self) -> Offsets:
-        return Offsets({key: end.offset for key, end in self.news.items()}, ids=self.ids_of(self.news))
+        return Offsets(self._news_ends, ids=self.ids_of(self.news))
 
     def late_targets(self, target: Mapping[TopicPartition, ListedOffset]) -> dict[TopicPartition, ListedOffset]:
         """What was missing, had an old leader, or was another topic when `availableNow` noted where it ends."""
@@ -63,14 +86,14 @@ class SeenLogs:
     def ends(self, target: Mapping[TopicPartition, ListedOffset] | None) -> dict[TopicPartition, int]:
         """How far there is something to read; with a `target` not beyond that."""
         if target is None:
-            ends = {key: end.offset for key, end in self.news.items()}
+            ends = dict(self._news_ends)
         else:
             # A log may have been cut since the target was noted, and a query that begins at the end of a busy one
             # begins after the target.
             read = self.begin.ends
             ends = {
-                key: min(end.offset, max(target[key].offset, read.get(key, 0)))
-                for key, end in self.news.items()
+                key: min(end, max(target[key].offset, read.get(key, 0)))
+                for key, end in self._news_ends.items()
                 if key in target
             }
         return ends | {key: self.begin.ends[key] for key in self.stale}

@@ -98,8 +98,10 @@ OPTIONS: tuple[Option, ...] = (
         Kind(f"earliest, latest, group, or JSON like {_OFFSETS_JSON}", selection.starting_offsets),
         "where a new query begins; one that has a checkpoint resumes there. In JSON -2 is earliest and -1 latest, and "
         "every partition must be named. `group`: the offsets of `kafka.group.id`, for a partition without one what "
-        "`kafka.auto.offset.reset` says. Partitions that are found later are read from their earliest offset. A batch "
-        "cannot start at latest",
+        "`kafka.auto.offset.reset` says. If that is given, it also says where to begin when the group's offset is not "
+        "in the log; else the query fails then, or with `failOnDataLoss` false begins at the nearest offset that is "
+        "there. Partitions that are found later are read from their earliest offset. A batch cannot "
+        "start at latest",
         default_text="streams: group with `kafka.group.id`, else latest; batches: earliest, with a group too",
     ),
     Option(
@@ -302,7 +304,8 @@ class SourceOptions:
 
     `starting_offsets` and `ending_offsets` are a word, a time, or topic -> partition -> offset, where -1 is latest and
     -2 earliest. `subscribe_pattern` is to be searched for in names. `consumer.auto_offset_reset` matters for the start
-    `group` only. `columns` are those of the rows, in their order.
+    `group` only, and so does `group_out_of_range`: where to begin when the group's offset is not in the log. `columns`
+    are those of the rows, in their order.
     """
 
     client: ClientConfig
@@ -314,6 +317,7 @@ class SourceOptions:
     starting_offsets: selection.Place
     ending_offsets: selection.Place
     starting_offsets_by_timestamp_strategy: Literal["error", "latest"]
+    group_out_of_range: Literal["fail", "nearest", "earliest", "latest"]
     commit_offsets: bool
     max_offsets_per_trigger: int | None
     max_bytes_per_trigger: int | None
@@ -394,6 +398,7 @@ def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> Sour
         starting_offsets=start,
         ending_offsets=end or "latest",
         starting_offsets_by_timestamp_strategy=values["startingOffsetsByTimestampStrategy"],
+        group_out_of_range=_out_of_range("auto.offset.reset" in kafka, consumer, values["failOnDataLoss"]),
         commit_offsets=_commits(values["commitOffsets"], consumer, streaming),
         max_offsets_per_trigger=values.get("maxOffsetsPerTrigger"),
         max_bytes_per_trigger=values.get("maxBytesPerTrigger"),
@@ -521,6 +526,16 @@ def _check_reset(given: bool, start: selection.Place, consumer: ConsumerConfig, 
         raise ConfigurationError(
             "kafka.auto.offset.reset is latest: a batch cannot start at the latest offset; use earliest or none."
         )
+
+
+def _out_of_range(
+    given: bool, consumer: ConsumerConfig, fail_on_data_loss: bool
+) -> Literal["fail", "nearest", "earliest", "latest"]:
+    """A default must not skip anything that is there: only who has asked for it begins at the other end of the log."""
+    reset = consumer.auto_offset_reset
+    if given and reset != "none":
+        return reset
+    return "fail" if given or fail_on_data_loss else "nearest"
 
 
 def _commits(given: bool | None, consumer: ConsumerConfig, streaming: bool) -> bool:

@@ -76,20 +76,25 @@ def log_ends(
     options: SourceOptions,
     partitions: Collection[TopicPartition],
     deadline: Deadline,
+) -> dict[TopicPartition, ListedOffset]:
+    """How far each log can be read: to the last stable offset with `read_committed`, else the high watermark."""
+    isolation_level = options.consumer.isolation_level
+    return list_offsets(client, dict.fromkeys(partitions, LATEST), isolation_level=isolation_level, deadline=deadline)
+
+
+def high_watermarks(
+    client: Client,
+    partitions: Collection[TopicPartition],
+    deadline: Deadline,
     *,
     known_epochs: Mapping[TopicPartition, int] | None = None,
-) -> dict[TopicPartition, ListedOffset]:
-    """The end of each log: the last stable offset for `read_committed`, else the high watermark.
-
-    `known_epochs` as in `list_offsets`.
+) -> dict[TopicPartition, int]:
+    """Where each log ends, also if an open transaction holds back what is before that. `known_epochs` as in
+    `list_offsets`.
     """
-    return list_offsets(
-        client,
-        dict.fromkeys(partitions, LATEST),
-        isolation_level=options.consumer.isolation_level,
-        deadline=deadline,
-        known_epochs=known_epochs,
-    )
+    latest = dict.fromkeys(partitions, LATEST)
+    listed = list_offsets(client, latest, deadline=deadline, known_epochs=known_epochs)
+    return {key: entry.offset for key, entry in listed.items()}
 
 
 def log_starts(client: Client, partitions: Collection[TopicPartition], deadline: Deadline) -> dict[TopicPartition, int]:
@@ -131,10 +136,13 @@ def _resolved(
     wanted = _flat(where)
     _require_same_partitions(option, wanted, partitions, OFFSETS_DO_NOT_MATCH_ASSIGNED)
     starts = log_starts(client, partitions, deadline)
+    # What a query begins with may have to wait for a transaction, what it ends with must be there to read.
+    waits = option == "startingOffsets" and options.consumer.isolation_level == "read_committed"
+    last = high_watermarks(client, partitions, deadline) if waits else ends
     resolved = {}
     for key, offset in wanted.items():
         resolved[key] = {LATEST: ends[key], EARLIEST: starts[key]}.get(offset, offset)
-    _require_in_log(option, resolved, starts, ends, options.fail_on_data_loss)
+    _require_in_log(option, resolved, starts, last, options.fail_on_data_loss)
     return resolved
 
 
@@ -209,9 +217,16 @@ def _from_group(
         )
     starts = log_starts(client, partitions, deadline)
     epochs = {key: entry.leader_epoch for key, entry in committed.items()}
-    ends = {key: entry.offset for key, entry in _newest_ends(client, options, partitions, epochs, deadline).items()}
-    offsets = {key: entry.offset for key, entry in committed.items()}
-    _require_in_log(f"startingOffsets=group ({group})", offsets, starts, ends, options.fail_on_data_loss)
+    last = _newest_high_watermarks(client, partitions, epochs, deadline)
+    ends = last
+    if options.consumer.isolation_level == "read_committed":
+        ends = {key: entry.offset for key, entry in log_ends(client, options, partitions, deadline).items()}
+    offsets = {}
+    for key, entry in committed.items():
+        if starts[key] <= entry.offset <= last[key]:
+            offsets[key] = entry.offset
+        else:
+            offsets[key] = _reset(options, key, entry.offset, (starts[key], last[key]), ends[key])
     offsets.update({key: starts[key] if reset == "earliest" else ends[key] for key in without})
     log.info(
         "group %s: %d partition(s) begin at the group's offsets, %d at %s (kafka.auto.offset.reset)",
@@ -223,23 +238,51 @@ def _from_group(
     return offsets
 
 
-def _newest_ends(
+def _reset(options: SourceOptions, key: TopicPartition, offset: int, there: tuple[int, int], latest: int) -> int:
+    """Where to begin when the group's `offset` is not in the log, which holds [there[0], there[1]).
+
+    Raises `DataLoss` unless the query may begin somewhere else. What it skips is said.
+    """
+    start, end = there
+    cause = (
+        "retention or DeleteRecords has removed what comes next"
+        if offset < start
+        else "the log was truncated (unclean leader election), or the topic was deleted and created again"
+    )
+    what = (
+        f"startingOffsets=group ({options.consumer.group_id}): offset {offset} of {key[0]}-{key[1]} is out of range: "
+        f"the log holds [{start}, {end}). Likely cause: {cause}"
+    )
+    where = options.group_out_of_range
+    if where == "fail":
+        remedy = (
+            "To begin at one end of the log all the same, set kafka.auto.offset.reset=earliest or latest; with "
+            "failOnDataLoss=false and without it, the query begins at the nearest offset that is there"
+        )
+        raise DataLoss(named(START_OFFSET_RESET, f"{what}. {remedy}"), topic=key[0], partition=key[1])
+    begin = {"earliest": start, "latest": latest, "nearest": start if offset < start else end}[where]
+    chosen = "failOnDataLoss=false" if where == "nearest" else f"kafka.auto.offset.reset={where}"
+    log.warning("%s. Begins at %d (%s): %d offsets are skipped", what, begin, chosen, begin - min(offset, start))
+    return begin
+
+
+def _newest_high_watermarks(
     client: Client,
-    options: SourceOptions,
     partitions: Collection[TopicPartition],
     known_epochs: Mapping[TopicPartition, int],
     deadline: Deadline,
-) -> dict[TopicPartition, ListedOffset]:
-    """A leader that was replaced and does not know it may end before what the group has read: it is not believed.
+) -> dict[TopicPartition, int]:
+    """What a group has read may lie behind the beginning of an open transaction, and is there all the same.
 
-    Not for ever: the group's offsets may also be those of an earlier topic under the same name.
+    A leader that was replaced and does not know it may end before what the group has read: it is not believed. Not for
+    ever: the group's offsets may also be those of an earlier topic under the same name.
     """
     try:
         patience = deadline.at_most_ms(_STALE_LEADER_MS)
-        return log_ends(client, options, partitions, patience, known_epochs=known_epochs)
+        return high_watermarks(client, partitions, patience, known_epochs=known_epochs)
     except DeadlineExceeded as error:
         log.info("%s; what the leaders say is taken as it is", error)
-        return log_ends(client, options, partitions, deadline)
+        return high_watermarks(client, partitions, deadline)
 
 
 def _flat(numbers: ByPartition) -> dict[TopicPartition, int]:

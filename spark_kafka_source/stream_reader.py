@@ -43,7 +43,7 @@ from spark_kafka_source.range_groups import groups
 from spark_kafka_source.range_reader import read_range
 from spark_kafka_source.ranges import OffsetRange, offset_ranges, unresolved
 from spark_kafka_source.spark_api import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
-from spark_kafka_source.start_offsets import log_ends, log_starts, starting_offsets
+from spark_kafka_source.start_offsets import high_watermarks, log_ends, log_starts, starting_offsets
 
 log = logging.getLogger(__name__)
 
@@ -175,6 +175,8 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._ids = topic_ids(partitions)
         self._commits.mark(begin, self._ids)
         logs = SeenLogs(begin, partitions, self._log_ends(partitions, deadline), first=begin is self._starting)
+        if self._options.consumer.isolation_level == "read_committed" and (known := logs.held_back()):
+            logs = replace(logs, high_watermarks=high_watermarks(self._client, known, deadline, known_epochs=known))
         self._judge(logs)
         return self._backlog(logs, deadline)
 
@@ -203,7 +205,9 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         skipped = Counter(self._gone_since_planned) + Counter({key: begins[key] for key in added})
         joined = logs.untold(ends) | {key: min(begins[key], ends[key]) for key in begins}
         backlog = Backlog(logs, ends, joined, skipped=skipped)
-        backlog = replace(backlog, joined={**backlog.joined, **self._agreed(backlog, deadline)})
+        agreed = self._agreed(backlog, deadline)
+        ends = ends | {key: max(offset, logs.listed[key].offset) for key, offset in agreed.items()}
+        backlog = replace(backlog, ends=ends, joined={**backlog.joined, **agreed})
         return backlog if fail else replace(backlog, gone=self._gone(backlog, deadline))
 
     def _agreed(self, backlog: Backlog, deadline: Deadline) -> dict[TopicPartition, int]:

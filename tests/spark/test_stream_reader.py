@@ -31,11 +31,12 @@ OLD_ID, NEW_ID = b"o" * 16, b"n" * 16
 
 @dataclass
 class Log:
-    """One partition, and the epoch in which its leader leads."""
+    """One partition, and the epoch in which its leader leads. `stable`: where an open transaction begins."""
 
     start: int
     end: int
     epoch: int = 5
+    stable: int | None = None
 
 
 @dataclass
@@ -77,7 +78,8 @@ class Cluster:
                 if log is None:
                     rows.append({"partition_index": key[1], "error_code": 3, "offset": -1, "leader_epoch": -1})
                     continue
-                offset, epoch = (log.start, 0) if earliest else (log.end, log.epoch)
+                end = log.end if log.stable is None or not body["isolation_level"] else log.stable
+                offset, epoch = (log.start, 0) if earliest else (end, log.epoch)
                 rows.append({"partition_index": key[1], "error_code": 0, "offset": offset, "leader_epoch": epoch})
             topics.append({"name": topic["name"], "partitions": rows})
         if starts:
@@ -424,6 +426,40 @@ def test_a_query_that_fails_on_data_loss_asks_for_no_beginnings(cluster: Cluster
     assert ranges(reader, begin, end) == [(0, 10, 20)]
     assert cluster.asked_for_starts == []
     assert "@skipped" not in end
+
+
+# -- an open transaction that began before what was read ------------------------------------------
+
+
+@pytest.mark.parametrize("available_now", [False, True])
+def test_what_an_open_transaction_holds_back_is_waited_for(cluster: Cluster, available_now: bool) -> None:
+    cluster.logs["a", 0] = Log(0, 20, stable=5)
+    reader = cluster.reader(**{"kafka.isolation.level": "read_committed"})
+    if available_now:
+        reader.prepareForTriggerAvailableNow()
+    assert reader.latestOffset(read_to(15), reader.getDefaultReadLimit()) == read_to(15)
+    # Nothing that comes would be behind what was read.
+    assert reader.reportLatestOffset() == {"a": {"0": 15, "1": 20}, "@ids": {"a": topic_id_text(OLD_ID)}}
+    cluster.logs["a", 1].end = 30
+    end = reader.latestOffset(read_to(15), reader.getDefaultReadLimit())
+    assert end == read_to(15, 20 if available_now else 30)
+    cluster.logs["a", 0].stable = None
+    reader = cluster.reader()
+    assert reader.latestOffset(read_to(15), reader.getDefaultReadLimit())["a"]["0"] == 20
+
+
+def test_a_truncated_log_is_one_whatever_transaction_is_open(cluster: Cluster) -> None:
+    cluster.logs["a", 0] = Log(0, 12, stable=5)
+    committed_only = {"kafka.isolation.level": "read_committed"}
+    reader = cluster.reader(**committed_only)
+    with pytest.raises(DataLoss, match=r"a-0 ends at offset 12, but the query has read up to 15"):
+        reader.latestOffset(read_to(15), reader.getDefaultReadLimit())
+    reader = cluster.reader(failOnDataLoss="false", **committed_only)
+    end = reader.latestOffset(read_to(15), reader.getDefaultReadLimit())
+    # Nothing can be read there yet.
+    assert (end["a"], end["@joined"]) == ({"0": 12, "1": 20}, {"a": {"0": 12}})
+    assert reader.partitions(read_to(15), end) == []
+    assert reader.latestOffset(end, reader.getDefaultReadLimit()) == end
 
 
 # -- what is committed to the group ---------------------------------------------------------------

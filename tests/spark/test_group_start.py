@@ -1,0 +1,143 @@
+"""Where a query begins by its group's offsets: behind an open transaction too, and where they are not in the log.
+
+On a real Kafka, with offsets and transactions of librdkafka.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from confluent_kafka import Producer
+
+from protocol.errors import ConfigurationError, DataLoss
+from spark_kafka_source.batch_reader import KafkaBatchReader
+from spark_kafka_source.local_kafka import LocalKafka
+from spark_kafka_source.options import parse_source_options
+from tests.agreement import wait_until_decided
+from tests.conftest import TopicFactory
+from tests.spark.test_data_loss import Stream, commit, delete_records, produce
+
+COMMITTED_ONLY = {"kafka.isolation.level": "read_committed"}
+GROUP = {"startingOffsets": "group"}
+
+
+@contextmanager
+def open_transaction(kafka: LocalKafka, topic: str, records: int) -> Iterator[Producer]:
+    """With values "open0", "open1", …"""
+    settings = {"transactional.id": uuid.uuid4().hex, "log_level": 0}
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, **settings})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    for number in range(records):
+        producer.produce(topic, f"open{number}", partition=0)
+    assert producer.flush(30) == 0
+    yield producer
+    producer.abort_transaction(30)
+    wait_until_decided(kafka, [(topic, 0)])
+
+
+def offsets(rows: list[tuple[int, str]]) -> list[int]:
+    return [offset for offset, _ in rows]
+
+
+def batch_offsets(stream: Stream, **options: str) -> list[int]:
+    given = {**stream._options(GROUP | options), "kafka.auto.offset.reset": "earliest"}
+    reader = KafkaBatchReader(parse_source_options(given, streaming=False))
+    return [row for task in reader.partitions() for each in reader.read(task) for row in each["offset"].to_pylist()]
+
+
+# -- an open transaction --------------------------------------------------------------------------
+
+
+def test_a_group_that_has_read_beyond_the_beginning_of_an_open_transaction(
+    kafka1: LocalKafka, topic1: TopicFactory
+) -> None:
+    """Its offset is there, and so is that of a checkpoint: what comes next waits until the transaction has ended."""
+    stream, switched = Stream(kafka1, topic1(1)), None
+    name = stream.topic
+    produce(kafka1, name, "first", 5)
+    with open_transaction(kafka1, name, 5):
+        produce(kafka1, name, "next", 5)
+        commit(kafka1, stream.group, name, 12)
+        switched = Stream(kafka1, name)
+        assert offsets(switched.run()) == list(range(15))
+
+        assert stream.run(**GROUP, **COMMITTED_ONLY) == []
+        assert batch_offsets(stream, **COMMITTED_ONLY) == []
+        assert switched.run(**COMMITTED_ONLY) == []
+        # An offset that the user names is as good.
+        named = Stream(kafka1, name)
+        assert named.run(startingOffsets=f'{{"{name}": {{"0": 13}}}}', **COMMITTED_ONLY) == []
+    produce(kafka1, name, "last", 1)
+    assert stream.run(**COMMITTED_ONLY) == [(12, "next2"), (13, "next3"), (14, "next4"), (16, "last0")]
+    assert switched.run(**COMMITTED_ONLY) == [(16, "last0")]
+    assert offsets(named.run(**COMMITTED_ONLY)) == [13, 14, 16]
+
+
+# -- out of range ---------------------------------------------------------------------------------
+
+PAST, BEFORE = 99, 2
+"""The log holds [4, 10)."""
+
+
+@pytest.mark.parametrize(
+    ("committed", "options", "begins", "skipped"),
+    [
+        (PAST, {"kafka.auto.offset.reset": "earliest"}, 4, 0),
+        (PAST, {"kafka.auto.offset.reset": "latest"}, 10, 6),
+        (PAST, {"failOnDataLoss": "false"}, 10, 6),
+        (PAST, {"kafka.auto.offset.reset": "earliest", "failOnDataLoss": "false"}, 4, 0),
+        (BEFORE, {"kafka.auto.offset.reset": "earliest"}, 4, 2),
+        (BEFORE, {"kafka.auto.offset.reset": "latest"}, 10, 8),
+        (BEFORE, {"failOnDataLoss": "false"}, 4, 2),
+    ],
+)
+def test_an_offset_that_is_not_in_the_log_is_reset_as_the_user_wants(
+    kafka1: LocalKafka,
+    log_of_4_to_10: str,
+    caplog: pytest.LogCaptureFixture,
+    committed: int,
+    options: dict[str, str],
+    begins: int,
+    skipped: int,
+) -> None:
+    stream = Stream(kafka1, log_of_4_to_10)
+    commit(kafka1, stream.group, stream.topic, committed)
+    assert offsets(stream.run(**GROUP, **options)) == list(range(begins, 10))
+    (warning,) = [each for each in caplog.messages if "out of range" in each]
+    assert f"offset {committed} of {stream.topic}-0 is out of range: the log holds [4, 10)" in warning
+    assert f"Begins at {begins}" in warning
+    assert f"{skipped} offsets are skipped" in warning
+    assert next(iter(options)) in warning
+
+
+@pytest.mark.parametrize("committed", [PAST, BEFORE])
+@pytest.mark.parametrize(
+    "options", [{}, {"kafka.auto.offset.reset": "none"}, {"kafka.auto.offset.reset": "none", "failOnDataLoss": "false"}]
+)
+def test_an_offset_that_is_not_in_the_log_fails_a_query_that_says_nothing_or_none(
+    kafka1: LocalKafka, log_of_4_to_10: str, committed: int, options: dict[str, str]
+) -> None:
+    stream = Stream(kafka1, log_of_4_to_10)
+    commit(kafka1, stream.group, stream.topic, committed)
+    words = rf"START_OFFSET_RESET\].*offset {committed} of .*-0 .* set kafka.auto.offset.reset=earliest or latest"
+    with pytest.raises(DataLoss, match=words):
+        stream.run(**GROUP, **options)
+
+
+def test_a_partition_without_an_offset_still_needs_one_with_none(kafka1: LocalKafka, log_of_4_to_10: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"no committed offset for .* kafka.auto.offset.reset=none"):
+        Stream(kafka1, log_of_4_to_10).run(**GROUP, **{"kafka.auto.offset.reset": "none"})
+
+
+@pytest.fixture
+def log_of_4_to_10(kafka1: LocalKafka, topic1: TopicFactory, caplog: pytest.LogCaptureFixture) -> str:
+    caplog.set_level(logging.WARNING)
+    name = topic1(1)
+    produce(kafka1, name, "v", 10)
+    delete_records(kafka1, name, 4)
+    return name
