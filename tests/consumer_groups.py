@@ -1,10 +1,12 @@
-"""What Kafka's own ConsumerGroupCommand says of a group, as rows."""
+"""What Kafka's own ConsumerGroupCommand says of a group, as rows, and who keeps it."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
 
+from protocol.cluster.client import Client
+from protocol.config import parse_client
 from spark_kafka_source.local_kafka import LocalKafka
 
 
@@ -49,6 +51,14 @@ def wait_for_lag_zero(kafka: LocalKafka, group: str, partitions: int, timeout_s:
         if len(rows) == partitions and all(row.lag == 0 for row in rows):
             return rows
         assert time.monotonic() < give_up_s, f"no lag 0 on {partitions} partitions after {timeout_s} s: {rows}"
+
+
+def coordinator_of(kafka: LocalKafka, group: str) -> int:
+    """The id of the broker that keeps the group's offsets just now."""
+    with Client(parse_client({"bootstrap.servers": kafka.bootstrap_servers})) as client:
+        deadline = client.deadline()
+        what = f"FindCoordinator of {group}"
+        return client.retrying(what, lambda: client.coordinator(group, deadline), deadline).node_id
 
 
 def _number(cell: str) -> int | None:

@@ -6,9 +6,10 @@ consumer, group, producer and admin. Safe for several threads. Opens no socket b
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from protocol.broker_errors import ErrorCode, Refresh, broker_error
@@ -31,6 +32,8 @@ from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR
 from protocol.wire.schema import Api
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 TopicPartition = tuple[str, int]
@@ -46,6 +49,7 @@ GROUP = "group"
 _GROUP_COORDINATOR = 0
 # Of the brokers that any question may go to, the first gets this part of the time (1/n), if there are as many.
 _SHARES = 3
+_ABOUT_THE_SILENT_MS = 2_000
 
 
 class Client:
@@ -58,11 +62,14 @@ class Client:
     def __init__(self, config: ClientConfig, clock: Clock = SYSTEM_CLOCK) -> None:
         self.config = config
         self.clock = clock
-        self._pool = ConnectionPool(config, clock)
+        self._pool = ConnectionPool(config, clock, self._is_departed)
         self._lock = threading.Lock()
         self._metadata = Metadata()
         self._metadata_at_s: dict[str, float] = {}
         self._coordinators: dict[str, Broker] = {}
+        # Every address that a broker has ever had; bootstrap addresses may be others.
+        self._addresses: set[tuple[str, int]] = set()
+        self._asking_about_the_silent = threading.Lock()
         self._closed = False
 
     def __enter__(self) -> Client:
@@ -176,9 +183,13 @@ class Client:
         Each gets a share of the time, so that one that is silent does not use it up. Raises `ConnectFailed` with what
         was wrong with each; where nothing a later try may mend was, `ProtocolError` or `UnsupportedVersion`.
         """
+        return self._ask_one_of(self._candidates(), api, body, deadline, **options)
+
+    def _ask_one_of(
+        self, candidates: Sequence[Broker], api: Api, body: Body, deadline: Deadline, **options: Any
+    ) -> dict[str, Any]:
         failures: list[KafkaError] = []
         words: list[str] = []
-        candidates = self._candidates()
         for place, broker in enumerate(candidates):
             address = f"{broker.host}:{broker.port}"
             if failures and deadline.passed:
@@ -222,6 +233,7 @@ class Client:
         with self._lock:
             before = self._metadata if names is not None else self._metadata.without(self._metadata.topics)
             self._metadata = before.updated_by(newer)
+            self._addresses.update((broker.host, broker.port) for broker in newer.brokers.values())
             now_s = self.clock.now_s()
             for name in newer.topics:
                 self._metadata_at_s[name] = now_s
@@ -322,6 +334,7 @@ class Client:
         broker = Broker(row["node_id"], row["host"], row["port"])
         with self._lock:
             self._coordinators[group] = broker
+            self._addresses.add((broker.host, broker.port))
         return broker
 
     def forget_coordinator(self, group: str) -> None:
@@ -332,6 +345,28 @@ class Client:
 
     def _request_deadline(self, deadline: Deadline) -> Deadline:
         return deadline.at_most_ms(self.config.request_timeout_ms)
+
+    def _is_departed(self, address: tuple[str, int]) -> bool:
+        """Whether a broker that has gone silent is not in the cluster any more, as the others say.
+
+        The cluster notices that (nine seconds by default) long before `request.timeout.ms` is over. Called by who
+        waits for a reply on some connection, so it asks on connections of its own.
+        """
+        others = [broker for broker in self._candidates() if (broker.host, broker.port) != address]
+        if address not in self._addresses or not others or self._closed:
+            return False
+        if not self._asking_about_the_silent.acquire(blocking=False):
+            return False
+        try:
+            deadline = self.deadline(_ABOUT_THE_SILENT_MS)
+            body = {"topics": [], "allow_auto_topic_creation": False}
+            reply = self._ask_one_of(others, METADATA, body, deadline, purpose="liveness", at_least=4)
+        except KafkaError as error:
+            log.debug("%s:%d is silent, and nobody says whether it is gone: %s", *address, error)
+            return False
+        finally:
+            self._asking_about_the_silent.release()
+        return address not in {(row["host"], row["port"]) for row in reply["brokers"]}
 
     def _share(self, deadline: Deadline, left: int) -> Deadline:
         """How long one of `left` candidates may take: a third, but the last ones more."""

@@ -26,6 +26,8 @@ from protocol.wire.schema import Api
 
 log = logging.getLogger(__name__)
 
+# A reply that takes longer makes us ask others about the broker, and again after the same time.
+_LATE_S = 2.0
 _TLS_ALERT = 0x15
 _HTTP = int.from_bytes(b"HTTP", "big")
 
@@ -52,6 +54,10 @@ class Reply:
         """The socket that will bring it (for `readiness`); -1 once closed."""
         return self._connection.fileno()
 
+    def check_silence(self) -> None:
+        """For who waits for several replies: call it from time to time, see `Connection.check_silence`."""
+        self._connection.check_silence()
+
     def result(self, deadline: Deadline) -> dict[str, Any]:
         """The decoded body. `bytes` and `records` in it are views of the frame, not copies.
 
@@ -63,7 +69,8 @@ class Reply:
 class Connection:
     """An open connection, after `handshake` with the versions that its broker speaks.
 
-    `on_failure` is called when the broker broke it, or did not answer in time.
+    `on_failure` is called when the broker broke it, or did not answer in time; `is_departed` when a reply is late: if
+    others say that the broker is gone, the connection is given up long before the reply's deadline.
     """
 
     def __init__(
@@ -74,6 +81,7 @@ class Connection:
         clock: Clock,
         max_response_bytes: int,
         on_failure: Callable[[KafkaError], None] = lambda error: None,
+        is_departed: Callable[[], bool] = lambda: False,
     ) -> None:
         self.address = transport.address
         self.versions: Mapping[int, tuple[int, int]] = {}
@@ -84,6 +92,10 @@ class Connection:
         self._clock = clock
         self._max_response_bytes = max_response_bytes
         self._on_failure = on_failure
+        self._is_departed = is_departed
+        # Since when the broker owes us something and says nothing, or when that was looked into last.
+        self._silent_since_s = self.last_used_s
+        transport.on_silence = self.check_silence
         self._sending = threading.Lock()
         self._receiving = threading.Lock()
         self._in_flight: deque[Reply] = deque()
@@ -147,6 +159,8 @@ class Connection:
             if log.isEnabledFor(logging.DEBUG):
                 log.debug("%s < %s v%d %d bytes", self.address, api.name, version, sum(map(len, buffers)))
             with self._closed_when_broken():
+                if not self._in_flight:
+                    self._silent_since_s = self.last_used_s
                 if replies:
                     self._in_flight.append(reply)
                 self._transport.send(buffers, deadline)
@@ -176,11 +190,23 @@ class Connection:
                         # Replies come in order: with this one missing, nothing behind it can be told apart.
                         what = f"{reply.api.name} v{reply.version}"
                         raise RequestTimedOut(f"{self.address}: no reply to {what} in time") from error
+                    except ConnectionLost:
+                        self._raise_if_closed(reply)
+                        raise
             self.last_used_s = self._clock.now_s()
         if reply.error is not None:
             raise reply.error
         assert reply.frame is not None
         return frame.decode_response(reply.api, reply.version, reply.frame)
+
+    def check_silence(self) -> None:
+        """Gives the connection up if the broker has been silent for a while and is gone, as others say."""
+        now_s = self._clock.now_s()
+        if self.closed or not self._in_flight or now_s - self._silent_since_s < _LATE_S:
+            return
+        self._silent_since_s = now_s
+        if self._is_departed():
+            self.close(ConnectionLost(f"{self.address}: no answer, and others say that this broker is gone"))
 
     def _receive_next(self, deadline: Deadline) -> None:
         self._transport.receive_into(self._size, deadline)
@@ -192,6 +218,7 @@ class Connection:
         if not self._in_flight:
             raise Corrupt(f"{self.address}: the broker sent {size} bytes that nothing asked for")
         reply = self._in_flight.popleft()
+        self._silent_since_s = self._clock.now_s()
         correlation_id = frame.correlation_id(buffer)
         if correlation_id != reply.correlation_id:
             raise Corrupt(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from functools import partial
 
 from protocol.clock import Clock, Deadline
@@ -22,9 +23,14 @@ from protocol.net.transport import Transport
 
 
 class ConnectionPool:
-    def __init__(self, config: ClientConfig, clock: Clock) -> None:
+    """`is_departed`: whether an address that has gone silent is no broker's any more; may ask others, elsewhere."""
+
+    def __init__(
+        self, config: ClientConfig, clock: Clock, is_departed: Callable[[Address], bool] = lambda address: False
+    ) -> None:
         self._config = config
         self._clock = clock
+        self._is_departed = is_departed
         self._connections: dict[tuple[str, int, str], Connection] = {}
         self._reachability = Reachability(config.reconnect_backoff_ms, config.reconnect_backoff_max_ms)
         self._lock = threading.Lock()
@@ -118,6 +124,7 @@ class ConnectionPool:
             clock=self._clock,
             max_response_bytes=self._config.max_response_bytes,
             on_failure=partial(self._failed, (host, port)),
+            is_departed=partial(self._is_departed, (host, port)),
         )
         try:
             connection.handshake(setup)

@@ -29,4 +29,7 @@ def ready(replies: Sequence[Reply], timeout_s: float = 0.0) -> list[Reply]:
         by_number[number] = reply
         poll.register(number, select.POLLIN)
     events = poll.poll(0 if arrived else max(0.0, timeout_s) * 1000)
+    if not events and not arrived:
+        for reply in replies:
+            reply.check_silence()
     return arrived + [by_number[number] for number, _ in events]

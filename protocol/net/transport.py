@@ -22,6 +22,7 @@ from protocol.net.resolver import Address, resolve
 _MAX_BUFFERS_PER_SEND = 512
 # An address that does not answer keeps the next one waiting for so long (RFC 8305 recommends it).
 _BETWEEN_ATTEMPTS_MS = 250
+_SILENCE_MS = 1_000
 
 
 class Transport:
@@ -30,6 +31,8 @@ class Transport:
     def __init__(self, sock: socket.socket, host: str, port: int) -> None:
         self._socket = sock
         self.address = f"{host}:{port}"
+        # Called by who has waited in vain for a while, and before it waits on; may close.
+        self.on_silence: Callable[[], None] = lambda: None
 
     @classmethod
     def open(
@@ -104,13 +107,17 @@ class Transport:
             filled += count
 
     def _wait(self, event: int, deadline: Deadline, what: str) -> None:
-        poll = select.poll()
-        try:
-            poll.register(self._socket, event)
-        except (OSError, ValueError) as error:
-            raise ConnectionLost(f"{self.address}: the connection was closed here") from error
-        if not poll.poll(max(deadline.remaining_s() * 1000, 0)):
-            raise RequestTimedOut(f"{self.address}: the bytes {what} before the deadline")
+        while True:
+            poll = select.poll()
+            try:
+                poll.register(self._socket, event)
+            except (OSError, ValueError) as error:
+                raise ConnectionLost(f"{self.address}: the connection was closed here") from error
+            if poll.poll(min(deadline.remaining_s() * 1000, _SILENCE_MS)):
+                return
+            if deadline.passed:
+                raise RequestTimedOut(f"{self.address}: the bytes {what} before the deadline")
+            self.on_silence()
 
     def fileno(self) -> int:
         """The socket's number; -1 once closed."""

@@ -15,8 +15,17 @@ from protocol.cluster.client import Client
 from protocol.cluster.dispatch import retrying
 from protocol.cluster.metadata import Metadata
 from protocol.config import ClientConfig
-from protocol.errors import BrokerError, ConnectFailed, ConnectionLost, DeadlineExceeded, FrameTooLarge, KafkaError
+from protocol.errors import (
+    BrokerError,
+    ConnectFailed,
+    ConnectionLost,
+    DeadlineExceeded,
+    FrameTooLarge,
+    KafkaError,
+    RequestTimedOut,
+)
 from protocol.group.offsets import CommittedOffset, commit_offsets
+from protocol.net.readiness import ready
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR
@@ -243,6 +252,32 @@ class TestSilentBrokers:
                 where[0].update(host=fake.host, port=fake.port)
                 commit(client.deadline(5_000))
         assert [name for name, _, _ in fake.requests].count("FindCoordinator") == 2
+
+    @pytest.mark.parametrize("gone", [True, False])
+    def test_a_broker_that_is_silent_is_given_up_when_the_others_say_that_it_is_gone(
+        self, monkeypatch: pytest.MonkeyPatch, gone: bool
+    ) -> None:
+        monkeypatch.setattr("protocol.net.connection._LATE_S", 0.1)
+        monkeypatch.setattr("protocol.net.transport._SILENCE_MS", 50)
+        with FakeBroker() as fake, FakeBroker() as dark:
+            rows = [{"node_id": 1, "host": fake.host, "port": fake.port}]
+            rows += [{"node_id": 2, "host": dark.host, "port": dark.port}]
+            fake.handlers[METADATA.key] = lambda body, version: {"brokers": rows, "controller_id": 1, "topics": []}
+            with Client(ClientConfig(((fake.host, fake.port),), reconnect_backoff_ms=0)) as client:
+                broker = client.brokers()[2]
+                waiting = client.send(broker, FIND_COORDINATOR, {"coordinator_keys": ["etl"]}, client.deadline())
+                if gone:
+                    del rows[1]
+                    with pytest.raises(ConnectionLost, match=f"{dark.port}: no answer, and others say .* gone"):
+                        waiting.result(client.deadline(20_000))
+                    waiting = client.send(broker, FIND_COORDINATOR, {"coordinator_keys": ["etl"]}, client.deadline())
+                    while not ready([waiting], 0.1):
+                        pass
+                    assert waiting.arrived
+                else:
+                    with pytest.raises(RequestTimedOut, match="no reply to FindCoordinator"):
+                        waiting.result(client.deadline(700))
+                assert [name for name, _, _ in fake.requests].count("Metadata") > 2
 
     def test_what_is_out_of_date_is_expired_before_anything_is_raised(self) -> None:
         refreshed: list[Refresh] = []

@@ -1,15 +1,19 @@
-"""Commits in the background go on whatever happens to one of them."""
+"""Commits in the background go on whatever happens to one of them, and to the coordinator."""
 
 from __future__ import annotations
 
 import logging
+import uuid
 from typing import Any
 
 import pytest
 
 from protocol.group import offset_manager
 from protocol.group.offset_manager import OffsetManager
-from protocol.group.offsets import CommittedOffset
+from protocol.group.offsets import CommittedOffset, fetch_offsets
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.conftest import TopicFactory
+from tests.consumer_groups import coordinator_of
 from tests.protocol.consumer.consuming import client_of
 
 MARKS = {("orders", 0): CommittedOffset(5)}
@@ -38,3 +42,21 @@ def test_a_fault_in_this_client_is_told_and_the_commit_is_tried_again(
     assert "will be tried again" in first.message
     assert first.exc_info
     assert "go through again" in second.message
+
+
+def test_commits_go_on_while_the_coordinator_s_host_is_dark(kafka: LocalKafka, topic: TopicFactory) -> None:
+    """No reset, no answer. The cluster itself takes some seconds to see that."""
+    name, group = topic(1), f"group-{uuid.uuid4().hex[:8]}"
+    with client_of(kafka) as client:
+        manager = OffsetManager(client, group)
+        manager.mark({(name, 0): CommittedOffset(0)})
+        assert manager.flush(client.deadline())
+        dark = coordinator_of(kafka, group)
+        kafka.pause(dark)
+        try:
+            manager.mark({(name, 0): CommittedOffset(1)})
+            assert manager.flush(client.deadline(30_000)), manager.counts
+            assert fetch_offsets(client, group, None, client.deadline(5_000))[name, 0].offset == 1
+        finally:
+            kafka.resume(dark)
+            manager.close()

@@ -1,0 +1,128 @@
+"""The host of the group's coordinator goes dark under load: no reset, no answer. Commits go on, and nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+from pyspark.sql import DataFrame, SparkSession
+
+from protocol.cluster.client import Client
+from protocol.errors import KafkaError
+from protocol.group.offsets import fetch_offsets
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.agreement import wait_until_known
+from tests.conftest import TopicFactory
+from tests.consumer_groups import coordinator_of, wait_for_lag_zero
+from tests.meanwhile import meanwhile
+from tests.protocol.consumer.consuming import client_of
+
+# `make soak` stops it under a query, so many times.
+KILLS = int(os.environ.get("SPARK_KAFKA_SOURCE_KILLS", "0"))
+PARTITIONS = 3
+# The cluster itself takes nine seconds to notice that a broker is gone.
+COMMITS_GO_ON_WITHIN_S = 30.0
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float) -> float:
+    """Seconds until it was so."""
+    started_s = time.monotonic()
+    while not condition():
+        assert time.monotonic() - started_s < timeout_s, f"it did not happen in {timeout_s:.0f} s"
+        time.sleep(0.05)
+    return time.monotonic() - started_s
+
+
+def wait_until_in_sync(kafka: LocalKafka, topic: str) -> None:
+    wait_until_known(kafka, topic, PARTITIONS)
+    with client_of(kafka) as client:
+        wait_for(
+            lambda: all(len(each.isr) == 3 for each in client.metadata([topic]).topics[topic].partitions.values()), 60
+        )
+
+
+class Load:
+    """Records for all partitions, until the end of the block; `sent` are acknowledged."""
+
+    def __init__(self, kafka: LocalKafka, topic: str) -> None:
+        self.sent = 0
+        self.ended = threading.Event()
+        self._topic = topic
+        self._producer = Producer(
+            {"bootstrap.servers": kafka.bootstrap_servers, "enable.idempotence": True, "log_level": 0}
+        )
+
+    def run(self) -> None:
+        while not self.ended.wait(0.05):
+            for partition in range(PARTITIONS):
+                self._producer.produce(self._topic, value=b"v", partition=partition)
+                self.sent += 1
+            self._producer.poll(0)
+        assert self._producer.flush(120) == 0
+
+
+@pytest.mark.skipif(not KILLS, reason="takes a minute each time; `make soak` runs it")
+@pytest.mark.timeout(1800)
+def test_a_query_s_commits_go_on_again_and_again(
+    spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
+) -> None:
+    name, group = topic(PARTITIONS), f"group-{uuid.uuid4().hex[:8]}"
+    rows: dict[int, list[tuple[int, int]]] = {}
+
+    def keep(batch: DataFrame, batch_id: int) -> None:
+        rows[batch_id] = [(row[0], row[1]) for row in batch.select("partition", "offset").collect()]
+
+    query = (
+        spark.readStream.format("pykafka-group")
+        .option("kafka.bootstrap.servers", kafka.bootstrap_servers)
+        .option("subscribe", name)
+        .option("kafka.group.id", group)
+        .option("kafka.auto.offset.reset", "earliest")
+        .load()
+        .writeStream.foreachBatch(keep)
+        .option("checkpointLocation", str(tmp_path))
+        .trigger(processingTime="200 milliseconds")
+        .start()
+    )
+    load = Load(kafka, name)
+    took_s = []
+    with client_of(kafka) as client, meanwhile(load.run):
+        try:
+            wait_for(lambda: committed(client, group) > 0, 120)
+            for _ in range(KILLS):
+                dark, seen = coordinator_of(kafka, group), committed(client, group)
+                kafka.pause(dark)
+                dark_since_s = time.monotonic()
+                try:
+                    # What was on its way may come once; the next one is of afterwards.
+                    for _ in range(2):
+                        wait_for(lambda: committed(client, group) > seen, 120)  # noqa: B023
+                        seen = committed(client, group)
+                    took_s.append(time.monotonic() - dark_since_s)
+                finally:
+                    kafka.resume(dark)
+                print(f"commits went on after {took_s[-1]:.1f} s")
+                assert query.isActive, query.exception()
+                wait_until_in_sync(kafka, name)
+        finally:
+            load.ended.set()
+    wait_for_lag_zero(kafka, group, PARTITIONS, 120)
+    query.stop()
+    read = sorted(row for batch in rows.values() for row in batch)
+    assert read == [(partition, offset) for partition in range(PARTITIONS) for offset in range(load.sent // PARTITIONS)]
+    assert max(took_s) < COMMITS_GO_ON_WITHIN_S
+
+
+def committed(client: Client, group: str) -> int:
+    """All offsets of the group together; 0 while its coordinator does not say."""
+    try:
+        offsets = fetch_offsets(client, group, None, client.deadline(3_000), require_stable=False)
+    except KafkaError:
+        return 0
+    return sum(each.offset for each in offsets.values())
