@@ -46,7 +46,11 @@ FETCH = "fetch"
 PRODUCE = "produce"
 GROUP = "group"
 
+log = logging.getLogger(__name__)
+
 _GROUP_COORDINATOR = 0
+# So long may brokers be away without a word. Whoever has mistyped an address should not wait for minutes to learn it.
+_QUIET_S = 10
 # Of the brokers that any question may go to, the first gets this part of the time (1/n), if there are as many.
 _SHARES = 3
 _ABOUT_THE_SILENT_MS = 2_000
@@ -223,11 +227,19 @@ class Client:
         """
         names = None if topics is None else sorted(set(topics))
         deadline = deadline or self.deadline()
+        quiet = Deadline.after_ms(_QUIET_S * 1_000, self.clock)
+        told: list[KafkaError] = []
 
         def attempt() -> Metadata:
             wanted = None if names is None else [{"name": name} for name in names]
             body = {"topics": wanted, "allow_auto_topic_creation": create}
-            return Metadata.from_reply(self.ask_any(METADATA, body, deadline, at_least=4))
+            try:
+                return Metadata.from_reply(self.ask_any(METADATA, body, deadline, at_least=4))
+            except ConnectFailed as error:
+                if quiet.passed and not told:
+                    told.append(error)
+                    log.warning("%s. It is tried for %.0f s more", error, deadline.remaining_s())
+                raise
 
         newer = self.retrying(f"Metadata of {_listed(names)}", attempt, deadline)
         with self._lock:

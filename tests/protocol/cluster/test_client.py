@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import time
 from functools import partial
@@ -98,6 +99,17 @@ def test_no_reachable_broker_names_every_address_and_the_option_after_the_deadli
         assert f"{host}:{port}" in str(caught.value)
     assert "kafka.bootstrap.servers" in str(caught.value)
     assert "attempt" in str(caught.value)
+
+
+def test_who_waits_for_brokers_for_long_is_told_once_which(caplog: pytest.LogCaptureFixture) -> None:
+    host, port = dead_port()
+    client = Client(ClientConfig(bootstrap_servers=((host, port),)), SteppedClock())
+    for seconds, warnings in ((9, 0), (240, 1)):
+        with caplog.at_level(logging.WARNING), pytest.raises(DeadlineExceeded):
+            client.metadata(["orders"], client.deadline(seconds * 1_000))
+        assert len(caplog.messages) == warnings
+    assert f"no broker could be reached (kafka.bootstrap.servers={host}:{port})" in caplog.text
+    assert "s more" in caplog.text
 
 
 def test_a_topic_without_a_leader_is_asked_for_again_until_it_has_one() -> None:
