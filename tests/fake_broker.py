@@ -30,6 +30,7 @@ class FakeBroker:
         self.handlers = {api.key: handler for api, handler in (handlers or {}).items()}
         self.greeting = greeting
         self.requests: list[tuple[str, int, dict[str, Any]]] = []
+        self.client_ids: list[str | None] = []
         self.connections: list[socket.socket] = []
         self._server = socket.create_server(("127.0.0.1", 0))
         self.host, self.port = self._server.getsockname()
@@ -79,7 +80,8 @@ class FakeBroker:
         if self.greeting is not None:
             connection.sendall(self.greeting)
             return
-        api, version, correlation_id, _, body = frame.decode_request(memoryview(request))
+        api, version, correlation_id, client_id, body = frame.decode_request(memoryview(request))
+        self.client_ids.append(client_id)
         self.requests.append((api.name, version, body))
         handler = self.handlers.get(api.key, _api_versions if api is API_VERSIONS else None)
         reply = handler(body, version) if handler else None

@@ -1,0 +1,262 @@
+"""Every option of ours that is said to apply changes something that can be seen: offsets, tasks, rows, requests, times.
+
+A row of the table without a row here fails the test, and so does one whose values make no difference.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import socket
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import StructType
+
+from protocol.errors import KafkaError
+from protocol.properties import Effect
+from protocol.wire.messages.m00_produce import PRODUCE
+from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
+from spark_kafka_source.batch_reader import KafkaBatchReader
+from spark_kafka_source.offsets import JsonDict
+from spark_kafka_source.options import OPTIONS, parse_sink_options, parse_source_options, row_columns
+from spark_kafka_source.range_reader import read_range
+from spark_kafka_source.stream_reader import KafkaStreamReader
+from spark_kafka_source.stream_writer import KafkaStreamWriter
+from tests.fake_cluster import END, FIRST_TIMESTAMP_MS, FakeCluster
+
+Observe = Callable[[FakeCluster, dict[str, str]], object]
+Options = Mapping[str, str]
+
+ORDERS = {"0": 0, "1": 0}
+# Of real time: what ends after a fifth of a second and after more than one is told apart on a busy machine, too.
+BETWEEN_S = 0.8
+
+
+def stream(cluster: FakeCluster, given: Options, **more: str) -> KafkaStreamReader:
+    return KafkaStreamReader(parse_source_options(complete(cluster, given, more), streaming=True))
+
+
+def batch(cluster: FakeCluster, given: Options, **more: str) -> KafkaBatchReader:
+    return KafkaBatchReader(parse_source_options(complete(cluster, given, more), streaming=False))
+
+
+def complete(cluster: FakeCluster, given: Options, more: Options) -> dict[str, str]:
+    options = {"kafka.bootstrap.servers": cluster.address, **more, **given}
+    chosen = {"subscribe", "subscribePattern", "assign"} & set(options)
+    return options if chosen else {**options, "subscribe": "orders"}
+
+
+def outcome(action: Callable[[], object]) -> str:
+    try:
+        action()
+    except KafkaError as error:
+        return type(error).__name__
+    return "done"
+
+
+def took_long(action: Callable[[], object]) -> bool:
+    began_s = time.monotonic()
+    assert outcome(action) == "DeadlineExceeded"
+    return time.monotonic() - began_s > BETWEEN_S
+
+
+# -- where it begins and ends ---------------------------------------------------------------------
+
+
+def first_batch(reader: KafkaStreamReader) -> JsonDict:
+    """The end of a query's first batch, which also says where it begins (`@joined`)."""
+    return plan(reader, reader.initialOffset())
+
+
+def chosen(cluster: FakeCluster, given: dict[str, str]) -> object:
+    first = first_batch(stream(cluster, given))
+    return sorted(f"{topic}-{number}" for topic in first if topic[0] != "@" for number in first[topic])
+
+
+def begins(cluster: FakeCluster, given: dict[str, str]) -> object:
+    reader = stream(cluster, given)
+    return first_batch(reader)["@joined"]["orders"] if outcome(lambda: first_batch(reader)) == "done" else "error"
+
+
+def ends(cluster: FakeCluster, given: dict[str, str]) -> object:
+    return sorted(each.until_offset for task in batch(cluster, given).partitions() for each in task.ranges)
+
+
+def each(zero: int, one: int) -> str:
+    return json.dumps({"orders": {"0": zero, "1": one}})
+
+
+# -- triggers -------------------------------------------------------------------------------------
+
+
+def read_so_far(cluster: FakeCluster, offset: int, topic_id: str | None = None) -> JsonDict:
+    ids = first_batch(stream(cluster, {}))["@ids"]
+    return {"orders": {"0": offset, "1": offset}, "@ids": {"orders": topic_id} if topic_id else ids}
+
+
+def plan(reader: KafkaStreamReader, start: JsonDict) -> JsonDict:
+    return reader.latestOffset(start, reader.getDefaultReadLimit())
+
+
+def planned(cluster: FakeCluster, given: dict[str, str], *, size: int = END) -> int:
+    """How many offsets the first batch covers, of twenty."""
+    cluster.end = size
+    end = plan(stream(cluster, given), {"orders": dict(ORDERS)})
+    return sum(end["orders"].values())
+
+
+def second_batch_waits(cluster: FakeCluster, given: dict[str, str]) -> bool:
+    """Whether a trigger with two new offsets waits for more."""
+    reader = stream(cluster, {"minOffsetsPerTrigger": "5", **given})
+    first = plan(reader, {"orders": dict(ORDERS)})
+    cluster.end += 1
+    return plan(reader, first) == first
+
+
+def commits(cluster: FakeCluster, given: dict[str, str]) -> int:
+    reader = stream(cluster, given, **{"kafka.group.id": "g"})
+    plan(reader, {"orders": dict(ORDERS)})
+    reader.stop()
+    return len(cluster.asked(OFFSET_COMMIT))
+
+
+def goes_on_after_a_loss(cluster: FakeCluster, given: dict[str, str]) -> str:
+    start = read_so_far(cluster, END)
+    cluster.end = END - 3
+    return outcome(lambda: plan(stream(cluster, given), start))
+
+
+def goes_on_with_a_new_topic(cluster: FakeCluster, given: dict[str, str]) -> str:
+    start = read_so_far(cluster, 5, topic_id="b" * 21 + "A")
+    return outcome(lambda: plan(stream(cluster, given), start))
+
+
+# -- tasks and rows -------------------------------------------------------------------------------
+
+
+def tasks(cluster: FakeCluster, given: dict[str, str]) -> int:
+    return len(batch(cluster, given).partitions())
+
+
+def names_of_columns(cluster: FakeCluster, given: dict[str, str]) -> object:
+    """Those that Spark is told, which must be those that come."""
+    reader = batch(cluster, given)
+    first = next(reader.read(reader.partitions()[0]))
+    assert tuple(first.schema.names) == row_columns(given)
+    return ",".join(first.schema.names)
+
+
+def gives_up_late(cluster: FakeCluster, given: dict[str, str]) -> bool:
+    cluster.records = b""
+    options = parse_source_options(complete(cluster, given, {}), streaming=False)
+    (first, *_) = KafkaBatchReader(options).partitions()
+    return took_long(lambda: list(read_range(options, first.ranges)))
+
+
+def patience(cluster: FakeCluster, given: dict[str, str]) -> list[bool]:
+    """Whether the start of a query, a trigger and a batch read ask for long, where nobody answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        nobody = f"127.0.0.1:{server.getsockname()[1]}"
+    short = {
+        "kafka.bootstrap.servers": nobody,
+        "kafka.default.api.timeout.ms": "200",
+        "kafka.retry.backoff.max.ms": "50",
+    }
+    options = {"fetchOffset.numRetries": "1", "fetchOffset.retryIntervalMs": "0", **short, **given}
+    readers = stream(cluster, options), stream(cluster, options), batch(cluster, options)
+    start: JsonDict = {"orders": dict(ORDERS)}
+    calls = lambda: first_batch(readers[0]), lambda: plan(readers[1], start), readers[2].partitions
+    return [took_long(call) for call in calls]
+
+
+# -- writes ---------------------------------------------------------------------------------------
+
+
+def write(cluster: FakeCluster, given: dict[str, str]) -> list[dict[str, Any]]:
+    options = parse_sink_options({"kafka.bootstrap.servers": cluster.address, "topic": "orders", **given})
+    schema = StructType.fromJson({"type": "struct", "fields": [field("value", "string")]})
+    KafkaStreamWriter(options, schema).write(iter([pa.record_batch({"value": ["v"]})]))
+    give_up_s = time.monotonic() + 10  # acks=0 waits for no answer
+    while not cluster.asked(PRODUCE) and time.monotonic() < give_up_s:
+        time.sleep(0.01)
+    return cluster.asked(PRODUCE)
+
+
+def field(name: str, kind: str) -> dict[str, Any]:
+    return {"name": name, "type": kind, "nullable": True, "metadata": {}}
+
+
+def written_topic(cluster: FakeCluster, given: dict[str, str]) -> object:
+    ids = {topic_id: name for name, topic_id in cluster.ids.items()}
+    return [ids[topic["topic_id"]] for body in write(cluster, given) for topic in body["topic_data"]]
+
+
+def asked_acks(cluster: FakeCluster, given: dict[str, str]) -> object:
+    return [body["acks"] for body in write(cluster, given)]
+
+
+# -- the table ------------------------------------------------------------------------------------
+
+_ALL = "key,value,topic,partition,offset,timestamp,timestampType"
+_LATE = str(FIRST_TIMESTAMP_MS + 1_000)
+_AT_5 = FIRST_TIMESTAMP_MS + 5
+
+# option -> what is looked at, and what is seen there for each value.
+SEEN: dict[str, tuple[Observe, dict[str, Any]]] = {
+    "subscribe": (chosen, {"orders": ["orders-0", "orders-1"], "bills": ["bills-0", "bills-1"]}),
+    "subscribePattern": (chosen, {"^o": ["orders-0", "orders-1"], "ills": ["bills-0", "bills-1"]}),
+    "assign": (chosen, {'{"orders": [1]}': ["orders-1"], '{"bills": [0]}': ["bills-0"]}),
+    "startingOffsets": (
+        begins,
+        {"earliest": {"0": 0, "1": 0}, "latest": {"0": 10, "1": 10}, each(3, -1): {"0": 3, "1": 10}},
+    ),
+    "startingOffsetsByTimestamp": (begins, {each(_AT_5, 0): {"0": 5, "1": 0}, each(0, _AT_5): {"0": 0, "1": 5}}),
+    "startingTimestamp": (begins, {"0": {"0": 0, "1": 0}, str(_AT_5): {"0": 5, "1": 5}}),
+    "startingOffsetsByTimestampStrategy": (
+        lambda cluster, given: begins(cluster, {**given, "startingTimestamp": _LATE}),
+        {"error": "error", "latest": {"0": 10, "1": 10}},
+    ),
+    "endingOffsets": (ends, {"latest": [10, 10], each(3, -1): [3, 10]}),
+    "endingOffsetsByTimestamp": (ends, {each(_AT_5, _AT_5 + 1): [5, 6], each(_AT_5, _AT_5 + 2): [5, 7]}),
+    "endingTimestamp": (ends, {str(_AT_5): [5, 5], _LATE: [10, 10]}),
+    "commitOffsets": (commits, {"true": 1, "false": 0}),
+    "maxOffsetsPerTrigger": (planned, {"6": 6, "1000": 20}),
+    "maxBytesPerTrigger": (
+        lambda cluster, given: planned(cluster, given, size=1_000) < 2_000,
+        {"100": True, "100m": False},
+    ),
+    "minOffsetsPerTrigger": (second_batch_waits, {"2": False, "3": True}),
+    "maxTriggerDelay": (second_batch_waits, {"0": False, "1h": True}),
+    "maxRecordsPerPartition": (tasks, {"5": 4, "100": 2}),
+    "minPartitions": (tasks, {"1": 2, "4": 4}),
+    "maxInputPartitions": (tasks, {"1": 1, "2": 2}),
+    "columns": (names_of_columns, {"value,offset": "value,offset", "topic": "topic"}),
+    "includeHeaders": (names_of_columns, {"true": f"{_ALL},headers", "false": _ALL}),
+    "failOnDataLoss": (goes_on_after_a_loss, {"true": "DataLoss", "false": "done"}),
+    "onTopicRecreated": (goes_on_with_a_new_topic, {"fail": "DataLoss", "earliest": "done"}),
+    "fetchOffset.numRetries": (patience, {"0": [False] * 3, "5": [True] * 3}),
+    "fetchOffset.retryIntervalMs": (patience, {"0": [False] * 3, "800": [True] * 3}),
+    "kafkaConsumer.pollTimeoutMs": (gives_up_late, {"100": False, "1000": True}),
+    "topic": (written_topic, {"orders": ["orders"], "bills": ["bills"]}),
+    "deliveryGuarantee": (asked_acks, {"at-least-once": [-1], "none": [0]}),
+}
+
+
+def test_every_option_that_applies_is_looked_at() -> None:
+    assert set(SEEN) == {row.name for row in OPTIONS if row.effect is Effect.APPLIES}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", SEEN)
+def test_an_option_changes_what_is_seen(name: str) -> None:
+    observe, expected = SEEN[name]
+    seen = {}
+    for value in expected:
+        with FakeCluster("orders", "bills") as cluster:
+            seen[value] = observe(cluster, {name: value})
+    assert seen == expected
+    assert all(one != other for one, other in itertools.combinations(seen.values(), 2))
