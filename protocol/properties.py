@@ -87,9 +87,7 @@ def _nonempty(text: str) -> str:
     return text
 
 
-_ADDRESS = re.compile(
-    r"(?:(?P<scheme>[A-Za-z_]+)://)?(?:\[(?P<ipv6>[0-9A-Fa-f:.%]+)\]|(?P<host>[\w.%-]+)):(?P<port>\d+)"
-)
+_ADDRESS = re.compile(r"(?:(?P<scheme>[\w.%-]+)://)?(?:\[(?P<ipv6>[0-9A-Fa-f:.%]+)\]|(?P<host>[\w.%-]+)):(?P<port>\d+)")
 
 
 def _addresses(text: str) -> tuple[tuple[str, int], ...]:
@@ -99,7 +97,8 @@ def _addresses(text: str) -> tuple[tuple[str, int], ...]:
         match = _ADDRESS.fullmatch(item)
         if not match:
             raise ValueError("an entry is not host:port")
-        if (match["scheme"] or "PLAINTEXT").upper() != "PLAINTEXT":
+        # Java's clients take no notice of what else stands there: a listener's name, or http from a habit.
+        if (match["scheme"] or "").upper().startswith(("SSL", "SASL", "HTTPS")):
             raise ValueError("TLS and SASL listeners are not supported yet")
         if int(match["port"]) not in _PORTS:
             raise ValueError("a port is 1 to 65535")

@@ -56,6 +56,7 @@ def test_values_come_as_text_numbers_or_booleans() -> None:
         (" a:1 , b.example.com:65535,", (("a", 1), ("b.example.com", 65535))),
         ("[::1]:9092", (("::1", 9092),)),
         ("PLAINTEXT://a:1,a:1", (("a", 1),)),
+        ("http://a:1,EXTERNAL-2://b:2", (("a", 1), ("b", 2))),
     ],
 )
 def test_bootstrap_servers_are_hosts_and_ports(text: str, pairs: tuple[tuple[str, int], ...]) -> None:
@@ -214,8 +215,9 @@ def test_plain_text_can_be_asked_for() -> None:
     assert parse_client({**BROKERS, "security.protocol": "plaintext"}).security_protocol == "PLAINTEXT"
 
 
-def test_a_listener_that_speaks_tls_is_refused() -> None:
-    assert "TLS and SASL" in refusal(parse_client, {"bootstrap.servers": "SSL://localhost:9093"})
+@pytest.mark.parametrize("scheme", ["SSL", "sasl_ssl", "SASL_PLAINTEXT", "https"])
+def test_a_listener_that_speaks_tls_is_refused(scheme: str) -> None:
+    assert "TLS and SASL" in refusal(parse_client, {"bootstrap.servers": f"{scheme}://localhost:9093"})
 
 
 @pytest.mark.parametrize(

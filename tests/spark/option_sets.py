@@ -1,0 +1,294 @@
+"""Options as people write them: names and kinds of values as found in public notebooks and jobs for `format("kafka")`.
+
+Topics and hosts are replaced: BROKERS, TOPIC (two partitions), OTHER (one partition) and PATTERN stand for those of a
+test, and so do offsets and times for what lies in them. `rows`: a set of which the same rows are to be read, or
+written, as by Spark's own connector.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+BROKERS, TOPIC, OTHER, PATTERN = "<brokers>", "<topic>", "<other>", "<pattern>"
+CONNECT = {"kafka.bootstrap.servers": BROKERS}
+READ = {**CONNECT, "subscribe": TOPIC}
+EARLIEST = {**READ, "startingOffsets": "earliest"}
+LATEST = {**READ, "startingOffsets": "latest"}
+WRITE = {**CONNECT, "topic": TOPIC}
+STRING = "org.apache.kafka.common.serialization.StringDeserializer"
+JAAS = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="me" password="hunter2";'
+NO_TLS = "not supported"
+
+
+@dataclass(frozen=True)
+class OptionSet:
+    """What somebody gives to a query. `warnings`: the options that do nothing here. `error`: a part of our refusal."""
+
+    name: str
+    use: Literal["stream", "batch", "sink"]
+    options: dict[str, str]
+    warnings: tuple[str, ...] = ()
+    error: str = ""
+
+    @property
+    def rows(self) -> bool:
+        return not self.error
+
+
+def stream(name: str, options: dict[str, str], *warnings: str, error: str = "") -> OptionSet:
+    return OptionSet(name, "stream", options, warnings, error)
+
+
+def batch(name: str, options: dict[str, str], *warnings: str, error: str = "") -> OptionSet:
+    return OptionSet(name, "batch", options, warnings, error)
+
+
+def sink(name: str, options: dict[str, str], *warnings: str, error: str = "") -> OptionSet:
+    return OptionSet(name, "sink", options, warnings, error)
+
+
+PLAIN = [
+    stream("latest", LATEST),
+    stream("earliest", EARLIEST),
+    stream("no place to start", READ),
+    stream("data loss allowed", {**EARLIEST, "failOnDataLoss": "false"}),
+    stream("another order and case", {"startingoffsets": "EARLIEST", "maxoffsetspertrigger": "500", **READ}),
+    stream("two topics", {**EARLIEST, "subscribe": f"{TOPIC},{OTHER}"}),
+    stream("a pattern", {**CONNECT, "subscribePattern": PATTERN, "startingOffsets": "earliest"}),
+    stream(
+        "partitions and offsets",
+        {**CONNECT, "assign": f'{{"{TOPIC}":[0,1]}}', "startingOffsets": f'{{"{TOPIC}":{{"0":10,"1":-2}}}}'},
+    ),
+    stream("a time for each", {**READ, "startingOffsetsByTimestamp": f'{{"{TOPIC}":{{"0":1000,"1":0}}}}'}),
+    stream("one time", {**READ, "startingTimestamp": "1000", "startingOffsetsByTimestampStrategy": "latest"}),
+    stream("a scheme", {**EARLIEST, "kafka.bootstrap.servers": f"http://{BROKERS}"}),
+    batch("all there is", {**EARLIEST, "endingOffsets": "latest"}),
+    batch("a part", {**CONNECT, "assign": f'{{"{TOPIC}": [1]}}', "failOnDataLoss": "false"}),
+    batch("a pattern in a batch", {**CONNECT, "subscribePattern": PATTERN, "startingOffsets": "earliest"}),
+    batch(
+        "between offsets",
+        {
+            **READ,
+            "startingOffsets": f'{{"{TOPIC}":{{"0":1,"1":1}}}}',
+            "endingOffsets": f'{{"{TOPIC}":{{"0":-1,"1":-1}}}}',
+            "maxOffsetsPerTrigger": "100",
+            "failOnDataLoss": "false",
+        },
+        "maxOffsetsPerTrigger",
+    ),
+    batch(
+        "between times",
+        {
+            **READ,
+            "startingOffsetsByTimestamp": f'{{"{TOPIC}":{{"0":1000,"1":2000}}}}',
+            "endingOffsetsByTimestamp": f'{{"{TOPIC}":{{"0":20000,"1":21000}}}}',
+        },
+    ),
+    sink("a topic", WRITE),
+    sink("a checkpoint in a batch", {**WRITE, "checkpointLocation": "/tmp/checkpoint"}),
+]
+
+TUNED = [
+    stream("limits", {**LATEST, "maxOffsetsPerTrigger": "10000", "minPartitions": "6"}),
+    stream("least and most", {**LATEST, "minOffsetsPerTrigger": "100", "minPartitions": "8"}),
+    stream("headers and a poll timeout", {**LATEST, "includeHeaders": "true", "kafkaConsumer.pollTimeoutMs": "3000"}),
+    stream(
+        "retries of offsets",
+        {**EARLIEST, "fetchOffset.numRetries": "3", "fetchOffset.retryIntervalMs": "10", "maxOffsetsPerTrigger": "10"},
+    ),
+    stream(
+        "a group",
+        {**LATEST, "maxOffsetsPerTrigger": "2000", "failOnDataLoss": "false", "kafka.group.id": "alerts"},
+    ),
+    stream(
+        "members' timeouts",
+        {
+            **LATEST,
+            "failOnDataLoss": "false",
+            "kafka.request.timeout.ms": "60000",
+            "kafka.session.timeout.ms": "30000",
+            "kafka.heartbeat.interval.ms": "10000",
+            "kafka.max.poll.records": "500",
+        },
+        "kafka.session.timeout.ms",
+        "kafka.heartbeat.interval.ms",
+        "kafka.max.poll.records",
+    ),
+    stream(
+        "a group and an assignor",
+        {
+            **LATEST,
+            "kafka.group.id": "logs",
+            "kafka.session.timeout.ms": "10000",
+            "kafka.partition.assignment.strategy": "org.apache.kafka.clients.consumer.RangeAssignor",
+        },
+        "kafka.session.timeout.ms",
+        "kafka.partition.assignment.strategy",
+    ),
+    stream(
+        "large fetches",
+        {
+            **EARLIEST,
+            "kafka.max.partition.fetch.bytes": "2147483647",
+            "kafka.fetch.max.bytes": "20971520",
+            "kafka.max.poll.interval.ms": "900000",
+        },
+        "kafka.max.poll.interval.ms",
+    ),
+    stream("fresh metadata", {**EARLIEST, "kafka.metadata.max.age.ms": "1", "failOnDataLoss": "false"}),
+    sink(
+        "a producer's usual four",
+        {
+            **WRITE,
+            "kafka.acks": "all",
+            "kafka.retries": "3",
+            "kafka.batch.size": "16384",
+            "kafka.linger.ms": "5",
+            "kafka.compression.type": "lz4",
+        },
+    ),
+    sink("in flight", {**WRITE, "kafka.acks": "all", "kafka.max.in.flight.requests.per.connection": "5"}),
+    sink(
+        "the leader alone",
+        {**WRITE, "kafka.acks": "1", "kafka.linger.ms": "0"},
+        "kafka.enable.idempotence",
+        "kafka.acks",
+    ),
+    sink("large record batches", {**WRITE, "kafka.compression.type": "gzip", "kafka.batch.size": "1048576"}),
+    sink(
+        "idempotent",
+        {**WRITE, "kafka.acks": "-1", "kafka.enable.idempotence": "true", "kafka.compression.type": "zstd"},
+    ),
+    sink("large records", {**WRITE, "kafka.max.request.size": "12000000", "kafka.compression.type": "snappy"}),
+]
+
+STRAYS = [
+    stream(
+        "graceful",
+        {**EARLIEST, "maxOffsetsPerTrigger": "200", "maxRatePerPartition": "10", "stopGracefullyOnShutdown": "true"},
+        "maxRatePerPartition",
+        "stopGracefullyOnShutdown",
+    ),
+    stream(
+        "of the rate source, of Spark",
+        {
+            **READ,
+            "rowsPerSecond": "5",
+            "spark.default.parallelism": "2",
+            "spark.streaming.kafka.maxRatePerPartition": "9",
+        },
+        "rowsPerSecond",
+        "spark.default.parallelism",
+        "spark.streaming.kafka.maxRatePerPartition",
+    ),
+    stream("of files", {**EARLIEST, "mode": "PERMISSIVE", "inferSchema": "true"}, "mode", "inferSchema"),
+    stream(
+        "deserializers",
+        {**EARLIEST, "key.deserializer": STRING, "value.deserializer": STRING, "enable.auto.commit": "false"},
+        "key.deserializer",
+        "value.deserializer",
+        "enable.auto.commit",
+    ),
+    stream("a topic and a checkpoint", {**EARLIEST, "topic": "t", "checkpointLocation": "/tmp/c"}, "topic"),
+    stream(
+        "partitions at most", {**LATEST, "maxPartitions": "10", "kafkaConsumer.pollTimeoutMs": "512"}, "maxPartitions"
+    ),
+    stream(
+        "a way to ask for offsets",
+        {**READ, "minPartitions": "1", "useDeprecatedOffsetFetching": "false"},
+        "useDeprecatedOffsetFetching",
+    ),
+    stream(
+        "another client's and a producer's",
+        {**EARLIEST, "kafka.fetch.message.max.bytes": "5242880", "kafka.batch.size": "5000"},
+        "kafka.fetch.message.max.bytes",
+        "kafka.batch.size",
+    ),
+    sink(
+        "a source's",
+        {**WRITE, "failOnDataLoss": "false", "kafka.session.timeout.ms": "60000", "kafka.group.id": "$Default"},
+        "failOnDataLoss",
+        "kafka.session.timeout.ms",
+        "kafka.group.id",
+    ),
+    sink("where to begin", {**WRITE, "auto.offset.reset": "earliest"}, "auto.offset.reset"),
+    sink(
+        "serializers",
+        {**WRITE, "key.serializer": STRING, "value.serializer": STRING},
+        "key.serializer",
+        "value.serializer",
+    ),
+    sink("of the console", {**WRITE, "truncate": "false", "numRows": "10"}, "truncate", "numRows"),
+    sink(
+        "of old clients",
+        {
+            **WRITE,
+            "kafka.timeout.ms": "30000",
+            "kafka.metadata.fetch.timeout.ms": "60000",
+            "kafka.queue.buffering.max.messages": "170000",
+            "fetchOffset.numRetries": "3",
+        },
+        "kafka.timeout.ms",
+        "kafka.metadata.fetch.timeout.ms",
+        "kafka.queue.buffering.max.messages",
+        "fetchOffset.numRetries",
+    ),
+]
+
+REFUSED = [
+    stream(
+        "a group without the prefix", {**LATEST, "group.id": "g", "failOnDataLoss": "false"}, error="kafka.group.id"
+    ),
+    stream(
+        "a registry and a group",
+        {**READ, "group.id": "g", "schema.registry.url": "http://r:8081"},
+        error="kafka.group.id",
+    ),
+    stream("a reset without the prefix", {**LATEST, "auto.offset.reset": "latest"}, error="startingOffsets"),
+    batch("a reset in a batch", {**EARLIEST, "auto.offset.reset": "earliest"}, error="startingOffsets"),
+    stream("a slip", {**READ, "maxOffsetperTrigger": "1000000"}, error="did you mean maxOffsetsPerTrigger?"),
+    sink("acks without the prefix", {**WRITE, "acks": "all"}, error="kafka.acks"),
+    # These five Spark's own connector refuses, too.
+    stream(
+        "a reset and auto-commit",
+        {**LATEST, "kafka.group.id": "g", "kafka.auto.offset.reset": "latest", "kafka.enable.auto.commit": "false"},
+        error="kafka.enable.auto.commit is forbidden",
+    ),
+    stream("a reset", {**LATEST, "kafka.auto.offset.reset": "latest"}, error="Set startingOffsets instead"),
+    stream("an end", {**EARLIEST, "endingOffsets": "latest"}, error="endingOffsets is an option of batch reads"),
+    stream("a deserializer", {**READ, "kafka.key.deserializer": STRING}, error="kafka.key.deserializer is forbidden"),
+    stream("nothing to read", CONNECT, error="exactly one"),
+    sink("a partitioner", {**WRITE, "kafka.partitioner.class": "com.example.Mine"}, error="kafka.partitioner.class"),
+]
+
+# A later version will take these.
+SECURE = [
+    stream("tls", {**EARLIEST, "kafka.security.protocol": "SSL", "kafka.ssl.truststore.location": "t"}, error=NO_TLS),
+    stream(
+        "event hubs",
+        {
+            **EARLIEST,
+            "kafka.sasl.mechanism": "PLAIN",
+            "kafka.security.protocol": "SASL_SSL",
+            "kafka.sasl.jaas.config": JAAS,
+        },
+        error=NO_TLS,
+    ),
+    stream(
+        "scram and a truststore",
+        {
+            **EARLIEST,
+            "maxOffsetsPerTrigger": "20",
+            "kafka.security.protocol": "SASL_SSL",
+            "kafka.sasl.mechanism": "SCRAM-SHA-512",
+            "kafka.ssl.truststore.location": "t.jks",
+            "kafka.sasl.jaas.config": JAAS,
+        },
+        error=NO_TLS,
+    ),
+    batch("a service credential", {**READ, "databricks.serviceCredential": "mine"}, error=NO_TLS),
+    sink("sasl", {**WRITE, "kafka.security.protocol": "SASL_PLAINTEXT", "kafka.sasl.jaas.config": JAAS}, error=NO_TLS),
+]
+
+OPTION_SETS = [*PLAIN, *TUNED, *STRAYS, *REFUSED, *SECURE]
