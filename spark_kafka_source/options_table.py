@@ -30,7 +30,8 @@ Names of options are case-insensitive. `{PREFIX}bootstrap.servers` is always nee
   without the prefix `{PREFIX}` (`group.id`): the query would run with something else than was asked for.
 
 `df.write.format("pykafka-group")` needs `.mode("append")`. Without it Spark itself refuses every Python data source
-(`UNSUPPORTED_DATA_SOURCE_SAVE_MODE`), before this one is asked."""
+(`UNSUPPORTED_DATA_SOURCE_SAVE_MODE`), before this one is asked; it also refuses `outputMode("update")`, for which there
+is [a function for `foreachBatch`](migrating.md#output-mode-update)."""
 
 _FILTERS = """\
 ### Filters

@@ -23,14 +23,24 @@ ROWS = 10_000
 
 
 def copy_and_check(
-    kafka: LocalKafka, topic: TopicFactory, folder: Path, master: str, environment: dict[str, str] | None = None
+    kafka: LocalKafka,
+    topic: TopicFactory,
+    folder: Path,
+    master: str,
+    environment: dict[str, str] | None = None,
+    *,
+    counted: str | None = None,
 ) -> dict[str, Any]:
-    """Every row must arrive in both copies, and the group's lag must be 0. Returns what the job reported."""
+    """Every row must arrive in both copies, and the group's lag must be 0. Returns what the job reported.
+
+    `counted`: a topic that gets the number of rows of each partition, by a query in update mode.
+    """
     # The records' timestamps lie in the past.
     source, streamed, batched = (topic(PARTITIONS, config={"retention.ms": "-1"}) for _ in range(3))
     group = f"group-{uuid.uuid4().hex[:8]}"
     fill(kafka, source)
     arguments = [master, kafka.bootstrap_servers, source, group, streamed, batched, str(folder / "checkpoint")]
+    arguments += [counted] if counted else []
     ended = subprocess.run(
         [sys.executable, "-m", "tests.jobs.copy_to_topic", *arguments],
         capture_output=True,

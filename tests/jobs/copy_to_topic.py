@@ -1,9 +1,10 @@
 """A job in a process of its own, for sessions that cannot live beside the tests' one: from topic to topic, twice.
 
-    python -m tests.jobs.copy_to_topic MASTER BOOTSTRAP SOURCE GROUP STREAMED BATCHED CHECKPOINT
+    python -m tests.jobs.copy_to_topic MASTER BOOTSTRAP SOURCE GROUP STREAMED BATCHED CHECKPOINT [COUNTED]
 
 MASTER is `connect` (Spark Connect, `local[2]`) or a Spark master. A stream with the group copies SOURCE to STREAMED
-until it has what was there (availableNow), a batch copies STREAMED to BATCHED. Prints one line of JSON.
+until it has what was there (availableNow), a batch copies STREAMED to BATCHED. If COUNTED is given, a stream in update
+mode writes the number of rows of each partition there. Prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from spark_kafka_source.lag import LagListener, lag_of_query
+from spark_kafka_source.sink import kafka_batches
 
 COLUMNS = ["key", "value", "headers", "partition", "timestamp"]
 
 
-def main(master: str, bootstrap: str, source: str, group: str, streamed: str, batched: str, checkpoint: str) -> None:
+def main(
+    master: str, bootstrap: str, source: str, group: str, streamed: str, batched: str, checkpoint: str, *counted: str
+) -> None:
     builder = SparkSession.builder.appName("copy to topic")
     spark = (builder.remote("local[2]") if master == "connect" else builder.master(master)).getOrCreate()
     listener = LagListener()
@@ -54,8 +58,27 @@ def main(master: str, bootstrap: str, source: str, group: str, streamed: str, ba
         "last_lag": lag_of_query(query).offsets_behind,
         "executors": len({row.pid for row in rows.mapInArrow(python_daemon, "pid long").collect()}),
     }
+    for topic in counted:
+        count(spark, common, source, topic, f"{checkpoint}-counted")
     print(json.dumps(report))
     spark.stop()
+
+
+def count(spark: SparkSession, common: dict[str, str], source: str, topic: str, checkpoint: str) -> None:
+    rows = (
+        spark.readStream.format("pykafka-group").options(**common, subscribe=source, startingOffsets="earliest").load()
+    )
+    query = (
+        rows.groupBy("partition")
+        .count()
+        .selectExpr("cast(partition as string) as key", "cast(count as string) as value")
+        .writeStream.outputMode("update")
+        .foreachBatch(kafka_batches({**common, "topic": topic}))
+        .option("checkpointLocation", checkpoint)
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
 
 
 def python_daemon(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -1,0 +1,54 @@
+"""The blocks of code and the commands of README and docs, for tests that run them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_COMMAND = re.compile(r"`((?:make|python|pip|%pip) [^`]+)`")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: the page's file name, the language ("" for none), the text."""
+
+    page: str
+    language: str
+    text: str
+
+    @property
+    def first_line(self) -> str:
+        return self.text.split("\n", 1)[0].strip()
+
+    def with_names(self, replaced: Mapping[str, str]) -> str:
+        """The text for a test's own brokers, topics and folders. What is not there cannot be replaced."""
+        text = self.text
+        for old, new in replaced.items():
+            assert old in text, f"{old!r} is not in the block of {self.page} that begins with {self.first_line!r}"
+            text = text.replace(old, new)
+        return text
+
+
+def blocks(page: str | None = None) -> list[Block]:
+    """All blocks of a page, or of all pages, in their order."""
+    paths = [path for path in PAGES if page in (None, path.name)]
+    return [Block(path.name, *found) for path in paths for found in _BLOCK.findall(path.read_text())]
+
+
+def block(page: str, words: str) -> Block:
+    """The one block of a page that has these words in it."""
+    (found,) = (each for each in blocks(page) if words in each.text)
+    return found
+
+
+def commands() -> set[str]:
+    """The commands of all pages: those of shell blocks, and those within a line."""
+    within = {" ".join(found.split()) for path in PAGES for found in _COMMAND.findall(path.read_text())}
+    lines = [line for each in blocks() if each.language == "sh" for line in each.text.splitlines()]
+    return within | {line.split("#")[0].strip() for line in lines if line.split("#")[0].strip()}

@@ -1,0 +1,243 @@
+"""Every block of code and every command of README and docs is run: here, or by the test that is named here.
+
+Names of brokers, topics and folders are replaced by those of the test; the rest is run as it is printed. Without a
+language a block is a picture or a format, and listed as such.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.benchmarks import run as benchmarks
+from tests.conftest import TopicFactory
+from tests.documents import ROOT, block, blocks, commands
+from tests.protocol.consumer.consuming import produce
+from tests.read_back import read_back
+
+# (page, words of the block) -> the test that runs it.
+HERE = "tests/spark/test_documents.py::"
+PYTHON = {
+    ("README.md", "orders = ("): HERE + "test_the_first_query_its_counts_and_its_lag",
+    ("README.md", "kafka_batches("): HERE + "test_the_first_query_its_counts_and_its_lag",
+    ("README.md", "lag_of_query("): HERE + "test_the_first_query_its_counts_and_its_lag",
+    ("architecture.md", "RangeConsumer("): HERE + "test_a_range_is_read_without_spark",
+    ("consuming.md", "stream = consumer"): "tests/protocol/consumer/test_examples.py::test_the_first_one",
+    ("consuming.md", "def consume("): "tests/protocol/consumer/test_examples.py::"
+    "test_what_is_handled_is_committed_and_what_is_not_comes_again",
+    ("migrating.md", 'mode("append")'): HERE + "test_batch_writes_and_updates_after_the_move",
+    ("migrating.md", "kafka_batches("): HERE + "test_batch_writes_and_updates_after_the_move",
+    ("migrating.md", "crc"): "tests/spark/test_migrating.py::test_a_checkpoint_is_taken_over_and_given_back",
+}
+# The page of settings, where there is one.
+TUNING = ROOT / "docs" / "tuning.md"
+if TUNING.exists():
+    for words in ("unix.domain.socket", "values = (", "balanced = (", "written = ("):
+        PYTHON["tuning.md", words] = HERE + "test_the_settings_are_taken"
+PICTURES = {("architecture.md", "SOURCE  driver"), ("architecture.md", '{"orders": {"0": 1200')}
+OPTIONS_TESTS = "tests/spark/test_options.py::"
+COMMANDS: dict[str, str] = {
+    "make demo": "tests/spark/test_demo.py::test_the_demo_ends_with_the_right_results_and_lag_zero",
+    "make test": "",  # is what runs this
+    "%pip install": "",  # only Databricks has it, where this has not been tried, as README says
+    "make bench": HERE + "test_what_is_measured_can_be_measured",
+    "python -m spark_kafka_source.options": OPTIONS_TESTS + "test_the_module_prints_the_page",
+    "python -m spark_kafka_source.options > docs/options.md": OPTIONS_TESTS + "test_the_page_of_options_is_current",
+    "pip install .": HERE + "test_the_wheel_holds_what_is_needed",
+    "pip install '.[spark]'": HERE + "test_the_wheel_holds_what_is_needed",
+    "pip wheel . --no-deps": HERE + "test_the_wheel_holds_what_is_needed",
+}
+BENCHMARK = "python -m tests.benchmarks.run"
+
+
+def test_every_block_of_code_is_run_by_a_test() -> None:
+    unclaimed = [each for each in blocks() if each.language == "python" and not claims(each.page, each.text)]
+    assert unclaimed == [], "run it in a test, and name that in PYTHON"
+    for page, words in PYTHON:
+        assert block(page, words).language == "python"
+    others = {(each.page, each.first_line) for each in blocks() if each.language not in ("python", "sh")}
+    assert {
+        (page, line) for page, line in others if not any(line.startswith(words) for at, words in PICTURES if at == page)
+    } == set()
+
+
+def claims(page: str, text: str) -> list[str]:
+    return [test for (at, words), test in PYTHON.items() if at == page and words in text]
+
+
+def test_every_command_is_run_by_a_test() -> None:
+    assert {each for each in commands() if not each.startswith(BENCHMARK)} == set(COMMANDS)
+
+
+def test_the_tests_that_are_named_are_there() -> None:
+    for test in {*PYTHON.values(), *COMMANDS.values()} - {""}:
+        path, name = test.split("::")
+        assert f"def {name}(" in (ROOT / path).read_text(), test
+
+
+def test_the_makefile_runs_what_the_tests_run() -> None:
+    """`make demo` is this command; to run it here again would take its minute twice."""
+    from tests.spark.test_demo import COMMAND
+
+    for target, words in {
+        "demo": COMMAND[1:],
+        "bench": ["-m", "tests.benchmarks.run"],
+        "test": ["-m", "pytest"],
+    }.items():
+        said = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+        assert f"/python {' '.join(words)}" in said.stdout
+
+
+@pytest.mark.parametrize("command", sorted(each for each in commands() if each.startswith(BENCHMARK)))
+def test_what_is_measured_can_be_measured(command: str) -> None:
+    """Its arguments are understood. To measure takes ten minutes, and nothing else may run meanwhile: `make bench`."""
+    told = benchmarks._parse(command.removeprefix(BENCHMARK).split())
+    assert told.sections
+
+
+def test_the_wheel_holds_what_is_needed(tmp_path: Path) -> None:
+    """What `pip wheel` and `pip install` build, by the backend that they call, without a network."""
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, capture_output=True, timeout=120, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    code = (
+        "import pyspark_kafka_source as p, protocol, spark_kafka_source.local_kafka as l; print(p.DefaultSource.name())"
+    )
+    isolated = [sys.executable, "-c", f"import sys; sys.path.insert(0, '.'); {code}; print(l.__file__)"]
+    said = subprocess.run(isolated, cwd=tmp_path / "site", capture_output=True, text=True, timeout=120, check=True)
+    name, file = said.stdout.split()
+    assert name == "pykafka-group"
+    assert Path(file).is_relative_to(tmp_path)
+    metadata = next((tmp_path / "site").glob("*.dist-info")) / "METADATA"
+    assert re.search(r"^Provides-Extra: spark$", metadata.read_text(), re.MULTILINE)
+
+
+# -- blocks ---------------------------------------------------------------------------------------
+
+
+def wait_until(what: str, condition: Callable[[], object], seconds: float = 120) -> None:
+    give_up_s = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < give_up_s, what
+        time.sleep(0.05)
+
+
+def test_a_range_is_read_without_spark(
+    kafka1: LocalKafka, topic1: TopicFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = topic1()
+    produce(kafka1, name, range(1_000))
+    text = block("architecture.md", "RangeConsumer(").with_names(
+        {"127.0.0.1:9092": kafka1.bootstrap_servers, '"orders"': f'"{name}"'}
+    )
+    exec(text, {})
+    assert sum(map(int, capsys.readouterr().out.split())) == 1_000
+
+
+@pytest.mark.timeout(600)
+def test_the_first_query_its_counts_and_its_lag(
+    spark: SparkSession,
+    kafka1: LocalKafka,
+    topic1: TopicFactory,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    orders, upper, counts = topic1(2), topic1(), topic1()
+    names: dict[str, Any] = {"spark": spark}
+    brokers = {"broker-1:9092": kafka1.bootstrap_servers}
+    places = {**brokers, ",broker-2:9092": "", '"orders"': f'"{orders}"', "orders-upper": upper}
+    text = block("README.md", "orders = (").with_names({**places, "/checkpoints": str(tmp_path)})
+    exec(text.replace(f"{tmp_path}/{upper}", str(tmp_path / "upper")), names)
+    query = names["query"]
+    places = {**brokers, "order-counts": counts, "/checkpoints": str(tmp_path)}
+    exec(block("README.md", "kafka_batches(").with_names(places), names)
+    wait_until("both queries have begun", lambda: all(names[one].lastProgress for one in ("query", "updates")))
+    produce(kafka1, orders, range(100), 2)
+    wait_until("the copies are there", lambda: len(read_back(kafka1, upper)) == 100)
+    assert {record.value for record in read_back(kafka1, upper)} == {b"%09d." % number for number in range(100)}
+    names["updates"].processAllAvailable()
+    names["updates"].stop()
+    assert sum(int(record.value or b"") for record in read_back(kafka1, counts)) >= 100
+
+    query.processAllAvailable()
+    text = block("README.md", "lag_of_query(").with_names(
+        {**brokers, "LagListener(print)": "listener := LagListener(print)"}
+    )
+    exec(text, names)
+    try:
+        produce(kafka1, orders, range(10), 2)
+        wait_until("the listener prints", lambda: capsys.readouterr().out)
+    finally:
+        spark.streams.removeListener(names["listener"])
+    metrics = names["lag_of_query"](query).metrics()
+    assert set(metrics) == {"minOffsetsBehindLatest", "maxOffsetsBehindLatest", "avgOffsetsBehindLatest"}
+    query.stop()
+
+
+@pytest.mark.timeout(600)
+def test_batch_writes_and_updates_after_the_move(
+    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
+) -> None:
+    source, counts = topic1(), topic1()
+    names: dict[str, Any] = {
+        "rows": spark.range(30).selectExpr("cast(id % 3 as string) as key", "cast(id as string) as value"),
+        "options": {"kafka.bootstrap.servers": kafka1.bootstrap_servers, "topic": source},
+    }
+    exec(block("migrating.md", 'mode("append")').text, names)
+    assert len(read_back(kafka1, source)) == 30
+    reader = spark.readStream.format("pykafka-group").option("kafka.bootstrap.servers", kafka1.bootstrap_servers)
+    stream = reader.options(subscribe=source, startingOffsets="earliest").load()
+    names["counts"] = stream.groupBy("key").count()
+    places = {
+        "broker-1:9092": kafka1.bootstrap_servers,
+        '"counts"': f'"{counts}"',
+        "/checkpoints/counts": str(tmp_path),
+    }
+    exec(block("migrating.md", "kafka_batches(").with_names(places), names)
+    query = names["query"]
+    query.processAllAvailable()
+    assert {(record.key, record.value) for record in read_back(kafka1, counts)} == {
+        (b"0", b"10"),
+        (b"1", b"10"),
+        (b"2", b"10"),
+    }
+    spark.range(1).selectExpr("'1' as key", "'x' as value").write.format("pykafka-group").options(
+        **names["options"]
+    ).mode("append").save()
+    query.processAllAvailable()
+    query.stop()
+    found = [(record.key, record.value) for record in read_back(kafka1, counts)]
+    assert len(found) == 4, "only what has changed is written again"
+    assert found[-1] == (b"1", b"11")
+
+
+@pytest.mark.skipif(not TUNING.exists(), reason="there is no such page")
+@pytest.mark.timeout(600)
+def test_the_settings_are_taken(spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path) -> None:
+    """The session's own setting needs a new session, which the benchmark has: here it is only said."""
+    orders, copy = topic1(2), topic1()
+    produce(kafka1, orders, range(10), 2)
+    names: dict[str, Any] = {"spark": spark}
+    exec(block("tuning.md", "unix.domain.socket").text, names)
+    places = {"broker-1:9092": kafka1.bootstrap_servers, '"orders"': f'"{orders}"'}
+    for words in ("values = (", "balanced = ("):
+        exec(block("tuning.md", words).with_names(places), names)
+    assert names["values"].columns == ["value"]
+    places = {"broker-1:9092": kafka1.bootstrap_servers, "/checkpoints/orders-copy": str(tmp_path), "orders-copy": copy}
+    exec(block("tuning.md", "written = (").with_names(places), names)
+    query = names["written"]
+    wait_until("the query has begun", lambda: query.lastProgress)
+    produce(kafka1, orders, range(10), 2)
+    wait_until("the copies are there", lambda: len(read_back(kafka1, copy)) == 10)
+    query.stop()

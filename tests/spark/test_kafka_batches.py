@@ -1,0 +1,44 @@
+"""The function for `foreachBatch`, without Spark: what it checks at once, how it travels; test_documents runs it."""
+
+from __future__ import annotations
+
+import pickle
+import pickletools
+
+import pytest
+from pyspark import cloudpickle
+
+from protocol.errors import ConfigurationError
+from spark_kafka_source.sink import kafka_batches
+
+CONNECT = {"kafka.bootstrap.servers": "localhost:9092"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "kafka.bootstrap.servers is missing"),
+        ({**CONNECT, "topics": "orders"}, "did you mean topic?"),
+        ({**CONNECT, "kafka.acks": 7}, "kafka.acks is '7'"),
+        ({**CONNECT, "kafka.enable.idempotence": "perhaps"}, "allowed: true, false"),
+    ],
+)
+def test_wrong_options_are_refused_before_a_query_starts(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        kafka_batches(options)
+    assert message in str(raised.value)
+
+
+def test_values_may_be_numbers_and_booleans() -> None:
+    written = kafka_batches({**CONNECT, "kafka.linger.ms": 5, "kafka.enable.idempotence": True})
+    assert dict(written.options)["kafka.linger.ms"] == "5"
+    assert dict(written.options)["kafka.enable.idempotence"] == "true"
+
+
+def test_it_travels_by_its_name_and_shows_no_values() -> None:
+    """A server of Spark Connect takes it from its own installation, whatever the client's Python is."""
+    written = kafka_batches({**CONNECT, "topic": "orders"})
+    sent = cloudpickle.dumps(written)
+    assert pickle.loads(sent) == written
+    assert "spark_kafka_source.sink" in {value for _, value, _ in pickletools.genops(sent)}
+    assert "localhost" not in repr(written)
