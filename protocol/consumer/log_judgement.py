@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.consumer.list_offsets import ListedOffset, stale_leader
 from protocol.consumer.partition_consumer import UNBOUNDED, LogTruncated, PartitionConsumer, TopicRecreated
-from protocol.errors import BrokerError
+from protocol.errors import BrokerError, DeadlineExceeded
 
 FAIL_ON_DATA_LOSS = "failOnDataLoss=false"
 ON_TOPIC_RECREATED = "onTopicRecreated=earliest"
@@ -73,6 +73,22 @@ def judge_out_of_range(partition: PartitionConsumer, log: SeenLog) -> Lost | Bro
         resume,
         f"{partition.name}: {missing} not in the log any more; {wanted}the broker has [{log.start}, "
         f"{log.latest.offset}). Likely cause: {cause}",
+    )
+
+
+def judge_silence(partition: PartitionConsumer) -> DeadlineExceeded:
+    """What it means that a leader sends nothing for long, of offsets that were there when they were planned."""
+    remedy = "raise kafkaConsumer.pollTimeoutMs if the broker only needs longer"
+    if 0 <= partition.last_stable_offset <= partition.position < partition.high_watermark:
+        remedy = (
+            f"a transaction that is open since offset {partition.last_stable_offset} holds them back from "
+            "read_committed: it must end first"
+        )
+    return DeadlineExceeded(
+        f"{partition.name}: {partition.broker} sends no records at offset {partition.position}, although offsets up to "
+        f"{partition.until_offset} were there when the batch was planned; {remedy}",
+        topic=partition.topic,
+        partition=partition.partition,
     )
 
 

@@ -367,13 +367,7 @@ class RangeConsumer:
         if reading.done or reading.asked_at_s is None or reading.failure is not None:
             return
         if self._deadline(reading).passed:
-            raise DeadlineExceeded(
-                f"{reading.name}: {reading.broker} sends no records at offset {reading.position}, although offsets up "
-                f"to {reading.until_offset} were there when the batch was planned; raise kafkaConsumer.pollTimeoutMs "
-                "if the broker only needs longer",
-                topic=reading.topic,
-                partition=reading.partition,
-            )
+            raise log_judgement.judge_silence(reading)
 
     def _judge_failure(self, reading: _Reading, error: KafkaError) -> None:
         """Puts the range off until it may work again, or raises what cannot."""

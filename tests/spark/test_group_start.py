@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 from confluent_kafka import Producer
 
-from protocol.errors import ConfigurationError, DataLoss
+from protocol.errors import ConfigurationError, DataLoss, DeadlineExceeded
 from spark_kafka_source.batch_reader import KafkaBatchReader
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.options import parse_source_options
@@ -57,25 +57,29 @@ def test_a_group_that_has_read_beyond_the_beginning_of_an_open_transaction(
     kafka1: LocalKafka, topic1: TopicFactory
 ) -> None:
     """Its offset is there, and so is that of a checkpoint: what comes next waits until the transaction has ended."""
-    stream, switched = Stream(kafka1, topic1(1)), None
+    stream = Stream(kafka1, topic1(1))
     name = stream.topic
     produce(kafka1, name, "first", 5)
+    switched, named, planned = (Stream(kafka1, name) for _ in range(3))
     with open_transaction(kafka1, name, 5):
         produce(kafka1, name, "next", 5)
         commit(kafka1, stream.group, name, 12)
-        switched = Stream(kafka1, name)
         assert offsets(switched.run()) == list(range(15))
 
         assert stream.run(**GROUP, **COMMITTED_ONLY) == []
         assert batch_offsets(stream, **COMMITTED_ONLY) == []
         assert switched.run(**COMMITTED_ONLY) == []
         # An offset that the user names is as good.
-        named = Stream(kafka1, name)
         assert named.run(startingOffsets=f'{{"{name}": {{"0": 13}}}}', **COMMITTED_ONLY) == []
+        # A batch that was planned to read more has to wait in its tasks.
+        planned.plan()
+        with pytest.raises(DeadlineExceeded, match="a transaction that is open since offset 5 holds them back"):
+            planned.run(**COMMITTED_ONLY, **{"kafkaConsumer.pollTimeoutMs": "100", "kafka.fetch.max.wait.ms": "100"})
     produce(kafka1, name, "last", 1)
     assert stream.run(**COMMITTED_ONLY) == [(12, "next2"), (13, "next3"), (14, "next4"), (16, "last0")]
     assert switched.run(**COMMITTED_ONLY) == [(16, "last0")]
     assert offsets(named.run(**COMMITTED_ONLY)) == [13, 14, 16]
+    assert offsets(planned.run(**COMMITTED_ONLY)) == [*range(5), *range(10, 15), 16]
 
 
 # -- out of range ---------------------------------------------------------------------------------
