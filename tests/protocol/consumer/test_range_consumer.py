@@ -28,7 +28,7 @@ from tests import awkward_topics
 from tests.agreement import wait_until_gone
 from tests.awkward_topics import Topic
 from tests.conftest import TopicFactory
-from tests.kafka_proxy import Exchange, KafkaProxy
+from tests.kafka_proxy import Exchange, Fate, KafkaProxy
 from tests.log_segments import stored_batches
 from tests.protocol.consumer.consuming import client_of, move_leader, produce
 from tests.read_back import read_back
@@ -204,8 +204,11 @@ def test_another_topic_of_that_name_is_data_loss(kafka: LocalKafka, topic: Topic
     assert client.topic(name).topic_id != NO_TOPIC_ID
 
 
-def only_by_name(exchange: Exchange) -> bytes:
+def only_by_name(exchange: Exchange) -> Fate | bytes:
     """As a broker of Kafka 3.0, whose Fetch knows no topic ids, though its Metadata does."""
+    if exchange.frame[4:6] != b"\0\0":
+        # An old broker refuses this version, in the format of another one.
+        return Fate.PASS
     body = exchange.reply()
     for row in body["api_keys"]:
         if row["api_key"] == FETCH.key:
