@@ -7,7 +7,10 @@ export PYSPARK_PYTHON := $(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(BIN)/python
 export PYTHON
 
-.PHONY: help setup demo test test-fast lint format bench soak matrix kafka clean
+# Many short-lived Pythons are started: whatever the surroundings say, each module is compiled once.
+export PYTHONDONTWRITEBYTECODE :=
+
+.PHONY: help setup demo test test-fast class-archive lint format bench soak matrix kafka clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -19,9 +22,13 @@ setup: ## .venv with the pinned packages (does nothing when it is there)
 demo: setup ## a local Kafka, a Spark query, and its lag as Kafka's own tool sees it
 	$(BIN)/python -m spark_kafka_source.demo
 
-# Two at a time, since most of them wait most of the time; those with Spark first, which take longest.
-test: lint ## lint, then all tests (starts local Kafkas and a Spark)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 15 tests/spark tests
+# Two at a time, since most of them wait half of the time; tests/two_ends.py says who runs what.
+test: lint class-archive ## lint, then all tests (starts local Kafkas and a Spark)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 15
+
+# Halves the time that Spark's JVMs take to start. Made once, in build/.
+class-archive: setup
+	$(BIN)/python -m tests.spark_home
 
 test-fast: setup ## only the tests that need neither Kafka nor Spark
 	$(BIN)/python -m pytest -m "not kafka and not spark"

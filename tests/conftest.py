@@ -2,13 +2,12 @@
 
 Fixtures start what they need when the first test asks, once for the whole run. A test that uses one is marked
 `kafka` or `spark` by itself, so `pytest -m "not kafka and not spark"` runs the pure ones. With `pytest -n 2` every
-file is run by one of two processes, and each of them has a Kafka and a Spark of its own.
+file is run by one of two processes (`two_ends.py`), each with a Spark and a Kafka of its own: three brokers, or one.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -19,13 +18,15 @@ import pytest
 
 from spark_kafka_source import local_kafka
 from spark_kafka_source.local_kafka import DEFAULT_VERSION, LocalKafka
+from tests import spark_home
 from tests.agreement import wait_until_known
 from tests.jvm_connector import jvm_connector_jars
+from tests.spark_home import BRIEF_LIFE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytest_plugins = ["tests.process_deaths"]
+pytest_plugins = ["tests.process_deaths", "tests.two_ends"]
 
 ROOT = Path(__file__).parent.parent
 
@@ -48,20 +49,14 @@ if (worker := os.environ.get("PYTEST_XDIST_WORKER", "gw")[2:]).isdigit():
     every = local_kafka.PORTS
     local_kafka.PORTS = range(every.start + int(worker) % 2, every.stop, 2)
 
-# JVMs that live for minutes gain nothing from the optimising compiler, and tests share few cores.
-BRIEF_LIFE = ["-XX:TieredStopAtLevel=1"]
-
 TopicFactory = Callable[..., str]
 
 # Time that an example takes says little where tests share two cores.
 hypothesis.settings.register_profile("shared cores", deadline=None)
 hypothesis.settings.load_profile("shared cores")
 
-# Before anything of Spark starts: workers take the Python of the tests, and find the packages of this checkout.
-os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-os.environ["SPARK_CONF_DIR"] = str(ROOT / "conf")
-os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-os.environ["SPARK_SUBMIT_OPTS"] = " ".join([os.environ.get("SPARK_SUBMIT_OPTS", ""), *BRIEF_LIFE])
+# Before anything of Spark starts, whose workers find the packages of this checkout.
+spark_home.use()
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from protocol.errors import ProtocolError
 
 _SECONDS = os.environ.get("SPARK_KAFKA_SOURCE_FUZZ_S")
-FUZZ_S = float(_SECONDS or 60)
+FUZZ_S = float(_SECONDS or 15)
 _SEED = time.time_ns() if _SECONDS else 0
 
 LARGEST_RATIO = 8

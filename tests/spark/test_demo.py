@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import BRIEF_LIFE
+from tests.spark_home import BRIEF_LIFE
 
 COMMAND = [sys.executable, "-m", "spark_kafka_source.demo"]
 

@@ -13,7 +13,7 @@ from jupyter_client.manager import AsyncKernelManager
 from jupyter_core.utils import run_sync
 from nbclient import NotebookClient
 
-from tests.conftest import BRIEF_LIFE
+from tests.spark_home import BRIEF_LIFE
 
 # What the query has read, and what lies in the logs before it.
 _READ = "print('read', sum(r.numInputRows for r in etl.recentProgress), total(etl.lastProgress.sources[0].endOffset))"

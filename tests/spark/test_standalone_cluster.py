@@ -13,7 +13,8 @@ import pytest
 
 from spark_kafka_source.java_process import JavaProcess, Watchdog
 from spark_kafka_source.local_kafka import LocalKafka, free_ports
-from tests.conftest import BRIEF_LIFE, TopicFactory
+from tests.conftest import TopicFactory
+from tests.spark_home import JVM_OPTIONS, SUBMIT_ARGUMENTS
 from tests.topic_copies import copy_and_check
 
 SPARK_CLASS = str(Path(pyspark.__file__).parent / "bin" / "spark-class")
@@ -24,7 +25,7 @@ HOST = "127.0.0.1"
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The master's address, `spark://127.0.0.1:PORT`, once both workers are registered."""
     monkeypatch.setenv("SPARK_DAEMON_MEMORY", "512m")
-    monkeypatch.setenv("SPARK_DAEMON_JAVA_OPTS", " ".join(BRIEF_LIFE))
+    monkeypatch.setenv("SPARK_DAEMON_JAVA_OPTS", " ".join(JVM_OPTIONS))
     folder = tmp_path / "cluster"
     watchdog = Watchdog(folder)  # ends them if these tests are killed
     master, *workers = (daemon(name, folder, watchdog) for name in ("master", "worker-1", "worker-2"))
@@ -51,11 +52,11 @@ def test_source_and_sink_work_on_a_cluster_of_two_workers(
     settings = {
         "spark.driver.memory": "512m",
         "spark.executor.memory": "512m",
-        "spark.executor.extraJavaOptions": " ".join(BRIEF_LIFE),
+        "spark.executor.extraJavaOptions": " ".join(JVM_OPTIONS),
         "spark.scheduler.minRegisteredResourcesRatio": "1.0",  # no task before both executors are there
     }
-    arguments = [f"--conf {key}={value}" for key, value in settings.items()]
-    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", " ".join([*arguments, "pyspark-shell"]))
+    arguments = [f"--conf '{key}={value}'" for key, value in settings.items()]
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", " ".join([*SUBMIT_ARGUMENTS, *arguments, "pyspark-shell"]))
     report = copy_and_check(kafka1, topic1, tmp_path, cluster)
     assert report["executors"] == 2
 
