@@ -37,4 +37,4 @@ class KafkaBatchWriter(DataSourceArrowWriter):
         log.info("%s", summary(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        log.warning("the write failed. What was written stays in Kafka (%s)", summary(messages))
+        log.warning("the write is not complete. What was written stays in Kafka (%s)", summary(messages))

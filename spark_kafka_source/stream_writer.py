@@ -37,10 +37,10 @@ class RowStreamWriter(DataSourceStreamWriter):
         log.info("batch %d: %s", batchId, summary(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        log.warning(
-            "batch %d failed. What was written stays in Kafka (%s), and is written again when the query is restarted",
-            batchId,
-            summary(messages),
+        # Spark calls this for a query that was stopped exactly as for one that failed. A failure needs no words here:
+        # it ends the query with an error, and a task of ours that fails says there what it had written.
+        log.info(
+            "batch %d is not complete, and is written again when the query goes on: %s", batchId, summary(messages)
         )
 
 
