@@ -1,0 +1,104 @@
+"""Settings of a broker that the sink meets elsewhere: topics are created when they are written to, and never when they
+are read; producers whose records are old are forgotten."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+from pyspark.sql import SparkSession
+
+from protocol.cluster.client import Client
+from protocol.config import parse_client
+from protocol.errors import BrokerError
+from protocol.records.arrow_numpy import to_arrow
+from protocol.wire.messages.m00_produce import PRODUCE
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.conftest import BRIEF_LIFE, KAFKA_VERSION
+from tests.kafka_proxy import Fate, KafkaProxy
+from tests.protocol.producer.producing import assert_all_once_in_order, numbered, producer_of, send_numbered
+from tests.read_back import read_back
+
+SETTINGS = {
+    "auto.create.topics.enable": "true",
+    "num.partitions": "3",
+    # Ten minutes by default.
+    "producer.id.expiration.check.interval.ms": "100",
+}
+
+
+@pytest.fixture(scope="module")
+def other_kafka() -> Iterator[LocalKafka]:
+    """One broker. It reads these settings at its start only."""
+    with LocalKafka(1, KAFKA_VERSION, settings=SETTINGS, jvm_options=BRIEF_LIFE) as running:
+        yield running
+
+
+def new_name() -> str:
+    return f"created-{uuid.uuid4().hex[:8]}"
+
+
+def test_tasks_that_begin_together_write_to_a_topic_that_is_not_there(
+    spark: SparkSession, other_kafka: LocalKafka
+) -> None:
+    name = new_name()
+    rows = spark.range(0, 9_000, 1, 3).selectExpr("cast(id AS string) AS value")
+    writer = rows.write.format("pykafka-group").option("kafka.bootstrap.servers", other_kafka.bootstrap_servers)
+    writer.option("topic", name).mode("append").save()
+    found = read_back(other_kafka, name)
+    assert sorted(int(record.value or b"") for record in found) == list(range(9_000))
+    assert set(Counter(record.partition for record in found)) == {0, 1, 2}
+
+
+def test_a_topic_that_is_deleted_while_it_is_written_is_created_again(other_kafka: LocalKafka) -> None:
+    """As Java's producer does."""
+    name, admin = new_name(), AdminClient({"bootstrap.servers": other_kafka.bootstrap_servers})
+    with producer_of(other_kafka.bootstrap_servers) as producer:
+        send_numbered(producer, name, 0, 30, 3)
+        producer.flush()
+        admin.delete_topics([name])[name].result(30)
+        send_numbered(producer, name, 0, 60, 3)
+        producer.flush()
+    assert_all_once_in_order(other_kafka, name, 60, 3)
+
+
+def test_a_look_at_a_topic_does_not_create_it(other_kafka: LocalKafka) -> None:
+    name, admin = new_name(), AdminClient({"bootstrap.servers": other_kafka.bootstrap_servers})
+    with Client(parse_client({"bootstrap.servers": other_kafka.bootstrap_servers})) as client:
+        for _ in range(3):
+            with pytest.raises(BrokerError, match="UNKNOWN_TOPIC_OR_PARTITION"):
+                client.topic(name)
+    assert name not in admin.list_topics(timeout=30).topics
+
+
+@pytest.mark.parametrize(
+    ("hours", "timestamp_type", "written"),
+    [
+        (23, "CreateTime", [0, 1, 2, 3]),
+        # What docs/architecture.md says of a broker that forgets a producer, and of the remedy.
+        (25, "CreateTime", [0, 1, 1, 2, 3]),
+        (25, "LogAppendTime", [0, 1, 2, 3]),
+    ],
+)
+def test_a_lost_answer_makes_a_duplicate_only_of_records_so_old_that_the_broker_has_forgotten_their_producer(
+    other_kafka: LocalKafka, hours: int, timestamp_type: str, written: list[int]
+) -> None:
+    name, admin = new_name(), AdminClient({"bootstrap.servers": other_kafka.bootstrap_servers})
+    config = {"message.timestamp.type": timestamp_type, "retention.ms": "-1"}
+    admin.create_topics([NewTopic(name, 1, 1, config=config)])[name].result(30)
+    times = to_arrow(np.full(1, int(time.time() * 1000) - hours * 3_600_000))
+    cut_at = -1
+    with KafkaProxy.of(other_kafka) as proxy:
+        proxy.replies[PRODUCE] = lambda reply: Fate.CUT if reply.number == cut_at else Fate.PASS
+        properties = {"retry.backoff.ms": 1_500, "retry.backoff.max.ms": 1_500}
+        with producer_of(proxy.servers, properties) as producer:
+            for number in range(4):
+                cut_at = proxy.seen["Produce", "reply"] + 1 if number == 1 else -1
+                producer.send_columns(name, numbered(number, 1).append_column("timestamp_ms", times))
+                producer.flush()
+    assert [int((record.value or b"")[:9]) for record in read_back(other_kafka, name)] == written
