@@ -67,9 +67,7 @@ class OffsetManager:
         with self._changed:
             self._marked = dict(offsets)
             if self._thread is None and not self._closed:
-                thread = threading.Thread(target=self._run, name=f"offsets-{self.group}", daemon=True)
-                thread.start()
-                self._thread = thread
+                self._start()
             self._changed.notify_all()
 
     def flush(self, deadline: Deadline) -> bool:
@@ -90,6 +88,16 @@ class OffsetManager:
             self._thread.join(timeout=1.0)
 
     # -- the thread ---------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, name=f"offsets-{self.group}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            # No more threads just now: the next mark tries again.
+            self._note(error)
+        else:
+            self._thread = thread
 
     def _dirty(self) -> bool:
         return any(self._committed.get(key) != entry for key, entry in self._marked.items())
@@ -124,28 +132,33 @@ class OffsetManager:
         except Exception as error:  # also a fault in this client: nobody else commits
             failure = error
         with self._changed:
-            counts = self._counts
             if failure is None:
                 self._committed.update(due)
                 if due.keys() == self._marked.keys():
                     self._all_committed_at_s = self._client.clock.now_s()
-                self._counts = CommitCounts(counts.succeeded + 1, counts.failed, counts.last_failure)
-            else:
-                self._counts = CommitCounts(counts.succeeded, counts.failed + 1, _words(failure))
-            was_failing, self._failing = self._failing, failure is not None
+            self._note(failure)
             self._changed.notify_all()
-        if failure is not None and not was_failing:
-            fault = None if isinstance(failure, KafkaError) else failure
-            what = _words(failure)
-            log.warning("group %s: a commit failed and will be tried again: %s", self.group, what, exc_info=fault)
-        if failure is None and was_failing:
-            log.warning("group %s: commits go through again", self.group)
         return failure is None
+
+    def _note(self, failure: Exception | None) -> None:
+        """Counts, and says when it begins to fail and when it works again."""
+        counts, was_failing = self._counts, self._failing
+        self._failing = failure is not None
+        if failure is None:
+            self._counts = CommitCounts(counts.succeeded + 1, counts.failed, counts.last_failure)
+            if was_failing:
+                log.warning("group %s: commits go through again", self.group)
+            return
+        words = _words(failure)
+        self._counts = CommitCounts(counts.succeeded, counts.failed + 1, words)
+        if not was_failing:
+            fault = None if isinstance(failure, KafkaError) else failure
+            log.warning("group %s: a commit failed and will be tried again: %s", self.group, words, exc_info=fault)
 
 
 def _words(failure: Exception) -> str:
     if not isinstance(failure, KafkaError):
-        return f"a fault in this client, please report it: {failure!r}"
+        return f"an unexpected fault: {failure!r}"
     if is_refused_for_members(failure):
         return f"{failure}; the group has live members: use another kafka.group.id, or stop them"
     return str(failure)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import uuid
 from typing import Any
 
@@ -42,6 +43,21 @@ def test_a_fault_in_this_client_is_told_and_the_commit_is_tried_again(
     assert "will be tried again" in first.message
     assert first.exc_info
     assert "go through again" in second.message
+
+
+def test_without_a_thread_the_next_mark_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offset_manager, "commit_offsets", lambda *_: None)
+    with client_of("127.0.0.1:1") as client:
+        manager = OffsetManager(client, "etl")
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", lambda self: (_ for _ in ()).throw(RuntimeError("can't start")))
+            manager.mark(MARKS)
+        assert not manager.healthy
+        assert not manager.flush(client.deadline(10))
+        manager.mark(MARKS)
+        assert manager.flush(client.deadline(10_000))
+        manager.close()
+    assert manager.healthy
 
 
 def test_commits_go_on_while_the_coordinator_s_host_is_dark(kafka: LocalKafka, topic: TopicFactory) -> None:
