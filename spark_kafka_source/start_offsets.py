@@ -256,8 +256,8 @@ def _reset(options: SourceOptions, key: TopicPartition, offset: int, there: tupl
     where = options.group_out_of_range
     if where == "fail":
         remedy = (
-            "To begin at one end of the log all the same, set kafka.auto.offset.reset=earliest or latest; with "
-            "failOnDataLoss=false and without it, the query begins at the nearest offset that is there"
+            "To begin at one end of the log all the same, set kafka.auto.offset.reset=earliest or latest. Or leave "
+            "that out and set failOnDataLoss=false, to begin at the nearest offset that is there"
         )
         raise DataLoss(named(START_OFFSET_RESET, f"{what}. {remedy}"), topic=key[0], partition=key[1])
     begin = {"earliest": start, "latest": latest, "nearest": start if offset < start else end}[where]
