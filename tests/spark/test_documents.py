@@ -126,7 +126,7 @@ def test_the_wheel_holds_what_is_needed(tmp_path: Path) -> None:
 # -- blocks ---------------------------------------------------------------------------------------
 
 
-def wait_until(what: str, condition: Callable[[], object], seconds: float = 120) -> None:
+def wait_until(what: str, condition: Callable[[], object], seconds: float = 240) -> None:
     give_up_s = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < give_up_s, what
@@ -160,7 +160,7 @@ def test_the_first_query_its_counts_and_its_lag(
     text = block("README.md", "orders = (").with_names({**places, "/checkpoints": str(tmp_path)})
     exec(text.replace(f"{tmp_path}/{upper}", str(tmp_path / "upper")), names)
     query = names["query"]
-    places = {**brokers, "order-counts": counts, "/checkpoints": str(tmp_path)}
+    places = {**brokers, '"orders"': f'"{orders}"', "order-counts": counts, "/checkpoints": str(tmp_path)}
     exec(block("README.md", "kafka_batches(").with_names(places), names)
     wait_until("both queries have begun", lambda: all(names[one].lastProgress for one in ("query", "updates")))
     produce(kafka1, orders, range(100), 2)

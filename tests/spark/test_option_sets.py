@@ -16,7 +16,9 @@ from protocol import once
 from protocol.errors import ConfigurationError
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.options import parse_sink_options, parse_source_options
+from spark_kafka_source.source import KafkaGroupDataSource
 from tests.conftest import TopicFactory
+from tests.fake_cluster import FakeCluster
 from tests.read_back import read_back
 from tests.spark.option_sets import BROKERS, OPTION_SETS, OTHER, PATTERN, TOPIC, OptionSet
 
@@ -72,6 +74,18 @@ def test_there_are_many_and_of_each_kind() -> None:
     assert len({one.name for one in OPTION_SETS}) == len(OPTION_SETS) >= 60
     assert len(READS) >= 25
     assert len(SINKS) >= 12
+
+
+def test_of_a_stream_s_readers_only_the_one_that_runs_says_what_does_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """Spark also makes readers to plan with, each in a process of its own."""
+    with FakeCluster() as cluster, caplog.at_level(logging.WARNING):
+        options = {"kafka.bootstrap.servers": cluster.address, "subscribe": "orders", "mode": "x", "kafka.colour": "y"}
+        sources = [KafkaGroupDataSource(options) for _ in range(2)]
+        readers = [source.streamReader(source.schema()) for source in sources]
+        assert caplog.messages == []
+        for _ in range(2):
+            readers[0].latestOffset(readers[0].initialOffset(), readers[0].getDefaultReadLimit())
+    assert [message.split()[0] for message in caplog.messages] == ["mode", "kafka.colour"]
 
 
 # -- rows -----------------------------------------------------------------------------------------
