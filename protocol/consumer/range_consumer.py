@@ -156,8 +156,7 @@ class RangeConsumer:
         }
         self._brokers: dict[Broker, BrokerConsumer] = {}
         self._in_flight: list[_InFlight] = []
-        # How long the caller was busy with what it got: no broker is to blame for that time.
-        self._away_s = 0.0
+        self._away_s = 0.0  # how long the caller was busy with what it got: no broker is to blame for that time
         self._waiting: list[_Reading] = []  # no broker is being asked for them, whoever waits longest first
         record_bytes = {} if record_bytes is None else record_bytes
         for wanted in ranges:
