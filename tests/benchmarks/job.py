@@ -107,6 +107,8 @@ def run_section(module: str, job: Job, *arguments: str) -> list[Figure]:
         "SPARK_CONF_DIR": str(REPOSITORY / "conf"),
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
+    # An installed package is compiled once, not in every process that Spark starts.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=REPOSITORY)
     if ended.returncode != 0:
         raise RuntimeError(f"tests.benchmarks.{module} {' '.join(arguments)} failed, exit code {ended.returncode}")

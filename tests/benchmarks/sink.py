@@ -59,9 +59,9 @@ def _rows(spark: SparkSession, job: Job) -> DataFrame:
 
 
 def cheap_rows(spark: SparkSession, job: Job) -> DataFrame:
-    """The same, but a constant `value`: what costs Spark next to nothing to make."""
+    """Short keys and a constant `value`: what costs Spark next to nothing to make."""
     value = f"cast(repeat('x', {job.sink_value_bytes}) as binary) as value"
-    return spark.range(0, job.sink_records, 1, 4).selectExpr("cast(id as binary) as key", value)
+    return spark.range(0, job.sink_records, 1, 4).selectExpr("cast(cast(id as string) as binary) as key", value)
 
 
 def written(rows: DataFrame, job: Job, who: str, options: dict[str, str]) -> tuple[float, float]:

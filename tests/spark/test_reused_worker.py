@@ -62,6 +62,20 @@ print(len(gc.callbacks))
 """
 
 
+_UNIX_SOCKET = """
+import gc, socket
+from spark_kafka_source.reused_worker import settle
+
+def worker(sock):
+    settle()
+
+before = len(gc.callbacks)
+jvm, ours = socket.socketpair(socket.AF_UNIX)
+worker(ours)
+print(before, len(gc.callbacks))
+"""
+
+
 def _run(program: str) -> list[int]:
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     return [int(word) for word in ended.stdout.split()]
@@ -81,6 +95,11 @@ def test_an_order_is_acknowledged_at_once_also_after_an_answer_was_sent() -> Non
     assert (without, after_an_answer) == (0, 0), "Linux would have put it off"
     assert after_the_collection == 1
     assert callbacks_once_closed == 0
+
+
+def test_nothing_is_acknowledged_on_a_unix_socket() -> None:
+    before, after = _run(_UNIX_SOCKET)
+    assert after == before
 
 
 def test_a_task_asks_for_no_more_than_its_range_once_an_earlier_one_has_seen_the_topic(
