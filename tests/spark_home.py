@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import subprocess
 import sys
 from contextlib import suppress
@@ -46,8 +47,8 @@ def use() -> None:
     os.environ["SPARK_HOME"] = str(_HOME)
     os.environ["SPARK_CONF_DIR"] = str(_HOME / "conf")
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    os.environ["SPARK_SUBMIT_OPTS"] = " ".join(JVM_OPTIONS)
-    os.environ["PYSPARK_SUBMIT_ARGS"] = " ".join([*SUBMIT_ARGUMENTS, "pyspark-shell"])
+    os.environ["SPARK_SUBMIT_OPTS"] = shlex.join(JVM_OPTIONS)
+    os.environ["PYSPARK_SUBMIT_ARGS"] = shlex.join([*SUBMIT_ARGUMENTS, "pyspark-shell"])
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 
 
@@ -78,7 +79,7 @@ def _train(archive: Path) -> None:
     options = [*BRIEF_LIFE, *_LOGGING, f"-XX:ArchiveClassesAtExit={archive}", "-Xlog:cds+dynamic=off"]
     subprocess.run(
         [sys.executable, "-m", "tests.spark_home", "train"],
-        env={**os.environ, "SPARK_SUBMIT_OPTS": " ".join(options)},
+        env={**os.environ, "SPARK_SUBMIT_OPTS": shlex.join(options)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         timeout=_TRAINING_S,

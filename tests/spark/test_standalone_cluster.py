@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -25,7 +26,7 @@ HOST = "127.0.0.1"
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The master's address, `spark://127.0.0.1:PORT`, once both workers are registered."""
     monkeypatch.setenv("SPARK_DAEMON_MEMORY", "512m")
-    monkeypatch.setenv("SPARK_DAEMON_JAVA_OPTS", " ".join(JVM_OPTIONS))
+    monkeypatch.setenv("SPARK_DAEMON_JAVA_OPTS", shlex.join(JVM_OPTIONS))
     folder = tmp_path / "cluster"
     watchdog = Watchdog(folder)  # ends them if these tests are killed
     master, *workers = (daemon(name, folder, watchdog) for name in ("master", "worker-1", "worker-2"))
@@ -52,11 +53,11 @@ def test_source_and_sink_work_on_a_cluster_of_two_workers(
     settings = {
         "spark.driver.memory": "512m",
         "spark.executor.memory": "512m",
-        "spark.executor.extraJavaOptions": " ".join(JVM_OPTIONS),
+        "spark.executor.extraJavaOptions": shlex.join(JVM_OPTIONS),
         "spark.scheduler.minRegisteredResourcesRatio": "1.0",  # no task before both executors are there
     }
-    arguments = [f"--conf '{key}={value}'" for key, value in settings.items()]
-    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", " ".join([*SUBMIT_ARGUMENTS, *arguments, "pyspark-shell"]))
+    arguments = [word for key, value in settings.items() for word in ("--conf", f"{key}={value}")]
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", shlex.join([*SUBMIT_ARGUMENTS, *arguments, "pyspark-shell"]))
     report = copy_and_check(kafka1, topic1, tmp_path, cluster)
     assert report["executors"] == 2
 
