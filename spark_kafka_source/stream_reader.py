@@ -136,13 +136,13 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         deadline = self._trigger_deadline()
         if not self._started:
             self._commits.begin(deadline)
-        if first := start == STARTING_OFFSETS:
+        if start == STARTING_OFFSETS:
             begin = self._starting_offsets(deadline)
             start = begin.to_json_dict()
         else:
             begin = Offsets.from_json_dict(start)
-        if not self._started and not first:
-            say_who_decides(self._client, self._options, begin, deadline)
+            if not self._started:
+                say_who_decides(self._client, self._options, begin, deadline)
         self._started = True
         try:
             end = self._plan(begin, limit, deadline)
@@ -286,13 +286,12 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _first_begin(self, end: Offsets) -> Offsets:
         """The start of a first batch: `end` says where its partitions begin, or an older version has written it."""
-        nothing = Offsets({})
-        if unresolved(nothing, end):
+        if unresolved(Offsets({}), end):
             log.warning("the checkpoint does not say where the first batch begins: at startingOffsets as they are now")
             return self._starting_offsets(self._trigger_deadline())
         if not self._started:
             log.warning("the first batch is not complete: it is read again from where it began, not startingOffsets")
-        return nothing
+        return Offsets({})
 
     def _earliest(self, partitions: Collection[TopicPartition], end: Offsets) -> dict[TopicPartition, int]:
         """Where new partitions begin of a batch that Spark's own connector has planned: at its end if they are gone."""

@@ -1,13 +1,19 @@
-"""What Kafka's own ConsumerGroupCommand says of a group, as rows, and who keeps it."""
+"""What Kafka's own ConsumerGroupCommand says of a group, as rows, and who keeps it; and to move a group."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from protocol.cluster.client import Client
 from protocol.config import parse_client
 from spark_kafka_source.local_kafka import LocalKafka
+
+_NOT_READY = {KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.NOT_COORDINATOR}
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,21 @@ def coordinator_of(kafka: LocalKafka, group: str) -> int:
         deadline = client.deadline()
         what = f"FindCoordinator of {group}"
         return client.retrying(what, lambda: client.coordinator(group, deadline), deadline).node_id
+
+
+def move_group(kafka: LocalKafka, group: str, offsets: Mapping[tuple[str, int], int], timeout_s: float = 60) -> None:
+    """Sets a group's offsets from outside; again while its coordinator is not ready, as is said of each partition."""
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
+    wanted = [TopicPartition(*key, offset) for key, offset in offsets.items()]
+    give_up_s = time.monotonic() + timeout_s
+    while True:
+        answer = admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(group, wanted)])[group].result(60)
+        errors = [each.error for each in answer.topic_partitions if each.error]
+        if not errors:
+            return
+        assert {error.code() for error in errors} <= _NOT_READY, errors
+        assert time.monotonic() < give_up_s, errors
+        time.sleep(0.05)
 
 
 def _number(cell: str) -> int | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
-from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartition
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from protocol.clock import Deadline
@@ -22,6 +22,7 @@ from spark_kafka_source.options import parse_source_options
 from spark_kafka_source.stream_reader import KafkaStreamReader
 from tests.agreement import wait_until_known
 from tests.conftest import TopicFactory
+from tests.consumer_groups import move_group
 from tests.protocol.consumer.consuming import client_of
 
 # So that retention takes no record of 1970, whose times tests know.
@@ -77,9 +78,7 @@ class Query:
         assert producer.flush(30) == 0
 
     def commit(self, offset: int) -> None:
-        wanted = ConsumerGroupTopicPartitions(self.group, [TopicPartition(self.topic, 0, offset)])
-        admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap_servers})
-        admin.alter_consumer_group_offsets([wanted], request_timeout=60)[self.group].result(60)
+        move_group(self.kafka, self.group, {(self.topic, 0): offset})
 
     def committed(self) -> int | None:
         with client_of(self.kafka) as client:
