@@ -55,7 +55,7 @@ class ErrorCode(IntEnum):
         "the record batch fails its checksum, is too large, or lacks a key a compacted topic needs",
         _RETRY,
     )
-    UNKNOWN_TOPIC_OR_PARTITION = 3, "the broker does not host this partition; does the topic exist?", _RETRY_METADATA
+    UNKNOWN_TOPIC_OR_PARTITION = 3, "the broker does not host this partition; the topic may not exist", _RETRY_METADATA
     INVALID_FETCH_SIZE = 4, "the fetch size is not valid"
     LEADER_NOT_AVAILABLE = 5, "the partition has no leader at the moment", _RETRY_METADATA
     NOT_LEADER_OR_FOLLOWER = (

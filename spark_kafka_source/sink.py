@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from protocol.once import held_back
 from spark_kafka_source.options import parse_sink_options
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ def kafka_batches(options: Mapping[str, object]) -> KafkaBatches:
     options that are wrong, at once and not with the first batch.
     """
     texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
-    parse_sink_options(texts)
+    with held_back():  # the first batch says the warnings
+        parse_sink_options(texts)
     return KafkaBatches(tuple(texts.items()))
 
 

@@ -63,7 +63,10 @@ class KafkaGroupDataSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         from spark_kafka_source.stream_writer import KafkaStreamWriter
 
-        return KafkaStreamWriter(parse_sink_options(self.options), schema)
+        # Here, too, one is made to plan with; the one that is told how a batch ended says the warnings.
+        with held_back() as warnings:
+            options = parse_sink_options(self.options)
+        return KafkaStreamWriter(options, schema, warnings)
 
 
 def register(spark: SparkSession) -> None:

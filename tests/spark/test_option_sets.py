@@ -11,11 +11,13 @@ import pytest
 from confluent_kafka import Producer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
+from pyspark.sql.types import StructType
 
 from protocol import once
 from protocol.errors import ConfigurationError
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.options import parse_sink_options, parse_source_options
+from spark_kafka_source.sink import kafka_batches
 from spark_kafka_source.source import KafkaGroupDataSource
 from tests.conftest import TopicFactory
 from tests.fake_cluster import FakeCluster
@@ -86,6 +88,25 @@ def test_of_a_stream_s_readers_only_the_one_that_runs_says_what_does_nothing(cap
         for _ in range(2):
             readers[0].latestOffset(readers[0].initialOffset(), readers[0].getDefaultReadLimit())
     assert [message.split()[0] for message in caplog.messages] == ["mode", "kafka.colour"]
+
+
+def test_of_a_stream_s_writers_only_the_one_that_is_told_how_a_batch_ended_says_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    options = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "orders", "mode": "x", "kafka.colour": "y"}
+    schema = StructType().add("value", "string")
+    with caplog.at_level(logging.WARNING):
+        _planned, told = (KafkaGroupDataSource(options).streamWriter(schema, False) for _ in range(2))
+        assert caplog.messages == []
+        told.abort([None], 0)
+        told.commit([], 0)
+    assert [message.split()[0] for message in caplog.messages] == ["mode", "kafka.colour"]
+
+
+def test_a_function_for_foreachbatch_leaves_it_to_its_batches(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        kafka_batches({"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "orders", "mode": "x"})
+    assert caplog.messages == []
 
 
 # -- rows -----------------------------------------------------------------------------------------
