@@ -1,0 +1,150 @@
+"""A stream to Kafka that ends in the middle of a micro-batch: it is stopped, or it fails."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceStreamWriter, WriterCommitMessage
+from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.types import StructType
+
+from spark_kafka_source.local_kafka import LocalKafka
+from spark_kafka_source.options import parse_sink_options
+from spark_kafka_source.stream_writer import KafkaStreamWriter
+from spark_kafka_source.task_writer import TaskWritten
+from tests.conftest import TopicFactory
+from tests.read_back import read_back
+
+ROWS = 500
+LAST = f"{ROWS - 1:03}"
+
+
+class WatchedSink(DataSource):
+    """Our sink, which appends to the file of the option `log` what is logged in Spark's Python processes."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "watched-sink"
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        options = dict(self.options)
+        log = options.pop("log")
+
+        class Watched(KafkaStreamWriter):  # type: ignore[misc]
+            def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWritten:
+                _log_to(log)
+                return super().write(iterator)
+
+            def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+                _log_to(log)
+                super().abort(messages, batchId)
+
+        return Watched(parse_sink_options(options), schema)
+
+
+def _log_to(path: str) -> None:
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    """The last row of the batch waits until this file is there."""
+    return tmp_path / "gate"
+
+
+@pytest.fixture
+def rows(spark: SparkSession, tmp_path: Path, gate: Path) -> Iterator[DataFrame]:
+    """A stream of one micro-batch with one task. Rows come in many Arrow batches, so that most are written before."""
+    folder, there = tmp_path / "lines", str(gate)
+    folder.mkdir()
+    (folder / "lines.txt").write_text("".join(f"{row:03}{'.' * 1000}\n" for row in range(ROWS)))
+
+    def wait_for_gate(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            while batch["value"][-1].as_py().startswith(LAST) and not Path(there).exists():
+                time.sleep(0.05)
+            yield batch
+
+    setting = "spark.sql.execution.arrow.maxRecordsPerBatch"
+    before = spark.conf.get(setting)
+    spark.conf.set(setting, "20")
+    yield spark.readStream.format("text").load(str(folder)).mapInArrow(wait_for_gate, "value string")
+    spark.conf.set(setting, before)
+
+
+@pytest.fixture
+def start(spark: SparkSession, kafka1: LocalKafka, tmp_path: Path) -> Callable[[DataFrame, str], StreamingQuery]:
+    def start(rows: DataFrame, topic: str) -> StreamingQuery:
+        spark.dataSource.register(WatchedSink)
+        options = {
+            "kafka.bootstrap.servers": kafka1.bootstrap_servers,
+            "kafka.batch.size": "5000",
+            "kafka.default.api.timeout.ms": "3000",
+            "topic": topic,
+            "log": str(tmp_path / "log"),
+            "checkpointLocation": str(tmp_path / "checkpoint"),
+        }
+        return rows.writeStream.format("watched-sink").options(**options).trigger(availableNow=True).start()
+
+    return start
+
+
+def wait_for_some(kafka: LocalKafka, topic: str, query: StreamingQuery) -> None:
+    give_up_s = time.monotonic() + 60
+    while not read_back(kafka, topic):
+        assert time.monotonic() < give_up_s
+        assert query.isActive, query.exception()
+        time.sleep(0.1)
+
+
+def numbers(kafka: LocalKafka, topic: str) -> set[bytes]:
+    return {(record.value or b"")[:3] for record in read_back(kafka, topic)}
+
+
+def test_a_stream_that_is_stopped_in_the_middle_of_a_batch_warns_of_nothing_and_goes_on_with_that_batch(
+    kafka1: LocalKafka,
+    topic1: TopicFactory,
+    rows: DataFrame,
+    start: Callable[[DataFrame, str], StreamingQuery],
+    gate: Path,
+    tmp_path: Path,
+) -> None:
+    name = topic1(1)
+    query = start(rows, name)
+    wait_for_some(kafka1, name, query)
+    query.stop()
+    assert query.exception() is None
+    assert LAST.encode() not in numbers(kafka1, name)
+    log = (tmp_path / "log").read_text()
+    assert "batch 0 is not complete, and is written again when the query goes on" in log
+    assert not re.search("^(WARNING|ERROR|CRITICAL)", log, re.MULTILINE), log
+    gate.touch()
+    assert start(rows, name).awaitTermination(60)
+    assert numbers(kafka1, name) == {f"{row:03}".encode() for row in range(ROWS)}
+
+
+def test_a_stream_that_fails_in_the_middle_of_a_batch_says_why_and_what_it_had_written(
+    kafka1: LocalKafka,
+    topic1: TopicFactory,
+    rows: DataFrame,
+    start: Callable[[DataFrame, str], StreamingQuery],
+    gate: Path,
+) -> None:
+    name = topic1(1)
+    query = start(rows.selectExpr("value", f"if(value LIKE '{LAST}%', 7, 0) AS partition"), name)
+    wait_for_some(kafka1, name, query)
+    gate.touch()
+    with pytest.raises(StreamingQueryException) as failure:
+        query.awaitTermination(60)
+    assert "partition 7 was asked for" in str(failure.value)
+    assert re.search(rf"What this task wrote before stays in Kafka: \d+ rows to {name}", str(failure.value))
