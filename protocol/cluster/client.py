@@ -46,8 +46,6 @@ FETCH = "fetch"
 PRODUCE = "produce"
 GROUP = "group"
 
-log = logging.getLogger(__name__)
-
 _GROUP_COORDINATOR = 0
 # So long may brokers be away without a word. Whoever has mistyped an address should not wait for minutes to learn it.
 _QUIET_S = 10
@@ -358,7 +356,7 @@ class Client:
     def _request_deadline(self, deadline: Deadline) -> Deadline:
         return deadline.at_most_ms(self.config.request_timeout_ms)
 
-    def _is_departed(self, address: tuple[str, int]) -> bool:
+    def _is_departed(self, address: tuple[str, int], deadline: Deadline | None) -> bool:
         """Whether a broker that has gone silent is not in the cluster any more, as the others say.
 
         The cluster notices that (nine seconds by default) long before `request.timeout.ms` is over. Called by who
@@ -370,7 +368,7 @@ class Client:
         if not self._asking_about_the_silent.acquire(blocking=False):
             return False
         try:
-            deadline = self.deadline(_ABOUT_THE_SILENT_MS)
+            deadline = (deadline or self.deadline()).at_most_ms(_ABOUT_THE_SILENT_MS)
             body = {"topics": [], "allow_auto_topic_creation": False}
             reply = self._ask_one_of(others, METADATA, body, deadline, purpose="liveness", at_least=4)
         except KafkaError as error:
@@ -378,7 +376,9 @@ class Client:
             return False
         finally:
             self._asking_about_the_silent.release()
-        return address not in {(row["host"], row["port"]) for row in reply["brokers"]}
+        brokers = {(row["host"], row["port"]) for row in reply["brokers"]}
+        # One that has just started may know none yet.
+        return bool(brokers) and address not in brokers
 
     def _share(self, deadline: Deadline, left: int) -> Deadline:
         """How long one of `left` candidates may take: a third, but the last ones more."""

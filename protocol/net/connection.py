@@ -70,7 +70,7 @@ class Connection:
     """An open connection, after `handshake` with the versions that its broker speaks.
 
     `on_failure` is called when the broker broke it, or did not answer in time; `is_departed` when a reply is late: if
-    others say that the broker is gone, the connection is given up long before the reply's deadline.
+    others say so in time that the broker is gone, the connection is given up long before the reply's deadline.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Connection:
         clock: Clock,
         max_response_bytes: int,
         on_failure: Callable[[KafkaError], None] = lambda error: None,
-        is_departed: Callable[[], bool] = lambda: False,
+        is_departed: Callable[[Deadline | None], bool] = lambda deadline: False,
     ) -> None:
         self.address = transport.address
         self.versions: Mapping[int, tuple[int, int]] = {}
@@ -199,13 +199,13 @@ class Connection:
         assert reply.frame is not None
         return frame.decode_response(reply.api, reply.version, reply.frame)
 
-    def check_silence(self) -> None:
-        """Gives the connection up if the broker has been silent for a while and is gone, as others say."""
+    def check_silence(self, deadline: Deadline | None = None) -> None:
+        """Gives the connection up if the broker has been silent for a while and is gone, as others say until then."""
         now_s = self._clock.now_s()
         if self.closed or not self._in_flight or now_s - self._silent_since_s < _LATE_S:
             return
         self._silent_since_s = now_s
-        if self._is_departed():
+        if self._is_departed(deadline):
             self.close(ConnectionLost(f"{self.address}: no answer, and others say that this broker is gone"))
 
     def _receive_next(self, deadline: Deadline) -> None:

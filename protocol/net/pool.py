@@ -16,7 +16,7 @@ from functools import partial
 
 from protocol.clock import Clock, Deadline
 from protocol.config import ClientConfig
-from protocol.errors import ConnectFailed, KafkaError
+from protocol.errors import ConnectFailed, ConnectionLost, KafkaError
 from protocol.net.connection import Connection
 from protocol.net.reachability import Address, Reachability
 from protocol.net.transport import Transport
@@ -26,7 +26,10 @@ class ConnectionPool:
     """`is_departed`: whether an address that has gone silent is no broker's any more; may ask others, elsewhere."""
 
     def __init__(
-        self, config: ClientConfig, clock: Clock, is_departed: Callable[[Address], bool] = lambda address: False
+        self,
+        config: ClientConfig,
+        clock: Clock,
+        is_departed: Callable[[Address, Deadline | None], bool] = lambda address, deadline: False,
     ) -> None:
         self._config = config
         self._clock = clock
@@ -34,6 +37,7 @@ class ConnectionPool:
         self._connections: dict[tuple[str, int, str], Connection] = {}
         self._reachability = Reachability(config.reconnect_backoff_ms, config.reconnect_backoff_max_ms)
         self._lock = threading.Lock()
+        self._closed = False
         self._process_id = os.getpid()
 
     def get(self, host: str, port: int, purpose: str, deadline: Deadline) -> Connection:
@@ -51,6 +55,9 @@ class ConnectionPool:
         # Opened outside the lock: one broker that does not answer must not block the others.
         opened = self._open(host, port, deadline)
         with self._lock:
+            if self._closed:
+                opened.close()
+                raise ConnectionLost(f"{opened.address}: the connection was closed here")
             other = self._connections.get(key)
             if other is not None and self._usable(other):
                 opened.close()
@@ -72,7 +79,9 @@ class ConnectionPool:
                     del self._connections[key]
 
     def close(self) -> None:
+        """Closes all, also what is just being opened."""
         with self._lock:
+            self._closed = True
             for connection in self._connections.values():
                 connection.close()
             self._connections.clear()

@@ -31,8 +31,8 @@ class Transport:
     def __init__(self, sock: socket.socket, host: str, port: int) -> None:
         self._socket = sock
         self.address = f"{host}:{port}"
-        # Called by who has waited in vain for a while, and before it waits on; may close.
-        self.on_silence: Callable[[], None] = lambda: None
+        # Called by who has waited in vain for a while, with its deadline, before it waits on; may close.
+        self.on_silence: Callable[[Deadline], None] = lambda deadline: None
 
     @classmethod
     def open(
@@ -117,7 +117,7 @@ class Transport:
                 return
             if deadline.passed:
                 raise RequestTimedOut(f"{self.address}: the bytes {what} before the deadline")
-            self.on_silence()
+            self.on_silence(deadline)
 
     def fileno(self) -> int:
         """The socket's number; -1 once closed."""

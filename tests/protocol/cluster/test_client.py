@@ -265,9 +265,9 @@ class TestSilentBrokers:
                 commit(client.deadline(5_000))
         assert [name for name, _, _ in fake.requests].count("FindCoordinator") == 2
 
-    @pytest.mark.parametrize("gone", [True, False])
+    @pytest.mark.parametrize("others_know", ["the others", "all", "none yet"])
     def test_a_broker_that_is_silent_is_given_up_when_the_others_say_that_it_is_gone(
-        self, monkeypatch: pytest.MonkeyPatch, gone: bool
+        self, monkeypatch: pytest.MonkeyPatch, others_know: str
     ) -> None:
         monkeypatch.setattr("protocol.net.connection._LATE_S", 0.1)
         monkeypatch.setattr("protocol.net.transport._SILENCE_MS", 50)
@@ -278,7 +278,9 @@ class TestSilentBrokers:
             with Client(ClientConfig(((fake.host, fake.port),), reconnect_backoff_ms=0)) as client:
                 broker = client.brokers()[2]
                 waiting = client.send(broker, FIND_COORDINATOR, {"coordinator_keys": ["etl"]}, client.deadline())
-                if gone:
+                if others_know == "none yet":
+                    rows.clear()
+                if others_know == "the others":
                     del rows[1]
                     with pytest.raises(ConnectionLost, match=f"{dark.port}: no answer, and others say .* gone"):
                         waiting.result(client.deadline(20_000))
@@ -290,6 +292,22 @@ class TestSilentBrokers:
                     with pytest.raises(RequestTimedOut, match="no reply to FindCoordinator"):
                         waiting.result(client.deadline(700))
                 assert [name for name, _, _ in fake.requests].count("Metadata") > 2
+
+    def test_a_question_about_one_that_is_silent_ends_with_the_time_of_who_waits_for_it(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("protocol.net.connection._LATE_S", 0.1)
+        monkeypatch.setattr("protocol.net.transport._SILENCE_MS", 50)
+        with FakeBroker() as dark, silent_address() as silent:
+            host, port = silent.getsockname()
+            rows = [{"node_id": 1, "host": host, "port": port}, {"node_id": 2, "host": dark.host, "port": dark.port}]
+            dark.handlers[METADATA.key] = lambda body, version: {"brokers": rows, "controller_id": 1, "topics": []}
+            with Client(ClientConfig(((dark.host, dark.port),))) as client:
+                broker = client.brokers()[2]
+                began_s = time.monotonic()
+                with pytest.raises(RequestTimedOut, match="no reply to FindCoordinator"):
+                    client.ask(broker, FIND_COORDINATOR, {"coordinator_keys": ["etl"]}, client.deadline(500))
+                assert time.monotonic() - began_s < 1.5
 
     def test_what_is_out_of_date_is_expired_before_anything_is_raised(self) -> None:
         refreshed: list[Refresh] = []

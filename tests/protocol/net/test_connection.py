@@ -19,6 +19,7 @@ from protocol.net.reachability import Reachability
 from protocol.net.transport import Transport
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR
+from protocol.wire.messages.m18_api_versions import API_VERSIONS
 from tests.fake_broker import FakeBroker
 
 
@@ -244,6 +245,18 @@ class TestReconnecting:
         clock.at_s += 90
         with pytest.raises(ConnectFailed, match="not connected to again"):
             connections.get(host, port, "fetch", after(5_000))
+
+    def test_what_is_being_opened_while_the_pool_closes_is_closed_too(self, broker: FakeBroker) -> None:
+        connections = pool()
+
+        def answer(body: dict[str, Any], version: int) -> dict[str, Any]:
+            connections.close()
+            return {"error_code": 0, "api_keys": []}
+
+        broker.handlers[API_VERSIONS.key] = answer
+        with pytest.raises(ConnectionLost, match=f"{broker.port}: the connection was closed here"):
+            connections.get(broker.host, broker.port, "control", after(5_000))
+        assert len(connections) == 0
 
     def test_a_broker_that_is_back_is_used_and_forgiven(self, broker: FakeBroker) -> None:
         broker.handlers[METADATA.key] = lambda body, version: metadata("c")
