@@ -216,7 +216,9 @@ class PartitionConsumer:
                 f"{self.name}: {broker} sent only records before offset {position}, which were not asked for"
             )
         epoch_before, self.last_epoch = self.last_epoch, int(scanned.headers["partition_leader_epoch"][-1])
-        self._record_bytes[self.topic] = max(1.0, len(records) / (self.position - position))
+        # The first record batch may begin before our position.
+        begin = min(position, int(scanned.headers["base_offset"][0]))
+        self._record_bytes[self.topic] = max(1.0, len(records) / (self.position - begin))
         self._at_least_bytes = 0
         return Fetched(
             records=scanned,
