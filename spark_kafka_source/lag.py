@@ -234,10 +234,10 @@ def lag_of_group(
 ) -> Lag:
     """How far a group's committed offsets are behind the logs as they are now; any group, with or without members.
 
-    Every partition of `topics`, by default of all topics that the group has offsets for: then a group
-    without any, also one that is misspelled, has no rows, and `offsets_behind` 0. `kafka.isolation.level` says what counts
-    as the end. Waits `timeout_ms`, by default `kafka.default.api.timeout.ms`, and `sample_ms` of that at
-    most for lag in seconds, which `seconds=False` leaves out.
+    Every partition of `topics`, by default of all topics that the group has offsets for: then a group without any,
+    also one that is misspelled, has no rows, and `offsets_behind` 0. `kafka.isolation.level` says what counts as the
+    end. Waits `timeout_ms`, by default `kafka.default.api.timeout.ms`, and `sample_ms` of that at most for lag in
+    seconds, which `seconds=False` leaves out.
 
     Raises `ConfigurationError`, `DeadlineExceeded` or `BrokerError` (unknown topic, not authorized).
     """
