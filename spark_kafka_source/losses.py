@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from protocol.cluster.metadata import topic_id_text
+from protocol.cluster.metadata import NO_TOPIC_ID, is_another_topic, topic_id_text
 from protocol.errors import DataLoss
 from spark_kafka_source.backlog import SeenLogs
 from spark_kafka_source.error_classes import (
@@ -88,6 +88,25 @@ def never_read(partitions: Collection[TopicPartition]) -> list[Loss]:
         "deleted before the first records that the query was to read of it were read"
     )
     return [Loss(PARTITIONS_DELETED, what, key) for key in keys[:1]]
+
+
+def late_begins(begin: Offsets, end: Offsets) -> dict[TopicPartition, Loss]:
+    """Of a first batch whose start is in no checkpoint: where `begin`, as it is looked up now, lies after its `end`."""
+    return {
+        key: Loss(
+            PARTITION_OFFSET_CHANGED,
+            "the checkpoint does not say where the first batch begins, and startingOffsets lie after its end: "
+            f"{name(key)} at {begin.ends[key]}, its end is {end.ends[key]}. What the batch was to read there is "
+            "unknown",
+            key,
+            "Set startingOffsets as JSON to where it began, for this one batch. Or set failOnDataLoss=false, to begin "
+            "at its end",
+            "failOnDataLoss=false: it begins at its end there",
+        )
+        for key in sorted(begin.ends.keys() & end.ends.keys())
+        if begin.ends[key] > end.ends[key]
+        and not is_another_topic(begin.ids.get(key[0], NO_TOPIC_ID), end.ids.get(key[0], NO_TOPIC_ID))
+    }
 
 
 def added(logs: SeenLogs, starts: Mapping[TopicPartition, int]) -> dict[TopicPartition, Loss]:

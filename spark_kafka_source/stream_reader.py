@@ -132,7 +132,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         self._say_warnings()
         if start is None:
-            start = self._planned_end or STARTING_OFFSETS
+            start = STARTING_OFFSETS if self._planned_end is None else self._planned_end
         deadline = self._trigger_deadline()
         if not self._started:
             self._commits.begin(deadline)
@@ -288,7 +288,10 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The start of a first batch: `end` says where its partitions begin, or an older version has written it."""
         if unresolved(Offsets({}), end):
             log.warning("the checkpoint does not say where the first batch begins: at startingOffsets as they are now")
-            return self._starting_offsets(self._trigger_deadline())
+            begin = self._starting_offsets(self._trigger_deadline())
+            late = losses.late_begins(begin, end)
+            losses.say(losses.let_go(late.values(), fail=self._options.fail_on_data_loss))
+            return replace(begin, ends={**begin.ends, **{key: end.ends[key] for key in late}})
         if not self._started:
             log.warning("the first batch is not complete: it is read again from where it began, not startingOffsets")
         return Offsets({})

@@ -15,6 +15,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from protocol.clock import Deadline
+from protocol.errors import DataLoss
 from protocol.group.offsets import fetch_offsets
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.offsets import JsonDict
@@ -168,6 +169,18 @@ def test_a_checkpoint_that_does_not_say_where_the_first_batch_begins_is_read_as_
     query.produce(range(15))
     assert query.resume({query.topic: {"0": 10}}) == rows(4, 15)
     assert "the checkpoint does not say where the first batch begins" in caplog.text
+
+
+def test_nor_one_that_by_now_would_begin_after_its_end(kafka1: LocalKafka, topic1: TopicFactory) -> None:
+    """That no log has lost anything: the remedies are others than for one that was truncated."""
+    query = Query(kafka1, topic1(config=FOR_EVER), {"startingOffsets": "latest"})
+    query.produce(range(15))
+    end = {query.topic: {"0": 10}}
+    with pytest.raises(DataLoss, match=r"does not say where .*: \S+ at 15, its end is 10\.") as raised:
+        query.resume(end)
+    assert "truncated" not in str(raised.value)
+    assert query.resume(end, failOnDataLoss="false") == rows(10, 15)
+    assert query.resume(end, startingOffsets='{"TOPIC": {"0": 8}}') == rows(8, 15)
 
 
 @pytest.mark.parametrize("options", [{"startingOffsets": "latest"}, {"kafka.auto.offset.reset": "latest"}])

@@ -196,6 +196,15 @@ def test_a_plan_that_is_begun_anew_warns_once(
     assert len([each for each in warnings if "topic a was deleted and created again" in each]) == 1, warnings
 
 
+def test_before_pyspark_4_2_a_query_that_has_found_no_topic_reads_new_ones_from_their_beginning(
+    cluster: Cluster,
+) -> None:
+    """Such an end is an end, too: the query does not begin anew at startingOffsets."""
+    reader = cluster.reader(subscribe=None, subscribePattern="a", startingOffsets="latest")
+    assert reader.partitions({}, {}) == []
+    assert reader.latestOffset()["@joined"] == {"a": {"0": 0, "1": 0}}
+
+
 @pytest.mark.timeout(20)
 def test_a_plan_has_an_end_where_a_leader_never_knows_its_topic(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
