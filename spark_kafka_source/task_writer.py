@@ -50,6 +50,7 @@ class TaskWriter:
                         producer.send_columns(rows.topic, rows.columns, rows.partitions)
                 producer.flush()
             except KafkaError as error:
+                producer.take_answers()
                 if producer.acknowledged:
                     before = _rows_written(producer.acknowledged)
                     error.message = f"{error.message.rstrip('.')}. What this task wrote before stays in Kafka: {before}"

@@ -137,6 +137,10 @@ class AsyncProducer:
 
     # -- out ----------------------------------------------------------------------------------
 
+    def take_answers(self) -> None:
+        """Takes the answers that have come into `acknowledged`; sends nothing and waits for nothing."""
+        self._take_replies(0.0)
+
     @property
     def acknowledged(self) -> dict[TopicPartition, ProducedRange]:
         """What brokers have confirmed, by (topic, partition): after a flush, what that flush settled.
