@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
 SCRIPTS = int(os.environ.get("SPARK_KAFKA_SOURCE_SCRIPTS", "2"))
-AT_ONCE = 2
 
 OURS, JVM = "pykafka-group", "kafka"
 FAILURE = "the script lets this batch fail"
@@ -341,6 +340,5 @@ def test_rows_of_queries_whose_first_batch_fails_are_those_of_the_jvm_connector(
         partitions = 1 + number % 3
         topic = topic1(partitions, config={"retention.ms": "-1"})
         scripts.append(Script(number, kafka1, topic, partitions, tmp_path / str(number)))
-    with ThreadPoolExecutor(AT_ONCE) as threads:
-        for said in threads.map(lambda script: script.play(spark), scripts):
-            print(said)
+    for script in scripts:
+        print(script.play(spark))
