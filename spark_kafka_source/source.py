@@ -17,8 +17,8 @@ from pyspark.sql.datasource import (
 )
 
 from protocol.once import held_back
-from spark_kafka_source.options import parse_sink_options, parse_source_options, row_columns
-from spark_kafka_source.row_schema import require_own_schema, spark_schema
+from spark_kafka_source.options.parsing import parse_sink_options, parse_source_options, row_columns
+from spark_kafka_source.task.row_schema import require_own_schema, spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,13 +41,13 @@ class KafkaGroupDataSource(DataSource):
         return spark_schema(row_columns(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from spark_kafka_source.batch_reader import KafkaBatchReader
+        from spark_kafka_source.driver.batch_reader import KafkaBatchReader
 
         require_own_schema(schema, row_columns(self.options))
         return KafkaBatchReader(parse_source_options(self.options, streaming=False))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from spark_kafka_source.stream_reader import KafkaStreamReader
+        from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 
         require_own_schema(schema, row_columns(self.options))
         # Spark also makes a reader to plan with, in another process; the one that runs the query says the warnings.
@@ -56,12 +56,12 @@ class KafkaGroupDataSource(DataSource):
         return KafkaStreamReader(options, warnings)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        from spark_kafka_source.batch_writer import KafkaBatchWriter
+        from spark_kafka_source.sink.batch_writer import KafkaBatchWriter
 
         return KafkaBatchWriter(parse_sink_options(self.options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        from spark_kafka_source.stream_writer import KafkaStreamWriter
+        from spark_kafka_source.sink.stream_writer import KafkaStreamWriter
 
         # Here, too, one is made to plan with; the one that is told how a batch ended says the warnings.
         with held_back() as warnings:

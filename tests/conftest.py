@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
-from spark_kafka_source import local_kafka
-from spark_kafka_source.local_kafka import DEFAULT_VERSION, LocalKafka
+from spark_kafka_source.local_kafka import LocalKafka
+from spark_kafka_source.local_kafka import cluster as local_kafka
+from spark_kafka_source.local_kafka.cluster import DEFAULT_VERSION
 from tests import spark_home
 from tests.agreement import wait_until_known
 from tests.jvm_connector import jvm_connector_jars

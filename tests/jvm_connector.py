@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from spark_kafka_source.kafka_jars import Jar, Report, cached_jars, to_stderr
+from spark_kafka_source.local_kafka.jars import Jar, Report, cached_jars, to_stderr
 
 CONNECTOR_VERSION = "4.2.0"
 

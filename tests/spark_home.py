@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from spark_kafka_source.kafka_jars import class_archive, find_java
+from spark_kafka_source.local_kafka.jars import class_archive, find_java
 
 _ROOT = Path(__file__).parent.parent
 _BUILD = _ROOT / "build"

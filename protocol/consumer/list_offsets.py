@@ -7,7 +7,6 @@ is asked again in the one retry loop, and only that.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from protocol.broker_errors import ErrorCode, broker_error
@@ -15,6 +14,7 @@ from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import Broker
 from protocol.cluster.unknown_topic import is_unknown_topic
+from protocol.consumer.listed_offset import ListedOffset
 from protocol.errors import BrokerError, Corrupt, KafkaError
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 
@@ -22,25 +22,6 @@ LATEST = -1
 EARLIEST = -2
 
 TopicPartition = tuple[str, int]
-
-
-@dataclass(frozen=True)
-class ListedOffset:
-    """`offset` is -1 where no record is at or after the time asked for.
-
-    `leader_epoch` is that of the record found; for `LATEST` that in which the broker leads. -1 where unknown.
-    """
-
-    offset: int
-    leader_epoch: int
-    timestamp_ms: int
-
-    def is_stale(self, known_epoch: int) -> bool:
-        """Of `LATEST`: whether whoever said it was replaced by the leader of `known_epoch`, and does not know that yet.
-
-        Its log may end before what was read since. Epochs count only for one and the same topic.
-        """
-        return 0 <= self.leader_epoch < known_epoch
 
 
 def list_offsets(

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from protocol.broker_errors import ErrorCode, broker_error
-from protocol.consumer.list_offsets import ListedOffset, stale_leader
+from protocol.consumer.list_offsets import stale_leader
+from protocol.consumer.listed_offset import ListedOffset
 from protocol.consumer.partition_consumer import UNBOUNDED, LogTruncated, PartitionConsumer, TopicRecreated
 from protocol.errors import BrokerError, DeadlineExceeded
 

@@ -28,8 +28,8 @@ from protocol.errors import ConfigurationError, KafkaError
 from spark_kafka_source.demo.orders import OrderStream, Sum, SumKey, make_order
 from spark_kafka_source.demo.screen import Screen, Table
 from spark_kafka_source.demo.watch import Watch
-from spark_kafka_source.kafka_jars import find_java
 from spark_kafka_source.local_kafka import LocalKafka
+from spark_kafka_source.local_kafka.jars import find_java
 
 LOG = "spark.log"
 # Far more than it takes, also on a machine that is busy.

@@ -14,7 +14,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_kafka_source.demo.orders import Sum, SumKey
-from spark_kafka_source.kafka_config import conf_file
+from spark_kafka_source.local_kafka.config import conf_file
 
 ORDERS, REVENUE, GROUP = "orders", "revenue", "orders-etl"
 WINDOW_S = 5

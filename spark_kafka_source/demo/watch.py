@@ -16,7 +16,7 @@ from protocol.consumer.list_offsets import LATEST, list_offsets
 from protocol.errors import KafkaError
 from protocol.group.offsets import fetch_offsets
 from spark_kafka_source.demo.screen import Screen, Table
-from spark_kafka_source.offsets import Offsets
+from spark_kafka_source.plan.offsets import Offsets
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import StreamingQueryProgress

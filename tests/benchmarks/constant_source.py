@@ -14,9 +14,9 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from spark_kafka_source.options import row_columns
-from spark_kafka_source.row_schema import arrow_schema, spark_schema
+from spark_kafka_source.options.parsing import row_columns
 from spark_kafka_source.spark_api import ReadLimit, SupportsTriggerAvailableNow
+from spark_kafka_source.task.row_schema import arrow_schema, spark_schema
 from tests.benchmarks.job import Topic
 from tests.benchmarks.values import event_keys, event_values
 

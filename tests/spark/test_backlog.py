@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from protocol.cluster.metadata import NO_TOPIC_ID
-from protocol.consumer.list_offsets import ListedOffset
-from spark_kafka_source.backlog import Backlog, SeenLogs
-from spark_kafka_source.offsets import Offsets
+from protocol.consumer.listed_offset import ListedOffset
+from spark_kafka_source.plan.backlog import Backlog, SeenLogs
+from spark_kafka_source.plan.offsets import Offsets
 
 OLD, NEW = b"o" * 16, b"n" * 16
 A0, A1, B0, C0 = ("a", 0), ("a", 1), ("b", 0), ("c", 0)

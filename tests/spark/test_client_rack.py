@@ -9,7 +9,7 @@ import pytest
 
 from protocol import once
 from protocol.config import ConsumerConfig
-from spark_kafka_source.client_rack import in_this_rack
+from spark_kafka_source.task.client_rack import in_this_rack
 
 
 @pytest.fixture(autouse=True)

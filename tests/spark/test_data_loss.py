@@ -39,11 +39,11 @@ from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
 from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
 from protocol.wire.schema import Api
+from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.lag import lag_of_query
 from spark_kafka_source.local_kafka import LocalKafka
-from spark_kafka_source.offsets import JsonDict, Offsets
-from spark_kafka_source.options import parse_source_options
-from spark_kafka_source.stream_reader import KafkaStreamReader
+from spark_kafka_source.options.parsing import parse_source_options
+from spark_kafka_source.plan.offsets import JsonDict, Offsets
 from tests.conftest import TopicFactory
 from tests.kafka_proxy import Exchange, Fate, KafkaProxy
 from tests.topic_changes import delete_topics, recreate

@@ -6,8 +6,8 @@ import pytest
 
 from protocol.clock import Deadline
 from protocol.errors import ConfigurationError, DeadlineExceeded
-from spark_kafka_source.discovery import discover, rediscover
-from spark_kafka_source.options import parse_source_options
+from spark_kafka_source.driver.discovery import discover, rediscover
+from spark_kafka_source.options.parsing import parse_source_options
 from tests.protocol.cluster.test_client import SteppedClock
 from tests.protocol.consumer.consuming import TOPIC_ID
 from tests.protocol.consumer.test_unknown_topic import KNOWN, NO_LEADER, UNKNOWN, Broker, client_on

@@ -11,10 +11,11 @@ import pytest
 
 from protocol.consumer.range_consumer import Range
 from protocol.errors import DataLoss, UsageError
-from spark_kafka_source import error_classes, range_reader
-from spark_kafka_source.options import parse_source_options
-from spark_kafka_source.ranges import OffsetRange
-from spark_kafka_source.row_schema import arrow_schema
+from spark_kafka_source import error_classes
+from spark_kafka_source.options.parsing import parse_source_options
+from spark_kafka_source.plan.ranges import OffsetRange
+from spark_kafka_source.task import range_reader
+from spark_kafka_source.task.row_schema import arrow_schema
 from tests.jvm_connector import jvm_connector_jars
 
 GIVEN = {"kafka.bootstrap.servers": "127.0.0.1:9", "subscribe": "t"}

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_kafka_source.filters import Wanted, narrow
+from spark_kafka_source.plan.filters import Wanted, narrow
 
 AT_5_MS = datetime(1970, 1, 1, 0, 0, 0, 5_000, tzinfo=timezone.utc)
 MICROSECOND = timedelta(microseconds=1)

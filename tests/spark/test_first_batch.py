@@ -17,10 +17,10 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from protocol.clock import Deadline
 from protocol.errors import DataLoss
 from protocol.group.offsets import fetch_offsets
+from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.local_kafka import LocalKafka
-from spark_kafka_source.offsets import JsonDict
-from spark_kafka_source.options import parse_source_options
-from spark_kafka_source.stream_reader import KafkaStreamReader
+from spark_kafka_source.options.parsing import parse_source_options
+from spark_kafka_source.plan.offsets import JsonDict
 from tests.agreement import wait_until_known
 from tests.conftest import TopicFactory
 from tests.consumer_groups import move_group

@@ -14,9 +14,9 @@ import pytest
 from confluent_kafka import Producer
 
 from protocol.errors import ConfigurationError, DataLoss, DeadlineExceeded
-from spark_kafka_source.batch_reader import KafkaBatchReader
+from spark_kafka_source.driver.batch_reader import KafkaBatchReader
 from spark_kafka_source.local_kafka import LocalKafka
-from spark_kafka_source.options import parse_source_options
+from spark_kafka_source.options.parsing import parse_source_options
 from tests.agreement import wait_until_decided
 from tests.conftest import TopicFactory
 from tests.spark.test_data_loss import Stream, commit, delete_records, produce

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from spark_kafka_source.java_regex import compile_java
+from spark_kafka_source.options.java_regex import compile_java
 
 TOPICS = (
     "orders orders-eu orders-1 ORDERS Orders-EU a.b axb aab abc-123 a_b x.y-z.v2 test-orders beef 1234".split()  # noqa: SIM905

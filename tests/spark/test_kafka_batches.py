@@ -40,5 +40,5 @@ def test_it_travels_by_its_name_and_shows_no_values() -> None:
     written = kafka_batches({**CONNECT, "topic": "orders"})
     sent = cloudpickle.dumps(written)
     assert pickle.loads(sent) == written
-    assert "spark_kafka_source.sink" in {value for _, value, _ in pickletools.genops(sent)}
+    assert "spark_kafka_source.sink.foreach_batch" in {value for _, value, _ in pickletools.genops(sent)}
     assert "localhost" not in repr(written)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import ConfigurationError, DeadlineExceeded, TransportError
-from spark_kafka_source.kafka_jars import cache_folder, class_archive, find_java, kafka_jars
+from spark_kafka_source.local_kafka.jars import cache_folder, class_archive, find_java, kafka_jars
 
 # `java -version` tells $version; `java -jar ivy …` makes the jars that were asked for, and counts how often it ran.
 FAKE_JAVA = """#!/bin/sh
@@ -71,7 +71,11 @@ def test_jars_are_fetched_once(cache: Path, java_home: Path) -> None:
 
 def test_two_processes_that_ask_at_once_fetch_once(cache: Path, java_home: Path) -> None:
     install_java(java_home, then="sleep 1")
-    command = [sys.executable, "-c", "from spark_kafka_source.kafka_jars import kafka_jars; print(kafka_jars('4.2.0'))"]
+    command = [
+        sys.executable,
+        "-c",
+        "from spark_kafka_source.local_kafka.jars import kafka_jars; print(kafka_jars('4.2.0'))",
+    ]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     assert [process.communicate(timeout=60)[0].strip() for process in both] == [str(cache / "kafka-4.2.0")] * 2
     assert runs(java_home) == 1

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import UsageError
-from spark_kafka_source.limits import end_offsets, max_bytes, max_offsets, offsets_of_bytes
-from spark_kafka_source.offsets import TopicPartition
+from spark_kafka_source.options.partitions import TopicPartition
+from spark_kafka_source.plan.limits import end_offsets, max_bytes, max_offsets, offsets_of_bytes
 
 LOGS = st.dictionaries(
     st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 5)),

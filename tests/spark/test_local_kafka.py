@@ -16,8 +16,8 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
 
 from protocol.errors import ConfigurationError, KafkaError, UsageError
-from spark_kafka_source import local_kafka
 from spark_kafka_source.local_kafka import LocalKafka
+from spark_kafka_source.local_kafka import cluster as local_kafka
 
 
 def until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from protocol.cluster.metadata import NO_TOPIC_ID, topic_id_text
-from protocol.consumer.list_offsets import ListedOffset
+from protocol.consumer.listed_offset import ListedOffset
 from protocol.errors import DataLoss
-from spark_kafka_source import losses
-from spark_kafka_source.backlog import SeenLogs
-from spark_kafka_source.losses import Loss
-from spark_kafka_source.offsets import Offsets
-from spark_kafka_source.ranges import OffsetRange
+from spark_kafka_source.plan import losses
+from spark_kafka_source.plan.backlog import SeenLogs
+from spark_kafka_source.plan.losses import Loss
+from spark_kafka_source.plan.offsets import Offsets
+from spark_kafka_source.plan.ranges import OffsetRange
 
 OLD, NEW = b"o" * 16, b"n" * 16
 A0, A1, A2, B0 = ("a", 0), ("a", 1), ("a", 2), ("b", 0)

@@ -12,10 +12,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from protocol.wire.messages.m01_fetch import FETCH
+from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.local_kafka import LocalKafka
-from spark_kafka_source.options import parse_source_options
+from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.spark_api import ReadAllAvailable
-from spark_kafka_source.stream_reader import KafkaStreamReader
 from tests.conftest import TopicFactory
 from tests.kafka_proxy import Fate, KafkaProxy
 from tests.log_segments import stored_batches

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from protocol.cluster.metadata import topic_id_text
 from protocol.errors import ConfigurationError
-from spark_kafka_source.offsets import Offsets, legal_topic
+from spark_kafka_source.options.partitions import legal_topic
+from spark_kafka_source.plan.offsets import Offsets
 
 TOPIC_ID = bytes(range(16))
 TOPIC_ID_TEXT = "AAECAwQFBgcICQoLDA0ODw"

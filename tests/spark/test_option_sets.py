@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 from protocol import once
 from protocol.errors import ConfigurationError
 from spark_kafka_source.local_kafka import LocalKafka
-from spark_kafka_source.options import parse_sink_options, parse_source_options
+from spark_kafka_source.options.parsing import parse_sink_options, parse_source_options
 from spark_kafka_source.sink import kafka_batches
 from spark_kafka_source.source import KafkaGroupDataSource
 from tests.conftest import TopicFactory

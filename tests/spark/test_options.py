@@ -14,16 +14,10 @@ import pytest
 from protocol import once
 from protocol.errors import ConfigurationError
 from protocol.properties import PROPERTIES, Effect
-from spark_kafka_source.options import (
-    OPTIONS,
-    SinkOptions,
-    SourceOptions,
-    parse_sink_options,
-    parse_source_options,
-    row_columns,
-)
-from spark_kafka_source.options_table import markdown
-from spark_kafka_source.selection import AtTime
+from spark_kafka_source.options.markdown import markdown
+from spark_kafka_source.options.parsing import parse_sink_options, parse_source_options, row_columns
+from spark_kafka_source.options.start_positions import AtTime
+from spark_kafka_source.options.table import OPTIONS, SinkOptions, SourceOptions
 
 ROOT = Path(__file__).parents[2]
 BROKERS = {"kafka.bootstrap.servers": "localhost:9092"}
@@ -735,5 +729,7 @@ def test_the_module_prints_the_page() -> None:
 
 
 def test_reading_options_does_not_import_spark() -> None:
-    code = "import sys, spark_kafka_source.options; sys.exit('pyspark' in sys.modules or 'pyarrow' in sys.modules)"
+    code = (
+        "import sys, spark_kafka_source.options.parsing; sys.exit('pyspark' in sys.modules or 'pyarrow' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60, check=False).returncode == 0

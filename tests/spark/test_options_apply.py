@@ -20,12 +20,13 @@ from protocol.errors import KafkaError
 from protocol.properties import Effect
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
-from spark_kafka_source.batch_reader import KafkaBatchReader
-from spark_kafka_source.offsets import JsonDict
-from spark_kafka_source.options import OPTIONS, parse_sink_options, parse_source_options, row_columns
-from spark_kafka_source.range_reader import read_range
-from spark_kafka_source.stream_reader import KafkaStreamReader
-from spark_kafka_source.stream_writer import KafkaStreamWriter
+from spark_kafka_source.driver.batch_reader import KafkaBatchReader
+from spark_kafka_source.driver.stream_reader import KafkaStreamReader
+from spark_kafka_source.options.parsing import parse_sink_options, parse_source_options, row_columns
+from spark_kafka_source.options.table import OPTIONS
+from spark_kafka_source.plan.offsets import JsonDict
+from spark_kafka_source.sink.stream_writer import KafkaStreamWriter
+from spark_kafka_source.task.range_reader import read_range
 from tests.fake_cluster import END, FIRST_TIMESTAMP_MS, FakeCluster
 
 Observe = Callable[[FakeCluster, dict[str, str]], object]

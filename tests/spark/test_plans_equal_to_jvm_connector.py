@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from spark_kafka_source import limits
-from spark_kafka_source.offsets import Offsets, TopicPartition
-from spark_kafka_source.ranges import offset_ranges
+from spark_kafka_source.options.partitions import TopicPartition
+from spark_kafka_source.plan import limits
+from spark_kafka_source.plan.offsets import Offsets
+from spark_kafka_source.plan.ranges import offset_ranges
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -145,7 +146,7 @@ def test_triggers_wait_for_more_when_the_connector_s_do(spark: SparkSession) -> 
 
 @pytest.mark.parametrize("text", ["15m", "90s", "1H", "2d", "250ms", "250", "1999us", "3min", " 7s "])
 def test_durations_are_what_spark_takes_them_for(spark: SparkSession, text: str) -> None:
-    from spark_kafka_source.times import duration_ms
+    from spark_kafka_source.options.times import duration_ms
 
     spark_says = spark._jvm.org.apache.spark.network.util.JavaUtils.timeStringAsMs(text)  # type: ignore[union-attr]
     assert duration_ms(text) == spark_says

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from protocol.config import ClientConfig, ProducerConfig
-from spark_kafka_source import producers
-from spark_kafka_source.producers import borrowed_producer
+from spark_kafka_source.sink import producers
+from spark_kafka_source.sink.producers import borrowed_producer
 
 CLIENT = ClientConfig((("127.0.0.1", 1),))
 CONFIG = ProducerConfig()

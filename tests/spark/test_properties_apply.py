@@ -33,9 +33,9 @@ from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR
 from protocol.wire.messages.m18_api_versions import API_VERSIONS
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
-from spark_kafka_source.offsets import JsonDict
-from spark_kafka_source.options import parse_source_options
-from spark_kafka_source.stream_reader import KafkaStreamReader
+from spark_kafka_source.driver.stream_reader import KafkaStreamReader
+from spark_kafka_source.options.parsing import parse_source_options
+from spark_kafka_source.plan.offsets import JsonDict
 from tests.fake_cluster import FakeCluster, ten_records
 
 Properties = Mapping[str, str]

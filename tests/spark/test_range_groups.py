@@ -7,9 +7,9 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_kafka_source.offsets import TopicPartition
-from spark_kafka_source.range_groups import RangeGroup, groups
-from spark_kafka_source.ranges import OffsetRange, split
+from spark_kafka_source.options.partitions import TopicPartition
+from spark_kafka_source.plan.range_groups import RangeGroup, groups
+from spark_kafka_source.plan.ranges import OffsetRange, split
 
 RANGES = st.lists(
     st.tuples(st.sampled_from("ab"), st.integers(0, 20), st.integers(0, 50), st.integers(1, 1_000)),

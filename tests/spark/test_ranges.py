@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from protocol.cluster.metadata import NO_TOPIC_ID
 from protocol.errors import DataLoss, UsageError
-from spark_kafka_source.offsets import Offsets
-from spark_kafka_source.ranges import OffsetRange, offset_ranges, unresolved
+from spark_kafka_source.plan.offsets import Offsets
+from spark_kafka_source.plan.ranges import OffsetRange, offset_ranges, unresolved
 
 T1, T2, T3 = ("t1", 1), ("t2", 1), ("t3", 1)
 OLD_ID, NEW_ID = b"o" * 16, b"n" * 16

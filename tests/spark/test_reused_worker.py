@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from protocol.consumer import range_consumer
-from spark_kafka_source import range_reader
 from spark_kafka_source.local_kafka import LocalKafka
-from spark_kafka_source.options import parse_source_options
-from spark_kafka_source.ranges import OffsetRange
+from spark_kafka_source.options.parsing import parse_source_options
+from spark_kafka_source.plan.ranges import OffsetRange
+from spark_kafka_source.task import range_reader
 from tests.conftest import TopicFactory
 from tests.protocol.consumer.consuming import produce
 
 _COLLECTION = """
 import gc, pyspark.worker, pandas
-from spark_kafka_source.reused_worker import settle
+from spark_kafka_source.task.reused_worker import settle
 gc.collect()
 before = len(gc.get_objects())
 settle()
@@ -31,7 +31,7 @@ print(before, len(gc.get_objects()), frozen, gc.get_freeze_count())
 # The function must be called like PySpark's own: that is how the socket is found.
 _SOCKET = """
 import gc, socket
-from spark_kafka_source.reused_worker import settle
+from spark_kafka_source.task.reused_worker import settle
 
 def quick():
     return socket.TCP_QUICKACK and ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK)
@@ -64,7 +64,7 @@ print(len(gc.callbacks))
 
 _UNIX_SOCKET = """
 import gc, socket
-from spark_kafka_source.reused_worker import settle
+from spark_kafka_source.task.reused_worker import settle
 
 def worker(sock):
     settle()

@@ -6,9 +6,9 @@ import pytest
 from pyspark.sql.types import StructType
 
 from protocol.errors import ConfigurationError
-from spark_kafka_source.row_schema import arrow_schema, spark_schema
-from spark_kafka_source.selection import COLUMNS, HEADERS
+from spark_kafka_source.options.start_positions import COLUMNS, HEADERS
 from spark_kafka_source.source import KafkaGroupDataSource
+from spark_kafka_source.task.row_schema import arrow_schema, spark_schema
 
 ALL = (*COLUMNS, HEADERS)
 

@@ -19,7 +19,7 @@ from pyspark.sql.types import (
 )
 
 from protocol.errors import ConfigurationError, UsageError
-from spark_kafka_source.sink_columns import HEADERS, TopicColumns, plan_sink, topic_columns
+from spark_kafka_source.sink.columns import HEADERS, TopicColumns, plan_sink, topic_columns
 
 SPARK_HEADERS = ArrayType(StructType().add("key", StringType()).add("value", BinaryType()))
 TEXT_HEADERS = ArrayType(StructType().add("key", StringType()).add("value", StringType()))

@@ -7,8 +7,8 @@ from datetime import datetime
 from pyspark.sql import Row
 from pyspark.sql.types import ArrayType, BinaryType, IntegerType, StringType, StructType, TimestampType
 
-from spark_kafka_source import sink_rows
-from spark_kafka_source.sink_columns import plan_sink, topic_columns
+from spark_kafka_source.sink import rows as sink_rows
+from spark_kafka_source.sink.columns import plan_sink, topic_columns
 
 SCHEMA = (
     StructType()

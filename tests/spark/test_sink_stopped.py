@@ -17,9 +17,9 @@ from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.types import StructType
 
 from spark_kafka_source.local_kafka import LocalKafka
-from spark_kafka_source.options import parse_sink_options
-from spark_kafka_source.stream_writer import KafkaStreamWriter
-from spark_kafka_source.task_writer import TaskWritten
+from spark_kafka_source.options.parsing import parse_sink_options
+from spark_kafka_source.sink.stream_writer import KafkaStreamWriter
+from spark_kafka_source.sink.task_writer import TaskWritten
 from tests.conftest import TopicFactory
 from tests.read_back import read_back
 

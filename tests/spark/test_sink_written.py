@@ -148,8 +148,8 @@ class RowSink(DataSource):
         return "rows-to-kafka"
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        from spark_kafka_source.options import parse_sink_options
-        from spark_kafka_source.stream_writer import RowStreamWriter
+        from spark_kafka_source.options.parsing import parse_sink_options
+        from spark_kafka_source.sink.stream_writer import RowStreamWriter
 
         return RowStreamWriter(parse_sink_options(self.options), schema)
 

@@ -21,11 +21,11 @@ from pyspark.sql.streaming import StreamingQuery
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
 from protocol.errors import DataLoss
-from spark_kafka_source import batch_reader
-from spark_kafka_source.batch_reader import KafkaBatchReader
+from spark_kafka_source.driver import batch_reader
+from spark_kafka_source.driver.batch_reader import KafkaBatchReader
+from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.local_kafka import LocalKafka
-from spark_kafka_source.options import parse_source_options
-from spark_kafka_source.stream_reader import KafkaStreamReader
+from spark_kafka_source.options.parsing import parse_source_options
 from tests.conftest import TopicFactory
 from tests.topic_changes import recreate
 

@@ -12,8 +12,9 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from spark_kafka_source.java_process import JavaProcess, Watchdog
-from spark_kafka_source.local_kafka import LocalKafka, free_ports
+from spark_kafka_source.local_kafka import LocalKafka
+from spark_kafka_source.local_kafka.cluster import free_ports
+from spark_kafka_source.local_kafka.process import JavaProcess, Watchdog
 from tests.conftest import TopicFactory
 from tests.spark_home import JVM_OPTIONS, SUBMIT_ARGUMENTS
 from tests.topic_copies import copy_and_check

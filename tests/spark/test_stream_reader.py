@@ -20,10 +20,11 @@ from protocol.group.offsets import CommittedOffset
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
-from spark_kafka_source import range_reader, start_offsets
-from spark_kafka_source.offsets import JsonDict
-from spark_kafka_source.options import parse_source_options
-from spark_kafka_source.stream_reader import KafkaStreamReader
+from spark_kafka_source.driver import start_offsets
+from spark_kafka_source.driver.stream_reader import KafkaStreamReader
+from spark_kafka_source.options.parsing import parse_source_options
+from spark_kafka_source.plan.offsets import JsonDict
+from spark_kafka_source.task import range_reader
 from tests.fake_broker import FakeBroker
 
 OLD_ID, NEW_ID = b"o" * 16, b"n" * 16

@@ -14,10 +14,10 @@ from protocol.config import parse_client, parse_producer
 from protocol.errors import UsageError
 from protocol.producer.partition_producer import ProducedRange
 from spark_kafka_source.local_kafka import LocalKafka
-from spark_kafka_source.options import parse_sink_options
-from spark_kafka_source.sink_columns import SinkPlan
-from spark_kafka_source.stream_writer import KafkaStreamWriter
-from spark_kafka_source.task_writer import TaskWriter, TaskWritten, summary
+from spark_kafka_source.options.parsing import parse_sink_options
+from spark_kafka_source.sink.columns import SinkPlan
+from spark_kafka_source.sink.stream_writer import KafkaStreamWriter
+from spark_kafka_source.sink.task_writer import TaskWriter, TaskWritten, summary
 from tests.conftest import TopicFactory
 from tests.read_back import read_back
 

@@ -16,8 +16,8 @@ from protocol.cluster.client import Client
 from protocol.config import parse_client, parse_consumer
 from protocol.consumer.consumer import Consumer
 from protocol.records.encode import encode
-from spark_kafka_source.kafka_config import version_numbers
 from spark_kafka_source.local_kafka import LocalKafka
+from spark_kafka_source.local_kafka.config import version_numbers
 
 TOPIC_ID = b"0123456789abcdef"
 

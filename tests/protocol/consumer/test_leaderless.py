@@ -17,7 +17,7 @@ from protocol.consumer.range_consumer import Range, RangeConsumer
 from protocol.errors import ConnectionLost, DeadlineExceeded, UsageError
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m03_metadata import METADATA
-from spark_kafka_source.leaders import leaders
+from spark_kafka_source.driver.leaders import leaders
 from tests.fake_broker import FakeBroker
 from tests.protocol.consumer.consuming import TOPIC_ID, client_of, consumer_of, records, reply, reply_row
 

@@ -9,7 +9,8 @@ import pytest
 from protocol.broker_errors import ErrorCode
 from protocol.clock import Deadline
 from protocol.cluster import unknown_topic
-from protocol.consumer.list_offsets import LATEST, ListedOffset, list_offsets
+from protocol.consumer.list_offsets import LATEST, list_offsets
+from protocol.consumer.listed_offset import ListedOffset
 from protocol.errors import Corrupt, DeadlineExceeded, TopicUnknown
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m03_metadata import METADATA

@@ -22,8 +22,8 @@ from protocol.consumer.range_consumer import Range, RangeConsumer, Skipped
 from protocol.errors import DataLoss, DeadlineExceeded
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m18_api_versions import API_VERSIONS
-from spark_kafka_source.kafka_config import version_numbers
 from spark_kafka_source.local_kafka import LocalKafka
+from spark_kafka_source.local_kafka.config import version_numbers
 from tests import awkward_topics
 from tests.agreement import wait_until_gone
 from tests.awkward_topics import Topic

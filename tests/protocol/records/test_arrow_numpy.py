@@ -24,7 +24,7 @@ from protocol.records.decode import SCHEMA, decode
 from protocol.records.encode import encode_batches, record_sizes, stamp
 from protocol.records.header_column import HEADERS_TYPE
 from protocol.records.scan import scan
-from spark_kafka_source.sink_columns import SinkPlan, topic_columns
+from spark_kafka_source.sink.columns import SinkPlan, topic_columns
 
 values = binaries([b"a", b"bc", b"", b"d"])
 some = pa.Array.from_buffers(values.type, 4, [pa.py_buffer(bytes([0b0101])), *values.buffers()[1:]])

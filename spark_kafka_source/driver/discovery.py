@@ -1,0 +1,140 @@
+"""Which partitions a query subscribes to just now, and how far their logs reach. Runs on the driver, every trigger.
+
+A partition that was there before and is missing now may only be missing for a moment (a broker that starts does not
+know its topics yet): brokers must say so again and again (`UnknownTopicPatience`) before anyone may call it deleted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Mapping
+
+from protocol.broker_errors import ErrorCode, broker_error
+from protocol.clock import Deadline
+from protocol.cluster.client import Client
+from protocol.cluster.dispatch import is_retriable
+from protocol.cluster.metadata import Metadata
+from protocol.cluster.unknown_topic import UnknownTopicPatience
+from protocol.errors import BrokerError, ConfigurationError, TopicUnknown
+from spark_kafka_source.options.partitions import TopicPartition, name
+from spark_kafka_source.options.table import SourceOptions
+
+
+def discover(client: Client, options: SourceOptions, deadline: Deadline) -> dict[TopicPartition, bytes]:
+    """The partitions of a new query: (topic, partition) → the topic's id (16 bytes, zero before Kafka 2.8), sorted.
+
+    Raises `ConfigurationError` for what is asked for by name and is not there, `DeadlineExceeded` when no broker
+    answers, `BrokerError` for what a broker refuses (authorization).
+    """
+    named = _named_topics(options)
+
+    def missing(found: Collection[TopicPartition]) -> list[str]:
+        return sorted((named or set()) - {topic for topic, _ in found})
+
+    found, absent = _look_patiently(client, options, named, missing, deadline)
+    if absent:
+        raise ConfigurationError(
+            f"unknown topic(s) {', '.join(absent)}: the cluster at {_bootstrap(client)} does not have them; create "
+            f"them first, or correct the option {'assign' if options.assign is not None else 'subscribe'}"
+        )
+    if options.assign is not None:
+        _require_assigned(found, options.assign)
+    return found
+
+
+def rediscover(
+    client: Client, options: SourceOptions, expected: Collection[TopicPartition], deadline: Deadline
+) -> dict[TopicPartition, bytes]:
+    """The partitions of a running query, as `discover` gives them; `expected` are those that it has read before.
+
+    Those of `expected` that are gone for good are left out, so compare. Raises as `discover`, but for topics that
+    are not there: a running query waits for them.
+    """
+    named = _named_topics(options)
+    names = None if named is None else named | {topic for topic, _ in expected}
+
+    def missing(found: Collection[TopicPartition]) -> list[str]:
+        return sorted({topic for topic, partition in expected if (topic, partition) not in found})
+
+    return _look_patiently(client, options, names, missing, deadline)[0]
+
+
+def discover_present(client: Client, options: SourceOptions, deadline: Deadline) -> dict[TopicPartition, bytes]:
+    """As `discover`, but one look: what is missing just now is left out, without a word."""
+    named = _named_topics(options)
+    snapshot = client.metadata(None if named is None else sorted(named), deadline)
+    return dict(sorted(_subscribed(snapshot, options).items()))
+
+
+def _look_patiently(
+    client: Client,
+    options: SourceOptions,
+    names: Collection[str] | None,
+    missing: Callable[[Collection[TopicPartition]], list[str]],
+    deadline: Deadline,
+) -> tuple[dict[TopicPartition, bytes], list[str]]:
+    """What is subscribed to, and the topics that are `missing` even after some patience."""
+    found: dict[TopicPartition, bytes] = {}
+    absent: list[str] = []
+
+    def look(deadline: Deadline) -> None:
+        snapshot = client.metadata(names, deadline)
+        found.clear()
+        found.update(sorted(_subscribed(snapshot, options).items()))
+        absent[:] = missing(found)
+        for topic in (snapshot.topics[each] for each in absent if each in snapshot.topics):
+            if topic.error_code not in (ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
+                raise broker_error(topic.error_code, f"topic {topic.name}", topic=topic.name)
+        if absent:
+            raise broker_error(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {absent[0]}", unknown=tuple(absent))
+
+    try:
+        # The first answer may take as long as brokers are away, and no longer.
+        look(deadline)
+    except BrokerError as error:
+        if not is_retriable(error):
+            raise
+        patient = Deadline(max(deadline.at_s, client.clock.now_s() + UnknownTopicPatience().longest_s), client.clock)
+        with contextlib.suppress(TopicUnknown):
+            client.retrying("Metadata of the subscribed topics", lambda: look(patient), patient)
+    return found, absent
+
+
+def _named_topics(options: SourceOptions) -> set[str] | None:
+    if options.subscribe is not None:
+        return set(options.subscribe)
+    if options.assign is not None:
+        return set(options.assign)
+    return None
+
+
+def _subscribed(snapshot: Metadata, options: SourceOptions) -> dict[TopicPartition, bytes]:
+    pattern = options.subscribe_pattern
+    found: dict[TopicPartition, bytes] = {}
+    for topic in snapshot.topics.values():
+        if topic.error_code != ErrorCode.NONE:
+            continue
+        if pattern is not None and (topic.is_internal or pattern.search(topic.name) is None):
+            continue
+        if options.subscribe is not None and topic.name not in options.subscribe:
+            continue
+        if options.assign is not None:
+            numbers = [number for number in options.assign.get(topic.name, ()) if number in topic.partitions]
+        else:
+            numbers = list(topic.partitions)
+        found.update({(topic.name, number): topic.topic_id for number in numbers})
+    return found
+
+
+def _require_assigned(found: Collection[TopicPartition], assign: Mapping[str, Collection[int]]) -> None:
+    wanted = [(topic, number) for topic, numbers in assign.items() for number in numbers]
+    missing = [name(key) for key in wanted if key not in found]
+    if missing:
+        raise ConfigurationError(
+            f"assign: the partition(s) {', '.join(missing)} do not exist; of those asked for there are "
+            f"{', '.join(map(name, found)) or 'none'}. Correct the option assign"
+        )
+
+
+def _bootstrap(client: Client) -> str:
+    return ",".join(f"{host}:{port}" for host, port in client.config.bootstrap_servers)

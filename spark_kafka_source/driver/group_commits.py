@@ -1,0 +1,72 @@
+"""What a query commits for its group: marked as soon as it is complete, waited for before a trigger ends.
+
+Runs on the driver. `OffsetManager` commits in the background, so a commit that fails never holds up a trigger.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from protocol.clock import Deadline
+from protocol.group.offset_manager import OffsetManager
+from protocol.group.offsets import CommittedOffset
+from spark_kafka_source.clients import client_for
+from spark_kafka_source.driver.group_checks import require_no_members
+from spark_kafka_source.options.table import SourceOptions
+from spark_kafka_source.plan.offsets import Offsets
+
+log = logging.getLogger(__name__)
+
+# A trigger waits this long for the commit it has sent, so that the group is up to date when it ends. A coordinator
+# that is in trouble already is not waited for: the commit goes on in the background.
+_AWAIT_COMMIT_MS = 1_000
+# With nothing new to read, Spark may end the query right after (availableNow): then a commit gets more time.
+_AWAIT_LAST_COMMIT_MS = 10_000
+
+
+class GroupCommits:
+    """Does nothing before `begin`, nor for a query that has no group or is not to commit."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._manager: OffsetManager | None = None
+
+    def begin(self, deadline: Deadline) -> None:
+        """Raises `ConfigurationError` when the group has live members."""
+        group = self._options.consumer.group_id
+        if group is not None and self._options.commit_offsets and self._manager is None:
+            client = client_for(self._options.client)
+            require_no_members(client, group, deadline)
+            self._manager = OffsetManager(client, group)
+
+    def mark(self, complete: Offsets, ids: Mapping[str, bytes]) -> None:
+        """`complete` is to be committed, but for topics that have other `ids` now, or none.
+
+        For a topic made anew they would be positions in a log that they say nothing of, and so for one that may be
+        made anew before the commit gets through.
+        """
+        if self._manager is not None:
+            gone = {topic for topic, topic_id in complete.ids.items() if ids.get(topic) != topic_id}
+            kept = {key: offset for key, offset in complete.ends.items() if key[0] not in gone}
+            epochs = complete.epochs
+            self._manager.mark({key: CommittedOffset(offset, epochs.get(key, -1)) for key, offset in kept.items()})
+
+    def wait(self, *, last: bool) -> None:
+        """Until what is marked is committed, but not for long; for the `last` commit of a run a bit longer."""
+        if self._manager is None:
+            return
+        in_time_ms = _AWAIT_COMMIT_MS if self._manager.healthy else 0
+        deadline = client_for(self._options.client).deadline(_AWAIT_LAST_COMMIT_MS if last else in_time_ms)
+        if not self._manager.flush(deadline) and last:
+            log.warning(
+                "group %s: the last commit could not be made in %d s; the checkpoint has the offsets, and the next run "
+                "commits them: %s",
+                self._manager.group,
+                _AWAIT_LAST_COMMIT_MS // 1000,
+                self._manager.counts.last_failure,
+            )
+
+    def close(self) -> None:
+        if self._manager is not None:
+            self._manager.close()

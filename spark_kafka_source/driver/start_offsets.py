@@ -1,0 +1,295 @@
+"""Where a new query begins, and where a batch read ends: from words, JSON, times or the group to one offset each.
+
+Runs on the driver, once per query or batch read; a restarted query takes its checkpoint and never comes here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+
+from protocol.clock import Deadline
+from protocol.cluster.client import Client
+from protocol.consumer.list_offsets import EARLIEST, LATEST, list_offsets
+from protocol.consumer.listed_offset import ListedOffset
+from protocol.errors import ConfigurationError, DataLoss, DeadlineExceeded
+from protocol.group.offsets import fetch_offsets
+from spark_kafka_source.error_classes import (
+    OFFSETS_DO_NOT_MATCH_ASSIGNED,
+    START_OFFSET_RESET,
+    TIMESTAMPS_DO_NOT_MATCH_ASSIGNED,
+    named,
+)
+from spark_kafka_source.options.start_positions import AtTime, ByPartition
+from spark_kafka_source.options.table import SourceOptions
+
+log = logging.getLogger(__name__)
+
+# By then a broker that the cluster has replaced knows it, or is gone.
+_STALE_LEADER_MS = 30_000
+
+TopicPartition = tuple[str, int]
+Position = str | ByPartition
+
+
+def starting_offsets(
+    client: Client, options: SourceOptions, partitions: Collection[TopicPartition], deadline: Deadline
+) -> dict[TopicPartition, int]:
+    """One offset for each of `partitions`, as `startingOffsets` says, or the option about times that is given instead.
+
+    Raises `ConfigurationError` for JSON that does not fit the partitions, offsets that are not in the log, or a time
+    that no record is as new as; `DataLoss` for a group's offsets that are not in the log any more.
+    """
+    where = options.starting_offsets
+    if where == "group":
+        return _from_group(client, options, partitions, deadline)
+    if isinstance(where, AtTime):
+        found, without = _at_time(client, options, where, partitions, deadline)
+        if without and options.starting_offsets_by_timestamp_strategy == "error":
+            raise ConfigurationError(
+                f"{where.option}: no record of {_listed(without)} is that new. Name an earlier time, or set "
+                "startingOffsetsByTimestampStrategy=latest to begin at the end there"
+            )
+        return found
+    return _resolved(client, options, "startingOffsets", where, partitions, deadline)
+
+
+def ending_offsets(
+    client: Client, options: SourceOptions, partitions: Collection[TopicPartition], deadline: Deadline
+) -> dict[TopicPartition, int]:
+    """One offset (exclusive) for each of `partitions`, as `endingOffsets` or a time say where a batch read ends."""
+    where = options.ending_offsets
+    if isinstance(where, AtTime):
+        return _at_time(client, options, where, partitions, deadline)[0]
+    return _resolved(client, options, "endingOffsets", where, partitions, deadline)
+
+
+def first_at_or_after(
+    client: Client, options: SourceOptions, times_ms: Mapping[TopicPartition, int], deadline: Deadline
+) -> dict[TopicPartition, int]:
+    """The first record of each partition that is as new as its time; partitions without one are left out."""
+    listed = list_offsets(client, times_ms, isolation_level=options.consumer.isolation_level, deadline=deadline)
+    return {key: entry.offset for key, entry in listed.items() if entry.offset >= 0}
+
+
+def log_ends(
+    client: Client,
+    options: SourceOptions,
+    partitions: Collection[TopicPartition],
+    deadline: Deadline,
+) -> dict[TopicPartition, ListedOffset]:
+    """How far each log can be read: to the last stable offset with `read_committed`, else the high watermark."""
+    isolation_level = options.consumer.isolation_level
+    return list_offsets(client, dict.fromkeys(partitions, LATEST), isolation_level=isolation_level, deadline=deadline)
+
+
+def high_watermarks(
+    client: Client,
+    partitions: Collection[TopicPartition],
+    deadline: Deadline,
+    *,
+    known_epochs: Mapping[TopicPartition, int] | None = None,
+) -> dict[TopicPartition, int]:
+    """Where each log ends, also if an open transaction holds back what is before that. `known_epochs` as in
+    `list_offsets`.
+    """
+    latest = dict.fromkeys(partitions, LATEST)
+    listed = list_offsets(client, latest, deadline=deadline, known_epochs=known_epochs)
+    return {key: entry.offset for key, entry in listed.items()}
+
+
+def log_starts(client: Client, partitions: Collection[TopicPartition], deadline: Deadline) -> dict[TopicPartition, int]:
+    """The first offset of each log that is still there."""
+    listed = list_offsets(client, dict.fromkeys(partitions, EARLIEST), deadline=deadline)
+    return {key: entry.offset for key, entry in listed.items()}
+
+
+def _at_time(
+    client: Client, options: SourceOptions, where: AtTime, partitions: Collection[TopicPartition], deadline: Deadline
+) -> tuple[dict[TopicPartition, int], list[TopicPartition]]:
+    """One offset each, and the partitions without a record that new: there it is the end of the log."""
+    if isinstance(where.times_ms, int):
+        times_ms = dict.fromkeys(partitions, where.times_ms)
+    else:
+        times_ms = _flat(where.times_ms)
+        _require_same_partitions(where.option, times_ms, partitions, TIMESTAMPS_DO_NOT_MATCH_ASSIGNED)
+    # The ends first: what is written in between counts as not there yet.
+    ends = log_ends(client, options, partitions, deadline)
+    found = first_at_or_after(client, options, times_ms, deadline)
+    offsets = {key: min(found.get(key, ends[key].offset), ends[key].offset) for key in partitions}
+    return offsets, sorted(set(partitions) - set(found))
+
+
+def _resolved(
+    client: Client,
+    options: SourceOptions,
+    option: str,
+    where: Position,
+    partitions: Collection[TopicPartition],
+    deadline: Deadline,
+) -> dict[TopicPartition, int]:
+    if where == "earliest":
+        return log_starts(client, partitions, deadline)
+    ends = {key: entry.offset for key, entry in log_ends(client, options, partitions, deadline).items()}
+    if where == "latest":
+        return ends
+    assert not isinstance(where, str)
+    wanted = _flat(where)
+    _require_same_partitions(option, wanted, partitions, OFFSETS_DO_NOT_MATCH_ASSIGNED)
+    starts = log_starts(client, partitions, deadline)
+    # What a query begins with may have to wait for a transaction, what it ends with must be there to read.
+    waits = option == "startingOffsets" and options.consumer.isolation_level == "read_committed"
+    last = high_watermarks(client, partitions, deadline) if waits else ends
+    resolved = {}
+    for key, offset in wanted.items():
+        resolved[key] = {LATEST: ends[key], EARLIEST: starts[key]}.get(offset, offset)
+    _require_in_log(option, resolved, starts, last, options.fail_on_data_loss)
+    return resolved
+
+
+def _require_same_partitions(
+    option: str, wanted: Collection[TopicPartition], partitions: Collection[TopicPartition], error_class: str
+) -> None:
+    unknown = sorted(set(wanted) - set(partitions))
+    if unknown:
+        raise ConfigurationError(
+            named(
+                error_class,
+                f"{option} names {_listed(unknown)}, which the query does not subscribe to or which do not exist; "
+                f"subscribed: {_listed(sorted(partitions))}",
+            )
+        )
+    missing = sorted(set(partitions) - set(wanted))
+    if missing:
+        raise ConfigurationError(
+            named(
+                error_class,
+                f"{option} lacks {_listed(missing)}: as JSON it must name every partition of the subscription"
+                + (" (-2 means earliest, -1 latest)" if error_class == OFFSETS_DO_NOT_MATCH_ASSIGNED else ""),
+            )
+        )
+
+
+def _require_in_log(
+    option: str,
+    offsets: dict[TopicPartition, int],
+    starts: Mapping[TopicPartition, int],
+    ends: Mapping[TopicPartition, int],
+    fail_on_data_loss: bool,
+) -> None:
+    for key, offset in offsets.items():
+        if starts[key] <= offset <= ends[key]:
+            continue
+        topic, partition = key
+        message = (
+            f"{option}: offset {offset} of {topic}-{partition} is out of range: the log holds "
+            f"[{starts[key]}, {ends[key]})"
+        )
+        # A start before the log's start is data that is gone, which the user may have allowed.
+        if offset < starts[key]:
+            if fail_on_data_loss:
+                raise DataLoss(
+                    named(
+                        START_OFFSET_RESET,
+                        f"{message}. Likely cause: retention or DeleteRecords has removed it. Name an offset that is "
+                        "there, or set failOnDataLoss=false to begin where the log begins",
+                    ),
+                    topic=topic,
+                    partition=partition,
+                )
+            log.warning("%s; %d offsets are skipped (failOnDataLoss=false)", message, starts[key] - offset)
+            offsets[key] = starts[key]
+        else:
+            raise ConfigurationError(f"{message}. Name an offset that is there, or -1 for the log's end")
+
+
+def _from_group(
+    client: Client, options: SourceOptions, partitions: Collection[TopicPartition], deadline: Deadline
+) -> dict[TopicPartition, int]:
+    group = options.consumer.group_id
+    assert group is not None
+    committed = fetch_offsets(client, group, partitions, deadline)
+    without = sorted(set(partitions) - set(committed))
+    reset = options.consumer.auto_offset_reset
+    if without and reset == "none":
+        raise ConfigurationError(
+            f"group {group} has no committed offset for {_listed(without)} and kafka.auto.offset.reset=none; set "
+            "kafka.auto.offset.reset=earliest or latest, or startingOffsets"
+        )
+    starts = log_starts(client, partitions, deadline)
+    epochs = {key: entry.leader_epoch for key, entry in committed.items()}
+    last = _newest_high_watermarks(client, partitions, epochs, deadline)
+    ends = last
+    if options.consumer.isolation_level == "read_committed":
+        ends = {key: entry.offset for key, entry in log_ends(client, options, partitions, deadline).items()}
+    offsets = {}
+    for key, entry in committed.items():
+        if starts[key] <= entry.offset <= last[key]:
+            offsets[key] = entry.offset
+        else:
+            offsets[key] = _reset(options, key, entry.offset, (starts[key], last[key]), ends[key])
+    offsets.update({key: starts[key] if reset == "earliest" else ends[key] for key in without})
+    log.info(
+        "group %s: %d partition(s) begin at the group's offsets, %d at %s (kafka.auto.offset.reset)",
+        group,
+        len(committed),
+        len(without),
+        reset,
+    )
+    return offsets
+
+
+def _reset(options: SourceOptions, key: TopicPartition, offset: int, there: tuple[int, int], latest: int) -> int:
+    """Where to begin when the group's `offset` is not in the log, which holds [there[0], there[1]).
+
+    Raises `DataLoss` unless the query may begin somewhere else. What it skips is said.
+    """
+    start, end = there
+    cause = (
+        "retention or DeleteRecords has removed what comes next"
+        if offset < start
+        else "the log was truncated (unclean leader election), or the topic was deleted and created again"
+    )
+    what = (
+        f"startingOffsets=group ({options.consumer.group_id}): offset {offset} of {key[0]}-{key[1]} is out of range: "
+        f"the log holds [{start}, {end}). Likely cause: {cause}"
+    )
+    where = options.group_out_of_range
+    if where == "fail":
+        remedy = (
+            "To begin at one end of the log all the same, set kafka.auto.offset.reset=earliest or latest. Or leave "
+            "that out and set failOnDataLoss=false, to begin at the nearest offset that is there"
+        )
+        raise DataLoss(named(START_OFFSET_RESET, f"{what}. {remedy}"), topic=key[0], partition=key[1])
+    begin = {"earliest": start, "latest": latest, "nearest": start if offset < start else end}[where]
+    chosen = "failOnDataLoss=false" if where == "nearest" else f"kafka.auto.offset.reset={where}"
+    log.warning("%s. Begins at %d (%s): %d offsets are skipped", what, begin, chosen, begin - min(offset, start))
+    return begin
+
+
+def _newest_high_watermarks(
+    client: Client,
+    partitions: Collection[TopicPartition],
+    known_epochs: Mapping[TopicPartition, int],
+    deadline: Deadline,
+) -> dict[TopicPartition, int]:
+    """What a group has read may lie behind the beginning of an open transaction, and is there all the same.
+
+    A leader that was replaced and does not know it may end before what the group has read: it is not believed. Not for
+    ever: the group's offsets may also be those of an earlier topic under the same name.
+    """
+    try:
+        patience = deadline.at_most_ms(_STALE_LEADER_MS)
+        return high_watermarks(client, partitions, patience, known_epochs=known_epochs)
+    except DeadlineExceeded as error:
+        log.info("%s; what the leaders say is taken as it is", error)
+        return high_watermarks(client, partitions, deadline)
+
+
+def _flat(numbers: ByPartition) -> dict[TopicPartition, int]:
+    return {(topic, partition): number for topic, each in numbers.items() for partition, number in each.items()}
+
+
+def _listed(partitions: list[TopicPartition]) -> str:
+    names = [f"{topic}-{number}" for topic, number in partitions]
+    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")

@@ -1,0 +1,32 @@
+"""How far a query or a group is behind the ends of the logs: a table, Spark's own figures, a listener, a plot.
+
+Runs on the driver, or wherever the session's client is: a query's lag is worked out from its progress alone, which
+Spark Connect carries too; a group's lag, and lag in seconds, are asked of the brokers.
+
+    from spark_kafka_source.lag import LagListener, lag_of_group, lag_of_query
+
+    lag_of_query(query.lastProgress).offsets_behind     # all partitions together
+    lag_of_query(query).metrics()                       # {"minOffsetsBehindLatest": 0, …}, as Spark's connector has
+    lag_of_query(query).skipped                         # offsets that were gone before they were read
+    lag_of_group("broker-1:9092", "orders-etl")         # a table, also in a notebook
+    lag_of_group("broker-1:9092", "orders-etl").plot()
+
+    listener = LagListener(options={"kafka.bootstrap.servers": "broker-1:9092"})
+    spark.streams.addListener(listener)                 # then listener.latest, listener.to_pandas(), listener.plot()
+"""
+
+from spark_kafka_source.lag.listener import HISTORY_SCHEMA, LagAtTime, LagListener
+from spark_kafka_source.lag.of_group import lag_of_group
+from spark_kafka_source.lag.of_query import lag_of_query
+from spark_kafka_source.lag.table import SCHEMA, Lag, PartitionLag
+
+__all__ = [
+    "HISTORY_SCHEMA",
+    "SCHEMA",
+    "Lag",
+    "LagAtTime",
+    "LagListener",
+    "PartitionLag",
+    "lag_of_group",
+    "lag_of_query",
+]

@@ -1,0 +1,43 @@
+"""Lag as a picture. matplotlib is imported when something is drawn: nobody else needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from protocol.errors import UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def bars(offsets_behind: Mapping[str, int], axes: Axes | None) -> Axes:
+    """A bar per partition, by its name."""
+    axes = _axes(axes)
+    axes.barh(list(offsets_behind), list(offsets_behind.values()))
+    axes.invert_yaxis()
+    axes.set_xlabel("offsets behind")
+    return axes
+
+
+def lines(offsets_behind: Mapping[str, Sequence[tuple[datetime, int]]], axes: Axes | None) -> Axes:
+    """A line per query, by its name."""
+    axes = _axes(axes)
+    for query, points in offsets_behind.items():
+        times: Any = [time for time, _ in points]
+        axes.plot(times, [offsets for _, offsets in points], label=query)
+    axes.set_ylabel("offsets behind")
+    if offsets_behind:
+        axes.legend()
+    return axes
+
+
+def _axes(axes: Axes | None) -> Axes:
+    if axes is not None:
+        return axes
+    try:
+        from matplotlib import pyplot
+    except ImportError as error:
+        raise UsageError("plot() needs matplotlib: pip install 'spark-kafka-source[notebook]'") from error
+    return pyplot.subplots()[1]

@@ -1,0 +1,129 @@
+"""The lag of partitions as a table: what there is to know of each, in text, HTML, Arrow and pandas. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from spark_kafka_source.lag.plot import bars
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+SCHEMA = pa.schema(
+    [
+        pa.field("topic", pa.string(), nullable=False),
+        pa.field("partition", pa.int32(), nullable=False),
+        pa.field("committed", pa.int64()),
+        pa.field("end", pa.int64()),
+        pa.field("offsets_behind", pa.int64()),
+        pa.field("seconds_behind", pa.float64()),
+        pa.field("skipped", pa.int64()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class PartitionLag:
+    """One partition. None is what is not known.
+
+    Attributes
+    ----------
+    committed : the next offset to read, as the group has committed it or the query's last batch has reached it.
+    end : the end of the log: the high watermark, or with `read_committed` the last stable offset.
+    seconds_behind : the age of the first record that is not committed; 0.0 if there is none. Only where it was asked
+        for; left out for a partition that did not answer in time, and for records without a time.
+    skipped : of a query: how many offsets it has left out so far (with `failOnDataLoss=false`) because they were not in
+        the log any more when their batch was planned. Not in it: what is lost between that and the reading.
+    """
+
+    topic: str
+    partition: int
+    committed: int | None
+    end: int | None
+    seconds_behind: float | None = None
+    skipped: int | None = None
+
+    @property
+    def offsets_behind(self) -> int | None:
+        """As Kafka's tools count lag: offsets, of which compaction and transactions leave some without a record.
+
+        Negative where the log is shorter than what was committed: it was truncated, or made anew.
+        """
+        return None if self.committed is None or self.end is None else self.end - self.committed
+
+
+@dataclass(frozen=True)
+class Lag:
+    """The lag of some partitions, sorted by topic and partition."""
+
+    partitions: tuple[PartitionLag, ...]
+
+    def __iter__(self) -> Iterator[PartitionLag]:
+        return iter(self.partitions)
+
+    def __len__(self) -> int:
+        return len(self.partitions)
+
+    @property
+    def offsets_behind(self) -> int:
+        """Of all partitions together, as far as known."""
+        return sum(self._known())
+
+    @property
+    def seconds_behind(self) -> float | None:
+        """That of the partition that is behind most; None if it is known of none."""
+        return max((row.seconds_behind for row in self if row.seconds_behind is not None), default=None)
+
+    @property
+    def skipped(self) -> int:
+        """Of all partitions together, as far as known."""
+        return sum(row.skipped or 0 for row in self)
+
+    def metrics(self) -> dict[str, float]:
+        """Under the names, and with the values, that Spark's own connector reports; empty if nothing is known."""
+        known = self._known()
+        if not known:
+            return {}
+        return {
+            "minOffsetsBehindLatest": min(known),
+            "maxOffsetsBehindLatest": max(known),
+            "avgOffsetsBehindLatest": sum(known) / len(known),
+        }
+
+    def to_arrow(self) -> pa.Table:
+        """One row per partition, with the columns of `SCHEMA`."""
+        return pa.Table.from_pylist([row_of(partition) for partition in self], schema=SCHEMA)
+
+    def to_pandas(self) -> pd.DataFrame:
+        return self.to_arrow().to_pandas()
+
+    def plot(self, axes: Axes | None = None) -> Axes:
+        """A bar per partition. Needs matplotlib: `pip install 'spark-kafka-source[notebook]'`."""
+        return bars({f"{row.topic}-{row.partition}": row.offsets_behind or 0 for row in self}, axes)
+
+    def __str__(self) -> str:
+        header = ["TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG", "LAG-SECONDS", "SKIPPED"]
+        lines = [header, *([_cell(value) for value in row_of(row).values()] for row in self)]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        return "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines)
+
+    def _repr_html_(self) -> str:
+        cells = ["".join(f"<td>{_cell(value)}</td>" for value in row_of(row).values()) for row in self]
+        header = "".join(f"<th>{name}</th>" for name in SCHEMA.names)
+        return f"<table><tr>{header}</tr>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
+
+    def _known(self) -> list[int]:
+        return [row.offsets_behind for row in self if row.offsets_behind is not None]
+
+
+def row_of(partition: PartitionLag) -> dict[str, Any]:
+    return {name: getattr(partition, name) for name in SCHEMA.names}
+
+
+def _cell(value: Any) -> str:
+    return "-" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)

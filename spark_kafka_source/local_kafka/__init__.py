@@ -1,0 +1,5 @@
+"""A real Apache Kafka on this machine: for the demo, the notebooks, the tests and the benchmarks. Knows no Spark."""
+
+from spark_kafka_source.local_kafka.cluster import LocalKafka
+
+__all__ = ["LocalKafka"]

@@ -1,0 +1,54 @@
+"""`python -m spark_kafka_source.local_kafka`: a local Kafka until Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import time
+from collections.abc import Sequence
+
+from protocol.errors import KafkaError
+from spark_kafka_source.local_kafka.cluster import DEFAULT_VERSION, LocalKafka
+from spark_kafka_source.local_kafka.jars import to_stderr
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command: starts a cluster, prints its bootstrap servers to standard output, and waits for Ctrl-C."""
+    parser = argparse.ArgumentParser(prog="python -m spark_kafka_source.local_kafka", description=main.__doc__)
+    parser.add_argument("--brokers", type=int, default=1, help="number of brokers (default: 1)")
+    parser.add_argument("--version", default=DEFAULT_VERSION, help=f"of Apache Kafka (default: {DEFAULT_VERSION})")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="a broker setting; may be given again"
+    )
+    chosen = parser.parse_args(arguments)
+    settings = dict(pair.partition("=")[::2] for pair in chosen.set)
+    # As Ctrl-C: the `with` block below ends and cleans up.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    try:
+        with LocalKafka(chosen.brokers, chosen.version, settings) as kafka:
+            print(kafka.bootstrap_servers, flush=True)
+            to_stderr("Ctrl-C stops it and deletes its data")
+            _watch(kafka)
+    except KeyboardInterrupt:
+        to_stderr("stopped")
+    except KafkaError as error:
+        to_stderr(f"error: {error}")
+        return 1
+    return 0
+
+
+def _watch(kafka: LocalKafka) -> None:
+    """Waits for ever; says so when a broker has ended by itself."""
+    up = set(kafka.broker_ids)
+    while True:
+        time.sleep(1)
+        for broker_id in sorted(up):
+            if kafka.pid(broker_id) is None:
+                up.remove(broker_id)
+                to_stderr(f"broker {broker_id} has ended; its log: {kafka.log(broker_id)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

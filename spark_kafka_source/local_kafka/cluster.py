@@ -1,0 +1,405 @@
+"""A real Apache Kafka on this machine: for the demo, the notebooks, the tests and the benchmarks.
+
+`LocalKafka` runs one or more brokers (KRaft, or ZooKeeper before Kafka 3.3) on the loopback address from jars that
+are fetched once; `python -m spark_kafka_source.local_kafka --brokers 3` does the same until Ctrl-C. Whatever becomes
+of this process, its brokers end and their data is deleted. Linux and macOS.
+"""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+
+from protocol.clock import Deadline
+from protocol.errors import ConfigurationError, DeadlineExceeded, KafkaError, ProtocolError, TransportError, UsageError
+from protocol.net.transport import Transport
+from protocol.wire.frame import decode_response, encode_request
+from protocol.wire.messages.m03_metadata import METADATA
+from spark_kafka_source.local_kafka import config
+from spark_kafka_source.local_kafka.config import LOOPBACK, PLAINTEXT, ClusterConfig, Node
+from spark_kafka_source.local_kafka.jars import Report, class_archive, find_java, kafka_jars, to_stderr
+from spark_kafka_source.local_kafka.process import JavaProcess, Watchdog
+
+DEFAULT_VERSION = "4.2.0"
+
+_STOP_TIMEOUT_S = 30.0
+_TRAINING_STOP_TIMEOUT_S = 120.0
+_POLL_S = 0.05
+# Below the range from which systems take the ports of outgoing connections: a port picked here stays ours while a
+# broker is down, and no client can connect to itself on it.
+PORTS = range(20_000, 32_000)
+
+
+class LocalKafka:
+    """A running Kafka cluster; `close()`, or the end of a `with` block, stops it and deletes its data.
+
+    Parameters
+    ----------
+    brokers: number of brokers; their ids are 1, 2, …. One is enough for versions before 3.3.
+    version: of Apache Kafka; "4.2.0", "3.9.1" and "2.8.2" are tested.
+    settings: broker settings for all, over those of `conf/kafka-broker.properties`.
+    broker_settings: settings for single brokers, by id: `{1: {"broker.rack": "a"}}`.
+    listeners: further listeners and their security protocol, `{"SASL": "SASL_PLAINTEXT"}`; each gets a port, its
+        details go into `settings` (`listener.name.sasl.…`). `PLAINTEXT` is always there.
+    format_arguments: for Kafka's StorageTool: `["--feature", "transaction.version=1"]`, `["--add-scram", …]`.
+    jvm_options: for the brokers, after `-Xmx512m`.
+    start_timeout_s: seconds within which every broker must serve (fetching the jars does not count).
+    use_class_archive: start with Java's archive of Kafka's classes, which the first start makes: half the time.
+    report: takes the lines of progress; standard error by default.
+
+    Raises `ConfigurationError` (no Java, a broker that refuses its settings), `TransportError` (jars cannot be
+    fetched), `DeadlineExceeded` (not up in time). Safe for several threads.
+    """
+
+    def __init__(
+        self,
+        brokers: int = 1,
+        version: str = DEFAULT_VERSION,
+        settings: Mapping[str, str] | None = None,
+        *,
+        broker_settings: Mapping[int, Mapping[str, str]] | None = None,
+        listeners: Mapping[str, str] | None = None,
+        format_arguments: Sequence[str] = (),
+        jvm_options: Sequence[str] = (),
+        start_timeout_s: float = 180.0,
+        use_class_archive: bool = True,
+        report: Report = to_stderr,
+    ) -> None:
+        if brokers < 1:
+            raise UsageError(f"a Kafka of {brokers} brokers cannot be started; brokers must be 1 or more")
+        config.version_numbers(version)  # a typing error should not be looked up on the network
+        self._report = report
+        self._start_timeout_s = start_timeout_s
+        java, jars = find_java(), kafka_jars(version, report)
+        self._config = ClusterConfig(
+            version=version,
+            cluster_id=_new_cluster_id(),
+            java=java,
+            jars=jars,
+            class_archive=class_archive(jars, java, partial(_train, version), report) if use_class_archive else None,
+            zookeeper_port=0,
+            settings=_as_text(settings or {}),
+            listeners=dict(listeners or {}),
+            format_arguments=tuple(format_arguments),
+            jvm_options=tuple(jvm_options),
+        )
+        self._lock = threading.RLock()
+        self._closed = False
+        self._owner_pid = os.getpid()
+        self._folder = Path(tempfile.mkdtemp(prefix="spark-kafka-source-"))
+        self._watchdog = Watchdog(self._folder)
+        self._zookeeper: JavaProcess | None = None
+        own = {id: _as_text(values) for id, values in (broker_settings or {}).items()}
+        self._nodes = {
+            id: Node(id, self._folder / f"broker-{id}", {}, 0, own.get(id, {})) for id in range(1, brokers + 1)
+        }
+        self._processes = {id: self._process(f"broker {id}", node.folder) for id, node in self._nodes.items()}
+        atexit.register(self.close)
+        try:
+            self._start_cluster()
+        except BaseException:
+            self.close()
+            raise
+
+    # -- where it is --------------------------------------------------------------------------
+
+    @property
+    def version(self) -> str:
+        return self._config.version
+
+    @property
+    def broker_ids(self) -> list[int]:
+        return sorted(self._nodes)
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """Every broker's address, running or not: `127.0.0.1:20123,127.0.0.1:20456`."""
+        return self.bootstrap_servers_of(PLAINTEXT)
+
+    def bootstrap_servers_of(self, listener: str) -> str:
+        """The same for one of `listeners`."""
+        return ",".join(self.address(id, listener) for id in self.broker_ids)
+
+    def address(self, broker_id: int, listener: str = PLAINTEXT) -> str:
+        """`host:port` of one broker."""
+        return f"{LOOPBACK}:{self._node(broker_id).ports[listener]}"
+
+    def pid(self, broker_id: int) -> int | None:
+        """Process id of a broker, None while it is down."""
+        return self._processes[self._node(broker_id).id].pid
+
+    def log(self, broker_id: int) -> Path:
+        """The broker's log file; it is deleted at the end."""
+        return self._processes[self._node(broker_id).id].log
+
+    def data_folder(self, broker_id: int) -> Path:
+        """Where the broker keeps its partitions: `TOPIC-PARTITION` folders with their segments."""
+        return self._node(broker_id).data_folder
+
+    # -- what can happen to a broker ----------------------------------------------------------
+
+    def kill(self, broker_id: int) -> None:
+        """SIGKILL: the broker is gone, the others are not told."""
+        with self._lock:
+            self._processes[self._node(broker_id).id].kill()
+
+    def stop(self, broker_id: int) -> None:
+        """SIGTERM: the broker hands its leaderships over and ends (SIGKILL after 30 s)."""
+        with self._lock:
+            self._processes[self._node(broker_id).id].stop(_STOP_TIMEOUT_S)
+
+    def start(self, *broker_ids: int) -> None:
+        """Starts brokers that were killed or stopped, on the same ports with the same data; waits until they serve.
+
+        When most of the brokers are down, name several: one alone would wait for the controllers of the others.
+        """
+        with self._lock:
+            if self._closed:
+                raise UsageError("this LocalKafka is closed")
+            nodes = [self._node(broker_id) for broker_id in broker_ids]
+            up = {id for id, process in self._processes.items() if process.running}
+            deadline = Deadline.after_ms(self._start_timeout_s * 1000)
+            while True:
+                for node in nodes:
+                    if not self._processes[node.id].running:
+                        self._start_broker(node)
+                try:
+                    return self._wait_until_serving(up | set(broker_ids), deadline)
+                except ConfigurationError as error:
+                    # ZooKeeper holds the id of a broker that was killed until its session ends.
+                    if "NodeExists" not in error.message or deadline.passed:
+                        raise
+
+    def pause(self, broker_id: int) -> None:
+        """SIGSTOP: the broker keeps its connections and answers nothing."""
+        self._processes[self._node(broker_id).id].signal(signal.SIGSTOP)
+
+    def resume(self, broker_id: int) -> None:
+        """SIGCONT, after `pause`."""
+        self._processes[self._node(broker_id).id].signal(signal.SIGCONT)
+
+    # -- Kafka's own tools --------------------------------------------------------------------
+
+    def run_tool(self, class_name: str, *arguments: str, input_text: str = "", timeout_s: float = 60.0) -> str:
+        """Runs one of Kafka's Java tools; what it wrote to standard output.
+
+        `run_tool("org.apache.kafka.tools.TopicCommand", "--bootstrap-server", kafka.bootstrap_servers, "--list")`.
+        Raises `KafkaError` with what it said if it failed, `DeadlineExceeded` if it did not end in time.
+        """
+        command = config.tool_command(self._config, class_name, *arguments)
+        try:
+            ended = subprocess.run(command, input=input_text, capture_output=True, text=True, timeout=timeout_s)
+        except subprocess.TimeoutExpired as error:
+            raise DeadlineExceeded(f"{class_name} did not end in {timeout_s:g} s") from error
+        if ended.returncode != 0:
+            said = (ended.stdout + ended.stderr).strip()[-3000:]
+            raise KafkaError(f"{class_name} failed with exit code {ended.returncode}:\n{said}")
+        return ended.stdout
+
+    def describe_group(self, group: str, *arguments: str) -> str:
+        """What `kafka-consumer-groups.sh --describe --group GROUP` prints; `arguments` may add `--members`, …."""
+        tool = config.tool_class(
+            self._config,
+            "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",
+            "kafka.admin.ConsumerGroupCommand",
+        )
+        where = ("--bootstrap-server", self.bootstrap_servers)
+        # The tool's own patience of five seconds is for each of its calls, and its end without success no error.
+        return self.run_tool(tool, *where, "--timeout", "30000", "--describe", "--group", group, *arguments)
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        replication_factor: int | None = None,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        """Creates a topic, by default replicated to every broker."""
+        tool = config.tool_class(self._config, "org.apache.kafka.tools.TopicCommand", "kafka.admin.TopicCommand")
+        copies = str(replication_factor or len(self._nodes))
+        arguments = ["--create", "--topic", name, "--partitions", str(partitions), "--replication-factor", copies]
+        for key, value in _as_text(settings or {}).items():
+            arguments += ["--config", f"{key}={value}"]
+        self.run_tool(tool, "--bootstrap-server", self.bootstrap_servers, *arguments)
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Kills every broker and deletes its data. May be called again."""
+        if self._closed or os.getpid() != self._owner_pid:  # a forked child inherits the exit handler
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        # No orderly shutdown: nobody will read this data again.
+        processes = [*self._processes.values(), *([self._zookeeper] if self._zookeeper else [])]
+        for process in processes:
+            process.signal(signal.SIGKILL)
+        for process in processes:
+            process.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._watchdog.close()
+
+    def __enter__(self) -> LocalKafka:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<LocalKafka {self.version} at {self.bootstrap_servers}{' (closed)' if self._closed else ''}>"
+
+    # -- starting -----------------------------------------------------------------------------
+
+    def _start_cluster(self) -> None:
+        started_s = time.monotonic()
+        deadline = Deadline.after_ms(self._start_timeout_s * 1000)
+        count = len(self._nodes)
+        self._report(f"starting Apache Kafka {self.version} with {count} broker{'s' if count > 1 else ''}")
+        try:
+            self._start_processes()
+            self._wait_until_serving(set(self._nodes), deadline)
+        except ConfigurationError as error:
+            if "Address already in use" not in error.message:
+                raise
+            # Somebody took a port between our look at it and the broker's start. Others will be free.
+            self._forget_everything()
+            self._start_processes()
+            self._wait_until_serving(set(self._nodes), deadline)
+        self._report(f"Apache Kafka serves at {self.bootstrap_servers} after {time.monotonic() - started_s:.1f} s")
+
+    def _start_processes(self) -> None:
+        names = [PLAINTEXT, *self._config.listeners]
+        ports = iter(free_ports(len(self._nodes) * (len(names) + 1) + 1))
+        self._nodes = {
+            id: replace(node, ports={name: next(ports) for name in names}, controller_port=next(ports))
+            for id, node in self._nodes.items()
+        }
+        self._config = replace(self._config, zookeeper_port=next(ports))
+        if not self._config.kraft:
+            self._start_zookeeper()
+        for node in self._nodes.values():
+            self._start_broker(node)
+
+    def _start_zookeeper(self) -> None:
+        folder = self._folder / "zookeeper"
+        self._zookeeper = self._process("ZooKeeper", folder)
+        config.write_properties(folder / "zookeeper.properties", config.zookeeper_properties(self._config, folder))
+        self._zookeeper.start(config.zookeeper_command(self._config, folder))
+
+    def _start_broker(self, node: Node) -> None:
+        properties = config.broker_properties(self._config, node, list(self._nodes.values()))
+        config.write_properties(node.folder / "server.properties", properties)
+        self._processes[node.id].start(config.broker_command(self._config, node))
+
+    def _process(self, name: str, folder: Path) -> JavaProcess:
+        folder.mkdir(parents=True, exist_ok=True)
+        return JavaProcess(name, folder / "server.log", self._watchdog)
+
+    def _forget_everything(self) -> None:
+        for process in [*self._processes.values(), *([self._zookeeper] if self._zookeeper else [])]:
+            process.kill()
+            shutil.rmtree(process.log.parent, ignore_errors=True)
+            process.log.parent.mkdir()
+
+    def _wait_until_serving(self, ids: set[int], deadline: Deadline) -> None:
+        """Returns when each of these brokers sees all of them, and a controller."""
+        for id in sorted(ids):
+            while not self._sees(id, ids):
+                self._require_running(ids)
+                if deadline.passed:
+                    raise DeadlineExceeded(
+                        f"broker {id} of the local Kafka {self.version} at {self.address(id)} does not serve after "
+                        f"{self._start_timeout_s:g} s; its log ends:\n{self._processes[id].last_words()}"
+                    )
+                time.sleep(_POLL_S)
+
+    def _require_running(self, ids: set[int]) -> None:
+        processes = [*(self._processes[id] for id in ids), *([self._zookeeper] if self._zookeeper else [])]
+        for process in processes:
+            if not process.running:
+                raise ConfigurationError(
+                    f"{process.name} of the local Kafka {self.version} ended while it started; its log says:\n"
+                    f"{process.last_words()}"
+                )
+
+    def _sees(self, broker_id: int, others: set[int]) -> bool:
+        """Asks one broker for its metadata: does it know these brokers and a controller?"""
+        node = self._nodes[broker_id]
+        deadline = Deadline.after_ms(2_000)
+        try:
+            # A broker notes its cluster when it starts; another cluster may have taken the port.
+            cluster_id = config.parse_properties(node.meta_properties.read_text())["cluster.id"]
+            transport = Transport.open(LOOPBACK, node.ports[PLAINTEXT], deadline)
+        except (OSError, KeyError, TransportError):
+            return False
+        try:
+            transport.send(encode_request(METADATA, 2, 1, "local-kafka", {"topics": []}), deadline)
+            size = bytearray(4)
+            transport.receive_into(memoryview(size), deadline)
+            frame = bytearray(int.from_bytes(size, "big"))
+            transport.receive_into(memoryview(frame), deadline)
+            reply = decode_response(METADATA, 2, frame)
+        except (TransportError, ProtocolError):
+            return False
+        finally:
+            transport.close()
+        known = {broker["node_id"] for broker in reply["brokers"]}
+        return reply["cluster_id"] == cluster_id and reply["controller_id"] >= 0 and others <= known
+
+    def _node(self, broker_id: int) -> Node:
+        if broker_id not in self._nodes:
+            raise UsageError(f"there is no broker {broker_id}; the brokers are {self.broker_ids}")
+        return self._nodes[broker_id]
+
+
+def _train(version: str, archive: Path) -> None:
+    """Runs one broker for a moment, so that its JVM writes down the classes it loaded; that is `class_archive`."""
+    options = [f"-XX:ArchiveClassesAtExit={archive}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"]
+    with LocalKafka(version=version, jvm_options=options, use_class_archive=False, report=lambda _: None) as training:
+        # It is written while the JVM ends: half an archive must not be used.
+        if not training._processes[1].stop(_TRAINING_STOP_TIMEOUT_S):
+            raise DeadlineExceeded(f"a broker did not write {archive} in {_TRAINING_STOP_TIMEOUT_S:g} s")
+
+
+def _as_text(settings: Mapping[str, object]) -> dict[str, str]:
+    return {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in settings.items()}
+
+
+def _new_cluster_id() -> str:
+    """A random id in Kafka's form: 16 bytes in URL-safe base64, not like a command line option."""
+    while (id := base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
+        pass
+    return id
+
+
+def free_ports(count: int) -> list[int]:
+    """Different ports of the loopback address that nobody listens on just now."""
+    free: list[int] = []
+    for port in random.sample(PORTS, len(PORTS)):
+        with socket.socket() as candidate:
+            candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                candidate.bind((LOOPBACK, port))
+            except OSError:
+                continue
+        free.append(port)
+        if len(free) == count:
+            return free
+    raise KafkaError(f"this machine has no {count} free ports between {PORTS.start} and {PORTS.stop}")

@@ -1,0 +1,5 @@
+"""Prints docs/options.md."""
+
+from spark_kafka_source.options.markdown import markdown
+
+print(markdown())

@@ -1,0 +1,110 @@
+"""The options and Kafka's properties as Markdown, for people: docs/options.md is this text, and a test keeps it so.
+
+Reads the two tables that the parsers read, `table.OPTIONS` and `protocol.properties.PROPERTIES`, and the defaults
+of the dataclasses; adds nothing of its own but headings. Used by `python -m spark_kafka_source.options`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from protocol.config import ClientConfig, ConsumerConfig, ProducerConfig
+from protocol.properties import PROPERTIES, SECURITY_ROW, Effect, Property, Role
+from spark_kafka_source.options.java_regex import DIFFERENCES
+from spark_kafka_source.options.stray_options import PREFIX
+from spark_kafka_source.options.table import OPTIONS, READ, USE_WORDS, Option, Use
+
+_INTRODUCTION = f"""\
+# Options
+
+This page is made by `python -m spark_kafka_source.options > docs/options.md`.
+
+Names of options are case-insensitive. `{PREFIX}bootstrap.servers` is always needed; for reads, exactly one of
+`subscribe`, `subscribePattern` and `assign` too.
+
+* A value that is wrong is an error, and so is what is forbidden or not supported yet (below).
+* What does nothing in a query is a warning, said once: options of other formats (`mode`, `inferSchema`), those of a
+  source given to the sink and the other way round, and properties that Kafka does not have.
+* A slip in the name of an option (`startingOffset`) is an error that says what was probably meant, and so is a property
+  without the prefix `{PREFIX}` (`group.id`): the query would run with something else than was asked for.
+
+`df.write.format("pykafka-group")` needs `.mode("append")`. Without it Spark itself refuses every Python data source
+(`UNSUPPORTED_DATA_SOURCE_SAVE_MODE`), before this one is asked; it also refuses `outputMode("update")`, for which there
+is [a function for `foreachBatch`](migrating.md#output-mode-update)."""
+
+_FILTERS = """\
+### Filters
+
+With Spark's setting `spark.sql.python.filterPushdown.enabled` (PySpark 4.1 and later), a batch read only reads what the
+query's filters leave: comparisons of `partition` and `offset`, `topic =` and `topic in`, and lower bounds of
+`timestamp`. Upper bounds of `timestamp` skip nothing, since later records may have earlier timestamps; use
+`endingTimestamp`."""
+
+_RACK = f"""\
+`{PREFIX}client.rack` may be `env:NAME`: the environment variable NAME of each executor, which knows its rack."""
+
+_PROPERTIES = f"""\
+## Kafka properties
+
+Written with the prefix `{PREFIX}`, with Kafka's names. For a source, properties of clients and consumers apply; for a
+sink, those of clients and producers. Properties of the other side, and those that Kafka does not have, are warnings."""
+
+
+def markdown() -> str:
+    """The whole page."""
+    parts = [
+        _INTRODUCTION,
+        "## Reading",
+        _options([row for row in OPTIONS if row.use & READ and row.effect is Effect.APPLIES], queries=True),
+        "### Patterns",
+        DIFFERENCES,
+        _FILTERS,
+        "## Writing",
+        _options([row for row in OPTIONS if row.use & Use.WRITE and row.effect is Effect.APPLIES], queries=False),
+        "## Accepted, without effect",
+        _table(("option", "why"), [(f"`{row.name}`", row.doc) for row in OPTIONS if row.effect is Effect.NO_EFFECT]),
+        _PROPERTIES,
+    ]
+    for heading, role, config in (
+        ("### Of every client", Role.CLIENT, ClientConfig),
+        ("### Of consumers (source)", Role.CONSUMER, ConsumerConfig),
+        ("### Of producers (sink)", Role.PRODUCER, ProducerConfig),
+    ):
+        defaults = {field.name: field.default for field in dataclasses.fields(config)}
+        rows = [row for row in PROPERTIES if row.role & role and row.effect is Effect.APPLIES]
+        parts += [heading, _applying(rows, defaults), *([_RACK] if role is Role.CONSUMER else [])]
+    parts += ["### The others", _table(("property", "here", "why"), _others())]
+    return "\n\n".join(parts)
+
+
+def _options(rows: list[Option], *, queries: bool) -> str:
+    table = []
+    for row in rows:
+        default = row.default_text or _default(row.default)
+        uses = ", ".join(word.split()[0] for use, word in USE_WORDS.items() if use & row.use & READ)
+        table.append((f"`{row.name}`", row.doc, row.kind.allowed, default, *([uses] if queries else [])))
+    return _table(("option", "meaning", "values", "default", *(["queries"] if queries else [])), table)
+
+
+def _applying(rows: list[Property], defaults: dict[str, object]) -> str:
+    table = []
+    for row in rows:
+        table.append((f"`{row.name}`", row.doc, row.kind.allowed, _default(defaults.get(row.field))))
+    return _table(("property", "meaning", "values", "default"), table)
+
+
+def _others() -> list[tuple[str, ...]]:
+    rows = [*(row for row in PROPERTIES if row.effect is not Effect.APPLIES), SECURITY_ROW]
+    return [(f"`{row.name}`", row.effect.value, row.doc) for row in sorted(rows, key=lambda row: row.name)]
+
+
+def _default(value: object) -> str:
+    if value is None or value is dataclasses.MISSING:
+        return ""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    lines = [header, tuple("---" for _ in header), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

@@ -1,0 +1,52 @@
+"""Partitions as people and JSON write them: names of topics, and what there is by topic and partition. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+TopicPartition = tuple[str, int]
+_T = TypeVar("_T")
+
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+MAX_PARTITION = 2**31 - 1
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
+
+
+def name(tp: TopicPartition) -> str:
+    """`orders-3`, as Kafka's tools write it."""
+    return f"{tp[0]}-{tp[1]}"
+
+
+def legal_topic(topic: str) -> str:
+    """Returns the name of a topic; `ValueError` when Kafka allows no such name."""
+    if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
+        raise ValueError(f"{topic!r} is no topic name: 1 to 249 of a-z, A-Z, 0-9, '.', '_' and '-'")
+    return topic
+
+
+def by_partition(rows: object, value: Callable[[object], _T]) -> dict[TopicPartition, _T]:
+    """`{"orders": {"0": v}}` -> {("orders", 0): value(v)}, sorted. `ValueError` for any other shape."""
+    if not isinstance(rows, Mapping):
+        raise ValueError("not a JSON object of topics")
+    found: dict[TopicPartition, _T] = {}
+    for topic, partitions in rows.items():
+        legal_topic(topic)
+        if not isinstance(partitions, Mapping):
+            raise ValueError(f"{topic} has no JSON object of partitions")
+        for partition, item in partitions.items():
+            if not _NUMBER.fullmatch(str(partition)) or int(partition) > MAX_PARTITION:
+                raise ValueError(f"{topic} has the partition {partition!r}")
+            try:
+                found[topic, int(partition)] = value(item)
+            except ValueError as error:
+                raise ValueError(f"{topic}-{partition} {error}") from error
+    return dict(sorted(found.items()))
+
+
+def whole_number(item: object, minimum: int = 0, maximum: int = 2**63 - 1) -> int:
+    """Checks one number of a JSON document; `ValueError` when it is none or out of range."""
+    if isinstance(item, bool) or not isinstance(item, int) or not minimum <= item <= maximum:
+        raise ValueError(f"is {item!r}, not a whole number from {minimum} to {maximum}")
+    return item

@@ -1,0 +1,168 @@
+"""What counts as lost between what a query has read and what the logs have now, and what is said of it.
+
+Asks no brokers: `stream_reader` does. Tasks judge what they cannot read (`protocol.consumer.log_judgement`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from protocol.cluster.metadata import NO_TOPIC_ID, is_another_topic, topic_id_text
+from protocol.errors import DataLoss
+from spark_kafka_source.error_classes import (
+    ADDED_PARTITION_DOES_NOT_START_FROM_OFFSET_ZERO,
+    PARTITION_OFFSET_CHANGED,
+    PARTITIONS_DELETED,
+    named,
+)
+from spark_kafka_source.options.partitions import TopicPartition, name
+from spark_kafka_source.plan.backlog import SeenLogs
+from spark_kafka_source.plan.offsets import Offsets
+from spark_kafka_source.plan.ranges import OffsetRange
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What is lost where; how to go on without it, and what is said when that is chosen already."""
+
+    error_class: str
+    what: str
+    key: TopicPartition
+    remedy: str = "To go on without it, set failOnDataLoss=false"
+    chosen: str = "failOnDataLoss=false: going on without it"
+
+
+def let_go(losses: Iterable[Loss], *, fail: bool) -> list[Loss]:
+    """Those that the query goes on without, to be said when its batch is planned. Raises `DataLoss` for the first."""
+    going = list(losses)
+    for loss in going if fail else ():
+        message = named(loss.error_class, f"{loss.what}. Nothing is read. {loss.remedy}")
+        raise DataLoss(message, topic=loss.key[0], partition=loss.key[1])
+    return going
+
+
+def say(losses: Iterable[Loss]) -> None:
+    for loss in losses:
+        log.warning("%s (%s)", loss.what, loss.chosen)
+
+
+def recreated(logs: SeenLogs) -> list[Loss]:
+    """One for each topic that was made anew."""
+    found = []
+    for topic, now in sorted(logs.recreated.items()):
+        key = min(key for key in logs.begin.ends if key[0] == topic)
+        what = (
+            f"topic {topic} was deleted and created again: its id was {topic_id_text(logs.begin.ids[topic])}, now it "
+            f"is {topic_id_text(now)}; offsets up to {logs.begin.ends[key]} of {name(key)} belonged to the old one"
+        )
+        remedy = (
+            "To read the new one from its beginning, set onTopicRecreated=earliest (it is the default with "
+            "failOnDataLoss=false)"
+        )
+        chosen = "onTopicRecreated=earliest: the new one is read from its beginning"
+        found.append(Loss(PARTITION_OFFSET_CHANGED, what, key, remedy, chosen))
+    return found
+
+
+def deleted(logs: SeenLogs) -> list[Loss]:
+    """One for all partitions that are not there any more; those that a topic made anew has not are no loss."""
+    read = logs.begin.ends
+    keys = sorted(key for key in read if key not in logs.partitions and key[0] not in logs.recreated)
+    what = (
+        f"{', '.join(map(name, keys[:10]))} {'is' if len(keys) == 1 else 'are'} not there any more: the topic was "
+        "deleted (or the query subscribes to less than its checkpoint knows); read was "
+        f"{', '.join(f'{name(key)} up to offset {read[key]}' for key in keys[:10])}"
+    )
+    return [Loss(PARTITIONS_DELETED, what, key) for key in keys[:1]]
+
+
+def never_read(partitions: Collection[TopicPartition]) -> list[Loss]:
+    """Of a batch that is planned already: one for all partitions that are gone before anything of them was read."""
+    keys = sorted(partitions)
+    what = (
+        f"{', '.join(map(name, keys[:10]))} {'is' if len(keys) == 1 else 'are'} not there any more: the topic was "
+        "deleted before the first records that the query was to read of it were read"
+    )
+    return [Loss(PARTITIONS_DELETED, what, key) for key in keys[:1]]
+
+
+def late_begins(begin: Offsets, end: Offsets) -> dict[TopicPartition, Loss]:
+    """Of a first batch whose start is in no checkpoint: where `begin`, as it is looked up now, lies after its `end`."""
+    return {
+        key: Loss(
+            PARTITION_OFFSET_CHANGED,
+            "the checkpoint does not say where the first batch begins, and startingOffsets lie after its end: "
+            f"{name(key)} at {begin.ends[key]}, its end is {end.ends[key]}. What the batch was to read there is "
+            "unknown",
+            key,
+            "Set startingOffsets as JSON to where it began, for this one batch. Or set failOnDataLoss=false, to begin "
+            "at its end",
+            "failOnDataLoss=false: it begins at its end there",
+        )
+        for key in sorted(begin.ends.keys() & end.ends.keys())
+        if begin.ends[key] > end.ends[key]
+        and not is_another_topic(begin.ids.get(key[0], NO_TOPIC_ID), end.ids.get(key[0], NO_TOPIC_ID))
+    }
+
+
+def added(logs: SeenLogs, starts: Mapping[TopicPartition, int]) -> dict[TopicPartition, Loss]:
+    """A new partition of a topic that is read begins at 0, unless its first records are gone already."""
+    topics = {topic for topic, _ in logs.begin.ends} - logs.recreated.keys()
+    return {
+        key: Loss(
+            ADDED_PARTITION_DOES_NOT_START_FROM_OFFSET_ZERO,
+            f"{name(key)} is new in this query, and its log begins at offset {start}: retention or DeleteRecords has "
+            "removed its first records before they were read",
+            key,
+        )
+        for key, start in sorted(starts.items())
+        if start and key[0] in topics
+    }
+
+
+def truncated(key: TopicPartition, read: int, end: int, agreed: int) -> Loss:
+    """Of a log that ends before offset `read`, and up to `agreed` is the one that was read."""
+    return Loss(
+        PARTITION_OFFSET_CHANGED,
+        f"{name(key)} ends at offset {end}, but the query has read up to {read}: the log was truncated (unclean leader "
+        f"election), or the topic was deleted and created again. Offsets {agreed} to {read} were read, and are others "
+        "now, or none",
+        key,
+    )
+
+
+def say_gone(begin: Offsets, gone: Mapping[TopicPartition, int]) -> None:
+    """`gone`: where logs begin that have lost what was to be read next, with `failOnDataLoss=false`."""
+    lost = [f"{begin.ends[key]} to {gone[key]} of {name(key)}" for key in sorted(gone)]
+    if lost:
+        log.warning(
+            "offsets %s%s are not in the log any more: retention or DeleteRecords has removed them before they were "
+            "read (failOnDataLoss=false: %d offsets are skipped)",
+            ", ".join(lost[:10]),
+            f" and of {len(lost) - 10} more partitions" if len(lost) > 10 else "",
+            sum(offset - begin.ends[key] for key, offset in gone.items()),
+        )
+
+
+def say_stale(partitions: Collection[TopicPartition]) -> None:
+    """No loss: a leader that was replaced and does not know it has no news. Each trigger looks up metadata anew."""
+    if partitions:
+        log.warning(
+            "%s: the broker that leads there has been replaced by one that was read from already, and does not "
+            "know it yet; until it does, nothing new is read there",
+            ", ".join(name(key) for key in sorted(partitions)[:10]),
+        )
+
+
+def count_gone(ranges: Iterable[OffsetRange], starts: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    """Of a batch that is replayed: how many offsets lie before the beginnings of the logs."""
+    gone: Counter[TopicPartition] = Counter()
+    for one in ranges:
+        key = (one.topic, one.partition)
+        gone[key] += max(0, min(starts[key], one.until_offset) - one.from_offset)
+    return {key: count for key, count in gone.items() if count}

@@ -1,0 +1,141 @@
+"""Offsets as Spark's checkpoint keeps them: the end of a batch per partition, and what a replay needs to be sure.
+
+Owns the JSON: the keys of Spark's own Kafka connector, `{"orders": {"0": 1200}}`, plus keys that no topic can have,
+`@ids`, `@epochs`, `@joined`, `@leaders` and `@skipped`. Used by `stream_reader`, `batch_reader`, `limits` and `ranges`.
+Pure: talks to no broker, and knows nothing of groups.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from protocol.cluster.metadata import NO_TOPIC_ID, topic_id_text
+from protocol.errors import ConfigurationError
+from spark_kafka_source.options.partitions import TopicPartition, by_partition, name, whole_number
+
+JsonDict = dict[str, dict[str, Any]]
+
+_IDS, _EPOCHS, _JOINED, _LEADERS, _SKIPPED = "@ids", "@epochs", "@joined", "@leaders", "@skipped"
+
+STARTING_OFFSETS: JsonDict = {"@startingOffsets": {}}
+"""Where a query begins that has read nothing yet, in no checkpoint: the end of its first batch says where that is."""
+
+
+@dataclass(frozen=True)
+class Offsets:
+    """Where a batch ends.
+
+    Attributes
+    ----------
+    ends : (topic, partition) -> offset of the first record *not* in the batch (Kafka's "next to read").
+    ids : topic -> its 16-byte topic id. Another id later means that the topic was deleted and made anew.
+    epochs : (topic, partition) -> leader epoch when the end was seen to be in the log: the records before it are of
+        that epoch or older ones. Left out when unknown.
+    joined : (topic, partition) -> where the batch begins in a partition that its start offsets lack (in a query's first
+        batch all of them), or that lost what was read of it, or what was to be read next.
+    leaders : (topic, partition) -> node id of its leader when the batch was planned; only with `maxInputPartitions`,
+        so that a replay puts the same ranges together.
+    skipped : (topic, partition) -> how many offsets the query has left out so far, because they were not in the log any
+        more when their batch was planned; left out when none.
+    """
+
+    ends: Mapping[TopicPartition, int]
+    ids: Mapping[str, bytes] = field(default_factory=dict)
+    epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
+    joined: Mapping[TopicPartition, int] = field(default_factory=dict)
+    leaders: Mapping[TopicPartition, int] = field(default_factory=dict)
+    skipped: Mapping[TopicPartition, int] = field(default_factory=dict)
+
+    def to_json_dict(self) -> JsonDict:
+        """The dict whose JSON goes into the checkpoint. Equal offsets give equal JSON; empty `@` keys are left out."""
+        rows: JsonDict = _nest(self.ends)
+        if self.ids:
+            rows[_IDS] = {topic: topic_id_text(self.ids[topic]) for topic in sorted(self.ids)}
+        rows.update({key: _nest(numbers) for key, numbers in self._by_partition() if numbers})
+        return rows
+
+    def _by_partition(self) -> list[tuple[str, Mapping[TopicPartition, int]]]:
+        return [
+            (_EPOCHS, self.epochs),
+            (_JOINED, self.joined),
+            (_LEADERS, self.leaders),
+            (_SKIPPED, self.skipped),
+        ]
+
+    @classmethod
+    def from_json_dict(cls, rows: object) -> Offsets:
+        """Reads what `to_json_dict` or Spark's own Kafka connector (no `@` keys) wrote.
+
+        Raises `ConfigurationError` for anything else: those are not this source's offsets.
+        """
+        if not isinstance(rows, Mapping):
+            raise _not_ours("they are not a JSON object")
+        known = (_IDS, _EPOCHS, _JOINED, _LEADERS, _SKIPPED)
+        unknown = [key for key in rows if str(key).startswith("@") and key not in known]
+        if unknown:
+            raise _not_ours(f"the key {unknown[0]!r} is unknown; a newer version wrote it")
+        ends = _flatten({key: value for key, value in rows.items() if not str(key).startswith("@")}, "")
+        offsets = cls(
+            ends=ends,
+            ids={topic: _topic_id(text) for topic, text in _object(rows.get(_IDS, {}), _IDS).items()},
+            epochs=_flatten(rows.get(_EPOCHS, {}), _EPOCHS),
+            joined=_flatten(rows.get(_JOINED, {}), _JOINED),
+            leaders=_flatten(rows.get(_LEADERS, {}), _LEADERS),
+            skipped=_flatten(rows.get(_SKIPPED, {}), _SKIPPED),
+        )
+        offsets._check_whole()
+        return offsets
+
+    def _check_whole(self) -> None:
+        topics = {topic for topic, _ in self.ends}
+        strange: dict[str, set[Any]] = {key: numbers.keys() - self.ends.keys() for key, numbers in self._by_partition()}
+        for key, strangers in {_IDS: self.ids.keys() - topics, **strange}.items():
+            if strangers:
+                raise _not_ours(f"{key} names {sorted(map(str, strangers))[0]}, which has no end offset")
+        for tp, begin in self.joined.items():
+            if begin > self.ends[tp]:
+                raise _not_ours(f"{_JOINED} begins {name(tp)} at {begin}, after its end {self.ends[tp]}")
+
+
+def topic_ids(partitions: Mapping[TopicPartition, bytes]) -> dict[str, bytes]:
+    """(topic, partition) -> topic id becomes topic -> topic id, without those of brokers that know none."""
+    return {topic: topic_id for (topic, _), topic_id in partitions.items() if topic_id != NO_TOPIC_ID}
+
+
+def _nest(numbers: Mapping[TopicPartition, int]) -> JsonDict:
+    nested: JsonDict = {}
+    for topic, partition in sorted(numbers):
+        nested.setdefault(topic, {})[str(partition)] = numbers[topic, partition]
+    return nested
+
+
+def _flatten(rows: object, key: str) -> dict[TopicPartition, int]:
+    try:
+        return by_partition(rows, whole_number)
+    except ValueError as error:
+        raise _not_ours(f"{key}: {error}" if key else str(error)) from error
+
+
+def _object(rows: object, key: str) -> Mapping[str, object]:
+    if not isinstance(rows, Mapping):
+        raise _not_ours(f"{key} is not a JSON object")
+    return rows
+
+
+def _topic_id(text: object) -> bytes:
+    if isinstance(text, str) and re.fullmatch(r"[A-Za-z0-9_-]{22}", text):
+        topic_id = base64.urlsafe_b64decode(text + "==")
+        if topic_id_text(topic_id) == text:
+            return topic_id
+    raise _not_ours(f"{_IDS} has {text!r}, which is no topic id")
+
+
+def _not_ours(why: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"The checkpoint's offsets are not those of a Kafka source: {why}. "
+        "Use the checkpointLocation that belongs to this query, or a new one."
+    )

@@ -1,0 +1,67 @@
+"""From ranges to tasks: all ranges of a batch put together into at most so many groups, each read by one task.
+
+Pure: the same ranges and leaders give the same groups, so a replay has the same tasks. A group holds ranges of as few
+leaders as possible, since one Fetch asks one broker for many partitions. Used by `stream_reader` and `batch_reader`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from spark_kafka_source.options.partitions import TopicPartition
+from spark_kafka_source.plan.ranges import OffsetRange
+
+RangeGroup = tuple[OffsetRange, ...]
+
+
+def groups(
+    ranges: Sequence[OffsetRange], max_groups: int | None, leaders: Mapping[TopicPartition, int]
+) -> list[RangeGroup]:
+    """One group for each range; with more ranges than `max_groups`, at most that many, of about equal size.
+
+    The ranges are put in order of their leaders (-1 where unknown) and cut into consecutive groups such that the
+    largest is as small as it can be. Pieces of one partition that meet in a group become one range again.
+    """
+    if max_groups is None or len(ranges) <= max_groups:
+        return [(one,) for one in ranges]
+    ordered = sorted(
+        ranges, key=lambda r: (leaders.get((r.topic, r.partition), -1), r.topic, r.partition, r.from_offset)
+    )
+    sizes = [r.size for r in ordered]
+    low, high = max(sizes), sum(sizes)
+    while low < high:
+        middle = (low + high) // 2
+        if len(_fill(ordered, middle)) <= max_groups:
+            high = middle
+        else:
+            low = middle + 1
+    return [_joined(group) for group in _fill(ordered, low)]
+
+
+def _fill(ordered: Sequence[OffsetRange], most: int) -> list[list[OffsetRange]]:
+    """Consecutive groups, none larger than `most`, each as full as it can be."""
+    filled: list[list[OffsetRange]] = []
+    size = most + 1
+    for one in ordered:
+        size += one.size
+        if size > most:
+            filled.append([])
+            size = one.size
+        filled[-1].append(one)
+    return filled
+
+
+def _joined(group: Sequence[OffsetRange]) -> RangeGroup:
+    joined: list[OffsetRange] = []
+    for one in group:
+        before = joined[-1] if joined else None
+        if before and (before.topic, before.partition, before.until_offset) == (
+            one.topic,
+            one.partition,
+            one.from_offset,
+        ):
+            joined[-1] = replace(before, until_offset=one.until_offset)
+        else:
+            joined.append(one)
+    return tuple(joined)

@@ -1,0 +1,162 @@
+"""From the two offsets of a batch to what its tasks read: one range per partition, split when more tasks are wanted.
+
+Pure and repeatable: the same (start, end) gives the same ranges, now and in a replay. Splits as Spark's own Kafka
+connector does for `maxRecordsPerPartition` and `minPartitions`. Used by `stream_reader` and `batch_reader`;
+`range_groups` puts ranges together to tasks, `range_reader` reads them.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from protocol.cluster.metadata import NO_TOPIC_ID
+from protocol.errors import DataLoss, UsageError
+from spark_kafka_source.error_classes import PARTITION_OFFSET_CHANGED, named
+from spark_kafka_source.options.partitions import TopicPartition, name
+from spark_kafka_source.plan.offsets import Offsets
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class OffsetRange:
+    """Offsets [from_offset, until_offset) of one partition, read by one task.
+
+    Attributes
+    ----------
+    topic_id : 16 bytes; zeros when unknown (an old broker, or a checkpoint of Spark's own connector).
+    leader_epoch : when `until_offset` was seen to be in the log; -1 when unknown.
+    from_epoch : of the last record before `from_offset`; -1 when unknown, and in all pieces of a split but the first.
+    """
+
+    topic: str
+    partition: int
+    from_offset: int
+    until_offset: int
+    topic_id: bytes = NO_TOPIC_ID
+    leader_epoch: int = -1
+    from_epoch: int = -1
+
+    @property
+    def size(self) -> int:
+        """Offsets in the range: the most records it can hold, since gaps (compaction, markers) hold none."""
+        return self.until_offset - self.from_offset
+
+
+def offset_ranges(
+    start: Offsets,
+    end: Offsets,
+    *,
+    max_records: int | None = None,
+    min_partitions: int | None = None,
+    fail_on_data_loss: bool = True,
+    earliest: Mapping[TopicPartition, int] | None = None,
+) -> list[OffsetRange]:
+    """The ranges of the batch (start, end), sorted by partition and offset; partitions without new offsets have none.
+
+    A partition begins where `start` ends, or after that where `end.joined` says (what lies between is gone). When
+    `start` lacks it, or has it of another topic id, or `end` lies before that (a truncated log), it begins where
+    `end.joined` says; and when that lacks it too (offsets written by Spark's own connector) at `earliest`, which the
+    caller must then have asked the brokers for: see `unresolved`. Raises
+    `UsageError` if it has not, and `DataLoss` when an end lies before its beginning (with `fail_on_data_loss=False`
+    that partition is skipped, with a warning).
+    """
+    ranges = []
+    for tp, until in sorted(end.ends.items()):
+        begin = _begin(start, end, tp)
+        if begin is None:
+            begin = (earliest or {}).get(tp)
+        if begin is None:
+            raise UsageError(f"{name(tp)} is new and nobody has said where it begins.")
+        if until < begin:
+            _report_backwards(tp, begin, until, fail_on_data_loss)
+        elif until > begin:
+            goes_on = tp in start.ends and begin == start.ends[tp] and not _recreated(start, end, tp[0])
+            ranges.append(
+                OffsetRange(
+                    *tp,
+                    begin,
+                    until,
+                    topic_id=end.ids.get(tp[0], NO_TOPIC_ID),
+                    leader_epoch=end.epochs.get(tp, -1),
+                    from_epoch=start.epochs.get(tp, -1) if goes_on else -1,
+                )
+            )
+    return split(ranges, max_records, min_partitions)
+
+
+def unresolved(start: Offsets, end: Offsets) -> list[TopicPartition]:
+    """The partitions of `end` whose beginning neither offset tells; the caller asks for their earliest offsets."""
+    return [tp for tp in sorted(end.ends) if _begin(start, end, tp) is None]
+
+
+def split(
+    ranges: list[OffsetRange], max_records: int | None = None, min_partitions: int | None = None
+) -> list[OffsetRange]:
+    """Cuts non-empty `ranges`: first those above `max_records`, then the large ones, until about `min_partitions`.
+
+    For the second, ranges too small to be cut are set aside, so that the rest shares what is left of `min_partitions`;
+    with one range of a partition all of its ranges are left as they are, as Spark's connector does.
+    """
+    if max_records is not None:
+        ranges = [piece for r in ranges for piece in _cut(r, math.ceil(r.size / max_records))]
+    if min_partitions is None or len(ranges) >= min_partitions:
+        return ranges
+    total = sum(r.size for r in ranges)
+    small = [r for r in ranges if _pieces(r.size, total, min_partitions) == 1]
+    whole = {(r.topic, r.partition) for r in small}
+    cut_total = total - sum(r.size for r in small)
+    cut_pieces = max(min_partitions - len(small), 1)
+    return [
+        piece
+        for r in ranges
+        for piece in ([r] if (r.topic, r.partition) in whole else _cut(r, _pieces(r.size, cut_total, cut_pieces)))
+    ]
+
+
+def _pieces(size: int, total: int, wanted: int) -> int:
+    # Halves are rounded up, as Java's Math.round does; Python's round would go to the even neighbour.
+    return max(math.floor(size / total * wanted + 0.5), 1)
+
+
+def _cut(whole: OffsetRange, pieces: int) -> list[OffsetRange]:
+    cut = []
+    begin = whole.from_offset
+    for left in range(pieces, 0, -1):
+        until = begin + (whole.until_offset - begin) // left
+        if until > begin:
+            epoch = whole.from_epoch if begin == whole.from_offset else -1
+            cut.append(replace(whole, from_offset=begin, until_offset=until, from_epoch=epoch))
+        begin = until
+    return cut
+
+
+def _begin(start: Offsets, end: Offsets, tp: TopicPartition) -> int | None:
+    joined = end.joined.get(tp)
+    if tp not in start.ends or _recreated(start, end, tp[0]):
+        return joined
+    if joined is None:
+        return start.ends[tp]
+    truncated = end.ends[tp] < start.ends[tp]
+    return joined if truncated else max(joined, start.ends[tp])
+
+
+def _recreated(start: Offsets, end: Offsets, topic: str) -> bool:
+    return topic in start.ids and topic in end.ids and start.ids[topic] != end.ids[topic]
+
+
+def _report_backwards(tp: TopicPartition, begin: int, until: int, fail_on_data_loss: bool) -> None:
+    message = (
+        f"{name(tp)}: the batch ends at offset {until}, before it begins ({begin}). The log was truncated, or the "
+        "topic was deleted and made anew, and records may be missing."
+    )
+    if fail_on_data_loss:
+        raise DataLoss(
+            named(PARTITION_OFFSET_CHANGED, f"{message} To go on without them, set failOnDataLoss=false."),
+            topic=tp[0],
+            partition=tp[1],
+        )
+    log.warning("%s failOnDataLoss is false: this partition is skipped in this batch.", message)

@@ -1,0 +1,40 @@
+"""The batch sink: `df.write`. Checks on the driver, lets the tasks write, logs one line.
+
+At least once: rows of a task that failed, or that Spark ran twice, may be in Kafka more than once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from protocol.errors import ConfigurationError
+from spark_kafka_source.options.table import SinkOptions
+from spark_kafka_source.sink.columns import plan_sink
+from spark_kafka_source.sink.task_writer import TaskWriter, TaskWritten, summary
+
+log = logging.getLogger(__name__)
+
+
+class KafkaBatchWriter(DataSourceArrowWriter):
+    def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
+        """Raises `ConfigurationError` or `UsageError` for a DataFrame that cannot be written (see `plan_sink`)."""
+        if overwrite:
+            raise ConfigurationError(
+                'save mode "overwrite" is not possible: records are only ever added to a topic. Use .mode("append"); '
+                "to empty a topic first, delete it or its records with Kafka's tools."
+            )
+        self._task = TaskWriter(options.client, options.producer, plan_sink(schema, options.topic))
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWritten:
+        return self._task.write(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        log.info("%s", summary(messages))
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        log.warning("the write is not complete. What was written stays in Kafka (%s)", summary(messages))

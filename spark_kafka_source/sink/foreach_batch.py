@@ -1,0 +1,43 @@
+"""Writing to Kafka where Spark has no sink for it: from `foreachBatch`, with any output mode.
+
+Spark refuses the output mode `update` for every sink in Python; a batch write in `foreachBatch` may follow any mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from protocol.once import held_back
+from spark_kafka_source.options.parsing import parse_sink_options
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_FORMAT = "pykafka-group"
+
+
+def kafka_batches(options: Mapping[str, object]) -> KafkaBatches:
+    """The function for `foreachBatch` that writes every batch to Kafka; `options` are those of the sink.
+
+        counts.writeStream.outputMode("update").foreachBatch(kafka_batches({...})).start()
+
+    At least once, as the sink itself: a batch that Spark repeats is written again. Raises `ConfigurationError` for
+    options that are wrong, at once and not with the first batch.
+    """
+    texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
+    with held_back():  # the first batch says the warnings
+        parse_sink_options(texts)
+    return KafkaBatches(tuple(texts.items()))
+
+
+@dataclass(frozen=True)
+class KafkaBatches:
+    """Writes a batch. Of this module by name, so that the server of a Spark Connect session can unpickle it."""
+
+    # Not in its repr, which Spark may log: a value may be a secret.
+    options: tuple[tuple[str, str], ...] = field(repr=False)
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        batch.write.format(_FORMAT).options(**dict(self.options)).mode("append").save()

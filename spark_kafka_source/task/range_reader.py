@@ -1,0 +1,135 @@
+"""Ranges of partitions → Arrow batches with the columns Spark expects. Runs in the executors' Python workers.
+
+Adds to what `protocol` reads the columns that are constant in a range (topic, partition) and turns milliseconds
+into Spark's microseconds. Touches columns, never single records.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+import numpy as np
+import pyarrow as pa
+
+from protocol.config import ClientConfig
+from protocol.consumer.range_consumer import Range, RangeConsumer
+from protocol.errors import DataLoss, UsageError
+from protocol.records.arrow_numpy import to_arrow, to_numpy
+from spark_kafka_source.clients import client_for
+from spark_kafka_source.error_classes import COULD_NOT_READ_OFFSET_RANGE, MALFORMED_RECORD_TIMESTAMP, named
+from spark_kafka_source.options.table import SourceOptions
+from spark_kafka_source.plan.ranges import OffsetRange
+from spark_kafka_source.task.client_rack import in_this_rack
+from spark_kafka_source.task.reused_worker import settle
+from spark_kafka_source.task.row_schema import arrow_schema
+
+log = logging.getLogger(__name__)
+
+_MILLIS, _MICROS = pa.timestamp("ms", tz="UTC"), pa.timestamp("us", tz="UTC")
+_MOST_MILLIS = (2**63 - 1) // 1000
+# The columns of Spark's that are columns of `protocol`'s; the others are the same in a whole range.
+_DECODED = {
+    "key": "key",
+    "value": "value",
+    "offset": "offset",
+    "timestamp": "timestamp_ms",
+    "timestampType": "timestamp_type",
+    "headers": "headers",
+}
+
+
+def read_range(options: SourceOptions, wanted: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
+    """Yields the rows of all `wanted` ranges, each range's in offset order, as `row_schema.arrow_schema`.
+
+    Raises what `protocol.consumer.range_consumer.RangeConsumer` raises, and `UsageError` for a record whose timestamp
+    no column of Spark's can hold.
+    """
+    ranges = [
+        Range(
+            each.topic,
+            each.partition,
+            each.from_offset,
+            each.until_offset,
+            topic_id=each.topic_id,
+            from_epoch=each.from_epoch,
+            until_epoch=each.leader_epoch,
+        )
+        for each in wanted
+    ]
+    records = RangeConsumer(
+        client_for(options.client),
+        in_this_rack(options.consumer),
+        ranges,
+        columns=_decoded(options.columns),
+        poll_timeout_ms=options.poll_timeout_ms,
+        fail_on_data_loss=options.fail_on_data_loss,
+        fail_on_topic_recreated=options.on_topic_recreated == "fail",
+        record_bytes=_record_bytes(options.client),
+    )
+    schema = arrow_schema(options.columns)
+    try:
+        for each, batch in records:
+            yield _with_spark_columns(batch, each, schema)
+    except DataLoss as loss:
+        raise DataLoss(named(COULD_NOT_READ_OFFSET_RANGE, loss.message), **loss.context) from loss
+    settle()
+
+
+@lru_cache(maxsize=16)
+def _record_bytes(cluster: ClientConfig) -> dict[str, float]:
+    """By topic, what earlier tasks have learnt: so the first Fetch of a task asks for no more than its range has."""
+    return {}
+
+
+def _decoded(columns: Sequence[str]) -> list[str]:
+    # Without any column nobody would know how many rows there are.
+    return [_DECODED[name] for name in columns if name in _DECODED] or ["offset"]
+
+
+def _with_spark_columns(batch: pa.RecordBatch, wanted: Range, schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([_column(name, batch, wanted) for name in schema.names], schema=schema)
+
+
+def _column(name: str, batch: pa.RecordBatch, wanted: Range) -> pa.Array:
+    rows = batch.num_rows
+    if name == "topic":
+        return _constant(wanted.topic, _rounded(rows)).slice(0, rows)
+    if name == "partition":
+        return _constant(wanted.partition, _rounded(rows)).slice(0, rows)
+    if name == "timestamp":
+        return _timestamps(batch, wanted)
+    return batch.column(_DECODED[name])
+
+
+def _timestamps(batch: pa.RecordBatch, wanted: Range) -> pa.Array:
+    column = batch.column("timestamp_ms")
+    try:
+        return column.view(_MILLIS).cast(_MICROS)
+    except pa.ArrowInvalid as error:
+        milliseconds = to_numpy(column)
+        worst = milliseconds[(milliseconds > _MOST_MILLIS) | (milliseconds < -_MOST_MILLIS)][0]
+        raise UsageError(
+            named(
+                MALFORMED_RECORD_TIMESTAMP,
+                f"a record of {wanted.topic}-{wanted.partition} in offsets {wanted.from_offset} to "
+                f"{wanted.until_offset} has the timestamp {worst}, too large for Spark's microseconds. Kafka's "
+                "timestamps are milliseconds: its producer probably wrote others. To read the other columns, leave "
+                "timestamp out of the option columns",
+            )
+        ) from error
+
+
+def _rounded(rows: int) -> int:
+    """A power of two, so that chunks of all sizes share a few constant arrays."""
+    return 1 << max(rows - 1, 1).bit_length()
+
+
+@lru_cache(maxsize=64)
+def _constant(value: str | int, rows: int) -> pa.Array:
+    if isinstance(value, int):
+        return to_arrow(np.full(rows, value, np.int32))
+    text = value.encode()
+    offsets = np.arange(rows + 1, dtype=np.int32) * np.int32(len(text))
+    return pa.Array.from_buffers(pa.string(), rows, [None, pa.py_buffer(offsets), pa.py_buffer(text * rows)])
