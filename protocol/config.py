@@ -62,8 +62,8 @@ class ConsumerConfig:
     fetch_max_wait_ms: int = 500
     fetch_max_bytes: int = 52_428_800
     # Java's default is 1 MiB, made for one reply that serves all partitions of a consumer. A task here reads one
-    # partition, so this is the whole reply: 8 MiB needs an eighth of the round trips, decodes many small record
-    # batches in one go, and with the next reply in flight still holds only 16 MiB.
+    # partition, so this is the whole reply (the first ones are smaller): 8 MiB needs an eighth of the round trips,
+    # decodes many small record batches in one go, and with the next reply in flight still holds only 16 MiB.
     max_partition_fetch_bytes: int = 8 * 1024 * 1024
     # A broker with `replica.selector.class` then names a replica of this rack to read from (KIP-392).
     client_rack: str = ""

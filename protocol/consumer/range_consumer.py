@@ -41,6 +41,10 @@ from protocol.records.decode import ALL_COLUMNS, decode
 
 log = logging.getLogger(__name__)
 
+# The first Fetch of a range asks for so much, each later one for twice as much as the one before: the first rows come
+# soon, and what comes next is on its way while they are decoded and handed on.
+_FIRST_FETCH_BYTES = 1 << 20
+
 # Another reader on the same connection may have taken our reply in: look again, whatever the socket says.
 _LONGEST_WAIT_S = 0.1
 
@@ -97,8 +101,17 @@ class _Reading(PartitionConsumer):
         )
         self.wanted = wanted
         self.asked_at_s: float | None = None
+        self._fetch_bytes = _FIRST_FETCH_BYTES
         # Longer than where a topic is only looked for: what is skipped here does not come back.
         self.unknown = UnknownTopicPatience(3 * unknown_topic.TRANSIENT_UNKNOWN_MS / 1000)
+
+    def fetch_bytes(self) -> int:
+        return max(self._at_least_bytes, min(super().fetch_bytes(), self._fetch_bytes))
+
+    def served(self) -> None:
+        """A reply brought records."""
+        self.asked_at_s = None
+        self._fetch_bytes *= 2
 
     def hear(self, error: KafkaError | None, waited_s: float) -> None:
         """What metadata says of the topic. For how long it is unknown is no part of the time to send records."""
@@ -197,7 +210,7 @@ class RangeConsumer:
                 continue
             fetched = [(_reading(partition), each) for partition, each in judged.fetched]
             for reading, _ in fetched:
-                reading.asked_at_s = None
+                reading.served()
             if fetched:
                 self._send_due()
                 return fetched
