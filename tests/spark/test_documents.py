@@ -45,9 +45,9 @@ if TUNING.exists():
     for words in ("unix.domain.socket", "values = (", "balanced = (", "written = ("):
         PYTHON["tuning.md", words] = HERE + "test_the_settings_are_taken"
 PICTURES = {("architecture.md", "SOURCE  driver"), ("architecture.md", '{"orders": {"0": 1200')}
-OPTIONS_TESTS = "tests/spark/test_options.py::"
+OPTIONS_TESTS = "tests/options/test_options.py::"
 COMMANDS: dict[str, str] = {
-    "make demo": "tests/spark/test_demo.py::test_the_demo_ends_with_the_right_results_and_lag_zero",
+    "make demo": "tests/spark/demo/test_demo.py::test_the_demo_ends_with_the_right_results_and_lag_zero",
     "make test": "",  # is what runs this
     "%pip install": "",  # only Databricks has it, where this has not been tried, as README says
     "make bench": HERE + "test_what_is_measured_can_be_measured",
@@ -87,7 +87,7 @@ def test_the_tests_that_are_named_are_there() -> None:
 
 def test_the_makefile_runs_what_the_tests_run() -> None:
     """`make demo` is this command; to run it here again would take its minute twice."""
-    from tests.spark.test_demo import COMMAND
+    from tests.spark.demo.test_demo import COMMAND
 
     for target, words in {
         "demo": COMMAND[1:],

@@ -19,7 +19,7 @@ from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.options.parsing import parse_source_options
 from tests.agreement import wait_until_decided
 from tests.conftest import TopicFactory
-from tests.spark.test_data_loss import Stream, commit, delete_records, produce
+from tests.spark.driver.test_data_loss import Stream, commit, delete_records, produce
 
 COMMITTED_ONLY = {"kafka.isolation.level": "read_committed"}
 GROUP = {"startingOffsets": "group"}

@@ -22,7 +22,7 @@ from spark_kafka_source.source import KafkaGroupDataSource
 from tests.conftest import TopicFactory
 from tests.fake_cluster import FakeCluster
 from tests.read_back import read_back
-from tests.spark.option_sets import BROKERS, OPTION_SETS, OTHER, PATTERN, TOPIC, OptionSet
+from tests.spark.options.option_sets import BROKERS, OPTION_SETS, OTHER, PATTERN, TOPIC, OptionSet
 
 OURS, JVM = "pykafka-group", "kafka"
 COLUMNS = ("topic", "partition", "offset", "key", "value", "timestamp", "timestampType")
