@@ -70,7 +70,11 @@ class KafkaGroupDataSource(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Makes `format("pykafka-group")` known to a session that did not find it by itself; no harm if it did."""
+    """Makes `format("pykafka-group")` known to a session that did not find it by itself; no harm if it did.
+
+    What is loaded afterwards shares nothing with what was loaded before, which first queries at the same time need:
+    docs/tuning.md.
+    """
     try:
         spark.dataSource.register(KafkaGroupDataSource)
     except AnalysisException as error:

@@ -1,0 +1,24 @@
+"""What sessions that register this source, or do not, share in Spark's JVM."""
+
+from __future__ import annotations
+
+from pyspark.sql import SparkSession
+
+from spark_kafka_source.source import KafkaGroupDataSource, register
+
+
+def test_each_registration_has_an_environment_of_its_own(spark: SparkSession) -> None:
+    """Two first queries break one that they share, and sessions share that of a source that Spark has found itself."""
+
+    def environment(session: SparkSession) -> int:
+        manager = session._jsparkSession.sessionState().dataSourceManager()
+        found = manager.lookupDataSource(KafkaGroupDataSource.name()).dataSourceCls().envVars()
+        return session._jvm.System.identityHashCode(found)  # type: ignore[no-any-return]
+
+    one, other = spark.newSession(), spark.newSession()
+    environments = [environment(one)]
+    assert environment(other) == environments[0]
+    for session in (one, other, one):
+        register(session)
+        environments.append(environment(session))
+    assert len(set(environments)) == 4
