@@ -51,6 +51,18 @@ def test_the_folder_knows_no_socket_thread_or_clock(folder: str) -> None:
     assert wrong == []
 
 
+@pytest.mark.parametrize("room", ["plan", "options"])
+def test_what_is_decided_brings_no_spark_and_no_socket_into_a_process(room: str) -> None:
+    """pyproject's contract goes by what is written; this one by what is there in the end."""
+    files = (ROOT / "spark_kafka_source" / room).glob("*.py")
+    modules = [f"spark_kafka_source.{room}.{path.stem}" for path in files if not path.stem.startswith("__")]
+    assert modules
+    unwanted = {"socket", "ssl", "pyspark", "pandas"}
+    program = f"import sys, {', '.join(modules)}; print({unwanted} & sys.modules.keys())"
+    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert (ended.stdout, ended.stderr) == ("set()\n", "")
+
+
 def test_the_standard_library_still_has_what_is_forbidden() -> None:
     assert sys.stdlib_module_names >= NEVER
 

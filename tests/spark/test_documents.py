@@ -85,6 +85,18 @@ def test_the_tests_that_are_named_are_there() -> None:
         assert f"def {name}(" in (ROOT / path).read_text(), test
 
 
+def test_the_files_that_architecture_names_are_there() -> None:
+    named = re.findall(
+        r"`([\w/.-]+(?:\.(?:py|md|properties|toml)|/))`", (ROOT / "docs" / "architecture.md").read_text()
+    )
+    folders = [
+        ROOT,
+        *(each for top in ("protocol", "spark_kafka_source") for each in (ROOT / top, *(ROOT / top).iterdir())),
+    ]
+    assert len(named) > 80
+    assert {each for each in named if not any((folder / each).exists() for folder in folders)} == set()
+
+
 def test_the_makefile_runs_what_the_tests_run() -> None:
     """`make demo` is this command; to run it here again would take its minute twice."""
     from tests.spark.demo.test_demo import COMMAND
