@@ -10,6 +10,7 @@ from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, TopicParti
 from confluent_kafka.admin import AdminClient
 
 from protocol.cluster.client import Client
+from protocol.cluster.coordinators import group_coordinator
 from protocol.config import parse_client
 from spark_kafka_source.local_kafka import LocalKafka
 
@@ -64,7 +65,7 @@ def coordinator_of(kafka: LocalKafka, group: str) -> int:
     with Client(parse_client({"bootstrap.servers": kafka.bootstrap_servers})) as client:
         deadline = client.deadline()
         what = f"FindCoordinator of {group}"
-        return client.retrying(what, lambda: client.coordinator(group, deadline), deadline).node_id
+        return client.retrying(what, lambda: client.coordinator(group_coordinator(group), deadline), deadline).node_id
 
 
 def move_group(kafka: LocalKafka, group: str, offsets: Mapping[tuple[str, int], int], timeout_s: float = 60) -> None:

@@ -9,13 +9,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from protocol.broker_errors import ErrorCode, broker_error
+from protocol.broker_errors import ErrorCode
 from protocol.clock import Deadline
-from protocol.cluster.client import GROUP, Client
+from protocol.cluster.call import call
+from protocol.cluster.client import Client
 from protocol.errors import UnsupportedVersion
 from protocol.wire.messages.m15_describe_groups import DESCRIBE_GROUPS
 from protocol.wire.messages.m69_consumer_group_describe import CONSUMER_GROUP_DESCRIBE
 from protocol.wire.schema import Api
+
+_NOT_SUCH_A_GROUP = (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION)
 
 
 @dataclass(frozen=True)
@@ -44,32 +47,21 @@ def describe_group(client: Client, group: str, deadline: Deadline | None = None)
     """
     deadline = deadline or client.deadline()
 
-    def attempt() -> GroupDescription:
-        classic = _ask(client, DESCRIBE_GROUPS, {"groups": [group]}, group, deadline)
-        if classic is not None and (classic["group_state"] != "Dead" or classic.get("protocol_type") != ""):
-            return _description(group, classic["group_state"], classic["members"])
-        try:
-            modern = _ask(client, CONSUMER_GROUP_DESCRIBE, {"group_ids": [group]}, group, deadline)
-        except UnsupportedVersion:
-            modern = None
-        if modern is not None:
-            return _description(group, modern["group_state"], modern["members"])
-        return GroupDescription(group, "Dead", ())
-
-    return client.retrying(f"DescribeGroups of {group}", attempt, deadline, coordinator_of=group)
+    classic = _describe(client, DESCRIBE_GROUPS, {"groups": [group]}, deadline)
+    if classic is not None and (classic["group_state"] != "Dead" or classic.get("protocol_type") != ""):
+        return _description(group, classic)
+    try:
+        modern = _describe(client, CONSUMER_GROUP_DESCRIBE, {"group_ids": [group]}, deadline)
+    except UnsupportedVersion:
+        modern = None
+    return _description(group, modern) if modern is not None else GroupDescription(group, "Dead", ())
 
 
-def _ask(client: Client, api: Api, body: dict[str, Any], group: str, deadline: Deadline) -> Mapping[str, Any] | None:
-    broker = client.coordinator(group, deadline)
-    reply = client.ask(broker, api, body, deadline, purpose=GROUP)
-    row: Mapping[str, Any] = reply["groups"][0]
-    if row["error_code"] in (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION):
-        return None
-    if row["error_code"] != ErrorCode.NONE:
-        raise broker_error(row["error_code"], f"{api.name} of {group} at {broker}", group=group)
-    return row
+def _describe(client: Client, api: Api, body: dict[str, Any], deadline: Deadline) -> Mapping[str, Any] | None:
+    row: Mapping[str, Any] = call(client, api, body, deadline, accept=_NOT_SUCH_A_GROUP)["groups"][0]
+    return None if row["error_code"] in _NOT_SUCH_A_GROUP else row
 
 
-def _description(group: str, state: str, rows: list[dict[str, Any]]) -> GroupDescription:
-    members = tuple(Member(row["member_id"], row["client_id"], row["client_host"]) for row in rows)
-    return GroupDescription(group, state, members)
+def _description(group: str, row: Mapping[str, Any]) -> GroupDescription:
+    members = tuple(Member(each["member_id"], each["client_id"], each["client_host"]) for each in row["members"])
+    return GroupDescription(group, row["group_state"], members)

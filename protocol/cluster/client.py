@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from protocol.broker_errors import ErrorCode, Refresh, broker_error
 from protocol.clock import SYSTEM_CLOCK, Backoff, Clock, Deadline
 from protocol.cluster import dispatch
+from protocol.cluster.coordinators import CoordinatorKey
 from protocol.cluster.metadata import Broker, Metadata, Partition, Topic
 from protocol.config import ClientConfig
 from protocol.errors import (
@@ -45,8 +46,8 @@ CONTROL = "control"
 FETCH = "fetch"
 PRODUCE = "produce"
 GROUP = "group"
+TRANSACTION = "transaction"
 
-_GROUP_COORDINATOR = 0
 # So long may brokers be away without a word. Whoever has mistyped an address should not wait for minutes to learn it.
 _QUIET_S = 10
 # Of the brokers that any question may go to, the first gets this part of the time (1/n), if there are as many.
@@ -68,7 +69,7 @@ class Client:
         self._lock = threading.Lock()
         self._metadata = Metadata()
         self._metadata_at_s: dict[str, float] = {}
-        self._coordinators: dict[str, Broker] = {}
+        self._coordinators: dict[CoordinatorKey, Broker] = {}
         # Every address that a broker has ever had; bootstrap addresses may be others.
         self._addresses: set[tuple[str, int]] = set()
         self._asking_about_the_silent = threading.Lock()
@@ -129,9 +130,12 @@ class Client:
         at_least: int = 0,
         at_most: int | None = None,
     ) -> dict[str, Any]:
-        """Sends one request and waits for its body. One try; errors inside the body are the caller's to judge."""
+        """Sends one request and waits for its body. One try; errors inside the body are the caller's to judge.
+
+        A broker may hold the answer to a long poll back for longer than `request.timeout.ms`: only the deadline counts.
+        """
         reply = self.send(broker, api, body, deadline, purpose=purpose, at_least=at_least, at_most=at_most)
-        return reply.result(self._request_deadline(deadline))
+        return reply.result(deadline if api.long_poll else self._request_deadline(deadline))
 
     def ask_many(
         self, requests: Mapping[Broker, Body], api: Api, deadline: Deadline, **options: Any
@@ -159,7 +163,7 @@ class Client:
         deadline: Deadline,
         *,
         topics: Iterable[str] = (),
-        coordinator_of: str | None = None,
+        coordinator_of: CoordinatorKey | None = None,
         max_attempts: int | None = None,
     ) -> T:
         """`attempt` in the one retry loop; `topics` and `coordinator_of` say what a refresh is about."""
@@ -239,7 +243,9 @@ class Client:
                     log.warning("%s. It is tried for %.0f s more", error, deadline.remaining_s())
                 raise
 
-        newer = self.retrying(f"Metadata of {_listed(names)}", attempt, deadline)
+        newer = self.retrying(
+            f"Metadata of {'all topics' if names is None else listed(names) or 'the cluster'}", attempt, deadline
+        )
         with self._lock:
             before = self._metadata if names is not None else self._metadata.without(self._metadata.topics)
             self._metadata = before.updated_by(newer)
@@ -324,32 +330,21 @@ class Client:
 
     # -- coordinators -------------------------------------------------------------------------
 
-    def coordinator(self, group: str, deadline: Deadline) -> Broker:
-        """The group's coordinator, from memory or FindCoordinator. One look; raises `BrokerError` (retriable)."""
+    def coordinator(self, key: CoordinatorKey, deadline: Deadline) -> Broker:
+        """The coordinator, from memory or FindCoordinator. One look; raises `BrokerError` (retriable)."""
         with self._lock:
-            known = self._coordinators.get(group)
+            known = self._coordinators.get(key)
         if known is not None:
             return known
-
-        def body(version: int) -> dict[str, Any]:
-            # KIP-699: from version 4 on, a list of keys.
-            key = {"coordinator_keys": [group]} if version >= 4 else {"key": group}
-            return {**key, "key_type": _GROUP_COORDINATOR} if version >= 1 else key
-
-        reply = self.ask_any(FIND_COORDINATOR, body, deadline)
-        rows = reply["coordinators"] or [reply]
-        row = rows[0]
-        if row["error_code"]:
-            raise broker_error(row["error_code"], f"coordinator of group {group}", group=group)
-        broker = Broker(row["node_id"], row["host"], row["port"])
+        broker = key.found(self.ask_any(FIND_COORDINATOR, key.body, deadline, at_least=key.first_version))
         with self._lock:
-            self._coordinators[group] = broker
+            self._coordinators[key] = broker
             self._addresses.add((broker.host, broker.port))
         return broker
 
-    def forget_coordinator(self, group: str) -> None:
+    def forget_coordinator(self, key: CoordinatorKey) -> None:
         with self._lock:
-            self._coordinators.pop(group, None)
+            self._coordinators.pop(key, None)
 
     # -- inside -------------------------------------------------------------------------------
 
@@ -400,14 +395,6 @@ class Client:
         return sorted(both, key=lambda broker: self._pool.failed_at_s(broker.host, broker.port))
 
 
-def _listed(names: list[str] | None) -> str:
-    if names is None:
-        return "all topics"
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") or "the cluster"
-
-
-def raise_for(code: int, message: str, **context: Any) -> None:
-    """Raises the `BrokerError` of a code, unless it is NONE."""
-    if code != ErrorCode.NONE:
-        error: BrokerError = broker_error(code, message, **context)
-        raise error
+def listed(names: Sequence[str]) -> str:
+    """The first of them, in words."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -5,10 +5,8 @@ A Fetch tells it too (`diverging_epoch`); this is for the one case that it leave
 
 from __future__ import annotations
 
-from typing import Any
-
-from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
+from protocol.cluster.call import call_partitions
 from protocol.cluster.client import Client
 from protocol.consumer.list_offsets import EARLIEST, LATEST, list_offsets
 from protocol.consumer.log_judgement import SeenLog
@@ -43,21 +41,7 @@ def end_of_epoch(client: Client, topic: str, partition: int, epoch: int, deadlin
 
     Raises `BrokerError` or `DeadlineExceeded` (`TopicUnknown` when brokers say for long that there is no such thing).
     """
-    what = f"OffsetForLeaderEpoch of {topic}-{partition}"
-
-    def attempt() -> dict[str, Any]:
-        broker, leadership = client.leader(topic, partition, deadline)
-        asked = {
-            "partition": partition,
-            "current_leader_epoch": leadership.leader_epoch,
-            "leader_epoch": epoch,
-        }
-        body = {"replica_id": _A_CLIENT, "topics": [{"topic": topic, "partitions": [asked]}]}
-        reply = client.ask(broker, OFFSET_FOR_LEADER_EPOCH, body, deadline)
-        row: dict[str, Any] = reply["topics"][0]["partitions"][0]
-        if row["error_code"] != ErrorCode.NONE:
-            raise broker_error(row["error_code"], f"{what} at {broker}", topic=topic, partition=partition)
-        return row
-
-    row = client.retrying(what, attempt, deadline, topics=[topic])
-    return None if row["end_offset"] == _UNKNOWN else int(row["end_offset"])
+    asked, fields = {(topic, partition): {"leader_epoch": epoch}}, {"replica_id": _A_CLIENT}
+    rows = call_partitions(client, OFFSET_FOR_LEADER_EPOCH, fields, asked, deadline, fenced=True)
+    end_offset = int(rows[topic, partition]["end_offset"])
+    return None if end_offset == _UNKNOWN else end_offset

@@ -6,16 +6,16 @@ is asked again in the one retry loop, and only that.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
+from protocol.cluster.call import call_partitions
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import Broker
-from protocol.cluster.unknown_topic import is_unknown_topic
 from protocol.consumer.listed_offset import ListedOffset
-from protocol.errors import BrokerError, Corrupt, KafkaError
+from protocol.errors import BrokerError
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 
 LATEST = -1
@@ -39,40 +39,27 @@ def list_offsets(
     and `TopicUnknown` when brokers say for long that a partition is not there. `known_epochs`, for `LATEST`, are leader
     epochs that the partitions have had: who leads by an older one must not be believed, and is asked again.
     """
-    deadline = deadline or client.deadline()
-    found: dict[TopicPartition, ListedOffset] = {}
+    epochs = known_epochs or {}
+
+    def refuse(key: TopicPartition, row: Mapping[str, Any], broker: Broker) -> BrokerError | None:
+        listed, known_epoch = _listed(row), epochs.get(key, -1)
+        if not listed.is_stale(known_epoch):
+            return None
+        return stale_leader(f"ListOffsets of {key[0]}-{key[1]} at {broker}", listed, known_epoch)
+
     isolation = 1 if isolation_level == "read_committed" else 0
-    # Versions below 2 ignore the isolation level: the answer would be another offset, silently.
-    at_least = 2 if isolation else 1
-
-    def attempt() -> dict[TopicPartition, ListedOffset]:
-        failures: list[KafkaError] = []
-        requests: dict[Broker, dict[str, Any]] = {}
-        missing = [key for key in times if key not in found]
-        by_leader = _by_leader(client, missing, deadline, failures)
-        for broker, keys in by_leader.items():
-            topics: dict[str, list[dict[str, Any]]] = {}
-            for topic, partition in keys:
-                row = {"partition_index": partition, "timestamp": times[topic, partition]}
-                topics.setdefault(topic, []).append(row)
-            asked = [{"name": name, "partitions": partitions} for name, partitions in topics.items()]
-            requests[broker] = {"replica_id": -1, "isolation_level": isolation, "topics": asked}
-        bodies, failure = client.ask_many(requests, LIST_OFFSETS, deadline, at_least=at_least)
-        if failure is not None:
-            failures.append(failure)
-        for broker, body in bodies.items():
-            rows = {
-                (topic["name"], row["partition_index"]): row for topic in body["topics"] for row in topic["partitions"]
-            }
-            for key in by_leader[broker]:
-                _take(key, rows.get(key), broker, found, failures, (known_epochs or {}).get(key, -1))
-        if failures:
-            raise next(filter(is_unknown_topic, failures), failures[0])
-        return found
-
-    names = sorted({topic for topic, _ in times})
-    what = f"ListOffsets of {len(times)} partition(s) of {', '.join(names[:5])}"
-    return client.retrying(what, attempt, deadline, topics=names, max_attempts=max_attempts)
+    rows = call_partitions(
+        client,
+        LIST_OFFSETS,
+        {"replica_id": -1, "isolation_level": isolation},
+        {key: {"timestamp": time} for key, time in times.items()},
+        deadline or client.deadline(),
+        refuse=refuse if epochs else None,
+        # Versions below 2 ignore the isolation level: the answer would be another offset, silently.
+        at_least=2 if isolation else 1,
+        max_attempts=max_attempts,
+    )
+    return {key: _listed(row) for key, row in rows.items()}
 
 
 def stale_leader(where: str, latest: ListedOffset, known_epoch: int) -> BrokerError:
@@ -81,34 +68,5 @@ def stale_leader(where: str, latest: ListedOffset, known_epoch: int) -> BrokerEr
     return broker_error(ErrorCode.NOT_LEADER_OR_FOLLOWER, what)
 
 
-def _by_leader(
-    client: Client, keys: Iterable[TopicPartition], deadline: Deadline, failures: list[KafkaError]
-) -> dict[Broker, list[TopicPartition]]:
-    found, without = client.leaders(keys, deadline)
-    failures += without.values()
-    grouped: dict[Broker, list[TopicPartition]] = {}
-    for key, (broker, _) in found.items():
-        grouped.setdefault(broker, []).append(key)
-    return grouped
-
-
-def _take(
-    key: TopicPartition,
-    row: Mapping[str, Any] | None,
-    broker: Broker,
-    found: dict[TopicPartition, ListedOffset],
-    failures: list[KafkaError],
-    known_epoch: int,
-) -> None:
-    topic, partition = key
-    what = f"ListOffsets of {topic}-{partition} at {broker}"
-    if row is None:
-        failures.append(Corrupt(f"{what}: the reply leaves it out", topic=topic, partition=partition))
-    elif row["error_code"] != ErrorCode.NONE:
-        failures.append(broker_error(row["error_code"], what, topic=topic, partition=partition))
-    else:
-        listed = ListedOffset(row["offset"], row["leader_epoch"], row["timestamp"])
-        if listed.is_stale(known_epoch):
-            failures.append(stale_leader(what, listed, known_epoch))
-        else:
-            found[key] = listed
+def _listed(row: Mapping[str, Any]) -> ListedOffset:
+    return ListedOffset(row["offset"], row["leader_epoch"], row["timestamp"])

@@ -10,12 +10,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from protocol.broker_errors import ErrorCode, broker_error
+from protocol.broker_errors import ErrorCode
 from protocol.clock import Deadline
-from protocol.cluster.client import GROUP, Client
-from protocol.errors import BrokerError, Corrupt, KafkaError
+from protocol.cluster.call import call, call_partitions
+from protocol.cluster.client import Client
+from protocol.cluster.coordinators import group_coordinator
+from protocol.errors import BrokerError, KafkaError
+from protocol.wire.messages import m08_offset_commit, m09_offset_fetch
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
+from protocol.wire.parts import parts_of
 
 TopicPartition = tuple[str, int]
 
@@ -38,44 +42,18 @@ def commit_offsets(
     max_attempts: int | None = None,
 ) -> None:
     """Commits all of `offsets` or raises: `DeadlineExceeded`, or `BrokerError` for what no retry can mend."""
-    left = dict(offsets)
-
-    def attempt() -> None:
-        topics: dict[str, list[dict[str, Any]]] = {}
-        for (topic, partition), entry in left.items():
-            row = {
-                "partition_index": partition,
-                "committed_offset": entry.offset,
-                "committed_leader_epoch": entry.leader_epoch,
-                "committed_metadata": entry.metadata,
-            }
-            topics.setdefault(topic, []).append(row)
-        body = {
-            "group_id": group,
-            "topics": [{"name": name, "partitions": partitions} for name, partitions in topics.items()],
+    rows = {
+        key: {
+            "committed_offset": entry.offset,
+            "committed_leader_epoch": entry.leader_epoch,
+            "committed_metadata": entry.metadata,
         }
-        broker = client.coordinator(group, deadline)
-        # Versions from 10 on name topics by id only (KIP-848); the names are what is known here.
-        reply = client.ask(broker, OFFSET_COMMIT, body, deadline, purpose=GROUP, at_most=9)
-        failure: KafkaError | None = None
-        for topic_row in reply["topics"]:
-            for row in topic_row["partitions"]:
-                key = (topic_row["name"], row["partition_index"])
-                if row["error_code"] == ErrorCode.NONE:
-                    left.pop(key, None)
-                else:
-                    failure = broker_error(
-                        row["error_code"],
-                        f"OffsetCommit of {key[0]}-{key[1]} for group {group} at {broker}",
-                        group=group,
-                    )
-        if failure is not None:
-            raise failure
-        if left:
-            raise _left_out(f"OffsetCommit for group {group} at {broker}", left)
-
-    client.retrying(
-        f"OffsetCommit for group {group}", attempt, deadline, coordinator_of=group, max_attempts=max_attempts
+        for key, entry in offsets.items()
+    }
+    # The names of topics are what is known here, and not their ids.
+    at_most = m08_offset_commit.LAST_WITH_TOPIC_NAMES
+    call_partitions(
+        client, OFFSET_COMMIT, {"group_id": group}, rows, deadline, at_most=at_most, max_attempts=max_attempts
     )
 
 
@@ -106,31 +84,16 @@ def fetch_offsets(
             return {"groups": [asked], "require_stable": require_stable}
         return {**asked, "require_stable": require_stable} if version >= 7 else asked
 
-    def attempt() -> dict[TopicPartition, CommittedOffset]:
-        broker = client.coordinator(group, deadline)
-        # Versions before 2 cannot be asked for all partitions.
-        reply = client.ask(broker, OFFSET_FETCH, body, deadline, purpose=GROUP, at_least=2, at_most=9)
-        answer = reply["groups"][0] if reply["groups"] else reply
-        where = f"OffsetFetch for group {group} at {broker}"
-        if answer["error_code"] != ErrorCode.NONE:
-            raise broker_error(answer["error_code"], where, group=group)
-        found: dict[TopicPartition, CommittedOffset] = {}
-        left = set(asked_for)
-        for topic_row in answer["topics"]:
-            for row in topic_row["partitions"]:
-                left.discard((topic_row["name"], row["partition_index"]))
-                if row["error_code"] != ErrorCode.NONE:
-                    raise broker_error(row["error_code"], where, group=group)
-                if row["committed_offset"] >= 0:
-                    found[topic_row["name"], row["partition_index"]] = CommittedOffset(
-                        row["committed_offset"], row["committed_leader_epoch"], row["metadata"] or ""
-                    )
-        if left:
-            # Not to be taken for partitions that nothing is committed for.
-            raise _left_out(where, left)
-        return found
-
-    return client.retrying(f"OffsetFetch for group {group}", attempt, deadline, coordinator_of=group)
+    to, at_most = group_coordinator(group), m09_offset_fetch.LAST_WITH_TOPIC_NAMES
+    # Versions before 2 cannot be asked for all partitions. What is left out is not to be taken for one that nothing is
+    # committed for.
+    reply = call(client, OFFSET_FETCH, body, deadline, to=to, complete=asked_for, at_least=2, at_most=at_most)
+    answers = {part.partition: part.fields for part in parts_of(OFFSET_FETCH, reply) if part.partition is not None}
+    return {
+        key: CommittedOffset(row["committed_offset"], row["committed_leader_epoch"], row["metadata"] or "")
+        for key, row in answers.items()
+        if row["committed_offset"] >= 0
+    }
 
 
 def is_refused_for_members(error: KafkaError) -> bool:
@@ -140,8 +103,3 @@ def is_refused_for_members(error: KafkaError) -> bool:
         ErrorCode.ILLEGAL_GENERATION,
         ErrorCode.STALE_MEMBER_EPOCH,
     )
-
-
-def _left_out(where: str, partitions: Iterable[TopicPartition]) -> Corrupt:
-    topic, partition = min(partitions)
-    return Corrupt(f"{where}: the reply leaves out {topic}-{partition}", topic=topic, partition=partition)

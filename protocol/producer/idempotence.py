@@ -11,8 +11,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
+from protocol.cluster.call import call
 from protocol.cluster.client import Client
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
 
@@ -117,9 +117,9 @@ class IdempotentSession(AnonymousSession):
 
     def identity(self, deadline: Deadline) -> ProducerIdentity:
         if self._identity is None:
-            self._identity = self._client.retrying(
-                "InitProducerId", lambda: init_producer_id(self._client, deadline), deadline
-            )
+            body = {"transactional_id": None, "transaction_timeout_ms": _NO_TRANSACTION_TIMEOUT_MS}
+            reply = call(self._client, INIT_PRODUCER_ID, body, deadline)
+            self._identity = ProducerIdentity(reply["producer_id"], reply["producer_epoch"])
         return self._identity
 
     def successor(self, before: ProducerIdentity, deadline: Deadline) -> ProducerIdentity:
@@ -128,12 +128,3 @@ class IdempotentSession(AnonymousSession):
         if self._identity is not None and self._identity.producer_id == before.producer_id:
             self._identity = None
         return self.identity(deadline)
-
-
-def init_producer_id(client: Client, deadline: Deadline) -> ProducerIdentity:
-    """A new producer id from any broker. One try; raises `BrokerError` or `TransportError`."""
-    body = {"transactional_id": None, "transaction_timeout_ms": _NO_TRANSACTION_TIMEOUT_MS}
-    reply = client.ask_any(INIT_PRODUCER_ID, body, deadline)
-    if reply["error_code"] != ErrorCode.NONE:
-        raise broker_error(reply["error_code"], "InitProducerId")
-    return ProducerIdentity(reply["producer_id"], reply["producer_epoch"])

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal, Union
 
+from protocol.errors import UsageError
+
 Primitive = Literal[
     "bool",
     "int8",
@@ -40,6 +42,10 @@ class Route(Enum):
     GROUP = "the coordinator of the group"
     TRANSACTION = "the coordinator of the transactional id"
     CONTROLLER = "the controller"
+    BROKER = "one broker: each answers for itself"
+
+
+_SAYS_WHICH = {Route.GROUP: "group_id", Route.TRANSACTION: "transactional_id"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +118,7 @@ class Api:
     """One of Kafka's request and response pairs, in all versions we speak (`first` to `last`).
 
     `flexible_since`: first version with compact lengths and tagged fields, None if there is none.
+    `says_which`: the request's field with the group or transactional id that `route` is about, if not the usual one.
     `long_poll`: the broker may hold the answer back on purpose (do not share its connection with heartbeats).
     """
 
@@ -123,7 +130,20 @@ class Api:
     last: int
     flexible_since: int | None
     route: Route
+    says_which: str = ""
     long_poll: bool = False
+
+    def coordinated(self, body: Mapping[str, Any]) -> str | None:
+        """The group or transactional id that a request is about; None where it needs no coordinator."""
+        if self.route not in _SAYS_WHICH:
+            return None
+        field = self.says_which or _SAYS_WHICH[self.route]
+        value = body.get(field, [])
+        if isinstance(value, list):
+            if len(value) != 1:
+                raise UsageError(f"{self.name}: {field} must be one, since each may have another coordinator")
+            value = value[0]
+        return value if value is None else str(value)
 
     def flexible(self, version: int) -> bool:
         return self.flexible_since is not None and version >= self.flexible_since

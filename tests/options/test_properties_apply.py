@@ -19,6 +19,7 @@ import pytest
 
 from protocol.clock import SYSTEM_CLOCK, Clock
 from protocol.cluster.client import CONTROL, Client
+from protocol.cluster.coordinators import group_coordinator
 from protocol.cluster.metadata import Broker
 from protocol.config import parse_client, parse_consumer, parse_producer
 from protocol.consumer.consumer import Consumer
@@ -131,8 +132,8 @@ def waits(cluster: FakeCluster, given: dict[str, str]) -> list[float]:
     }
     clock = Leaps()
     client = client_of(cluster, given, clock)
-    deadline = client.deadline()
-    assert outcome(lambda: client.retrying("it", lambda: client.coordinator("g", deadline), deadline)) != "done"
+    deadline, group = client.deadline(), group_coordinator("g")
+    assert outcome(lambda: client.retrying("it", lambda: client.coordinator(group, deadline), deadline)) != "done"
     return [1_000 * each_s for each_s in clock.slept_s]
 
 

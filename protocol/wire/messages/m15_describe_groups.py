@@ -45,4 +45,5 @@ DESCRIBE_GROUPS = Api(
     last=6,
     flexible_since=5,
     route=Route.GROUP,
+    says_which="groups",
 )

@@ -30,5 +30,5 @@ LIST_GROUPS = Api(
     first=0,
     last=5,
     flexible_since=3,
-    route=Route.ANY,
+    route=Route.BROKER,
 )

@@ -21,5 +21,5 @@ SASL_HANDSHAKE = Api(
     first=0,
     last=1,
     flexible_since=None,
-    route=Route.ANY,
+    route=Route.BROKER,
 )

@@ -58,5 +58,5 @@ API_VERSIONS = Api(
     first=0,
     last=4,
     flexible_since=3,
-    route=Route.ANY,
+    route=Route.BROKER,
 )

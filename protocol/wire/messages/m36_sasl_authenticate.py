@@ -23,5 +23,5 @@ SASL_AUTHENTICATE = Api(
     first=0,
     last=2,
     flexible_since=2,
-    route=Route.ANY,
+    route=Route.BROKER,
 )

@@ -40,4 +40,5 @@ DESCRIBE_TRANSACTIONS = Api(
     last=0,
     flexible_since=0,
     route=Route.TRANSACTION,
+    says_which="transactional_ids",
 )

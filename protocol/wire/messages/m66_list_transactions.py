@@ -32,5 +32,5 @@ LIST_TRANSACTIONS = Api(
     first=0,
     last=2,
     flexible_since=0,
-    route=Route.ANY,
+    route=Route.BROKER,
 )

@@ -4,7 +4,7 @@
 
 FOLDER holds Kafka's `*Request.json` and `*Response.json`: `common/message/` inside any `kafka-clients` jar (it is a
 zip file), or `clients/src/main/resources/common/message/` of Kafka's sources. Last written from Kafka 4.2.0.
-Only names, types, versions, nullability, tags and defaults are kept.
+Only names, types, versions, nullability, tags, defaults, and what groups and transactional ids are, are kept.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ def compact(field: dict[str, Any], structs: dict[str, Any]) -> dict[str, Any]:
     kept["tagged"] = field.get("taggedVersions")
     kept["default"] = field.get("default")
     kept["ignorable"] = str(field.get("ignorable", False)).lower() == "true" or None
+    kept["entity"] = entity if (entity := field.get("entityType")) in ("groupId", "transactionalId") else None
     children = field.get("fields") or structs.get(kind.removeprefix("[]"))
     kept["fields"] = [compact(child, structs) for child in children] if children else None
     return {name: value for name, value in kept.items() if value is not None}

@@ -1,0 +1,238 @@
+"""One call: a request to the broker that its API names, in the one retry loop, with every error code of its reply seen.
+
+Whom to ask stands with the message (`Api.route`), and so does where a reply has error codes (`wire.parts`): a new API
+needs no code here. Used by all who ask now and then, in whatever thread they are. Fetch and Produce, which plan their
+requests for many partitions and judge row by row, use `Client.send`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from protocol.broker_errors import ErrorCode, broker_error
+from protocol.clock import Deadline
+from protocol.cluster.client import CONTROL, GROUP, TRANSACTION, Body, Client, TopicPartition, listed
+from protocol.cluster.coordinators import CoordinatorKey, group_coordinator, transaction_coordinator
+from protocol.cluster.metadata import Broker
+from protocol.cluster.unknown_topic import is_unknown_topic
+from protocol.errors import BrokerError, Corrupt, KafkaError, UsageError
+from protocol.wire.parts import Part, partition_request, parts_of
+from protocol.wire.schema import Api, Route
+
+Row = Mapping[str, Any]
+Refuse = Callable[[TopicPartition, Row, Broker], KafkaError | None]
+
+_COORDINATORS = {Route.GROUP: group_coordinator, Route.TRANSACTION: transaction_coordinator}
+_PURPOSES = {Route.GROUP: GROUP, Route.TRANSACTION: TRANSACTION}
+
+
+def call(
+    client: Client,
+    api: Api,
+    body: Body,
+    deadline: Deadline,
+    *,
+    to: Broker | CoordinatorKey | None = None,
+    topics: Collection[str] = (),
+    accept: Collection[int] = (),
+    complete: Collection[TopicPartition] = (),
+    **options: Any,
+) -> dict[str, Any]:
+    """Asks one broker; its reply, in which nothing has an error code but those of `accept`.
+
+    A `timeout_ms` that the message has is filled in. For partitions and their leaders there is `call_partitions`.
+
+    Parameters
+    ----------
+    to : whom to ask where the message does not say it: a broker, or the coordinator of what a body by version is about.
+    topics : those it is about; their metadata are expired when an error says so.
+    complete : partitions that the reply must tell of; else it is `Corrupt`.
+    options : `at_least` and `at_most`, the versions that the call needs, and `max_attempts`.
+
+    Raises
+    ------
+    BrokerError : an error code that no retry can mend; its context says what part of the reply it is of.
+    DeadlineExceeded : time or attempts ran out; `TopicUnknown` as in `Client.retrying`.
+    """
+    to = to or _coordinator(api, body)
+    words = _Words(api, to, listed(sorted(topics)) if topics else "")
+    dated = _dated(api, body, deadline)
+    max_attempts = options.pop("max_attempts", None)
+
+    def attempt() -> dict[str, Any]:
+        broker = _locate(client, api, to, deadline)
+        if broker is None:
+            reply = client.ask_any(api, dated, deadline, **options)
+        else:
+            reply = client.ask(broker, api, dated, deadline, purpose=_purpose(api), **options)
+        left = set(complete)
+        for part in parts_of(api, reply):
+            if part.code != ErrorCode.NONE and part.code not in accept:
+                raise words.error(part, broker)
+            left.discard(part.partition)
+        if left:
+            raise words.left_out(left, broker)
+        return reply
+
+    key = to if isinstance(to, CoordinatorKey) else None
+    return client.retrying(words.of(), attempt, deadline, topics=topics, coordinator_of=key, max_attempts=max_attempts)
+
+
+def call_partitions(
+    client: Client,
+    api: Api,
+    fields: dict[str, Any],
+    partitions: Mapping[TopicPartition, Row],
+    deadline: Deadline,
+    *,
+    fenced: bool = False,
+    refuse: Refuse | None = None,
+    **options: Any,
+) -> dict[TopicPartition, Row]:
+    """Asks the leaders of `partitions`, all at once, or a coordinator about them; each one's row of a reply.
+
+    What fails for a moment is asked again, and only that. Raises as `call`, and `Corrupt` when a reply leaves one out.
+
+    Parameters
+    ----------
+    fields : the message without its topics. `partitions` : what it says of each, beside its number.
+    fenced : a leader of another epoch than metadata say must refuse (KIP-320).
+    refuse : takes (topic, partition), its row, and who sent it; an error says that it must not be believed.
+    options : as of `call`.
+    """
+    to = _coordinator(api, fields)
+    words = _Words(api, to, "" if to else listed([f"{topic}-{partition}" for topic, partition in partitions]))
+    found: dict[TopicPartition, Row] = {}
+    max_attempts = options.pop("max_attempts", None)
+
+    def attempt() -> dict[TopicPartition, Row]:
+        failures: list[KafkaError] = []
+        missing = {key: row for key, row in partitions.items() if key not in found}
+        if to is not None:
+            asked = {client.coordinator(to, deadline): missing}
+        else:
+            asked = _by_leader(client, missing, deadline, failures, fenced)
+        requests = {
+            broker: _dated(api, partition_request(api, fields, rows), deadline) for broker, rows in asked.items()
+        }
+        replies, failure = client.ask_many(requests, api, deadline, purpose=_purpose(api), **options)
+        if failure is not None:
+            failures.append(failure)
+        for broker, reply in replies.items():
+            failures += _judge(words, broker, reply, asked[broker], found, refuse)
+        if failures:
+            raise next(filter(is_unknown_topic, failures), failures[0])
+        return found
+
+    topics = {topic for topic, _ in partitions} if to is None else ()
+    return client.retrying(words.of(), attempt, deadline, topics=topics, coordinator_of=to, max_attempts=max_attempts)
+
+
+# -- whom to ask, and what ------------------------------------------------------------------------
+
+
+def _coordinator(api: Api, body: Body) -> CoordinatorKey | None:
+    if api.route not in _COORDINATORS:
+        return None
+    if callable(body):
+        raise UsageError(f"{api.name} goes to {api.route.value}, and only some versions of this body say which")
+    key = api.coordinated(body)
+    return None if key is None else _COORDINATORS[api.route](key)
+
+
+def _locate(client: Client, api: Api, to: Broker | CoordinatorKey | None, deadline: Deadline) -> Broker | None:
+    """None: any broker, as for an API of a transaction's coordinator without a transactional id."""
+    if isinstance(to, CoordinatorKey):
+        return client.coordinator(to, deadline)
+    if to is None and api.route is Route.CONTROLLER:
+        return client.controller(deadline)
+    if to is None and api.route not in (Route.ANY, Route.TRANSACTION):
+        raise UsageError(f"{api.name} goes to {api.route.value}: say which")
+    return to
+
+
+def _by_leader(
+    client: Client,
+    partitions: Mapping[TopicPartition, Row],
+    deadline: Deadline,
+    failures: list[KafkaError],
+    fenced: bool,
+) -> dict[Broker, dict[TopicPartition, Row]]:
+    found, without = client.leaders(partitions, deadline)
+    failures += without.values()
+    by_broker: dict[Broker, dict[TopicPartition, Row]] = {}
+    for key, (broker, known) in found.items():
+        row = {**partitions[key], "current_leader_epoch": known.leader_epoch} if fenced else partitions[key]
+        by_broker.setdefault(broker, {})[key] = row
+    return by_broker
+
+
+def _dated(api: Api, body: Body, deadline: Deadline) -> Body:
+    """With the time that a broker may take, where the message has room for it."""
+    if all(field.name != "timeout_ms" for field in api.request.fields):
+        return body
+    return lambda version: {"timeout_ms": deadline.remaining_ms(), **(body(version) if callable(body) else body)}
+
+
+def _purpose(api: Api) -> str:
+    """Replies come in order: what is held back on purpose must not hold up what is asked of the same coordinator."""
+    purpose = _PURPOSES.get(api.route, CONTROL)
+    return f"{purpose}, {api.name}" if api.long_poll else purpose
+
+
+# -- what came ------------------------------------------------------------------------------------
+
+
+def _judge(
+    words: _Words,
+    broker: Broker,
+    reply: Row,
+    asked: Mapping[TopicPartition, Row],
+    found: dict[TopicPartition, Row],
+    refuse: Refuse | None,
+) -> list[KafkaError]:
+    """Adds the rows of a reply to `found`; what is wrong with the others. What was not asked for is not looked at."""
+    failures: list[KafkaError] = []
+    left = set(asked)
+    for part in parts_of(words.api, reply):
+        key = part.partition
+        if key is not None and key not in left:
+            continue
+        left.discard(key)
+        if part.code != ErrorCode.NONE:
+            failures.append(words.error(part, broker))
+        elif key is not None:
+            refused = refuse(key, part.fields, broker) if refuse is not None else None
+            if refused is None:
+                found[key] = part.fields
+            else:
+                failures.append(refused)
+    if left and not failures:
+        failures.append(words.left_out(left, broker))
+    return failures
+
+
+@dataclass(frozen=True)
+class _Words:
+    """How a call speaks of itself: "ListOffsets of orders-3 at broker:9092", "OffsetCommit for group etl"."""
+
+    api: Api
+    to: Broker | CoordinatorKey | None
+    about: str
+
+    def of(self, part: Part | None = None, broker: Broker | None = None) -> str:
+        about = (part.name if part is not None else "") or self.about
+        to = f" for {self.to}" if isinstance(self.to, CoordinatorKey) else ""
+        return f"{self.api.name}{f' of {about}' if about else ''}{to}{f' at {broker}' if broker is not None else ''}"
+
+    def error(self, part: Part, broker: Broker | None) -> BrokerError:
+        own = f": {part.message}" if part.message else ""
+        context = {**(self.to.context if isinstance(self.to, CoordinatorKey) else {}), **part.about}
+        return broker_error(part.code, f"{self.of(part, broker)}{own}", **context)
+
+    def left_out(self, partitions: Collection[TopicPartition], broker: Broker | None) -> Corrupt:
+        topic, partition = min(partitions)
+        what = f"{replace(self, about='').of(None, broker)}: the reply leaves out {topic}-{partition}"
+        return Corrupt(what, topic=topic, partition=partition)

@@ -1,0 +1,129 @@
+"""Topics and partitions in a request, and error codes in a reply, wherever the message's own definition has them.
+
+Read off the definition once. Called by who sends requests and judges replies; what a code means is not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+from protocol.errors import UsageError
+from protocol.wire.schema import Api, Array, Struct
+
+# The fields that say what a row is about, and what that is.
+_ABOUT = {
+    "name": "topic",
+    "topic": "topic",
+    "partition": "partition",
+    "partition_index": "partition",
+    "index": "partition",
+    "group_id": "group",
+    "transactional_id": "transactional_id",
+    "member_id": "member",
+    "resource_name": "resource",
+    "key": "key",
+}
+
+
+class Part(NamedTuple):
+    """A reply as a whole, or one of its rows: `fields` as decoded, and its error code.
+
+    `partition`: topic and partition, of what is about a partition. `around` and `says`: of what `about` is made.
+    """
+
+    fields: Mapping[str, Any]
+    code: int
+    partition: tuple[str, int] | None
+    around: Mapping[str, Any]
+    says: tuple[tuple[str, str], ...]
+
+    @property
+    def message(self) -> str | None:
+        """What the broker says itself."""
+        return self.fields.get("error_message")
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What it belongs to, in the words of an error's context: `{"topic": "orders", "partition": 3}`."""
+        return {**self.around, **{word: self.fields[field] for field, word in self.says}}
+
+    @property
+    def name(self) -> str:
+        """In words, what a row is about, if it is not what the whole request is about anyway."""
+        if self.partition is not None:
+            return "{}-{}".format(*self.partition)
+        about = self.about
+        return str(next((about[word] for word in ("topic", "member", "resource") if about.get(word)), ""))
+
+
+def parts_of(api: Api, reply: Mapping[str, Any]) -> Iterator[Part]:
+    """All parts of a decoded reply that have an error code, whatever it is: the whole before its rows."""
+    return _parts(_reply_plan(api.response, whole=True), [reply], {})
+
+
+def partition_request(
+    api: Api, fields: Mapping[str, Any], partitions: Mapping[tuple[str, int], Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The body of a request: `fields`, and what `partitions` has for each (topic, partition), by topic."""
+    plan = _request_plan(api)
+    by_topic: dict[str, list[Any]] = {}
+    for (topic, partition), row in partitions.items():
+        by_topic.setdefault(topic, []).append({plan.partition: partition, **row} if plan.partition else partition)
+    return {**fields, plan.topics: [{plan.topic: name, plan.rows: rows} for name, rows in by_topic.items()]}
+
+
+class _ReplyPlan(NamedTuple):
+    code: str | None
+    says: tuple[tuple[str, str], ...]
+    partition: str | None
+    inner: tuple[tuple[str, _ReplyPlan], ...]
+
+
+class _RequestPlan(NamedTuple):
+    topics: str
+    topic: str
+    rows: str
+    partition: str | None  # None: a row is the partition's number alone
+
+
+def _parts(plan: _ReplyPlan, rows: Iterable[Mapping[str, Any]], around: Mapping[str, Any]) -> Iterator[Part]:
+    code, says, partition, inner = plan
+    for row in rows:
+        if code is not None:
+            yield Part(row, row[code], (around["topic"], row[partition]) if partition else None, around, says)
+        for field, plan_of_rows in inner:
+            yield from _parts(plan_of_rows, row[field] or (), {**around, **{word: row[name] for name, word in says}})
+
+
+@cache
+def _reply_plan(struct: Struct, whole: bool = False) -> _ReplyPlan:
+    names = [field.name for field in struct.fields]
+    # The first one: CreateTopics has another, of why it does not tell the configuration of a topic that it has created.
+    code = next((name for name in names if name.endswith("error_code")), None)
+    says = () if whole else tuple((name, _ABOUT[name]) for name in names if name in _ABOUT)
+    inner = [(name, _reply_plan(of)) for name, of in _arrays(struct) if isinstance(of, Struct)]
+    inner = [(name, plan) for name, plan in inner if plan.code or plan.inner]
+    return _ReplyPlan(code, says, _about(struct, "partition"), tuple(inner))
+
+
+@cache
+def _request_plan(api: Api) -> _RequestPlan:
+    for topics, of_topics in _arrays(api.request):
+        topic = _about(of_topics, "topic")
+        for rows, row in _arrays(of_topics) if topic else ():
+            partition = _about(row, "partition")
+            if partition or row == "int32":
+                return _RequestPlan(topics, str(topic), rows, partition)
+    raise UsageError(f"{api.name} is not about partitions")
+
+
+def _arrays(struct: Any) -> list[tuple[str, Any]]:
+    fields = struct.fields if isinstance(struct, Struct) else ()
+    return [(field.name, field.type.of) for field in fields if isinstance(field.type, Array)]
+
+
+def _about(struct: Any, word: str) -> str | None:
+    fields = struct.fields if isinstance(struct, Struct) else ()
+    return next((field.name for field in fields if _ABOUT.get(field.name) == word), None)

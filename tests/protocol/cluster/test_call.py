@@ -1,0 +1,370 @@
+"""One call: whom it asks, by the message alone; what error codes in its reply come to; what is asked again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from protocol.broker_errors import ErrorCode
+from protocol.cluster.call import call, call_partitions
+from protocol.cluster.client import Client
+from protocol.cluster.coordinators import group_coordinator, transaction_coordinator
+from protocol.cluster.metadata import Broker
+from protocol.config import ClientConfig
+from protocol.errors import BrokerError, Corrupt, DeadlineExceeded, KafkaError, UnsupportedVersion, UsageError
+from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
+from protocol.wire.messages.m03_metadata import METADATA
+from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
+from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
+from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR
+from protocol.wire.messages.m11_join_group import JOIN_GROUP
+from protocol.wire.messages.m12_heartbeat import HEARTBEAT
+from protocol.wire.messages.m15_describe_groups import DESCRIBE_GROUPS
+from protocol.wire.messages.m16_list_groups import LIST_GROUPS
+from protocol.wire.messages.m18_api_versions import API_VERSIONS
+from protocol.wire.messages.m19_create_topics import CREATE_TOPICS
+from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
+from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
+from protocol.wire.messages.m26_end_txn import END_TXN
+from protocol.wire.schema import Api
+from tests.fake_broker import FakeBroker, Handler
+
+ONE, TWO, THREE = 1, 2, 3
+GROUP, TRANSACTION = 0, 1
+
+
+class Cluster:
+    """Three brokers. The first is the controller and leads orders-0, the second leads orders-1 and orders-2.
+
+    `coordinators` are by (type, key), so that a group and a transactional id of one name may differ.
+    """
+
+    def __init__(self) -> None:
+        self.brokers = {number: FakeBroker() for number in (ONE, TWO, THREE)}
+        self.coordinators = {(GROUP, "etl"): TWO, (TRANSACTION, "etl"): THREE}
+        self.on_all(METADATA, self._metadata)
+        self.on_all(FIND_COORDINATOR, self._find)
+
+    def on_all(self, api: Api, handler: Handler) -> None:
+        for broker in self.brokers.values():
+            broker.handlers[api.key] = handler
+
+    def asked(self, api: Api) -> list[int]:
+        """Which brokers were asked."""
+        return [number for number, fake in self.brokers.items() for name, *_ in fake.requests if name == api.name]
+
+    def bodies(self, api: Api) -> list[dict[str, Any]]:
+        return [body for fake in self.brokers.values() for name, _, body in fake.requests if name == api.name]
+
+    def _where(self, number: int) -> dict[str, Any]:
+        return {"node_id": number, "host": self.brokers[number].host, "port": self.brokers[number].port}
+
+    def _metadata(self, body: dict[str, Any], version: int) -> dict[str, Any]:
+        leaders = {0: ONE, 1: TWO, 2: TWO}
+        rows = [
+            {"partition_index": number, "leader_id": leader, "leader_epoch": 7, "replica_nodes": [], "isr_nodes": []}
+            for number, leader in leaders.items()
+        ]
+        names = {row["name"] for row in body["topics"] or ()}
+        topics = [{"name": name, "topic_id": b"1" * 16, "partitions": rows} for name in names]
+        return {"brokers": [self._where(number) for number in self.brokers], "controller_id": ONE, "topics": topics}
+
+    def _find(self, body: dict[str, Any], version: int) -> dict[str, Any]:
+        (key,) = body["coordinator_keys"]
+        return {"coordinators": [{**self._where(self.coordinators[body["key_type"], key]), "key": key}]}
+
+
+@contextmanager
+def cluster_of_three(**settings: int) -> Iterator[tuple[Cluster, Client]]:
+    cluster = Cluster()
+    servers = tuple((fake.host, fake.port) for fake in cluster.brokers.values())
+    with Client(ClientConfig(servers, retry_backoff_ms=1, **settings)) as client:
+        yield cluster, client
+    for fake in cluster.brokers.values():
+        fake.close()
+
+
+@pytest.fixture
+def both() -> Iterator[tuple[Cluster, Client]]:
+    with cluster_of_three() as cluster_and_client:
+        yield cluster_and_client
+
+
+Both = tuple[Cluster, Client]
+
+
+# -- whom it asks ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("api", "body", "asked"),
+    [
+        (HEARTBEAT, {"group_id": "etl", "member_id": "m"}, TWO),
+        (DESCRIBE_GROUPS, {"groups": ["etl"]}, TWO),
+        (INIT_PRODUCER_ID, {"transactional_id": "etl"}, THREE),
+        (END_TXN, {"transactional_id": "etl"}, THREE),
+        (CREATE_TOPICS, {"topics": []}, ONE),
+    ],
+    ids=["a group", "a list of one", "a transactional id", "a transactional id again", "the controller"],
+)
+def test_the_message_says_whom_to_ask(both: Both, api: Api, body: dict[str, Any], asked: int) -> None:
+    cluster, client = both
+    cluster.on_all(api, lambda *_: {})
+    for _ in range(3):
+        call(client, api, body, client.deadline())
+    assert cluster.asked(api) == [asked] * 3
+    assert len(cluster.asked(FIND_COORDINATOR)) == (asked != ONE)
+
+
+def test_who_asks_may_name_a_broker_or_a_coordinator(both: Both) -> None:
+    cluster, client = both
+    cluster.on_all(LIST_GROUPS, lambda *_: {})
+    cluster.on_all(OFFSET_FETCH, lambda *_: {})
+    with pytest.raises(UsageError, match="ListGroups goes to one broker"):
+        call(client, LIST_GROUPS, {}, client.deadline())
+    call(client, LIST_GROUPS, {}, client.deadline(), to=client.brokers()[THREE])
+    assert cluster.asked(LIST_GROUPS) == [THREE]
+
+    def by_version(version: int) -> dict[str, Any]:
+        return {"groups": [{"group_id": "etl", "topics": None}]}
+
+    with pytest.raises(UsageError, match="OffsetFetch goes to the coordinator of the group, and only some versions"):
+        call(client, OFFSET_FETCH, by_version, client.deadline())
+    call(client, OFFSET_FETCH, by_version, client.deadline(), to=group_coordinator("etl"), at_least=8, at_most=9)
+    assert cluster.asked(OFFSET_FETCH) == [TWO]
+
+
+def test_any_broker_numbers_a_producer_without_transactions(both: Both) -> None:
+    cluster, client = both
+    cluster.on_all(INIT_PRODUCER_ID, lambda *_: {"producer_id": 5})
+    assert call(client, INIT_PRODUCER_ID, {"transactional_id": None}, client.deadline())["producer_id"] == 5
+    assert cluster.asked(FIND_COORDINATOR) == []
+
+
+def test_partitions_have_leaders_and_only_a_call_of_their_own_finds_them(both: Both) -> None:
+    with pytest.raises(UsageError, match="ListOffsets goes to the leader of the partition"):
+        call(both[1], LIST_OFFSETS, {}, both[1].deadline())
+
+
+def test_a_long_poll_may_take_longer_than_a_request_and_holds_up_nobody() -> None:
+    with cluster_of_three(request_timeout_ms=200) as (cluster, client):
+
+        def late(body: dict[str, Any], version: int) -> dict[str, Any]:
+            time.sleep(0.5)
+            return {"member_id": "m", "members": []}
+
+        cluster.on_all(JOIN_GROUP, late)
+        cluster.on_all(HEARTBEAT, lambda *_: {})
+        assert call(client, JOIN_GROUP, {"group_id": "etl"}, client.deadline(5_000))["member_id"] == "m"
+        broker = cluster.brokers[TWO]
+        before = len(broker.connections)
+        call(client, HEARTBEAT, {"group_id": "etl"}, client.deadline())
+        assert len(broker.connections) == before + 1, "replies come in order: not on the same connection"
+
+
+def test_the_time_that_is_left_is_told_to_a_broker_that_takes_it(both: Both) -> None:
+    cluster, client = both
+    cluster.on_all(CREATE_TOPICS, lambda *_: {})
+    call(client, CREATE_TOPICS, {"topics": []}, client.deadline(9_000))
+    assert 8_000 < cluster.bodies(CREATE_TOPICS)[0]["timeout_ms"] <= 9_000
+
+
+# -- a group and a transactional id of one name ---------------------------------------------------
+
+
+def test_their_coordinators_are_kept_apart(both: Both) -> None:
+    cluster, client = both
+    group, transaction = group_coordinator("etl"), transaction_coordinator("etl")
+    deadline = client.deadline()
+    assert client.coordinator(group, deadline).node_id == TWO
+    assert client.coordinator(transaction, deadline).node_id == THREE
+    cluster.coordinators = {(GROUP, "etl"): ONE, (TRANSACTION, "etl"): ONE}
+    client.forget_coordinator(group)
+    assert client.coordinator(group, deadline).node_id == ONE
+    assert client.coordinator(transaction, deadline).node_id == THREE
+
+
+def test_a_refused_one_is_looked_for_again_and_not_the_other(both: Both) -> None:
+    cluster, client = both
+    client.coordinator(group_coordinator("etl"), client.deadline())
+    cluster.on_all(END_TXN, lambda *_: {})
+
+    def moved(body: dict[str, Any], version: int) -> dict[str, Any]:
+        cluster.coordinators[TRANSACTION, "etl"] = ONE
+        return {"error_code": int(ErrorCode.NOT_COORDINATOR)}
+
+    cluster.brokers[THREE].handlers[END_TXN.key] = moved
+    call(client, END_TXN, {"transactional_id": "etl"}, client.deadline())
+    assert sorted(cluster.asked(END_TXN)) == [ONE, THREE]
+    assert [body["key_type"] for body in cluster.bodies(FIND_COORDINATOR)].count(GROUP) == 1
+
+
+def test_errors_name_what_has_no_coordinator(both: Both) -> None:
+    cluster, client = both
+    refused = {"key": "etl", "error_code": int(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)}
+    cluster.on_all(FIND_COORDINATOR, lambda *_: {"coordinators": [refused]})
+    with pytest.raises(BrokerError, match="coordinator of transactional id etl") as caught:
+        call(client, END_TXN, {"transactional_id": "etl"}, client.deadline())
+    assert caught.value.context["transactional_id"] == "etl"
+    with pytest.raises(BrokerError, match="coordinator of group etl") as caught:
+        call(client, HEARTBEAT, {"group_id": "etl"}, client.deadline())
+    assert caught.value.context["group"] == "etl"
+
+
+def test_a_broker_that_knows_only_groups_is_not_asked_for_a_transaction(both: Both) -> None:
+    """It would tell the coordinator of the group of that name."""
+    cluster, client = both
+    kinds = [(api, 0, api.last) for api in (API_VERSIONS, METADATA, END_TXN)] + [(FIND_COORDINATOR, 0, 0)]
+    rows = [{"api_key": api.key, "min_version": first, "max_version": last} for api, first, last in kinds]
+    cluster.on_all(API_VERSIONS, lambda *_: {"api_keys": rows})
+    with pytest.raises(UnsupportedVersion, match="FindCoordinator"):
+        call(client, END_TXN, {"transactional_id": "etl"}, client.deadline())
+
+
+# -- what an error code comes to ------------------------------------------------------------------
+
+
+def test_an_error_code_in_a_row_is_raised_with_what_it_is_about(both: Both) -> None:
+    cluster, client = both
+    rows = [
+        {"name": "bills", "error_code": 0},
+        {"name": "orders", "error_code": int(ErrorCode.TOPIC_ALREADY_EXISTS), "error_message": "there it is"},
+    ]
+    cluster.on_all(CREATE_TOPICS, lambda *_: {"topics": rows})
+    with pytest.raises(
+        BrokerError, match=r"CreateTopics of orders at .* \(broker 1\): there it is: TOPIC_AL"
+    ) as caught:
+        call(client, CREATE_TOPICS, {"topics": []}, client.deadline(), topics=["orders", "bills"])
+    assert caught.value.context["topic"] == "orders"
+
+
+def test_what_is_accepted_is_an_answer(both: Both) -> None:
+    cluster, client = both
+    answer = {"error_code": int(ErrorCode.MEMBER_ID_REQUIRED), "member_id": "m-1", "members": []}
+    cluster.on_all(JOIN_GROUP, lambda *_: answer)
+    with pytest.raises(BrokerError, match=r"JoinGroup for group etl at .*: MEMBER_ID_REQUIRED"):
+        call(client, JOIN_GROUP, {"group_id": "etl"}, client.deadline())
+    reply = call(client, JOIN_GROUP, {"group_id": "etl"}, client.deadline(), accept=[ErrorCode.MEMBER_ID_REQUIRED])
+    assert reply["member_id"] == "m-1"
+
+
+# -- partitions -----------------------------------------------------------------------------------
+
+ALL = {("orders", number): {"timestamp": 10 + number} for number in range(3)}
+
+
+def offsets_of(body: dict[str, Any], **codes: int) -> dict[str, Any]:
+    """The offset of each is its timestamp."""
+    rows = [
+        {"partition_index": row["partition_index"], "offset": row["timestamp"], "error_code": 0}
+        for row in body["topics"][0]["partitions"]
+    ]
+    for row in rows:
+        row["error_code"] = codes.get(f"p{row['partition_index']}", 0)
+    return {"topics": [{"name": "orders", "partitions": rows}]}
+
+
+def listed(client: Client, **options: Any) -> dict[tuple[str, int], int]:
+    rows = call_partitions(client, LIST_OFFSETS, {"replica_id": -1}, ALL, client.deadline(2_000), **options)
+    return {key: row["offset"] for key, row in rows.items()}
+
+
+def test_each_leader_is_asked_once_for_all_of_its_partitions(both: Both) -> None:
+    cluster, client = both
+    cluster.on_all(LIST_OFFSETS, lambda body, version: offsets_of(body))
+    assert listed(client) == {("orders", 0): 10, ("orders", 1): 11, ("orders", 2): 12}
+    assert cluster.asked(LIST_OFFSETS) == [ONE, TWO]
+
+
+def test_what_has_failed_is_asked_again_and_nothing_else(both: Both) -> None:
+    cluster, client = both
+    refusals = [{"p1": int(ErrorCode.NOT_LEADER_OR_FOLLOWER)}, {"p1": int(ErrorCode.KAFKA_STORAGE_ERROR)}]
+    cluster.on_all(LIST_OFFSETS, lambda body, version: offsets_of(body))
+    cluster.brokers[TWO].handlers[LIST_OFFSETS.key] = lambda body, version: offsets_of(
+        body, **(refusals.pop() if refusals else {})
+    )
+    assert listed(client)["orders", 1] == 11
+    asked = [
+        [row["partition_index"] for row in body["topics"][0]["partitions"]] for body in cluster.bodies(LIST_OFFSETS)
+    ]
+    assert asked == [[0], [1, 2], [1], [1]]
+    assert len(cluster.asked(METADATA)) == 3, "once at first, and once for each refusal"
+
+
+def test_a_row_may_be_refused_by_who_asked_for_it(both: Both) -> None:
+    cluster, client = both
+    cluster.on_all(LIST_OFFSETS, lambda body, version: offsets_of(body))
+
+    def refuse(key: tuple[str, int], row: Any, broker: Broker) -> KafkaError | None:
+        return UsageError(f"{key} at {broker}: {row['offset']} is no good") if key == ("orders", 2) else None
+
+    with pytest.raises(UsageError, match=r"2\) at .* \(broker 2\): 12 is no good"):
+        listed(client, refuse=refuse)
+
+
+def test_an_error_of_a_partition_has_it_in_its_context(both: Both) -> None:
+    cluster, client = both
+    cluster.on_all(LIST_OFFSETS, lambda body, version: offsets_of(body, p2=int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)))
+    with pytest.raises(BrokerError, match=r"orders-2 at .* \(broker 2\): TOPIC_AUTH") as caught:
+        listed(client)
+    assert (caught.value.context["topic"], caught.value.context["partition"]) == ("orders", 2)
+
+
+def test_a_leader_of_another_epoch_must_refuse_if_it_is_to_be_fenced(both: Both) -> None:
+    cluster, client = both
+
+    def ends(body: dict[str, Any], version: int) -> dict[str, Any]:
+        return {"topics": [{"topic": "orders", "partitions": [{"partition": 0, "end_offset": 5}]}]}
+
+    cluster.on_all(OFFSET_FOR_LEADER_EPOCH, ends)
+    asked = {("orders", 0): {"leader_epoch": 3}}
+    rows = call_partitions(client, OFFSET_FOR_LEADER_EPOCH, {}, asked, client.deadline(), fenced=True)
+    assert rows["orders", 0]["end_offset"] == 5
+    (row,) = cluster.bodies(OFFSET_FOR_LEADER_EPOCH)[0]["topics"][0]["partitions"]
+    assert row == {"partition": 0, "current_leader_epoch": 7, "leader_epoch": 3}
+
+
+def test_a_coordinator_is_asked_about_all_partitions_and_again_for_those_that_failed(both: Both) -> None:
+    cluster, client = both
+    busy = [int(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)]
+
+    def committed(body: dict[str, Any], version: int) -> dict[str, Any]:
+        rows = [{"partition_index": row["partition_index"], "error_code": 0} for row in body["topics"][0]["partitions"]]
+        rows[-1]["error_code"] = busy.pop() if busy else 0
+        return {"topics": [{"name": "orders", "partitions": rows}]}
+
+    cluster.on_all(OFFSET_COMMIT, committed)
+    offsets = {("orders", number): {"committed_offset": 5, "committed_metadata": ""} for number in range(3)}
+    rows = call_partitions(client, OFFSET_COMMIT, {"group_id": "etl"}, offsets, client.deadline(), at_most=9)
+    assert rows.keys() == offsets.keys()
+    assert cluster.asked(OFFSET_COMMIT) == [TWO, TWO]
+    assert [len(body["topics"][0]["partitions"]) for body in cluster.bodies(OFFSET_COMMIT)] == [3, 1]
+
+
+def test_what_a_reply_leaves_out_is_named_and_what_it_adds_is_not_looked_at(both: Both) -> None:
+    cluster, client = both
+    added = {"partition_index": 9, "offset": 1, "error_code": int(ErrorCode.UNKNOWN_SERVER_ERROR)}
+
+    def offsets(body: dict[str, Any], version: int) -> dict[str, Any]:
+        reply = offsets_of(body)
+        reply["topics"][0]["partitions"].append(added)
+        return reply
+
+    cluster.on_all(LIST_OFFSETS, offsets)
+    assert listed(client).keys() == ALL.keys()
+    cluster.brokers[TWO].handlers[LIST_OFFSETS.key] = lambda *_: {"topics": []}
+    with pytest.raises(Corrupt, match=r"ListOffsets at .* \(broker 2\): the reply leaves out orders-1"):
+        listed(client)
+
+
+def test_brokers_that_fail_for_long_are_told_in_the_words_of_the_call(both: Both) -> None:
+    cluster, client = both
+    codes = {f"p{number}": int(ErrorCode.NOT_LEADER_OR_FOLLOWER) for number in range(3)}
+    cluster.on_all(LIST_OFFSETS, lambda body, version: offsets_of(body, **codes))
+    with pytest.raises(DeadlineExceeded, match=r"ListOffsets of orders-0, orders-1, orders-2 did not succeed in .*"):
+        listed(client, max_attempts=3)
+    assert cluster.asked(LIST_OFFSETS) == [ONE, ONE, ONE, TWO, TWO, TWO]

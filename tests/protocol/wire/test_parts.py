@@ -1,0 +1,115 @@
+"""What is read off message definitions: where error codes stand, what rows are about, who is meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from protocol.errors import UsageError
+from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
+from protocol.wire.messages.m11_join_group import JOIN_GROUP
+from protocol.wire.messages.m15_describe_groups import DESCRIBE_GROUPS
+from protocol.wire.messages.m19_create_topics import CREATE_TOPICS
+from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
+from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
+from protocol.wire.messages.m24_add_partitions_to_txn import ADD_PARTITIONS_TO_TXN
+from protocol.wire.parts import partition_request, parts_of
+from protocol.wire.registry import API_BY_KEY
+from protocol.wire.schema import Api, Array, Route, Struct
+from tests.protocol.wire.kafka_facts import KAFKA, case_id, snake_case
+
+
+def with_codes(struct: Struct, numbers: Iterator[int]) -> dict[str, Any]:
+    """A reply with one row in each array, and another number in each field that may be an error code."""
+    value: dict[str, Any] = {}
+    for field in struct.fields:
+        if field.name.endswith("error_code"):
+            value[field.name] = next(numbers)
+        elif isinstance(field.type, Array) and isinstance(field.type.of, Struct):
+            value[field.name] = [with_codes(field.type.of, numbers)]
+        elif isinstance(field.type, Struct):
+            value[field.name] = with_codes(field.type, numbers)
+        else:
+            value[field.name] = field.name if field.type == "string" else field.default_value()
+    return value
+
+
+def codes(value: Any) -> Iterator[int]:
+    if isinstance(value, list):
+        for each in value:
+            yield from codes(each)
+    if isinstance(value, dict):
+        for name, each in value.items():
+            if name.endswith("error_code") and name != "topic_config_error_code":
+                yield each
+            yield from codes(each)
+
+
+@pytest.mark.parametrize("api", API_BY_KEY.values(), ids=case_id)
+def test_no_error_code_of_a_reply_is_overlooked(api: Api) -> None:
+    reply = with_codes(api.response, iter(range(1, 100)))
+    parts = list(parts_of(api, reply))
+    assert sorted(part.code for part in parts) == sorted(codes(reply))
+    assert all(part.about for part in parts if part.fields is not reply), "rows say what they are about"
+
+
+def test_a_part_says_what_it_is_about_and_what_the_broker_says_itself() -> None:
+    rows = [{"name": "orders", "error_code": 36, "error_message": "Topic 'orders' already exists."}]
+    (part,) = parts_of(CREATE_TOPICS, {"topics": rows})
+    assert (part.code, part.message, part.name, part.partition) == (36, rows[0]["error_message"], "orders", None)
+    offsets = {"topics": [{"topic": "orders", "partitions": [{"partition": 3, "error_code": 0}]}]}
+    (part,) = parts_of(OFFSET_FOR_LEADER_EPOCH, offsets)
+    assert (part.about, part.name, part.partition) == (
+        {"topic": "orders", "partition": 3},
+        "orders-3",
+        ("orders", 3),
+    )
+
+
+def test_partitions_stand_in_a_request_as_its_definition_has_them() -> None:
+    assert partition_request(
+        LIST_OFFSETS, {"replica_id": -1}, {("a", 0): {"timestamp": 5}, ("b", 1): {}, ("a", 2): {"timestamp": 6}}
+    ) == {
+        "replica_id": -1,
+        "topics": [
+            {
+                "name": "a",
+                "partitions": [{"partition_index": 0, "timestamp": 5}, {"partition_index": 2, "timestamp": 6}],
+            },
+            {"name": "b", "partitions": [{"partition_index": 1}]},
+        ],
+    }
+    assert partition_request(OFFSET_FOR_LEADER_EPOCH, {}, {("a", 0): {"leader_epoch": 5}}) == {
+        "topics": [{"topic": "a", "partitions": [{"partition": 0, "leader_epoch": 5}]}]
+    }
+    with pytest.raises(UsageError, match="JoinGroup is not about partitions"):
+        partition_request(JOIN_GROUP, {}, {("a", 0): {}})
+
+
+# -- whom a request is about ----------------------------------------------------------------------
+
+ENTITIES = {Route.GROUP: "groupId", Route.TRANSACTION: "transactionalId"}
+
+
+@pytest.mark.parametrize("api", [api for api in API_BY_KEY.values() if api.route in ENTITIES], ids=case_id)
+def test_the_field_that_says_which_coordinator_is_what_kafka_calls_a_group_or_a_transactional_id(api: Api) -> None:
+    fields = {snake_case(field["name"]): field for field in KAFKA[api.name]["request"]}
+    said = [name for name, field in fields.items() if field.get("entity") == ENTITIES[api.route]]
+    for name in said:
+        value = ["mine"] if fields[name]["type"].startswith("[]") else "mine"
+        assert api.coordinated({name: value}) == "mine"
+    assert len(said) == 1
+
+
+def test_of_several_no_coordinator_is_taken_for_all() -> None:
+    with pytest.raises(UsageError, match="DescribeGroups: groups must be one"):
+        DESCRIBE_GROUPS.coordinated({"groups": ["a", "b"]})
+    with pytest.raises(UsageError, match="AddPartitionsToTxn: v3_and_below_transactional_id must be one"):
+        ADD_PARTITIONS_TO_TXN.coordinated({"transactions": [{"transactional_id": "a"}]})
+
+
+def test_a_producer_without_transactions_needs_no_coordinator() -> None:
+    assert INIT_PRODUCER_ID.coordinated({"transactional_id": None}) is None
+    assert LIST_OFFSETS.coordinated({}) is None
