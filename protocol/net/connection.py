@@ -1,6 +1,6 @@
 """One connection to one broker: requests go out pipelined, replies are matched by correlation id.
 
-Owns a `Transport` and the queue of what is in flight. Made by `pool`, used by `cluster`. Has no thread of its own:
+Owns a `ByteStream` and the queue of what is in flight. Made by `pool`, used by `cluster`. Has no thread of its own:
 whoever waits for a reply reads frames, also for those who wait behind it. Safe for several threads.
 Knows nothing of metadata and never tries again.
 """
@@ -19,7 +19,7 @@ import numpy as np
 from protocol.broker_errors import ErrorCode
 from protocol.clock import Clock, Deadline
 from protocol.errors import ConnectionLost, Corrupt, FrameTooLarge, KafkaError, RequestTimedOut
-from protocol.net.transport import Transport
+from protocol.net.byte_stream import ByteStream
 from protocol.wire import frame, versions
 from protocol.wire.messages.m18_api_versions import API_VERSIONS
 from protocol.wire.schema import Api
@@ -50,6 +50,10 @@ class Reply:
         """Whether `result` is there, or a failure, without a look at the socket."""
         return self.frame is not None or self.error is not None or self._connection.closed
 
+    def pending(self) -> int:
+        """How many bytes wait above the socket, see `ByteStream.pending`."""
+        return self._connection.pending()
+
     def fileno(self) -> int:
         """The socket that will bring it (for `readiness`); -1 once closed."""
         return self._connection.fileno()
@@ -75,7 +79,7 @@ class Connection:
 
     def __init__(
         self,
-        transport: Transport,
+        stream: ByteStream,
         client_id: str,
         *,
         clock: Clock,
@@ -83,11 +87,11 @@ class Connection:
         on_failure: Callable[[KafkaError], None] = lambda error: None,
         is_departed: Callable[[Deadline | None], bool] = lambda deadline: False,
     ) -> None:
-        self.address = transport.address
+        self.address = stream.address
         self.versions: Mapping[int, tuple[int, int]] = {}
         self.features: Mapping[str, int] = {}
         self.last_used_s = clock.now_s()
-        self._transport = transport
+        self._stream = stream
         self._client_id = client_id
         self._clock = clock
         self._max_response_bytes = max_response_bytes
@@ -95,7 +99,7 @@ class Connection:
         self._is_departed = is_departed
         # Since when the broker owes us something and says nothing, or when that was looked into last.
         self._silent_since_s = self.last_used_s
-        transport.on_silence = self.check_silence
+        stream.on_silence = self.check_silence
         self._sending = threading.Lock()
         self._receiving = threading.Lock()
         self._in_flight: deque[Reply] = deque()
@@ -114,7 +118,10 @@ class Connection:
         return len(self._in_flight)
 
     def fileno(self) -> int:
-        return self._transport.fileno()
+        return self._stream.fileno()
+
+    def pending(self) -> int:
+        return self._stream.pending()
 
     def handshake(self, deadline: Deadline) -> None:
         """Asks for the API versions (KIP-35, KIP-511). A broker that lacks our version of it answers with version 0."""
@@ -135,7 +142,7 @@ class Connection:
     def close(self, error: KafkaError | None = None) -> None:
         """Closes; whoever waits gets `error`, what the broker did wrong, or a `ConnectionLost` if it did nothing."""
         first, self._closed = self._closed is None, self._closed or error or self._closed_here()
-        self._transport.close()
+        self._stream.close()
         if first and error is not None:
             self._on_failure(error)
 
@@ -163,7 +170,7 @@ class Connection:
                     self._silent_since_s = self.last_used_s
                 if replies:
                     self._in_flight.append(reply)
-                self._transport.send(buffers, deadline)
+                self._stream.send(buffers, deadline)
         return reply
 
     @contextmanager
@@ -209,12 +216,12 @@ class Connection:
             self.close(ConnectionLost(f"{self.address}: no answer, and others say that this broker is gone"))
 
     def _receive_next(self, deadline: Deadline) -> None:
-        self._transport.receive_into(self._size, deadline)
+        self._stream.receive_into(self._size, deadline)
         size = int.from_bytes(self._size, "big", signed=True)
         self._check_size(size)
         # Not a bytearray: that would be filled with zeros first.
         buffer = np.empty(size, np.uint8).data
-        self._transport.receive_into(buffer, deadline)
+        self._stream.receive_into(buffer, deadline)
         if not self._in_flight:
             raise Corrupt(f"{self.address}: the broker sent {size} bytes that nothing asked for")
         reply = self._in_flight.popleft()

@@ -17,9 +17,10 @@ from functools import partial
 from protocol.clock import Clock, Deadline
 from protocol.config import ClientConfig
 from protocol.errors import ConnectFailed, ConnectionLost, KafkaError
+from protocol.net.byte_stream import ByteStream
+from protocol.net.connect import connect
 from protocol.net.connection import Connection
 from protocol.net.reachability import Address, Reachability
-from protocol.net.transport import Transport
 
 
 class ConnectionPool:
@@ -118,7 +119,7 @@ class ConnectionPool:
     def _connect(self, host: str, port: int, setup: Deadline) -> Connection:
         with self._lock:
             failures = self._reachability.failures((host, port))
-        transport = Transport.open(
+        sock = connect(
             host,
             port,
             setup,
@@ -128,7 +129,7 @@ class ConnectionPool:
             first=failures,
         )
         connection = Connection(
-            transport,
+            ByteStream(sock, f"{host}:{port}"),
             self._config.client_id,
             clock=self._clock,
             max_response_bytes=self._config.max_response_bytes,

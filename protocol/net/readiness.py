@@ -16,7 +16,7 @@ def ready(replies: Sequence[Reply], timeout_s: float = 0.0) -> list[Reply]:
 
     Give the oldest outstanding reply of each connection: replies come in order. May return none.
     """
-    arrived = [reply for reply in replies if reply.arrived]
+    arrived = [reply for reply in replies if reply.arrived or reply.pending()]
     if arrived or not replies:
         return arrived
     poll = select.poll()

@@ -25,10 +25,11 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from protocol.clock import Deadline
+from protocol.clock import SYSTEM_CLOCK, Deadline
 from protocol.errors import ConfigurationError, DeadlineExceeded, KafkaError, ProtocolError, TransportError, UsageError
-from protocol.net.transport import Transport
-from protocol.wire.frame import decode_response, encode_request
+from protocol.net.byte_stream import ByteStream
+from protocol.net.connect import connect
+from protocol.net.connection import Connection
 from protocol.wire.messages.m03_metadata import METADATA
 from spark_kafka_source.local_kafka import config
 from spark_kafka_source.local_kafka.config import LOOPBACK, PLAINTEXT, ClusterConfig, Node
@@ -40,6 +41,7 @@ DEFAULT_VERSION = "4.2.0"
 _STOP_TIMEOUT_S = 30.0
 _TRAINING_STOP_TIMEOUT_S = 120.0
 _POLL_S = 0.05
+_MOST_METADATA_BYTES = 1_048_576
 # Below the range from which systems take the ports of outgoing connections: a port picked here stays ours while a
 # broker is down, and no client can connect to itself on it.
 PORTS = range(20_000, 32_000)
@@ -346,20 +348,16 @@ class LocalKafka:
         try:
             # A broker notes its cluster when it starts; another cluster may have taken the port.
             cluster_id = config.parse_properties(node.meta_properties.read_text())["cluster.id"]
-            transport = Transport.open(LOOPBACK, node.ports[PLAINTEXT], deadline)
+            stream = ByteStream(connect(LOOPBACK, node.ports[PLAINTEXT], deadline), LOOPBACK)
         except (OSError, KeyError, TransportError):
             return False
+        connection = Connection(stream, "local-kafka", clock=SYSTEM_CLOCK, max_response_bytes=_MOST_METADATA_BYTES)
         try:
-            transport.send(encode_request(METADATA, 2, 1, "local-kafka", {"topics": []}), deadline)
-            size = bytearray(4)
-            transport.receive_into(memoryview(size), deadline)
-            frame = bytearray(int.from_bytes(size, "big"))
-            transport.receive_into(memoryview(frame), deadline)
-            reply = decode_response(METADATA, 2, frame)
+            reply = connection.send(METADATA, 2, {"topics": []}, deadline).result(deadline)
         except (TransportError, ProtocolError):
             return False
         finally:
-            transport.close()
+            connection.close()
         known = {broker["node_id"] for broker in reply["brokers"]}
         return reply["cluster_id"] == cluster_id and reply["controller_id"] >= 0 and others <= known
 

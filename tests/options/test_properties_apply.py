@@ -184,7 +184,7 @@ def socket_option(option: int) -> Observe:
         where = Broker(1, cluster.broker.host, cluster.broker.port)
         connection = client.connection(where, CONTROL, client.deadline())
         # Linux doubles what is asked for.
-        return connection._transport._socket.getsockopt(socket.SOL_SOCKET, option) // 2
+        return connection._stream._socket.getsockopt(socket.SOL_SOCKET, option) // 2
 
     return observe
 

@@ -270,7 +270,7 @@ class TestSilentBrokers:
         self, monkeypatch: pytest.MonkeyPatch, others_know: str
     ) -> None:
         monkeypatch.setattr("protocol.net.connection._LATE_S", 0.1)
-        monkeypatch.setattr("protocol.net.transport._SILENCE_MS", 50)
+        monkeypatch.setattr("protocol.net.byte_stream._SILENCE_MS", 50)
         with FakeBroker() as fake, FakeBroker() as dark:
             rows = [{"node_id": 1, "host": fake.host, "port": fake.port}]
             rows += [{"node_id": 2, "host": dark.host, "port": dark.port}]
@@ -297,7 +297,7 @@ class TestSilentBrokers:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("protocol.net.connection._LATE_S", 0.1)
-        monkeypatch.setattr("protocol.net.transport._SILENCE_MS", 50)
+        monkeypatch.setattr("protocol.net.byte_stream._SILENCE_MS", 50)
         with FakeBroker() as dark, silent_address() as silent:
             host, port = silent.getsockname()
             rows = [{"node_id": 1, "host": host, "port": port}, {"node_id": 2, "host": dark.host, "port": dark.port}]

@@ -13,10 +13,10 @@ import pytest
 from protocol.clock import SYSTEM_CLOCK, Clock, Deadline
 from protocol.config import ClientConfig
 from protocol.errors import ConnectFailed, ConnectionLost, Corrupt, FrameTooLarge, RequestTimedOut
+from protocol.net.byte_stream import Buffer, ByteStream
 from protocol.net.connection import Connection
 from protocol.net.pool import ConnectionPool
 from protocol.net.reachability import Reachability
-from protocol.net.transport import Transport
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR
 from protocol.wire.messages.m18_api_versions import API_VERSIONS
@@ -163,15 +163,15 @@ def test_a_long_poll_does_not_hold_up_another_purpose(broker: FakeBroker) -> Non
     assert waiting.result(after(5000))["cluster_id"] == "slow"
 
 
-class Interrupting(Transport):
+class Interrupting(ByteStream):
     """As if Ctrl-C was pressed when `step` of the calls of `method` have been made."""
 
-    def __init__(self, inner: Transport, method: str, step: int) -> None:
-        super().__init__(inner._socket, *inner.address.rsplit(":", 1))  # type: ignore[arg-type]
+    def __init__(self, inner: ByteStream, method: str, step: int) -> None:
+        super().__init__(inner._socket, inner.address)
         self.method = method
         self.left = step
 
-    def send(self, buffers: Sequence[bytes | bytearray | memoryview], deadline: Deadline) -> None:
+    def send(self, buffers: Sequence[Buffer], deadline: Deadline) -> None:
         whole = b"".join(buffers)
         super().send([whole[: len(whole) // 2]], deadline)
         self._interrupt("send")
@@ -196,7 +196,7 @@ def test_ctrl_c_in_the_middle_of_a_frame_leaves_no_broken_connection_behind(
     broker.handlers[METADATA.key] = lambda body, version: metadata("c")
     connections = pool()
     first = connections.get(broker.host, broker.port, "control", after(5000))
-    first._transport = Interrupting(first._transport, method, step)
+    first._stream = Interrupting(first._stream, method, step)
     with pytest.raises(KeyboardInterrupt):
         first.send(METADATA, 9, {"topics": []}, after(5000)).result(after(5000))
     second = connections.get(broker.host, broker.port, "control", after(5000))

@@ -12,7 +12,7 @@ import pytest
 
 from protocol.clock import Deadline
 from protocol.errors import ConnectFailed
-from protocol.net.transport import Transport
+from protocol.net.connect import connect
 from tests.fake_broker import FakeBroker
 
 NUMERIC = socket.getaddrinfo
@@ -51,7 +51,7 @@ def test_the_first_address_is_a_black_hole(monkeypatch: pytest.MonkeyPatch, blac
     with FakeBroker() as fake:
         resolves_to(monkeypatch, black_hole, (fake.host, fake.port))
         started_s = time.monotonic()
-        Transport.open("broker.example", 9092, Deadline.after_ms(10_000)).close()
+        connect("broker.example", 9092, Deadline.after_ms(10_000)).close()
         assert time.monotonic() - started_s < 3
 
 
@@ -63,7 +63,7 @@ def test_every_address_is_named_with_what_became_of_it(
     resolves_to(monkeypatch, black_hole, closed)
     started_s = time.monotonic()
     with pytest.raises(ConnectFailed, match=r"broker\.example:9092: cannot connect \(.*refused; .*no answer in time"):
-        Transport.open("broker.example", 9092, Deadline.after_ms(700))
+        connect("broker.example", 9092, Deadline.after_ms(700))
     assert 0.6 < time.monotonic() - started_s < 3
 
 
@@ -71,9 +71,8 @@ def test_who_has_failed_before_begins_with_the_next_address(monkeypatch: pytest.
     with FakeBroker() as one, FakeBroker() as two:
         resolves_to(monkeypatch, (one.host, one.port), (two.host, two.port))
         for first, fake in enumerate([one, two, one]):
-            transport = Transport.open("broker.example", 9092, Deadline.after_ms(5_000), first=first)
-            assert transport._socket.getpeername()[1] == fake.port
-            transport.close()
+            with connect("broker.example", 9092, Deadline.after_ms(5_000), first=first) as sock:
+                assert sock.getpeername()[1] == fake.port
 
 
 def test_a_resolver_that_hangs_is_waited_for_until_the_deadline_and_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,21 +91,21 @@ def test_a_resolver_that_hangs_is_waited_for_until_the_deadline_and_asked_once(m
         started_s = time.monotonic()
         for _ in range(3):
             with pytest.raises(ConnectFailed, match=r"hangs\.example:\d+: the host name was not resolved in time"):
-                Transport.open("hangs.example", fake.port, Deadline.after_ms(100))
+                connect("hangs.example", fake.port, Deadline.after_ms(100))
         assert time.monotonic() - started_s < 3
         assert asked == ["hangs.example"]
         assert [each.name for each in threading.enumerate()].count("resolve-hangs.example") == 1
         release.set()
-        Transport.open("hangs.example", fake.port, Deadline.after_ms(5_000)).close()
+        connect("hangs.example", fake.port, Deadline.after_ms(5_000)).close()
 
 
 @pytest.mark.parametrize("host", ["a..b", "x" * 64, "nul\0l", ""])
 def test_a_name_that_cannot_be_one_is_our_own_error(host: str) -> None:
     with pytest.raises(ConnectFailed, match="9092: the host name cannot be resolved"):
-        Transport.open(host, 9092, Deadline.after_ms(5_000))
+        connect(host, 9092, Deadline.after_ms(5_000))
 
 
 @pytest.mark.parametrize("port", [-1, 99_999, 2**40])
 def test_a_port_that_cannot_be_one_is_our_own_error(port: int) -> None:
     with pytest.raises(ConnectFailed):
-        Transport.open("127.0.0.1", port, Deadline.after_ms(500))
+        connect("127.0.0.1", port, Deadline.after_ms(500))

@@ -1,0 +1,294 @@
+"""What a `Connection` may expect of the stream below it, whatever kind that is: as it is, or over TLS."""
+
+from __future__ import annotations
+
+import random
+import select
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from protocol.clock import SYSTEM_CLOCK, Deadline
+from protocol.errors import ConnectionLost, RequestTimedOut
+from protocol.net.byte_stream import Buffer, ByteStream
+from protocol.net.connection import Connection, Reply
+from protocol.net.readiness import ready
+from protocol.wire import frame
+from protocol.wire.messages.m03_metadata import METADATA
+from tests.tls_stream import TLSStream, client_context, make_certificate, server_context
+
+Pair = Callable[[], tuple[ByteStream, ByteStream]]
+
+MIB = 1024 * 1024
+TLS_VERSIONS = {"TLS 1.2": ssl.TLSVersion.TLSv1_2, "TLS 1.3": ssl.TLSVersion.TLSv1_3}
+
+
+def after(milliseconds: float) -> Deadline:
+    return Deadline.after_ms(milliseconds)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_certificate(tmp_path_factory.mktemp("certificate"))
+
+
+@pytest.fixture(params=["plain", *TLS_VERSIONS])
+def pair(request: pytest.FixtureRequest, certificate: Path) -> Iterator[Pair]:
+    """Makes two streams that are connected with each other: ours, and the peer's."""
+    with ExitStack() as open_streams, ThreadPoolExecutor() as threads:
+
+        def connected() -> tuple[ByteStream, ByteStream]:
+            with socket.create_server(("127.0.0.1", 0)) as server:
+                near, far = socket.create_connection(server.getsockname()), server.accept()[0]
+            for sock in (near, far):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if request.param == "plain":
+                ours, peers = ByteStream(near, "peer:9092"), ByteStream(far, "us:1234")
+            else:
+                ours, peers = over_tls(near, far, TLS_VERSIONS[request.param])
+            for stream in (ours, peers):
+                open_streams.enter_context(closing(stream))
+            # As ApiVersions does: a server that speaks TLS 1.3 sends session tickets before its first bytes.
+            peers.send([b"hello"], after(10_000))
+            received(ours, 5)
+            return ours, peers
+
+        def over_tls(near: socket.socket, far: socket.socket, version: ssl.TLSVersion) -> tuple[ByteStream, ByteStream]:
+            context = client_context(certificate)
+            context.minimum_version = context.maximum_version = version
+            ours = TLSStream(near, "peer:9092", context, server_hostname="localhost")
+            peers = TLSStream(far, "us:1234", server_context(certificate), server_side=True)
+            answered = threads.submit(peers.handshake, after(10_000))
+            ours.handshake(after(10_000))
+            answered.result()
+            return ours, peers
+
+        yield connected
+
+
+def received(stream: ByteStream, count: int, deadline: Deadline | None = None) -> bytes:
+    buffer = bytearray(count)
+    stream.receive_into(memoryview(buffer), deadline or after(20_000))
+    return bytes(buffer)
+
+
+def readable(stream: ByteStream, timeout_s: float = 0.0) -> bool:
+    """Whether the socket itself shows anything."""
+    poll = select.poll()
+    poll.register(stream.fileno(), select.POLLIN)
+    return bool(poll.poll(timeout_s * 1000))
+
+
+class TestBytes:
+    def test_many_buffers_arrive_in_order_whatever_their_sizes(self, pair: Pair) -> None:
+        ours, peers = pair()
+        chance = random.Random(7)
+        sizes = [0, 1, 4, 0, 70_000, 16_384, 300_000, 1, *(chance.randrange(40) for _ in range(2_000)), 0]
+        buffers: list[Buffer] = [chance.randbytes(size) for size in sizes]
+        buffers[3], buffers[4] = bytearray(buffers[3]), memoryview(buffers[4])
+        with ThreadPoolExecutor() as threads:
+            sent = threads.submit(ours.send, buffers, after(20_000))
+            assert received(peers, sum(sizes)) == b"".join(buffers)
+            sent.result()
+
+    def test_both_send_more_than_any_buffer_holds_while_they_receive(self, pair: Pair) -> None:
+        ours, peers = pair()
+        there, back = random.Random(1).randbytes(24 * MIB), random.Random(2).randbytes(24 * MIB)
+        with ThreadPoolExecutor() as threads:
+            sent = [
+                threads.submit(ours.send, [there[:MIB], memoryview(there)[MIB:]], after(60_000)),
+                threads.submit(peers.send, [back], after(60_000)),
+            ]
+            arrived = threads.submit(received, peers, len(there), after(60_000))
+            assert received(ours, len(back), after(60_000)) == back
+            assert arrived.result() == there
+            for each in sent:
+                each.result()
+
+    def test_one_thread_sends_while_another_receives(self, pair: Pair) -> None:
+        """As a connection is used: small requests and larger replies, many under way."""
+        ours, peers = pair()
+        chance = random.Random(3)
+        requests = [chance.randbytes(chance.choice([5, 60, 20_000])) for _ in range(1_500)]
+
+        def answer() -> None:
+            for request in requests:
+                assert received(peers, len(request)) == request
+                peers.send([request[::-1], request], after(20_000))
+
+        def ask() -> None:
+            for request in requests:
+                ours.send([request[:3], request[3:]], after(20_000))
+
+        with ThreadPoolExecutor() as threads:
+            running = [threads.submit(answer), threads.submit(ask)]
+            for request in requests:
+                assert received(ours, 2 * len(request)) == request[::-1] + request
+            for each in running:
+                each.result()
+
+    @pytest.mark.parametrize("sends", [1, 3])
+    def test_what_is_left_after_a_short_read_shows_in_the_socket_or_is_pending(self, pair: Pair, sends: int) -> None:
+        ours, peers = pair()
+        for _ in range(sends):
+            peers.send([b"0123456789" * 100], after(5_000))
+        got = received(ours, 4)
+        while len(got) < 1_000 * sends:
+            assert ours.pending() or readable(ours, 5)
+            got += received(ours, 4)
+        assert got == b"0123456789" * 100 * sends
+        assert not ours.pending()
+        assert not readable(ours)
+
+    def test_nothing_is_pending_while_nothing_came(self, pair: Pair) -> None:
+        ours, peers = pair()
+        assert not ours.pending()
+        ours.send([b"ping"], after(5_000))
+        assert received(peers, 4) == b"ping"
+        assert not ours.pending()
+        assert not peers.pending()
+
+
+class TestDeadlines:
+    def test_in_the_middle_of_what_is_received(self, pair: Pair) -> None:
+        ours, peers = pair()
+        peers.send([b"half"], after(5_000))
+        started_s = time.monotonic()
+        with pytest.raises(RequestTimedOut, match="peer:9092: the bytes did not come before the deadline"):
+            received(ours, 8, after(300))
+        assert 0.25 < time.monotonic() - started_s < 2
+
+    def test_in_the_middle_of_what_is_sent(self, pair: Pair) -> None:
+        ours, _ = pair()
+        started_s = time.monotonic()
+        with pytest.raises(RequestTimedOut, match="peer:9092: the bytes could not be sent before the deadline"):
+            ours.send([bytes(64 * MIB)], after(300))
+        assert 0.25 < time.monotonic() - started_s < 5
+
+    def test_one_that_has_passed_takes_what_is_there_and_waits_for_nothing(self, pair: Pair) -> None:
+        ours, peers = pair()
+        peers.send([b"there"], after(5_000))
+        while not readable(ours):
+            pass
+        assert received(ours, 5, after(0)) == b"there"
+        started_s = time.monotonic()
+        with pytest.raises(RequestTimedOut):
+            received(ours, 1, after(0))
+        assert time.monotonic() - started_s < 0.5
+
+    def test_a_silence_is_told_to_who_knows_what_it_may_mean(self, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("protocol.net.byte_stream._SILENCE_MS", 20)
+        ours, _ = pair()
+        told: list[Deadline] = []
+
+        def give_up_the_third_time(deadline: Deadline) -> None:
+            told.append(deadline)
+            if len(told) == 3:
+                ours.close()
+
+        ours.on_silence = give_up_the_third_time
+        deadline = after(20_000)
+        with pytest.raises(ConnectionLost):
+            received(ours, 1, deadline)
+        assert told == [deadline] * 3
+
+
+class TestEnds:
+    def test_the_peer_closes_in_the_middle(self, pair: Pair) -> None:
+        ours, peers = pair()
+        peers.send([b"half"], after(5_000))
+        peers.close()
+        with pytest.raises(ConnectionLost, match="peer:9092: the broker closed the connection"):
+            received(ours, 8)
+        with pytest.raises(ConnectionLost):
+            ours.send([bytes(64 * MIB)], after(20_000))
+
+    def test_the_peer_is_cut_off(self, pair: Pair) -> None:
+        """No end of TLS, and no end of TCP either."""
+        ours, peers = pair()
+        peers._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        peers._socket.close()
+        with pytest.raises(ConnectionLost, match="peer:9092: the connection broke while receiving"):
+            received(ours, 1)
+
+    @pytest.mark.parametrize("waiting_for", ["bytes", "room"])
+    def test_whoever_waits_is_woken_when_another_thread_closes(self, pair: Pair, waiting_for: str) -> None:
+        ours, peers = pair()
+        silent = threading.Event()
+        ours.on_silence = lambda deadline: silent.set()
+        if waiting_for == "bytes":
+            peers.send([b"1"], after(5_000))
+            work = partial(received, ours, 2, after(60_000))
+        else:
+            work = partial(ours.send, [bytes(64 * MIB)], after(60_000))
+        with ThreadPoolExecutor() as threads:
+            waiting = threads.submit(work)
+            assert silent.wait(20)
+            started_s = time.monotonic()
+            ours.close()
+            with pytest.raises(ConnectionLost):
+                waiting.result(20)
+            assert time.monotonic() - started_s < 5
+        assert ours.fileno() == -1
+
+    def test_once_closed_it_neither_sends_nor_receives_not_even_what_was_there(self, pair: Pair) -> None:
+        ours, peers = pair()
+        peers.send([b"there"], after(5_000))
+        assert readable(ours, 5)
+        ours.close()
+        ours.close()
+        with pytest.raises(ConnectionLost):
+            received(ours, 5, after(1_000))
+        with pytest.raises(ConnectionLost):
+            ours.send([b"x"], after(1_000))
+
+
+class TestReplies:
+    def test_two_that_come_together_are_both_ready(self, pair: Pair) -> None:
+        """Over TLS the second is out of the socket when the first is taken: no poll would ever show it."""
+        ours, peers = pair()
+        connection = Connection(ours, "test", clock=SYSTEM_CLOCK, max_response_bytes=MIB)
+        replies = [connection.send(METADATA, 9, {"topics": []}, after(5_000)) for _ in range(2)]
+        for _ in replies:
+            received(peers, int.from_bytes(received(peers, 4), "big"))
+        peers.send([b"".join(metadata(reply) for reply in replies)], after(5_000))
+        for reply in replies:
+            assert ready([reply], 5.0) == [reply]
+            assert reply.result(after(5_000))["cluster_id"] == f"c{reply.correlation_id}"
+
+
+def test_to_receive_may_mean_to_send(certificate: Path) -> None:
+    """A peer that changes its keys wants ours to be changed, too: OpenSSL answers in the middle of a read."""
+    command = ["openssl", "s_server", "-accept", "127.0.0.1:0", "-tls1_3", "-msg", "-cert", certificate]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as server:
+        assert server.stdin
+        assert server.stdout
+        try:
+            address = next(line for line in server.stdout if line.startswith("ACCEPT "))
+            sock = socket.create_connection(("127.0.0.1", int(address.rsplit(":", 1)[1])))
+            with closing(TLSStream(sock, "peer", client_context(certificate), server_hostname="localhost")) as ours:
+                ours.handshake(after(20_000))
+                for number in range(3):
+                    server.stdin.write("K\n")
+                    assert any(line.startswith(">>>") and "KeyUpdate" in line for line in server.stdout)
+                    server.stdin.write("hello\n")
+                    assert received(ours, 6) == b"hello\n"
+                    ours.send([f"thanks {number}\n".encode()], after(20_000))
+                    assert any(line.startswith("<<<") and "KeyUpdate" in line for line in server.stdout)
+                    assert any(line == f"thanks {number}\n" for line in server.stdout)
+        finally:
+            server.terminate()
+
+
+def metadata(reply: Reply) -> bytes:
+    body = {"brokers": [], "cluster_id": f"c{reply.correlation_id}", "controller_id": 0, "topics": []}
+    return b"".join(frame.encode_response(reply.api, reply.version, reply.correlation_id, body))
