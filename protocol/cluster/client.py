@@ -351,7 +351,7 @@ class Client:
     def _request_deadline(self, deadline: Deadline) -> Deadline:
         return deadline.at_most_ms(self.config.request_timeout_ms)
 
-    def _is_departed(self, address: tuple[str, int], deadline: Deadline | None) -> bool:
+    def _is_departed(self, address: tuple[str, int], deadline: Deadline) -> bool:
         """Whether a broker that has gone silent is not in the cluster any more, as the others say.
 
         The cluster notices that (nine seconds by default) long before `request.timeout.ms` is over. Called by who
@@ -363,7 +363,7 @@ class Client:
         if not self._asking_about_the_silent.acquire(blocking=False):
             return False
         try:
-            deadline = (deadline or self.deadline()).at_most_ms(_ABOUT_THE_SILENT_MS)
+            deadline = deadline.at_most_ms(_ABOUT_THE_SILENT_MS)
             body = {"topics": [], "allow_auto_topic_creation": False}
             reply = self._ask_one_of(others, METADATA, body, deadline, purpose="liveness", at_least=4)
         except KafkaError as error:

@@ -342,7 +342,8 @@ class RangeConsumer:
         judged.failed += failures.items()
 
     def _first_to_come(self) -> _InFlight | None:
-        come = ready([each.reply for each in self._in_flight], _LONGEST_WAIT_S)
+        deadline = min((self._reply_deadline(each) for each in self._in_flight), key=lambda each: each.at_s)
+        come = ready([each.reply for each in self._in_flight], _LONGEST_WAIT_S, deadline)
         for each in self._in_flight:
             if each.reply in come or self._reply_deadline(each).passed:
                 return each

@@ -1,7 +1,7 @@
 """One connection to one broker: requests go out pipelined, replies are matched by correlation id.
 
 Owns a `ByteStream` and the queue of what is in flight. Made by `pool`, used by `cluster`. Has no thread of its own:
-whoever waits for a reply reads frames, also for those who wait behind it. Safe for several threads.
+of those who wait for a reply one reads frames, also for the others. Safe for several threads.
 Knows nothing of metadata and never tries again.
 """
 
@@ -35,7 +35,7 @@ _HTTP = int.from_bytes(b"HTTP", "big")
 class Reply:
     """A reply that is on its way. `result()` waits for it."""
 
-    __slots__ = ("_connection", "api", "correlation_id", "error", "frame", "version")
+    __slots__ = ("_connection", "api", "correlation_id", "frame", "version")
 
     def __init__(self, connection: Connection, api: Api, version: int, correlation_id: int) -> None:
         self._connection = connection
@@ -43,12 +43,11 @@ class Reply:
         self.version = version
         self.correlation_id = correlation_id
         self.frame: memoryview | None = None  # set when it has come
-        self.error: KafkaError | None = None
 
     @property
     def arrived(self) -> bool:
         """Whether `result` is there, or a failure, without a look at the socket."""
-        return self.frame is not None or self.error is not None or self._connection.closed
+        return self.frame is not None or self._connection.closed
 
     def pending(self) -> int:
         """How many bytes wait above the socket, see `ByteStream.pending`."""
@@ -58,9 +57,9 @@ class Reply:
         """The socket that will bring it (for `readiness`); -1 once closed."""
         return self._connection.fileno()
 
-    def check_silence(self) -> None:
+    def check_silence(self, deadline: Deadline) -> None:
         """For who waits for several replies: call it from time to time, see `Connection.check_silence`."""
-        self._connection.check_silence()
+        self._connection.check_silence(deadline)
 
     def result(self, deadline: Deadline) -> dict[str, Any]:
         """The decoded body. `bytes` and `records` in it are views of the frame, not copies.
@@ -85,7 +84,7 @@ class Connection:
         clock: Clock,
         max_response_bytes: int,
         on_failure: Callable[[KafkaError], None] = lambda error: None,
-        is_departed: Callable[[Deadline | None], bool] = lambda deadline: False,
+        is_departed: Callable[[Deadline], bool] = lambda deadline: False,
     ) -> None:
         self.address = stream.address
         self.versions: Mapping[int, tuple[int, int]] = {}
@@ -101,7 +100,9 @@ class Connection:
         self._silent_since_s = self.last_used_s
         stream.on_silence = self.check_silence
         self._sending = threading.Lock()
-        self._receiving = threading.Lock()
+        # One thread reads; the others wait until it has what they wait for, or stops.
+        self._has_reader = False
+        self._arrivals = threading.Condition()
         self._in_flight: deque[Reply] = deque()
         self._next_correlation_id = 0
         self._closed: KafkaError | None = None
@@ -154,23 +155,31 @@ class Connection:
     def send(self, api: Api, version: int, body: dict[str, Any], deadline: Deadline, *, replies: bool = True) -> Reply:
         """Sends a request and returns at once. `replies=False`: the broker will not answer (Produce with acks=0).
 
-        Raises `UsageError` for a body that cannot be encoded, `TransportError` when the connection broke.
+        Raises `UsageError` for a body that cannot be encoded, `TransportError` when the connection broke, or others
+        were sending on it until the deadline.
         """
-        with self._sending:
-            self._raise_if_closed()
-            correlation_id = self._next_correlation_id
-            buffers = frame.encode_request(api, version, correlation_id, self._client_id, body)
-            self._next_correlation_id = (correlation_id + 1) & 0x7FFFFFFF
-            reply = Reply(self, api, version, correlation_id)
-            self.last_used_s = self._clock.now_s()
-            if log.isEnabledFor(logging.DEBUG):
-                log.debug("%s < %s v%d %d bytes", self.address, api.name, version, sum(map(len, buffers)))
-            with self._closed_when_broken():
-                if not self._in_flight:
-                    self._silent_since_s = self.last_used_s
-                if replies:
-                    self._in_flight.append(reply)
-                self._stream.send(buffers, deadline)
+        if not self._sending.acquire(timeout=deadline.remaining_s()):
+            raise RequestTimedOut(f"{self.address}: {api.name} v{version} could not be sent in time")
+        try:
+            return self._send(api, version, body, deadline, replies)
+        finally:
+            self._sending.release()
+
+    def _send(self, api: Api, version: int, body: dict[str, Any], deadline: Deadline, replies: bool) -> Reply:
+        self._raise_if_closed()
+        correlation_id = self._next_correlation_id
+        buffers = frame.encode_request(api, version, correlation_id, self._client_id, body)
+        self._next_correlation_id = (correlation_id + 1) & 0x7FFFFFFF
+        reply = Reply(self, api, version, correlation_id)
+        self.last_used_s = self._clock.now_s()
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("%s < %s v%d %d bytes", self.address, api.name, version, sum(map(len, buffers)))
+        with self._closed_when_broken():
+            if not self._in_flight:
+                self._silent_since_s = self.last_used_s
+            if replies:
+                self._in_flight.append(reply)
+            self._stream.send(buffers, deadline)
         return reply
 
     @contextmanager
@@ -187,26 +196,51 @@ class Connection:
             raise
 
     def receive(self, reply: Reply, deadline: Deadline) -> dict[str, Any]:
-        with self._receiving:
-            while reply.frame is None and reply.error is None:
-                self._raise_if_closed(reply)
+        if self._begin_to_read(reply, deadline):
+            try:
                 with self._closed_when_broken():
-                    try:
-                        self._receive_next(deadline)
-                    except RequestTimedOut as error:
-                        # Replies come in order: with this one missing, nothing behind it can be told apart.
-                        what = f"{reply.api.name} v{reply.version}"
-                        raise RequestTimedOut(f"{self.address}: no reply to {what} in time") from error
-                    except ConnectionLost:
-                        self._raise_if_closed(reply)
-                        raise
-            self.last_used_s = self._clock.now_s()
-        if reply.error is not None:
-            raise reply.error
+                    self._read_until(reply, deadline)
+            finally:
+                with self._arrivals:
+                    self._has_reader = False
+                    self._arrivals.notify_all()
+        self.last_used_s = self._clock.now_s()
         assert reply.frame is not None
         return frame.decode_response(reply.api, reply.version, reply.frame)
 
-    def check_silence(self, deadline: Deadline | None = None) -> None:
+    def _begin_to_read(self, reply: Reply, deadline: Deadline) -> bool:
+        """Waits while another thread reads; False: that one has read this reply, too."""
+        with self._arrivals:
+            while self._has_reader and reply.frame is None and not deadline.passed:
+                self._arrivals.wait(deadline.remaining_s())
+            if reply.frame is not None:
+                return False
+            if not self._has_reader:
+                self._has_reader = True
+                return True
+        error = self._no_reply(reply)
+        self.close(error)
+        raise error
+
+    def _read_until(self, wanted: Reply, deadline: Deadline) -> None:
+        while wanted.frame is None:
+            self._raise_if_closed(wanted)
+            try:
+                arrived = self._receive_next(deadline)
+            except RequestTimedOut as error:
+                raise self._no_reply(wanted) from error
+            except ConnectionLost:
+                self._raise_if_closed(wanted)
+                raise
+            if arrived is not wanted:
+                with self._arrivals:
+                    self._arrivals.notify_all()
+
+    def _no_reply(self, reply: Reply) -> RequestTimedOut:
+        """Closes the connection: replies come in order, so with one missing nothing behind it can be told apart."""
+        return RequestTimedOut(f"{self.address}: no reply to {reply.api.name} v{reply.version} in time")
+
+    def check_silence(self, deadline: Deadline) -> None:
         """Gives the connection up if the broker has been silent for a while and is gone, as others say until then."""
         now_s = self._clock.now_s()
         if self.closed or not self._in_flight or now_s - self._silent_since_s < _LATE_S:
@@ -215,7 +249,7 @@ class Connection:
         if self._is_departed(deadline):
             self.close(ConnectionLost(f"{self.address}: no answer, and others say that this broker is gone"))
 
-    def _receive_next(self, deadline: Deadline) -> None:
+    def _receive_next(self, deadline: Deadline) -> Reply:
         self._stream.receive_into(self._size, deadline)
         size = int.from_bytes(self._size, "big", signed=True)
         self._check_size(size)
@@ -234,6 +268,7 @@ class Connection:
         if log.isEnabledFor(logging.DEBUG):
             log.debug("%s > %s v%d %d bytes", self.address, reply.api.name, reply.version, size)
         reply.frame = buffer
+        return reply
 
     def _check_size(self, size: int) -> None:
         if 4 <= size <= self._max_response_bytes:

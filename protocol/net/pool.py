@@ -30,7 +30,7 @@ class ConnectionPool:
         self,
         config: ClientConfig,
         clock: Clock,
-        is_departed: Callable[[Address, Deadline | None], bool] = lambda address, deadline: False,
+        is_departed: Callable[[Address, Deadline], bool] = lambda address, deadline: False,
     ) -> None:
         self._config = config
         self._clock = clock

@@ -8,13 +8,15 @@ from __future__ import annotations
 import select
 from collections.abc import Sequence
 
+from protocol.clock import Deadline
 from protocol.net.connection import Reply
 
 
-def ready(replies: Sequence[Reply], timeout_s: float = 0.0) -> list[Reply]:
+def ready(replies: Sequence[Reply], timeout_s: float = 0.0, deadline: Deadline | None = None) -> list[Reply]:
     """Those that have arrived, failed, or have bytes to read; waits up to `timeout_s` for the first of them.
 
-    Give the oldest outstanding reply of each connection: replies come in order. May return none.
+    Give the oldest outstanding reply of each connection: replies come in order. May return none. When nothing came, and
+    a broker has been silent for a while, others are asked about it until `deadline`; None: there is no time for that.
     """
     arrived = [reply for reply in replies if reply.arrived or reply.pending()]
     if arrived or not replies:
@@ -29,7 +31,7 @@ def ready(replies: Sequence[Reply], timeout_s: float = 0.0) -> list[Reply]:
         by_number[number] = reply
         poll.register(number, select.POLLIN)
     events = poll.poll(0 if arrived else max(0.0, timeout_s) * 1000)
-    if not events and not arrived:
+    if not events and not arrived and deadline is not None and not deadline.passed:
         for reply in replies:
-            reply.check_silence()
+            reply.check_silence(deadline)
     return arrived + [by_number[number] for number, _ in events]

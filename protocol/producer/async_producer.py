@@ -139,7 +139,7 @@ class AsyncProducer:
 
     def take_answers(self) -> None:
         """Takes the answers that have come into `acknowledged`; sends nothing and waits for nothing."""
-        self._take_replies(0.0)
+        self._take_replies()
 
     @property
     def acknowledged(self) -> dict[TopicPartition, ProducedRange]:
@@ -277,9 +277,9 @@ class AsyncProducer:
 
     def _work(self, deadline: Deadline) -> None:
         """Takes the answers that are there, and sends until no broker takes more."""
-        self._take_replies(0.0)
+        self._take_replies(deadline=deadline)
         while self._send_round(deadline):
-            self._take_replies(0.0)
+            self._take_replies(deadline=deadline)
         now_s = self._client.clock.now_s()
         for key, partition in list(self._busy.items()):
             partition.expire(now_s)
@@ -342,11 +342,11 @@ class AsyncProducer:
             )
         return known
 
-    def _take_replies(self, wait_s: float) -> None:
-        """Takes what has come; waits up to `wait_s` for the first. A reply that is overdue counts as come."""
+    def _take_replies(self, wait_s: float = 0.0, deadline: Deadline | None = None) -> None:
+        """Takes what has come; `wait_s` and `deadline` as for `ready`. A reply that is overdue counts as come."""
         while waiting := [broker for broker in self._brokers.values() if broker.in_flight]:
             oldest = [reply for broker in waiting if (reply := broker.oldest) is not None]
-            come = {id(reply) for reply in ready(oldest, wait_s)}
+            come = {id(reply) for reply in ready(oldest, wait_s, deadline)}
             due = [broker for broker in waiting if id(broker.oldest) in come or broker.overdue]
             if not due:
                 return
@@ -362,7 +362,7 @@ class AsyncProducer:
         moments += [each.muted_until_s for each in self._brokers.values() if each.muted_until_s > now_s]
         wait_s = max(0.0, min(moments) - now_s)
         if any(broker.in_flight for broker in self._brokers.values()):
-            self._take_replies(wait_s)
+            self._take_replies(wait_s, deadline)
         else:
             self._client.clock.sleep_s(wait_s)
 

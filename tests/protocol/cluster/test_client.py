@@ -285,7 +285,7 @@ class TestSilentBrokers:
                     with pytest.raises(ConnectionLost, match=f"{dark.port}: no answer, and others say .* gone"):
                         waiting.result(client.deadline(20_000))
                     waiting = client.send(broker, FIND_COORDINATOR, {"coordinator_keys": ["etl"]}, client.deadline())
-                    while not ready([waiting], 0.1):
+                    while not ready([waiting], 0.1, client.deadline()):
                         pass
                     assert waiting.arrived
                 else:
@@ -308,6 +308,23 @@ class TestSilentBrokers:
                 with pytest.raises(RequestTimedOut, match="no reply to FindCoordinator"):
                     client.ask(broker, FIND_COORDINATOR, {"coordinator_keys": ["etl"]}, client.deadline(500))
                 assert time.monotonic() - began_s < 1.5
+
+    def test_who_waits_for_several_replies_asks_about_the_silent_only_if_it_has_time_for_that(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("protocol.net.connection._LATE_S", 0.01)
+        with FakeBroker() as dark, silent_address() as silent:
+            host, port = silent.getsockname()
+            rows = [{"node_id": 1, "host": host, "port": port}, {"node_id": 2, "host": dark.host, "port": dark.port}]
+            dark.handlers[METADATA.key] = lambda body, version: {"brokers": rows, "controller_id": 1, "topics": []}
+            with Client(ClientConfig(((dark.host, dark.port),))) as client:
+                broker = client.brokers()[2]
+                waiting = client.send(broker, FIND_COORDINATOR, {"coordinator_keys": ["etl"]}, client.deadline())
+                for deadline, asks in [(None, False), (client.deadline(0), False), (client.deadline(500), True)]:
+                    began_s = time.monotonic()
+                    assert ready([waiting], 0.1, deadline) == []
+                    assert time.monotonic() - began_s < 1.5
+                    assert (client._pool.failed_at_s(host, port) > 0) == asks
 
     def test_what_is_out_of_date_is_expired_before_anything_is_raised(self) -> None:
         refreshed: list[Refresh] = []

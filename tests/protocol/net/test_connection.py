@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
@@ -161,6 +162,96 @@ def test_a_long_poll_does_not_hold_up_another_purpose(broker: FakeBroker) -> Non
     other.send(FIND_COORDINATOR, 4, {"coordinator_keys": ["g"]}, after(2000)).result(after(2000))
     release.set()
     assert waiting.result(after(5000))["cluster_id"] == "slow"
+
+
+class TestThreadsThatWait:
+    """Several threads use one connection; each has a time of its own."""
+
+    def test_for_one_that_reads_for_longer_than_they_may(self, broker: FakeBroker) -> None:
+        connection = connect(broker)
+        patient, hasty = (connection.send(METADATA, 9, {"topics": []}, after(5_000)) for _ in range(2))
+        with ThreadPoolExecutor() as threads:
+            reading = threads.submit(patient.result, after(20_000))
+            wait_for_a_reader(connection)
+            started_s = time.monotonic()
+            with pytest.raises(RequestTimedOut, match="no reply to Metadata v9 in time"):
+                hasty.result(after(300))
+            assert 0.25 < time.monotonic() - started_s < 2
+            with pytest.raises(ConnectionLost, match="no reply to Metadata v9 in time; Metadata v9 was in flight"):
+                reading.result(10)
+        assert connection.closed
+
+    def test_get_their_replies_when_they_come_though_another_goes_on_reading(self, broker: FakeBroker) -> None:
+        release = threading.Event()
+
+        def answer(body: dict[str, Any], version: int) -> dict[str, Any]:
+            if body["topics"]:
+                release.wait(20)
+            return metadata("last" if body["topics"] else "first")
+
+        broker.handlers[METADATA.key] = answer
+        connection = connect(broker)
+        first = connection.send(METADATA, 9, {"topics": []}, after(5_000))
+        last = connection.send(METADATA, 9, {"topics": [{"name": "t"}]}, after(5_000))
+        with ThreadPoolExecutor() as threads:
+            reading = threads.submit(last.result, after(20_000))
+            wait_for_a_reader(connection)
+            assert first.result(after(5_000))["cluster_id"] == "first"
+            assert not reading.done()
+            release.set()
+            assert reading.result(10)["cluster_id"] == "last"
+
+    def test_read_on_when_the_one_that_reads_has_its_reply(self, broker: FakeBroker) -> None:
+        release = threading.Event()
+
+        def answer(body: dict[str, Any], version: int) -> dict[str, Any]:
+            release.wait(20)
+            return metadata("c")
+
+        broker.handlers[METADATA.key] = answer
+        connection = connect(broker)
+        replies = [connection.send(METADATA, 9, {"topics": []}, after(5_000)) for _ in range(5)]
+        with ThreadPoolExecutor() as threads:
+            waiting = [threads.submit(reply.result, after(20_000)) for reply in replies]
+            wait_for_a_reader(connection)
+            release.set()
+            assert [each.result(10)["cluster_id"] for each in waiting] == ["c"] * 5
+
+    def test_are_told_of_a_connection_that_breaks(self, broker: FakeBroker) -> None:
+        connection = connect(broker)
+        replies = [connection.send(METADATA, 9, {"topics": []}, after(5_000)) for _ in range(4)]
+        with ThreadPoolExecutor() as threads:
+            waiting = [threads.submit(reply.result, after(60_000)) for reply in replies]
+            wait_for_a_reader(connection)
+            broker.cut()
+            for each in waiting:
+                with pytest.raises(ConnectionLost, match="the broker closed the connection"):
+                    each.result(10)
+
+    def test_to_send_behind_a_request_that_the_broker_does_not_take(self, broker: FakeBroker) -> None:
+        release = threading.Event()
+        broker.handlers[METADATA.key] = lambda body, version: metadata(str(release.wait(20)))
+        connection = connect(broker)
+        connection.send(METADATA, 9, {"topics": []}, after(5_000))
+        large = {"topics": [{"name": "t" * 20_000} for _ in range(2_000)]}
+        with ThreadPoolExecutor() as threads:
+            sending = threads.submit(connection.send, METADATA, 9, large, after(20_000))
+            while not connection._sending.locked():
+                pass
+            started_s = time.monotonic()
+            with pytest.raises(RequestTimedOut, match=r"127\.0\.0\.1:\d+: Metadata v9 could not be sent in time"):
+                connection.send(METADATA, 9, {"topics": []}, after(300))
+            assert 0.25 < time.monotonic() - started_s < 2
+            assert not connection.closed
+            release.set()
+            assert sending.result(20).result(after(20_000))["cluster_id"] == "True"
+
+
+def wait_for_a_reader(connection: Connection) -> None:
+    """Until a thread waits for what the broker sends."""
+    asked = threading.Event()
+    connection._stream.on_silence = lambda deadline: asked.set()
+    assert asked.wait(10)
 
 
 class Interrupting(ByteStream):
