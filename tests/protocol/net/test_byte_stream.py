@@ -268,6 +268,8 @@ class TestReplies:
 
 def test_to_receive_may_mean_to_send(certificate: Path) -> None:
     """A peer that changes its keys wants ours to be changed, too: OpenSSL answers in the middle of a read."""
+    if not subprocess.run(["openssl", "version"], capture_output=True, text=True).stdout.startswith("OpenSSL"):
+        pytest.skip("the command openssl is another implementation, which cannot be told to change its keys")
     command = ["openssl", "s_server", "-accept", "127.0.0.1:0", "-tls1_3", "-msg", "-cert", certificate]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as server:
         assert server.stdin
