@@ -87,20 +87,31 @@ def lockstep(
     if (counts > steps).any() or (path[np.arange(len(lanes)), counts] != untils).any():
         return None
     within = within[:, :-1]
-    return path[:, :-1][within], path[:, 1:][within], np.bincount(region, counts, len(begins)).astype(np.int64)
+    starts = path[:, :-1][within]
+    rows = np.bincount(region, counts, len(begins)).astype(np.int64)
+    # A record ends where the next one of its region starts.
+    stops = np.empty_like(starts)
+    stops[:-1] = starts[1:]
+    filled = rows > 0
+    stops[rows.cumsum()[filled] - 1] = ends[filled]
+    return starts, stops, rows
 
 
 def _lanes(data: Bytes, begins: Positions, ends: Positions, average: int) -> tuple[Positions, Positions, Positions]:
-    """Where lanes start and end, and the region each is in: the regions, the longer ones cut."""
+    """Where lanes start and end, and the region each is in: the regions, the longer ones cut.
+
+    The pieces of a region are of one size, since the longest lane says how many steps there are.
+    """
     lengths = ends - begins
     lane_bytes = max(int(lengths.sum()) // _LANES, 4 * average)
-    cuts = np.maximum(lengths // lane_bytes - 1, 0)
+    pieces = np.maximum((lengths + lane_bytes // 2) // lane_bytes, 1)
+    cuts = pieces - 1
     total = int(cuts.sum())
     if not total:
         return begins, ends, np.arange(len(begins))
     region = np.repeat(np.arange(len(begins)), cuts)
     nth = np.arange(total) - np.repeat(np.cumsum(cuts) - cuts, cuts) + 1
-    found = sync(data, begins[region] + nth * lane_bytes, ends[region], average)
+    found = sync(data, begins[region] + nth * (lengths // pieces)[region], ends[region], average)
     lanes = np.concatenate([begins, found])
     lanes.sort()
     region = np.searchsorted(begins, lanes, side="right") - 1
