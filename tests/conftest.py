@@ -22,6 +22,7 @@ from spark_kafka_source.local_kafka.cluster import DEFAULT_VERSION
 from tests import spark_home
 from tests.agreement import wait_until_known
 from tests.jvm_connector import jvm_connector_jars
+from tests.soak import SOAK
 from tests.spark_home import BRIEF_LIFE
 
 if TYPE_CHECKING:
@@ -52,9 +53,10 @@ if (worker := os.environ.get("PYTEST_XDIST_WORKER", "gw")[2:]).isdigit():
 
 TopicFactory = Callable[..., str]
 
-# Time that an example takes says little where tests share two cores.
-hypothesis.settings.register_profile("shared cores", deadline=None)
-hypothesis.settings.load_profile("shared cores")
+# The time that an example takes says little where tests share two cores.
+hypothesis.settings.register_profile("usual", deadline=None, max_examples=30)
+hypothesis.settings.register_profile("soak", deadline=None, max_examples=1_000)
+hypothesis.settings.load_profile("soak" if SOAK else "usual")
 
 # Before anything of Spark starts, whose workers find the packages of this checkout.
 spark_home.use()

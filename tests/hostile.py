@@ -1,7 +1,7 @@
-"""What the tests of hostile bytes share: how much a reader may take, how bytes are spoilt, and for how long.
+"""What the tests of hostile bytes share: how much a reader may take, how bytes are spoilt, and how often.
 
-`SPARK_KAFKA_SOURCE_FUZZ_S` says how many seconds the random tests take in all; the cases are then new at each run, and
-always the same ones without it. A case that fails is named in hexadecimal digits.
+The cases are always the same ones, unless `SPARK_KAFKA_SOURCE_FUZZ_S` says for how many seconds each random test is to
+go on: then they are new at each run. A case that fails is named in hexadecimal digits.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from contextlib import contextmanager
 
 from protocol.errors import ProtocolError
 
-_SECONDS = os.environ.get("SPARK_KAFKA_SOURCE_FUZZ_S")
-FUZZ_S = float(_SECONDS or 15)
-_SEED = time.time_ns() if _SECONDS else 0
+_FUZZ_S = float(os.environ.get("SPARK_KAFKA_SOURCE_FUZZ_S", "0"))
+_SEED = time.time_ns() if _FUZZ_S else 0
 
 LARGEST_RATIO = 8
 SPARE_BYTES = 1 << 20
@@ -64,10 +63,11 @@ def provoke(read: Callable[[bytes], object], data: bytes, size_bytes: int | None
     return well
 
 
-def cases(name: str, seconds: float) -> Iterator[random.Random]:
-    """Dice for one case after the other, until the time is over."""
-    until_s, nth = time.monotonic() + seconds, 0
-    while time.monotonic() < until_s:
+def cases(name: str, count: int) -> Iterator[random.Random]:
+    """Dice for `count` cases, and for more of them until the time is over, if one is set."""
+    until_s = time.monotonic() + _FUZZ_S
+    nth = 0
+    while nth < count or time.monotonic() < until_s:
         yield random.Random(f"{name} {_SEED} {nth}")
         nth += 1
 

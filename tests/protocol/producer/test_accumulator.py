@@ -7,7 +7,7 @@ from itertools import islice
 
 import numpy as np
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.producer.accumulator import BATCH_HEADER_BYTES, Accumulator, Cut, Gathered
@@ -157,7 +157,6 @@ def runs_of_one_partition() -> st.SearchStrategy[list[int]]:
     return runs.map(lambda runs: [partition for partition, count in runs for _ in range(count)])
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     calls=st.lists(st.lists(st.integers(0, 5), max_size=30) | runs_of_one_partition(), max_size=12),
     rows=st.integers(1, 9) | st.integers(10, 120),

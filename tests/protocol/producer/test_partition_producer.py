@@ -8,7 +8,7 @@ from functools import partial
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.broker_errors import ErrorCode
@@ -370,7 +370,6 @@ class World:
 
 
 class TestAgainstAModelOfABroker:
-    @settings(max_examples=150, deadline=None)
     @given(
         batches=st.lists(st.integers(1, 6), min_size=1, max_size=14),
         seed=st.integers(0, 2**32),

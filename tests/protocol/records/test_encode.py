@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from crc32c import crc32c
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import UsageError
@@ -51,7 +51,6 @@ def row_lists(draw: st.DrawFn) -> list[dict[str, Any]]:
     ]
 
 
-@settings(max_examples=100, deadline=None)
 @given(row_lists(), st.sampled_from(list(reference.CODECS)))
 def test_any_rows_read_back_by_the_obvious_reader(rows: list[dict[str, Any]], codec: str) -> None:
     batch = encode(table(rows), compression=codec)
@@ -62,14 +61,12 @@ def test_any_rows_read_back_by_the_obvious_reader(rows: list[dict[str, Any]], co
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == (-1, -1, -1)
 
 
-@settings(max_examples=50, deadline=None)
 @given(row_lists())
 def test_the_bytes_are_those_of_the_obvious_writer(rows: list[dict[str, Any]]) -> None:
     batch = encode(table(rows))
     assert bytes(batch) == write_batch(read_batch(bytes(batch)))
 
 
-@settings(max_examples=100, deadline=None)
 @given(row_lists(), st.sampled_from(list(reference.CODECS)), st.data())
 def test_batches_that_are_encoded_together_are_those_encoded_alone(
     rows: list[dict[str, Any]], codec: str, data: st.DataObject
@@ -88,7 +85,6 @@ def test_a_count_of_none_is_refused() -> None:
         encode_batches(table([{"value": b"a", "timestamp_ms": 0}]), [1, 0])
 
 
-@settings(max_examples=100, deadline=None)
 @given(row_lists(), st.data())
 def test_record_sizes_are_a_bound_for_any_cut(rows: list[dict[str, Any]], data: st.DataObject) -> None:
     columns = table(rows)

@@ -17,6 +17,7 @@ from protocol.wire.messages.m36_sasl_authenticate import SASL_AUTHENTICATE
 from protocol.wire.registry import API_BY_KEY
 from protocol.wire.schema import Api
 from tests.protocol.wire.kafka_facts import case_id
+from tests.soak import SOAK
 
 API_BY_NAME = {api.name: api for api in API_BY_KEY.values()}
 LIES = [
@@ -38,21 +39,28 @@ def kafka_frames() -> list[tuple[Api, int, str, bytes]]:
     return cases
 
 
+def layout(case: tuple[Api, int, str, bytes]) -> tuple[str, str, bytes]:
+    """Versions that differ only in their number, which stands in a request, have the same."""
+    api, _, kind, frame = case
+    return api.name, kind, frame[4:] if kind == "request" else frame
+
+
 FRAMES = kafka_frames()
+LAYOUTS = FRAMES if SOAK else list({layout(case): case for case in FRAMES}.values())
 
 
 def decode(api: Api, version: int, kind: str, frame: bytes) -> Any:
     return decode_request(frame) if kind == "request" else decode_response(api, version, frame)
 
 
-@pytest.mark.parametrize(("api", "version", "kind", "frame"), FRAMES, ids=case_id)
+@pytest.mark.parametrize(("api", "version", "kind", "frame"), LAYOUTS, ids=case_id)
 def test_every_strict_prefix_is_truncated(api: Api, version: int, kind: str, frame: bytes) -> None:
     for cut in range(len(frame)):
         with pytest.raises(Truncated):
             decode(api, version, kind, frame[:cut])
 
 
-@pytest.mark.parametrize(("api", "version", "kind", "frame"), FRAMES, ids=case_id)
+@pytest.mark.parametrize(("api", "version", "kind", "frame"), LAYOUTS, ids=case_id)
 def test_a_byte_too_many_is_corrupt(api: Api, version: int, kind: str, frame: bytes) -> None:
     with pytest.raises(Corrupt, match="too many"):
         decode(api, version, kind, frame + b"\0")

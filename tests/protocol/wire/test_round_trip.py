@@ -12,6 +12,7 @@ from protocol.wire.frame import decode_request, decode_response, encode_request,
 from protocol.wire.registry import API_BY_KEY
 from protocol.wire.schema import Api
 from tests.protocol.wire.kafka_facts import KINDS, NUMBER_BITS, KafkaField, case_id, fields_of, plain
+from tests.soak import SOAK
 
 
 def values(fields: tuple[KafkaField, ...]) -> st.SearchStrategy[dict[str, Any]]:
@@ -40,7 +41,11 @@ def scalar_values(kind: str) -> st.SearchStrategy[Any]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("api", API_BY_KEY.values(), ids=case_id)
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(
+    max_examples=200 if SOAK else 5,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
 @given(data=st.data())
 def test_generated_values_survive_the_trip(api: Api, kind: str, data: st.DataObject) -> None:
     version = data.draw(st.integers(api.first, api.last), label="version")
