@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import struct
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -18,21 +19,26 @@ from protocol.wire.schema import Api
 
 Handler = Callable[[dict[str, Any], int], "dict[str, Any] | bytes | None"]
 
+CUT = b""
+"""In place of a reply: the connection is reset."""
+
 
 class FakeBroker:
     """Answers on a free loopback port until closed.
 
-    `handlers[api]` gets (body, version) and returns a body, raw bytes to send as they are, or None for silence.
+    `handlers[api]` gets (body, version) and returns a body, raw bytes to send as they are, `CUT`, or None for silence.
     `greeting`: bytes sent in place of any reply (a peer that is no Kafka broker).
     """
 
-    def __init__(self, handlers: dict[Api, Handler] | None = None, *, greeting: bytes | None = None) -> None:
+    def __init__(
+        self, handlers: dict[Api, Handler] | None = None, *, greeting: bytes | None = None, port: int = 0
+    ) -> None:
         self.handlers = {api.key: handler for api, handler in (handlers or {}).items()}
         self.greeting = greeting
         self.requests: list[tuple[str, int, dict[str, Any]]] = []
         self.client_ids: list[str | None] = []
         self.connections: list[socket.socket] = []
-        self._server = socket.create_server(("127.0.0.1", 0))
+        self._server = socket.create_server(("127.0.0.1", port))
         self.host, self.port = self._server.getsockname()
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -83,12 +89,25 @@ class FakeBroker:
         api, version, correlation_id, client_id, body = frame.decode_request(memoryview(request))
         self.client_ids.append(client_id)
         self.requests.append((api.name, version, body))
-        handler = self.handlers.get(api.key, _api_versions if api is API_VERSIONS else None)
-        reply = handler(body, version) if handler else None
-        if isinstance(reply, bytes):
+        reply = self.answer(api, version, client_id, body)
+        if reply is CUT:
+            _reset(connection)
+        elif isinstance(reply, bytes):
             connection.sendall(reply)
         elif reply is not None:
             connection.sendall(b"".join(frame.encode_response(api, version, correlation_id, reply)))
+
+    def answer(
+        self, api: Api, version: int, client_id: str | None, body: dict[str, Any]
+    ) -> dict[str, Any] | bytes | None:
+        handler = self.handlers.get(api.key, _api_versions if api is API_VERSIONS else None)
+        return handler(body, version) if handler else None
+
+
+def _reset(connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.shutdown(socket.SHUT_RDWR)
+    connection.close()
 
 
 def _api_versions(body: dict[str, Any], version: int) -> dict[str, Any]:

@@ -27,6 +27,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _place(tests: list[pytest.Item]) -> int:
     needs = {name for test in tests for name in getattr(test, "fixturenames", ())}
+    if any(mark.kwargs.get("brokers") == 3 for test in tests for mark in test.iter_markers("kafka")):
+        needs.add("kafka")
     if needs & _THREE_BROKERS:
         return 1 if needs & _ONE_BROKER else 0
     marks = {mark.name for test in tests for mark in test.iter_markers()}

@@ -1,0 +1,70 @@
+"""One contract, two Kafkas: each test here runs on the model and on a real broker.
+
+What the model does that is not held to here, nobody should build upon.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from protocol.admin.groups import describe_group
+from protocol.cluster.client import Client
+from protocol.config import parse_client
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.contract.members import new_group
+from tests.contract.transactions import TransactionalProducer
+from tests.fake_kafka.server import FakeKafka
+
+NewTopic = Callable[..., str]
+
+FAKE, REAL = "fake", "real"
+
+
+@pytest.fixture(params=[FAKE, pytest.param(REAL, marks=pytest.mark.kafka)])
+def which(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeKafka]:
+    with FakeKafka() as kafka:
+        yield kafka
+
+
+@pytest.fixture(scope="session")
+def real(kafka1: LocalKafka) -> LocalKafka:
+    """When its coordinators have loaded what they know: nothing, but until then they say so."""
+    with Client(parse_client({"bootstrap.servers": kafka1.bootstrap_servers})) as client:
+        for _ in range(16):
+            describe_group(client, new_group())
+            TransactionalProducer(client).init()
+    return kafka1
+
+
+@pytest.fixture
+def bootstrap_servers(which: str, request: pytest.FixtureRequest) -> str:
+    """One broker."""
+    kafka = request.getfixturevalue("fake" if which == FAKE else "real")
+    return str(kafka.bootstrap_servers)
+
+
+@pytest.fixture
+def new_topic(which: str, request: pytest.FixtureRequest) -> NewTopic:
+    """Makes topics: `new_topic(partitions=1, config=None) -> name`."""
+    if which == REAL:
+        return request.getfixturevalue("topic1")  # type: ignore[no-any-return]
+    kafka: FakeKafka = request.getfixturevalue("fake")
+
+    def create(partitions: int = 1, config: dict[str, str] | None = None) -> str:
+        return kafka.create_topic(f"topic-{uuid.uuid4().hex[:10]}", partitions, config=config).name
+
+    return create
+
+
+@pytest.fixture
+def client(bootstrap_servers: str) -> Iterator[Client]:
+    with Client(parse_client({"bootstrap.servers": bootstrap_servers})) as client:
+        yield client

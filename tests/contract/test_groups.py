@@ -1,0 +1,225 @@
+"""Classic groups: rounds of join and sync, heartbeats, members that leave, come back, or are not heard of."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from protocol.admin.groups import describe_group
+from protocol.broker_errors import ErrorCode
+from protocol.cluster.client import Client
+from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
+from tests.contract.members import GroupMember, ask_coordinator, new_group, stable, subscription, sync_all
+
+
+class TestRounds:
+    def test_a_new_member_is_given_its_id_before_it_is_let_in(self, client: Client) -> None:
+        member = GroupMember(client, new_group())
+        row = member.send_join().result(client.deadline())
+        assert (row["error_code"], row["generation_id"], row["members"]) == (ErrorCode.MEMBER_ID_REQUIRED, -1, [])
+        assert row["member_id"]
+
+    def test_one_alone_leads_and_assigns_to_itself(self, client: Client) -> None:
+        group = new_group()
+        member = GroupMember(client, group, protocols={"range": subscription("mine")})
+        joined = member.end(member.begin()).joined
+        fields = ("generation_id", "protocol_type", "protocol_name", "leader", "skip_assignment")
+        assert [joined[field] for field in fields] == [1, "consumer", "range", member.member_id, False]
+        assert [(each["member_id"], bytes(each["metadata"])) for each in joined["members"]] == [
+            (member.member_id, subscription("mine"))
+        ]
+        assert describe_group(client, group).state == "CompletingRebalance"
+        row = member.sync({member.member_id: b"everything"}).result(client.deadline())
+        assert (row["error_code"], bytes(row["assignment"])) == (0, b"everything")
+        assert (row["protocol_type"], row["protocol_name"]) == ("consumer", "range")
+        assert describe_group(client, group).state == "Stable"
+        again = member.sync().result(client.deadline())
+        assert bytes(again["assignment"]) == b"everything"
+
+    def test_two_members(self, client: Client) -> None:
+        (first,) = stable(client, new_group())
+        second = GroupMember(client, first.group)
+        waiting = second.begin()
+        first.await_rebalance()
+        assert not waiting.arrived
+        reply = first.send_join()
+        first.end(reply), second.end(waiting)
+        assert first.generation == second.generation == 2
+        assert (first.leads, second.leads) == (True, False)
+        assert {each["member_id"] for each in first.joined["members"]} == {first.member_id, second.member_id}
+        assert second.joined["members"] == [], "only the leader has to know"
+        follows = second.sync()
+        time.sleep(0.2)
+        assert not follows.arrived, "who follows waits for what the leader decides"
+        leads = first.sync({first.member_id: b"one half", second.member_id: b"the other"})
+        assert [bytes(each.result(client.deadline())["assignment"]) for each in (leads, follows)] == [
+            b"one half",
+            b"the other",
+        ]
+        assert [first.heartbeat(), second.heartbeat()] == [0, 0]
+
+    def test_who_has_no_assignment_gets_an_empty_one(self, client: Client) -> None:
+        member = GroupMember(client, new_group())
+        member.end(member.begin())
+        assert bytes(member.sync({"somebody else": b"all"}).result(client.deadline())["assignment"]) == b""
+
+    def test_the_strategy_that_all_have(self, client: Client) -> None:
+        first = GroupMember(client, new_group(), protocols={"sticky": subscription("1"), "range": subscription("2")})
+        first.end(first.begin())
+        assert first.joined["protocol_name"] == "sticky"
+        second = GroupMember(client, first.group, protocols={"range": subscription("3")})
+        waiting = second.begin()
+        first.await_rebalance()
+        reply = first.send_join()
+        first.end(reply), second.end(waiting)
+        assert second.joined["protocol_name"] == "range"
+        told = {bytes(each["metadata"]) for each in first.joined["members"]}
+        assert told == {subscription("2"), subscription("3")}
+        third = GroupMember(client, first.group, protocols={"sticky": subscription("4")})
+        row = third.send_join().result(client.deadline())
+        assert row["error_code"] == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+
+    def test_a_round_that_begins_anew_while_the_leader_decides(self, client: Client) -> None:
+        first, second = stable(client, new_group(), 2)
+        leads = first.send_join()
+        second.await_rebalance()
+        second.end(second.send_join())
+        first.end(leads)
+        follows = second.sync()
+        third = GroupMember(client, first.group)
+        third.begin()
+        first.await_rebalance()
+        assert follows.result(client.deadline())["error_code"] == ErrorCode.REBALANCE_IN_PROGRESS
+        row = first.sync({}).result(client.deadline())
+        assert row["error_code"] == ErrorCode.REBALANCE_IN_PROGRESS
+
+    def test_who_follows_and_joins_again_changes_nothing(self, client: Client) -> None:
+        first, second = stable(client, new_group(), 2)
+        row = second.send_join().result(client.deadline())
+        assert (row["error_code"], row["generation_id"]) == (0, second.generation)
+        assert first.heartbeat() == 0
+        changed = [{"name": "range", "metadata": subscription("other")}]
+        second.send_join(protocols=changed)
+        first.await_rebalance()
+
+    def test_the_leader_may_ask_for_another_round(self, client: Client) -> None:
+        first, second = stable(client, new_group(), 2)
+        first.send_join()
+        second.await_rebalance()
+
+
+class TestMembersThatGo:
+    def test_one_that_leaves(self, client: Client) -> None:
+        first, second = stable(client, new_group(), 2)
+        assert second.leave() == 0
+        assert first.heartbeat() == ErrorCode.REBALANCE_IN_PROGRESS
+        assert second.heartbeat() == ErrorCode.UNKNOWN_MEMBER_ID
+        assert second.leave() == ErrorCode.UNKNOWN_MEMBER_ID
+        first.end(first.send_join())
+        assert first.generation == 3
+        assert [each["member_id"] for each in first.joined["members"]] == [first.member_id]
+        assert sync_all([first]) == {first.member_id: first.member_id.encode()}
+
+    def test_the_leader_leaves(self, client: Client) -> None:
+        first, second = stable(client, new_group(), 2)
+        assert first.leave() == 0
+        second.end(second.send_join())
+        assert second.leads
+
+    def test_the_last_one_leaves(self, client: Client) -> None:
+        (member,) = stable(client, new_group())
+        assert member.leave() == 0
+        assert (describe_group(client, member.group).state, describe_group(client, member.group).members) == (
+            "Empty",
+            (),
+        )
+        assert member.heartbeat() == ErrorCode.UNKNOWN_MEMBER_ID
+
+    def test_one_that_does_not_join_again_is_out(self, client: Client) -> None:
+        first, second = stable(client, new_group(), 2, rebalance_timeout_ms=1_000)
+        first.end(first.send_join())
+        assert [each["member_id"] for each in first.joined["members"]] == [first.member_id]
+        assert second.heartbeat() == ErrorCode.UNKNOWN_MEMBER_ID
+
+    def test_one_that_is_not_heard_of_is_out(self, client: Client) -> None:
+        (first,) = stable(client, new_group())
+        second = GroupMember(client, first.group, session_timeout_ms=1_000)
+        waiting = second.begin()
+        first.await_rebalance()
+        reply = first.send_join()
+        first.end(reply), second.end(waiting)
+        sync_all([first, second])
+        give_up_s = time.monotonic() + 10
+        while first.heartbeat() == 0:
+            assert time.monotonic() < give_up_s
+            time.sleep(0.05)
+        assert second.heartbeat() == ErrorCode.UNKNOWN_MEMBER_ID
+        first.end(first.send_join())
+        assert len(first.joined["members"]) == 1
+
+
+class TestStaticMembers:
+    def test_one_that_is_started_again_goes_on(self, client: Client) -> None:
+        (first,) = stable(client, new_group(), instance_id="a")
+        again = GroupMember(client, first.group, instance_id="a")
+        again.end(again.begin())
+        assert again.member_id != first.member_id
+        assert (again.generation, again.joined["leader"]) == (first.generation, again.member_id)
+        assert again.joined["skip_assignment"]
+        assert bytes(again.sync().result(client.deadline())["assignment"]) == first.member_id.encode()
+        assert first.heartbeat() == ErrorCode.FENCED_INSTANCE_ID
+
+    def test_one_that_leaves_by_its_instance(self, client: Client) -> None:
+        (member,) = stable(client, new_group(), instance_id="a")
+        body = {"group_id": member.group, "members": [{"member_id": "", "group_instance_id": "a"}]}
+        (row,) = ask_coordinator(client, member.group, LEAVE_GROUP, body)["members"]
+        assert (row["error_code"], row["group_instance_id"]) == (0, "a")
+        assert describe_group(client, member.group).state == "Empty"
+
+
+class TestRefusals:
+    def test_an_old_generation(self, client: Client) -> None:
+        (member,) = stable(client, new_group())
+        assert member.heartbeat(generation_id=member.generation - 1) == ErrorCode.ILLEGAL_GENERATION
+        row = member.sync(generation_id=member.generation + 1).result(client.deadline())
+        assert row["error_code"] == ErrorCode.ILLEGAL_GENERATION
+
+    @pytest.mark.parametrize(
+        "fields", [{"protocol_name": "sticky"}, {"protocol_type": "connect"}, {"protocol_name": None}]
+    )
+    def test_another_strategy_than_the_group_has(self, client: Client, fields: dict[str, Any]) -> None:
+        (member,) = stable(client, new_group())
+        row = member.sync(**fields).result(client.deadline())
+        assert row["error_code"] == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+
+    def test_a_member_or_a_group_that_is_not_known(self, client: Client) -> None:
+        (member,) = stable(client, new_group())
+        assert member.heartbeat(member_id="nobody") == ErrorCode.UNKNOWN_MEMBER_ID
+        assert member.sync(member_id="nobody").result(client.deadline())["error_code"] == ErrorCode.UNKNOWN_MEMBER_ID
+        assert member.send_join(member_id="nobody").result(client.deadline())["error_code"] == (
+            ErrorCode.UNKNOWN_MEMBER_ID
+        )
+        stranger = GroupMember(client, new_group(), member_id="nobody", joined={"generation_id": 1})
+        assert stranger.heartbeat() == ErrorCode.UNKNOWN_MEMBER_ID
+        assert stranger.send_join().result(client.deadline())["error_code"] == ErrorCode.UNKNOWN_MEMBER_ID
+        assert describe_group(client, stranger.group).state == "Dead"
+
+    @pytest.mark.parametrize(
+        ("fields", "code"),
+        [
+            ({"session_timeout_ms": 10}, ErrorCode.INVALID_SESSION_TIMEOUT),
+            ({"session_timeout_ms": 2_000_000_000}, ErrorCode.INVALID_SESSION_TIMEOUT),
+            ({"protocol_type": ""}, ErrorCode.INCONSISTENT_GROUP_PROTOCOL),
+            ({"protocols": []}, ErrorCode.INCONSISTENT_GROUP_PROTOCOL),
+        ],
+    )
+    def test_what_cannot_join(self, client: Client, fields: dict[str, object], code: ErrorCode) -> None:
+        row = GroupMember(client, new_group()).send_join(**fields).result(client.deadline())
+        assert (row["error_code"], row["member_id"]) == (code, "")
+
+    def test_another_kind_of_group(self, client: Client) -> None:
+        (member,) = stable(client, new_group())
+        row = GroupMember(client, member.group).send_join(protocol_type="connect").result(client.deadline())
+        assert row["error_code"] == ErrorCode.INCONSISTENT_GROUP_PROTOCOL

@@ -1,0 +1,74 @@
+"""What a leader takes of a producer that numbers its records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from protocol.broker_errors import ErrorCode
+from protocol.cluster.client import Client
+from protocol.producer.idempotence import init_producer_id
+from tests.contract.asking import batch, fetch, produce, values_in
+
+
+def new_producer(client: Client) -> int:
+    identity = client.retrying("InitProducerId", lambda: init_producer_id(client, client.deadline()), client.deadline())
+    assert identity.producer_epoch == 0
+    return identity.producer_id
+
+
+def answer(client: Client, name: str, sequence: int, *values: bytes, producer: tuple[int, int]) -> tuple[int, int]:
+    row = produce(client, name, batch(*values, producer=producer, sequence=sequence))
+    return row["error_code"], row["base_offset"]
+
+
+def test_producers_have_ids_of_their_own(client: Client) -> None:
+    assert new_producer(client) != new_producer(client)
+
+
+def test_what_comes_again_is_not_written_again(client: Client, new_topic: Any) -> None:
+    name, me = new_topic(), (new_producer(client), 0)
+    assert answer(client, name, 0, b"a", b"b", producer=me) == (0, 0)
+    assert answer(client, name, 2, b"c", producer=me) == (0, 2)
+    assert answer(client, name, 0, b"a", b"b", producer=me) == (0, 0)
+    assert answer(client, name, 2, b"c", producer=me) == (0, 2)
+    assert values_in(fetch(client, name)) == [b"a", b"b", b"c"]
+
+
+def test_a_broker_remembers_five_batches(client: Client, new_topic: Any) -> None:
+    name, me = new_topic(), (new_producer(client), 0)
+    for sequence in range(6):
+        assert answer(client, name, sequence, b"%d" % sequence, producer=me) == (0, sequence)
+    assert answer(client, name, 1, b"1", producer=me) == (0, 1)
+    assert answer(client, name, 0, b"0", producer=me) == (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, -1)
+    assert len(values_in(fetch(client, name))) == 6
+
+
+def test_a_gap_is_refused(client: Client, new_topic: Any) -> None:
+    name, me = new_topic(), (new_producer(client), 0)
+    assert answer(client, name, 0, b"a", producer=me) == (0, 0)
+    assert answer(client, name, 2, b"c", producer=me) == (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, -1)
+    assert answer(client, name, 0, b"a", b"b", producer=me) == (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, -1), "overlap"
+    assert answer(client, name, 1, b"b", producer=me) == (0, 1)
+
+
+def test_whoever_is_not_known_may_begin_anywhere(client: Client, new_topic: Any) -> None:
+    name, me = new_topic(), (new_producer(client), 0)
+    assert answer(client, name, 7, b"a", producer=me) == (0, 0)
+    assert answer(client, name, 0, b"b", producer=me) == (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, -1)
+
+
+def test_a_new_epoch_begins_with_0_and_ends_the_old_one(client: Client, new_topic: Any) -> None:
+    name, me = new_topic(), new_producer(client)
+    assert answer(client, name, 0, b"a", producer=(me, 0)) == (0, 0)
+    assert answer(client, name, 1, b"b", producer=(me, 1)) == (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, -1)
+    assert answer(client, name, 0, b"b", producer=(me, 1)) == (0, 1)
+    assert answer(client, name, 1, b"c", producer=(me, 0)) == (ErrorCode.INVALID_PRODUCER_EPOCH, -1)
+    assert answer(client, name, 1, b"c", producer=(me, 1)) == (0, 2)
+
+
+def test_numbers_begin_again_after_the_largest(client: Client, new_topic: Any) -> None:
+    name, me, largest = new_topic(), (new_producer(client), 0), 2**31 - 1
+    assert answer(client, name, largest - 1, b"a", producer=me) == (0, 0)
+    assert answer(client, name, largest, b"b", b"c", producer=me) == (0, 1)
+    assert answer(client, name, 1, b"d", producer=me) == (0, 3)
+    assert answer(client, name, largest, b"b", b"c", producer=me) == (0, 1)

@@ -1,0 +1,188 @@
+"""Three brokers: who leads, who follows, and what a reader is told who knows an older leader."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from protocol.admin.groups import describe_group
+from protocol.broker_errors import ErrorCode
+from protocol.cluster.client import Client
+from protocol.cluster.metadata import Partition
+from protocol.config import parse_client
+from protocol.consumer.list_offsets import EARLIEST, LATEST
+from protocol.wire.messages.m00_produce import PRODUCE
+from protocol.wire.messages.m01_fetch import FETCH
+from protocol.wire.messages.m15_describe_groups import DESCRIBE_GROUPS
+from tests.conftest import topic_factory
+from tests.contract.asking import (
+    Row,
+    batch,
+    end_of_epoch,
+    fetch,
+    fetch_body,
+    list_offset,
+    produce,
+    values_in,
+    written,
+)
+from tests.contract.conftest import FAKE, REAL
+from tests.contract.members import new_group
+from tests.fake_kafka.server import FakeKafka
+
+
+@pytest.fixture(scope="module", params=[FAKE, pytest.param(REAL, marks=pytest.mark.kafka(brokers=3))])
+def which(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def brokers(which: str, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """The three of them: `stop(id)`, `start(id)`."""
+    if which == REAL:
+        yield request.getfixturevalue("kafka")
+        return
+    with FakeKafka(3, settings={"default.replication.factor": "3"}) as kafka:
+        yield kafka
+
+
+@pytest.fixture(scope="module")
+def client(brokers: Any) -> Iterator[Client]:
+    with Client(parse_client({"bootstrap.servers": brokers.bootstrap_servers})) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def replicated(which: str, brokers: Any) -> Iterator[Callable[..., str]]:
+    """As the fixture `topic` does it."""
+    yield from topic_factory(brokers) if which == REAL else [fake_topics(brokers)]
+
+
+def fake_topics(kafka: FakeKafka) -> Callable[..., str]:
+    def create(partitions: int = 1, replication_factor: int = -1, config: dict[str, str] | None = None) -> str:
+        return kafka.create_topic(f"topic-{uuid4().hex}", partitions, replication_factor, config=config).name
+
+    return create
+
+
+@pytest.fixture(scope="module")
+def careful(replicated: Callable[..., str]) -> str:
+    """A topic that is written to while all three have it."""
+    return replicated(config={"min.insync.replicas": "3"})
+
+
+@pytest.fixture(scope="module")
+def moved(brokers: Any, client: Client, replicated: Callable[..., str], careful: str) -> Iterator[str]:
+    """A topic with two records in epoch 0 and one of the next leader's; the first leader is stopped."""
+    name = replicated()
+    assert written(client, name, b"a", b"b") == 0
+    first, _ = client.leader(name, 0)
+    brokers.stop(first.node_id)
+    try:
+        known = until(client, name, lambda each: each.leader not in (first.node_id, -1) and len(each.isr) == 2)
+        assert known.leader_epoch >= 1
+        assert (set(known.replicas), set(known.isr)) == ({1, 2, 3}, {1, 2, 3} - {first.node_id})
+        assert written(client, name, b"c") == 2
+        yield name
+    finally:
+        brokers.start(first.node_id)
+    until(client, name, lambda each: len(each.isr) == 3)
+
+
+def until(client: Client, name: str, so: Callable[[Partition], bool]) -> Partition:
+    """What metadata says of partition 0 when it is so."""
+    give_up_s = time.monotonic() + 60
+    while not so(known := client.metadata([name]).topic(name).partitions[0]):
+        assert time.monotonic() < give_up_s, known
+        time.sleep(0.05)
+    return known
+
+
+def ask_broker(client: Client, broker_id: int, api: Any, body: Row) -> Row:
+    return client.ask(client.brokers()[broker_id], api, body, client.deadline())
+
+
+def test_a_follower_gives_records_and_takes_none(client: Client, replicated: Callable[..., str]) -> None:
+    name = replicated()
+    written(client, name, b"a")
+    leader, known = client.leader(name, 0)
+    follower = next(each for each in known.replicas if each != leader.node_id)
+    give_up_s = time.monotonic() + 20
+    while True:
+        body = fetch_body(client, name, {0: 0}, max_wait_ms=100)
+        (row,) = ask_broker(client, follower, FETCH, body)["responses"][0]["partitions"]
+        assert row["error_code"] == 0
+        if values_in(row) == [b"a"]:
+            break
+        assert time.monotonic() < give_up_s, "it has all that the leader has, and soon knows so"
+    topics = [{"topic_id": client.topic(name).topic_id, "partition_data": [{"index": 0, "records": batch(b"b")}]}]
+    reply = ask_broker(client, follower, PRODUCE, {"acks": 1, "timeout_ms": 1_000, "topic_data": topics})
+    (row,) = reply["responses"][0]["partition_responses"]
+    assert (row["error_code"], row["base_offset"]) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, -1)
+    assert row["current_leader"] == {"leader_id": leader.node_id, "leader_epoch": known.leader_epoch}
+    assert [(each["node_id"], each["port"]) for each in reply["node_endpoints"]] == [(leader.node_id, leader.port)]
+
+
+def test_a_broker_without_a_replica(client: Client, replicated: Callable[..., str]) -> None:
+    name = replicated(1, 1)
+    leader, known = client.leader(name, 0)
+    assert known.replicas == (leader.node_id,)
+    stranger = next(each for each in (1, 2, 3) if each != leader.node_id)
+    reply = ask_broker(client, stranger, FETCH, fetch_body(client, name, {0: 0}))
+    (row,) = reply["responses"][0]["partitions"]
+    assert row["error_code"] == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert row["current_leader"] == {"leader_id": leader.node_id, "leader_epoch": known.leader_epoch}
+    assert [(each["node_id"], each["port"]) for each in reply["node_endpoints"]] == [(leader.node_id, leader.port)]
+
+
+def test_partitions_have_leaders_in_turn(client: Client, replicated: Callable[..., str]) -> None:
+    name = replicated(3)
+    assert {each.leader for each in client.topic(name).partitions.values()} == {1, 2, 3}
+
+
+def test_one_broker_coordinates_a_group(client: Client) -> None:
+    group = new_group()
+    assert describe_group(client, group).state == "Dead"
+    coordinator = client.coordinator(group, client.deadline()).node_id
+    for broker in client.brokers():
+        (row,) = ask_broker(client, broker, DESCRIBE_GROUPS, {"groups": [group]})["groups"]
+        there = broker == coordinator
+        assert row["error_code"] == (ErrorCode.GROUP_ID_NOT_FOUND if there else ErrorCode.NOT_COORDINATOR)
+
+
+class TestAfterALeaderHasMoved:
+    def test_an_old_leader_epoch_is_fenced(self, client: Client, moved: str) -> None:
+        known = client.topic(moved).partitions[0]
+        row = fetch(client, moved, 0, current_leader_epoch=0)
+        assert (row["error_code"], bytes(row["records"] or b"")) == (ErrorCode.FENCED_LEADER_EPOCH, b"")
+        assert row["current_leader"] == {"leader_id": known.leader, "leader_epoch": known.leader_epoch}
+        listed = list_offset(client, moved, LATEST, current_leader_epoch=0)
+        assert (listed["error_code"], listed["offset"]) == (ErrorCode.FENCED_LEADER_EPOCH, -1)
+
+    def test_the_epoch_in_which_it_leads(self, client: Client, moved: str) -> None:
+        epoch = client.topic(moved).partitions[0].leader_epoch
+        assert values_in(fetch(client, moved, 0, current_leader_epoch=epoch)) == [b"a", b"b", b"c"]
+        assert list_offset(client, moved, LATEST, current_leader_epoch=epoch)["leader_epoch"] == epoch
+        assert list_offset(client, moved, EARLIEST)["leader_epoch"] == 0
+        asked: dict[str, Any] = {"current_leader_epoch": epoch + 1}
+        assert fetch(client, moved, 0, **asked)["error_code"] == ErrorCode.UNKNOWN_LEADER_EPOCH
+
+    def test_where_epochs_end(self, client: Client, moved: str) -> None:
+        epoch = client.topic(moved).partitions[0].leader_epoch
+        ends = {each: end_of_epoch(client, moved, each) for each in (0, epoch, epoch + 1)}
+        assert ends == {0: (0, 2), epoch: (epoch, 3), epoch + 1: (-1, -1)}
+
+    def test_a_reader_whose_log_was_another_one(self, client: Client, moved: str) -> None:
+        row = fetch(client, moved, 3, last_fetched_epoch=0)
+        assert (row["error_code"], row["diverging_epoch"]) == (0, {"epoch": 0, "end_offset": 2})
+        assert values_in(fetch(client, moved, 2, last_fetched_epoch=0)) == [b"c"], "up to there they agree"
+
+    def test_fewer_replicas_in_sync_than_there_have_to_be(self, client: Client, careful: str, moved: str) -> None:
+        until(client, careful, lambda each: each.leader != -1 and len(each.isr) == 2)
+        assert produce(client, careful, batch(b"a"))["error_code"] == ErrorCode.NOT_ENOUGH_REPLICAS
+        assert produce(client, careful, batch(b"b"), acks=1)["base_offset"] == 0
+        assert fetch(client, careful)["high_watermark"] == 0, "nobody may read what could still be lost"

@@ -1,0 +1,246 @@
+"""A partition's log as its leader shows it: Produce, Fetch, ListOffsets, DeleteRecords."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from protocol.admin.topics import delete_records
+from protocol.broker_errors import ErrorCode
+from protocol.cluster.client import Client
+from protocol.config import parse_consumer, parse_producer
+from protocol.consumer.list_offsets import EARLIEST, LATEST
+from protocol.consumer.range_consumer import Range, RangeConsumer
+from protocol.producer.async_producer import AsyncProducer
+from protocol.records.encode import encode
+from protocol.wire.messages.m00_produce import PRODUCE
+from protocol.wire.messages.m01_fetch import FETCH
+from tests.contract.asking import (
+    NOW_MS,
+    ask_leader,
+    batch,
+    end_of_epoch,
+    fetch,
+    fetch_all,
+    fetch_body,
+    list_offset,
+    produce,
+    values_in,
+    written,
+)
+
+
+class TestRecords:
+    def test_what_our_producer_writes_our_consumer_reads(self, client: Client, new_topic: Any) -> None:
+        name, values = new_topic(3), [b"%04d" % number for number in range(1_000)]
+        with AsyncProducer(client, parse_producer({"batch.size": 1_000})) as producer:
+            rows = pa.RecordBatch.from_pydict({"value": pa.array(values, pa.binary())})
+            producer.send_columns(name, rows, np.arange(1_000, dtype=np.int32) % 3)
+        ranges = [Range(name, number, 0, len(range(number, 1_000, 3))) for number in range(3)]
+        found: dict[int, list[bytes]] = {number: [] for number in range(3)}
+        for wanted, rows in RangeConsumer(client, parse_consumer({}), ranges):
+            found[wanted.partition] += rows["value"].to_pylist()
+        assert found == {number: values[number::3] for number in range(3)}
+
+    def test_offsets_go_on_from_batch_to_batch(self, client: Client, new_topic: Any) -> None:
+        name = new_topic()
+        assert [written(client, name, b"a", b"b"), written(client, name, b"c")] == [0, 2]
+        row = fetch(client, name, 1)
+        assert values_in(row) == [b"a", b"b", b"c"], "the whole batch in which the offset is"
+        ends = ("error_code", "high_watermark", "last_stable_offset", "log_start_offset", "aborted_transactions")
+        assert [row[end] for end in ends] == [0, 3, 3, 0, None]
+        assert int.from_bytes(bytes(row["records"])[12:16], "big") == 0, "the epoch in which they were written"
+        assert fetch(client, name, 2)["records"] == bytes(row["records"])[-len(batch(b"c")) :]
+
+    def test_what_a_broker_does_not_take(self, client: Client, new_topic: Any) -> None:
+        name = new_topic(config={"max.message.bytes": "1000"})
+        whole = batch(b"a")
+        refused = {
+            "too large": (batch(b"." * 2_000), ErrorCode.MESSAGE_TOO_LARGE),
+            "spoilt": (whole[:-1] + b"\1", ErrorCode.CORRUPT_MESSAGE),
+            "two in one": (whole * 2, ErrorCode.INVALID_RECORD),
+        }
+        answers = {what: produce(client, name, records) for what, (records, _) in refused.items()}
+        assert {what: (row["error_code"], row["base_offset"]) for what, row in answers.items()} == {
+            what: (code, -1) for what, (_, code) in refused.items()
+        }
+        assert written(client, name, b"a") == 0
+
+    def test_acks_that_do_not_exist_and_none(self, client: Client, new_topic: Any) -> None:
+        name = new_topic()
+        assert produce(client, name, batch(b"a"), acks=2)["error_code"] == ErrorCode.INVALID_REQUIRED_ACKS
+        assert produce(client, name, batch(b"a"), acks=1)["base_offset"] == 0
+        rows = [{"index": 0, "records": batch(b"b")}]
+        topics = [{"topic_id": client.topic(name).topic_id, "partition_data": rows}]
+        leader, _ = client.leader(name, 0)
+        body = {"acks": 0, "timeout_ms": 1_000, "topic_data": topics}
+        client.send(leader, PRODUCE, body, client.deadline(), purpose=PRODUCE.name, replies=False)
+        # Had it been answered, this one's answer would not be the next on the connection.
+        assert produce(client, name, batch(b"c"))["base_offset"] == 2
+
+
+class TestFetch:
+    def test_an_offset_that_is_not_in_the_log(self, client: Client, new_topic: Any) -> None:
+        name = new_topic()
+        written(client, name, b"a", b"b", b"c")
+        delete_records(client, {(name, 0): 2})
+        for offset in (1, 4):
+            row = fetch(client, name, offset)
+            assert (row["error_code"], row["high_watermark"]) == (ErrorCode.OFFSET_OUT_OF_RANGE, -1)
+            assert not row["records"]
+        row = fetch(client, name, 2)
+        assert (row["error_code"], row["log_start_offset"], row["high_watermark"]) == (0, 2, 3)
+        assert values_in(row) == [b"a", b"b", b"c"], "a batch stays whole"
+
+    def test_at_the_end_it_waits(self, client: Client, new_topic: Any) -> None:
+        name = new_topic()
+        began_s = time.monotonic()
+        assert not fetch(client, name, 0, max_wait_ms=300)["records"]
+        assert 0.3 <= time.monotonic() - began_s < 2
+
+    def test_it_waits_for_so_many_bytes(self, client: Client, new_topic: Any) -> None:
+        name = new_topic()
+        written(client, name, b"a")
+        large = len(batch(b"a")) + 1
+        writing = threading.Timer(0.3, lambda: written(client, name, b"b"))
+        writing.start()
+        began_s = time.monotonic()
+        assert values_in(fetch(client, name, 0, max_wait_ms=10_000, min_bytes=large)) == [b"a", b"b"]
+        assert 0.25 <= time.monotonic() - began_s < 5
+        writing.join()
+
+    def test_an_error_is_not_waited_with(self, client: Client, new_topic: Any) -> None:
+        began_s = time.monotonic()
+        assert fetch(client, new_topic(), 7, max_wait_ms=10_000)["error_code"] == ErrorCode.OFFSET_OUT_OF_RANGE
+        assert time.monotonic() - began_s < 5
+
+    def test_the_first_batch_comes_whole_and_others_only_if_they_fit(self, client: Client, new_topic: Any) -> None:
+        name = new_topic(2)
+        for partition in range(2):
+            for _ in range(3):
+                written(client, name, b"." * 500, partition=partition)
+        size = len(batch(b"." * 500))
+        sizes = {n: len(row["records"]) for n, row in fetch_all(client, name, {0: 0, 1: 0}, max_bytes=10).items()}
+        assert sizes == {0: size, 1: 0}
+        limited = fetch_all(client, name, {0: 0, 1: 0}, partition_max_bytes=size + 100)
+        assert {n: len(row["records"]) for n, row in limited.items()} == {0: size + 100, 1: size + 100}, (
+            "the next is cut"
+        )
+        assert [len(values_in(row)) for row in limited.values()] == [1, 1]
+        small = fetch_all(client, name, {0: 0, 1: 0}, partition_max_bytes=10)
+        assert {n: len(row["records"]) for n, row in small.items()} == {0: size, 1: 0}
+
+    def test_topics_go_by_name_up_to_version_12(self, client: Client, new_topic: Any) -> None:
+        name = new_topic()
+        written(client, name, b"a")
+        body = fetch_body(client, name, {0: 0})
+        body["topics"][0].pop("topic_id")
+        for topic, partition, expected in ((name, 0, (0, [b"a"])), ("not-there", 0, (3, [])), (name, 3, (3, []))):
+            body["topics"][0].update(topic=topic)
+            body["topics"][0]["partitions"][0].update(partition=partition)
+            reply = ask_leader(client, FETCH, body, name, version=12)
+            assert reply["responses"][0]["topic"] == topic
+            (row,) = reply["responses"][0]["partitions"]
+            assert (row["error_code"], values_in(row)) == expected
+
+
+class TestSessions:
+    def test_only_what_is_new_is_told(self, client: Client, new_topic: Any) -> None:
+        name = new_topic(3)
+        written(client, name, b"a", partition=1)
+
+        def ask(offsets: dict[int, int], **fields: Any) -> tuple[int, dict[int, list[bytes | None]]]:
+            reply = ask_leader(client, FETCH, fetch_body(client, name, offsets, **fields), name)
+            assert reply["error_code"] == 0
+            rows = [row for each in reply["responses"] for row in each["partitions"]]
+            return reply["session_id"], {row["partition_index"]: values_in(row) for row in rows}
+
+        session, rows = ask({0: 0, 1: 0, 2: 0}, session_epoch=0)
+        assert session > 0
+        assert rows == {0: [], 1: [b"a"], 2: []}
+        assert ask({1: 1}, session_id=session, session_epoch=1) == (session, {}), "all is known"
+        written(client, name, b"b", partition=2)
+        assert ask({}, session_id=session, session_epoch=2) == (session, {2: [b"b"]})
+        topic_id = client.topic(name).topic_id
+        forgotten = [{"topic_id": topic_id, "partitions": [2]}]
+        written(client, name, b"c", partition=2)
+        again = ask({}, session_id=session, session_epoch=3, forgotten_topics_data=forgotten)
+        assert again == (session, {}), "what is not wanted any more does not come"
+
+    def test_one_that_is_not_known_or_is_at_another_epoch(self, client: Client, new_topic: Any) -> None:
+        name = new_topic()
+
+        def code(**fields: Any) -> int:
+            reply = ask_leader(client, FETCH, fetch_body(client, name, {0: 0}, **fields), name)
+            if reply["session_id"]:
+                sessions.append(reply["session_id"])
+            return int(reply["error_code"])
+
+        sessions: list[int] = []
+        assert code(session_id=77, session_epoch=1) == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+        assert code(session_epoch=0) == 0
+        (session,) = sessions
+        assert code(session_id=session, session_epoch=2) == ErrorCode.INVALID_FETCH_SESSION_EPOCH
+        assert code(session_id=session, session_epoch=1) == 0
+        assert code(session_id=session, session_epoch=-1) == 0, "its end"
+        assert code(session_id=session, session_epoch=2) == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+
+
+class TestListOffsets:
+    def test_by_time(self, client: Client, new_topic: Any) -> None:
+        name = new_topic()
+        times = pa.array([NOW_MS + seconds * 1_000 for seconds in (1, 3, 2, 4)], pa.int64())
+        rows = pa.RecordBatch.from_pydict({"value": pa.array([b"."] * 4, pa.binary()), "timestamp_ms": times})
+        for half in (rows.slice(0, 2), rows.slice(2)):
+            produce(client, name, bytes(encode(half)))
+        delete_records(client, {(name, 0): 1})
+        for asked, offset, at_ms in (
+            (EARLIEST, 1, -1),
+            (LATEST, 4, -1),
+            (0, 1, NOW_MS + 3_000),
+            (NOW_MS + 2_500, 1, NOW_MS + 3_000),
+            (NOW_MS + 3_000, 1, NOW_MS + 3_000),
+            (NOW_MS + 3_001, 3, NOW_MS + 4_000),
+            (NOW_MS + 4_000, 3, NOW_MS + 4_000),
+        ):
+            row = list_offset(client, name, asked)
+            assert (row["offset"], row["timestamp"], row["leader_epoch"]) == (offset, at_ms, 0), asked
+        row = list_offset(client, name, NOW_MS + 4_001)
+        assert (row["offset"], row["timestamp"], row["leader_epoch"]) == (-1, -1, -1)
+
+    def test_records_that_were_deleted(self, client: Client, new_topic: Any) -> None:
+        name = new_topic()
+        written(client, name, b"a", b"b")
+        assert delete_records(client, {(name, 0): -1}) == {(name, 0): 2}
+        assert [list_offset(client, name, each)["offset"] for each in (EARLIEST, LATEST)] == [2, 2]
+        assert written(client, name, b"c") == 2
+
+
+class TestEpochs:
+    """Of a leader that has been the first one; `test_leaders` is about the next ones."""
+
+    def test_an_epoch_that_is_still_to_come(self, client: Client, new_topic: Any) -> None:
+        name = new_topic()
+        asked: dict[str, Any] = {"current_leader_epoch": 5}
+        assert fetch(client, name, 0, **asked)["error_code"] == ErrorCode.UNKNOWN_LEADER_EPOCH
+        assert list_offset(client, name, LATEST, **asked)["error_code"] == ErrorCode.UNKNOWN_LEADER_EPOCH
+
+    @pytest.mark.parametrize(("epoch", "end"), [(0, (0, 2)), (3, (-1, -1)), (-1, (-1, -1))])
+    def test_where_an_epoch_ends(self, client: Client, new_topic: Any, epoch: int, end: tuple[int, int]) -> None:
+        name = new_topic()
+        written(client, name, b"a", b"b")
+        assert end_of_epoch(client, name, epoch) == end
+
+    def test_a_reader_who_has_seen_more_than_there_is(self, client: Client, new_topic: Any) -> None:
+        name = new_topic()
+        written(client, name, b"a", b"b")
+        row = fetch(client, name, 7, last_fetched_epoch=0)
+        assert (row["error_code"], row["diverging_epoch"]) == (0, {"epoch": 0, "end_offset": 2})
+        assert not row["records"]
+        assert fetch(client, name, 1, last_fetched_epoch=3)["error_code"] == ErrorCode.OFFSET_OUT_OF_RANGE
+        assert values_in(fetch(client, name, 0, last_fetched_epoch=0)) == [b"a", b"b"]

@@ -1,0 +1,117 @@
+"""What groups commit: by members, by who is none, and what others find."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from protocol.admin.groups import describe_group
+from protocol.admin.topics import delete_topic
+from protocol.broker_errors import ErrorCode, broker_error, error_row
+from protocol.cluster.client import Client
+from protocol.group.offsets import CommittedOffset, commit_offsets, fetch_offsets
+from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
+from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
+from tests.contract.members import (
+    GroupMember,
+    ask_coordinator,
+    commit,
+    commit_body,
+    committed,
+    new_group,
+    stable,
+)
+
+
+def test_what_our_client_commits_it_finds(client: Client, new_topic: Any) -> None:
+    name, group = new_topic(3), new_group()
+    offsets = {(name, 0): CommittedOffset(5, 0), (name, 2): CommittedOffset(7, -1)}
+    commit_offsets(client, group, offsets, client.deadline())
+    assert fetch_offsets(client, group, offsets, client.deadline()) == offsets
+    assert fetch_offsets(client, group, None, client.deadline()) == offsets
+    assert committed(client, group, name, 1) == (0, -1)
+
+
+def test_a_group_that_has_committed_is_there_and_empty(client: Client, new_topic: Any) -> None:
+    group = new_group()
+    assert commit(client, group, new_topic(), 5) == 0
+    assert describe_group(client, group).state == "Empty"
+
+
+def test_offsets_may_go_back(client: Client, new_topic: Any) -> None:
+    name, group = new_topic(), new_group()
+    assert [commit(client, group, name, offset) for offset in (9, 3)] == [0, 0]
+    assert committed(client, group, name) == (0, 3)
+
+
+def test_a_group_that_is_not_known_has_none(client: Client, new_topic: Any) -> None:
+    name, group = new_topic(), new_group()
+    assert committed(client, group, name) == (0, -1)
+    body = {"groups": [{"group_id": group, "topics": None}]}
+    (row,) = ask_coordinator(client, group, OFFSET_FETCH, body)["groups"]
+    assert (row["error_code"], row["topics"]) == (0, [])
+
+
+def test_who_commits_for_a_group_with_members(client: Client, new_topic: Any) -> None:
+    name = new_topic()
+    (member,) = stable(client, new_group())
+    me = {"member_id": member.member_id, "generation_id_or_member_epoch": member.generation}
+    assert commit(client, member.group, name, 1, **me) == 0
+    refused = {
+        "an old generation": ({**me, "generation_id_or_member_epoch": member.generation - 1}, "ILLEGAL_GENERATION"),
+        "a generation to come": ({**me, "generation_id_or_member_epoch": member.generation + 1}, "ILLEGAL_GENERATION"),
+        "another member": ({**me, "member_id": "nobody"}, "UNKNOWN_MEMBER_ID"),
+        "nobody": ({}, "UNKNOWN_MEMBER_ID"),
+        "another instance": ({**me, "group_instance_id": "b"}, "UNKNOWN_MEMBER_ID"),
+    }
+    answers = {
+        who: error_row(commit(client, member.group, name, 9, **as_whom)).name for who, (as_whom, _) in refused.items()
+    }
+    assert answers == {who: code for who, (_, code) in refused.items()}
+    assert committed(client, member.group, name) == (0, 1)
+
+
+def test_a_commit_while_the_group_rebalances(client: Client, new_topic: Any) -> None:
+    name = new_topic()
+    (member,) = stable(client, new_group())
+    other = GroupMember(client, member.group)
+    waiting = other.begin()
+    member.await_rebalance()
+    me = {"member_id": member.member_id, "generation_id_or_member_epoch": member.generation}
+    assert commit(client, member.group, name, 1, **me) == 0, "the last chance before the partitions are given up"
+    reply = member.send_join()
+    member.end(reply), other.end(waiting)
+    assert commit(client, member.group, name, 2, **me) == ErrorCode.ILLEGAL_GENERATION
+    me["generation_id_or_member_epoch"] = member.generation
+    assert commit(client, member.group, name, 3, **me) == ErrorCode.REBALANCE_IN_PROGRESS, "not before it has synced"
+    assert committed(client, member.group, name) == (0, 1)
+
+
+def test_a_generation_of_a_group_that_is_not_there(client: Client, new_topic: Any) -> None:
+    me = {"member_id": "nobody", "generation_id_or_member_epoch": 1}
+    assert commit(client, new_group(), new_topic(), 1, **me) == ErrorCode.GROUP_ID_NOT_FOUND
+
+
+def test_what_cannot_be_committed(client: Client, new_topic: Any) -> None:
+    name, group = new_topic(), new_group()
+    assert commit(client, group, name, 1, metadata="." * 5_000) == ErrorCode.OFFSET_METADATA_TOO_LARGE
+    assert commit(client, group, name, 1, partition=7) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    unknown = ask_coordinator(client, group, OFFSET_COMMIT, commit_body(group, b"\1" * 16, 1))
+    assert unknown["topics"][0]["partitions"][0]["error_code"] == ErrorCode.UNKNOWN_TOPIC_ID
+    by_name = {"name": "not-there", "partitions": commit_body(group, b"", 1)["topics"][0]["partitions"]}
+    unknown = ask_coordinator(client, group, OFFSET_COMMIT, {"group_id": group, "topics": [by_name]}, version=9)
+    assert unknown["topics"][0]["partitions"][0]["error_code"] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_offsets_of_a_topic_that_is_deleted_are_gone(client: Client, new_topic: Any) -> None:
+    name, group = new_topic(), new_group()
+    assert commit(client, group, name, 1) == 0
+    delete_topic(client, name)
+
+    def gone() -> None:
+        body = {"groups": [{"group_id": group, "topics": [{"name": name, "partition_indexes": [0]}]}]}
+        (row,) = ask_coordinator(client, group, OFFSET_FETCH, body, version=9)["groups"]
+        part = row["topics"][0]["partitions"][0]
+        if part["committed_offset"] != -1:
+            raise broker_error(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "still there")
+
+    client.retrying("gone", gone, client.deadline())

@@ -1,0 +1,110 @@
+"""Topics: what brokers say of those that are there, are not, are made, and are gone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from protocol.admin.topics import NewTopic, create_partitions, create_topic, delete_topic
+from protocol.broker_errors import ErrorCode
+from protocol.cluster.client import Client
+from protocol.errors import BrokerError
+from protocol.wire.messages.m01_fetch import FETCH
+from protocol.wire.messages.m02_list_offsets import LATEST, LIST_OFFSETS
+from protocol.wire.messages.m03_metadata import METADATA
+from tests.contract.asking import Row, ask, fetch_body, written
+
+
+def metadata(client: Client, **asked: Any) -> Row:
+    """The row of one topic."""
+    row: Row = ask(client, METADATA, {"topics": [{"name": None, **asked}], "allow_auto_topic_creation": False})[
+        "topics"
+    ][0]
+    return row
+
+
+def test_a_topic_has_an_id_and_its_partitions_a_leader(client: Client, new_topic: Any) -> None:
+    name = new_topic(3)
+    row = metadata(client, name=name)
+    assert (row["error_code"], row["name"], row["is_internal"]) == (0, name, False)
+    assert metadata(client, topic_id=row["topic_id"])["name"] == name
+    partitions = sorted(row["partitions"], key=lambda each: each["partition_index"])
+    assert [each["partition_index"] for each in partitions] == [0, 1, 2]
+    assert {(each["error_code"], each["leader_epoch"]) for each in partitions} == {(0, 0)}
+    (broker,) = client.brokers().values()
+    assert {each["leader_id"] for each in partitions} == {broker.node_id}
+    assert all(each["replica_nodes"] == each["isr_nodes"] == [broker.node_id] for each in partitions)
+
+
+def test_all_topics_are_listed_and_none_is(client: Client, new_topic: Any) -> None:
+    name = new_topic()
+    assert name in [row["name"] for row in ask(client, METADATA, {"topics": None})["topics"]]
+    assert ask(client, METADATA, {"topics": []})["topics"] == []
+
+
+def test_a_topic_that_is_not_there(client: Client) -> None:
+    unknown = {"error_code": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "name": "not-there", "partitions": []}
+    assert metadata(client, name="not-there").items() >= {**unknown, "topic_id": bytes(16)}.items()
+    assert metadata(client, name="not-there")["error_code"] == unknown["error_code"], (
+        "it was not made by being asked for"
+    )
+    row = metadata(client, topic_id=b"\1" * 16)
+    assert (row["error_code"], row["name"], row["partitions"]) == (ErrorCode.UNKNOWN_TOPIC_ID, None, [])
+
+
+@pytest.mark.parametrize(
+    ("wanted", "code"),
+    [
+        (NewTopic("no such name", 1), ErrorCode.INVALID_TOPIC_EXCEPTION),
+        (NewTopic("contract-copies", 1, 7), ErrorCode.INVALID_REPLICATION_FACTOR),
+        (NewTopic("contract-none", 0), ErrorCode.INVALID_PARTITIONS),
+    ],
+)
+def test_topics_that_cannot_be(client: Client, wanted: NewTopic, code: ErrorCode) -> None:
+    with pytest.raises(BrokerError) as refused:
+        create_topic(client, wanted)
+    assert refused.value.code == code
+
+
+def test_a_topic_is_made_once(client: Client, new_topic: Any) -> None:
+    with pytest.raises(BrokerError) as refused:
+        create_topic(client, NewTopic(new_topic(), 1))
+    assert refused.value.code == ErrorCode.TOPIC_ALREADY_EXISTS
+
+
+def test_a_topic_grows_and_never_shrinks(client: Client, new_topic: Any) -> None:
+    name = new_topic()
+    create_partitions(client, name, 4)
+
+    def count() -> None:
+        if len(client.metadata([name]).topic(name).partitions) != 4:
+            raise BrokerError("not yet", code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name="")
+
+    client.retrying("four partitions", count, client.deadline())
+    with pytest.raises(BrokerError) as refused:
+        create_partitions(client, name, 2)
+    assert refused.value.code == ErrorCode.INVALID_PARTITIONS
+
+
+def test_a_topic_that_is_deleted_and_made_anew_is_another_one(client: Client, new_topic: Any) -> None:
+    name = new_topic()
+    written(client, name, b"one")
+    before, leader = client.topic(name).topic_id, client.leader(name, 0)[0]
+    asking_for_the_first = fetch_body(client, name, {0: 0})
+    delete_topic(client, name)
+    client.retrying("a new one", lambda: create_topic(client, NewTopic(name, 1)), client.deadline())
+    assert client.topic(name).topic_id not in (before, bytes(16))
+    reply = client.ask(leader, FETCH, asking_for_the_first, client.deadline())
+    (row,) = reply["responses"][0]["partitions"]
+    assert (row["error_code"], bytes(row["records"] or b"")) == (ErrorCode.UNKNOWN_TOPIC_ID, b"")
+
+
+def test_a_partition_that_is_not_there(client: Client, new_topic: Any) -> None:
+    topics = [
+        {"name": "not-there", "partitions": [{"partition_index": 0, "timestamp": LATEST}]},
+        {"name": new_topic(), "partitions": [{"partition_index": 5, "timestamp": LATEST}]},
+    ]
+    reply = ask(client, LIST_OFFSETS, {"isolation_level": 0, "topics": topics})
+    rows = [row for topic in reply["topics"] for row in topic["partitions"]]
+    assert {(row["error_code"], row["offset"]) for row in rows} == {(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1)}

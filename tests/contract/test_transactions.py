@@ -1,0 +1,271 @@
+"""Transactions: what their producers may do, and what readers see of them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from protocol.broker_errors import ErrorCode, error_row
+from protocol.cluster.client import Client
+from protocol.config import parse_consumer
+from protocol.consumer.list_offsets import LATEST
+from protocol.consumer.range_consumer import Range, RangeConsumer
+from tests.contract.asking import batch, fetch, list_offset, produce, values_in, written
+from tests.contract.members import commit, committed, new_group, stable
+from tests.contract.transactions import TransactionalProducer
+
+V1_AND_V2 = pytest.mark.parametrize("v2", [False, True], ids=["before KIP-890", "since KIP-890"])
+
+
+def ends(client: Client, name: str) -> tuple[int, int]:
+    """What a reader of committed records, and one of all, takes for the end."""
+    committed, every = (list_offset(client, name, LATEST, committed=each)["offset"] for each in (True, False))
+    return committed, every
+
+
+def until_decided(client: Client, name: str) -> int:
+    """A coordinator answers before it has written the markers. The end of the log."""
+    give_up_s = time.monotonic() + 20
+    while (found := ends(client, name))[0] != found[1]:
+        assert time.monotonic() < give_up_s
+        time.sleep(0.01)
+    return found[1]
+
+
+def read(client: Client, name: str, isolation_level: str) -> list[bytes]:
+    """The values that our consumer gives to a reader."""
+    end = list_offset(client, name, LATEST, committed=isolation_level == "read_committed")["offset"]
+    config = parse_consumer({"isolation.level": isolation_level})
+    return [
+        value
+        for _, rows in RangeConsumer(client, config, [Range(name, 0, 0, end)])
+        for value in rows["value"].to_pylist()
+    ]
+
+
+@V1_AND_V2
+class TestReaders:
+    def test_one_that_is_open_holds_back_what_comes_after_it(self, client: Client, new_topic: Any, v2: bool) -> None:
+        name, producer = new_topic(), TransactionalProducer(client, v2).init()
+        written(client, name, b"before")
+        producer.send(name, b"in it")
+        written(client, name, b"after")
+        assert ends(client, name) == (1, 3)
+        row = fetch(client, name, isolation_level=1)
+        assert (values_in(row), row["aborted_transactions"]) == ([b"before"], [])
+        assert (row["last_stable_offset"], row["high_watermark"]) == (1, 3)
+        assert values_in(fetch(client, name)) == [b"before", b"in it", b"after"]
+        producer.end(commit=True)
+        assert until_decided(client, name) == 4, "with its marker"
+        assert read(client, name, "read_committed") == [b"before", b"in it", b"after"]
+
+    def test_one_that_is_aborted(self, client: Client, new_topic: Any, v2: bool) -> None:
+        name, producer = new_topic(), TransactionalProducer(client, v2).init()
+        before = producer.producer_id
+        producer.send(name, b"a", b"b")
+        producer.end(commit=False)
+        until_decided(client, name)
+        producer.send(name, b"c")
+        producer.end(commit=True)
+        until_decided(client, name)
+        row = fetch(client, name, isolation_level=1)
+        assert row["aborted_transactions"] == [{"producer_id": before, "first_offset": 0}]
+        assert values_in(row) == [b"a", b"b", b"c"], "it is the reader who leaves them out"
+        assert fetch(client, name)["aborted_transactions"] is None
+        assert fetch(client, name, 3, isolation_level=1)["aborted_transactions"] == [], "it ended before"
+        assert read(client, name, "read_committed") == [b"c"]
+        assert read(client, name, "read_uncommitted") == [b"a", b"b", b"c"]
+
+    def test_one_after_the_other(self, client: Client, new_topic: Any, v2: bool) -> None:
+        name, producer = new_topic(), TransactionalProducer(client, v2).init()
+        for number in range(6):
+            producer.send(name, b"%d" % number)
+            producer.end(commit=number % 2 == 0)
+        until_decided(client, name)
+        assert read(client, name, "read_committed") == [b"0", b"2", b"4"]
+
+
+class TestPartitions:
+    def test_before_kip_890_they_are_added_by_the_producer(self, client: Client, new_topic: Any) -> None:
+        name, producer = new_topic(2), TransactionalProducer(client, v2=False).init()
+        assert producer.try_send(name, b"a") == ErrorCode.TRANSACTION_ABORTABLE
+        assert producer.try_add(name, 0) == {0: 0}
+        assert producer.try_send(name, b"a") == 0
+        assert producer.try_send(name, b"a", partition=1) == ErrorCode.TRANSACTION_ABORTABLE
+
+    def test_since_then_by_the_leader(self, client: Client, new_topic: Any) -> None:
+        name, producer = new_topic(2), TransactionalProducer(client).init()
+        for partition in range(2):
+            assert producer.try_send(name, b"a", partition=partition) == 0
+        producer.end(commit=True)
+        assert until_decided(client, name) == 2
+
+    def test_all_are_added_or_none(self, client: Client, new_topic: Any) -> None:
+        name, producer = new_topic(), TransactionalProducer(client, v2=False).init()
+        assert producer.try_add(name, 0, 7) == {
+            0: ErrorCode.OPERATION_NOT_ATTEMPTED,
+            7: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        }
+        assert producer.try_send(name, b"a") == ErrorCode.TRANSACTION_ABORTABLE
+
+    def test_records_outside_of_the_transaction(self, client: Client, new_topic: Any) -> None:
+        name, producer = new_topic(), TransactionalProducer(client).init()
+        producer.send(name, b"a")
+        plain = batch(b"b", producer=(producer.producer_id, producer.epoch), sequence=1)
+        assert produce(client, name, plain)["error_code"] == ErrorCode.INVALID_TXN_STATE
+
+
+@V1_AND_V2
+class TestFencing:
+    def test_a_second_producer_fences_the_first(self, client: Client, new_topic: Any, v2: bool) -> None:
+        name, old = new_topic(), TransactionalProducer(client, v2).init()
+        old.send(name, b"a")
+        old.end(commit=True)
+        until_decided(client, name)
+        new = TransactionalProducer(client, v2, old.transactional_id).init()
+        assert (new.producer_id, new.epoch > old.epoch) == (old.producer_id, True)
+        assert old.try_end(commit=True) == ErrorCode.PRODUCER_FENCED
+        assert old.try_init(producer_id=old.producer_id, producer_epoch=old.epoch) == ErrorCode.PRODUCER_FENCED
+        if not v2:
+            assert old.try_add(name, 0) == {0: ErrorCode.PRODUCER_FENCED}
+            new.add(name)
+        new.send(name, b"b")
+        assert old.try_send(name, b"c") == ErrorCode.INVALID_PRODUCER_EPOCH
+        new.end(commit=True)
+        until_decided(client, name)
+        assert read(client, name, "read_committed") == [b"a", b"b"]
+
+    def test_what_the_first_had_open_is_aborted(self, client: Client, new_topic: Any, v2: bool) -> None:
+        name, old = new_topic(), TransactionalProducer(client, v2).init()
+        old.send(name, b"a")
+        new = TransactionalProducer(client, v2, old.transactional_id)
+        assert new.try_init() == ErrorCode.CONCURRENT_TRANSACTIONS
+        new.init()
+        assert old.try_send(name, b"b") == ErrorCode.INVALID_PRODUCER_EPOCH
+        assert until_decided(client, name) == 2
+        assert read(client, name, "read_committed") == []
+
+    def test_one_that_says_who_it_is_goes_on(self, client: Client, new_topic: Any, v2: bool) -> None:
+        producer = TransactionalProducer(client, v2).init()
+        before = (producer.producer_id, producer.epoch)
+        assert producer.try_init(producer_id=before[0], producer_epoch=before[1]) == 0
+        after = (producer.producer_id, producer.epoch)
+        assert after == (before[0], before[1] + 1)
+        assert producer.try_init(producer_id=before[0], producer_epoch=before[1]) == 0, "the answer was lost"
+        assert (producer.producer_id, producer.epoch) == after
+        assert producer.try_init(producer_id=before[0] + 1_000_000, producer_epoch=0) == ErrorCode.PRODUCER_FENCED
+
+    def test_one_that_takes_too_long(self, client: Client, new_topic: Any, v2: bool) -> None:
+        name, producer = new_topic(), TransactionalProducer(client, v2, timeout_ms=500).init()
+        producer.send(name, b"a")
+        assert until_decided(client, name) == 2
+        assert read(client, name, "read_committed") == []
+        assert producer.try_end(commit=True) == (ErrorCode.INVALID_TXN_STATE if v2 else ErrorCode.PRODUCER_FENCED)
+        assert producer.try_send(name, b"b") == ErrorCode.INVALID_PRODUCER_EPOCH
+        # Since KIP-890 this is what it would get if the answer to its own end had been lost.
+        assert producer.try_end(commit=False) == (0 if v2 else ErrorCode.PRODUCER_FENCED)
+        assert producer.epoch == int(v2)
+
+
+class TestEnds:
+    def test_each_end_raises_the_epoch_since_kip_890(self, client: Client, new_topic: Any) -> None:
+        name, producer = new_topic(), TransactionalProducer(client).init()
+        for nth in range(3):
+            assert producer.epoch == nth
+            producer.send(name, b"a")
+            producer.end(commit=True)
+
+    def test_and_none_did_before(self, client: Client, new_topic: Any) -> None:
+        name, producer = new_topic(), TransactionalProducer(client, v2=False).init()
+        producer.send(name, b"a")
+        producer.end(commit=True)
+        assert producer.epoch == 0
+
+    @V1_AND_V2
+    @pytest.mark.parametrize("commit", [True, False])
+    def test_an_end_whose_answer_is_lost(self, client: Client, new_topic: Any, v2: bool, commit: bool) -> None:
+        name, producer = new_topic(), TransactionalProducer(client, v2).init()
+        producer.send(name, b"a")
+        epoch = producer.epoch
+        producer.end(commit=commit)
+        after, producer.epoch = producer.epoch, epoch
+        until_decided(client, name)
+        producer.end(commit=commit)
+        assert producer.epoch == after
+        producer.epoch = epoch
+        assert producer.try_end(commit=not commit) == ErrorCode.INVALID_TXN_STATE
+        assert until_decided(client, name) == 2
+
+    @V1_AND_V2
+    def test_one_without_records(self, client: Client, v2: bool) -> None:
+        producer = TransactionalProducer(client, v2).init()
+        assert producer.try_end(commit=True) == ErrorCode.INVALID_TXN_STATE
+        assert producer.try_end(commit=False) == (0 if v2 else ErrorCode.INVALID_TXN_STATE)
+
+    def test_who_is_not_known(self, client: Client) -> None:
+        stranger = TransactionalProducer(client, producer_id=12_345, epoch=0)
+        assert stranger.try_end(commit=True) == ErrorCode.INVALID_PRODUCER_ID_MAPPING
+        assert stranger.try_add("not-there", 0) == {0: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+
+    @pytest.mark.parametrize(
+        ("fields", "code"),
+        [
+            ({"transaction_timeout_ms": 2_000_000_000}, ErrorCode.INVALID_TRANSACTION_TIMEOUT),
+            ({"transaction_timeout_ms": 0}, ErrorCode.INVALID_TRANSACTION_TIMEOUT),
+        ],
+    )
+    def test_what_cannot_begin(self, client: Client, fields: dict[str, object], code: ErrorCode) -> None:
+        assert TransactionalProducer(client).try_init(**fields) == code
+
+
+@V1_AND_V2
+class TestOffsets:
+    @pytest.mark.parametrize("commits", [True, False])
+    def test_they_count_when_the_transaction_does(
+        self, client: Client, new_topic: Any, v2: bool, commits: bool
+    ) -> None:
+        name, group, producer = new_topic(), new_group(), TransactionalProducer(client, v2).init()
+        assert commit(client, group, name, 3) == 0
+        producer.commit_offset(group, name, 8)
+        assert committed(client, group, name) == (0, 3)
+        assert committed(client, group, name, stable=True) == (ErrorCode.UNSTABLE_OFFSET_COMMIT, -1)
+        producer.end(commit=commits)
+        give_up_s = time.monotonic() + 20
+        while committed(client, group, name, stable=True)[0]:
+            assert time.monotonic() < give_up_s
+            time.sleep(0.01)
+        assert committed(client, group, name) == (0, 8 if commits else 3)
+
+    def test_who_may_commit_them(self, client: Client, new_topic: Any, v2: bool) -> None:
+        name, producer = new_topic(), TransactionalProducer(client, v2).init()
+        (member,) = stable(client, new_group())
+        if not v2:
+            assert producer.add_offsets(member.group) == 0
+        me = {"member_id": member.member_id, "generation_id": member.generation}
+        refused = {
+            "an old generation": ({**me, "generation_id": member.generation - 1}, "ILLEGAL_GENERATION"),
+            "another member": ({**me, "member_id": "nobody"}, "UNKNOWN_MEMBER_ID"),
+            "another instance": ({**me, "group_instance_id": "b"}, "UNKNOWN_MEMBER_ID"),
+        }
+        answers = {
+            who: error_row(producer.try_commit_offset(member.group, name, 9, **as_whom)).name
+            for who, (as_whom, _) in refused.items()
+        }
+        assert answers == {who: code for who, (_, code) in refused.items()}
+        assert producer.try_commit_offset(member.group, name, 5, **me) == 0
+        assert producer.try_commit_offset(member.group, name, 5) == 0, "who says nothing is not asked"
+
+    def test_of_a_fenced_producer(self, client: Client, new_topic: Any, v2: bool) -> None:
+        name, group, old = new_topic(), new_group(), TransactionalProducer(client, v2).init()
+        new = TransactionalProducer(client, v2, old.transactional_id).init()
+        if not v2:
+            assert new.add_offsets(group) == 0
+            assert old.add_offsets(group) == ErrorCode.PRODUCER_FENCED
+        assert new.try_commit_offset(group, name, 3) == 0
+        assert old.try_commit_offset(group, name, 5) == ErrorCode.INVALID_PRODUCER_EPOCH
+
+    def test_a_group_that_was_not_added(self, client: Client, new_topic: Any, v2: bool) -> None:
+        name, group, producer = new_topic(), new_group(), TransactionalProducer(client, v2).init()
+        assert producer.try_commit_offset(group, name, 3) == (0 if v2 else ErrorCode.TRANSACTION_ABORTABLE)

@@ -1,0 +1,181 @@
+"""One broker: its replicas, the image of the cluster that has reached it, and what it leads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from protocol.broker_errors import ErrorCode
+from protocol.wire.schema import NO_UUID, Api
+from tests.fake_kafka.controller import Image, PartitionImage, TopicImage
+from tests.fake_kafka.fetch_sessions import FetchSessions
+from tests.fake_kafka.log import Log
+from tests.fake_kafka.requests import Body, Refused, row_of
+
+if TYPE_CHECKING:
+    from tests.fake_kafka.cluster import Cluster
+
+
+@dataclass
+class Replica:
+    """A broker's copy of one partition. `high_watermark`: what is before it, all in-sync replicas have."""
+
+    log: Log = field(default_factory=Log)
+    high_watermark: int = 0
+
+    @property
+    def last_stable_offset(self) -> int:
+        return self.log.last_stable_offset(self.high_watermark)
+
+
+@dataclass(frozen=True)
+class Hosted:
+    """A partition of which a broker has a replica, as that broker sees it."""
+
+    topic: TopicImage
+    number: int
+    partition: PartitionImage
+    replica: Replica
+
+    @property
+    def log(self) -> Log:
+        return self.replica.log
+
+
+class Broker:
+    """`running`: it takes connections. `silent_since_s`: since when it says nothing, as a host that has gone dark.
+
+    `isolated`: what the controller decides does not reach it, not even that it is out of the cluster.
+    """
+
+    def __init__(self, cluster: Cluster, node_id: int) -> None:
+        self.cluster = cluster
+        self.node_id = node_id
+        self.image = Image()
+        self.replicas: dict[tuple[bytes, int], Replica] = {}
+        self.sessions = FetchSessions()
+        self.running = True
+        self.isolated = False
+        self.silent_since_s: float | None = None
+
+    @property
+    def silent(self) -> bool:
+        return self.silent_since_s is not None
+
+    # -- replicas -----------------------------------------------------------------------------
+
+    def apply(self, image: Image) -> None:
+        """Takes over what has changed: new replicas, lost ones, and epochs in which it leads."""
+        self.image = image
+        hosted = {}
+        for topic in image.topics.values():
+            for number, partition in enumerate(topic.partitions):
+                if self.node_id in partition.replicas:
+                    replica = self.replicas.get((topic.topic_id, number)) or Replica()
+                    hosted[topic.topic_id, number] = replica
+                    if partition.leader == self.node_id:
+                        replica.log.begin_epoch(partition.leader_epoch)
+        self.replicas = hosted
+
+    def follow(self, led: Hosted) -> bool:
+        """Copies the leader's log, dropping what that does not have; whether it could."""
+        topic = self.image.topics.get(led.topic.name)
+        if not self.running or self.silent or topic is None or topic.topic_id != led.topic.topic_id:
+            return False
+        replica = self.replicas.get((topic.topic_id, led.number))
+        if replica is None or topic.partitions[led.number].leader_epoch != led.partition.leader_epoch:
+            return False
+        if replica.log != led.log:
+            replica.log = led.log.copy()
+        replica.high_watermark = min(led.replica.high_watermark, led.log.end_offset)
+        return True
+
+    def leads(self) -> Iterator[Hosted]:
+        """All partitions that it leads."""
+        for topic in self.image.topics.values():
+            for number, partition in enumerate(topic.partitions):
+                if partition.leader == self.node_id:
+                    yield Hosted(topic, number, partition, self.replicas[topic.topic_id, number])
+
+    # -- requests about partitions ----------------------------------------------------------------
+
+    def topic(self, asked: Body) -> TopicImage:
+        """The topic that a row of a request is about, by its id or by its name. Raises `Refused`."""
+        topic_id = bytes(asked.get("topic_id", NO_UUID))
+        name = asked.get("name") or asked.get("topic")
+        found = self.image.topics.get(name) if name else self.image.topic_of_id(topic_id)
+        if found is None:
+            raise Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if name else ErrorCode.UNKNOWN_TOPIC_ID)
+        return found
+
+    def hosted(self, topic: TopicImage, number: int, epoch: int = -1) -> Hosted:
+        """The partition, if this broker has a replica of it and knows of no other epoch. Raises `Refused`."""
+        if not 0 <= number < len(topic.partitions):
+            raise Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        partition = topic.partitions[number]
+        replica = self.replicas.get((topic.topic_id, number))
+        if replica is None:
+            raise Refused(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        if 0 <= epoch < partition.leader_epoch:
+            raise Refused(ErrorCode.FENCED_LEADER_EPOCH)
+        if epoch > partition.leader_epoch:
+            raise Refused(ErrorCode.UNKNOWN_LEADER_EPOCH)
+        return Hosted(topic, number, partition, replica)
+
+    def led(self, topic: TopicImage, number: int, epoch: int = -1) -> Hosted:
+        """The same, if this broker leads it."""
+        found = self.hosted(topic, number, epoch)
+        if found.partition.leader != self.node_id:
+            raise Refused(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        return found
+
+    def row(
+        self, api: Api, asked: Body, number: int, act: Callable[[TopicImage], Body], *, key: str, refused: Body
+    ) -> Body:
+        """What `act` says of a partition; or why not, with the fields `refused`. `key` is what its number is called."""
+
+        def unless_refused() -> Body:
+            topic = self.topic(asked)
+            self.cluster.faults.refuse(api, self.node_id, (topic.name, number))
+            return act(topic)
+
+        row = row_of(unless_refused, **{key: number})
+        return {**refused, **row} if row["error_code"] else row
+
+    def rows(
+        self,
+        api: Api,
+        topics: Iterable[Body],
+        act: Callable[[TopicImage, Body], Body],
+        *,
+        parts: str = "partitions",
+        key: str = "partition_index",
+        answers: str = "partitions",
+        refused: Body | None = None,
+    ) -> list[Body]:
+        """The topics of a reply: what `act` says of each partition.
+
+        `parts` and `answers` are what the partitions' rows are called.
+        """
+
+        def row(asked: Body, part: Body) -> Body:
+            return self.row(api, asked, part[key], lambda topic: act(topic, part), key=key, refused=refused or {})
+
+        return [{**named(asked), answers: [row(asked, part) for part in asked[parts]]} for asked in topics]
+
+    def newer_leaders(self, topics: Sequence[Body], answers: str, key: str) -> list[Body]:
+        """Says of partitions that this broker does not lead any more who does; gives the addresses of those."""
+        leaders = set()
+        for asked in topics:
+            for row in asked[answers]:
+                if row["error_code"] in (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH):
+                    partition = self.topic(asked).partitions[row[key]]
+                    row["current_leader"] = {"leader_id": partition.leader, "leader_epoch": partition.leader_epoch}
+                    leaders.add(partition.leader)
+        return self.cluster.endpoints(leaders)
+
+
+def named(asked: Body) -> Body:
+    """How a request names a topic: by name, by id, or both."""
+    return {key: asked[key] for key in ("topic", "name", "topic_id") if key in asked}

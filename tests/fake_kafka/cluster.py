@@ -1,0 +1,319 @@
+"""The whole cluster as one state machine: brokers, the controller, coordinators, and what tests do to them.
+
+`ask` is one request and its reply, without sockets; `server.FakeKafka` has the sockets. Safe for several threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from protocol.broker_errors import ErrorCode
+from protocol.clock import SYSTEM_CLOCK, Clock
+from protocol.wire import frame
+from protocol.wire.messages.m10_find_coordinator import GROUP
+from protocol.wire.schema import Api
+from tests.fake_kafka.broker import Broker, Hosted
+from tests.fake_kafka.controller import Controller, TopicImage
+from tests.fake_kafka.faults import ALWAYS, Edit, Fault, Faults, Kind
+from tests.fake_kafka.groups import Groups
+from tests.fake_kafka.log import Log
+from tests.fake_kafka.offsets import Offsets
+from tests.fake_kafka.requests import Body, Pending, Refused, Request, TopicPartition
+from tests.fake_kafka.transactions import Transactions
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+DEFAULT_SETTINGS = {
+    "auto.create.topics.enable": "false",
+    "broker.session.timeout.ms": "9000",
+    "default.replication.factor": "1",
+    "group.initial.rebalance.delay.ms": "0",
+    "group.max.session.timeout.ms": "1800000",
+    "group.min.session.timeout.ms": "1000",
+    "max.message.bytes": "1048588",
+    "min.insync.replicas": "1",
+    "num.partitions": "1",
+    "offset.metadata.max.bytes": "4096",
+    "transaction.max.timeout.ms": "900000",
+}
+"""Kafka's names, for brokers and topics; as in `conf/kafka-broker.properties` where that has them."""
+
+
+def _step(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """A change of the cluster: alone, followed by what follows from it, and everybody who waits looks again."""
+
+    @wraps(method)
+    def step(self: Any, /, *arguments: P.args, **options: P.kwargs) -> T:
+        with self.changed:
+            self.settle()
+            try:
+                return method(self, *arguments, **options)
+            finally:
+                self.settle()
+                self.changed.notify_all()
+
+    return step
+
+
+class Cluster:
+    """Brokers with the ids 1, 2, … `settings` are over those of `DEFAULT_SETTINGS`."""
+
+    def __init__(
+        self, brokers: int = 1, *, clock: Clock = SYSTEM_CLOCK, settings: Mapping[str, str] | None = None
+    ) -> None:
+        self.clock = clock
+        self.settings = {**DEFAULT_SETTINGS, **(settings or {})}
+        self.changed = threading.Condition(threading.RLock())
+        self.faults = Faults()
+        ids = range(1, brokers + 1)
+        self.addresses: dict[int, tuple[str, int]] = {node_id: ("127.0.0.1", 9091 + node_id) for node_id in ids}
+        self.brokers = {node_id: Broker(self, node_id) for node_id in ids}
+        self.controller = Controller(tuple(ids), self.settings)
+        self.groups = Groups(self.settings)
+        self.offsets: Offsets = Offsets(self.groups, self.settings)
+        self.transactions: Transactions = Transactions(self, self.settings)
+        self.coordinators: dict[tuple[int, str], int] = {}
+        self.settle()
+
+    # -- requests -----------------------------------------------------------------------------
+
+    @_step
+    def handle(self, broker_id: int, request: Request) -> Body | Pending:
+        """What a broker makes of a request: a reply, or one that is to come."""
+        from tests.fake_kafka.handlers import HANDLERS, refused
+
+        handler, broker = HANDLERS[request.api], self.brokers[broker_id]
+        try:
+            return handler(broker, request)
+        except Refused as refusal:
+            return refused(request, refusal)
+
+    def look(self, pending: Pending) -> Body | None:
+        """A reply that was to come, if it is due by now."""
+        with self.changed:
+            self.settle()
+            return pending()
+
+    def ask(self, broker_id: int, api: Api, body: Body, version: int | None = None) -> Body:
+        """One request, and its reply as a client decodes it. Raises `TimeoutError` for one that is not due yet."""
+        number = api.last if version is None else version
+        sent = b"".join(frame.encode_request(api, number, 0, "test", body))[4:]
+        given = self.handle(broker_id, Request(api, number, frame.decode_request(sent)[4], "test"))
+        reply = self.look(given) if callable(given) else given
+        if reply is None:
+            raise TimeoutError(f"{api.name}: the reply is not due yet")
+        return frame.decode_response(api, number, b"".join(frame.encode_response(api, number, 0, reply))[4:])
+
+    # -- what follows by itself ---------------------------------------------------------------
+
+    def settle(self) -> None:
+        """What time has brought, news to brokers, and replication."""
+        now_s = self.clock.now_s()
+        for broker in self.brokers.values():
+            timeout_s = int(self.settings["broker.session.timeout.ms"]) / 1000
+            if broker.silent_since_s is not None and now_s - broker.silent_since_s >= timeout_s:
+                self._fence(broker.node_id)
+        self.groups.tick(now_s)
+        self.transactions.tick(now_s)
+        for broker in self.brokers.values():
+            if broker.running and not broker.silent and not broker.isolated and broker.image != self.controller.image:
+                broker.apply(self.controller.image)
+        for broker in self.brokers.values():
+            for led in list(broker.leads()):
+                self._replicate(broker, led)
+
+    def _replicate(self, leader: Broker, led: Hosted) -> None:
+        ends = [led.log.end_offset]
+        for node_id in led.partition.replicas:
+            if node_id == leader.node_id:
+                continue
+            follower = self.brokers[node_id]
+            followed = follower.follow(led)
+            if followed and node_id not in led.partition.isr and node_id in self.controller.image.brokers:
+                self._join_isr(led, node_id)
+            elif not followed and node_id in led.partition.isr:
+                replica = follower.replicas.get((led.topic.topic_id, led.number))
+                ends.append(replica.log.end_offset if replica else 0)
+        required = led.topic.config.get("min.insync.replicas", self.settings["min.insync.replicas"])
+        if len(led.partition.isr) >= min(int(required), len(led.partition.replicas)):
+            led.replica.high_watermark = min(ends)
+
+    def _join_isr(self, led: Hosted, node_id: int) -> None:
+        now = self.controller.image.topics[led.topic.name].partitions[led.number]
+        if now.leader_epoch == led.partition.leader_epoch and node_id not in now.isr:
+            self.controller.set_isr(led.topic.name, led.number, (*now.isr, node_id))
+
+    def _fence(self, broker_id: int) -> None:
+        if broker_id in self.controller.image.brokers:
+            self.controller.fence(broker_id)
+
+    def endpoints(self, node_ids: Iterable[int]) -> list[Body]:
+        """Where brokers are, as replies say it."""
+        return [
+            {"node_id": node_id, "host": self.addresses[node_id][0], "port": self.addresses[node_id][1]}
+            for node_id in sorted(node_ids)
+            if node_id in self.addresses
+        ]
+
+    def write_marker(self, partition: TopicPartition, producer_id: int, epoch: int, *, commit: bool) -> bool:
+        """Whether a marker could be written, or need not be since the topic is gone."""
+        topic = self.controller.image.topics.get(partition[0])
+        if topic is None:
+            return True
+        leader = self.brokers.get(topic.partitions[partition[1]].leader)
+        if leader is None or not leader.running or leader.silent:
+            return False
+        led = next((each for each in leader.leads() if (each.topic.name, each.number) == partition), None)
+        if led is None:
+            return False
+        now_ms = self.clock.wall_ms()
+        led.log.append_marker(producer_id, epoch, led.partition.leader_epoch, commit=commit, now_ms=now_ms)
+        return True
+
+    # -- coordinators -------------------------------------------------------------------------
+
+    def coordinator(self, kind: int, key: str) -> int:
+        """The broker that coordinates a group or a transactional id; it stays while it is in the cluster."""
+        alive = self.controller.image.brokers
+        if not alive:
+            raise Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        chosen = self.coordinators.get((kind, key))
+        if chosen not in alive:
+            chosen = self.coordinators[kind, key] = alive[sum(key.encode()) % len(alive)]
+        return chosen
+
+    def require_coordinator(self, broker: Broker, kind: int, key: str) -> None:
+        if self.coordinator(kind, key) != broker.node_id:
+            raise Refused(ErrorCode.NOT_COORDINATOR)
+
+    @_step
+    def move_coordinator(self, key: str, broker_id: int, kind: int = GROUP) -> None:
+        """Who waits for an answer of the old one gets NOT_COORDINATOR; the new one knows all that the old one knew."""
+        self.coordinators[kind, key] = broker_id
+        if kind == GROUP and key in self.groups.groups:
+            for member in self.groups.groups[key].members.values():
+                member.answer_join({"error_code": ErrorCode.NOT_COORDINATOR, "member_id": member.member_id})
+                member.answer_sync({"error_code": ErrorCode.NOT_COORDINATOR})
+
+    @_step
+    def rebalance(self, group_id: str) -> None:
+        """Has the members of a group join again."""
+        self.groups.groups[group_id].rebalance(self.clock.now_s())
+
+    @_step
+    def hold_markers(self, held: bool = True) -> None:
+        """Transactions that end from now on stay prepared until this is taken back."""
+        self.transactions.markers_held = held
+
+    # -- topics and logs ----------------------------------------------------------------------
+
+    @_step
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        replication_factor: int = -1,
+        *,
+        config: Mapping[str, str] | None = None,
+        topic_id: bytes | None = None,
+    ) -> TopicImage:
+        """Raises `Refused`, as CreateTopics is."""
+        return self.controller.create_topic(name, partitions, replication_factor, config, topic_id)
+
+    @_step
+    def delete_topic(self, name: str) -> None:
+        self.controller.delete_topic(name)
+        self.offsets.delete_topic(name)
+
+    def log(self, topic: str, partition: int = 0, broker_id: int | None = None) -> Log:
+        """The log of the leader, or a broker's copy of it. What a test changes in it counts from the next step on."""
+        known = self.controller.topic(topic)
+        leader = known.partitions[partition].leader if broker_id is None else broker_id
+        return self.brokers[leader].replicas[known.topic_id, partition].log
+
+    @_step
+    def write(self, topic: str, partition: int, records: bytes) -> None:
+        """Record batches as they are, offsets included, to the end of a log: nothing is checked."""
+        self.log(topic, partition).write(records)
+
+    @_step
+    def move_leader(self, topic: str, partition: int, broker_id: int, *, isr: Iterable[int] | None = None) -> None:
+        """Another broker leads in the next epoch, with its own log: unclean, if it was not in sync. -1 is nobody."""
+        self.controller.elect(topic, partition, broker_id, None if isr is None else tuple(isr))
+
+    @_step
+    def set_leader_epoch(self, topic: str, partition: int, epoch: int) -> None:
+        """As if there had been so many elections."""
+        known = self.controller.topic(topic).partitions[partition]
+        self.controller._change(topic, partition, replace(known, leader_epoch=epoch))
+
+    # -- brokers ------------------------------------------------------------------------------
+
+    @_step
+    def stop(self, broker_id: int) -> None:
+        """A broker takes no connections any more, and others lead what it has led."""
+        self.brokers[broker_id].running = False
+        self._fence(broker_id)
+
+    @_step
+    def start(self, broker_id: int) -> None:
+        """It is back, with the logs it had."""
+        self.brokers[broker_id].running = True
+        self.controller.unfence(broker_id)
+
+    @_step
+    def silence(self, broker_id: int, silent: bool = True) -> None:
+        """A host goes dark, or is back. The cluster notices the first after `broker.session.timeout.ms`."""
+        self.brokers[broker_id].silent_since_s = self.clock.now_s() if silent else None
+        if not silent:
+            self.controller.unfence(broker_id)
+
+    @_step
+    def isolate(self, broker_id: int, isolated: bool = True) -> None:
+        """Nothing of what the controller decides reaches a broker: it serves its clients by what it knew."""
+        self.brokers[broker_id].isolated = isolated
+
+    # -- faults -------------------------------------------------------------------------------
+
+    @_step
+    def refuse(
+        self,
+        api: Api,
+        code: ErrorCode,
+        times: int = 1,
+        *,
+        broker: int | None = None,
+        partition: TopicPartition | None = None,
+    ) -> None:
+        """The next requests (or their rows about a partition) get this code, and nothing is done."""
+        self.faults.add(Fault(Kind.REFUSED, api, times, broker, partition, code=code))
+
+    @_step
+    def lose_requests(self, api: Api, times: int = 1, *, broker: int | None = None) -> None:
+        """The next requests are not heard: the connection is reset."""
+        self.faults.add(Fault(Kind.REQUEST_LOST, api, times, broker))
+
+    @_step
+    def lose_replies(self, api: Api, times: int = 1, *, broker: int | None = None) -> None:
+        """The next requests are done, and in place of the reply the connection is reset."""
+        self.faults.add(Fault(Kind.REPLY_LOST, api, times, broker))
+
+    @_step
+    def delay_replies(self, api: Api, seconds: float, times: int = 1, *, broker: int | None = None) -> None:
+        """The next replies come so much later, on the cluster's clock."""
+        self.faults.add(Fault(Kind.REPLY_LATE, api, times, broker, late_s=seconds))
+
+    @_step
+    def edit_replies(self, api: Api, edit: Edit, times: int = ALWAYS, *, broker: int | None = None) -> None:
+        """The next replies are what `edit` makes of them: another body, bytes as they are, or None for silence."""
+        self.faults.add(Fault(Kind.REPLY_EDITED, api, times, broker, edit=edit))
+
+    def fault(self, kind: Kind, api: Api, broker_id: int) -> Fault | None:
+        """For the server: the next fault of a kind."""
+        with self.changed:
+            return self.faults.take(kind, api, broker_id)

@@ -1,0 +1,159 @@
+"""What the controller decides: which topics there are, who leads their partitions, which brokers are in the cluster.
+
+Each decision makes a new `Image`. Brokers act by the image that has reached them, which may be an older one.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from protocol.broker_errors import ErrorCode
+from tests.fake_kafka.requests import Refused
+
+_LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+NO_LEADER = -1
+
+
+@dataclass(frozen=True)
+class PartitionImage:
+    """`leader` is `NO_LEADER` while there is none."""
+
+    leader: int
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TopicImage:
+    name: str
+    topic_id: bytes
+    partitions: tuple[PartitionImage, ...]
+    config: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Image:
+    """`brokers` are the node ids of those that are in the cluster, `topics` are by name."""
+
+    brokers: tuple[int, ...] = ()
+    topics: Mapping[str, TopicImage] = field(default_factory=dict)
+
+    def topic_of_id(self, topic_id: bytes) -> TopicImage | None:
+        return next((topic for topic in self.topics.values() if topic.topic_id == topic_id), None)
+
+
+class Controller:
+    """`image` is the newest one."""
+
+    def __init__(self, brokers: Sequence[int], settings: Mapping[str, str]) -> None:
+        self.image = Image(tuple(brokers))
+        self._settings = settings
+        self._next_broker = 0
+
+    # -- topics -------------------------------------------------------------------------------
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = -1,
+        replication_factor: int = -1,
+        config: Mapping[str, str] | None = None,
+        topic_id: bytes | None = None,
+    ) -> TopicImage:
+        """Raises `Refused`. Brokers take turns to lead the partitions."""
+        count = int(self._settings["num.partitions"]) if partitions == -1 else partitions
+        copies = int(self._settings["default.replication.factor"]) if replication_factor == -1 else replication_factor
+        if not _LEGAL_NAME.fullmatch(name) or name in (".", ".."):
+            raise Refused(ErrorCode.INVALID_TOPIC_EXCEPTION)
+        if name in self.image.topics:
+            raise Refused(ErrorCode.TOPIC_ALREADY_EXISTS)
+        if count < 1:
+            raise Refused(ErrorCode.INVALID_PARTITIONS)
+        if not 1 <= copies <= len(self.image.brokers):
+            raise Refused(ErrorCode.INVALID_REPLICATION_FACTOR)
+        rows = tuple(self._new_partition(copies) for _ in range(count))
+        topic = TopicImage(name, topic_id or uuid.uuid4().bytes, rows, dict(config or {}))
+        self._put(topic)
+        return topic
+
+    def create_partitions(self, name: str, count: int) -> None:
+        """Grows a topic to `count` partitions in all. Raises `Refused`."""
+        topic = self.topic(name)
+        if count <= len(topic.partitions):
+            raise Refused(ErrorCode.INVALID_PARTITIONS)
+        copies = len(topic.partitions[0].replicas)
+        added = (self._new_partition(copies) for _ in range(count - len(topic.partitions)))
+        self._put(replace(topic, partitions=(*topic.partitions, *added)))
+
+    def delete_topic(self, name: str) -> None:
+        topic = self.topic(name)
+        left = {key: each for key, each in self.image.topics.items() if each is not topic}
+        self.image = replace(self.image, topics=left)
+
+    def topic(self, name: str) -> TopicImage:
+        if name not in self.image.topics:
+            raise Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        return self.image.topics[name]
+
+    def _new_partition(self, copies: int) -> PartitionImage:
+        brokers, first = self.image.brokers, self._next_broker
+        self._next_broker += 1
+        replicas = tuple(brokers[(first + nth) % len(brokers)] for nth in range(copies))
+        return PartitionImage(replicas[0], 0, replicas, replicas)
+
+    # -- leaders ------------------------------------------------------------------------------
+
+    def elect(self, name: str, partition: int, leader: int, isr: Sequence[int] | None = None) -> None:
+        """Makes a broker the leader, in the next epoch; one that has no replica takes them all over from the others.
+
+        `isr` is as it was, and with the leader, unless given; it may lack followers that are behind.
+        """
+        was = self.topic(name).partitions[partition]
+        replicas = was.replicas if leader in (*was.replicas, NO_LEADER) else (leader,)
+        in_sync = tuple(isr) if isr is not None else tuple(each for each in was.isr if each in replicas)
+        if leader != NO_LEADER and leader not in in_sync:
+            in_sync = (*in_sync, leader)
+        self._change(name, partition, PartitionImage(leader, was.leader_epoch + 1, replicas, in_sync))
+
+    def set_isr(self, name: str, partition: int, isr: Sequence[int]) -> None:
+        was = self.topic(name).partitions[partition]
+        self._change(name, partition, replace(was, isr=tuple(isr)))
+
+    def fence(self, broker: int) -> None:
+        """A broker is out of the cluster: others of the in-sync replicas lead what it has led."""
+        self.image = replace(self.image, brokers=tuple(each for each in self.image.brokers if each != broker))
+        for topic, number, partition in self._partitions_of(broker):
+            left = tuple(each for each in partition.isr if each != broker)
+            if partition.leader == broker:
+                self.elect(topic, number, left[0] if left else NO_LEADER, left or partition.isr)
+            elif left:
+                self.set_isr(topic, number, left)
+
+    def unfence(self, broker: int) -> None:
+        """It is back, and leads what nobody else could lead; as a follower it has to catch up first."""
+        if broker not in self.image.brokers:
+            self.image = replace(self.image, brokers=tuple(sorted((*self.image.brokers, broker))))
+        for topic, number, partition in self._partitions_of(broker):
+            if partition.leader == NO_LEADER and broker in partition.isr:
+                self.elect(topic, number, broker, (broker,))
+
+    def _partitions_of(self, broker: int) -> list[tuple[str, int, PartitionImage]]:
+        return [
+            (topic.name, number, partition)
+            for topic in self.image.topics.values()
+            for number, partition in enumerate(topic.partitions)
+            if broker in partition.replicas
+        ]
+
+    def _change(self, name: str, partition: int, changed: PartitionImage) -> None:
+        topic = self.topic(name)
+        rows = [*topic.partitions]
+        rows[partition] = changed
+        self._put(replace(topic, partitions=tuple(rows)))
+
+    def _put(self, topic: TopicImage) -> None:
+        self.image = replace(self.image, topics={**self.image.topics, topic.name: topic})

@@ -1,0 +1,79 @@
+"""What a broker remembers of what a client fetches, so that it has to be told changes only (KIP-227)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from protocol.broker_errors import ErrorCode
+from tests.fake_kafka.requests import Body, Refused
+
+_NO_SESSION, _FIRST = -1, 0
+_LAST_EPOCH = 2**31 - 1
+
+Key = tuple[str, bytes, int]
+"""Name and id of a topic, one of which is empty, and a partition."""
+
+
+@dataclass
+class FetchSession:
+    """`wanted` is what was asked for of each partition, `told` what was last said of it."""
+
+    session_id: int
+    epoch: int = _FIRST
+    wanted: dict[Key, Body] = field(default_factory=dict)
+    told: dict[Key, tuple[int, int]] = field(default_factory=dict)
+
+    def keep(self, rows: dict[Key, Body]) -> dict[Key, Body]:
+        """Those rows that say something new. What has brought records has its turn last the next time."""
+        first, news = self.epoch == _FIRST, {}
+        for key, row in rows.items():
+            ends = (row["high_watermark"], row["log_start_offset"])
+            if first or row["records"] or row["error_code"] or "diverging_epoch" in row or self.told.get(key) != ends:
+                news[key] = row
+            self.told[key] = (-1, -1) if row["error_code"] else ends
+            if row["records"]:
+                self.wanted[key] = self.wanted.pop(key)
+        self.epoch = 1 if self.epoch == _LAST_EPOCH else self.epoch + 1
+        return news
+
+
+class FetchSessions:
+    """The sessions of one broker."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[int, FetchSession] = {}
+        self._next_id = 1
+
+    def of(self, body: Body) -> FetchSession:
+        """The session of a request, with what that changes in it; one that ends with the request has the id 0.
+
+        Raises `Refused`.
+        """
+        session_id, epoch = body["session_id"], body["session_epoch"]
+        asked = dict(_partitions(body["topics"]))
+        if epoch in (_NO_SESSION, _FIRST):
+            self.sessions.pop(session_id, None)
+            return FetchSession(0, wanted=asked) if epoch == _NO_SESSION else self._begin(asked)
+        session = self.sessions.get(session_id)
+        if session is None:
+            raise Refused(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
+        if session.epoch != epoch:
+            raise Refused(ErrorCode.INVALID_FETCH_SESSION_EPOCH)
+        session.wanted.update(asked)
+        for topic in body["forgotten_topics_data"]:
+            for number in topic["partitions"]:
+                session.wanted.pop((topic["topic"], bytes(topic["topic_id"]), number), None)
+                session.told.pop((topic["topic"], bytes(topic["topic_id"]), number), None)
+        return session if session.wanted else FetchSession(0, wanted=self.sessions.pop(session_id).wanted)
+
+    def _begin(self, asked: dict[Key, Body]) -> FetchSession:
+        session = self.sessions[self._next_id] = FetchSession(self._next_id, wanted=asked)
+        self._next_id += 1
+        return session
+
+
+def _partitions(topics: Iterable[Body]) -> Iterable[tuple[Key, Body]]:
+    for topic in topics:
+        for part in topic["partitions"]:
+            yield (topic["topic"], bytes(topic["topic_id"]), part["partition"]), part

@@ -1,0 +1,246 @@
+"""One classic consumer group: its members, its generations, and the rounds of join and sync.
+
+The rules are those of Kafka's `ClassicGroup` and `GroupMetadataManager`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from protocol.broker_errors import ErrorCode
+from tests.fake_kafka.requests import Body, Refused
+
+
+class State(Enum):
+    """In Kafka's words."""
+
+    EMPTY = "Empty"
+    PREPARING_REBALANCE = "PreparingRebalance"
+    COMPLETING_REBALANCE = "CompletingRebalance"
+    STABLE = "Stable"
+
+
+@dataclass
+class Waiting:
+    """Somebody who waits for a reply."""
+
+    reply: Body | None = None
+
+    def __call__(self) -> Body | None:
+        return self.reply
+
+
+@dataclass
+class Member:
+    """`joining` and `syncing` are set while an answer to JoinGroup or SyncGroup is due."""
+
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    protocols: list[tuple[str, bytes]]
+    expires_s: float
+    assignment: bytes = b""
+    joining: Waiting | None = None
+    syncing: Waiting | None = None
+
+    def answer_join(self, reply: Body) -> None:
+        if self.joining is not None:
+            self.joining.reply, self.joining = reply, None
+
+    def answer_sync(self, reply: Body) -> None:
+        if self.syncing is not None:
+            self.syncing.reply, self.syncing = reply, None
+
+    def metadata(self, protocol: str | None) -> bytes:
+        return dict(self.protocols).get(protocol or "", b"")
+
+
+@dataclass
+class Group:
+    """`pending` are member ids that were given out and have not joined yet, with the time when they are forgotten.
+
+    `round_ends_s`: when members that have not joined (or not synced) are left out.
+    """
+
+    group_id: str
+    initial_delay_s: float = 0.0
+    state: State = State.EMPTY
+    generation: int = 0
+    protocol_type: str | None = None
+    protocol: str | None = None
+    leader: str | None = None
+    members: dict[str, Member] = field(default_factory=dict)
+    pending: dict[str, float] = field(default_factory=dict)
+    round_ends_s: float = float("inf")
+    first_round_until_s: float | None = None
+    unsynced: set[str] = field(default_factory=set)
+
+    # -- who is in it -------------------------------------------------------------------------
+
+    def member(self, member_id: str, instance_id: str | None = None) -> Member:
+        """Raises `Refused` for one that the group does not have, or that was replaced."""
+        if instance_id is not None:
+            known = self.static_member(instance_id)
+            if known is None:
+                raise Refused(ErrorCode.UNKNOWN_MEMBER_ID)
+            if known.member_id != member_id:
+                raise Refused(ErrorCode.FENCED_INSTANCE_ID)
+        if member_id not in self.members:
+            raise Refused(ErrorCode.UNKNOWN_MEMBER_ID)
+        return self.members[member_id]
+
+    def static_member(self, instance_id: str) -> Member | None:
+        return next((each for each in self.members.values() if each.instance_id == instance_id), None)
+
+    def supports(self, protocol_type: str, protocols: Mapping[str, bytes]) -> bool:
+        """Whether somebody with these strategies has one in common with all members."""
+        if not protocol_type or not protocols:
+            return False
+        if not self.members:
+            return True
+        common = set.intersection(*(set(dict(each.protocols)) for each in self.members.values()))
+        return protocol_type == self.protocol_type and bool(common & protocols.keys())
+
+    def check_commit(self, member_id: str, instance_id: str | None, generation: int, *, in_transaction: bool) -> None:
+        """Whether offsets may be committed by who says so. Raises `Refused`."""
+        if generation < 0 and self.state is State.EMPTY:
+            return
+        if generation >= 0 or member_id or instance_id is not None:
+            self.member(member_id, instance_id)
+            if generation != self.generation:
+                raise Refused(ErrorCode.ILLEGAL_GENERATION)
+        elif not in_transaction:
+            raise Refused(ErrorCode.UNKNOWN_MEMBER_ID)
+        if not in_transaction and self.state is State.COMPLETING_REBALANCE:
+            raise Refused(ErrorCode.REBALANCE_IN_PROGRESS)
+
+    # -- rounds -------------------------------------------------------------------------------
+
+    def rebalance(self, now_s: float) -> None:
+        """Begins a round, unless one has begun: all members have to join again.
+
+        The first round of an empty group lasts a while, and longer with each new member: others may be starting too.
+        """
+        if self.state is State.PREPARING_REBALANCE:
+            if self.first_round_until_s is None:
+                self.complete_join(now_s, only_if_all=True)
+            else:
+                self.round_ends_s = min(now_s + self.initial_delay_s, self.first_round_until_s)
+            return
+        first = self.state is State.EMPTY and bool(self.members)
+        for member in self.members.values():
+            member.assignment = b""
+            member.answer_sync({"error_code": ErrorCode.REBALANCE_IN_PROGRESS})
+        self.unsynced.clear()
+        self.state = State.PREPARING_REBALANCE
+        self.round_ends_s = now_s + (self.initial_delay_s if first else self._rebalance_timeout_s)
+        self.first_round_until_s = now_s + self._rebalance_timeout_s if first else None
+        self.complete_join(now_s, only_if_all=not first or self.initial_delay_s > 0)
+
+    @property
+    def _rebalance_timeout_s(self) -> float:
+        return max((each.rebalance_timeout_ms for each in self.members.values()), default=0) / 1000
+
+    def complete_join(self, now_s: float, *, only_if_all: bool = False) -> None:
+        """The next generation: of those that have joined, and of static members."""
+        late = [each for each in self.members.values() if each.joining is None]
+        if only_if_all and (late or self.pending or self.first_round_until_s is not None):
+            return
+        for member in late:
+            if member.instance_id is None:
+                del self.members[member.member_id]
+        joined = [each for each in self.members.values() if each.joining is not None]
+        if self.members and not joined:
+            self.round_ends_s = now_s + self._rebalance_timeout_s
+            return
+        self.generation += 1
+        self.round_ends_s, self.first_round_until_s = float("inf"), None
+        if not self.members:
+            self.state, self.protocol, self.leader = State.EMPTY, None, None
+            return
+        if self.leader not in self.members or self.members[self.leader].joining is None:
+            self.leader = joined[0].member_id
+        self.protocol = self._choose_protocol()
+        self.state = State.COMPLETING_REBALANCE
+        self.round_ends_s = now_s + self._rebalance_timeout_s
+        for member in self.members.values():
+            self.unsynced.add(member.member_id)
+            member.expires_s = now_s + member.session_timeout_ms / 1000
+            member.answer_join(self.joined(member))
+
+    def _choose_protocol(self) -> str:
+        """The one that most members prefer of those that all have."""
+        common = set.intersection(*(set(dict(each.protocols)) for each in self.members.values()))
+        votes = [next(name for name, _ in each.protocols if name in common) for each in self.members.values()]
+        return max(votes, key=votes.count)
+
+    def joined(self, member: Member, *, skip_assignment: bool = False) -> Body:
+        """The reply to JoinGroup; the leader learns of all members."""
+        members = [
+            {
+                "member_id": each.member_id,
+                "group_instance_id": each.instance_id,
+                "metadata": each.metadata(self.protocol),
+            }
+            for each in self.members.values()
+        ]
+        return {
+            "error_code": ErrorCode.NONE,
+            "generation_id": self.generation,
+            "protocol_type": self.protocol_type,
+            "protocol_name": self.protocol,
+            "leader": self.leader,
+            "skip_assignment": skip_assignment,
+            "member_id": member.member_id,
+            "members": members if member.member_id == self.leader else [],
+        }
+
+    def synced(self, member: Member) -> Body:
+        return {
+            "error_code": ErrorCode.NONE,
+            "protocol_type": self.protocol_type,
+            "protocol_name": self.protocol,
+            "assignment": member.assignment,
+        }
+
+    def assign(self, assignments: Mapping[str, bytes], now_s: float) -> None:
+        """What the leader has decided: the group is stable."""
+        self.state = State.STABLE
+        for member in self.members.values():
+            member.assignment = assignments.get(member.member_id, b"")
+            member.expires_s = now_s + member.session_timeout_ms / 1000
+            member.answer_sync(self.synced(member))
+
+    def remove(self, member: Member, now_s: float) -> None:
+        """A member is gone: the others have to join again."""
+        del self.members[member.member_id]
+        self.unsynced.discard(member.member_id)
+        member.answer_join({"error_code": ErrorCode.UNKNOWN_MEMBER_ID, "member_id": ""})
+        self.rebalance(now_s)
+
+    # -- time ---------------------------------------------------------------------------------
+
+    def tick(self, now_s: float) -> None:
+        """What time brings: members that were not heard of, rounds that have lasted too long."""
+        for member_id in [key for key, expires_s in self.pending.items() if expires_s <= now_s]:
+            del self.pending[member_id]
+            if self.state is State.PREPARING_REBALANCE:
+                self.complete_join(now_s, only_if_all=True)
+        for member in list(self.members.values()):
+            waits = member.joining is not None or member.syncing is not None
+            if member.expires_s <= now_s and not waits:
+                self.remove(member, now_s)
+        if self.round_ends_s > now_s:
+            return
+        if self.state is State.PREPARING_REBALANCE:
+            self.complete_join(now_s)
+        elif self.unsynced:
+            for member_id in self.unsynced & self.members.keys():
+                del self.members[member_id]
+            self.rebalance(now_s)
+        else:
+            self.round_ends_s = float("inf")

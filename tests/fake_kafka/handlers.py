@@ -1,0 +1,163 @@
+"""Which function answers which API, in which versions; and the requests about the cluster as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from protocol.wire.messages.m00_produce import PRODUCE
+from protocol.wire.messages.m01_fetch import FETCH
+from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
+from protocol.wire.messages.m03_metadata import METADATA
+from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
+from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
+from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR, GROUP, TRANSACTION
+from protocol.wire.messages.m11_join_group import JOIN_GROUP
+from protocol.wire.messages.m12_heartbeat import HEARTBEAT
+from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
+from protocol.wire.messages.m14_sync_group import SYNC_GROUP
+from protocol.wire.messages.m15_describe_groups import DESCRIBE_GROUPS
+from protocol.wire.messages.m18_api_versions import API_VERSIONS
+from protocol.wire.messages.m19_create_topics import CREATE_TOPICS
+from protocol.wire.messages.m20_delete_topics import DELETE_TOPICS
+from protocol.wire.messages.m21_delete_records import DELETE_RECORDS
+from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
+from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
+from protocol.wire.messages.m24_add_partitions_to_txn import ADD_PARTITIONS_TO_TXN
+from protocol.wire.messages.m24_add_partitions_to_txn import LAST_CLIENT_VERSION as LAST_ADD_PARTITIONS
+from protocol.wire.messages.m25_add_offsets_to_txn import ADD_OFFSETS_TO_TXN
+from protocol.wire.messages.m26_end_txn import END_TXN
+from protocol.wire.messages.m28_txn_offset_commit import TXN_OFFSET_COMMIT
+from protocol.wire.messages.m37_create_partitions import CREATE_PARTITIONS
+from protocol.wire.schema import Api
+from tests.fake_kafka.broker import Broker, named
+from tests.fake_kafka.fetch import fetch
+from tests.fake_kafka.leader import delete_records, list_offsets, offset_for_leader_epoch, produce
+from tests.fake_kafka.requests import Body, Pending, Refused, Request, row_of
+from tests.fake_kafka.topics import create_partitions, create_topics, delete_topics, metadata
+from tests.fake_kafka.transactions import added_partitions
+
+Handler = Callable[[Broker, Request], "Body | Pending"]
+
+
+def api_versions(broker: Broker, request: Request) -> Body:
+    rows = [{"api_key": api.key, "min_version": first, "max_version": last} for api, (first, last) in VERSIONS.items()]
+    features = {"transaction.version": 2, "group.version": 1}
+    return {
+        "api_keys": rows,
+        "supported_features": [{"name": k, "min_version": 0, "max_version": v} for k, v in features.items()],
+        "finalized_features_epoch": 1,
+        "finalized_features": [
+            {"name": name, "min_version_level": level, "max_version_level": level} for name, level in features.items()
+        ],
+    }
+
+
+def find_coordinator(broker: Broker, request: Request) -> Body:
+    kind, cluster = request.body["key_type"], broker.cluster
+
+    def where(key: str) -> Body:
+        cluster.faults.refuse(FIND_COORDINATOR, broker.node_id)
+        return cluster.endpoints([cluster.coordinator(kind, key)])[0]
+
+    nowhere = {"node_id": -1, "host": "", "port": -1, "error_message": None}
+    keys = request.body["coordinator_keys"]
+    return {"coordinators": [{**nowhere, **row_of(partial(where, each), key=each)} for each in keys]}
+
+
+def _of_group(act: Callable[[Broker, Request, float], Body | Pending]) -> Handler:
+    """What only the coordinator of a group does."""
+
+    def handler(broker: Broker, request: Request) -> Body | Pending:
+        broker.cluster.faults.refuse(request.api, broker.node_id)
+        broker.cluster.require_coordinator(broker, GROUP, request.body["group_id"])
+        return act(broker, request, broker.cluster.clock.now_s())
+
+    return handler
+
+
+def _of_transaction(act: Callable[[Broker, Request], Body], key: str = "transactional_id") -> Handler:
+    """What only the coordinator of a transactional id does; without one, anybody."""
+
+    def handler(broker: Broker, request: Request) -> Body:
+        broker.cluster.faults.refuse(request.api, broker.node_id)
+        if request.body[key] is not None:
+            broker.cluster.require_coordinator(broker, TRANSACTION, request.body[key])
+        return act(broker, request)
+
+    return handler
+
+
+def describe_groups(broker: Broker, request: Request) -> Body:
+    def described(group_id: str) -> Body:
+        broker.cluster.faults.refuse(DESCRIBE_GROUPS, broker.node_id)
+        broker.cluster.require_coordinator(broker, GROUP, group_id)
+        return broker.cluster.groups.describe(group_id)
+
+    return {"groups": [row_of(partial(described, each), group_id=each) for each in request.body["groups"]]}
+
+
+def _add_partitions(broker: Broker, request: Request) -> Body:
+    topics = broker.image.topics
+    return broker.cluster.transactions.add_partitions(
+        request, lambda key: key[0] in topics and key[1] < len(topics[key[0]].partitions)
+    )
+
+
+def _commit_in_transaction(broker: Broker, request: Request, now_s: float) -> Body:
+    broker.cluster.transactions.require_group(request)
+    return broker.cluster.offsets.commit_in_transaction(broker, request)
+
+
+HANDLERS: dict[Api, Handler] = {
+    PRODUCE: produce,
+    FETCH: fetch,
+    LIST_OFFSETS: list_offsets,
+    METADATA: metadata,
+    OFFSET_COMMIT: _of_group(lambda broker, *rest: broker.cluster.offsets.commit(broker, *rest)),
+    OFFSET_FETCH: lambda broker, request: broker.cluster.offsets.fetch(broker, request),
+    FIND_COORDINATOR: find_coordinator,
+    JOIN_GROUP: _of_group(lambda broker, *rest: broker.cluster.groups.join(*rest)),
+    HEARTBEAT: _of_group(lambda broker, *rest: broker.cluster.groups.heartbeat(*rest)),
+    LEAVE_GROUP: _of_group(lambda broker, *rest: broker.cluster.groups.leave(*rest)),
+    SYNC_GROUP: _of_group(lambda broker, *rest: broker.cluster.groups.sync(*rest)),
+    DESCRIBE_GROUPS: describe_groups,
+    API_VERSIONS: api_versions,
+    CREATE_TOPICS: create_topics,
+    DELETE_TOPICS: delete_topics,
+    DELETE_RECORDS: delete_records,
+    INIT_PRODUCER_ID: _of_transaction(lambda broker, each: broker.cluster.transactions.init_producer_id(each)),
+    OFFSET_FOR_LEADER_EPOCH: offset_for_leader_epoch,
+    ADD_PARTITIONS_TO_TXN: _of_transaction(_add_partitions, "v3_and_below_transactional_id"),
+    ADD_OFFSETS_TO_TXN: _of_transaction(lambda broker, each: broker.cluster.transactions.add_offsets(each)),
+    END_TXN: _of_transaction(lambda broker, each: broker.cluster.transactions.end(each)),
+    TXN_OFFSET_COMMIT: _of_group(_commit_in_transaction),
+    CREATE_PARTITIONS: create_partitions,
+}
+
+# The newest of what our client speaks. Older versions only where they mean something else: topics by name rather than
+# by id, and transactions as before KIP-890.
+_OLDEST = {PRODUCE: 11, FETCH: 12, OFFSET_COMMIT: 9, OFFSET_FETCH: 9, END_TXN: 4, TXN_OFFSET_COMMIT: 4, API_VERSIONS: 0}
+VERSIONS = {api: (_OLDEST.get(api, api.last), api.last) for api in HANDLERS} | {
+    ADD_PARTITIONS_TO_TXN: (LAST_ADD_PARTITIONS, LAST_ADD_PARTITIONS)
+}
+
+
+def refused(request: Request, refusal: Refused) -> Body:
+    """The reply to a request that is refused as a whole: a code at the top, or in each partition's row."""
+    code, body = refusal.code, request.body
+    if request.api is ADD_PARTITIONS_TO_TXN:
+        return added_partitions(body["v3_and_below_topics"], lambda _: code)
+    if request.api in (OFFSET_COMMIT, TXN_OFFSET_COMMIT):
+        return {
+            "topics": [
+                {**named(row), "partitions": [{**part, "error_code": code} for part in partitions_of(row)]}
+                for row in body["topics"]
+            ]
+        }
+    return {"error_code": code, **refusal.fields}
+
+
+def partitions_of(row: Body) -> list[Body]:
+    """The partitions that a row of OffsetCommit is about, and nothing else of it."""
+    return [{"partition_index": part["partition_index"]} for part in row["partitions"]]

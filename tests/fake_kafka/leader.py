@@ -1,0 +1,113 @@
+"""What a leader answers: Produce, ListOffsets, OffsetForLeaderEpoch, DeleteRecords."""
+
+from __future__ import annotations
+
+from protocol.broker_errors import ErrorCode
+from protocol.records.header import TRANSACTIONAL
+from protocol.wire.messages.m00_produce import LAST_BEFORE_TRANSACTION_V2, PRODUCE
+from protocol.wire.messages.m02_list_offsets import EARLIEST, LATEST, LIST_OFFSETS
+from protocol.wire.messages.m21_delete_records import DELETE_RECORDS
+from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
+from tests.fake_kafka.broker import Broker, Hosted
+from tests.fake_kafka.controller import TopicImage
+from tests.fake_kafka.log import batches_of
+from tests.fake_kafka.requests import Body, Pending, Refused, Request
+
+_WANTED_ACKS = (-1, 0, 1)
+_READ_COMMITTED = 1
+
+
+def produce(broker: Broker, request: Request) -> Body | Pending:
+    body = request.body
+    written: list[tuple[Hosted, int]] = []
+
+    def append(topic: TopicImage, part: Body) -> Body:
+        led = broker.led(topic, part["index"])
+        base_offset, end_offset = _append(broker, request, led, bytes(part["records"] or b""))
+        written.append((led, end_offset))
+        return {"base_offset": base_offset, "log_start_offset": led.log.start_offset}
+
+    shape = {"parts": "partition_data", "key": "index", "answers": "partition_responses"}
+    topics = broker.rows(PRODUCE, body["topic_data"], append, **shape, refused={"base_offset": -1})
+    reply = {"responses": topics, "node_endpoints": broker.newer_leaders(topics, "partition_responses", "index")}
+    until_s = broker.cluster.clock.now_s() + body["timeout_ms"] / 1000
+
+    def when_replicated() -> Body | None:
+        if all(led.replica.high_watermark >= end_offset for led, end_offset in written):
+            return reply
+        return _timed_out(reply) if broker.cluster.clock.now_s() >= until_s else None
+
+    return when_replicated if body["acks"] == -1 else reply
+
+
+def _append(broker: Broker, request: Request, led: Hosted, records: bytes) -> tuple[int, int]:
+    """Where the first record is, and the end that the high watermark must reach."""
+    acks = request.body["acks"]
+    config = {**broker.cluster.settings, **led.topic.config}
+    if acks not in _WANTED_ACKS:
+        raise Refused(ErrorCode.INVALID_REQUIRED_ACKS)
+    if acks == -1 and len(led.partition.isr) < int(config["min.insync.replicas"]):
+        raise Refused(ErrorCode.NOT_ENOUGH_REPLICAS)
+    for batch in batches_of(records):
+        state = led.log.producers.get(batch.producer_id)
+        is_open = state is not None and state.transaction_from is not None and state.epoch == batch.producer_epoch
+        if batch.attributes & TRANSACTIONAL and not is_open:
+            # KIP-890: up to version 11 a client has added the partition itself, since then this does it.
+            broker.cluster.transactions.require_partition(
+                request.body["transactional_id"],
+                batch.producer_id,
+                batch.producer_epoch,
+                (led.topic.name, led.number),
+                add=request.version > LAST_BEFORE_TRANSACTION_V2,
+            )
+    return led.log.append(records, led.partition.leader_epoch, int(config["max.message.bytes"]))
+
+
+def _timed_out(reply: Body) -> Body:
+    for topic in reply["responses"]:
+        for row in topic["partition_responses"]:
+            if row["error_code"] == ErrorCode.NONE:
+                row.update(error_code=ErrorCode.REQUEST_TIMED_OUT, base_offset=-1)
+    return reply
+
+
+def list_offsets(broker: Broker, request: Request) -> Body:
+    def offset(topic: TopicImage, part: Body) -> Body:
+        led = broker.led(topic, part["partition_index"], part["current_leader_epoch"])
+        return _offset_at(led, part["timestamp"], request.body["isolation_level"] == _READ_COMMITTED)
+
+    return {"topics": broker.rows(LIST_OFFSETS, request.body["topics"], offset)}
+
+
+def _offset_at(led: Hosted, timestamp_ms: int, committed: bool) -> Body:
+    end_offset = led.replica.last_stable_offset if committed else led.replica.high_watermark
+    if timestamp_ms == LATEST:
+        return {"offset": end_offset, "leader_epoch": led.partition.leader_epoch}
+    if timestamp_ms == EARLIEST:
+        return {"offset": led.log.start_offset, "leader_epoch": led.log.epoch_at(led.log.start_offset)}
+    if timestamp_ms < 0:
+        raise Refused(ErrorCode.UNSUPPORTED_VERSION)
+    found = led.log.offset_at(timestamp_ms, end_offset)
+    return dict(zip(("offset", "timestamp", "leader_epoch"), found, strict=True)) if found else {}
+
+
+def offset_for_leader_epoch(broker: Broker, request: Request) -> Body:
+    def end(topic: TopicImage, part: Body) -> Body:
+        led = broker.led(topic, part["partition"], part["current_leader_epoch"])
+        epoch, end_offset = led.log.end_of_epoch(part["leader_epoch"])
+        return {"leader_epoch": epoch, "end_offset": end_offset}
+
+    return {"topics": broker.rows(OFFSET_FOR_LEADER_EPOCH, request.body["topics"], end, key="partition")}
+
+
+def delete_records(broker: Broker, request: Request) -> Body:
+    def delete(topic: TopicImage, part: Body) -> Body:
+        led = broker.led(topic, part["partition_index"])
+        offset = led.replica.high_watermark if part["offset"] == -1 else part["offset"]
+        if not 0 <= offset <= led.replica.high_watermark:
+            raise Refused(ErrorCode.OFFSET_OUT_OF_RANGE)
+        led.log.delete_before(max(offset, led.log.start_offset))
+        return {"low_watermark": led.log.start_offset}
+
+    topics = broker.rows(DELETE_RECORDS, request.body["topics"], delete, refused={"low_watermark": -1})
+    return {"topics": topics}

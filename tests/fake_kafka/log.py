@@ -1,0 +1,220 @@
+"""One copy of a partition's log: record batches, leader epochs, and what follows from the batches about producers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from protocol.broker_errors import ErrorCode
+from protocol.records.header import (
+    CONTROL,
+    HEADER_BYTES,
+    LAYOUT,
+    LOG_OVERHEAD_BYTES,
+    MAGIC,
+    NO_PRODUCER_ID,
+    TRANSACTIONAL,
+    checksum,
+)
+from tests.fake_kafka.producer_state import ProducerState, Written, last_sequence
+from tests.fake_kafka.requests import Refused
+from tests.protocol.records.reference import marker, read_batch, write_batch
+
+NO_EPOCH = NO_OFFSET = -1
+
+
+@dataclass(frozen=True)
+class LogBatch:
+    """A record batch, and what its header says."""
+
+    data: bytes
+    base_offset: int
+    last_offset: int
+    leader_epoch: int
+    crc: int
+    attributes: int
+    max_timestamp_ms: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    count: int
+
+    @classmethod
+    def of(cls, data: bytes) -> LogBatch:
+        base, _, epoch, _, crc, attributes, delta, _, max_ms, *producer = LAYOUT.unpack_from(data)
+        return cls(data, base, base + delta, epoch, crc, attributes, max_ms, *producer)
+
+    def placed(self, base_offset: int, leader_epoch: int) -> LogBatch:
+        """The same batch at its offset in the log; its checksum covers neither."""
+        data = bytearray(self.data)
+        data[0:8] = base_offset.to_bytes(8, "big")
+        data[12:16] = leader_epoch.to_bytes(4, "big", signed=True)
+        last_offset = base_offset + self.last_offset - self.base_offset
+        return replace(
+            self, data=bytes(data), base_offset=base_offset, last_offset=last_offset, leader_epoch=leader_epoch
+        )
+
+
+def batches_of(data: bytes) -> Iterator[LogBatch]:
+    """The record batches that bytes consist of."""
+    position = 0
+    while position < len(data):
+        size = LOG_OVERHEAD_BYTES + int.from_bytes(data[position + 8 : position + 12], "big")
+        if size < HEADER_BYTES or position + size > len(data):
+            raise Refused(ErrorCode.CORRUPT_MESSAGE)
+        yield LogBatch.of(data[position : position + size])
+        position += size
+
+
+@dataclass(frozen=True)
+class AbortedTransaction:
+    """From its first record to its marker."""
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+
+
+@dataclass
+class Log:
+    """`epochs` are (leader epoch, offset that it begins with), rising."""
+
+    start_offset: int = 0
+    end_offset: int = 0
+    batches: list[LogBatch] = field(default_factory=list)
+    epochs: list[tuple[int, int]] = field(default_factory=list)
+    producers: dict[int, ProducerState] = field(default_factory=dict)
+    aborted: list[AbortedTransaction] = field(default_factory=list)
+
+    def copy(self) -> Log:
+        producers = {key: state.copy() for key, state in self.producers.items()}
+        lists = (self.batches.copy(), self.epochs.copy(), producers, self.aborted.copy())
+        return Log(self.start_offset, self.end_offset, *lists)
+
+    # -- written ------------------------------------------------------------------------------
+
+    def begin_epoch(self, leader_epoch: int) -> None:
+        if not self.epochs or self.epochs[-1][0] < leader_epoch:
+            self.epochs.append((leader_epoch, self.end_offset))
+
+    def append(self, records: bytes, leader_epoch: int, max_bytes: int) -> tuple[int, int]:
+        """What a client has sent: one record batch. Where its first record is, and the end that it must reach.
+
+        A batch that was written before is not written again. Raises `Refused`.
+        """
+        batches = list(batches_of(records))
+        if len(batches) != 1 or batches[0].data[16] != MAGIC:
+            raise Refused(ErrorCode.INVALID_RECORD)
+        (batch,) = batches
+        if len(batch.data) > max_bytes:
+            raise Refused(ErrorCode.MESSAGE_TOO_LARGE)
+        if checksum(batch.data) != batch.crc:
+            raise Refused(ErrorCode.CORRUPT_MESSAGE)
+        state = self.producers.get(batch.producer_id)
+        if state is not None:
+            before = state.duplicate_of(batch.producer_epoch, batch.base_sequence, batch.count)
+            if before is not None:
+                return before.base_offset, before.base_offset + batch.count
+            state.check_epoch(batch.producer_epoch)
+            state.check_sequence(batch.producer_epoch, batch.base_sequence)
+            if state.transaction_from is not None and not batch.attributes & TRANSACTIONAL:
+                raise Refused(ErrorCode.INVALID_TXN_STATE)
+        self._add(batch.placed(self.end_offset, leader_epoch))
+        return self.end_offset - batch.count, self.end_offset
+
+    def append_marker(
+        self, producer_id: int, producer_epoch: int, leader_epoch: int, *, commit: bool, now_ms: int
+    ) -> None:
+        """The control batch that ends a transaction."""
+        batch = marker(0, producer_id, commit=commit)
+        batch = replace(batch, producer_epoch=producer_epoch, first_timestamp=now_ms, max_timestamp=now_ms)
+        self._add(LogBatch.of(write_batch(batch)).placed(self.end_offset, leader_epoch))
+
+    def write(self, data: bytes) -> None:
+        """Record batches as they are, offsets and leader epochs included: nothing is checked."""
+        for batch in batches_of(data):
+            if not self.batches:
+                self.start_offset = batch.base_offset
+            self.begin_epoch(batch.leader_epoch)
+            self._add(batch)
+
+    def _add(self, batch: LogBatch) -> None:
+        self.batches.append(batch)
+        self.end_offset = batch.last_offset + 1
+        if batch.producer_id != NO_PRODUCER_ID:
+            self._remember(batch)
+
+    def _remember(self, batch: LogBatch) -> None:
+        state = self.producers.setdefault(batch.producer_id, ProducerState(batch.producer_epoch))
+        if batch.attributes & CONTROL:
+            (record,) = read_batch(batch.data).records
+            if state.transaction_from is not None and (record.key or b"")[-1:] == b"\0":
+                self.aborted.append(AbortedTransaction(batch.producer_id, state.transaction_from, batch.last_offset))
+            state.transaction_from = None
+            state.begin_epoch(batch.producer_epoch)
+            return
+        last = last_sequence(batch.base_sequence, batch.count)
+        state.add(batch.producer_epoch, Written(batch.base_sequence, last, batch.base_offset))
+        if batch.attributes & TRANSACTIONAL and state.transaction_from is None:
+            state.transaction_from = batch.base_offset
+
+    def truncate(self, end_offset: int) -> None:
+        """The records from this offset on are gone, and what was known by them of producers too."""
+        kept = [batch for batch in self.batches if batch.last_offset < end_offset]
+        epochs = [(epoch, start) for epoch, start in self.epochs if start < end_offset or start == 0]
+        self.batches, self.producers, self.aborted = [], {}, []
+        self.end_offset = self.start_offset
+        for batch in kept:
+            self._add(batch)
+        self.epochs = epochs
+
+    def delete_before(self, offset: int) -> None:
+        """What retention and DeleteRecords do; batches that reach beyond the offset stay whole."""
+        self.start_offset = offset
+        self.batches = [batch for batch in self.batches if batch.last_offset >= offset]
+        self.end_offset = max(self.end_offset, offset)
+
+    # -- read ---------------------------------------------------------------------------------
+
+    def last_stable_offset(self, high_watermark: int) -> int:
+        """Before it every transaction is decided."""
+        opened = [each.transaction_from for each in self.producers.values() if each.transaction_from is not None]
+        return min([high_watermark, *opened])
+
+    def read(self, offset: int, end_offset: int, max_bytes: int, *, at_least_one: bool) -> bytes:
+        """Batches from the one with this offset on, the last one possibly cut.
+
+        Nothing if the first is larger than `max_bytes`, unless `at_least_one`.
+        """
+        found = [batch.data for batch in self.batches if offset <= batch.last_offset and batch.base_offset < end_offset]
+        if not found or (len(found[0]) > max_bytes and not at_least_one):
+            return b""
+        return b"".join(found)[: max(max_bytes, len(found[0]))]
+
+    def aborted_between(self, offset: int, end_offset: int) -> list[AbortedTransaction]:
+        return [each for each in self.aborted if each.last_offset >= offset and each.first_offset < end_offset]
+
+    def offset_at(self, timestamp_ms: int, end_offset: int) -> tuple[int, int, int] | None:
+        """(offset, timestamp, leader epoch) of the first record at or after a time."""
+        for batch in self.batches:
+            if batch.max_timestamp_ms < timestamp_ms or batch.last_offset < self.start_offset:
+                continue
+            read = read_batch(batch.data)
+            for record in read.records:
+                at_ms, offset = read.first_timestamp + record.timestamp_delta, batch.base_offset + record.offset_delta
+                if at_ms >= timestamp_ms and self.start_offset <= offset < end_offset:
+                    return offset, at_ms, batch.leader_epoch
+        return None
+
+    def epoch_at(self, offset: int) -> int:
+        """In which epoch the record at an offset was (or will be) written."""
+        return max((epoch for epoch, start in self.epochs if start <= offset), default=NO_EPOCH)
+
+    def end_of_epoch(self, epoch: int) -> tuple[int, int]:
+        """The latest epoch up to this one that the log has, and where it ends; (-1, -1) if only newer people know."""
+        if epoch == NO_EPOCH or not self.epochs or epoch > self.epochs[-1][0]:
+            return NO_EPOCH, NO_OFFSET
+        if epoch == self.epochs[-1][0]:
+            return epoch, self.end_offset
+        later = next(start for other, start in self.epochs if other > epoch)
+        return max((other for other, _ in self.epochs if other <= epoch), default=epoch), later

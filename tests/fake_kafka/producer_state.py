@@ -1,0 +1,66 @@
+"""What a leader remembers of one producer: its epoch, its last five record batches, where its transaction began.
+
+The rules are those of Kafka's `ProducerAppendInfo` and `ProducerStateEntry`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from protocol.broker_errors import ErrorCode
+from tests.fake_kafka.requests import Refused
+
+_REMEMBERED = 5
+_SEQUENCES = 2**31
+
+
+def last_sequence(base_sequence: int, count: int) -> int:
+    return (base_sequence + count - 1) % _SEQUENCES
+
+
+@dataclass(frozen=True)
+class Written:
+    """One record batch that was written."""
+
+    base_sequence: int
+    last_sequence: int
+    base_offset: int
+
+
+@dataclass
+class ProducerState:
+    epoch: int
+    batches: deque[Written] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    transaction_from: int | None = None
+    """Offset of the first record of its open transaction in this log."""
+
+    def copy(self) -> ProducerState:
+        return ProducerState(self.epoch, self.batches.copy(), self.transaction_from)
+
+    def duplicate_of(self, epoch: int, base_sequence: int, count: int) -> Written | None:
+        """The same record batch, if it was written before."""
+        if epoch != self.epoch:
+            return None
+        key = (base_sequence, last_sequence(base_sequence, count))
+        return next((each for each in self.batches if (each.base_sequence, each.last_sequence) == key), None)
+
+    def check_epoch(self, epoch: int) -> None:
+        if epoch < self.epoch:
+            raise Refused(ErrorCode.INVALID_PRODUCER_EPOCH)
+
+    def check_sequence(self, epoch: int, base_sequence: int) -> None:
+        """A new epoch begins with 0, and so does one of which only a marker has been seen."""
+        known = epoch == self.epoch and bool(self.batches)
+        expected = (self.batches[-1].last_sequence + 1) % _SEQUENCES if known else 0
+        if base_sequence != expected:
+            raise Refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
+
+    def add(self, epoch: int, written: Written) -> None:
+        self.begin_epoch(epoch)
+        self.batches.append(written)
+
+    def begin_epoch(self, epoch: int) -> None:
+        if epoch != self.epoch:
+            self.epoch = epoch
+            self.batches.clear()

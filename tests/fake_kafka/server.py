@@ -1,0 +1,118 @@
+"""The model behind sockets: a listener on a loopback port for each broker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from protocol.clock import SYSTEM_CLOCK, Clock
+from protocol.wire.messages.m00_produce import PRODUCE
+from protocol.wire.schema import Api
+from tests.fake_broker import CUT, FakeBroker, Handler
+from tests.fake_kafka.cluster import Cluster
+from tests.fake_kafka.faults import Fault, Kind
+from tests.fake_kafka.requests import Body, Pending, Request
+
+_LOOK_AGAIN_S = 0.01
+"""How long a jump of the clock may go unnoticed by who waits for a reply; all else is noticed at once."""
+
+
+class FakeKafka(Cluster):
+    """A cluster that can be connected to, until closed.
+
+    `handlers[api]`: a test's own answers in place of the model's, as of a `FakeBroker`.
+    `requests` are all requests of all brokers: (API name, version, body).
+    """
+
+    def __init__(
+        self, brokers: int = 1, *, clock: Clock = SYSTEM_CLOCK, settings: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(brokers, clock=clock, settings=settings)
+        self.handlers: dict[Api, Handler] = {}
+        self.requests: list[tuple[str, int, Body]] = []
+        self.closed = False
+        self.listeners = {node_id: _Listener(self, node_id) for node_id in self.brokers}
+        self.addresses = {node_id: (each.host, each.port) for node_id, each in self.listeners.items()}
+
+    def __enter__(self) -> FakeKafka:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.closed = True
+        for listener in self.listeners.values():
+            listener.close()
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return ",".join(map(self.address, self.brokers))
+
+    def address(self, broker_id: int = 1) -> str:
+        host, port = self.addresses[broker_id]
+        return f"{host}:{port}"
+
+    def asked(self, api: Api) -> list[Body]:
+        """The bodies of all requests of one kind, in their order."""
+        return [body for name, _, body in list(self.requests) if name == api.name]
+
+    def stop(self, broker_id: int) -> None:
+        self.listeners[broker_id].close()
+        super().stop(broker_id)
+
+    def start(self, broker_id: int) -> None:
+        self.listeners[broker_id] = _Listener(self, broker_id, self.addresses[broker_id][1])
+        super().start(broker_id)
+
+
+class _Listener(FakeBroker):
+    """The sockets of one broker."""
+
+    def __init__(self, kafka: FakeKafka, broker_id: int, port: int = 0) -> None:
+        self._kafka = kafka
+        self._broker_id = broker_id
+        super().__init__(port=port)
+
+    def answer(self, api: Api, version: int, client_id: str | None, body: Body) -> Body | bytes | None:
+        kafka = self._kafka
+        kafka.requests.append((api.name, version, body))
+        own = kafka.handlers.get(api)
+        if own is not None:
+            return own(body, version)
+        if kafka.brokers[self._broker_id].silent:
+            return None
+        if self._fault(Kind.REQUEST_LOST, api):
+            return CUT
+        reply = self._when_due(kafka.handle(self._broker_id, Request(api, version, body, client_id or "")))
+        if self._fault(Kind.REPLY_LOST, api):
+            return CUT
+        late = self._fault(Kind.REPLY_LATE, api)
+        if late:
+            until_s = kafka.clock.now_s() + late.late_s
+            self._when_due(lambda: {} if kafka.clock.now_s() >= until_s else None)
+        edited = self._fault(Kind.REPLY_EDITED, api)
+        if edited:
+            return edited.edit(reply)
+        if kafka.brokers[self._broker_id].silent:
+            return None
+        return _without_answer(reply) if api is PRODUCE and body["acks"] == 0 else reply
+
+    def _fault(self, kind: Kind, api: Api) -> Fault | None:
+        return self._kafka.fault(kind, api, self._broker_id)
+
+    def _when_due(self, reply: Body | Pending) -> Body:
+        """Waits for a reply that is to come."""
+        kafka = self._kafka
+        while callable(reply):
+            with kafka.changed:
+                found = kafka.look(reply)
+                if found is not None or kafka.closed:
+                    return found or {}
+                kafka.changed.wait(_LOOK_AGAIN_S)
+        return reply
+
+
+def _without_answer(reply: Body) -> bytes | None:
+    """Nobody waits for a word; who must learn of an error finds the connection closed."""
+    rows = (row for topic in reply["responses"] for row in topic["partition_responses"])
+    return CUT if any(row["error_code"] for row in rows) else None

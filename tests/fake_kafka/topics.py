@@ -1,0 +1,99 @@
+"""Metadata, CreateTopics, DeleteTopics, CreatePartitions: any broker answers them, by what it knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from protocol.broker_errors import ErrorCode
+from protocol.wire.schema import NO_UUID
+from tests.fake_kafka.broker import Broker
+from tests.fake_kafka.controller import NO_LEADER, PartitionImage, TopicImage
+from tests.fake_kafka.requests import Body, Refused, Request, row_of
+
+
+def metadata(broker: Broker, request: Request) -> Body:
+    image, wanted = broker.image, request.body["topics"]
+    if wanted is None:
+        rows = [_topic(broker, topic) for topic in image.topics.values()]
+    else:
+        rows = [_wanted(broker, asked, create=request.body["allow_auto_topic_creation"]) for asked in wanted]
+    return {
+        "brokers": broker.cluster.endpoints(image.brokers),
+        "cluster_id": "fake",
+        "controller_id": min(image.brokers, default=-1),
+        "topics": rows,
+    }
+
+
+def _wanted(broker: Broker, asked: Body, *, create: bool) -> Body:
+    try:
+        return _topic(broker, broker.topic(asked))
+    except Refused as refusal:
+        code = refusal.code
+    if create and asked["name"] and broker.cluster.settings["auto.create.topics.enable"] == "true":
+        # The topic is there when somebody asks again.
+        code = row_of(lambda: _create(broker, asked["name"]))["error_code"] or code
+    return {"error_code": code, "name": asked["name"], "topic_id": asked["topic_id"], "partitions": []}
+
+
+def _create(broker: Broker, name: str) -> Body:
+    broker.cluster.controller.create_topic(name)
+    return {}
+
+
+def _topic(broker: Broker, topic: TopicImage) -> Body:
+    rows = [_partition(broker, number, partition) for number, partition in enumerate(topic.partitions)]
+    return {"error_code": ErrorCode.NONE, "name": topic.name, "topic_id": topic.topic_id, "partitions": rows}
+
+
+def _partition(broker: Broker, number: int, partition: PartitionImage) -> Body:
+    alive = broker.image.brokers
+    leads = partition.leader in alive
+    return {
+        "error_code": ErrorCode.NONE if leads else ErrorCode.LEADER_NOT_AVAILABLE,
+        "partition_index": number,
+        "leader_id": partition.leader if leads else NO_LEADER,
+        "leader_epoch": partition.leader_epoch,
+        "replica_nodes": list(partition.replicas),
+        "isr_nodes": list(partition.isr),
+        "offline_replicas": [each for each in partition.replicas if each not in alive],
+    }
+
+
+def _rows(broker: Broker, request: Request, asked: list[Body], act: Callable[[Body], Body]) -> list[Body]:
+    def unless_refused(row: Body) -> Body:
+        broker.cluster.faults.refuse(request.api, broker.node_id)
+        return act(row)
+
+    return [row_of(partial(unless_refused, row), name=row["name"]) for row in asked]
+
+
+def create_topics(broker: Broker, request: Request) -> Body:
+    def create(row: Body) -> Body:
+        config = {each["name"]: each["value"] for each in row["configs"]}
+        created = broker.cluster.controller.create_topic(
+            row["name"], row["num_partitions"], row["replication_factor"], config
+        )
+        copies = len(created.partitions[0].replicas)
+        return {"topic_id": created.topic_id, "num_partitions": len(created.partitions), "replication_factor": copies}
+
+    return {"topics": _rows(broker, request, request.body["topics"], create)}
+
+
+def delete_topics(broker: Broker, request: Request) -> Body:
+    def delete(row: Body) -> Body:
+        topic = broker.topic(row)
+        broker.cluster.delete_topic(topic.name)
+        return {"name": topic.name, "topic_id": topic.topic_id}
+
+    asked = [{**row, "topic_id": row["topic_id"] or NO_UUID} for row in request.body["topics"]]
+    return {"responses": _rows(broker, request, asked, delete)}
+
+
+def create_partitions(broker: Broker, request: Request) -> Body:
+    def grow(row: Body) -> Body:
+        broker.cluster.controller.create_partitions(row["name"], row["count"])
+        return {}
+
+    return {"results": _rows(broker, request, request.body["topics"], grow)}

@@ -1,0 +1,248 @@
+"""Transactions as their coordinator keeps them: producer ids and epochs, what belongs to each, how each ends.
+
+The rules are those of Kafka's `TransactionCoordinator`. A version of EndTxn above 4 means that the client speaks
+transactions as of KIP-890: each transaction that ends raises the epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from protocol.broker_errors import ErrorCode
+from protocol.wire.messages.m26_end_txn import LAST_BEFORE_TRANSACTION_V2
+from protocol.wire.messages.m28_txn_offset_commit import LAST_BEFORE_TRANSACTION_V2 as LAST_WITH_ADD_OFFSETS
+from tests.fake_kafka.requests import Body, Refused, Request, TopicPartition
+
+if TYPE_CHECKING:
+    from tests.fake_kafka.cluster import Cluster
+
+_NONE = -1
+
+
+class State(Enum):
+    """In Kafka's words."""
+
+    EMPTY = "Empty"
+    ONGOING = "Ongoing"
+    PREPARE_COMMIT = "PrepareCommit"
+    PREPARE_ABORT = "PrepareAbort"
+    COMPLETE_COMMIT = "CompleteCommit"
+    COMPLETE_ABORT = "CompleteAbort"
+
+
+_PREPARED = (State.PREPARE_COMMIT, State.PREPARE_ABORT)
+_COMPLETE = {State.PREPARE_COMMIT: State.COMPLETE_COMMIT, State.PREPARE_ABORT: State.COMPLETE_ABORT}
+
+
+@dataclass
+class Transaction:
+    """What is known of a transactional id. `bumped`: its epoch was raised when the last transaction ended."""
+
+    producer_id: int
+    producer_epoch: int = _NONE
+    last_epoch: int = _NONE
+    timeout_ms: int = 0
+    state: State = State.EMPTY
+    partitions: set[TopicPartition] = field(default_factory=set)
+    groups: set[str] = field(default_factory=set)
+    started_s: float = 0.0
+    bumped: bool = False
+
+
+class Transactions:
+    """All transactional ids. `markers_held`: what ends stays prepared, as if no leader could be reached."""
+
+    def __init__(self, cluster: Cluster, settings: Mapping[str, str]) -> None:
+        self.transactions: dict[str, Transaction] = {}
+        self.markers_held = False
+        self._cluster = cluster
+        self._max_timeout_ms = int(settings["transaction.max.timeout.ms"])
+        self._next_producer_id = 1_000
+
+    def tick(self, now_s: float) -> None:
+        """Aborts what has been open for too long, and writes the markers of what has ended."""
+        for transaction in self.transactions.values():
+            if transaction.state is State.ONGOING and now_s - transaction.started_s >= transaction.timeout_ms / 1000:
+                self._fence(transaction)
+            self._write_markers(transaction)
+
+    # -- InitProducerId -----------------------------------------------------------------------
+
+    def init_producer_id(self, request: Request) -> Body:
+        body = request.body
+        if body["transactional_id"] is None:
+            return {"producer_id": self._new_producer_id(), "producer_epoch": 0}
+        if not body["transactional_id"]:
+            raise Refused(ErrorCode.INVALID_REQUEST)
+        if not 0 < body["transaction_timeout_ms"] <= self._max_timeout_ms:
+            raise Refused(ErrorCode.INVALID_TRANSACTION_TIMEOUT)
+        transaction = self.transactions.get(body["transactional_id"])
+        if transaction is None:
+            transaction = Transaction(self._new_producer_id())
+            self.transactions[body["transactional_id"]] = transaction
+        self._init(transaction, body["producer_id"], body["producer_epoch"])
+        transaction.timeout_ms = body["transaction_timeout_ms"]
+        return {"producer_id": transaction.producer_id, "producer_epoch": transaction.producer_epoch}
+
+    def _init(self, transaction: Transaction, producer_id: int, epoch: int) -> None:
+        """The next epoch; for a producer that says who it is only if no other has come since."""
+        is_new = transaction.producer_epoch == _NONE
+        if producer_id not in (_NONE, transaction.producer_id) and not is_new:
+            raise Refused(ErrorCode.PRODUCER_FENCED)
+        if transaction.state in _PREPARED:
+            raise Refused(ErrorCode.CONCURRENT_TRANSACTIONS)
+        if transaction.state is State.ONGOING:
+            self._fence(transaction)
+            self._write_markers(transaction)
+            raise Refused(ErrorCode.CONCURRENT_TRANSACTIONS)
+        if producer_id != _NONE and not is_new and epoch != transaction.producer_epoch:
+            if epoch == transaction.last_epoch:
+                return
+            raise Refused(ErrorCode.PRODUCER_FENCED)
+        transaction.last_epoch = transaction.producer_epoch if producer_id != _NONE else _NONE
+        transaction.producer_epoch += 1
+        transaction.state, transaction.bumped = State.EMPTY, False
+
+    def _new_producer_id(self) -> int:
+        self._next_producer_id += 1
+        return self._next_producer_id
+
+    # -- what belongs to it -------------------------------------------------------------------
+
+    def add_partitions(self, request: Request, is_known: Callable[[TopicPartition], bool]) -> Body:
+        """Of several partitions all are added, or none."""
+        body = {key.removeprefix("v3_and_below_"): value for key, value in request.body.items()}
+        wanted = [(row["name"], number) for row in body["topics"] for number in row["partitions"]]
+        codes = {
+            each: ErrorCode.OPERATION_NOT_ATTEMPTED if is_known(each) else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            for each in wanted
+        }
+        if all(map(is_known, wanted)):
+            codes = dict.fromkeys(wanted, ErrorCode.NONE)
+            try:
+                self._begin(self._addable(body)).partitions.update(wanted)
+            except Refused as refusal:
+                codes = dict.fromkeys(wanted, refusal.code)
+        return added_partitions(body["topics"], codes.__getitem__)
+
+    def add_offsets(self, request: Request) -> Body:
+        self._begin(self._addable(request.body)).groups.add(request.body["group_id"])
+        return {}
+
+    def require_partition(
+        self, transactional_id: str | None, producer_id: int, epoch: int, partition: TopicPartition, *, add: bool
+    ) -> None:
+        """A leader asks whether a partition belongs to the transaction, or adds it."""
+        transaction = self._of_producer(transactional_id, producer_id, epoch)
+        if add:
+            self._begin(transaction).partitions.add(partition)
+        elif partition not in transaction.partitions:
+            raise Refused(ErrorCode.TRANSACTION_ABORTABLE)
+
+    def require_group(self, request: Request) -> None:
+        """The same of the coordinator of a group."""
+        body = request.body
+        transaction = self._of_producer(body["transactional_id"], body["producer_id"], body["producer_epoch"])
+        if request.version > LAST_WITH_ADD_OFFSETS:
+            self._begin(transaction).groups.add(body["group_id"])
+        elif body["group_id"] not in transaction.groups:
+            raise Refused(ErrorCode.TRANSACTION_ABORTABLE)
+
+    def _of_producer(self, transactional_id: str | None, producer_id: int, epoch: int) -> Transaction:
+        """As `_addable`, in the words that producers understand."""
+        identity = {"transactional_id": transactional_id, "producer_id": producer_id, "producer_epoch": epoch}
+        try:
+            return self._addable(identity)
+        except Refused as refusal:
+            fenced = refusal.code is ErrorCode.PRODUCER_FENCED
+            raise Refused(ErrorCode.INVALID_PRODUCER_EPOCH if fenced else refusal.code) from None
+
+    def _addable(self, body: Body) -> Transaction:
+        transaction = self._known(body)
+        if body["producer_epoch"] != transaction.producer_epoch:
+            raise Refused(ErrorCode.PRODUCER_FENCED)
+        if transaction.state in _PREPARED:
+            raise Refused(ErrorCode.CONCURRENT_TRANSACTIONS)
+        return transaction
+
+    def _known(self, body: Body) -> Transaction:
+        transaction = self.transactions.get(body["transactional_id"])
+        if transaction is None or transaction.producer_id != body["producer_id"]:
+            raise Refused(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+        return transaction
+
+    def _begin(self, transaction: Transaction) -> Transaction:
+        if transaction.state is not State.ONGOING:
+            transaction.state, transaction.started_s = State.ONGOING, self._cluster.clock.now_s()
+        return transaction
+
+    # -- its end ------------------------------------------------------------------------------
+
+    def end(self, request: Request) -> Body:
+        body, raises_epoch = request.body, request.version > LAST_BEFORE_TRANSACTION_V2
+        transaction = self._known(body)
+        wanted = State.PREPARE_COMMIT if body["committed"] else State.PREPARE_ABORT
+        repeated = raises_epoch and transaction.bumped and body["producer_epoch"] == transaction.producer_epoch - 1
+        if body["producer_epoch"] != transaction.producer_epoch and not repeated:
+            raise Refused(ErrorCode.PRODUCER_FENCED)
+        if transaction.state is State.ONGOING and not repeated:
+            self._prepare(transaction, wanted, raises_epoch=raises_epoch)
+        elif raises_epoch and not repeated:
+            self._end_empty(transaction, wanted)
+        elif transaction.state is wanted:
+            raise Refused(ErrorCode.CONCURRENT_TRANSACTIONS)
+        elif transaction.state is not _COMPLETE[wanted]:
+            raise Refused(ErrorCode.INVALID_TXN_STATE)
+        self._write_markers(transaction)
+        return {"producer_id": transaction.producer_id, "producer_epoch": transaction.producer_epoch}
+
+    def _end_empty(self, transaction: Transaction, wanted: State) -> None:
+        """One without records can be aborted, so that the epoch rises, but not committed."""
+        if transaction.state in _PREPARED:
+            raise Refused(ErrorCode.PRODUCER_FENCED)
+        if wanted is State.PREPARE_COMMIT:
+            raise Refused(ErrorCode.INVALID_TXN_STATE)
+        self._prepare(transaction, wanted, raises_epoch=True)
+
+    @staticmethod
+    def _prepare(transaction: Transaction, state: State, *, raises_epoch: bool) -> None:
+        transaction.state, transaction.bumped = state, raises_epoch
+        if raises_epoch:
+            transaction.last_epoch = transaction.producer_epoch
+            transaction.producer_epoch += 1
+
+    def _fence(self, transaction: Transaction) -> None:
+        """Aborts it under an epoch that its producer does not have."""
+        self._prepare(transaction, State.PREPARE_ABORT, raises_epoch=True)
+        transaction.last_epoch = _NONE
+
+    def _write_markers(self, transaction: Transaction) -> None:
+        """Ends it in every log that leaders can be reached of; it is complete when all have their marker."""
+        if transaction.state not in _PREPARED or self.markers_held:
+            return
+        commit, producer = transaction.state is State.PREPARE_COMMIT, transaction.producer_id
+        for partition in sorted(transaction.partitions):
+            if self._cluster.write_marker(partition, producer, transaction.producer_epoch, commit=commit):
+                transaction.partitions.discard(partition)
+        if not transaction.partitions:
+            self._cluster.offsets.end_transaction(producer, commit=commit)
+            transaction.groups.clear()
+            transaction.state = _COMPLETE[transaction.state]
+
+
+def added_partitions(topics: list[Body], code: Callable[[TopicPartition], ErrorCode]) -> Body:
+    """The reply to AddPartitionsToTxn of clients."""
+    rows = [
+        {
+            "name": row["name"],
+            "results_by_partition": [
+                {"partition_index": number, "partition_error_code": code((row["name"], number))}
+                for number in row["partitions"]
+            ],
+        }
+        for row in topics
+    ]
+    return {"results_by_topic_v3_and_below": rows}
