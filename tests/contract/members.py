@@ -11,6 +11,7 @@ from typing import Any
 
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
+from protocol.cluster.coordinators import group_coordinator
 from protocol.net.connection import Reply
 from protocol.wire.messages.consumer_protocol import SUBSCRIPTION
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
@@ -43,7 +44,7 @@ def send_to_coordinator(
     client: Client, group: str, api: Api, body: Row, *, purpose: str = "group", version: int | None = None
 ) -> Reply:
     deadline = client.deadline()
-    broker = client.retrying("coordinator", lambda: client.coordinator(group, deadline), deadline)
+    broker = client.retrying("coordinator", lambda: client.coordinator(group_coordinator(group), deadline), deadline)
     options: dict[str, Any] = {} if version is None else {"at_least": version, "at_most": version}
     return client.send(broker, api, body, deadline, purpose=purpose, **options)
 

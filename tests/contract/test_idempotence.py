@@ -6,12 +6,12 @@ from typing import Any
 
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
-from protocol.producer.idempotence import init_producer_id
+from protocol.producer.idempotence import IdempotentSession
 from tests.contract.asking import batch, fetch, produce, values_in
 
 
 def new_producer(client: Client) -> int:
-    identity = client.retrying("InitProducerId", lambda: init_producer_id(client, client.deadline()), client.deadline())
+    identity = IdempotentSession(client).identity(client.deadline())
     assert identity.producer_epoch == 0
     return identity.producer_id
 

@@ -12,6 +12,7 @@ import pytest
 from protocol.admin.groups import describe_group
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
+from protocol.cluster.coordinators import group_coordinator
 from protocol.cluster.metadata import Partition
 from protocol.config import parse_client
 from protocol.consumer.list_offsets import EARLIEST, LATEST
@@ -147,7 +148,7 @@ def test_partitions_have_leaders_in_turn(client: Client, replicated: Callable[..
 def test_one_broker_coordinates_a_group(client: Client) -> None:
     group = new_group()
     assert describe_group(client, group).state == "Dead"
-    coordinator = client.coordinator(group, client.deadline()).node_id
+    coordinator = client.coordinator(group_coordinator(group), client.deadline()).node_id
     for broker in client.brokers():
         (row,) = ask_broker(client, broker, DESCRIBE_GROUPS, {"groups": [group]})["groups"]
         there = broker == coordinator

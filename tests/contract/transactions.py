@@ -6,31 +6,19 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
-from protocol.broker_errors import broker_error
+from protocol.broker_errors import ErrorCode, broker_error
 from protocol.cluster.client import Client
-from protocol.cluster.metadata import Broker
+from protocol.cluster.coordinators import transaction_coordinator
 from protocol.wire.messages import m00_produce, m26_end_txn, m28_txn_offset_commit
 from protocol.wire.messages.m00_produce import PRODUCE
-from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR, TRANSACTION
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
 from protocol.wire.messages.m24_add_partitions_to_txn import ADD_PARTITIONS_TO_TXN, LAST_CLIENT_VERSION
 from protocol.wire.messages.m25_add_offsets_to_txn import ADD_OFFSETS_TO_TXN
 from protocol.wire.messages.m26_end_txn import END_TXN
 from protocol.wire.messages.m28_txn_offset_commit import TXN_OFFSET_COMMIT
 from protocol.wire.schema import Api
-from tests.contract.asking import Row, ask, batch, produce
+from tests.contract.asking import Row, batch, produce
 from tests.contract.members import ask_coordinator
-
-
-def transaction_coordinator(client: Client, transactional_id: str) -> Broker:
-    def look() -> Broker:
-        body = {"key_type": TRANSACTION, "coordinator_keys": [transactional_id]}
-        (row,) = ask(client, FIND_COORDINATOR, body)["coordinators"]
-        if row["error_code"]:
-            raise broker_error(row["error_code"], "coordinator")
-        return Broker(row["node_id"], row["host"], row["port"])
-
-    return client.retrying("coordinator", look, client.deadline())
 
 
 @dataclass
@@ -49,9 +37,16 @@ class TransactionalProducer:
         identity = {"transactional_id": self.transactional_id}
         if api is not INIT_PRODUCER_ID:
             identity = {**identity, "producer_id": self.producer_id, "producer_epoch": self.epoch}  # type: ignore[dict-item]
-        broker = transaction_coordinator(self.client, self.transactional_id)
         options: dict[str, Any] = {} if version is None else {"at_least": version, "at_most": version}
-        return self.client.ask(broker, api, {**identity, **fields}, self.client.deadline(), **options)
+        return self.ask_coordinator(api, {**identity, **fields}, **options)
+
+    def ask_coordinator(self, api: Api, body: Row, **options: Any) -> Row:
+        key, deadline = transaction_coordinator(self.transactional_id), self.client.deadline()
+        broker = self.client.retrying("coordinator", lambda: self.client.coordinator(key, deadline), deadline)
+        reply = self.client.ask(broker, api, body, deadline, **options)
+        if reply.get("error_code") == ErrorCode.NOT_COORDINATOR:
+            self.client.forget_coordinator(key)
+        return reply
 
     def try_init(self, **fields: Any) -> int:
         row = self.ask(INIT_PRODUCER_ID, **{"transaction_timeout_ms": self.timeout_ms, **fields})
@@ -82,10 +77,7 @@ class TransactionalProducer:
             "v3_and_below_producer_epoch": self.epoch,
             "v3_and_below_topics": [{"name": topic, "partitions": list(partitions)}],
         }
-        broker = transaction_coordinator(self.client, self.transactional_id)
-        reply = self.client.ask(
-            broker, ADD_PARTITIONS_TO_TXN, body, self.client.deadline(), at_most=LAST_CLIENT_VERSION
-        )
+        reply = self.ask_coordinator(ADD_PARTITIONS_TO_TXN, body, at_most=LAST_CLIENT_VERSION)
         (row,) = reply["results_by_topic_v3_and_below"]
         return {each["partition_index"]: each["partition_error_code"] for each in row["results_by_partition"]}
 

@@ -11,6 +11,7 @@ import pytest
 from protocol.admin.topics import NewTopic, create_topic
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
+from protocol.cluster.coordinators import group_coordinator
 from protocol.config import parse_client, parse_consumer, parse_producer
 from protocol.consumer.list_offsets import EARLIEST, LATEST, list_offsets
 from protocol.consumer.range_consumer import Range, RangeConsumer
@@ -31,6 +32,8 @@ from tests.fake_kafka.cluster import Cluster
 from tests.fake_kafka.server import FakeKafka
 from tests.protocol.consumer.consuming import records
 from tests.protocol.producer.producing import numbered
+
+ETL = group_coordinator("etl")
 
 
 @pytest.fixture
@@ -199,19 +202,19 @@ class TestCoordinators:
     def test_one_that_moves_knows_what_was_committed(self, kafka: FakeKafka, client: Client) -> None:
         offsets = {("orders", 0): CommittedOffset(5)}
         commit_offsets(client, "etl", offsets, client.deadline())
-        before = client.coordinator("etl", client.deadline()).node_id
+        before = client.coordinator(ETL, client.deadline()).node_id
         kafka.move_coordinator("etl", before % 3 + 1)
         assert fetch_offsets(client, "etl", offsets, client.deadline()) == offsets
-        assert client.coordinator("etl", client.deadline()).node_id == before % 3 + 1
+        assert client.coordinator(ETL, client.deadline()).node_id == before % 3 + 1
 
     def test_who_waits_to_join_is_sent_to_the_new_one(self, kafka: FakeKafka, client: Client) -> None:
         (first,) = stable(client, "etl")
         waiting = GroupMember(client, "etl").begin()
         first.await_rebalance()
-        kafka.move_coordinator("etl", client.coordinator("etl", client.deadline()).node_id % 3 + 1)
+        kafka.move_coordinator("etl", client.coordinator(ETL, client.deadline()).node_id % 3 + 1)
         assert waiting.result(client.deadline())["error_code"] == ErrorCode.NOT_COORDINATOR
         assert first.heartbeat() == ErrorCode.NOT_COORDINATOR
-        client.forget_coordinator("etl")
+        client.forget_coordinator(ETL)
         first.end(first.send_join())
 
     def test_a_group_that_rebalances(self, kafka: FakeKafka, client: Client) -> None:
