@@ -9,11 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from protocol.consumer.range_consumer import Range
+from protocol.consumer.range import Range
 from protocol.errors import DataLoss, UsageError
 from spark_kafka_source import error_classes
 from spark_kafka_source.options.parsing import parse_source_options
-from spark_kafka_source.plan.ranges import OffsetRange
 from spark_kafka_source.task import range_reader
 from spark_kafka_source.task.row_schema import arrow_schema
 from tests.jvm_connector import jvm_connector_jars
@@ -44,7 +43,7 @@ def test_data_loss_in_a_task_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(range_reader, "RangeConsumer", Consumer)
     options = parse_source_options(GIVEN, streaming=False)
     with pytest.raises(DataLoss) as raised:
-        list(range_reader.read_range(options, [OffsetRange("t", 0, 0, 5)]))
+        list(range_reader.read_range(options, [Range("t", 0, 0, 5)]))
     assert str(raised.value) == "[KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] t-0: gone"
     assert raised.value.context == {"topic": "t", "partition": 0}
 

@@ -10,7 +10,8 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartiti
 
 from protocol.config import parse_consumer
 from protocol.consumer.list_offsets import EARLIEST, LATEST, list_offsets
-from protocol.consumer.range_consumer import Range, RangeConsumer
+from protocol.consumer.range import Range
+from protocol.consumer.range_consumer import RangeConsumer
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.protocol.consumer.consuming import client_of
 

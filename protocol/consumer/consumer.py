@@ -34,7 +34,7 @@ from protocol.consumer.partition_consumer import (
 from protocol.consumer.partition_stream import PartitionStream
 from protocol.errors import BrokerError, ConnectionLost, DataLoss, KafkaError, UsageError
 from protocol.net.connection import Connection
-from protocol.records.decode import ALL_COLUMNS, decode
+from protocol.records.decode import ALL_COLUMNS
 from protocol.wire.messages.m01_fetch import FETCH
 
 log = logging.getLogger(__name__)
@@ -339,16 +339,7 @@ class Consumer:
         self._announce(stream)
 
     def _decode(self, fetched: Fetched, name: str) -> Iterator[pa.RecordBatch]:
-        return decode(
-            fetched.records,
-            first_offset=fetched.position,
-            end_offset=fetched.next_offset,
-            aborted_transactions=fetched.aborted_transactions if self._read_committed else None,
-            columns=self._columns,
-            max_decompressed_bytes=self._config.max_decompressed_batch_bytes,
-            check_crc=self._config.check_crcs,
-            where=name,
-        )
+        return fetched.decode(self._config, self._columns, name)
 
     # -- the thread that finds leaders ---------------------------------------------------------
 

@@ -6,16 +6,19 @@ Used by `broker_consumer`, which asks for many of them at once, and by those who
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
+
+import pyarrow as pa
 
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Backoff
 from protocol.cluster.metadata import NO_TOPIC_ID, Broker
 from protocol.config import ConsumerConfig
 from protocol.errors import BrokerError, DataLoss, KafkaError, ProtocolError
+from protocol.records.decode import decode
 from protocol.records.scan import Scan, scan
 
 UNBOUNDED = 2**63 - 1
@@ -54,6 +57,21 @@ class Fetched:
     high_watermark: int
     last_stable_offset: int
     log_start_offset: int
+
+    def decode(
+        self, config: ConsumerConfig, columns: Collection[str], where: str, until_offset: int = UNBOUNDED
+    ) -> Iterator[pa.RecordBatch]:
+        """Its records before `until_offset` that `config` lets a reader see; see `protocol.records.decode`."""
+        return decode(
+            self.records,
+            first_offset=self.position,
+            end_offset=min(until_offset, self.next_offset),
+            aborted_transactions=self.aborted_transactions if config.isolation_level == "read_committed" else None,
+            columns=columns,
+            max_decompressed_bytes=config.max_decompressed_batch_bytes,
+            check_crc=config.check_crcs,
+            where=where,
+        )
 
 
 class PartitionConsumer:

@@ -34,10 +34,11 @@ from protocol.consumer.partition_consumer import (
     is_about_the_log,
     to_look_up,
 )
+from protocol.consumer.range import Range
 from protocol.errors import BrokerError, DataLoss, DeadlineExceeded, KafkaError, TopicUnknown, TransportError
 from protocol.net.connection import Reply
 from protocol.net.readiness import ready
-from protocol.records.decode import ALL_COLUMNS, decode
+from protocol.records.decode import ALL_COLUMNS
 
 log = logging.getLogger(__name__)
 
@@ -47,37 +48,6 @@ _FIRST_FETCH_BYTES = 1 << 20
 
 # Another reader on the same connection may have taken our reply in: look again, whatever the socket says.
 _LONGEST_WAIT_S = 0.1
-
-
-@dataclass(frozen=True)
-class Range:
-    """Offsets [from_offset, until_offset) of one partition.
-
-    Attributes
-    ----------
-    topic_id : 16 bytes, which the topic must still have; zeros if unknown. Without it a leader that was replaced
-        cannot be told from that of another topic.
-    from_epoch : leader epoch of the last record before `from_offset`; -1 if unknown, or if that was not read.
-    until_epoch : leader epoch when `until_offset` was seen to be in the log; -1 if unknown.
-    """
-
-    topic: str
-    partition: int
-    from_offset: int
-    until_offset: int
-    topic_id: bytes = NO_TOPIC_ID
-    from_epoch: int = NO_EPOCH
-    until_epoch: int = NO_EPOCH
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """Offsets [from_offset, until_offset) that were not in the log any more and were let go."""
-
-    topic: str
-    partition: int
-    from_offset: int
-    until_offset: int
 
 
 class _Reading(PartitionConsumer):
@@ -177,25 +147,15 @@ class RangeConsumer:
             reading = _Reading(wanted, config, backoff, record_bytes)
             if not reading.done:
                 self._waiting.append(reading)
-        self.skipped: list[Skipped] = []
+        self.skipped: list[Range] = []
         self.fetches = 0
 
     def __iter__(self) -> Iterator[tuple[Range, pa.RecordBatch]]:
-        read_committed = self._config.isolation_level == "read_committed"
         while self._waiting or self._in_flight:
             fetched_together = self._next_fetched()
             left_at_s = self._client.clock.now_s()
             for reading, fetched in fetched_together:
-                for batch in decode(
-                    fetched.records,
-                    first_offset=fetched.position,
-                    end_offset=reading.until_offset,
-                    aborted_transactions=fetched.aborted_transactions if read_committed else None,
-                    columns=self._columns,
-                    max_decompressed_bytes=self._config.max_decompressed_batch_bytes,
-                    check_crc=self._config.check_crcs,
-                    where=reading.name,
-                ):
+                for batch in fetched.decode(self._config, self._columns, reading.name, reading.until_offset):
                     yield reading.wanted, batch
             self._away_s += self._client.clock.now_s() - left_at_s
 
@@ -443,10 +403,9 @@ class RangeConsumer:
         if self._fails[lost.option]:
             where = {"topic": reading.topic, "partition": reading.partition}
             raise DataLoss(f"{lost.why}. {lost.remedy}", **where) from cause
-        skipped = Skipped(reading.topic, reading.partition, reading.position, max(reading.position, lost.resume))
-        count = skipped.until_offset - skipped.from_offset
-        log.warning("%s (%s: %d offsets are skipped)", lost.why, lost.option, count)
-        if count:
+        skipped = Range(reading.topic, reading.partition, reading.position, max(reading.position, lost.resume))
+        log.warning("%s (%s: %d offsets are skipped)", lost.why, lost.option, skipped.size)
+        if skipped.size:
             self.skipped.append(skipped)
         reading.seek(lost.resume)
         if reading.done and reading in self._waiting:

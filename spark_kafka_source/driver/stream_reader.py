@@ -25,6 +25,7 @@ from protocol.cluster.client import Client
 from protocol.cluster.metadata import is_another_topic
 from protocol.consumer.leader_epochs import end_of_epoch
 from protocol.consumer.listed_offset import ListedOffset
+from protocol.consumer.range import Range
 from protocol.consumer.record_sizes import RecordSizes
 from protocol.errors import KafkaError, TopicUnknown
 from protocol.once import say_once
@@ -41,7 +42,7 @@ from spark_kafka_source.plan import limits, losses
 from spark_kafka_source.plan.backlog import Backlog, SeenLogs
 from spark_kafka_source.plan.offsets import STARTING_OFFSETS, JsonDict, Offsets, topic_ids
 from spark_kafka_source.plan.range_groups import groups
-from spark_kafka_source.plan.ranges import OffsetRange, offset_ranges, unresolved
+from spark_kafka_source.plan.ranges import offset_ranges, unresolved
 from spark_kafka_source.spark_api import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from spark_kafka_source.task.input_partition import RangePartition
 from spark_kafka_source.task.range_reader import read_range
@@ -310,7 +311,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         losses.say(losses.let_go(losses.never_read(gone), fail=self._options.fail_on_data_loss))
         return starts | {key: end.ends[key] for key in gone}
 
-    def _count_gone(self, ranges: list[OffsetRange]) -> dict[TopicPartition, int]:
+    def _count_gone(self, ranges: list[Range]) -> dict[TopicPartition, int]:
         """What is missing of a batch that another run has planned, for the next one to count, an empty one if need be.
 
         The tasks leave it out and log it. So it is when a query has failed because of that, and goes on with

@@ -15,14 +15,12 @@ from protocol.config import ConsumerConfig
 from protocol.consumer.log_samples import log_samples
 from protocol.consumer.partition_consumer import Fetched
 from protocol.errors import KafkaError
-from protocol.records.decode import decode
 from spark_kafka_source.options.partitions import TopicPartition, name
 
 log = logging.getLogger(__name__)
 
 # A broker sends one whole record batch however little is asked for (KIP-74), but of one partition only.
 _FETCH_BYTES = 1
-_LARGEST_OFFSET = 2**62
 
 
 def first_unread_ms(
@@ -46,17 +44,7 @@ def first_unread_ms(
 
 
 def _first_timestamp_ms(fetched: Fetched, config: ConsumerConfig, where: str) -> int | None:
-    batches = decode(
-        fetched.records,
-        first_offset=fetched.position,
-        end_offset=_LARGEST_OFFSET,
-        aborted_transactions=fetched.aborted_transactions if config.isolation_level == "read_committed" else None,
-        columns=("timestamp_ms",),
-        max_decompressed_bytes=config.max_decompressed_batch_bytes,
-        check_crc=config.check_crcs,
-        where=where,
-    )
-    for batch in batches:
+    for batch in fetched.decode(config, ["timestamp_ms"], where):
         timestamp_ms: int = batch.column(0)[0].as_py()
         # Messages of magic 0 have no time, and say -1.
         return timestamp_ms if timestamp_ms >= 0 else None

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from protocol.cluster.metadata import NO_TOPIC_ID, is_another_topic, topic_id_text
+from protocol.consumer.range import Range
 from protocol.errors import DataLoss
 from spark_kafka_source.error_classes import (
     ADDED_PARTITION_DOES_NOT_START_FROM_OFFSET_ZERO,
@@ -21,7 +22,6 @@ from spark_kafka_source.error_classes import (
 from spark_kafka_source.options.partitions import TopicPartition, name
 from spark_kafka_source.plan.backlog import SeenLogs
 from spark_kafka_source.plan.offsets import Offsets
-from spark_kafka_source.plan.ranges import OffsetRange
 
 log = logging.getLogger(__name__)
 
@@ -159,10 +159,9 @@ def say_stale(partitions: Collection[TopicPartition]) -> None:
         )
 
 
-def count_gone(ranges: Iterable[OffsetRange], starts: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+def count_gone(ranges: Iterable[Range], starts: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
     """Of a batch that is replayed: how many offsets lie before the beginnings of the logs."""
     gone: Counter[TopicPartition] = Counter()
     for one in ranges:
-        key = (one.topic, one.partition)
-        gone[key] += max(0, min(starts[key], one.until_offset) - one.from_offset)
+        gone[one.topic_partition] += max(0, min(starts[one.topic_partition], one.until_offset) - one.from_offset)
     return {key: count for key, count in gone.items() if count}

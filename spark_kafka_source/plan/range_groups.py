@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from protocol.consumer.range import Range
 from spark_kafka_source.options.partitions import TopicPartition
-from spark_kafka_source.plan.ranges import OffsetRange
-
-RangeGroup = tuple[OffsetRange, ...]
 
 
 def groups(
-    ranges: Sequence[OffsetRange], max_groups: int | None, leaders: Mapping[TopicPartition, int]
-) -> list[RangeGroup]:
+    ranges: Sequence[Range], max_groups: int | None, leaders: Mapping[TopicPartition, int]
+) -> list[tuple[Range, ...]]:
     """One group for each range; with more ranges than `max_groups`, at most that many, of about equal size.
 
     The ranges are put in order of their leaders (-1 where unknown) and cut into consecutive groups such that the
@@ -25,9 +23,7 @@ def groups(
     """
     if max_groups is None or len(ranges) <= max_groups:
         return [(one,) for one in ranges]
-    ordered = sorted(
-        ranges, key=lambda r: (leaders.get((r.topic, r.partition), -1), r.topic, r.partition, r.from_offset)
-    )
+    ordered = sorted(ranges, key=lambda r: (leaders.get(r.topic_partition, -1), r.topic_partition, r.from_offset))
     sizes = [r.size for r in ordered]
     low, high = max(sizes), sum(sizes)
     while low < high:
@@ -39,9 +35,9 @@ def groups(
     return [_joined(group) for group in _fill(ordered, low)]
 
 
-def _fill(ordered: Sequence[OffsetRange], most: int) -> list[list[OffsetRange]]:
+def _fill(ordered: Sequence[Range], most: int) -> list[list[Range]]:
     """Consecutive groups, none larger than `most`, each as full as it can be."""
-    filled: list[list[OffsetRange]] = []
+    filled: list[list[Range]] = []
     size = most + 1
     for one in ordered:
         size += one.size
@@ -52,15 +48,11 @@ def _fill(ordered: Sequence[OffsetRange], most: int) -> list[list[OffsetRange]]:
     return filled
 
 
-def _joined(group: Sequence[OffsetRange]) -> RangeGroup:
-    joined: list[OffsetRange] = []
+def _joined(group: Sequence[Range]) -> tuple[Range, ...]:
+    joined: list[Range] = []
     for one in group:
         before = joined[-1] if joined else None
-        if before and (before.topic, before.partition, before.until_offset) == (
-            one.topic,
-            one.partition,
-            one.from_offset,
-        ):
+        if before and (before.topic_partition, before.until_offset) == (one.topic_partition, one.from_offset):
             joined[-1] = replace(before, until_offset=one.until_offset)
         else:
             joined.append(one)

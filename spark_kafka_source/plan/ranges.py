@@ -10,40 +10,16 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from protocol.cluster.metadata import NO_TOPIC_ID
+from protocol.consumer.range import Range
 from protocol.errors import DataLoss, UsageError
 from spark_kafka_source.error_classes import PARTITION_OFFSET_CHANGED, named
 from spark_kafka_source.options.partitions import TopicPartition, name
 from spark_kafka_source.plan.offsets import Offsets
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class OffsetRange:
-    """Offsets [from_offset, until_offset) of one partition, read by one task.
-
-    Attributes
-    ----------
-    topic_id : 16 bytes; zeros when unknown (an old broker, or a checkpoint of Spark's own connector).
-    leader_epoch : when `until_offset` was seen to be in the log; -1 when unknown.
-    from_epoch : of the last record before `from_offset`; -1 when unknown, and in all pieces of a split but the first.
-    """
-
-    topic: str
-    partition: int
-    from_offset: int
-    until_offset: int
-    topic_id: bytes = NO_TOPIC_ID
-    leader_epoch: int = -1
-    from_epoch: int = -1
-
-    @property
-    def size(self) -> int:
-        """Offsets in the range: the most records it can hold, since gaps (compaction, markers) hold none."""
-        return self.until_offset - self.from_offset
 
 
 def offset_ranges(
@@ -54,7 +30,7 @@ def offset_ranges(
     min_partitions: int | None = None,
     fail_on_data_loss: bool = True,
     earliest: Mapping[TopicPartition, int] | None = None,
-) -> list[OffsetRange]:
+) -> list[Range]:
     """The ranges of the batch (start, end), sorted by partition and offset; partitions without new offsets have none.
 
     A partition begins where `start` ends, or after that where `end.joined` says (what lies between is gone). When
@@ -76,13 +52,13 @@ def offset_ranges(
         elif until > begin:
             goes_on = tp in start.ends and begin == start.ends[tp] and not _recreated(start, end, tp[0])
             ranges.append(
-                OffsetRange(
+                Range(
                     *tp,
                     begin,
                     until,
                     topic_id=end.ids.get(tp[0], NO_TOPIC_ID),
-                    leader_epoch=end.epochs.get(tp, -1),
                     from_epoch=start.epochs.get(tp, -1) if goes_on else -1,
+                    until_epoch=end.epochs.get(tp, -1),
                 )
             )
     return split(ranges, max_records, min_partitions)
@@ -93,9 +69,7 @@ def unresolved(start: Offsets, end: Offsets) -> list[TopicPartition]:
     return [tp for tp in sorted(end.ends) if _begin(start, end, tp) is None]
 
 
-def split(
-    ranges: list[OffsetRange], max_records: int | None = None, min_partitions: int | None = None
-) -> list[OffsetRange]:
+def split(ranges: list[Range], max_records: int | None = None, min_partitions: int | None = None) -> list[Range]:
     """Cuts non-empty `ranges`: first those above `max_records`, then the large ones, until about `min_partitions`.
 
     For the second, ranges too small to be cut are set aside, so that the rest shares what is left of `min_partitions`;
@@ -107,13 +81,13 @@ def split(
         return ranges
     total = sum(r.size for r in ranges)
     small = [r for r in ranges if _pieces(r.size, total, min_partitions) == 1]
-    whole = {(r.topic, r.partition) for r in small}
+    whole = {r.topic_partition for r in small}
     cut_total = total - sum(r.size for r in small)
     cut_pieces = max(min_partitions - len(small), 1)
     return [
         piece
         for r in ranges
-        for piece in ([r] if (r.topic, r.partition) in whole else _cut(r, _pieces(r.size, cut_total, cut_pieces)))
+        for piece in ([r] if r.topic_partition in whole else _cut(r, _pieces(r.size, cut_total, cut_pieces)))
     ]
 
 
@@ -122,12 +96,13 @@ def _pieces(size: int, total: int, wanted: int) -> int:
     return max(math.floor(size / total * wanted + 0.5), 1)
 
 
-def _cut(whole: OffsetRange, pieces: int) -> list[OffsetRange]:
+def _cut(whole: Range, pieces: int) -> list[Range]:
     cut = []
     begin = whole.from_offset
     for left in range(pieces, 0, -1):
         until = begin + (whole.until_offset - begin) // left
         if until > begin:
+            # Of the records before a later piece nobody knows the epoch yet.
             epoch = whole.from_epoch if begin == whole.from_offset else -1
             cut.append(replace(whole, from_offset=begin, until_offset=until, from_epoch=epoch))
         begin = until

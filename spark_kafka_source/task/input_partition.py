@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pyspark.sql.datasource import InputPartition
 
-from spark_kafka_source.plan.range_groups import RangeGroup
+from protocol.consumer.range import Range
 
 
 class RangePartition(InputPartition):
-    def __init__(self, ranges: RangeGroup) -> None:
+    def __init__(self, ranges: tuple[Range, ...]) -> None:
         super().__init__(ranges)
         self.ranges = ranges
 

@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 
 from protocol.config import ClientConfig
-from protocol.consumer.range_consumer import Range, RangeConsumer
+from protocol.consumer.range import Range
+from protocol.consumer.range_consumer import RangeConsumer
 from protocol.errors import DataLoss, UsageError
 from protocol.records.arrow_numpy import to_arrow, to_numpy
 from spark_kafka_source.clients import client_for
 from spark_kafka_source.error_classes import COULD_NOT_READ_OFFSET_RANGE, MALFORMED_RECORD_TIMESTAMP, named
 from spark_kafka_source.options.table import SourceOptions
-from spark_kafka_source.plan.ranges import OffsetRange
 from spark_kafka_source.task.client_rack import in_this_rack
 from spark_kafka_source.task.reused_worker import settle
 from spark_kafka_source.task.row_schema import arrow_schema
@@ -40,24 +40,12 @@ _DECODED = {
 }
 
 
-def read_range(options: SourceOptions, wanted: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of all `wanted` ranges, each range's in offset order, as `row_schema.arrow_schema`.
+def read_range(options: SourceOptions, ranges: Sequence[Range]) -> Iterator[pa.RecordBatch]:
+    """Yields the rows of all `ranges`, each range's in offset order, as `row_schema.arrow_schema`.
 
     Raises what `protocol.consumer.range_consumer.RangeConsumer` raises, and `UsageError` for a record whose timestamp
     no column of Spark's can hold.
     """
-    ranges = [
-        Range(
-            each.topic,
-            each.partition,
-            each.from_offset,
-            each.until_offset,
-            topic_id=each.topic_id,
-            from_epoch=each.from_epoch,
-            until_epoch=each.leader_epoch,
-        )
-        for each in wanted
-    ]
     records = RangeConsumer(
         client_for(options.client),
         in_this_rack(options.consumer),

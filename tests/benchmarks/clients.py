@@ -77,7 +77,8 @@ def _protocol(job: Job, topic: Topic, warm_up: int, counted: int, *, decoded: bo
     from protocol.cluster.client import Client
     from protocol.config import ClientConfig, ConsumerConfig
     from protocol.consumer.list_offsets import LATEST, list_offsets
-    from protocol.consumer.range_consumer import Range, RangeConsumer
+    from protocol.consumer.range import Range
+    from protocol.consumer.range_consumer import RangeConsumer
 
     def rows(consumer: RangeConsumer) -> int:
         if decoded:

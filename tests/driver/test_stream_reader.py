@@ -14,7 +14,7 @@ from protocol.cluster import unknown_topic
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import topic_id_text
 from protocol.config import ConsumerConfig
-from protocol.consumer.range_consumer import Range
+from protocol.consumer.range import Range
 from protocol.errors import DataLoss, DeadlineExceeded
 from protocol.group.offsets import CommittedOffset
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS

@@ -24,7 +24,8 @@ from protocol.cluster.metadata import Broker
 from protocol.config import parse_client, parse_consumer, parse_producer
 from protocol.consumer.consumer import Consumer
 from protocol.consumer.list_offsets import EARLIEST
-from protocol.consumer.range_consumer import Range, RangeConsumer
+from protocol.consumer.range import Range
+from protocol.consumer.range_consumer import RangeConsumer
 from protocol.errors import KafkaError
 from protocol.producer.async_producer import AsyncProducer
 from protocol.properties import PROPERTIES, Effect

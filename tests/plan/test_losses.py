@@ -6,12 +6,12 @@ import pytest
 
 from protocol.cluster.metadata import NO_TOPIC_ID, topic_id_text
 from protocol.consumer.listed_offset import ListedOffset
+from protocol.consumer.range import Range
 from protocol.errors import DataLoss
 from spark_kafka_source.plan import losses
 from spark_kafka_source.plan.backlog import SeenLogs
 from spark_kafka_source.plan.losses import Loss
 from spark_kafka_source.plan.offsets import Offsets
-from spark_kafka_source.plan.ranges import OffsetRange
 
 OLD, NEW = b"o" * 16, b"n" * 16
 A0, A1, A2, B0 = ("a", 0), ("a", 1), ("a", 2), ("b", 0)
@@ -90,9 +90,9 @@ def test_of_many_gone_partitions_ten_are_named(caplog: pytest.LogCaptureFixture)
 
 def test_what_a_replay_lacks_is_counted_by_partition() -> None:
     ranges = [
-        OffsetRange("a", 0, 0, 5),
-        OffsetRange("a", 0, 5, 10),
-        OffsetRange("a", 1, 3, 9),
-        OffsetRange("b", 0, 3, 9),
+        Range("a", 0, 0, 5),
+        Range("a", 0, 5, 10),
+        Range("a", 1, 3, 9),
+        Range("b", 0, 3, 9),
     ]
     assert losses.count_gone(ranges, {A0: 7, A1: 3, B0: 100}) == {A0: 7, B0: 6}

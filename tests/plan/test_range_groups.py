@@ -7,24 +7,25 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocol.consumer.range import Range
 from spark_kafka_source.options.partitions import TopicPartition
-from spark_kafka_source.plan.range_groups import RangeGroup, groups
-from spark_kafka_source.plan.ranges import OffsetRange, split
+from spark_kafka_source.plan.range_groups import groups
+from spark_kafka_source.plan.ranges import split
 
 RANGES = st.lists(
     st.tuples(st.sampled_from("ab"), st.integers(0, 20), st.integers(0, 50), st.integers(1, 1_000)),
     unique_by=lambda row: row[:2],
     min_size=1,
     max_size=30,
-).map(lambda rows: [OffsetRange(topic, number, begin, begin + size) for topic, number, begin, size in sorted(rows)])
+).map(lambda rows: [Range(topic, number, begin, begin + size) for topic, number, begin, size in sorted(rows)])
 
 
-def ranges(*sizes: int) -> list[OffsetRange]:
+def ranges(*sizes: int) -> list[Range]:
     """Of partitions 0, 1, 2, … of one topic."""
-    return [OffsetRange("t", number, 0, size) for number, size in enumerate(sizes)]
+    return [Range("t", number, 0, size) for number, size in enumerate(sizes)]
 
 
-def size(group: RangeGroup) -> int:
+def size(group: tuple[Range, ...]) -> int:
     return sum(one.size for one in group)
 
 
@@ -53,9 +54,9 @@ def test_a_range_larger_than_all_others_has_a_task_of_its_own() -> None:
 
 
 def test_pieces_of_one_partition_that_meet_are_one_range_again() -> None:
-    pieces = split([OffsetRange("t", 0, 5, 105, leader_epoch=4, from_epoch=3)], max_records=7)
+    pieces = split([Range("t", 0, 5, 105, from_epoch=3, until_epoch=4)], max_records=7)
     assert len(pieces) == 15
-    assert groups(pieces, 1, {}) == [(OffsetRange("t", 0, 5, 105, leader_epoch=4, from_epoch=3),)]
+    assert groups(pieces, 1, {}) == [(Range("t", 0, 5, 105, from_epoch=3, until_epoch=4),)]
     two = groups(pieces, 2, {})
     assert [[(one.from_offset, one.until_offset) for one in group] for group in two] == [[(5, 56)], [(56, 105)]]
     assert two[1][0].from_epoch == -1
@@ -63,7 +64,7 @@ def test_pieces_of_one_partition_that_meet_are_one_range_again() -> None:
 
 @given(RANGES, st.integers(1, 12), st.integers(1, 4))
 def test_every_offset_is_in_one_task_and_no_task_is_larger_than_it_must_be(
-    wanted: list[OffsetRange], most: int, brokers: int
+    wanted: list[Range], most: int, brokers: int
 ) -> None:
     leaders: dict[TopicPartition, int] = {(one.topic, one.partition): one.partition % brokers for one in wanted}
     found = groups(wanted, most, leaders)
@@ -77,7 +78,7 @@ def test_every_offset_is_in_one_task_and_no_task_is_larger_than_it_must_be(
 
 
 @given(RANGES, st.integers(1, 12), st.randoms())
-def test_the_order_of_the_ranges_does_not_matter(wanted: list[OffsetRange], most: int, by: random.Random) -> None:
+def test_the_order_of_the_ranges_does_not_matter(wanted: list[Range], most: int, by: random.Random) -> None:
     leaders: dict[TopicPartition, int] = {(one.topic, one.partition): one.partition % 3 for one in wanted}
     shuffled = list(wanted)
     by.shuffle(shuffled)

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.cluster.metadata import NO_TOPIC_ID
+from protocol.consumer.range import Range
 from protocol.errors import DataLoss, UsageError
 from spark_kafka_source.plan.offsets import Offsets
-from spark_kafka_source.plan.ranges import OffsetRange, offset_ranges, unresolved
+from spark_kafka_source.plan.ranges import offset_ranges, unresolved
 
 T1, T2, T3 = ("t1", 1), ("t2", 1), ("t3", 1)
 OLD_ID, NEW_ID = b"o" * 16, b"n" * 16
@@ -125,29 +126,29 @@ def test_ranges_cover_every_new_offset_once(logs: dict[tuple[str, int], tuple[in
 def test_a_range_knows_its_topic_id_and_the_epochs_at_both_ends() -> None:
     start = Offsets({T1: 5}, ids={"t1": NEW_ID}, epochs={T1: 3})
     end = Offsets({T1: 9}, ids={"t1": NEW_ID}, epochs={T1: 4})
-    assert offset_ranges(start, end) == [OffsetRange("t1", 1, 5, 9, topic_id=NEW_ID, leader_epoch=4, from_epoch=3)]
+    assert offset_ranges(start, end) == [Range("t1", 1, 5, 9, topic_id=NEW_ID, from_epoch=3, until_epoch=4)]
 
 
 def test_what_is_not_known_is_said_as_kafka_does() -> None:
     (found,) = offset_ranges(Offsets({T1: 5}), Offsets({T1: 9}))
-    assert (found.topic_id, found.leader_epoch, found.from_epoch) == (NO_TOPIC_ID, -1, -1)
+    assert (found.topic_id, found.from_epoch, found.until_epoch) == (NO_TOPIC_ID, -1, -1)
 
 
 def test_only_the_first_piece_of_a_split_knows_the_epoch_before_it() -> None:
     pieces = offset_ranges(Offsets({T1: 0}, epochs={T1: 3}), Offsets({T1: 3}, epochs={T1: 4}), min_partitions=3)
-    assert [(r.from_epoch, r.leader_epoch) for r in pieces] == [(3, 4), (-1, 4), (-1, 4)]
+    assert [(r.from_epoch, r.until_epoch) for r in pieces] == [(3, 4), (-1, 4), (-1, 4)]
 
 
 def test_a_partition_that_the_start_lacks_begins_where_it_was_joined() -> None:
     start, end = Offsets({T1: 5}), Offsets({T1: 5, T2: 9}, joined={T2: 7})
     assert unresolved(start, end) == []
-    assert offset_ranges(start, end) == [OffsetRange("t2", 1, 7, 9)]
+    assert offset_ranges(start, end) == [Range("t2", 1, 7, 9)]
 
 
 def test_a_new_partition_that_nobody_joined_begins_at_the_earliest_offset_that_the_caller_found() -> None:
     start, end = Offsets({T1: 5}), Offsets({T1: 6, T2: 9})
     assert unresolved(start, end) == [T2]
-    assert offset_ranges(start, end, earliest={T2: 2})[1] == OffsetRange("t2", 1, 2, 9)
+    assert offset_ranges(start, end, earliest={T2: 2})[1] == Range("t2", 1, 2, 9)
     with pytest.raises(UsageError, match="t2-1 is new"):
         offset_ranges(start, end)
 
@@ -155,14 +156,14 @@ def test_a_new_partition_that_nobody_joined_begins_at_the_earliest_offset_that_t
 def test_a_topic_made_anew_begins_where_it_was_joined_not_where_the_old_one_ended() -> None:
     start = Offsets({T1: 500}, ids={"t1": OLD_ID}, epochs={T1: 3})
     end = Offsets({T1: 20}, ids={"t1": NEW_ID}, joined={T1: 0})
-    assert offset_ranges(start, end) == [OffsetRange("t1", 1, 0, 20, topic_id=NEW_ID)]
+    assert offset_ranges(start, end) == [Range("t1", 1, 0, 20, topic_id=NEW_ID)]
     assert unresolved(start, Offsets({T1: 20}, ids={"t1": NEW_ID})) == [T1]
 
 
 def test_a_log_that_lost_what_was_to_be_read_next_begins_where_it_was_joined() -> None:
     start = Offsets({T1: 5, T2: 5}, ids={"t1": NEW_ID}, epochs={T1: 3})
     end = Offsets({T1: 20, T2: 9}, ids={"t1": NEW_ID}, epochs={T1: 4}, joined={T1: 12, T2: 9}, skipped={T1: 7, T2: 4})
-    assert offset_ranges(start, end) == [OffsetRange("t1", 1, 12, 20, topic_id=NEW_ID, leader_epoch=4)]
+    assert offset_ranges(start, end) == [Range("t1", 1, 12, 20, topic_id=NEW_ID, until_epoch=4)]
     assert offset_ranges(end, end) == []
 
 
@@ -173,7 +174,7 @@ def test_the_start_decides_when_both_it_and_a_joined_offset_are_there() -> None:
 
 
 def test_a_partition_that_is_gone_has_no_range() -> None:
-    assert offset_ranges(Offsets({T1: 5, T2: 5}), Offsets({T1: 6})) == [OffsetRange("t1", 1, 5, 6)]
+    assert offset_ranges(Offsets({T1: 5, T2: 5}), Offsets({T1: 6})) == [Range("t1", 1, 5, 6)]
 
 
 def test_an_end_before_its_beginning_is_data_loss() -> None:
@@ -186,10 +187,10 @@ def test_an_end_before_its_beginning_is_data_loss() -> None:
 def test_with_data_loss_allowed_such_a_partition_is_skipped_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         found = offset_ranges(Offsets({T1: 10, T2: 0}), Offsets({T1: 4, T2: 1}), fail_on_data_loss=False)
-    assert found == [OffsetRange("t2", 1, 0, 1)]
+    assert found == [Range("t2", 1, 0, 1)]
     assert "t1-1" in caplog.text
 
 
 def test_a_range_pickles() -> None:
-    wanted = OffsetRange("t1", 1, 5, 9, NEW_ID, 4, 3)
+    wanted = Range("t1", 1, 5, 9, NEW_ID, 3, 4)
     assert pickle.loads(pickle.dumps(wanted)) == wanted

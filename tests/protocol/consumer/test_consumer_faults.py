@@ -18,7 +18,8 @@ from protocol.cluster.client import Client
 from protocol.config import ConsumerConfig
 from protocol.consumer.consumer import Consumer
 from protocol.consumer.list_offsets import EARLIEST
-from protocol.consumer.range_consumer import Range, RangeConsumer
+from protocol.consumer.range import Range
+from protocol.consumer.range_consumer import RangeConsumer
 from protocol.errors import Corrupt, DataLoss, DeadlineExceeded
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS

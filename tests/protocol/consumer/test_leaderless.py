@@ -13,7 +13,8 @@ from protocol.config import ConsumerConfig
 from protocol.consumer.consumer import Consumer
 from protocol.consumer.list_offsets import LATEST, list_offsets
 from protocol.consumer.log_samples import log_samples
-from protocol.consumer.range_consumer import Range, RangeConsumer
+from protocol.consumer.range import Range
+from protocol.consumer.range_consumer import RangeConsumer
 from protocol.errors import ConnectionLost, DeadlineExceeded, UsageError
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m03_metadata import METADATA

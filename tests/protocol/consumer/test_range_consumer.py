@@ -18,7 +18,8 @@ from protocol.cluster.client import Client
 from protocol.cluster.metadata import NO_TOPIC_ID, Partition
 from protocol.config import parse_client, parse_consumer
 from protocol.consumer.list_offsets import EARLIEST, LATEST, list_offsets
-from protocol.consumer.range_consumer import Range, RangeConsumer, Skipped
+from protocol.consumer.range import Range
+from protocol.consumer.range_consumer import RangeConsumer
 from protocol.errors import DataLoss, DeadlineExceeded
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m18_api_versions import API_VERSIONS
@@ -191,7 +192,7 @@ def test_a_hole_in_one_of_several_ranges(kafka: LocalKafka, topic: TopicFactory,
         60,
         100,
     ]
-    assert consumer.skipped == [Skipped(name, 1, 0, 40)]
+    assert consumer.skipped == [Range(name, 1, 0, 40)]
 
 
 def test_a_range_behind_the_end_of_the_log_is_skipped_whole(
@@ -204,7 +205,7 @@ def test_a_range_behind_the_end_of_the_log_is_skipped_whole(
         rows_of(reader(client, [beyond]))
     consumer = reader(client, [beyond], fail_on_data_loss=False)
     assert rows_of(consumer) == {}
-    assert consumer.skipped == [Skipped(name, 0, 50, 60)]
+    assert consumer.skipped == [Range(name, 0, 50, 60)]
 
 
 def test_another_topic_of_that_name_is_data_loss(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
@@ -217,7 +218,7 @@ def test_another_topic_of_that_name_is_data_loss(kafka: LocalKafka, topic: Topic
             rows_of(reader(client, [wanted], fail_on_data_loss=fail_on_data_loss))
         consumer = reader(client, [wanted], fail_on_data_loss=fail_on_data_loss, fail_on_topic_recreated=False)
         assert rows_of(consumer) == {}
-        assert consumer.skipped == [Skipped(name, 0, 3, 10)]
+        assert consumer.skipped == [Range(name, 0, 3, 10)]
     assert client.topic(name).topic_id != NO_TOPIC_ID
 
 
@@ -285,7 +286,7 @@ def test_a_topic_that_is_deleted_while_it_is_read(
         assert 0 < rows[gone] < 100
         if not fail_on_data_loss:
             assert rows[kept] == 100
-            assert consumer.skipped == [Skipped(gone, 0, rows[gone], 100)]
+            assert consumer.skipped == [Range(gone, 0, rows[gone], 100)]
 
 
 def test_records_that_never_come_are_an_error_in_time(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:

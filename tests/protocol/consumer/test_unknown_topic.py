@@ -12,7 +12,8 @@ import pytest
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.config import ConsumerConfig, parse_client
-from protocol.consumer.range_consumer import Range, RangeConsumer, Skipped
+from protocol.consumer.range import Range
+from protocol.consumer.range_consumer import RangeConsumer
 from protocol.errors import DataLoss, DeadlineExceeded
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m03_metadata import METADATA
@@ -100,7 +101,7 @@ def test_it_is_skipped_by_who_may_go_on(clock: SteppedClock) -> None:
     with Broker(clock, UNKNOWN) as broker, client_on(broker, clock) as client:
         consumer = consumer_of(client, fail_on_data_loss=False)
         assert rows(consumer) == 0
-        assert consumer.skipped == [Skipped("orders", 0, 5, 15)]
+        assert consumer.skipped == [Range("orders", 0, 5, 15)]
         assert clock.at_s > 30
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from protocol.consumer import range_consumer
+from protocol.consumer.range import Range
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.options.parsing import parse_source_options
-from spark_kafka_source.plan.ranges import OffsetRange
 from spark_kafka_source.task import range_reader
 from tests.conftest import TopicFactory
 from tests.protocol.consumer.consuming import produce
@@ -120,7 +120,7 @@ def test_a_task_asks_for_no_more_than_its_range_once_an_earlier_one_has_seen_the
     known = {"kafka.bootstrap.servers": kafka1.bootstrap_servers, "kafka.client.id": uuid.uuid4().hex}
     options = parse_source_options(known | {"subscribe": name}, streaming=True)
     for until_offset in (10_000, 20_000):
-        wanted = OffsetRange(name, 0, until_offset - 10_000, until_offset)
+        wanted = Range(name, 0, until_offset - 10_000, until_offset)
         assert sum(batch.num_rows for batch in range_reader.read_range(options, [wanted])) == 10_000
     first, *_, last = asked_bytes
     assert first > 8_000_000, "nothing was known"
