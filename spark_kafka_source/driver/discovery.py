@@ -7,7 +7,9 @@ know its topics yet): brokers must say so again and again (`UnknownTopicPatience
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Collection, Mapping
+from typing import TypeVar
 
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
@@ -18,6 +20,10 @@ from protocol.cluster.unknown_topic import UnknownTopicPatience
 from protocol.errors import BrokerError, ConfigurationError, TopicUnknown
 from spark_kafka_source.options.partitions import TopicPartition, name
 from spark_kafka_source.options.table import SourceOptions
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 def discover(client: Client, options: SourceOptions, deadline: Deadline) -> dict[TopicPartition, bytes]:
@@ -98,6 +104,22 @@ def _look_patiently(
         with contextlib.suppress(TopicUnknown):
             client.retrying("Metadata of the subscribed topics", lambda: look(patient), patient)
     return found, absent
+
+
+def retry_unknown_topics(look: Callable[[], T], deadline: Deadline) -> T:
+    """`look`, again when a topic was deleted in the midst of it. It finds the topics, and then asks their leaders.
+
+    Brokers learn of a deletion one after the other: one still says where the topic is, and the next one does not know
+    it. To ask that one for longer would take until the deadline; whoever looks again finds the topic gone. Raises
+    `TopicUnknown` when the deadline has passed.
+    """
+    while True:
+        try:
+            return look()
+        except TopicUnknown as error:
+            if deadline.passed:
+                raise
+            log.info("%s; the topics are looked for again", error)
 
 
 def _named_topics(options: SourceOptions) -> set[str] | None:

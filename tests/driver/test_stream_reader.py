@@ -290,7 +290,7 @@ def test_an_old_leader_does_not_make_a_groups_offsets_wrong(cluster: Cluster, mo
     options = {"startingOffsets": "group", "kafka.group.id": "g", "kafka.retry.backoff.ms": "20"}
     reader = cluster.reader(**options)
     begins = start_offsets.starting_offsets(
-        reader._client, reader._options, list(cluster.logs), Deadline.after_ms(9_000)
+        reader._query.client, reader._options, list(cluster.logs), Deadline.after_ms(9_000)
     )
     assert begins == {("a", 0): 10, ("a", 1): 20}
     assert asked == 4
@@ -305,7 +305,7 @@ def test_a_groups_offsets_of_an_earlier_topic_do_not_hold_up_the_start(
     monkeypatch.setattr(start_offsets, "fetch_offsets", lambda *_: committed)
     reader = cluster.reader(**{"startingOffsets": "group", "kafka.group.id": "g"})
     deadline = Deadline.after_ms(30_000)
-    begins = start_offsets.starting_offsets(reader._client, reader._options, list(cluster.logs), deadline)
+    begins = start_offsets.starting_offsets(reader._query.client, reader._options, list(cluster.logs), deadline)
     assert begins == {("a", 0): 10, ("a", 1): 20}
     assert deadline.remaining_s() > 20
 
@@ -499,8 +499,8 @@ def test_nothing_is_committed_for_a_topic_that_is_another_one_now(
     monkeypatch.setattr(unknown_topic, "TRANSIENT_UNKNOWN_MS", 100)
     cluster.logs["b", 0] = Log(0, 3)
     reader = cluster.reader(subscribe="a,b", onTopicRecreated="earliest" if what.endswith("read") else "fail")
-    marks = reader._commits._manager = Marks()  # type: ignore[assignment]
-    reader._started = True
+    marks = reader._query.commits._manager = Marks()  # type: ignore[assignment]
+    reader._query.running = True
     cluster.ids = {"a": OLD_ID, "b": OLD_ID}
     begin = {**read_to(20), "b": {"0": 3}, "@ids": {"a": topic_id_text(OLD_ID), "b": topic_id_text(OLD_ID)}}
     assert reader.latestOffset(begin, reader.getDefaultReadLimit()) == begin

@@ -185,7 +185,7 @@ class Stream:
             yield reader
         finally:
             # A run of Spark's gives its last commit ten seconds, this one as much as a slow machine needs.
-            if (manager := reader._commits._manager) is not None:
+            if (manager := reader._query.commits._manager) is not None:
                 manager.flush(Deadline.after_ms(30_000))
             reader.stop()
 

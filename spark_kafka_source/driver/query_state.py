@@ -1,0 +1,76 @@
+"""What a streaming query keeps from one of Spark's calls to the next; what one trigger needs alone is in `trigger`.
+
+Spark's calls in a run of a query, which all come in one process on the driver, one after the other:
+
+    prepareForTriggerAvailableNow()   once, with that trigger only: where the run is to end
+    initialOffset()                   any number of times until the first batch is complete, after restarts too
+    partitions(start, end)            a replay, if the run before has left a batch that is not complete
+    latestOffset(start, limit)        every trigger, when the batch that ended at `start` is complete
+      reportLatestOffset()            after that, for the query's progress
+      partitions(start, end)          if `latestOffset` gave another end
+      commit(start)                   as the next batch is planned: never for the last one
+    stop()                            hardly ever: the process of a query that is stopped is killed
+
+Before PySpark 4.2 there is no first and no fifth of them, `latestOffset` has no arguments, and a run from a checkpoint
+begins with `partitions(end, end)` of the last batch.
+"""
+
+from __future__ import annotations
+
+from protocol.clock import Deadline
+from protocol.cluster.client import Client
+from protocol.consumer.listed_offset import ListedOffset
+from protocol.consumer.record_sizes import RecordSizes
+from spark_kafka_source.clients import client_for
+from spark_kafka_source.driver.discovery import discover
+from spark_kafka_source.driver.group_commits import GroupCommits
+from spark_kafka_source.driver.start_offsets import starting_offsets
+from spark_kafka_source.options.partitions import TopicPartition
+from spark_kafka_source.options.table import SourceOptions
+from spark_kafka_source.plan.backlog import SeenLogs
+from spark_kafka_source.plan.offsets import JsonDict, Offsets, topic_ids
+
+
+class QueryState:
+    """Opens nothing when it is made.
+
+    Attributes
+    ----------
+    running : whether a trigger has begun: what is planned before that is a replay.
+    target : where the logs ended when an `availableNow` run began; None for other triggers.
+    planned_end : that of the batch which `partitions` saw last. Before PySpark 4.2 that batch is complete when
+        `latestOffset` comes.
+    replay_lacked : how many offsets a replayed batch lacked; the next batch that is planned counts them as skipped.
+    ids : topic -> its id, when a trigger looked last.
+    logs : what the last trigger saw of the logs; None before the first.
+    last_batch_ms : when a trigger last did not wait for `minOffsetsPerTrigger`; None before the first.
+    """
+
+    def __init__(self, options: SourceOptions) -> None:
+        self.options = options
+        self.commits = GroupCommits(options)
+        self.record_sizes = RecordSizes(options.consumer)
+        self.running = False
+        self.target: dict[TopicPartition, ListedOffset] | None = None
+        self.planned_end: JsonDict | None = None
+        self.replay_lacked: dict[TopicPartition, int] = {}
+        self.ids: dict[str, bytes] = {}
+        self.logs: SeenLogs | None = None
+        self.last_batch_ms: float | None = None
+        self._starting: Offsets | None = None
+
+    @property
+    def client(self) -> Client:
+        return client_for(self.options.client)
+
+    def deadline(self) -> Deadline:
+        """Of one call. As long as Spark's connector would try: `fetchOffset.numRetries` times more than once."""
+        return self.client.deadline(self.options.offsets_timeout_ms)
+
+    def starting_offsets(self, deadline: Deadline) -> Offsets:
+        """Where the first batch begins; the answer stays the same. Raises as `latestOffset`."""
+        if self._starting is None:
+            partitions = discover(self.client, self.options, deadline)
+            begins = starting_offsets(self.client, self.options, partitions, deadline)
+            self._starting = Offsets(begins, ids=topic_ids(partitions))
+        return self._starting
