@@ -2,11 +2,12 @@
 
 Owns the defaults, one each, and the rules between properties; the names and kinds of values are in
 `protocol.properties`. Made once from the user's properties, then handed to `net`, `cluster`, `consumer`, `group` and
-`producer`. Values are hashable and pickle, hold no secret, and know nothing of who uses them.
+`producer`. Values are hashable and pickle, and know nothing of who uses them. What must not be seen is a `Secret`.
 """
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,6 +15,7 @@ from typing import Any, Literal
 from protocol.errors import ConfigurationError
 from protocol.once import warn_once
 from protocol.properties import MAX_INT32, Role, read
+from protocol.secret import pickled_with_secrets
 
 IsolationLevel = Literal["read_uncommitted", "read_committed"]
 OffsetReset = Literal["earliest", "latest", "none"]
@@ -48,6 +50,14 @@ class ClientConfig:
     def __post_init__(self) -> None:
         if not self.bootstrap_servers:
             raise ConfigurationError("bootstrap.servers is empty; give host:port[,host:port...].")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Spark carries it to its executors, which connect to brokers, too: this, and nothing else, takes secrets along.
+        return _unpickled, (type(self), pickled_with_secrets(vars(self)))
+
+
+def _unpickled(kind: type[ClientConfig], fields: bytes) -> ClientConfig:
+    return kind(**pickle.loads(fields))  # noqa: S301
 
 
 @dataclass(frozen=True)

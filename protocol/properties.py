@@ -16,6 +16,7 @@ from typing import Any
 
 from protocol.errors import ConfigurationError
 from protocol.once import warn_once
+from protocol.secret import HIDDEN, Secret
 from protocol.spelling import meant
 
 MAX_INT32 = 2**31 - 1
@@ -29,10 +30,14 @@ _PORTS = range(1, 65536)
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of value: how it is read from text (`ValueError`: not one of it) and, in words, what is allowed."""
+    """A kind of value: how it is read from text (`ValueError`: not one of it) and, in words, what is allowed.
+
+    What is `secret` is shown by no message; the `ValueError` must not, either.
+    """
 
     allowed: str
     parse: Callable[[str], Any]
+    secret: bool = False
 
     def read(self, name: str, text: str, remedy: str = "") -> Any:
         """Raises `ConfigurationError` that names the property, the value, what is allowed and the remedy."""
@@ -40,8 +45,9 @@ class Kind:
             return self.parse(text.strip())
         except ValueError as error:
             detail = f" ({error})" if str(error) else ""
+            given = HIDDEN if self.secret else shown(text)
             raise ConfigurationError(
-                f"{name} is {shown(text)}{detail}; allowed: {self.allowed}.{' ' + remedy if remedy else ''}", name=name
+                f"{name} is {given}{detail}; allowed: {self.allowed}.{' ' + remedy if remedy else ''}", name=name
             ) from error
 
 
@@ -124,6 +130,7 @@ BYTES = integer(0)
 SOCKET_BUFFER = integer(1, also={-1: -1})
 TEXT = Kind("any text", str)
 NONEMPTY = Kind("any text but the empty one", _nonempty)
+SECRET = Kind(NONEMPTY.allowed, lambda text: Secret(_nonempty(text)), secret=True)
 ADDRESSES = Kind("host:port[,host:port...]", _addresses)
 ACKS = one_of(meanings={"all": -1, "-1": -1, "1": 1, "0": 0})
 SECURITY_PROTOCOL = one_of(

@@ -1,0 +1,63 @@
+"""A value that nobody should see: a password, a key, a token.
+
+Made where properties are read, revealed where it is sent to a broker, and nowhere in between: whatever prints, logs,
+copies or pickles what it is part of shows `[hidden]`, or fails. Used by `config`, and by who carries a configuration to
+another process (`pickled_with_secrets`).
+"""
+
+from __future__ import annotations
+
+import hmac
+import io
+import os
+import pickle
+from typing import Any, NoReturn
+
+HIDDEN = "[hidden]"
+
+# Equal secrets have equal digests in this process only. Without a key, a logged hash would let anyone try passwords.
+_KEY = os.urandom(32)
+
+
+class Secret:
+    """Text that only `reveal` gives out. Hashable, so that a configuration with secrets can be a key."""
+
+    __slots__ = ("_digest", "_text")
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._digest = hmac.digest(_KEY, text.encode("utf-8", "surrogatepass"), "sha256")
+
+    def reveal(self) -> str:
+        """The text. Not to be kept: call it where it is used."""
+        return self._text
+
+    def __repr__(self) -> str:
+        return HIDDEN
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and hmac.compare_digest(self._digest, other._digest)
+
+    def __hash__(self) -> int:
+        return hash(self._digest)
+
+    def __copy__(self) -> Secret:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Secret:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a secret is not pickled with what it is part of; see protocol.secret.pickled_with_secrets")
+
+
+def pickled_with_secrets(value: object) -> bytes:
+    """`value` for `pickle.loads` in another process, with its secrets, in readable form: so nowhere but on its way."""
+    file = io.BytesIO()
+    _RevealingPickler(file, pickle.HIGHEST_PROTOCOL).dump(value)
+    return file.getvalue()
+
+
+class _RevealingPickler(pickle.Pickler):
+    def reducer_override(self, value: object) -> Any:
+        return (Secret, (value.reveal(),)) if isinstance(value, Secret) else NotImplemented

@@ -1,0 +1,81 @@
+"""Queries with passwords among their options, in a process of its own that shows as much as Spark shows anybody.
+
+    python -m tests.jobs.with_passwords BOOTSTRAP TOPIC FOLDER PASSWORD
+
+Writes to TOPIC and reads it, streaming and batch, with passwords that do nothing here; then with one that is refused,
+as it stands for SASL; then where no broker is. Plans, progress and errors go to standard output, logs to
+standard error, the event log and checkpoints to FOLDER.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+
+FORMAT = "pykafka-group"
+
+
+def main(bootstrap: str, topic: str, folder: str, password: str) -> None:
+    logging.basicConfig(level=logging.DEBUG)
+    logging.getLogger("py4j").setLevel(logging.INFO)  # it logs whatever any option is set to
+    Path(folder, "events").mkdir()
+    spark = (
+        SparkSession.builder.config("spark.eventLog.enabled", "true")
+        .config("spark.eventLog.compress", "false")
+        .config("spark.eventLog.dir", f"file://{folder}/events")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("DEBUG")
+    jaas = f'org.apache.kafka.common.security.plain.PlainLoginModule required username="me" password="{password}";'
+    idle = {"password": password, "kafka.sasl_plain_password": password, "kafka.my.token": password}
+    read_and_write(spark, {"kafka.bootstrap.servers": bootstrap, **idle}, topic, f"{folder}/nothing")
+    signs_in = {"kafka.bootstrap.servers": bootstrap, "kafka.sasl.jaas.config": jaas}
+    read_and_write(spark, signs_in, topic, f"{folder}/kafka.sasl.jaas.config")
+    unreachable = {"kafka.bootstrap.servers": "127.0.0.1:1", "kafka.default.api.timeout.ms": "500", **idle}
+    read_and_write(spark, {**unreachable, "fetchOffset.numRetries": "0"}, topic, f"{folder}/unreachable")
+    spark.stop()
+
+
+def read_and_write(spark: SparkSession, options: dict[str, str], topic: str, checkpoint: str) -> None:
+    """All four ways, whatever becomes of each."""
+    reads = {**options, "subscribe": topic, "startingOffsets": "earliest"}
+    stream = spark.readStream.format(FORMAT).options(**reads).load().select("key", "value")
+    stream.explain("extended")
+    batch = spark.createDataFrame([(b"k", b"v")], "key binary, value binary")
+
+    def run_stream(rows: DataFrame, sink: str, name: str) -> None:
+        writer = rows.writeStream.format(sink).options(**(options if sink == FORMAT else {}), topic=topic)
+        query = writer.option("checkpointLocation", f"{checkpoint}-{name}").trigger(availableNow=True).start()
+        try:
+            query.awaitTermination()
+        finally:
+            query.explain(True)
+            print(query.recentProgress, query.status, query.exception())
+
+    def read_batch() -> None:
+        rows = spark.read.format(FORMAT).options(**reads).load()
+        print(rows, rows.count())
+        rows.explain("formatted")
+
+    ways: dict[str, Callable[[], None]] = {
+        "batch write": lambda: batch.write.format(FORMAT).options(**options, topic=topic).mode("append").save(),
+        "batch read": read_batch,
+        "stream read": lambda: run_stream(stream, "noop", "read"),
+        "stream write": lambda: run_stream(stream, FORMAT, "write"),
+    }
+    for name, run in ways.items():
+        try:
+            run()
+            print(f"{name} of {Path(checkpoint).name}: done", flush=True)
+        except Exception as error:
+            traceback.print_exception(error)
+            print(f"{error!r} {error}\n{name} of {Path(checkpoint).name}: failed", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

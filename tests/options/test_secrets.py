@@ -1,0 +1,90 @@
+"""What may be a secret among the options is in no message, log record, value or pickle of what they become."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import traceback
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from protocol import once
+from protocol.errors import ConfigurationError
+from protocol.properties import SECRET
+from protocol.secret import Secret
+from spark_kafka_source.lag.seconds import configs
+from spark_kafka_source.options.parsing import parse_sink_options, parse_source_options, row_columns
+from spark_kafka_source.sink.foreach_batch import kafka_batches
+
+SOURCE = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "orders"}
+SINK = {"kafka.bootstrap.servers": "localhost:9092", "topic": "orders"}
+READERS: dict[str, tuple[dict[str, str], Callable[[dict[str, str]], object]]] = {
+    "stream": (SOURCE, lambda options: parse_source_options(options, streaming=True)),
+    "batch": (SOURCE, lambda options: parse_source_options(options, streaming=False)),
+    "sink": (SINK, parse_sink_options),
+    "foreachBatch": (SINK, kafka_batches),
+    "lag": (SOURCE, configs),
+    "schema": (SOURCE, row_columns),
+}
+
+# Of type password in Kafka, then what other clients call theirs, then slips.
+PROPERTIES = (
+    "sasl.jaas.config",
+    "sasl.oauthbearer.assertion.private.key.passphrase",
+    "sasl.oauthbearer.client.credentials.client.secret",
+    "ssl.key.password",
+    "ssl.keystore.certificate.chain",
+    "ssl.keystore.key",
+    "ssl.keystore.password",
+    "ssl.truststore.certificates",
+    "ssl.truststore.password",
+    *("sasl.password", "sasl.oauthbearer.client.secret", "ssl.key.pem", "sasl_plain_password", "password"),
+    *("sasl.jaas.confg", "sasl-password", "saslpassword", "ssl_key_password"),
+)
+OTHERS = ("databricks.serviceCredential", "spark.kafka.clusters.a.sasl.token", "apiToken", "option.password")
+JAAS = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="me" password="hunter2";'
+
+
+@pytest.fixture(autouse=True)
+def _warnings_of_one_test_only() -> Iterator[None]:
+    once.say_once.cache_clear()
+    yield
+    once.say_once.cache_clear()
+
+
+def everything_of(error: BaseException) -> Iterator[str]:
+    """All that a handler, a log or another process could show of it."""
+    yield "".join(traceback.format_exception(error))
+    yield repr(pickle.dumps(error))
+    while error is not None:
+        yield f"{error} {error!r} {error.args} {vars(error)}"
+        error = error.__cause__ or error.__context__
+
+
+@pytest.mark.parametrize("name", [*(f"kafka.{each}" for each in PROPERTIES), *PROPERTIES, *OTHERS])
+def test_whatever_is_said_about_it_is_not_its_value(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    shown: list[str] = []
+    for text in (JAAS, "hunter2", "me:hunter2@broker", "hunter2\n"):
+        for what, (options, read) in READERS.items():
+            given = {**options, name: text}
+            try:
+                shown.append(repr(read(given)))
+                # That one makes a new query for each batch, from all of its options.
+                shown.append("" if what == "foreachBatch" else repr(pickle.dumps(read(given))))
+            except ConfigurationError as error:
+                shown += everything_of(error)
+    shown += [f"{record.getMessage()} {vars(record)}" for record in caplog.records]
+    assert not [each for each in shown if "hunter2" in each]
+
+
+class TestKind:
+    """As properties of TLS and SASL will be read."""
+
+    def test_its_value_is_a_secret(self) -> None:
+        assert SECRET.read("kafka.sasl.password", " hunter2 ") == Secret("hunter2")
+
+    def test_a_wrong_one_is_not_shown(self) -> None:
+        with pytest.raises(ConfigurationError, match=r"kafka.sasl.password is \[hidden\] \(empty\); allowed: any text"):
+            SECRET.read("kafka.sasl.password", "  ")

@@ -1,0 +1,126 @@
+"""A secret is seen by nobody who does not ask for it by name."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import logging
+import os
+import pickle
+import pprint
+import subprocess
+import sys
+import traceback
+from dataclasses import asdict, astuple, dataclass, replace
+from functools import lru_cache
+
+import pytest
+from pyspark import cloudpickle
+
+from protocol.config import ClientConfig
+from protocol.errors import UsageError
+from protocol.secret import Secret
+
+TEXT = "hunter2-маркер"
+
+
+@dataclass(frozen=True)
+class SignedIn(ClientConfig):
+    """A configuration as one with SASL will be."""
+
+    password: Secret | None = None
+
+
+PASSWORD = Secret(TEXT)
+SIGNED_IN = SignedIn((("localhost", 9092),), password=PASSWORD)
+
+
+def test_it_is_given_out_to_who_asks_for_it() -> None:
+    assert PASSWORD.reveal() == TEXT
+
+
+@pytest.mark.parametrize("holder", [Secret(TEXT), SIGNED_IN, [Secret(TEXT)], {"password": Secret(TEXT)}])
+def test_whatever_prints_it_shows_that_it_is_hidden(holder: object, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    logging.getLogger("any").warning("%s %r", holder, holder)
+    shown = [f"{holder} {holder!r} {holder!s} {holder!a}", "%s %r" % (holder, holder), pprint.pformat(holder)]  # noqa: UP031
+    shown += [caplog.text, json.dumps(holder, default=repr), str(ValueError(holder)), repr(ValueError(holder))]
+    for text in shown:
+        assert "hunter2" not in text
+        assert "[hidden]" in text
+
+
+def test_what_takes_a_configuration_apart_finds_it_hidden() -> None:
+    for parts in (asdict(SIGNED_IN), astuple(SIGNED_IN), vars(SIGNED_IN), replace(SIGNED_IN, client_id="other")):
+        assert "hunter2" not in repr(parts)
+    assert asdict(SIGNED_IN)["password"] == PASSWORD
+    with pytest.raises(TypeError):
+        json.dumps(asdict(SIGNED_IN))
+    with pytest.raises(TypeError):
+        vars(PASSWORD)
+
+
+def test_a_traceback_with_the_values_of_variables_shows_it_hidden() -> None:
+    def fail(config: ClientConfig, password: Secret) -> None:
+        raise ValueError("broken")
+
+    try:
+        fail(SIGNED_IN, PASSWORD)
+    except ValueError as error:
+        text = "".join(traceback.TracebackException.from_exception(error, capture_locals=True).format())
+    assert text.count("[hidden]") >= 2
+    assert "hunter2" not in text
+
+
+def test_a_copy_is_the_same_secret() -> None:
+    for duplicate in (copy.copy, copy.deepcopy):
+        assert duplicate(PASSWORD) is PASSWORD
+        assert duplicate(SIGNED_IN) == SIGNED_IN
+
+
+class TestKeys:
+    def test_equal_texts_are_equal_secrets(self) -> None:
+        assert Secret(TEXT) == Secret(TEXT)
+        assert Secret(TEXT) != Secret(TEXT + " ")
+        assert Secret(TEXT) != TEXT
+        assert len({Secret(TEXT), Secret(TEXT), Secret("")}) == 2
+        assert Secret("\udc80") != Secret("\udc81")
+
+    def test_a_configuration_with_one_is_a_key_of_a_cache(self) -> None:
+        @lru_cache
+        def client_for(config: ClientConfig) -> object:
+            return object()
+
+        again = replace(SIGNED_IN, password=Secret(TEXT))
+        assert client_for(SIGNED_IN) is client_for(again)
+        assert client_for(SIGNED_IN) is not client_for(replace(SIGNED_IN, password=Secret("other")))
+
+    def test_a_hash_that_was_seen_says_nothing_in_another_process(self) -> None:
+        """Spark gives all of its Pythons the same seed for the hashes of text."""
+        program = f"from protocol.secret import Secret; print(hash(Secret({TEXT!r})))"
+        command, environment = [sys.executable, "-c", program], {**os.environ, "PYTHONHASHSEED": "0"}
+        hashes = {subprocess.run(command, env=environment, capture_output=True, check=True).stdout for _ in range(2)}
+        assert len(hashes) == 2
+
+
+class TestPickling:
+    @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+    @pytest.mark.parametrize("holder", [PASSWORD, {"password": PASSWORD}, UsageError("broken", password=PASSWORD)])
+    def test_it_does_not_pickle_by_chance(self, holder: object, protocol: int) -> None:
+        for pickler in (pickle.Pickler, cloudpickle.Pickler):
+            file = io.BytesIO()
+            with pytest.raises(TypeError, match="a secret is not pickled with what it is part of"):
+                pickler(file, protocol).dump(holder)
+            assert b"hunter2" not in file.getvalue()
+
+    def test_with_a_configuration_it_gets_to_another_process(self) -> None:
+        """As Spark carries it to its executors."""
+        program = (
+            "import pickle, sys; config = pickle.load(sys.stdin.buffer)[0]; print(config)\n"
+            "assert {config: 1}[pickle.loads(pickle.dumps(config))] == 1; print(ascii(config.password.reveal()))"
+        )
+        for pickler in (pickle, cloudpickle):
+            command, carried = [sys.executable, "-c", program], pickler.dumps([SIGNED_IN])
+            arrived = subprocess.run(command, input=carried, capture_output=True, check=True, timeout=60)
+            assert arrived.stdout.decode().splitlines() == [repr(SIGNED_IN), ascii(TEXT)]

@@ -1,0 +1,40 @@
+"""A password among the options is nowhere that others may look: logs, plans, progress, errors, files of Spark."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.conftest import TopicFactory
+
+PASSWORD = "hunter2-of-a-test"
+WAYS = ("batch write", "batch read", "stream read", "stream write")
+# What asks for a password: nothing that is known here, SASL, or nothing again where no broker is.
+OUTCOMES = {"nothing": "done", "kafka.sasl.jaas.config": "failed", "unreachable": "failed"}
+
+
+@pytest.mark.spark
+def test_a_password_is_seen_by_nobody(kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path) -> None:
+    arguments = [kafka1.bootstrap_servers, topic1(), str(tmp_path), PASSWORD]
+    command = [sys.executable, "-m", "tests.jobs.with_passwords", *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert ended.returncode == 0, ended.stderr[-10_000:]
+    lines = ended.stdout.splitlines()
+    assert [line for line in lines if " of " in line and line.endswith((": done", ": failed"))] == [
+        f"{way} of {name}: {outcome}" for name, outcome in OUTCOMES.items() for way in WAYS
+    ]
+    files = {path: path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file()}
+    # All that there is to look through is there.
+    assert "kafka.sasl_plain_password=*********(redacted)" in ended.stdout
+    assert "kafka.sasl.jaas.config is not supported yet" in ended.stdout
+    assert "kafka.sasl_plain_password has no effect" in ended.stderr
+    assert any("SparkListenerSQLExecutionStart" in text for text in files.values())
+    assert any(path.parent.name == "offsets" for path in files)
+
+    seen = [line for line in (ended.stdout + ended.stderr).splitlines() if PASSWORD in line]
+    assert seen == []
+    assert [path for path, text in files.items() if PASSWORD in text] == []
