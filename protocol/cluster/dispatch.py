@@ -50,8 +50,8 @@ def retrying(
 
     Raises the attempt's own error when it is not retriable; `DeadlineExceeded`, with the last error as its cause,
     when time or attempts run out; `TopicUnknown` when before that brokers have said for long enough that they do not
-    know a topic or a partition (`UnknownTopicPatience`). `what` says in words what was tried ("ListOffsets of
-    orders-3").
+    know a topic or a partition (`UnknownTopicPatience`). Of a call within `attempt` that is a reason to try again: what
+    was looked up before is out of date. `what` says in words what was tried ("ListOffsets of orders-3").
     """
     started_s = deadline.clock.now_s()
     unknown = UnknownTopicPatience()
@@ -63,7 +63,7 @@ def retrying(
         except KafkaError as error:
             # Also by who gives up: else its next call would begin with what has just failed.
             refresh(error, what_to_refresh(error))
-            if isinstance(error, DeadlineExceeded) or not is_retriable(error):
+            if not is_retriable(error) or (isinstance(error, DeadlineExceeded) and not isinstance(error, TopicUnknown)):
                 raise
             unknown.hear(error, deadline.clock.now_s())
             if unknown.over:

@@ -12,6 +12,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from protocol.broker_errors import ErrorCode
+from protocol.clock import Deadline
 from protocol.errors import BrokerError, KafkaError
 
 TRANSIENT_UNKNOWN_MS = 10_000
@@ -56,6 +57,15 @@ class UnknownTopicPatience:
     def over(self) -> bool:
         """Whether all that the last answer did not know has been unknown for long enough."""
         return bool(self._since_s) and self._heard_s - max(self._since_s.values()) >= self.limit_s
+
+    @classmethod
+    def before_skipping(cls) -> UnknownTopicPatience:
+        """Longer than where a topic is only looked for: what is skipped does not come back."""
+        return cls(3 * TRANSIENT_UNKNOWN_MS / 1000)
+
+    def prolonged(self, deadline: Deadline) -> Deadline:
+        """For a call that is to tell a deleted topic from a cluster that comes and goes."""
+        return Deadline(max(deadline.at_s, deadline.clock.now_s() + self.longest_s), deadline.clock)
 
     @property
     def longest_s(self) -> float:

@@ -325,10 +325,10 @@ class Consumer:
         partition = stream.source
         if is_about_the_log(error) and partition.preferred_replica != NO_REPLICA:
             # A follower may be behind: the leader knows.
-            partition.postpone(error, now_s)
+            stream.postpone(error, now_s)
         elif is_retriable(error):
             log.debug("%s: %s", stream.name, error)
-            partition.postpone(error, now_s)
+            stream.postpone(error, now_s)
             if what_to_refresh(error) is Refresh.METADATA:
                 self._client.expire_metadata([stream.topic])
         else:

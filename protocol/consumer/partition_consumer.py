@@ -119,7 +119,6 @@ class PartitionConsumer:
         self.last_stable_offset = -1
         self.log_start_offset = -1
         self.failure: KafkaError | None = None
-        self.failing_since_s = 0.0
         self.retry_at_s = 0.0
         self.along_at_s = 0.0
         self._backoff = backoff or Backoff(100, 1_000)
@@ -185,8 +184,6 @@ class PartitionConsumer:
 
     def postpone(self, error: KafkaError, now_s: float) -> None:
         """Notes a failure that may pass: the broker is looked up again, and asked after a while."""
-        if self.failure is None:
-            self.failing_since_s = now_s
         self.failure = error
         wait_s = self._backoff.next_s()
         self.retry_at_s = now_s + wait_s

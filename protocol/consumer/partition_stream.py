@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from protocol.clock import Clock, Deadline
+from protocol.clock import Clock, Deadline, PausableClock
 from protocol.consumer.partition_consumer import Fetched, PartitionConsumer
 from protocol.errors import DeadlineExceeded, KafkaError, UsageError
 
@@ -73,6 +73,9 @@ class PartitionStream:
         self._lock = lock
         self._arrival = threading.Condition(lock)
         self._clock = clock
+        # Stands while nobody is asked, since the user is away.
+        self._user_clock = PausableClock(clock)
+        self._failing_since_s = 0.0
         self._patience_s = patience_s
         self._read_committed = read_committed
         self._decode = decode
@@ -88,7 +91,6 @@ class PartitionStream:
         self.ahead: deque[Fetched] = deque()
         self.unread_since_s = 0.0
         self.wanted = False
-        self._away_since_s = 0.0
         self.paused = False
         self.closed = False
         self.error: KafkaError | None = None
@@ -221,13 +223,13 @@ class PartitionStream:
     def overdue(self) -> bool:
         """Whether brokers have been failing for too long. Under the lock."""
         failing = self.source.failure is not None and not (self.error or self.paused or self.closed)
-        return failing and self._clock.now_s() - self.source.failing_since_s > self._patience_s
+        return failing and self._user_clock.now_s() - self._failing_since_s > self._patience_s
 
     def _raise_if_failed(self) -> None:
         if self.error is not None:
             raise self.error
         if self.overdue:
-            self.source.failing_since_s = self._clock.now_s()
+            self._failing_since_s = self._user_clock.now_s()
             raise DeadlineExceeded(
                 f"{self.name}: nothing could be read at offset {self.position} for {self._patience_s:.0f} s and "
                 f"{self.source.attempts} attempt(s); the last one: {self.source.failure}",
@@ -265,6 +267,8 @@ class PartitionStream:
             self._reading = self._batches = self.error = None
             self.ahead.clear()
             self.expired = False
+            if not self.paused:
+                self._user_clock.resume()
             self._on_change(self)
 
     def close(self) -> None:
@@ -310,22 +314,28 @@ class PartitionStream:
         self.wanted = False
         self._arrival.notify_all()
 
+    def postpone(self, error: KafkaError, now_s: float) -> None:
+        """A failure that may pass: whom to ask is looked up again."""
+        if self.source.failure is None:
+            self._failing_since_s = self._user_clock.now_s()
+        self.source.postpone(error, now_s)
+
     def expire(self) -> None:
         """The user takes too long. With something ahead, nothing is fetched for it any more."""
         self._leave()
         self.expired = bool(self.ahead)
+        if not self.expired:
+            self._user_clock.resume()
 
     def revive(self) -> None:
         """The user is back. While nobody asked for it, no broker failed it."""
-        now_s = self._clock.now_s()
         self.expired = False
-        self.unread_since_s = now_s
-        self.source.failing_since_s += now_s - max(self._away_since_s, self.source.failing_since_s)
+        self.unread_since_s = self._clock.now_s()
+        self._user_clock.resume()
         self._on_change(self)
 
     def _leave(self) -> None:
-        if not (self.paused or self.expired):
-            self._away_since_s = self._clock.now_s()
+        self._user_clock.pause()
         self.wanted = False
         self._keep_unread()
 

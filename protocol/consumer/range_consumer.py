@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from protocol.broker_errors import Refresh
-from protocol.clock import Backoff, Deadline
-from protocol.cluster import unknown_topic
+from protocol.clock import Backoff, Deadline, PausableClock
 from protocol.cluster.client import Client
 from protocol.cluster.dispatch import is_retriable, what_to_refresh
 from protocol.cluster.metadata import NO_TOPIC_ID, Broker
@@ -53,8 +52,7 @@ _LONGEST_WAIT_S = 0.1
 class _Reading(PartitionConsumer):
     """A range on its way. `asked_at_s`: since when brokers are asked for what comes next (None: not yet).
 
-    That and `unknown`, what metadata says of the topic, count only the time that was spent waiting, see
-    `RangeConsumer._away_s`.
+    That and `unknown`, what metadata says of the topic, are on a clock that stands while the caller is away.
     """
 
     def __init__(self, wanted: Range, config: ConsumerConfig, backoff: Backoff, record_bytes: dict[str, float]) -> None:
@@ -72,8 +70,7 @@ class _Reading(PartitionConsumer):
         self.wanted = wanted
         self.asked_at_s: float | None = None
         self._fetch_bytes = _FIRST_FETCH_BYTES
-        # Longer than where a topic is only looked for: what is skipped here does not come back.
-        self.unknown = UnknownTopicPatience(3 * unknown_topic.TRANSIENT_UNKNOWN_MS / 1000)
+        self.unknown = UnknownTopicPatience.before_skipping()
 
     def fetch_bytes(self) -> int:
         return max(self._at_least_bytes, min(super().fetch_bytes(), self._fetch_bytes))
@@ -83,12 +80,12 @@ class _Reading(PartitionConsumer):
         self.asked_at_s = None
         self._fetch_bytes *= 2
 
-    def hear(self, error: KafkaError | None, waited_s: float) -> None:
+    def hear(self, error: KafkaError | None, now_s: float) -> None:
         """What metadata says of the topic. For how long it is unknown is no part of the time to send records."""
         began_s = self.unknown.began_s
-        self.unknown.hear(error, waited_s)
+        self.unknown.hear(error, now_s)
         if began_s is not None and self.unknown.began_s is None and self.asked_at_s is not None:
-            self.asked_at_s += waited_s - began_s
+            self.asked_at_s += now_s - began_s
 
     @property
     def known_epoch(self) -> int:
@@ -100,8 +97,7 @@ class _Reading(PartitionConsumer):
 class _InFlight:
     consumer: BrokerConsumer
     reply: Reply
-    sent_at_s: float
-    patience_s: float
+    deadline: Deadline
 
 
 class RangeConsumer:
@@ -139,7 +135,7 @@ class RangeConsumer:
         }
         self._brokers: dict[Broker, BrokerConsumer] = {}
         self._in_flight: list[_InFlight] = []
-        self._away_s = 0.0  # how long the caller was busy with what it got: no broker is to blame for that time
+        self._clock = PausableClock(client.clock)  # stands while the caller is busy with what it got
         self._waiting: list[_Reading] = []  # no broker is being asked for them, whoever waits longest first
         record_bytes = {} if record_bytes is None else record_bytes
         for wanted in ranges:
@@ -153,11 +149,10 @@ class RangeConsumer:
     def __iter__(self) -> Iterator[tuple[Range, pa.RecordBatch]]:
         while self._waiting or self._in_flight:
             fetched_together = self._next_fetched()
-            left_at_s = self._client.clock.now_s()
-            for reading, fetched in fetched_together:
-                for batch in fetched.decode(self._config, self._columns, reading.name, reading.until_offset):
-                    yield reading.wanted, batch
-            self._away_s += self._client.clock.now_s() - left_at_s
+            with self._clock.paused():
+                for reading, fetched in fetched_together:
+                    for batch in fetched.decode(self._config, self._columns, reading.name, reading.until_offset):
+                        yield reading.wanted, batch
 
     # -- requests and replies -----------------------------------------------------------------
 
@@ -212,14 +207,14 @@ class RangeConsumer:
 
     def _begin_asking(self, reading: _Reading) -> None:
         if reading.asked_at_s is None:
-            reading.asked_at_s = self._waited_s()
+            reading.asked_at_s = self._clock.now_s()
 
     def _look_up(self, readings: list[_Reading]) -> None:
         """Finds their brokers, or judges why not."""
         failures = self._find_brokers(readings)
         for reading in readings:
             error = failures.get(reading)
-            reading.hear(error, self._waited_s())
+            reading.hear(error, self._clock.now_s())
             if error is None:
                 continue
             self._begin_asking(reading)
@@ -257,9 +252,9 @@ class RangeConsumer:
                 self._judge_failure(reading, error)
             return
         # A live broker that has nothing answers after this while, and then the error can say so.
-        patience_s = deadline.remaining_s() + self._config.fetch_max_wait_ms / 1000
-        patience_s = min(patience_s, self._client.config.request_timeout_ms / 1000)
-        self._in_flight.append(_InFlight(consumer, reply, self._waited_s(), patience_s))
+        patience_ms = deadline.remaining_s() * 1000 + self._config.fetch_max_wait_ms
+        patience_ms = min(patience_ms, self._client.config.request_timeout_ms)
+        self._in_flight.append(_InFlight(consumer, reply, Deadline.after_ms(patience_ms, self._clock)))
 
     def _take_reply(self) -> Judged | None:
         """Waits for a reply and takes it in; None when there was none to wait for, or it did not come."""
@@ -273,7 +268,7 @@ class RangeConsumer:
         self.fetches += 1
         asked = [_reading(each) for each in taken.consumer.asked]
         try:
-            judged = taken.consumer.judge(taken.reply.result(self._reply_deadline(taken)))
+            judged = taken.consumer.judge(taken.reply.result(taken.deadline))
         except TransportError as error:
             taken.consumer.lost()
             judged = Judged(failed=[(reading, error) for reading in asked])
@@ -302,10 +297,10 @@ class RangeConsumer:
         judged.failed += failures.items()
 
     def _first_to_come(self) -> _InFlight | None:
-        deadline = min((self._reply_deadline(each) for each in self._in_flight), key=lambda each: each.at_s)
+        deadline = min((each.deadline for each in self._in_flight), key=lambda each: each.at_s)
         come = ready([each.reply for each in self._in_flight], _LONGEST_WAIT_S, deadline)
         for each in self._in_flight:
-            if each.reply in come or self._reply_deadline(each).passed:
+            if each.reply in come or each.deadline.passed:
                 return each
         return None
 
@@ -321,20 +316,13 @@ class RangeConsumer:
         return min((self._deadline(each) for each in readings), key=lambda each: each.at_s)
 
     def _deadline(self, reading: _Reading) -> Deadline:
-        clock = self._client.clock
         at_s = self._began_s(reading) + self._poll_timeout_s
         if reading.unknown.began_s is not None:
-            at_s = max(at_s, reading.unknown.began_s + self._away_s + reading.unknown.longest_s)
-        return Deadline(at_s, clock)
+            at_s = max(at_s, reading.unknown.began_s + reading.unknown.longest_s)
+        return Deadline(at_s, self._clock)
 
     def _began_s(self, reading: _Reading) -> float:
-        return self._client.clock.now_s() if reading.asked_at_s is None else reading.asked_at_s + self._away_s
-
-    def _waited_s(self) -> float:
-        return self._client.clock.now_s() - self._away_s
-
-    def _reply_deadline(self, in_flight: _InFlight) -> Deadline:
-        return Deadline(in_flight.sent_at_s + self._away_s + in_flight.patience_s, self._client.clock)
+        return self._clock.now_s() if reading.asked_at_s is None else reading.asked_at_s
 
     def _check_patience(self, reading: _Reading) -> None:
         if reading.done or reading.asked_at_s is None or reading.failure is not None:
@@ -360,9 +348,8 @@ class RangeConsumer:
         reading.retry_at_s = now_s + reading.unknown.wait_s(reading.retry_at_s - now_s)
         if what_to_refresh(error) is Refresh.METADATA:
             self._client.expire_metadata([reading.topic])
-        deadline = self._deadline(reading)
-        if reading.retry_at_s >= deadline.at_s:
-            spent_s = now_s - self._began_s(reading)
+        if reading.retry_at_s - now_s >= self._deadline(reading).remaining_s():
+            spent_s = self._clock.now_s() - self._began_s(reading)
             raise DeadlineExceeded(
                 f"Fetch of {reading.name} at offset {reading.position} did not succeed in "
                 f"{spent_s:.1f} s and {reading.attempts} attempt(s); the last one: {error}",

@@ -8,15 +8,14 @@ requests under way per broker. Used by Spark's sink (one producer per task) and 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from protocol.clock import Backoff, Deadline
+from protocol.clock import Backoff, Deadline, PausableClock
 from protocol.cluster.client import Client
 from protocol.cluster.dispatch import is_retriable
 from protocol.cluster.metadata import Broker
@@ -65,7 +64,8 @@ class AsyncProducer:
         self._busy: dict[TopicPartition, PartitionProducer] = {}
         self._brokers: dict[Broker, BrokerProducer] = {}
         self._expired_at_s: dict[str, float] = {}
-        self._left_at_s = client.clock.now_s()
+        # Of the time in which record batches are to be delivered.
+        self._clock = PausableClock(client.clock)
         self._failures: list[KafkaError] = []
         self._settled = False
         self._closed = False
@@ -104,7 +104,7 @@ class AsyncProducer:
             return
         sizes = record_sizes(rows)
         check_sizes(topic, sizes, self._config.max_request_size_bytes)
-        with self._here():
+        with self._clock.running(_LONGEST_PAUSE_S):
             chosen = self._choose(topic, rows, sizes, partitions)
             self._begin_account()
             self._enqueue(self._accumulator.append(topic, rows, chosen, sizes, self._client.clock.now_s()))
@@ -114,20 +114,8 @@ class AsyncProducer:
 
     def poll(self) -> None:
         """Sends what is due and takes the answers that have come; waits for nothing."""
-        with self._here():
+        with self._clock.running(_LONGEST_PAUSE_S):
             self._go_on()
-
-    @contextmanager
-    def _here(self) -> Iterator[None]:
-        """While the caller is in one of our calls; what came before does not count for what is on its way."""
-        away_s = self._client.clock.now_s() - self._left_at_s - _LONGEST_PAUSE_S
-        if away_s > 0:
-            for partition in self._busy.values():
-                partition.excuse(away_s)
-        try:
-            yield
-        finally:
-            self._left_at_s = self._client.clock.now_s()
 
     def _go_on(self) -> None:
         if self._config.linger_ms:
@@ -162,7 +150,7 @@ class AsyncProducer:
         still being written, and `flush` may be called again.
         """
         self._raise_if_unusable()
-        with self._here():
+        with self._clock.running(_LONGEST_PAUSE_S):
             self._begin_account()
             # A batch may outlast delivery.timeout.ms by the request that it is in.
             patience_ms = self._config.delivery_timeout_ms + self._client.config.request_timeout_ms
@@ -241,7 +229,7 @@ class AsyncProducer:
         return chosen
 
     def _enqueue(self, gathered: Iterable[Gathered]) -> None:
-        now_s = self._client.clock.now_s()
+        now_s = self._clock.now_s()
         for together in gathered:
             records = self._encode(together.rows, [cut.count for cut in together.cuts])
             for cut, batch in zip(together.cuts, records, strict=True):
@@ -280,9 +268,8 @@ class AsyncProducer:
         self._take_replies(deadline=deadline)
         while self._send_round(deadline):
             self._take_replies(deadline=deadline)
-        now_s = self._client.clock.now_s()
         for key, partition in list(self._busy.items()):
-            partition.expire(now_s)
+            partition.expire(self._clock.now_s())
             if partition.failures:
                 self._failures += partition.failures
                 partition.failures = []
@@ -338,7 +325,7 @@ class AsyncProducer:
         known = self._brokers.get(broker)
         if known is None:
             known = self._brokers[broker] = BrokerProducer(
-                self._client, broker, self._config, self._session, self._stale
+                self._client, broker, self._config, self._session, self._clock, self._stale
             )
         return known
 
@@ -357,7 +344,7 @@ class AsyncProducer:
     def _wait(self, deadline: Deadline) -> None:
         """Until an answer comes, or time lets something be sent again, or the deadline."""
         now_s = self._client.clock.now_s()
-        moments = [deadline.at_s, now_s + _LONGEST_WAIT_S]
+        moments = [now_s + deadline.remaining_s(), now_s + _LONGEST_WAIT_S]
         moments += [at_s for each in self._busy.values() if (at_s := each.wakes_at_s) is not None and at_s > now_s]
         moments += [each.muted_until_s for each in self._brokers.values() if each.muted_until_s > now_s]
         wait_s = max(0.0, min(moments) - now_s)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from protocol.broker_errors import ErrorCode, Refresh, error_row
-from protocol.clock import Deadline
+from protocol.clock import Clock, Deadline
 from protocol.cluster.client import PRODUCE as PRODUCE_PURPOSE
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import NO_TOPIC_ID, Broker
@@ -53,12 +53,14 @@ class BrokerProducer:
         broker: Broker,
         config: ProducerConfig,
         session: ProducerSession,
+        delivery_clock: Clock,
         stale: Callable[[str], None],
     ) -> None:
         self.broker = broker
         self._client = client
         self._config = config
         self._session = session
+        self._delivery_clock = delivery_clock
         self._stale = stale
         self._in_flight: deque[_Request] = deque()
         self.muted_until_s = 0.0
@@ -97,9 +99,8 @@ class BrokerProducer:
             partition.sending(batch, self.broker.node_id, now_s)
             self._stamp(partition, batch)
         timeout_s = self._client.config.request_timeout_ms / 1000
-        deadline = Deadline(
-            min(now_s + timeout_s, *(max(now_s + 0.05, part.deadline_s(batch)) for part, batch in parts)), clock
-        )
+        delivery_s = min(part.deadline_s(batch) for part, batch in parts) - self._delivery_clock.now_s()
+        deadline = Deadline.after_ms(min(timeout_s, max(0.05, delivery_s)) * 1000, clock)
         try:
             reply = self._client.send(
                 self.broker,

@@ -253,13 +253,8 @@ class PartitionProducer:
             self._queue[0].last_error = error
         self._back_off(now_s)
 
-    def excuse(self, away_s: float) -> None:
-        """For so long nobody was there to send anything: no record batch has waited for a broker."""
-        for batch in self._queue:
-            batch.created_s += away_s
-
     def expire(self, now_s: float) -> None:
-        """Fails what has waited for longer than `delivery.timeout.ms`."""
+        """Fails what has waited for longer than `delivery.timeout.ms`, by the clock that says when it was created."""
         while self._queue and not self.in_flight:
             batch = self._queue[0]
             if now_s < self.deadline_s(batch) - (_LEAST_TIME_S if batch.attempts else 0.0):

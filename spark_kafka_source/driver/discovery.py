@@ -7,7 +7,6 @@ know its topics yet): brokers must say so again and again (`UnknownTopicPatience
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import TypeVar
 
@@ -20,8 +19,6 @@ from protocol.cluster.unknown_topic import UnknownTopicPatience
 from protocol.errors import BrokerError, ConfigurationError, TopicUnknown
 from spark_kafka_source.options.partitions import TopicPartition, name
 from spark_kafka_source.options.table import SourceOptions
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -100,26 +97,19 @@ def _look_patiently(
     except BrokerError as error:
         if not is_retriable(error):
             raise
-        patient = Deadline(max(deadline.at_s, client.clock.now_s() + UnknownTopicPatience().longest_s), client.clock)
+        patient = UnknownTopicPatience().prolonged(deadline)
         with contextlib.suppress(TopicUnknown):
             client.retrying("Metadata of the subscribed topics", lambda: look(patient), patient)
     return found, absent
 
 
-def retry_unknown_topics(look: Callable[[], T], deadline: Deadline) -> T:
+def retry_unknown_topics(client: Client, look: Callable[[], T], deadline: Deadline) -> T:
     """`look`, again when a topic was deleted in the midst of it. It finds the topics, and then asks their leaders.
 
     Brokers learn of a deletion one after the other: one still says where the topic is, and the next one does not know
-    it. To ask that one for longer would take until the deadline; whoever looks again finds the topic gone. Raises
-    `TopicUnknown` when the deadline has passed.
+    it. To ask that one for longer would take until the deadline; whoever looks again finds the topic gone.
     """
-    while True:
-        try:
-            return look()
-        except TopicUnknown as error:
-            if deadline.passed:
-                raise
-            log.info("%s; the topics are looked for again", error)
+    return client.retrying("A look at the topics and their logs", look, deadline)
 
 
 def _named_topics(options: SourceOptions) -> set[str] | None:

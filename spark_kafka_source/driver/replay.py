@@ -48,7 +48,7 @@ def earliest(query: QueryState, partitions: Collection[TopicPartition], end: Off
         there = rediscover(query.client, query.options, partitions, deadline)
         return log_starts(query.client, [key for key in partitions if key in there], deadline)
 
-    starts = retry_unknown_topics(look, deadline)
+    starts = retry_unknown_topics(query.client, look, deadline)
     gone = sorted(set(partitions) - starts.keys())
     losses.say(losses.let_go(losses.never_read(gone), fail=query.options.fail_on_data_loss))
     return starts | {key: end.ends[key] for key in gone}

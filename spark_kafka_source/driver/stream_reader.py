@@ -58,7 +58,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # A topic that is missing is judged later, against the offsets that the query starts from.
             return log_ends(query.client, options, discover_present(query.client, options, deadline), deadline)
 
-        query.target = retry_unknown_topics(target, deadline)
+        query.target = retry_unknown_topics(query.client, target, deadline)
 
     def initialOffset(self) -> JsonDict:
         """Stands for `startingOffsets`, which the first `latestOffset` looks up.

@@ -43,7 +43,7 @@ class Trigger:
 
     def plan(self) -> Offsets | None:
         """The next batch's end, None when nothing is new. Commits `begin` as soon as the topics are known to be its."""
-        backlog = retry_unknown_topics(self._look, self._deadline)
+        backlog = retry_unknown_topics(self._client, self._look, self._deadline)
         if self._must_wait(backlog.size):
             return None
         end = backlog.batch(limits.end_offsets(backlog.starts, backlog.ends, self._max_offsets(backlog)))

@@ -111,6 +111,22 @@ def test_the_retry_loop_ends_with_a_topic_that_stays_unknown(backoff_ms: int) ->
     assert -12.5 < loop([(0.0, unknown())], backoff_ms) < -9.9
 
 
+def test_what_a_call_within_did_not_find_is_a_reason_to_look_again() -> None:
+    """It was looked up before, and has been deleted meanwhile: the next look will find that."""
+    assert 10 < loop([(10.0, TopicUnknown("deleted since it was found")), (0.0, None)]) < 12
+    with pytest.raises(DeadlineExceeded, match="deleted since"):
+        loop([(10.0, TopicUnknown("deleted since it was found"))])
+    with pytest.raises(DeadlineExceeded, match="no time"):
+        loop([(1.0, DeadlineExceeded("no time")), (0.0, None)])
+
+
+def test_a_call_that_tells_a_deleted_topic_has_the_time_for_it() -> None:
+    clock = SteppedClock()
+    patience = UnknownTopicPatience(10.0)
+    assert patience.prolonged(Deadline.after_ms(1_000, clock)).remaining_s() == patience.longest_s
+    assert patience.prolonged(Deadline.after_ms(240_000, clock)).remaining_s() == 240
+
+
 def test_the_retry_loop_goes_on_while_answers_are_rare_or_others() -> None:
     assert loop([(0.0, unknown()), (30.0, unknown()), (0.0, None)]) > 30
     assert loop([*[(0.0, unknown()), (0.0, NO_LEADER)] * 30, (0.0, None)]) > 30

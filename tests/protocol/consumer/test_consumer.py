@@ -312,7 +312,7 @@ class TestSteering:
                 for stream, _ in islice(consumer, 1_500):
                     if stream is not failing and failing.source.failure is None:
                         with consumer._lock:
-                            failing.source.postpone(ConnectionLost("as if"), time.monotonic())
+                            failing.postpone(ConnectionLost("as if"), time.monotonic())
                             failing.source.retry_at_s = float("inf")
                     time.sleep(0.005)
 

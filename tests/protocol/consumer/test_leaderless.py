@@ -108,7 +108,7 @@ class TestTheThreadThatLooksForBrokers:
     def test_it_outlives_a_partition_that_is_to_wait_for_ever(self, consumer: Consumer) -> None:
         failing = consumer.consume_partition("orders", 0, 0)
         with consumer._lock:
-            failing.source.postpone(ConnectionLost("as if"), time.monotonic())
+            failing.postpone(ConnectionLost("as if"), time.monotonic())
             failing.source.retry_at_s = failing.source.along_at_s = float("inf")
             consumer._unrouted.notify()
         assert consumer.consume_partition("orders", 1, 0).poll(10_000) is not None

@@ -181,17 +181,36 @@ def test_brokers_that_were_not_asked_meanwhile_have_not_failed_for_so_long() -> 
     clock = ManualClock()
     stream = stream_of(clock=clock)
     stream.put(fetched(0), 0)
-    stream.source.postpone(ConnectionLost("broken"), clock.now_s())
+    stream.postpone(ConnectionLost("broken"), clock.now_s())
     stream.expire()
     clock.at_s = 70
     assert [offset for _ in range(2) for offset in read(stream)] == list(range(10))
     assert stream.poll(0) is None
 
 
+@pytest.mark.parametrize("seek", [False, True])
+def test_brokers_that_are_asked_again_have_failed_for_so_long(seek: bool) -> None:
+    """There is nothing that the user has not read, or it has said where else to read: then nobody is waited for."""
+    clock = ManualClock()
+    stream = stream_of(clock=clock)
+    stream.postpone(ConnectionLost("broken"), clock.now_s())
+    if seek:
+        stream.put(fetched(0), 0)
+    stream.expire()
+    assert stream.expired is seek
+    if seek:
+        clock.at_s = 1_000
+        stream.seek(5)
+        assert stream.poll(0) is None, "it was away, and not the brokers"
+    clock.at_s += 61
+    with pytest.raises(DeadlineExceeded):
+        stream.poll(0)
+
+
 def test_pauses_do_not_put_off_for_ever_that_brokers_fail() -> None:
     clock = ManualClock()
     stream = stream_of(clock=clock)
-    stream.source.postpone(ConnectionLost("broken"), clock.now_s())
+    stream.postpone(ConnectionLost("broken"), clock.now_s())
     for _ in range(6):
         clock.at_s += 9
         stream.resume()

@@ -213,6 +213,7 @@ class TestAnswers:
                 clock.at_s += away_s
             producer.flush()
             assert producer.acknowledged[TOPIC, 0].count == 9
+        assert all(body["timeout_ms"] > 10_000 for _, body in produced(broker)), "each try has its time"
 
     def test_a_slow_caller_does_not_put_off_the_end_for_ever(self, broker: FakeBroker) -> None:
         """Each of its pauses is long enough to be one, and each call finds the broker as it was."""
