@@ -168,8 +168,9 @@ class Cluster:
         leader = self.brokers.get(topic.partitions[partition[1]].leader)
         if leader is None or not leader.running or leader.silent:
             return False
-        led = next((each for each in leader.leads() if (each.topic.name, each.number) == partition), None)
-        if led is None:
+        try:
+            led = leader.led(topic, partition[1])
+        except Refused:
             return False
         now_ms = self.clock.wall_ms()
         led.log.append_marker(producer_id, epoch, led.partition.leader_epoch, commit=commit, now_ms=now_ms)
@@ -193,12 +194,10 @@ class Cluster:
 
     @_step
     def move_coordinator(self, key: str, broker_id: int, kind: int = GROUP) -> None:
-        """Who waits for an answer of the old one gets NOT_COORDINATOR; the new one knows all that the old one knew."""
+        """Who waits for an answer gets NOT_COORDINATOR; the new one knows what the old one has stored."""
         self.coordinators[kind, key] = broker_id
         if kind == GROUP and key in self.groups.groups:
-            for member in self.groups.groups[key].members.values():
-                member.answer_join({"error_code": ErrorCode.NOT_COORDINATOR, "member_id": member.member_id})
-                member.answer_sync({"error_code": ErrorCode.NOT_COORDINATOR})
+            self.groups.groups[key].load(self.clock.now_s())
 
     @_step
     def rebalance(self, group_id: str) -> None:
@@ -232,14 +231,27 @@ class Cluster:
 
     def log(self, topic: str, partition: int = 0, broker_id: int | None = None) -> Log:
         """The log of the leader, or a broker's copy of it. What a test changes in it counts from the next step on."""
-        known = self.controller.topic(topic)
-        leader = known.partitions[partition].leader if broker_id is None else broker_id
-        return self.brokers[leader].replicas[known.topic_id, partition].log
+        return self._led(topic, partition, broker_id).log
+
+    def _led(self, name: str, number: int, broker_id: int | None = None) -> Hosted:
+        topic = self.controller.topic(name)
+        leader = topic.partitions[number].leader if broker_id is None else broker_id
+        return self.brokers[leader].hosted(topic, number)
 
     @_step
     def write(self, topic: str, partition: int, records: bytes) -> None:
         """Record batches as they are, offsets included, to the end of a log: nothing is checked."""
         self.log(topic, partition).write(records)
+
+    @_step
+    def rewrite(self, topic: str, partition: int, records: bytes = b"", *, start: int | None = None) -> None:
+        """The leader's log has these record batches and no others; it begins with the first of them, or at `start`."""
+        led = self._led(topic, partition)
+        led.replica.log = Log(start or 0, start or 0)
+        led.log.write(records)
+        led.log.begin_epoch(led.partition.leader_epoch)
+        if start is not None:
+            led.log.start_offset = start
 
     @_step
     def move_leader(self, topic: str, partition: int, broker_id: int, *, isr: Iterable[int] | None = None) -> None:

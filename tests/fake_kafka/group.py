@@ -63,7 +63,8 @@ class Member:
 class Group:
     """`pending` are member ids that were given out and have not joined yet, with the time when they are forgotten.
 
-    `round_ends_s`: when members that have not joined (or not synced) are left out.
+    `round_ends_s`: when members that have not joined (or not synced) are left out. `stored` are the members of which
+    another coordinator would know: those that have been given an assignment.
     """
 
     group_id: str
@@ -78,6 +79,7 @@ class Group:
     round_ends_s: float = float("inf")
     first_round_until_s: float | None = None
     unsynced: set[str] = field(default_factory=set)
+    stored: set[str] = field(default_factory=set)
 
     # -- who is in it -------------------------------------------------------------------------
 
@@ -209,7 +211,7 @@ class Group:
 
     def assign(self, assignments: Mapping[str, bytes], now_s: float) -> None:
         """What the leader has decided: the group is stable."""
-        self.state = State.STABLE
+        self.state, self.stored = State.STABLE, set(self.members)
         for member in self.members.values():
             member.assignment = assignments.get(member.member_id, b"")
             member.expires_s = now_s + member.session_timeout_ms / 1000
@@ -221,6 +223,19 @@ class Group:
         self.unsynced.discard(member.member_id)
         member.answer_join({"error_code": ErrorCode.UNKNOWN_MEMBER_ID, "member_id": ""})
         self.rebalance(now_s)
+
+    def load(self, now_s: float) -> None:
+        """Another coordinator takes over, by what is stored."""
+        for member in list(self.members.values()):
+            member.answer_join({"error_code": ErrorCode.NOT_COORDINATOR, "member_id": member.member_id})
+            member.answer_sync({"error_code": ErrorCode.NOT_COORDINATOR})
+            member.expires_s = now_s + member.session_timeout_ms / 1000
+            if member.member_id not in self.stored:
+                del self.members[member.member_id]
+        self.pending.clear()
+        self.unsynced.clear()
+        self.round_ends_s, self.first_round_until_s = float("inf"), None
+        self.state = State.STABLE if self.members else State.EMPTY
 
     # -- time ---------------------------------------------------------------------------------
 

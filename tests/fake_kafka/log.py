@@ -135,7 +135,8 @@ class Log:
         for batch in batches_of(data):
             if not self.batches:
                 self.start_offset = batch.base_offset
-            self.begin_epoch(batch.leader_epoch)
+            if batch.leader_epoch != NO_EPOCH:
+                self.begin_epoch(batch.leader_epoch)
             self._add(batch)
 
     def _add(self, batch: LogBatch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from protocol.clock import SYSTEM_CLOCK, Clock
 from protocol.wire.messages.m00_produce import PRODUCE
@@ -19,8 +19,9 @@ _LOOK_AGAIN_S = 0.01
 class FakeKafka(Cluster):
     """A cluster that can be connected to, until closed.
 
-    `handlers[api]`: a test's own answers in place of the model's, as of a `FakeBroker`.
-    `requests` are all requests of all brokers: (API name, version, body).
+    `handlers[api]`: a test's own answers in place of the model's, as of a `FakeBroker`. `before[api]` is called with
+    each request before it is answered, to change the cluster in between. `requests` are all requests of all brokers:
+    (API name, version, body).
     """
 
     def __init__(
@@ -28,6 +29,7 @@ class FakeKafka(Cluster):
     ) -> None:
         super().__init__(brokers, clock=clock, settings=settings)
         self.handlers: dict[Api, Handler] = {}
+        self.before: dict[Api, Callable[[Body], object]] = {}
         self.requests: list[tuple[str, int, Body]] = []
         self.closed = False
         self.listeners = {node_id: _Listener(self, node_id) for node_id in self.brokers}
@@ -76,6 +78,7 @@ class _Listener(FakeBroker):
     def answer(self, api: Api, version: int, client_id: str | None, body: Body) -> Body | bytes | None:
         kafka = self._kafka
         kafka.requests.append((api.name, version, body))
+        kafka.before.get(api, _nothing)(body)
         own = kafka.handlers.get(api)
         if own is not None:
             return own(body, version)
@@ -110,6 +113,10 @@ class _Listener(FakeBroker):
                     return found or {}
                 kafka.changed.wait(_LOOK_AGAIN_S)
         return reply
+
+
+def _nothing(body: Body) -> None:
+    pass
 
 
 def _without_answer(reply: Body) -> bytes | None:

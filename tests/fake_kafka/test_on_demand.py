@@ -37,160 +37,160 @@ ETL = group_coordinator("etl")
 
 
 @pytest.fixture
-def kafka() -> Iterator[FakeKafka]:
+def fake() -> Iterator[FakeKafka]:
     """Three brokers; topic `orders` of one partition is led by the first, and all have it."""
-    with FakeKafka(3) as kafka:
-        kafka.create_topic("orders", 1, 3)
-        yield kafka
+    with FakeKafka(3) as fake:
+        fake.create_topic("orders", 1, 3)
+        yield fake
 
 
 @pytest.fixture
-def client(kafka: FakeKafka) -> Iterator[Client]:
-    with client_of(kafka) as client:
+def client(fake: FakeKafka) -> Iterator[Client]:
+    with client_of(fake) as client:
         yield client
 
 
-def client_of(kafka: FakeKafka, address: str | None = None) -> Client:
+def client_of(fake: FakeKafka, address: str | None = None) -> Client:
     quick = {"retry.backoff.ms": 10, "reconnect.backoff.ms": 0}
-    return Client(parse_client({"bootstrap.servers": address or kafka.bootstrap_servers, **quick}))
+    return Client(parse_client({"bootstrap.servers": address or fake.bootstrap_servers, **quick}))
 
 
-def times_asked(kafka: FakeKafka, name: str) -> int:
-    return [each for each, _, _ in kafka.requests].count(name)
+def times_asked(fake: FakeKafka, name: str) -> int:
+    return [each for each, _, _ in fake.requests].count(name)
 
 
 class TestFaults:
-    def test_the_next_requests_of_an_api_are_refused(self, kafka: FakeKafka, client: Client) -> None:
-        kafka.refuse(LIST_OFFSETS, ErrorCode.NOT_LEADER_OR_FOLLOWER, 2)
+    def test_the_next_requests_of_an_api_are_refused(self, fake: FakeKafka, client: Client) -> None:
+        fake.refuse(LIST_OFFSETS, ErrorCode.NOT_LEADER_OR_FOLLOWER, 2)
         assert list_offsets(client, {("orders", 0): LATEST})["orders", 0].offset == 0
-        assert times_asked(kafka, "ListOffsets") == 3
+        assert times_asked(fake, "ListOffsets") == 3
 
-    def test_only_of_a_partition_or_a_broker(self, kafka: FakeKafka, client: Client) -> None:
-        kafka.refuse(PRODUCE, ErrorCode.KAFKA_STORAGE_ERROR, partition=("other", 0))
-        kafka.refuse(PRODUCE, ErrorCode.KAFKA_STORAGE_ERROR, broker=2)
+    def test_only_of_a_partition_or_a_broker(self, fake: FakeKafka, client: Client) -> None:
+        fake.refuse(PRODUCE, ErrorCode.KAFKA_STORAGE_ERROR, partition=("other", 0))
+        fake.refuse(PRODUCE, ErrorCode.KAFKA_STORAGE_ERROR, broker=2)
         assert produce(client, "orders", batch(b"a"))["error_code"] == 0
-        kafka.refuse(PRODUCE, ErrorCode.KAFKA_STORAGE_ERROR, broker=1, partition=("orders", 0))
+        fake.refuse(PRODUCE, ErrorCode.KAFKA_STORAGE_ERROR, broker=1, partition=("orders", 0))
         assert produce(client, "orders", batch(b"b"))["error_code"] == ErrorCode.KAFKA_STORAGE_ERROR
         assert produce(client, "orders", batch(b"b"))["base_offset"] == 1, "it was not written, and only once refused"
 
-    def test_of_a_coordinator(self, kafka: FakeKafka, client: Client) -> None:
-        kafka.refuse(OFFSET_COMMIT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, 2)
+    def test_of_a_coordinator(self, fake: FakeKafka, client: Client) -> None:
+        fake.refuse(OFFSET_COMMIT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, 2)
         commit_offsets(client, "etl", {("orders", 0): CommittedOffset(5)}, client.deadline())
-        assert times_asked(kafka, "OffsetCommit") == 3
+        assert times_asked(fake, "OffsetCommit") == 3
 
-    def test_requests_and_replies_that_are_lost(self, kafka: FakeKafka, client: Client) -> None:
-        kafka.lose_requests(PRODUCE)
+    def test_requests_and_replies_that_are_lost(self, fake: FakeKafka, client: Client) -> None:
+        fake.lose_requests(PRODUCE)
         with pytest.raises(ConnectionLost):
             written(client, "orders", b"a")
-        assert kafka.log("orders").end_offset == 0
-        kafka.lose_replies(PRODUCE)
+        assert fake.log("orders").end_offset == 0
+        fake.lose_replies(PRODUCE)
         with pytest.raises(ConnectionLost):
             written(client, "orders", b"a")
-        assert kafka.log("orders").end_offset == 1
+        assert fake.log("orders").end_offset == 1
 
-    def test_a_producer_that_loses_replies_writes_once(self, kafka: FakeKafka, client: Client) -> None:
-        kafka.lose_replies(PRODUCE, 3)
+    def test_a_producer_that_loses_replies_writes_once(self, fake: FakeKafka, client: Client) -> None:
+        fake.lose_replies(PRODUCE, 3)
         with AsyncProducer(client, parse_producer({"batch.size": 1_000})) as producer:
             producer.send_columns("orders", numbered(0, 100), None)
-        assert kafka.log("orders").end_offset == 100
+        assert fake.log("orders").end_offset == 100
 
-    def test_replies_that_are_late(self, kafka: FakeKafka, client: Client) -> None:
+    def test_replies_that_are_late(self, fake: FakeKafka, client: Client) -> None:
         client.topic("orders")
-        kafka.delay_replies(LIST_OFFSETS, 0.3)
+        fake.delay_replies(LIST_OFFSETS, 0.3)
         began_s = time.monotonic()
         list_offset(client, "orders", LATEST)
         assert time.monotonic() - began_s >= 0.3
 
-    def test_replies_as_a_test_wants_them(self, kafka: FakeKafka, client: Client) -> None:
-        kafka.edit_replies(FETCH, lambda body: {**body, "throttle_time_ms": 700}, 1)
+    def test_replies_as_a_test_wants_them(self, fake: FakeKafka, client: Client) -> None:
+        fake.edit_replies(FETCH, lambda body: {**body, "throttle_time_ms": 700}, 1)
         replies = [
             client.ask(client.leader("orders", 0)[0], FETCH, {"max_wait_ms": 0}, client.deadline()) for _ in "12"
         ]
         assert [each["throttle_time_ms"] for each in replies] == [700, 0]
 
-    def test_answers_of_its_own(self, kafka: FakeKafka, client: Client) -> None:
-        kafka.handlers[METADATA] = lambda body, version: {"cluster_id": "another"}
+    def test_answers_of_its_own(self, fake: FakeKafka, client: Client) -> None:
+        fake.handlers[METADATA] = lambda body, version: {"cluster_id": "another"}
         assert client.metadata([]).cluster_id == "another"
-        del kafka.handlers[METADATA]
+        del fake.handlers[METADATA]
         assert client.metadata([]).cluster_id == "fake"
 
 
 class TestBrokers:
-    def test_one_that_is_stopped_takes_no_connections(self, kafka: FakeKafka, client: Client) -> None:
+    def test_one_that_is_stopped_takes_no_connections(self, fake: FakeKafka, client: Client) -> None:
         written(client, "orders", b"a")
-        kafka.stop(1)
-        host, port = kafka.addresses[1]
+        fake.stop(1)
+        host, port = fake.addresses[1]
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((host, port), 5)
         client.expire_metadata(["orders"])
         leader, known = client.leader("orders", 0)
         assert (leader.node_id, known.leader_epoch, known.isr) == (2, 1, (2, 3))
         assert values_in(fetch(client, "orders")) == [b"a"]
-        kafka.start(1)
+        fake.start(1)
         assert client.metadata(["orders"]).leader("orders", 0)[1].isr == (2, 3, 1)
 
     def test_one_that_is_silent_is_noticed_in_time(self) -> None:
         clock = ManualClock()
-        with FakeKafka(2, clock=clock) as kafka, client_of(kafka) as client:
-            kafka.create_topic("orders", 1, 2)
+        with FakeKafka(2, clock=clock) as fake, client_of(fake) as client:
+            fake.create_topic("orders", 1, 2)
             assert client.leader("orders", 0)[0].node_id == 1
-            kafka.silence(1)
-            with pytest.raises(DeadlineExceeded), client_of(kafka, kafka.address(1)) as lonely:
+            fake.silence(1)
+            with pytest.raises(DeadlineExceeded), client_of(fake, fake.address(1)) as lonely:
                 lonely.metadata(["orders"], lonely.deadline(200))
             clock.advance(8)
             assert (
-                kafka.ask(2, METADATA, {"topics": [{"name": "orders"}]})["topics"][0]["partitions"][0]["leader_id"] == 1
+                fake.ask(2, METADATA, {"topics": [{"name": "orders"}]})["topics"][0]["partitions"][0]["leader_id"] == 1
             )
             clock.advance(2)
             assert client.metadata(["orders"]).leader("orders", 0)[0].node_id == 2
 
-    def test_what_only_a_leader_has_is_lost_with_it(self, kafka: FakeKafka, client: Client) -> None:
+    def test_what_only_a_leader_has_is_lost_with_it(self, fake: FakeKafka, client: Client) -> None:
         """An unclean election: the follower was behind, and leads."""
         written(client, "orders", b"a")
-        kafka.silence(2), kafka.silence(3)
+        fake.silence(2), fake.silence(3)
         topics = [
             {"topic_id": client.topic("orders").topic_id, "partition_data": [{"index": 0, "records": batch(b"b")}]}
         ]
-        kafka.ask(1, PRODUCE, {"acks": 1, "timeout_ms": 0, "topic_data": topics})
-        assert (kafka.log("orders").end_offset, list_offset(client, "orders", LATEST)["offset"]) == (2, 1)
-        kafka.isolate(1), kafka.move_leader("orders", 0, 2, isr=[2]), kafka.silence(2, False)
-        with client_of(kafka, kafka.address(2)) as other:
+        fake.ask(1, PRODUCE, {"acks": 1, "timeout_ms": 0, "topic_data": topics})
+        assert (fake.log("orders").end_offset, list_offset(client, "orders", LATEST)["offset"]) == (2, 1)
+        fake.isolate(1), fake.move_leader("orders", 0, 2, isr=[2]), fake.silence(2, False)
+        with client_of(fake, fake.address(2)) as other:
             assert written(other, "orders", b"c") == 1
-        assert kafka.log("orders", broker_id=1).end_offset == 2
-        kafka.isolate(1, False)
-        assert kafka.log("orders", broker_id=1) == kafka.log("orders")
+        assert fake.log("orders", broker_id=1).end_offset == 2
+        fake.isolate(1, False)
+        assert fake.log("orders", broker_id=1) == fake.log("orders")
         assert values_in(fetch(client, "orders")) == [b"a", b"c"]
 
-    def test_one_that_does_not_know_that_it_was_replaced(self, kafka: FakeKafka, client: Client) -> None:
+    def test_one_that_does_not_know_that_it_was_replaced(self, fake: FakeKafka, client: Client) -> None:
         written(client, "orders", b"a")
-        kafka.isolate(1)
-        kafka.move_leader("orders", 0, 2)
-        with client_of(kafka, kafka.address(1)) as behind, client_of(kafka, kafka.address(2)) as ahead:
+        fake.isolate(1)
+        fake.move_leader("orders", 0, 2)
+        with client_of(fake, fake.address(1)) as behind, client_of(fake, fake.address(2)) as ahead:
             assert list_offset(ahead, "orders", LATEST)["leader_epoch"] == 1
             assert list_offset(behind, "orders", LATEST)["leader_epoch"] == 0
             assert list_offset(behind, "orders", LATEST, current_leader_epoch=1)["error_code"] == (
                 ErrorCode.UNKNOWN_LEADER_EPOCH
             )
 
-    def test_a_topic_that_one_broker_does_not_know_yet(self, kafka: FakeKafka, client: Client) -> None:
-        kafka.isolate(2)
-        kafka.create_topic("bills")
+    def test_a_topic_that_one_broker_does_not_know_yet(self, fake: FakeKafka, client: Client) -> None:
+        fake.isolate(2)
+        fake.create_topic("bills")
         codes = [
-            kafka.ask(each, METADATA, {"topics": [{"name": "bills"}]})["topics"][0]["error_code"] for each in (1, 2)
+            fake.ask(each, METADATA, {"topics": [{"name": "bills"}]})["topics"][0]["error_code"] for each in (1, 2)
         ]
         assert codes == [0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
-        kafka.isolate(2, False)
-        assert kafka.ask(2, METADATA, {"topics": [{"name": "bills"}]})["topics"][0]["error_code"] == 0
+        fake.isolate(2, False)
+        assert fake.ask(2, METADATA, {"topics": [{"name": "bills"}]})["topics"][0]["error_code"] == 0
 
-    def test_a_partition_without_a_leader(self, kafka: FakeKafka, client: Client) -> None:
-        kafka.move_leader("orders", 0, -1)
+    def test_a_partition_without_a_leader(self, fake: FakeKafka, client: Client) -> None:
+        fake.move_leader("orders", 0, -1)
         with pytest.raises(BrokerError, match="LEADER_NOT_AVAILABLE"):
             client.leader("orders", 0)
-        kafka.move_leader("orders", 0, 3)
+        fake.move_leader("orders", 0, 3)
         assert client.leader("orders", 0)[0].node_id == 3
 
     def test_a_topic_that_is_made_when_it_is_asked_for(self) -> None:
-        with FakeKafka(settings={"auto.create.topics.enable": "true"}) as kafka, client_of(kafka) as client:
+        with FakeKafka(settings={"auto.create.topics.enable": "true"}) as fake, client_of(fake) as client:
             assert client.metadata(["new"]).topics["new"].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             told = [client.metadata(["new"], create=True).topics["new"].error_code for _ in "12"]
             assert told == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 0]
@@ -199,34 +199,34 @@ class TestBrokers:
 
 
 class TestCoordinators:
-    def test_one_that_moves_knows_what_was_committed(self, kafka: FakeKafka, client: Client) -> None:
+    def test_one_that_moves_knows_what_was_committed(self, fake: FakeKafka, client: Client) -> None:
         offsets = {("orders", 0): CommittedOffset(5)}
         commit_offsets(client, "etl", offsets, client.deadline())
         before = client.coordinator(ETL, client.deadline()).node_id
-        kafka.move_coordinator("etl", before % 3 + 1)
+        fake.move_coordinator("etl", before % 3 + 1)
         assert fetch_offsets(client, "etl", offsets, client.deadline()) == offsets
         assert client.coordinator(ETL, client.deadline()).node_id == before % 3 + 1
 
-    def test_who_waits_to_join_is_sent_to_the_new_one(self, kafka: FakeKafka, client: Client) -> None:
+    def test_who_waits_to_join_is_sent_to_the_new_one(self, fake: FakeKafka, client: Client) -> None:
         (first,) = stable(client, "etl")
         waiting = GroupMember(client, "etl").begin()
         first.await_rebalance()
-        kafka.move_coordinator("etl", client.coordinator(ETL, client.deadline()).node_id % 3 + 1)
+        fake.move_coordinator("etl", client.coordinator(ETL, client.deadline()).node_id % 3 + 1)
         assert waiting.result(client.deadline())["error_code"] == ErrorCode.NOT_COORDINATOR
         assert first.heartbeat() == ErrorCode.NOT_COORDINATOR
         client.forget_coordinator(ETL)
         first.end(first.send_join())
 
-    def test_a_group_that_rebalances(self, kafka: FakeKafka, client: Client) -> None:
+    def test_a_group_that_rebalances(self, fake: FakeKafka, client: Client) -> None:
         (member,) = stable(client, "etl")
-        kafka.rebalance("etl")
+        fake.rebalance("etl")
         assert member.heartbeat() == ErrorCode.REBALANCE_IN_PROGRESS
         member.end(member.send_join())
         assert member.generation == 2
 
     def test_members_are_out_when_time_jumps(self) -> None:
         clock = ManualClock()
-        with FakeKafka(clock=clock) as kafka, client_of(kafka) as client:
+        with FakeKafka(clock=clock) as fake, client_of(fake) as client:
             (member,) = stable(client, "etl", session_timeout_ms=30_000)
             clock.advance(29)
             assert member.heartbeat() == 0
@@ -236,10 +236,10 @@ class TestCoordinators:
     def test_a_first_round_waits_for_others(self) -> None:
         clock = ManualClock()
         settings = {"group.initial.rebalance.delay.ms": "3000"}
-        with FakeKafka(clock=clock, settings=settings) as kafka, client_of(kafka) as client:
+        with FakeKafka(clock=clock, settings=settings) as fake, client_of(fake) as client:
             first, second = GroupMember(client, "etl"), GroupMember(client, "etl")
             replies = [first.begin(), second.begin()]
-            while len(kafka.groups.groups["etl"].members) < 2:
+            while len(fake.groups.groups["etl"].members) < 2:
                 time.sleep(0.01)
             assert not any(each.arrived for each in replies)
             clock.advance(4)
@@ -248,28 +248,28 @@ class TestCoordinators:
                 1,
             ]
 
-    def test_a_transaction_whose_markers_are_late(self, kafka: FakeKafka, client: Client) -> None:
+    def test_a_transaction_whose_markers_are_late(self, fake: FakeKafka, client: Client) -> None:
         producer = TransactionalProducer(client).init()
         producer.send("orders", b"a")
-        kafka.hold_markers()
+        fake.hold_markers()
         producer.end(commit=True)
         assert list_offset(client, "orders", LATEST, committed=True)["offset"] == 0
         assert producer.try_send("orders", b"b") == ErrorCode.CONCURRENT_TRANSACTIONS
-        kafka.hold_markers(False)
+        fake.hold_markers(False)
         assert list_offset(client, "orders", LATEST, committed=True)["offset"] == 2
         assert producer.try_send("orders", b"b") == 0
 
-    def test_one_of_transactions_that_moves(self, kafka: FakeKafka, client: Client) -> None:
+    def test_one_of_transactions_that_moves(self, fake: FakeKafka, client: Client) -> None:
         producer = TransactionalProducer(client).init()
         producer.send("orders", b"a")
-        before = kafka.coordinator(TRANSACTION, producer.transactional_id)
-        kafka.move_coordinator(producer.transactional_id, before % 3 + 1, TRANSACTION)
+        before = fake.coordinator(TRANSACTION, producer.transactional_id)
+        fake.move_coordinator(producer.transactional_id, before % 3 + 1, TRANSACTION)
         producer.end(commit=True)
         assert list_offset(client, "orders", LATEST, committed=True)["offset"] == 2
 
 
-def test_a_log_of_any_bytes(kafka: FakeKafka, client: Client) -> None:
-    kafka.write("orders", 0, records(5, 10, epoch=0) + records(20, 3, epoch=0))
+def test_a_log_of_any_bytes(fake: FakeKafka, client: Client) -> None:
+    fake.write("orders", 0, records(5, 10, epoch=0) + records(20, 3, epoch=0))
     found = list_offsets(client, {("orders", 0): EARLIEST})["orders", 0].offset
     assert (found, list_offset(client, "orders", LATEST)["offset"]) == (5, 23)
     ranges = [Range("orders", 0, 5, 23)]
@@ -280,7 +280,7 @@ def test_a_log_of_any_bytes(kafka: FakeKafka, client: Client) -> None:
 
 
 def test_without_sockets() -> None:
-    kafka = Cluster()
-    kafka.create_topic("orders")
-    reply = kafka.ask(1, METADATA, {"topics": None})
+    fake = Cluster()
+    fake.create_topic("orders")
+    reply = fake.ask(1, METADATA, {"topics": None})
     assert [row["name"] for row in reply["topics"]] == ["orders"]

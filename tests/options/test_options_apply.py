@@ -19,6 +19,7 @@ from pyspark.sql.types import StructType
 from protocol.errors import KafkaError
 from protocol.properties import Effect
 from protocol.wire.messages.m00_produce import PRODUCE
+from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from spark_kafka_source.driver.batch_reader import KafkaBatchReader
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
@@ -27,9 +28,10 @@ from spark_kafka_source.options.table import OPTIONS
 from spark_kafka_source.plan.offsets import JsonDict
 from spark_kafka_source.sink.stream_writer import KafkaStreamWriter
 from spark_kafka_source.task.range_reader import read_range
-from tests.fake_cluster import END, FIRST_TIMESTAMP_MS, FakeCluster
+from tests.protocol.consumer.consuming import records
+from tests.ten_records import END, FIRST_TIMESTAMP_MS, TenRecords
 
-Observe = Callable[[FakeCluster, dict[str, str]], object]
+Observe = Callable[[TenRecords, dict[str, str]], object]
 Options = Mapping[str, str]
 
 ORDERS = {"0": 0, "1": 0}
@@ -37,16 +39,16 @@ ORDERS = {"0": 0, "1": 0}
 BETWEEN_S = 0.8
 
 
-def stream(cluster: FakeCluster, given: Options, **more: str) -> KafkaStreamReader:
+def stream(cluster: TenRecords, given: Options, **more: str) -> KafkaStreamReader:
     return KafkaStreamReader(parse_source_options(complete(cluster, given, more), streaming=True))
 
 
-def batch(cluster: FakeCluster, given: Options, **more: str) -> KafkaBatchReader:
+def batch(cluster: TenRecords, given: Options, **more: str) -> KafkaBatchReader:
     return KafkaBatchReader(parse_source_options(complete(cluster, given, more), streaming=False))
 
 
-def complete(cluster: FakeCluster, given: Options, more: Options) -> dict[str, str]:
-    options = {"kafka.bootstrap.servers": cluster.address, **more, **given}
+def complete(cluster: TenRecords, given: Options, more: Options) -> dict[str, str]:
+    options = {"kafka.bootstrap.servers": cluster.bootstrap_servers, **more, **given}
     chosen = {"subscribe", "subscribePattern", "assign"} & set(options)
     return options if chosen else {**options, "subscribe": "orders"}
 
@@ -73,17 +75,17 @@ def first_batch(reader: KafkaStreamReader) -> JsonDict:
     return plan(reader, reader.initialOffset())
 
 
-def chosen(cluster: FakeCluster, given: dict[str, str]) -> object:
+def chosen(cluster: TenRecords, given: dict[str, str]) -> object:
     first = first_batch(stream(cluster, given))
     return sorted(f"{topic}-{number}" for topic in first if topic[0] != "@" for number in first[topic])
 
 
-def begins(cluster: FakeCluster, given: dict[str, str]) -> object:
+def begins(cluster: TenRecords, given: dict[str, str]) -> object:
     reader = stream(cluster, given)
     return first_batch(reader)["@joined"]["orders"] if outcome(lambda: first_batch(reader)) == "done" else "error"
 
 
-def ends(cluster: FakeCluster, given: dict[str, str]) -> object:
+def ends(cluster: TenRecords, given: dict[str, str]) -> object:
     return sorted(each.until_offset for task in batch(cluster, given).partitions() for each in task.ranges)
 
 
@@ -94,7 +96,7 @@ def each(zero: int, one: int) -> str:
 # -- triggers -------------------------------------------------------------------------------------
 
 
-def read_so_far(cluster: FakeCluster, offset: int, topic_id: str | None = None) -> JsonDict:
+def read_so_far(cluster: TenRecords, offset: int, topic_id: str | None = None) -> JsonDict:
     ids = first_batch(stream(cluster, {}))["@ids"]
     return {"orders": {"0": offset, "1": offset}, "@ids": {"orders": topic_id} if topic_id else ids}
 
@@ -103,35 +105,36 @@ def plan(reader: KafkaStreamReader, start: JsonDict) -> JsonDict:
     return reader.latestOffset(start, reader.getDefaultReadLimit())
 
 
-def planned(cluster: FakeCluster, given: dict[str, str], *, size: int = END) -> int:
-    """How many offsets the first batch covers, of twenty."""
-    cluster.end = size
+def planned(cluster: TenRecords, given: dict[str, str], *, more: int = 0) -> int:
+    """How many offsets the first batch covers, of twenty, and `more` in each partition."""
+    if more:
+        cluster.grow(more)
     end = plan(stream(cluster, given), {"orders": dict(ORDERS)})
     return sum(end["orders"].values())
 
 
-def second_batch_waits(cluster: FakeCluster, given: dict[str, str]) -> bool:
+def second_batch_waits(cluster: TenRecords, given: dict[str, str]) -> bool:
     """Whether a trigger with two new offsets waits for more."""
     reader = stream(cluster, {"minOffsetsPerTrigger": "5", **given})
     first = plan(reader, {"orders": dict(ORDERS)})
-    cluster.end += 1
+    cluster.grow(1)
     return plan(reader, first) == first
 
 
-def commits(cluster: FakeCluster, given: dict[str, str]) -> int:
+def commits(cluster: TenRecords, given: dict[str, str]) -> int:
     reader = stream(cluster, given, **{"kafka.group.id": "g"})
     plan(reader, {"orders": dict(ORDERS)})
     reader.stop()
     return len(cluster.asked(OFFSET_COMMIT))
 
 
-def goes_on_after_a_loss(cluster: FakeCluster, given: dict[str, str]) -> str:
+def goes_on_after_a_loss(cluster: TenRecords, given: dict[str, str]) -> str:
     start = read_so_far(cluster, END)
-    cluster.end = END - 3
+    cluster.rewrite_all(records(0, END - 3))
     return outcome(lambda: plan(stream(cluster, given), start))
 
 
-def goes_on_with_a_new_topic(cluster: FakeCluster, given: dict[str, str]) -> str:
+def goes_on_with_a_new_topic(cluster: TenRecords, given: dict[str, str]) -> str:
     start = read_so_far(cluster, 5, topic_id="b" * 21 + "A")
     return outcome(lambda: plan(stream(cluster, given), start))
 
@@ -139,11 +142,11 @@ def goes_on_with_a_new_topic(cluster: FakeCluster, given: dict[str, str]) -> str
 # -- tasks and rows -------------------------------------------------------------------------------
 
 
-def tasks(cluster: FakeCluster, given: dict[str, str]) -> int:
+def tasks(cluster: TenRecords, given: dict[str, str]) -> int:
     return len(batch(cluster, given).partitions())
 
 
-def names_of_columns(cluster: FakeCluster, given: dict[str, str]) -> object:
+def names_of_columns(cluster: TenRecords, given: dict[str, str]) -> object:
     """Those that Spark is told, which must be those that come."""
     reader = batch(cluster, given)
     first = next(reader.read(reader.partitions()[0]))
@@ -151,14 +154,14 @@ def names_of_columns(cluster: FakeCluster, given: dict[str, str]) -> object:
     return ",".join(first.schema.names)
 
 
-def gives_up_late(cluster: FakeCluster, given: dict[str, str]) -> bool:
-    cluster.records = b""
+def gives_up_late(cluster: TenRecords, given: dict[str, str]) -> bool:
+    cluster.silent_to(FETCH)
     options = parse_source_options(complete(cluster, given, {}), streaming=False)
     (first, *_) = KafkaBatchReader(options).partitions()
     return took_long(lambda: list(read_range(options, first.ranges)))
 
 
-def patience(cluster: FakeCluster, given: dict[str, str]) -> list[bool]:
+def patience(cluster: TenRecords, given: dict[str, str]) -> list[bool]:
     """Whether the start of a query, a trigger and a batch read ask for long, where nobody answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         nobody = f"127.0.0.1:{server.getsockname()[1]}"
@@ -177,8 +180,8 @@ def patience(cluster: FakeCluster, given: dict[str, str]) -> list[bool]:
 # -- writes ---------------------------------------------------------------------------------------
 
 
-def write(cluster: FakeCluster, given: dict[str, str]) -> list[dict[str, Any]]:
-    options = parse_sink_options({"kafka.bootstrap.servers": cluster.address, "topic": "orders", **given})
+def write(cluster: TenRecords, given: dict[str, str]) -> list[dict[str, Any]]:
+    options = parse_sink_options({"kafka.bootstrap.servers": cluster.bootstrap_servers, "topic": "orders", **given})
     schema = StructType.fromJson({"type": "struct", "fields": [field("value", "string")]})
     KafkaStreamWriter(options, schema).write(iter([pa.record_batch({"value": ["v"]})]))
     give_up_s = time.monotonic() + 10  # acks=0 waits for no answer
@@ -191,12 +194,12 @@ def field(name: str, kind: str) -> dict[str, Any]:
     return {"name": name, "type": kind, "nullable": True, "metadata": {}}
 
 
-def written_topic(cluster: FakeCluster, given: dict[str, str]) -> object:
-    ids = {topic_id: name for name, topic_id in cluster.ids.items()}
-    return [ids[topic["topic_id"]] for body in write(cluster, given) for topic in body["topic_data"]]
+def written_topic(cluster: TenRecords, given: dict[str, str]) -> object:
+    write(cluster, given)
+    return [name for name in cluster.names if any(cluster.log(name, number).end_offset > END for number in range(2))]
 
 
-def asked_acks(cluster: FakeCluster, given: dict[str, str]) -> object:
+def asked_acks(cluster: TenRecords, given: dict[str, str]) -> object:
     return [body["acks"] for body in write(cluster, given)]
 
 
@@ -227,7 +230,7 @@ SEEN: dict[str, tuple[Observe, dict[str, Any]]] = {
     "commitOffsets": (commits, {"true": 1, "false": 0}),
     "maxOffsetsPerTrigger": (planned, {"6": 6, "1000": 20}),
     "maxBytesPerTrigger": (
-        lambda cluster, given: planned(cluster, given, size=1_000) < 2_000,
+        lambda cluster, given: planned(cluster, given, more=990) < 2_000,
         {"100": True, "100m": False},
     ),
     "minOffsetsPerTrigger": (second_batch_waits, {"2": False, "3": True}),
@@ -257,7 +260,7 @@ def test_an_option_changes_what_is_seen(name: str) -> None:
     observe, expected = SEEN[name]
     seen = {}
     for value in expected:
-        with FakeCluster("orders", "bills") as cluster:
+        with TenRecords("orders", "bills") as cluster:
             seen[value] = observe(cluster, {name: value})
     assert seen == expected
     assert all(one != other for one, other in itertools.combinations(seen.values(), 2))

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from protocol.broker_errors import ErrorCode
 from protocol.clock import SYSTEM_CLOCK, Clock
 from protocol.cluster.client import CONTROL, Client
 from protocol.cluster.coordinators import group_coordinator
@@ -38,12 +39,12 @@ from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.plan.offsets import JsonDict
-from tests.fake_cluster import FakeCluster, ten_records
+from tests.fake_kafka.faults import ALWAYS
+from tests.ten_records import TenRecords, ten_records
 
 Properties = Mapping[str, str]
-Observe = Callable[[FakeCluster, dict[str, str]], object]
+Observe = Callable[[TenRecords, dict[str, str]], object]
 
-NOT_ENOUGH_REPLICAS = 19
 # Of real time: what ends after 20 ms and after 700 is told apart on a busy machine, too.
 SHORT, LONG, BETWEEN_S = "20", "700", 0.6
 
@@ -64,13 +65,13 @@ class Leaps(Clock):
 
 
 @pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    with FakeCluster() as fake:
+def cluster() -> Iterator[TenRecords]:
+    with TenRecords() as fake:
         yield fake
 
 
-def client_of(cluster: FakeCluster, given: Properties, clock: Clock = SYSTEM_CLOCK) -> Client:
-    return Client(parse_client({"bootstrap.servers": cluster.address, **given}), clock)
+def client_of(cluster: TenRecords, given: Properties, clock: Clock = SYSTEM_CLOCK) -> Client:
+    return Client(parse_client({"bootstrap.servers": cluster.bootstrap_servers, **given}), clock)
 
 
 def outcome(action: Callable[[], object]) -> str:
@@ -101,36 +102,33 @@ def closed_port() -> str:
 # -- clients --------------------------------------------------------------------------------------
 
 
-def who_is_asked(cluster: FakeCluster, given: dict[str, str]) -> bool:
-    given["bootstrap.servers"] = given["bootstrap.servers"].replace("<cluster>", cluster.address)
-    with FakeCluster() as other:
-        address = given["bootstrap.servers"].replace("<other>", other.address)
+def who_is_asked(cluster: TenRecords, given: dict[str, str]) -> bool:
+    given["bootstrap.servers"] = given["bootstrap.servers"].replace("<cluster>", cluster.bootstrap_servers)
+    with TenRecords() as other:
+        address = given["bootstrap.servers"].replace("<other>", other.bootstrap_servers)
         client_of(cluster, {"bootstrap.servers": address}).metadata([])
         return bool(other.asked(METADATA))
 
 
-def name_in_headers(cluster: FakeCluster, given: dict[str, str]) -> object:
+def name_in_headers(cluster: TenRecords, given: dict[str, str]) -> object:
     client_of(cluster, given).metadata([])
-    return set(cluster.broker.client_ids)
+    return set(cluster.listeners[1].client_ids)
 
 
-def taken(cluster: FakeCluster, given: dict[str, str]) -> str:
+def taken(cluster: TenRecords, given: dict[str, str]) -> str:
     return outcome(lambda: (client_of(cluster, given), parse_consumer(given), parse_producer(given)))
 
 
-def time_until_given_up(cluster: FakeCluster, given: dict[str, str]) -> int:
+def time_until_given_up(cluster: TenRecords, given: dict[str, str]) -> int:
     clock = Leaps()
     client = client_of(cluster, {"retry.backoff.max.ms": "100", **given, "bootstrap.servers": closed_port()}, clock)
     assert outcome(lambda: client.metadata([])) == "DeadlineExceeded"
     return round(sum(clock.slept_s))
 
 
-def waits(cluster: FakeCluster, given: dict[str, str]) -> list[float]:
+def waits(cluster: TenRecords, given: dict[str, str]) -> list[float]:
     """Between the tries of a request whose answer is an error, in ms."""
-    no_coordinator = {"error_code": 15, "node_id": -1, "host": "", "port": -1, "error_message": None}
-    cluster.broker.handlers[FIND_COORDINATOR.key] = lambda body, version: {
-        "coordinators": [{"key": "g", **no_coordinator}]
-    }
+    cluster.refuse(FIND_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE, ALWAYS)
     clock = Leaps()
     client = client_of(cluster, given, clock)
     deadline, group = client.deadline(), group_coordinator("g")
@@ -138,14 +136,14 @@ def waits(cluster: FakeCluster, given: dict[str, str]) -> list[float]:
     return [1_000 * each_s for each_s in clock.slept_s]
 
 
-def silence(cluster: FakeCluster, given: dict[str, str]) -> bool:
+def silence(cluster: TenRecords, given: dict[str, str]) -> bool:
     cluster.silent_to(API_VERSIONS)
     client = client_of(cluster, given)
-    where = Broker(1, cluster.broker.host, cluster.broker.port)
+    where = Broker(1, *cluster.addresses[1])
     return took_long(lambda: client.connection(where, CONTROL, client.deadline(5_000)))
 
 
-def reconnects(cluster: FakeCluster, given: dict[str, str]) -> list[float]:
+def reconnects(cluster: TenRecords, given: dict[str, str]) -> list[float]:
     """How long a closed port is left alone after each failure, in ms."""
     clock = Leaps()
     client = client_of(cluster, given, clock)
@@ -161,7 +159,7 @@ def reconnects(cluster: FakeCluster, given: dict[str, str]) -> list[float]:
     return found
 
 
-def metadata_requests(cluster: FakeCluster, given: dict[str, str]) -> int:
+def metadata_requests(cluster: TenRecords, given: dict[str, str]) -> int:
     clock = Leaps()
     client = client_of(cluster, given, clock)
     for _ in range(2):
@@ -170,7 +168,7 @@ def metadata_requests(cluster: FakeCluster, given: dict[str, str]) -> int:
     return len(cluster.asked(METADATA))
 
 
-def connections(cluster: FakeCluster, given: dict[str, str]) -> int:
+def connections(cluster: TenRecords, given: dict[str, str]) -> int:
     clock = Leaps()
     client = client_of(cluster, given, clock)
     for _ in range(2):
@@ -180,9 +178,9 @@ def connections(cluster: FakeCluster, given: dict[str, str]) -> int:
 
 
 def socket_option(option: int) -> Observe:
-    def observe(cluster: FakeCluster, given: dict[str, str]) -> int:
+    def observe(cluster: TenRecords, given: dict[str, str]) -> int:
         client = client_of(cluster, given)
-        where = Broker(1, cluster.broker.host, cluster.broker.port)
+        where = Broker(1, *cluster.addresses[1])
         connection = client.connection(where, CONTROL, client.deadline())
         # Linux doubles what is asked for.
         return connection._stream._socket.getsockopt(socket.SOL_SOCKET, option) // 2
@@ -190,23 +188,20 @@ def socket_option(option: int) -> Observe:
     return observe
 
 
-def large_reply(cluster: FakeCluster, given: dict[str, str]) -> bool:
-    cluster.broker.handlers[METADATA.key] = lambda body, version: {
-        "cluster_id": "x" * 5_000,
-        "brokers": [],
-        "topics": [],
-    }
+def large_reply(cluster: TenRecords, given: dict[str, str]) -> bool:
+    cluster.edit_replies(METADATA, lambda body: {**body, "cluster_id": "x" * 5_000})
     client = client_of(cluster, {**given, "default.api.timeout.ms": "300"})
-    where = Broker(1, cluster.broker.host, cluster.broker.port)
+    where = Broker(1, *cluster.addresses[1])
     return outcome(lambda: client.ask(where, METADATA, {"topics": []}, client.deadline())) == "FrameTooLarge"
 
 
 # -- consumers ------------------------------------------------------------------------------------
 
 
-def reader_of(cluster: FakeCluster, given: Properties) -> KafkaStreamReader:
-    options = {f"kafka.{name}": value for name, value in {"bootstrap.servers": cluster.address, **given}.items()}
-    return KafkaStreamReader(parse_source_options({**options, "subscribe": "orders"}, streaming=True))
+def reader_of(cluster: TenRecords, given: Properties) -> KafkaStreamReader:
+    where = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "subscribe": "orders"}
+    options = {**where, **{f"kafka.{name}": value for name, value in given.items()}}
+    return KafkaStreamReader(parse_source_options(options, streaming=True))
 
 
 def first_batch(reader: KafkaStreamReader) -> JsonDict:
@@ -214,56 +209,54 @@ def first_batch(reader: KafkaStreamReader) -> JsonDict:
     return reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
 
 
-def group_asked_about(cluster: FakeCluster, given: dict[str, str]) -> object:
+def group_asked_about(cluster: TenRecords, given: dict[str, str]) -> object:
     first_batch(reader_of(cluster, given))
     return {key for body in cluster.asked(FIND_COORDINATOR) for key in body["coordinator_keys"]}
 
 
-def beginning(cluster: FakeCluster, given: dict[str, str]) -> object:
+def beginning(cluster: TenRecords, given: dict[str, str]) -> object:
     reader = reader_of(cluster, {**given, "group.id": "g"})
     return "error" if outcome(lambda: first_batch(reader)) != "done" else first_batch(reader)["@joined"]["orders"]["0"]
 
 
-def read(cluster: FakeCluster, given: Properties) -> int:
+def read(cluster: TenRecords, given: Properties) -> int:
     """How many rows there are."""
     client = client_of(cluster, {})
     consumer = parse_consumer(given)
-    ranges = [Range("orders", 0, 0, 10, topic_id=cluster.ids["orders"])]
+    ranges = [Range("orders", 0, 0, 10, topic_id=client.topic("orders").topic_id)]
     return sum(batch.num_rows for _, batch in RangeConsumer(client, consumer, ranges, poll_timeout_ms=500))
 
 
 def of_fetch(name: str) -> Observe:
-    def observe(cluster: FakeCluster, given: dict[str, str]) -> object:
+    def observe(cluster: TenRecords, given: dict[str, str]) -> object:
         assert read(cluster, given) == 10
         return cluster.asked(FETCH)[0][name]
 
     return observe
 
 
-def partition_max_bytes(cluster: FakeCluster, given: dict[str, str]) -> object:
+def partition_max_bytes(cluster: TenRecords, given: dict[str, str]) -> object:
     assert read(cluster, given) == 10
     return cluster.asked(FETCH)[0]["topics"][0]["partitions"][0]["partition_max_bytes"]
 
 
-def reads_corrupt_records(cluster: FakeCluster, given: dict[str, str]) -> bool:
+def reads_corrupt_records(cluster: TenRecords, given: dict[str, str]) -> bool:
     records = bytearray(ten_records())
     records[-2] ^= 1
-    cluster.records = bytes(records)
+    cluster.rewrite_all(bytes(records))
     return outcome(lambda: read(cluster, given)) == "done"
 
 
-def unpacks(cluster: FakeCluster, given: dict[str, str]) -> bool:
-    cluster.records = ten_records("gzip", size=5_000)
+def unpacks(cluster: TenRecords, given: dict[str, str]) -> bool:
+    cluster.rewrite_all(ten_records("gzip", size=5_000))
     return outcome(lambda: read(cluster, given)) == "done"
 
 
-def is_left_out(cluster: FakeCluster, given: dict[str, str]) -> bool:
+def is_left_out(cluster: TenRecords, given: dict[str, str]) -> bool:
     """Whether a partition that nobody reads is dropped from the fetches soon."""
-    cluster.end = 1_000_000
-    with (
-        client_of(cluster, {}) as client,
-        Consumer(client, parse_consumer({**given, "fetch.max.wait.ms": "10"})) as consumer,
-    ):
+    cluster.grow(10, times=20)
+    one_batch = {"fetch.max.wait.ms": "10", "max.partition.fetch.bytes": "300"}
+    with client_of(cluster, {}) as client, Consumer(client, parse_consumer({**given, **one_batch})) as consumer:
         stream = consumer.consume_partition("orders", 0, EARLIEST)
         give_up_s = time.monotonic() + 2 * BETWEEN_S
         while time.monotonic() < give_up_s and not stream.expired:
@@ -281,7 +274,7 @@ def rows(count: int = 1, size: int = 10, key: bool = False) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns)
 
 
-def produce(cluster: FakeCluster, given: Properties, written: pa.RecordBatch, clock: Clock = SYSTEM_CLOCK) -> str:
+def produce(cluster: TenRecords, given: Properties, written: pa.RecordBatch, clock: Clock = SYSTEM_CLOCK) -> str:
     """Writes rows, to partition 0 unless they have keys. Returns how it went."""
     producer = AsyncProducer(client_of(cluster, client_part(given), clock), parse_producer(given))
     here = None if "key" in written.schema.names else np.zeros(written.num_rows, np.int32)
@@ -305,7 +298,7 @@ def client_part(given: Properties) -> dict[str, str]:
 
 
 def of_produce(look: Callable[[dict[str, Any]], object], written: pa.RecordBatch) -> Observe:
-    def observe(cluster: FakeCluster, given: dict[str, str]) -> object:
+    def observe(cluster: TenRecords, given: dict[str, str]) -> object:
         assert produce(cluster, given, written) == "done"
         give_up_s = time.monotonic() + 5  # acks=0 waits for no answer
         while not cluster.asked(PRODUCE) and time.monotonic() < give_up_s:
@@ -335,12 +328,12 @@ def size_at_level(name: str) -> Observe:
     return lambda cluster, given: seen(cluster, {**given, "compression.type": name})
 
 
-def requests_of_many_rows(cluster: FakeCluster, given: dict[str, str]) -> bool:
+def requests_of_many_rows(cluster: TenRecords, given: dict[str, str]) -> bool:
     assert produce(cluster, given, rows(100, size=100)) == "done"
     return len(cluster.asked(PRODUCE)) > 1
 
 
-def goes_out_by_itself(cluster: FakeCluster, given: dict[str, str]) -> int:
+def goes_out_by_itself(cluster: TenRecords, given: dict[str, str]) -> int:
     """When the next rows come, and those before them have waited for long."""
     clock = Leaps()
     producer = AsyncProducer(client_of(cluster, {}, clock), parse_producer(given))
@@ -352,7 +345,7 @@ def goes_out_by_itself(cluster: FakeCluster, given: dict[str, str]) -> int:
     return sent
 
 
-def under_way(cluster: FakeCluster, given: dict[str, str]) -> int:
+def under_way(cluster: TenRecords, given: dict[str, str]) -> int:
     """How many requests wait for their answers at once."""
     # One record batch in each request.
     small = {**given, "batch.size": "1000", "max.request.size": "1000"}
@@ -371,15 +364,15 @@ def under_way(cluster: FakeCluster, given: dict[str, str]) -> int:
     return sent
 
 
-def attempts(cluster: FakeCluster, given: dict[str, str]) -> int:
-    cluster.produce_error = NOT_ENOUGH_REPLICAS
+def attempts(cluster: TenRecords, given: dict[str, str]) -> int:
+    cluster.refuse(PRODUCE, ErrorCode.NOT_ENOUGH_REPLICAS, ALWAYS)
     quick = {"enable.idempotence": "false", "retry.backoff.ms": "1", "retry.backoff.max.ms": "1"}
     assert produce(cluster, {**quick, **given}, rows()) != "done"
     return len(cluster.asked(PRODUCE))
 
 
-def delivery_takes_long(cluster: FakeCluster, given: dict[str, str]) -> bool:
-    cluster.produce_error = NOT_ENOUGH_REPLICAS
+def delivery_takes_long(cluster: TenRecords, given: dict[str, str]) -> bool:
+    cluster.refuse(PRODUCE, ErrorCode.NOT_ENOUGH_REPLICAS, ALWAYS)
     quick = {"request.timeout.ms": "100", "retry.backoff.ms": "10", "retry.backoff.max.ms": "10"}
     return took_long(lambda: _raise(produce(cluster, {**quick, **given}, rows())))
 
@@ -389,7 +382,7 @@ def _raise(outcome: str) -> None:
         raise KafkaError(outcome)
 
 
-def held(cluster: FakeCluster, given: dict[str, str]) -> bool:
+def held(cluster: TenRecords, given: dict[str, str]) -> bool:
     """Whether 50 kB are taken in while nothing is acknowledged."""
     cluster.silent_to(PRODUCE)
     limits = {"batch.size": "1000", "request.timeout.ms": "100", "delivery.timeout.ms": "200"}
@@ -470,7 +463,7 @@ def test_a_property_changes_what_is_seen(name: str) -> None:
     observe, expected = SEEN[name]
     seen = {}
     for value in expected:
-        with FakeCluster() as cluster:
+        with TenRecords() as cluster:
             seen[value] = observe(cluster, {name: value})
     if DIFFER not in expected.values():
         assert seen == expected

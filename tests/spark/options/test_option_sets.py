@@ -20,9 +20,9 @@ from spark_kafka_source.options.parsing import parse_sink_options, parse_source_
 from spark_kafka_source.sink import kafka_batches
 from spark_kafka_source.source import KafkaGroupDataSource
 from tests.conftest import TopicFactory
-from tests.fake_cluster import FakeCluster
 from tests.read_back import read_back
 from tests.spark.options.option_sets import BROKERS, OPTION_SETS, OTHER, PATTERN, TOPIC, OptionSet
+from tests.ten_records import TenRecords
 
 OURS, JVM = "pykafka-group", "kafka"
 COLUMNS = ("topic", "partition", "offset", "key", "value", "timestamp", "timestampType")
@@ -80,8 +80,9 @@ def test_there_are_many_and_of_each_kind() -> None:
 
 def test_of_a_stream_s_readers_only_the_one_that_runs_says_what_does_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """Spark also makes readers to plan with, each in a process of its own."""
-    with FakeCluster() as cluster, caplog.at_level(logging.WARNING):
-        options = {"kafka.bootstrap.servers": cluster.address, "subscribe": "orders", "mode": "x", "kafka.colour": "y"}
+    with TenRecords() as cluster, caplog.at_level(logging.WARNING):
+        where = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "subscribe": "orders"}
+        options = {**where, "mode": "x", "kafka.colour": "y"}
         sources = [KafkaGroupDataSource(options) for _ in range(2)]
         readers = [source.streamReader(source.schema()) for source in sources]
         assert caplog.messages == []

@@ -1,0 +1,48 @@
+"""A Kafka of topics that are as small as can be: two partitions with ten records each."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from protocol.records.encode import encode
+from protocol.wire.schema import Api
+from tests.fake_kafka.server import FakeKafka
+from tests.protocol.consumer.consuming import records
+
+PARTITIONS, END = 2, 10
+FIRST_TIMESTAMP_MS = 1_000
+
+
+def ten_records(compression: str = "none", size: int = 10) -> bytes:
+    """One record batch, its records a millisecond apart."""
+    values = pa.array([b"%0*d" % (size, number) for number in range(END)], pa.binary())
+    times = pa.array([FIRST_TIMESTAMP_MS + number for number in range(END)], pa.int64())
+    columns = pa.RecordBatch.from_pydict({"value": values, "timestamp_ms": times})
+    return bytes(encode(columns, compression=compression))
+
+
+class TenRecords(FakeKafka):
+    """One broker, and topics with ids that follow from their names."""
+
+    def __init__(self, *topics: str) -> None:
+        super().__init__()
+        self.names = topics or ("orders",)
+        for name in self.names:
+            self.create_topic(name, PARTITIONS, topic_id=name.encode().ljust(16, b"."))
+        self.rewrite_all(ten_records())
+
+    def rewrite_all(self, data: bytes) -> None:
+        """Every log has these record batches and no others."""
+        for name in self.names:
+            for number in range(PARTITIONS):
+                self.rewrite(name, number, data)
+
+    def grow(self, count: int, times: int = 1) -> None:
+        """Every log gets so many records more, as one record batch, or several."""
+        for name in self.names:
+            for number in range(PARTITIONS):
+                for _ in range(times):
+                    self.write(name, number, records(self.log(name, number).end_offset, count))
+
+    def silent_to(self, api: Api) -> None:
+        self.handlers[api] = lambda body, version: None
