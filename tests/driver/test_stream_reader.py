@@ -1,14 +1,14 @@
-"""What a trigger makes of what brokers say, without Spark and Kafka: a broker of our own says it."""
+"""What a trigger makes of what brokers say, without Spark: the model of a Kafka says it."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
+from protocol.broker_errors import ErrorCode
 from protocol.clock import Deadline
 from protocol.cluster import unknown_topic
 from protocol.cluster.client import Client
@@ -17,94 +17,77 @@ from protocol.config import ConsumerConfig
 from protocol.consumer.range import Range
 from protocol.errors import DataLoss, DeadlineExceeded
 from protocol.group.offsets import CommittedOffset
-from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
-from protocol.wire.messages.m03_metadata import METADATA
-from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
+from protocol.wire.messages.m02_list_offsets import EARLIEST, LIST_OFFSETS
 from spark_kafka_source.driver import start_offsets
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.plan.offsets import JsonDict
 from spark_kafka_source.task import range_reader
-from tests.fake_broker import FakeBroker
+from tests.fake_kafka.faults import ALWAYS
+from tests.fake_kafka.server import FakeKafka
+from tests.protocol.consumer.consuming import records
+from tests.protocol.records.reference import TRANSACTIONAL, Batch, Record, write_batch
 
-OLD_ID, NEW_ID = b"o" * 16, b"n" * 16
-
-
-@dataclass
-class Log:
-    """One partition, and the epoch in which its leader leads. `stable`: where an open transaction begins."""
-
-    start: int
-    end: int
-    epoch: int = 5
-    stable: int | None = None
+OLD_ID, NEW_ID, ID_OF_B = b"o" * 16, b"n" * 16, b"b" * 16
 
 
-@dataclass
-class Cluster:
-    """Leads all of `logs`, and counts what it is asked for the beginnings of."""
+class Cluster(FakeKafka):
+    """One broker that leads, in epoch 5, topic `a` with two partitions of twenty offsets."""
 
-    fake: FakeBroker
-    logs: dict[tuple[str, int], Log]
-    ids: dict[str, bytes]
-    asked_for_starts: list[list[tuple[str, int]]] = field(default_factory=list)
+    def __init__(self) -> None:
+        super().__init__()
+        self.add("a", (0, 20), (0, 20))
 
-    def __post_init__(self) -> None:
-        self.fake.handlers.update({METADATA.key: self._metadata, LIST_OFFSETS.key: self._list_offsets})
-        self.fake.handlers[OFFSET_FOR_LEADER_EPOCH.key] = self._end_of_epoch
+    def add(self, topic: str, *logs: tuple[int, int], topic_id: bytes = OLD_ID) -> None:
+        """A topic, and where its logs begin and end."""
+        self.create_topic(topic, len(logs), topic_id=topic_id)
+        for number, (start, end) in enumerate(logs):
+            self.set_log(topic, number, start, end)
 
-    def _metadata(self, body: dict[str, Any], version: int) -> dict[str, Any]:
-        topics: dict[str, list[dict[str, Any]]] = {name: [] for name in self.ids}
-        for (topic, partition), log in self.logs.items():
-            row = {"partition_index": partition, "leader_id": 1, "leader_epoch": log.epoch}
-            topics.setdefault(topic, []).append({**row, "replica_nodes": [1], "isr_nodes": [1]})
-        return {
-            "brokers": [{"node_id": 1, "host": self.fake.host, "port": self.fake.port}],
-            "controller_id": 1,
-            "topics": [
-                {"name": name, "topic_id": self.ids[name], "partitions": rows, "error_code": 0 if rows else 3}
-                for name, rows in topics.items()
-            ],
-        }
+    def set_log(self, topic: str, number: int, start: int, end: int, *, epoch: int = 5, stable: int = -1) -> None:
+        """What its leader has by now, and the epoch in which it leads. `stable`: where an open transaction begins."""
+        if number == len(self.controller.topic(topic).partitions):
+            self.create_partitions(topic, number + 1)
+        self.set_leader_epoch(topic, number, epoch)
+        plain = stable if stable >= 0 else end
+        data = records(start, 1, last_offset=plain - 1) if start < plain else b""
+        if plain < end:
+            opened = {"flags": TRANSACTIONAL, "producer_id": 7, "producer_epoch": 0, "base_sequence": 0}
+            data += write_batch(Batch([Record()], stable, last_offset_delta=end - 1 - stable, **opened))
+        self.rewrite(topic, number, data, start=start)
 
-    def _list_offsets(self, body: dict[str, Any], version: int) -> dict[str, Any]:
-        topics, starts = [], []
-        for topic in body["topics"]:
-            rows = []
-            for asked in topic["partitions"]:
-                key = (topic["name"], asked["partition_index"])
-                earliest = asked["timestamp"] == -2
-                starts += [key] if earliest else []
-                log = self.logs.get(key)
-                if log is None:
-                    rows.append({"partition_index": key[1], "error_code": 3, "offset": -1, "leader_epoch": -1})
-                    continue
-                end = log.end if log.stable is None or not body["isolation_level"] else log.stable
-                offset, epoch = (log.start, 0) if earliest else (end, log.epoch)
-                rows.append({"partition_index": key[1], "error_code": 0, "offset": offset, "leader_epoch": epoch})
-            topics.append({"name": topic["name"], "partitions": rows})
-        if starts:
-            self.asked_for_starts.append(starts)
-        return {"topics": topics}
+    def make_anew(self, topic: str, *logs: tuple[int, int]) -> None:
+        self.delete_topic(topic)
+        self.add(topic, *logs, topic_id=NEW_ID)
 
-    def _end_of_epoch(self, body: dict[str, Any], version: int) -> dict[str, Any]:
-        """Every epoch has lasted to the end."""
-        (topic,) = body["topics"]
-        (asked,) = topic["partitions"]
-        log = self.logs[topic["topic"], asked["partition"]]
-        row = {"partition": asked["partition"], "leader_epoch": log.epoch, "end_offset": log.end}
-        return {"topics": [{"topic": topic["topic"], "partitions": [row]}]}
+    def delete_if_there(self, topic: str) -> None:
+        if topic in self.controller.image.topics:
+            self.delete_topic(topic)
+
+    @property
+    def asked_for_starts(self) -> list[list[tuple[str, int]]]:
+        """The partitions of each request for beginnings."""
+        rows = [
+            [(topic["name"], row["partition_index"]) for topic in body["topics"] for row in topic["partitions"]]
+            for body in self.asked(LIST_OFFSETS)
+            if body["topics"][0]["partitions"][0]["timestamp"] == EARLIEST
+        ]
+        return rows
 
     def reader(self, **options: object) -> KafkaStreamReader:
-        given = {"kafka.bootstrap.servers": f"{self.fake.host}:{self.fake.port}", "subscribe": ",".join(self.ids)}
+        topics = ",".join(self.controller.image.topics)
+        given = {"kafka.bootstrap.servers": self.bootstrap_servers, "subscribe": topics}
         chosen = {key: value for key, value in {**given, **options}.items() if value is not None}
         return KafkaStreamReader(parse_source_options(chosen, streaming=True))
 
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    with FakeBroker() as fake:
-        yield Cluster(fake, {("a", 0): Log(0, 20), ("a", 1): Log(0, 20)}, {"a": OLD_ID})
+    with Cluster() as cluster:
+        yield cluster
+
+
+BOTH = [("a", 0), ("a", 1)]
 
 
 def read_to(offset: int, other: int = 20, epoch: int = 5, topic_id: bytes = OLD_ID) -> JsonDict:
@@ -123,14 +106,8 @@ def read_to(offset: int, other: int = 20, epoch: int = 5, topic_id: bytes = OLD_
 def b_is_deleted_after_metadata(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     """The first answer still has a topic that the second does not know: brokers learn one after the other."""
     monkeypatch.setattr(unknown_topic, "TRANSIENT_UNKNOWN_MS", 200)
-    cluster.logs["b", 0], cluster.ids["b"] = Log(0, 3), OLD_ID
-    list_offsets = cluster.fake.handlers[LIST_OFFSETS.key]
-
-    def delete(body: dict[str, Any], version: int) -> dict[str, Any]:
-        cluster.logs.pop(("b", 0), None)
-        return list_offsets(body, version)
-
-    cluster.fake.handlers[LIST_OFFSETS.key] = delete
+    cluster.add("b", (0, 3), topic_id=ID_OF_B)
+    cluster.before[LIST_OFFSETS] = lambda body: cluster.delete_if_there("b")
     return cluster
 
 
@@ -150,7 +127,7 @@ def test_a_deleted_topic_of_a_batch_of_sparks_own_connector_is_told(
         assert [(each.topic, each.from_offset, each.until_offset) for each in task.ranges] == [("a", 5, 8)]
 
 
-READ_B = {"b": {"0": 3}, "@ids": {"a": topic_id_text(OLD_ID), "b": topic_id_text(OLD_ID)}}
+READ_B = {"b": {"0": 3}, "@ids": {"a": topic_id_text(OLD_ID), "b": topic_id_text(ID_OF_B)}}
 
 
 @pytest.mark.timeout(20)
@@ -181,15 +158,14 @@ def test_a_plan_that_is_begun_anew_warns_once(
 ) -> None:
     """A topic goes after something was found lost of another one."""
     monkeypatch.setattr(unknown_topic, "TRANSIENT_UNKNOWN_MS", 200)
-    cluster.logs["b", 0], cluster.ids = Log(0, 3), {"a": NEW_ID, "b": OLD_ID}
-    list_offsets = cluster.fake.handlers[LIST_OFFSETS.key]
+    cluster.add("b", (0, 3), topic_id=ID_OF_B)
+    cluster.make_anew("a", (0, 20), (0, 20))
 
-    def delete(body: dict[str, Any], version: int) -> dict[str, Any]:
-        if body["topics"][0]["partitions"][0]["timestamp"] == -2:
-            cluster.logs.pop(("b", 0), None)
-        return list_offsets(body, version)
+    def delete(body: dict[str, Any]) -> None:
+        if body["topics"][0]["partitions"][0]["timestamp"] == EARLIEST:
+            cluster.delete_if_there("b")
 
-    cluster.fake.handlers[LIST_OFFSETS.key] = delete
+    cluster.before[LIST_OFFSETS] = delete
     reader = cluster.reader(failOnDataLoss="false")
     end = reader.latestOffset(read_to(10), reader.getDefaultReadLimit())
     assert end["a"] == {"0": 20, "1": 20}
@@ -211,8 +187,7 @@ def test_a_plan_has_an_end_where_a_leader_never_knows_its_topic(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unknown_topic, "TRANSIENT_UNKNOWN_MS", 100)
-    row = {"partition_index": 0, "error_code": 3, "offset": -1, "leader_epoch": -1}
-    cluster.fake.handlers[LIST_OFFSETS.key] = lambda *_: {"topics": [{"name": "a", "partitions": [row]}]}
+    cluster.refuse(LIST_OFFSETS, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ALWAYS)
     brief = {"kafka.default.api.timeout.ms": 1_000, "fetchOffset.numRetries": 0}
     reader = cluster.reader(assign='{"a": [0]}', subscribe=None, **brief)
     begin = {**read_to(20), "a": {"0": 20}, "@epochs": {}}
@@ -222,14 +197,7 @@ def test_a_plan_has_an_end_where_a_leader_never_knows_its_topic(
 
 def test_a_topic_made_anew_within_a_trigger_is_no_truncated_one(cluster: Cluster) -> None:
     """Leaders are asked by its name: what they say is of the new topic, and the ids of the old one."""
-    list_offsets = cluster.fake.handlers[LIST_OFFSETS.key]
-
-    def make_anew(body: dict[str, Any], version: int) -> dict[str, Any]:
-        cluster.ids["a"] = NEW_ID
-        cluster.logs["a", 0] = Log(0, 4)
-        return list_offsets(body, version)
-
-    cluster.fake.handlers[LIST_OFFSETS.key] = make_anew
+    cluster.before[LIST_OFFSETS] = lambda body: cluster.make_anew("a", (0, 4), (0, 20))
     reader = cluster.reader(onTopicRecreated="earliest")
     end = reader.latestOffset(read_to(20), reader.getDefaultReadLimit())
     assert (end["a"], end["@joined"]["a"]) == ({"0": 4, "1": 20}, {"0": 0, "1": 0})
@@ -243,7 +211,7 @@ def test_a_topic_made_anew_within_a_trigger_is_no_truncated_one(cluster: Cluster
 def test_an_old_leader_has_no_news(
     cluster: Cluster, caplog: pytest.LogCaptureFixture, stale_end: int, fail_on_data_loss: str
 ) -> None:
-    cluster.logs["a", 0] = Log(0, stale_end, epoch=4)
+    cluster.set_log("a", 0, 0, stale_end, epoch=4)
     reader = cluster.reader(failOnDataLoss=fail_on_data_loss)
     begin = read_to(10)
     for _ in range(2):
@@ -252,22 +220,22 @@ def test_an_old_leader_has_no_news(
     # Whoever asks for lag is not told the end of a log of long ago.
     assert reader.reportLatestOffset() == {"a": {"1": 20}, "@ids": {"a": topic_id_text(OLD_ID)}}
 
-    cluster.logs["a", 1].end = 21
+    cluster.set_log("a", 1, 0, 21)
     other = reader.latestOffset(begin, reader.getDefaultReadLimit())
     assert other == read_to(10, 21)
-    cluster.logs["a", 0] = Log(0, 12, epoch=6)
+    cluster.set_log("a", 0, 0, 12, epoch=6)
     end = reader.latestOffset(other, reader.getDefaultReadLimit())
     assert (end["a"], end["@epochs"]) == ({"0": 12, "1": 21}, {"a": {"0": 6, "1": 5}})
 
 
 def test_an_old_leader_does_not_say_where_a_run_ends(cluster: Cluster) -> None:
-    cluster.logs["a", 0] = Log(0, 7, epoch=4)
+    cluster.set_log("a", 0, 0, 7, epoch=4)
     reader = cluster.reader()
     reader.prepareForTriggerAvailableNow()
-    cluster.logs["a", 0] = Log(0, 12)
+    cluster.set_log("a", 0, 0, 12)
     end = reader.latestOffset(read_to(10), reader.getDefaultReadLimit())
     assert end["a"] == {"0": 12, "1": 20}
-    cluster.logs["a", 0] = Log(0, 15, epoch=6)
+    cluster.set_log("a", 0, 0, 15, epoch=6)
     assert reader.latestOffset(end, reader.getDefaultReadLimit()) == end
 
 
@@ -275,25 +243,18 @@ def test_an_old_leader_does_not_make_a_groups_offsets_wrong(cluster: Cluster, mo
     """The group was committed in epoch 5, up to where that of epoch 4 has no records."""
     committed = {("a", 0): CommittedOffset(10, 5), ("a", 1): CommittedOffset(20, 5)}
     monkeypatch.setattr(start_offsets, "fetch_offsets", lambda *_: committed)
-    cluster.logs["a", 0] = Log(0, 7, epoch=4)
-    list_offsets = cluster.fake.handlers[LIST_OFFSETS.key]
-    asked = 0
+    cluster.set_log("a", 0, 0, 7, epoch=4)
 
-    def replaced_at_last(body: dict[str, Any], version: int) -> dict[str, Any]:
-        nonlocal asked
-        asked += 1
-        if asked == 4:
-            cluster.logs["a", 0] = Log(0, 12, epoch=6)
-        return list_offsets(body, version)
+    def replaced_at_last(body: dict[str, Any]) -> None:
+        if len(cluster.asked(LIST_OFFSETS)) == 4:
+            cluster.set_log("a", 0, 0, 12, epoch=6)
 
-    cluster.fake.handlers[LIST_OFFSETS.key] = replaced_at_last
+    cluster.before[LIST_OFFSETS] = replaced_at_last
     options = {"startingOffsets": "group", "kafka.group.id": "g", "kafka.retry.backoff.ms": "20"}
     reader = cluster.reader(**options)
-    begins = start_offsets.starting_offsets(
-        reader._query.client, reader._options, list(cluster.logs), Deadline.after_ms(9_000)
-    )
+    begins = start_offsets.starting_offsets(reader._query.client, reader._options, BOTH, Deadline.after_ms(9_000))
     assert begins == {("a", 0): 10, ("a", 1): 20}
-    assert asked == 4
+    assert len(cluster.asked(LIST_OFFSETS)) == 4
 
 
 def test_a_groups_offsets_of_an_earlier_topic_do_not_hold_up_the_start(
@@ -305,7 +266,7 @@ def test_a_groups_offsets_of_an_earlier_topic_do_not_hold_up_the_start(
     monkeypatch.setattr(start_offsets, "fetch_offsets", lambda *_: committed)
     reader = cluster.reader(**{"startingOffsets": "group", "kafka.group.id": "g"})
     deadline = Deadline.after_ms(30_000)
-    begins = start_offsets.starting_offsets(reader._query.client, reader._options, list(cluster.logs), deadline)
+    begins = start_offsets.starting_offsets(reader._query.client, reader._options, BOTH, deadline)
     assert begins == {("a", 0): 10, ("a", 1): 20}
     assert deadline.remaining_s() > 20
 
@@ -313,7 +274,7 @@ def test_a_groups_offsets_of_an_earlier_topic_do_not_hold_up_the_start(
 def test_a_task_knows_the_epochs_that_its_batch_was_planned_by(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster.logs["a", 0] = Log(0, 12, epoch=6)
+    cluster.set_log("a", 0, 0, 12, epoch=6)
     reader = cluster.reader()
     begin = read_to(10)
     (task,) = reader.partitions(begin, reader.latestOffset(begin, reader.getDefaultReadLimit()))
@@ -329,8 +290,9 @@ def test_a_task_knows_the_epochs_that_its_batch_was_planned_by(
 
 
 def test_without_a_topic_id_an_older_epoch_may_be_another_topic_s(cluster: Cluster) -> None:
-    cluster.ids["a"] = bytes(16)
-    cluster.logs["a", 0] = Log(0, 7, epoch=4)
+    cluster.delete_topic("a")
+    cluster.add("a", (0, 7), (0, 20), topic_id=bytes(16))
+    cluster.set_log("a", 0, 0, 7, epoch=4)
     begin = {key: rows for key, rows in read_to(10).items() if key != "@ids"}
     reader = cluster.reader()
     with pytest.raises(Exception, match=r"OFFSET_CHANGED\] a-0 ends at offset 7, but the query has read up to 10"):
@@ -351,14 +313,15 @@ def test_what_is_gone_is_counted_in_the_end_of_the_batch(cluster: Cluster, caplo
     def next_end(begin: JsonDict) -> JsonDict:
         return reader.latestOffset(begin, reader.getDefaultReadLimit())
 
-    cluster.logs = {("a", 0): Log(15, 25), ("a", 1): Log(18, 20)}
+    cluster.set_log("a", 0, 15, 25)
+    cluster.set_log("a", 1, 18, 20)
     begin = read_to(10)
     end = next_end(begin)
     assert (end["a"], end["@skipped"]) == ({"0": 25, "1": 20}, {"a": {"0": 5}})
     # a-1 has nothing to read.
     assert cluster.asked_for_starts == [[("a", 0)]]
     # A replay by another process, when even more is gone, and one whose options are others.
-    cluster.logs["a", 0].start = 21
+    cluster.set_log("a", 0, 21, 25)
     for again in (reader, cluster.reader()):
         assert ranges(again, begin, end) == [(0, 15, 25)]
     warnings = [entry.getMessage() for entry in caplog.records if entry.levelno == logging.WARNING]
@@ -367,12 +330,13 @@ def test_what_is_gone_is_counted_in_the_end_of_the_batch(cluster: Cluster, caplo
     assert "5 offsets are skipped" in warnings[0]
 
     # All of it, and a partition of which nothing is missing.
-    cluster.logs = {("a", 0): Log(40, 40), ("a", 1): Log(0, 23)}
+    cluster.set_log("a", 0, 40, 40)
+    cluster.set_log("a", 1, 0, 23)
     last = next_end(end)
     assert (last["a"], last["@skipped"]) == ({"0": 40, "1": 23}, {"a": {"0": 20}})
     assert ranges(reader, end, last) == [(1, 20, 23)]
     assert next_end(last) == last
-    cluster.logs["a", 0].end = 42
+    cluster.set_log("a", 0, 40, 42)
     after = next_end(last)
     assert (after["a"], after["@skipped"]) == ({"0": 42, "1": 23}, {"a": {"0": 20}})
     assert "@joined" not in after
@@ -383,7 +347,7 @@ def test_what_a_replayed_batch_lacks_is_counted_by_the_next_one(cluster: Cluster
     """A query has failed because of it, and goes on with failOnDataLoss=false: by an empty batch, if need be."""
     begin = read_to(10)
     end = cluster.reader().latestOffset(begin)
-    cluster.logs["a", 0].start = 15
+    cluster.set_log("a", 0, 15, 20)
     reader = cluster.reader(failOnDataLoss="false", minPartitions=5)
     assert ranges(reader, begin, end) == [(0, at, at + 2) for at in range(10, 20, 2)]
     counted = reader.latestOffset(end, reader.getDefaultReadLimit())
@@ -393,7 +357,7 @@ def test_what_a_replayed_batch_lacks_is_counted_by_the_next_one(cluster: Cluster
 
 
 def test_limits_share_out_what_is_there(cluster: Cluster) -> None:
-    cluster.logs = {("a", 0): Log(1_000, 1_010), ("a", 1): Log(0, 20)}
+    cluster.set_log("a", 0, 1_000, 1_010)
     reader = cluster.reader(failOnDataLoss="false", maxOffsetsPerTrigger=10)
     begin = read_to(0, 10)
     end = reader.latestOffset(begin, reader.getDefaultReadLimit())
@@ -405,16 +369,16 @@ def test_a_batch_that_waits_has_skipped_nothing_yet(cluster: Cluster, caplog: py
     reader = cluster.reader(failOnDataLoss="false", minOffsetsPerTrigger=10)
     begin = read_to(20)
     reader.latestOffset(begin, reader.getDefaultReadLimit())
-    cluster.logs["a", 0] = Log(95, 100)
+    cluster.set_log("a", 0, 95, 100)
     for _ in range(2):
         assert reader.latestOffset(begin, reader.getDefaultReadLimit()) == begin
     assert not caplog.records
-    cluster.logs["a", 0].end = 105
+    cluster.set_log("a", 0, 95, 105)
     assert reader.latestOffset(begin, reader.getDefaultReadLimit())["@skipped"] == {"a": {"0": 75}}
 
 
 def test_what_was_read_and_truncated_is_not_skipped(cluster: Cluster) -> None:
-    cluster.logs["a", 0] = Log(0, 7)
+    cluster.set_log("a", 0, 0, 7)
     reader = cluster.reader(failOnDataLoss="false")
     begin = {**read_to(10), "@skipped": {"a": {"1": 3}}}
     end = reader.latestOffset(begin, reader.getDefaultReadLimit())
@@ -422,14 +386,14 @@ def test_what_was_read_and_truncated_is_not_skipped(cluster: Cluster) -> None:
 
 
 def test_the_first_records_of_a_new_partition_count(cluster: Cluster) -> None:
-    cluster.logs["a", 2] = Log(4, 9)
+    cluster.set_log("a", 2, 4, 9)
     reader = cluster.reader(failOnDataLoss="false")
     end = reader.latestOffset(read_to(20), reader.getDefaultReadLimit())
     assert (end["a"]["2"], end["@skipped"]) == (9, {"a": {"2": 4}})
 
 
 def test_a_query_that_fails_on_data_loss_asks_for_no_beginnings(cluster: Cluster) -> None:
-    cluster.logs["a", 0].start = 15
+    cluster.set_log("a", 0, 15, 20)
     reader = cluster.reader()
     begin = read_to(10)
     end = reader.latestOffset(begin, reader.getDefaultReadLimit())
@@ -443,23 +407,23 @@ def test_a_query_that_fails_on_data_loss_asks_for_no_beginnings(cluster: Cluster
 
 @pytest.mark.parametrize("available_now", [False, True])
 def test_what_an_open_transaction_holds_back_is_waited_for(cluster: Cluster, available_now: bool) -> None:
-    cluster.logs["a", 0] = Log(0, 20, stable=5)
+    cluster.set_log("a", 0, 0, 20, stable=5)
     reader = cluster.reader(**{"kafka.isolation.level": "read_committed"})
     if available_now:
         reader.prepareForTriggerAvailableNow()
     assert reader.latestOffset(read_to(15), reader.getDefaultReadLimit()) == read_to(15)
     # Nothing that comes would be behind what was read.
     assert reader.reportLatestOffset() == {"a": {"0": 15, "1": 20}, "@ids": {"a": topic_id_text(OLD_ID)}}
-    cluster.logs["a", 1].end = 30
+    cluster.set_log("a", 1, 0, 30)
     end = reader.latestOffset(read_to(15), reader.getDefaultReadLimit())
     assert end == read_to(15, 20 if available_now else 30)
-    cluster.logs["a", 0].stable = None
+    cluster.set_log("a", 0, 0, 20)
     reader = cluster.reader()
     assert reader.latestOffset(read_to(15), reader.getDefaultReadLimit())["a"]["0"] == 20
 
 
 def test_a_truncated_log_is_one_whatever_transaction_is_open(cluster: Cluster) -> None:
-    cluster.logs["a", 0] = Log(0, 12, stable=5)
+    cluster.set_log("a", 0, 0, 12, stable=5)
     committed_only = {"kafka.isolation.level": "read_committed"}
     reader = cluster.reader(**committed_only)
     with pytest.raises(DataLoss, match=r"a-0 ends at offset 12, but the query has read up to 15"):
@@ -497,18 +461,17 @@ def test_nothing_is_committed_for_a_topic_that_is_another_one_now(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     monkeypatch.setattr(unknown_topic, "TRANSIENT_UNKNOWN_MS", 100)
-    cluster.logs["b", 0] = Log(0, 3)
-    reader = cluster.reader(subscribe="a,b", onTopicRecreated="earliest" if what.endswith("read") else "fail")
+    cluster.add("b", (0, 3), topic_id=ID_OF_B)
+    reader = cluster.reader(onTopicRecreated="earliest" if what.endswith("read") else "fail")
     marks = reader._query.commits._manager = Marks()  # type: ignore[assignment]
     reader._query.running = True
-    cluster.ids = {"a": OLD_ID, "b": OLD_ID}
-    begin = {**read_to(20), "b": {"0": 3}, "@ids": {"a": topic_id_text(OLD_ID), "b": topic_id_text(OLD_ID)}}
+    begin = {**read_to(20), "b": {"0": 3}, "@ids": {"a": topic_id_text(OLD_ID), "b": topic_id_text(ID_OF_B)}}
     assert reader.latestOffset(begin, reader.getDefaultReadLimit()) == begin
     assert marks.marked == [{("a", 0): 20, ("a", 1): 20, ("b", 0): 3}]
     if what == "deleted":
-        del cluster.logs["a", 0], cluster.logs["a", 1]
+        cluster.delete_topic("a")
     else:
-        cluster.ids["a"] = NEW_ID
+        cluster.make_anew("a", (0, 20), (0, 20))
     marks.marked.clear()
     if what.endswith("read"):
         end = reader.latestOffset(begin, reader.getDefaultReadLimit())
@@ -535,16 +498,16 @@ def first_batch(cluster: Cluster) -> JsonDict:
 def test_a_replay_of_the_first_batch_asks_nothing_of_a_topic_that_is_gone(cluster: Cluster) -> None:
     end = first_batch(cluster)
     assert end == {**read_to(20), "@joined": {"a": {"0": 5, "1": 20}}}
-    cluster.logs.clear()
-    asked = len(cluster.fake.requests)
-    reader = cluster.reader(startingOffsets='{"a": {"0": 5, "1": -1}}')
+    cluster.delete_topic("a")
+    asked = len(cluster.requests)
+    reader = cluster.reader(subscribe="a", startingOffsets='{"a": {"0": 5, "1": -1}}')
     assert ranges(reader, reader.initialOffset(), end) == [(0, 5, 20)]
-    assert len(cluster.fake.requests) == asked
+    assert len(cluster.requests) == asked
 
 
 def test_a_first_batch_of_a_topic_that_was_made_anew_is_still_of_the_old_one(cluster: Cluster) -> None:
     end = first_batch(cluster)
-    cluster.ids["a"], cluster.logs = NEW_ID, {("a", 0): Log(0, 30), ("a", 1): Log(0, 3)}
+    cluster.make_anew("a", (0, 30), (0, 3))
     reader = cluster.reader(startingOffsets="latest", onTopicRecreated="earliest")
     # Its tasks find another topic than that of the range, and leave it out.
     assert ranges(reader, reader.initialOffset(), end) == [(0, 5, 20)]
@@ -554,13 +517,12 @@ def test_a_first_batch_of_a_topic_that_was_made_anew_is_still_of_the_old_one(clu
 
 def test_a_pattern_that_nothing_fits_yet_has_an_empty_first_batch(cluster: Cluster) -> None:
     """What fits it later is new, and is read from its beginning, whatever startingOffsets."""
-    cluster.ids, cluster.logs, logs = {"b": OLD_ID}, {("b", 0): Log(0, 3)}, cluster.logs
-    servers = f"{cluster.fake.host}:{cluster.fake.port}"
-    options = {"kafka.bootstrap.servers": servers, "subscribePattern": "a", "startingOffsets": "latest"}
-    reader = KafkaStreamReader(parse_source_options(options, streaming=True))
+    cluster.delete_topic("a")
+    cluster.add("b", (0, 3), topic_id=ID_OF_B)
+    reader = cluster.reader(subscribe=None, subscribePattern="a", startingOffsets="latest")
     start = reader.initialOffset()
     end = reader.latestOffset(start, reader.getDefaultReadLimit())
     assert (end, ranges(reader, start, end)) == ({}, [])
-    cluster.ids["a"], cluster.logs = OLD_ID, logs
+    cluster.add("a", (0, 20), (0, 20))
     after = reader.latestOffset(end, reader.getDefaultReadLimit())
     assert ranges(reader, end, after) == [(0, 0, 20), (1, 0, 20)]

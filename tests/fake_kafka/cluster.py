@@ -229,6 +229,11 @@ class Cluster:
         self.controller.delete_topic(name)
         self.offsets.delete_topic(name)
 
+    @_step
+    def create_partitions(self, name: str, count: int) -> None:
+        """Grows a topic to `count` partitions in all."""
+        self.controller.create_partitions(name, count)
+
     def log(self, topic: str, partition: int = 0, broker_id: int | None = None) -> Log:
         """The log of the leader, or a broker's copy of it. What a test changes in it counts from the next step on."""
         return self._led(topic, partition, broker_id).log
@@ -262,7 +267,7 @@ class Cluster:
     def set_leader_epoch(self, topic: str, partition: int, epoch: int) -> None:
         """As if there had been so many elections."""
         known = self.controller.topic(topic).partitions[partition]
-        self.controller._change(topic, partition, replace(known, leader_epoch=epoch))
+        self.controller.change(topic, partition, replace(known, leader_epoch=epoch))
 
     # -- brokers ------------------------------------------------------------------------------
 

@@ -75,6 +75,7 @@ class Controller:
             raise Refused(ErrorCode.INVALID_PARTITIONS)
         if not 1 <= copies <= len(self.image.brokers):
             raise Refused(ErrorCode.INVALID_REPLICATION_FACTOR)
+        assert topic_id is None or self.image.topic_of_id(topic_id) is None, "two topics have one id"
         rows = tuple(self._new_partition(copies) for _ in range(count))
         topic = TopicImage(name, topic_id or uuid.uuid4().bytes, rows, dict(config or {}))
         self._put(topic)
@@ -117,11 +118,11 @@ class Controller:
         in_sync = tuple(isr) if isr is not None else tuple(each for each in was.isr if each in replicas)
         if leader != NO_LEADER and leader not in in_sync:
             in_sync = (*in_sync, leader)
-        self._change(name, partition, PartitionImage(leader, was.leader_epoch + 1, replicas, in_sync))
+        self.change(name, partition, PartitionImage(leader, was.leader_epoch + 1, replicas, in_sync))
 
     def set_isr(self, name: str, partition: int, isr: Sequence[int]) -> None:
         was = self.topic(name).partitions[partition]
-        self._change(name, partition, replace(was, isr=tuple(isr)))
+        self.change(name, partition, replace(was, isr=tuple(isr)))
 
     def fence(self, broker: int) -> None:
         """A broker is out of the cluster: others of the in-sync replicas lead what it has led."""
@@ -149,7 +150,7 @@ class Controller:
             if broker in partition.replicas
         ]
 
-    def _change(self, name: str, partition: int, changed: PartitionImage) -> None:
+    def change(self, name: str, partition: int, changed: PartitionImage) -> None:
         topic = self.topic(name)
         rows = [*topic.partitions]
         rows[partition] = changed

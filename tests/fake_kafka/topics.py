@@ -93,7 +93,7 @@ def delete_topics(broker: Broker, request: Request) -> Body:
 
 def create_partitions(broker: Broker, request: Request) -> Body:
     def grow(row: Body) -> Body:
-        broker.cluster.controller.create_partitions(row["name"], row["count"])
+        broker.cluster.create_partitions(row["name"], row["count"])
         return {}
 
     return {"results": _rows(broker, request, request.body["topics"], grow)}
