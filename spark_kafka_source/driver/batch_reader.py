@@ -52,7 +52,7 @@ class KafkaBatchReader(DataSourceReader):
         found = discover(client, options, deadline)
         begins = starting_offsets(client, options, found, deadline)
         ends = ending_offsets(client, options, found, deadline)
-        if options.ending_offsets == "latest":
+        if options.end == "latest":
             # An open transaction may hold back all that comes after a group's offset: then there is nothing to read.
             ends = {key: max(end, begins[key]) for key, end in ends.items()}
         _require_order(begins, ends)

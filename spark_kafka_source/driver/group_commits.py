@@ -35,7 +35,7 @@ class GroupCommits:
     def begin(self, deadline: Deadline) -> None:
         """Raises `ConfigurationError` when the group has live members."""
         group = self._options.consumer.group_id
-        if group is not None and self._options.commit_offsets and self._manager is None:
+        if group is not None and self._options.commits and self._manager is None:
             client = client_for(self._options.client)
             require_no_members(client, group, deadline)
             self._manager = OffsetManager(client, group)

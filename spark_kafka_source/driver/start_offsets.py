@@ -20,7 +20,8 @@ from spark_kafka_source.error_classes import (
     TIMESTAMPS_DO_NOT_MATCH_ASSIGNED,
     named,
 )
-from spark_kafka_source.options.start_positions import AtTime, ByPartition
+from spark_kafka_source.options.partitions import ByPartition
+from spark_kafka_source.options.start_positions import AtTime
 from spark_kafka_source.options.table import SourceOptions
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ def starting_offsets(
     Raises `ConfigurationError` for JSON that does not fit the partitions, offsets that are not in the log, or a time
     that no record is as new as; `DataLoss` for a group's offsets that are not in the log any more.
     """
-    where = options.starting_offsets
+    where = options.start
     if where == "group":
         return _from_group(client, options, partitions, deadline)
     if isinstance(where, AtTime):
@@ -58,7 +59,7 @@ def ending_offsets(
     client: Client, options: SourceOptions, partitions: Collection[TopicPartition], deadline: Deadline
 ) -> dict[TopicPartition, int]:
     """One offset (exclusive) for each of `partitions`, as `endingOffsets` or a time say where a batch read ends."""
-    where = options.ending_offsets
+    where = options.end
     if isinstance(where, AtTime):
         return _at_time(client, options, where, partitions, deadline)[0]
     return _resolved(client, options, "endingOffsets", where, partitions, deadline)

@@ -71,7 +71,7 @@ class Trigger:
             logs = replace(logs, high_watermarks=last)
         before, self._query.logs = self._query.logs, logs
         losses.say_stale(logs.stale - (before.stale if before else set()))
-        self._let_go += losses.let_go(losses.recreated(logs), fail=self._options.on_topic_recreated == "fail")
+        self._let_go += losses.let_go(losses.recreated(logs), fail=self._options.fail_on_topic_recreated)
         self._let_go += losses.let_go(losses.deleted(logs), fail=self._options.fail_on_data_loss)
         return self._backlog(logs)
 

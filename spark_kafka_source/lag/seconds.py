@@ -1,17 +1,31 @@
-"""Lag in seconds: the age of the first records that are not read yet, asked of the brokers."""
+"""Lag in seconds: the age of the first records that are not read yet, asked of the brokers.
+
+A sample, not a reading: no retries. A partition that does not answer in time, or whose record batch has no record
+there, is left out. Runs wherever its caller does (for Spark: the driver).
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
+from protocol.clock import Deadline
+from protocol.cluster.client import Client
 from protocol.config import ClientConfig, ConsumerConfig, parse_client, parse_consumer
+from protocol.consumer.log_samples import log_samples
+from protocol.consumer.partition_consumer import Fetched
+from protocol.errors import KafkaError
 from spark_kafka_source.clients import client_for
-from spark_kafka_source.lag.first_unread import first_unread_ms
 from spark_kafka_source.lag.table import Lag, PartitionLag
+from spark_kafka_source.options.partitions import TopicPartition, name
 from spark_kafka_source.options.stray_options import PREFIX
 
+log = logging.getLogger(__name__)
+
 SAMPLE_MS = 2_000
+# A broker sends one whole record batch however little is asked for (KIP-74), but of one partition only.
+_FETCH_BYTES = 1
 
 Options = str | Mapping[str, str]
 """Bootstrap servers, or the options of a source: only those that start with `kafka.` are looked at."""
@@ -30,7 +44,7 @@ def with_seconds(lag: Lag, config: ClientConfig, consumer: ConsumerConfig, sampl
     client = client_for(config)
     behind = sorted((row for row in lag if (row.offsets_behind or 0) > 0), key=lambda row: -(row.offsets_behind or 0))
     offsets = {(row.topic, row.partition): row.committed for row in behind if row.committed is not None}
-    first_ms = first_unread_ms(client, consumer, offsets, client.deadline(sample_ms))
+    first_ms = _first_unread_ms(client, consumer, offsets, client.deadline(sample_ms))
     now_ms = client.clock.wall_ms()
 
     def seconds(row: PartitionLag) -> float | None:
@@ -40,3 +54,31 @@ def with_seconds(lag: Lag, config: ClientConfig, consumer: ConsumerConfig, sampl
         return None if timestamp_ms is None else max(0, now_ms - timestamp_ms) / 1000
 
     return Lag(tuple(replace(row, seconds_behind=seconds(row)) for row in lag))
+
+
+def _first_unread_ms(
+    client: Client, config: ConsumerConfig, offsets: Mapping[TopicPartition, int], deadline: Deadline
+) -> dict[TopicPartition, int]:
+    """Timestamps (milliseconds since 1970) of the first records at or after `offsets`, in no particular order.
+
+    Raises nothing of what a broker may answer: whatever could not be learnt before the deadline is left out.
+    """
+    found: dict[TopicPartition, int] = {}
+    samples = log_samples(client, config, offsets, deadline, partition_max_bytes=_FETCH_BYTES, partitions_per_request=1)
+    for key, fetched in samples:
+        try:
+            timestamp_ms = _first_timestamp_ms(fetched, config, name(key))
+        except KafkaError as error:
+            log.debug("%s: its first unread record could not be read: %s", name(key), error)
+        else:
+            if timestamp_ms is not None:
+                found[key] = timestamp_ms
+    return found
+
+
+def _first_timestamp_ms(fetched: Fetched, config: ConsumerConfig, where: str) -> int | None:
+    for batch in fetched.decode(config, ["timestamp_ms"], where):
+        timestamp_ms: int = batch.column(0)[0].as_py()
+        # Messages of magic 0 have no time, and say -1.
+        return timestamp_ms if timestamp_ms >= 0 else None
+    return None

@@ -1,8 +1,6 @@
-"""A real Apache Kafka on this machine: for the demo, the notebooks, the tests and the benchmarks.
+"""`LocalKafka`: one or more brokers (KRaft, or ZooKeeper before Kafka 3.3) from jars that are fetched once.
 
-`LocalKafka` runs one or more brokers (KRaft, or ZooKeeper before Kafka 3.3) on the loopback address from jars that
-are fetched once; `python -m spark_kafka_source.local_kafka --brokers 3` does the same until Ctrl-C. Whatever becomes
-of this process, its brokers end and their data is deleted. Linux and macOS.
+On the loopback address. Whatever becomes of this process, its brokers end and their data is deleted. Linux and macOS.
 """
 
 from __future__ import annotations

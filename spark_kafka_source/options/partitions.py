@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 TopicPartition = tuple[str, int]
+# Topic -> partition -> a number, sorted.
+ByPartition = Mapping[str, Mapping[int, int]]
 _T = TypeVar("_T")
 
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -50,3 +53,22 @@ def whole_number(item: object, minimum: int = 0, maximum: int = 2**63 - 1) -> in
     if isinstance(item, bool) or not isinstance(item, int) or not minimum <= item <= maximum:
         raise ValueError(f"is {item!r}, not a whole number from {minimum} to {maximum}")
     return item
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """A JSON object of topics, each there once."""
+    rows = json.loads(text, object_pairs_hook=_no_duplicates)
+    if not isinstance(rows, dict):
+        raise ValueError("not a JSON object of topics")
+    if not rows:
+        raise ValueError("names no topic")
+    return rows
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    rows: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in rows:
+            raise ValueError(f"{key!r} is there twice")
+        rows[key] = value
+    return rows

@@ -1,36 +1,28 @@
-"""What a query reads: which partitions and columns, from where, and for a batch up to where; as its options say it.
+"""Where a query starts, and a batch ends: in words, by offset or by time; as options say it, and whether it fits.
 
-Owns the values of `subscribe`, `subscribePattern`, `assign`, and of the options that say where to start and end, by
-offset or by time: how they are read from text, and whether they fit together. Every function raises `ValueError` that
-says what is wrong. Pure: what exists in the cluster is for the readers to compare. Used by `table`.
+Every function raises `ValueError` that says what is wrong. Pure: what exists in the cluster is for the readers to
+compare. Used by `table` and `rules`.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from spark_kafka_source.options.java_regex import compile_java
 from spark_kafka_source.options.partitions import (
-    MAX_PARTITION,
+    ByPartition,
     TopicPartition,
     by_partition,
-    legal_topic,
+    json_object,
     name,
     whole_number,
 )
+from spark_kafka_source.options.selection import Assignment
 from spark_kafka_source.options.times import MAX_TIME_MS, timestamp_ms
 
 LATEST, EARLIEST = -1, -2
-
-COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
-HEADERS = "headers"
-
-# Topic -> partition -> a number, sorted.
-ByPartition = Mapping[str, Mapping[int, int]]
 
 
 @dataclass(frozen=True)
@@ -44,56 +36,18 @@ class AtTime:
     option: str
 
 
+def at_time(which: str, time_ms: int | None, times_ms: ByPartition | None) -> AtTime | None:
+    """By the options that begin with `which` ("starting", "ending"): one time for all comes before those of each."""
+    if time_ms is not None:
+        return AtTime(time_ms, f"{which}Timestamp")
+    return None if times_ms is None else AtTime(times_ms, f"{which}OffsetsByTimestamp")
+
+
 # A place in every partition: a word, a time, or offsets, where -1 is LATEST and -2 EARLIEST.
 Place = Literal["earliest", "latest", "group"] | ByPartition | AtTime
-Assignment = Mapping[str, tuple[int, ...]]
 
 
 # -- from text ------------------------------------------------------------------------------------
-
-
-def subscribe(text: str) -> tuple[str, ...]:
-    """`orders, payments` -> topics, each once, in the order given."""
-    topics = tuple(dict.fromkeys(legal_topic(part.strip()) for part in text.split(",") if part.strip()))
-    if not topics:
-        raise ValueError("names no topic")
-    return topics
-
-
-def subscribe_pattern(text: str) -> re.Pattern[str]:
-    """Java's syntax -> a pattern to `search` names for: as in Spark's connector, it may match a part of the name."""
-    if not text:
-        raise ValueError("the pattern is empty")
-    return compile_java(text)
-
-
-def assign(text: str) -> Assignment:
-    """`{"orders": [0, 1]}` -> topic -> partitions, sorted."""
-    rows = _json_object(text)
-    for topic, partitions in rows.items():
-        legal_topic(topic)
-        if not isinstance(partitions, list) or not partitions:
-            raise ValueError(f"{topic} has no list of partitions")
-        for place, partition in enumerate(partitions):
-            try:
-                whole_number(partition, maximum=MAX_PARTITION)
-            except ValueError as error:
-                raise ValueError(f"a partition of {topic} {error}") from error
-            if partition in partitions[:place]:
-                raise ValueError(f"{topic}-{partition} is there twice")
-    return {topic: tuple(sorted(rows[topic])) for topic in sorted(rows)}
-
-
-def columns(text: str) -> tuple[str, ...]:
-    """`value, offset` -> names of columns as the source spells them, in the order given."""
-    known = {column.lower(): column for column in (*COLUMNS, HEADERS)}
-    names = [part.strip() for part in text.split(",")]
-    for place, column in enumerate(names):
-        if column.lower() not in known:
-            raise ValueError(f"{column!r} is no column")
-        if column.lower() in [other.lower() for other in names[:place]]:
-            raise ValueError(f"{column} is there twice")
-    return tuple(known[column.lower()] for column in names)
 
 
 def starting_offsets(text: str) -> Place:
@@ -130,7 +84,7 @@ def _offset(item: object) -> int:
 
 
 def _by_partition(text: str, number: Callable[[object], int] = _offset) -> ByPartition:
-    rows = _json_object(text)
+    rows = json_object(text)
     empty = [topic for topic, partitions in rows.items() if partitions == {}]
     if empty:
         raise ValueError(f"{empty[0]} names no partition")
@@ -138,24 +92,6 @@ def _by_partition(text: str, number: Callable[[object], int] = _offset) -> ByPar
     for (topic, partition), value in by_partition(rows, number).items():
         place.setdefault(topic, {})[partition] = value
     return place
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    rows = json.loads(text, object_pairs_hook=_no_duplicates)
-    if not isinstance(rows, dict):
-        raise ValueError("not a JSON object of topics")
-    if not rows:
-        raise ValueError("names no topic")
-    return rows
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    rows: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in rows:
-            raise ValueError(f"{key!r} is there twice")
-        rows[key] = value
-    return rows
 
 
 # -- do they fit? ---------------------------------------------------------------------------------

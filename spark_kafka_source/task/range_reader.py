@@ -50,13 +50,13 @@ def read_range(options: SourceOptions, ranges: Sequence[Range]) -> Iterator[pa.R
         client_for(options.client),
         in_this_rack(options.consumer),
         ranges,
-        columns=_decoded(options.columns),
+        columns=_decoded(options.row_columns),
         poll_timeout_ms=options.poll_timeout_ms,
         fail_on_data_loss=options.fail_on_data_loss,
-        fail_on_topic_recreated=options.on_topic_recreated == "fail",
+        fail_on_topic_recreated=options.fail_on_topic_recreated,
         record_bytes=_record_bytes(options.client),
     )
-    schema = arrow_schema(options.columns)
+    schema = arrow_schema(options.row_columns)
     try:
         for each, batch in records:
             yield _with_spark_columns(batch, each, schema)

@@ -7,7 +7,7 @@ exactly the one it works out from the declared one. Imports pyspark only to buil
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 # Spark names the field inside a list "element" when it turns its own array type into Arrow's.
 HEADERS = pa.list_(pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])))
 
+
+def _struct(types: Mapping[str, object]) -> dict[str, object]:
+    fields = [{"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in types.items()]
+    return {"type": "struct", "fields": fields}
+
+
 # Spark's type as its JSON spells it, and Arrow's type, of each column that there can be.
 _TYPES: dict[str, tuple[object, pa.DataType]] = {
     "key": ("binary", pa.binary()),
@@ -30,17 +36,7 @@ _TYPES: dict[str, tuple[object, pa.DataType]] = {
     "timestamp": ("timestamp", pa.timestamp("us", tz="UTC")),
     "timestampType": ("integer", pa.int32()),
     "headers": (
-        {
-            "type": "array",
-            "containsNull": True,
-            "elementType": {
-                "type": "struct",
-                "fields": [
-                    {"name": "key", "type": "string", "nullable": True, "metadata": {}},
-                    {"name": "value", "type": "binary", "nullable": True, "metadata": {}},
-                ],
-            },
-        },
+        {"type": "array", "containsNull": True, "elementType": _struct({"key": "string", "value": "binary"})},
         HEADERS,
     ),
 }
@@ -55,8 +51,7 @@ def spark_schema(columns: Sequence[str]) -> StructType:
     """The schema that the source declares."""
     from pyspark.sql.types import StructType
 
-    fields = [{"name": name, "type": _TYPES[name][0], "nullable": True, "metadata": {}} for name in columns]
-    return StructType.fromJson({"type": "struct", "fields": fields})
+    return StructType.fromJson(_struct({name: _TYPES[name][0] for name in columns}))
 
 
 def require_own_schema(given: StructType, columns: Sequence[str]) -> None:

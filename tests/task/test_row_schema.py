@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql.types import StructType
 
 from protocol.errors import ConfigurationError
-from spark_kafka_source.options.start_positions import COLUMNS, HEADERS
+from spark_kafka_source.options.selection import COLUMNS, HEADERS
 from spark_kafka_source.source import KafkaGroupDataSource
 from spark_kafka_source.task.row_schema import arrow_schema, spark_schema
 

@@ -1,0 +1,112 @@
+"""Rules between the options of a source: what must be there together, what does nothing, what must fit what.
+
+Values that follow from several options are properties of `table.SourceOptions`. Used by `parsing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from protocol.errors import ConfigurationError
+from protocol.once import warn_once
+from protocol.properties import shown
+from spark_kafka_source import error_classes
+from spark_kafka_source.options import selection, start_positions
+from spark_kafka_source.options.stray_options import PREFIX
+from spark_kafka_source.options.table import SourceOptions
+
+
+def check_source(options: SourceOptions, texts: Mapping[str, str]) -> None:
+    """Raises `ConfigurationError` for what cannot be meant, warns of what does nothing. `texts`: as written."""
+    texts = {name.lower(): text for name, text in texts.items()}
+    _check_topics(options)
+    _check_group(options)
+    start_option = _deciding(options, "starting")
+    if not options.streaming and options.consumer.group_id is not None and options.start != "group":
+        warn_once(f"{PREFIX}group.id has no effect: this batch does not start from the group, and commits nothing")
+    _check_places(options, start_option, _deciding(options, "ending"), texts)
+    _check_bounds(options)
+    if options.streaming and "maxtriggerdelay" in texts and options.min_offsets_per_trigger is None:
+        warn_once("maxTriggerDelay has no effect without minOffsetsPerTrigger")
+    selection.row_columns(options.columns, options.include_headers)
+
+
+def _check_topics(options: SourceOptions) -> None:
+    topics = {"subscribe": options.subscribe, "subscribePattern": options.subscribe_pattern, "assign": options.assign}
+    given = [name for name, value in topics.items() if value is not None]
+    if len(given) != 1:
+        raise ConfigurationError(
+            f"{' and '.join(given) or 'None'} of subscribe, subscribePattern and assign "
+            f"{'are' if given else 'is'} given; give exactly one of them to say what to read."
+        )
+
+
+def _check_group(options: SourceOptions) -> None:
+    if options.consumer.group_id is None and (options.start == "group" or options.commit_offsets):
+        said = "startingOffsets is group" if options.start == "group" else "commitOffsets is true"
+        raise ConfigurationError(f"{said}, but there is no group; set kafka.group.id.")
+    if options.auto_offset_reset is not None and options.start != "group":
+        raise ConfigurationError(
+            "kafka.auto.offset.reset says where to start when the group has no offset, but this query does not start "
+            "from a group. Set startingOffsets instead, or kafka.group.id with startingOffsets=group."
+        )
+    if options.auto_offset_reset == "latest" and not options.streaming:
+        raise ConfigurationError(
+            "kafka.auto.offset.reset is latest: a batch cannot start at the latest offset; use earliest or none."
+        )
+    if options.commit_offsets and not options.streaming:
+        raise ConfigurationError(
+            "commitOffsets is true, but a batch read cannot commit: nobody tells it whether its query completed. "
+            "Use a stream with trigger(availableNow=True), or leave commitOffsets out."
+        )
+
+
+def _deciding(options: SourceOptions, which: str) -> str:
+    """The option that says where to start ("starting") or to end ("ending"): the first that is given."""
+    values = {
+        f"{which}Timestamp": getattr(options, f"{which}_timestamp"),
+        f"{which}OffsetsByTimestamp": getattr(options, f"{which}_offsets_by_timestamp"),
+        f"{which}Offsets": getattr(options, f"{which}_offsets"),
+    }
+    given = [name for name, value in values.items() if value is not None]
+    for name in given[1:]:
+        warn_once(f"{name} has no effect: {given[0]} is given, which comes before it")
+    return given[0] if given else f"{which}Offsets"
+
+
+def _check_places(options: SourceOptions, start_option: str, end_option: str, texts: Mapping[str, str]) -> None:
+    start, end = options.start, options.end
+    topics = (options.subscribe, options.subscribe_pattern, options.assign)
+
+    def check(name: str, error_class: str | None, rule: Callable[..., None], *arguments: Any) -> None:
+        try:
+            rule(*arguments)
+        except ValueError as error:
+            said = f"{name} is {shown(texts.get(name.lower(), ''))}, which does not fit: {error}."
+            said = error_classes.named(error_class, said) if error_class else said
+            raise ConfigurationError(said, name=name) from error
+
+    check(start_option, _unlike(start), start_positions.check_fits, start, *topics)
+    if options.streaming:
+        return
+    check(start_option, None, start_positions.check_batch_start, start)
+    check(end_option, _unlike(end), start_positions.check_fits, end, *topics)
+    unlike = error_classes.START_AND_END_DO_NOT_MATCH
+    check(end_option, unlike, start_positions.check_same_partitions, start, end, start_option)
+    check(end_option, error_classes.UNRESOLVED_START_AFTER_END, start_positions.check_order, start, end)
+
+
+def _unlike(place: start_positions.Place) -> str:
+    by_time = isinstance(place, start_positions.AtTime)
+    return error_classes.TIMESTAMPS_DO_NOT_MATCH_ASSIGNED if by_time else error_classes.OFFSETS_DO_NOT_MATCH_ASSIGNED
+
+
+def _check_bounds(options: SourceOptions) -> None:
+    offsets, tasks = ("minOffsetsPerTrigger", "maxOffsetsPerTrigger"), ("minPartitions", "maxInputPartitions")
+    for (low, high), least, most in (
+        (offsets, options.min_offsets_per_trigger, options.max_offsets_per_trigger),
+        (tasks, options.min_partitions, options.max_input_partitions),
+    ):
+        if least is not None and most is not None and least > most:
+            raise ConfigurationError(f"{low} is {least}, more than {high} ({most}); lower it or raise the other.")

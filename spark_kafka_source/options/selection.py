@@ -1,0 +1,72 @@
+"""What a query reads: which topics or partitions, and which columns; as options say it.
+
+What reads a text raises `ValueError` that says what is wrong. Pure; used by `table`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from protocol.errors import ConfigurationError
+from spark_kafka_source.options.java_regex import compile_java
+from spark_kafka_source.options.partitions import MAX_PARTITION, json_object, legal_topic, whole_number
+
+COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
+HEADERS = "headers"
+
+# Topic -> partitions, sorted.
+Assignment = Mapping[str, tuple[int, ...]]
+
+
+def subscribe(text: str) -> tuple[str, ...]:
+    """`orders, payments` -> topics, each once, in the order given."""
+    topics = tuple(dict.fromkeys(legal_topic(part.strip()) for part in text.split(",") if part.strip()))
+    if not topics:
+        raise ValueError("names no topic")
+    return topics
+
+
+def subscribe_pattern(text: str) -> re.Pattern[str]:
+    """Java's syntax -> a pattern to `search` names for: as in Spark's connector, it may match a part of the name."""
+    if not text:
+        raise ValueError("the pattern is empty")
+    return compile_java(text)
+
+
+def assign(text: str) -> Assignment:
+    """`{"orders": [0, 1]}` -> topic -> partitions, sorted."""
+    rows = json_object(text)
+    for topic, partitions in rows.items():
+        legal_topic(topic)
+        if not isinstance(partitions, list) or not partitions:
+            raise ValueError(f"{topic} has no list of partitions")
+        for place, partition in enumerate(partitions):
+            try:
+                whole_number(partition, maximum=MAX_PARTITION)
+            except ValueError as error:
+                raise ValueError(f"a partition of {topic} {error}") from error
+            if partition in partitions[:place]:
+                raise ValueError(f"{topic}-{partition} is there twice")
+    return {topic: tuple(sorted(rows[topic])) for topic in sorted(rows)}
+
+
+def columns(text: str) -> tuple[str, ...]:
+    """`value, offset` -> names of columns as the source spells them, in the order given."""
+    known = {column.lower(): column for column in (*COLUMNS, HEADERS)}
+    names = [part.strip() for part in text.split(",")]
+    for place, column in enumerate(names):
+        if column.lower() not in known:
+            raise ValueError(f"{column!r} is no column")
+        if column.lower() in [other.lower() for other in names[:place]]:
+            raise ValueError(f"{column} is there twice")
+    return tuple(known[column.lower()] for column in names)
+
+
+def row_columns(chosen: tuple[str, ...] | None, include_headers: bool) -> tuple[str, ...]:
+    """The columns of the rows, in their order; `chosen` None: all there are. Raises `ConfigurationError`."""
+    if chosen is None:
+        return (*COLUMNS, HEADERS) if include_headers else COLUMNS
+    if include_headers and HEADERS not in chosen:
+        raise ConfigurationError("includeHeaders is true, but columns does not name headers; add it, or leave one out.")
+    return chosen

@@ -1,0 +1,57 @@
+"""An option is written in one place: its entry in the table is the field that holds its value."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from types import ModuleType
+
+import pytest
+
+from protocol.errors import ConfigurationError
+from protocol.properties import Effect, one_of
+from spark_kafka_source.options import markdown, parsing
+from spark_kafka_source.options.table import OPTIONS, READ, Option, SinkOptions, SourceOptions, entries, option
+
+LEAST = {"kafka.bootstrap.servers": "b:9092", "subscribe": "orders"}
+# What Kafka's properties make, and what kind of query it is.
+NOT_OPTIONS = {"client", "consumer", "producer", "streaming", "auto_offset_reset"}
+
+
+@pytest.mark.parametrize("options", [SourceOptions, SinkOptions])
+def test_every_field_comes_from_an_entry(options: type) -> None:
+    fields = {field.name for field in dataclasses.fields(options)}
+    assert fields - NOT_OPTIONS == {row.field for row in entries(options)}
+
+
+def test_every_entry_that_applies_is_a_field() -> None:
+    applying = [row for row in OPTIONS if row.effect is Effect.APPLIES]
+    assert applying == [*entries(SourceOptions), *entries(SinkOptions)]
+    for use in (READ, ~READ):
+        names = [row.name.lower() for row in OPTIONS if row.use & use]
+        assert len(names) == len(set(names))
+
+
+@dataclass(frozen=True, kw_only=True)
+class More(SourceOptions):
+    colour: str = option("theColour", READ, one_of("red", "blue"), "how it looks", default="red")
+
+
+def test_an_entry_is_all_that_a_new_option_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: tuple[Option, ...] = entries(More, SinkOptions)
+    everywhere: tuple[ModuleType, ...] = (parsing, markdown)
+    for module in everywhere:
+        monkeypatch.setattr(module, "OPTIONS", rows)
+    monkeypatch.setattr(parsing, "SourceOptions", More)
+
+    def colour(**given: str) -> str:
+        parsed = parsing.parse_source_options({**LEAST, **given}, streaming=True)
+        assert isinstance(parsed, More)
+        return parsed.colour
+
+    assert (colour(), colour(THECOLOUR="Blue")) == ("red", "blue")
+    with pytest.raises(ConfigurationError, match="theColour is 'green'; allowed: red, blue"):
+        colour(theColour="green")
+    with pytest.raises(ConfigurationError, match="did you mean theColour"):
+        colour(theColor="red")
+    assert "| `theColour` | how it looks | red, blue | red | streaming, batch |" in markdown.markdown()
