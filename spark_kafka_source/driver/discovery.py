@@ -19,6 +19,8 @@ from protocol.cluster.unknown_topic import UnknownTopicPatience
 from protocol.errors import BrokerError, ConfigurationError, TopicUnknown
 from spark_kafka_source.options.partitions import TopicPartition, name
 from spark_kafka_source.options.table import SourceOptions
+from spark_kafka_source.plan.claims import Claims
+from spark_kafka_source.plan.offsets import Offsets
 
 T = TypeVar("T")
 
@@ -60,6 +62,22 @@ def rediscover(
         return sorted({topic for topic, partition in expected if (topic, partition) not in found})
 
     return _look_patiently(client, options, names, missing, deadline)[0]
+
+
+def claim_all(
+    client: Client,
+    options: SourceOptions,
+    begin: Offsets,
+    starting: Mapping[TopicPartition, int],
+    deadline: Deadline,
+) -> Claims:
+    """What a query that is in no group may read: all that it subscribes to and that is there.
+
+    `begin` is where its last batch ended; `starting` where its first one begins. What it has read and metadata does not
+    know any more is deleted, never revoked. Raises as `rediscover`.
+    """
+    expected = Claims({}, added=starting).positions(begin.ends)
+    return Claims(rediscover(client, options, expected, deadline), added=starting)
 
 
 def discover_present(client: Client, options: SourceOptions, deadline: Deadline) -> dict[TopicPartition, bytes]:

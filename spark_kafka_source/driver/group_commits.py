@@ -6,7 +6,6 @@ Runs on the driver. `OffsetManager` commits in the background, so a commit that 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 
 from protocol.clock import Deadline
 from protocol.group.offset_manager import OffsetManager
@@ -14,6 +13,7 @@ from protocol.group.offsets import CommittedOffset
 from spark_kafka_source.clients import client_for
 from spark_kafka_source.driver.group_checks import require_no_members
 from spark_kafka_source.options.table import SourceOptions
+from spark_kafka_source.plan.claims import Claims
 from spark_kafka_source.plan.offsets import Offsets
 
 log = logging.getLogger(__name__)
@@ -40,17 +40,21 @@ class GroupCommits:
             require_no_members(client, group, deadline)
             self._manager = OffsetManager(client, group)
 
-    def mark(self, complete: Offsets, ids: Mapping[str, bytes]) -> None:
-        """`complete` is to be committed, but for topics that have other `ids` now, or none.
+    def mark(self, complete: Offsets, claims: Claims) -> None:
+        """`complete` is to be committed, and where partitions are claimed: of what is owned, if it is the same topic.
 
         For a topic made anew they would be positions in a log that they say nothing of, and so for one that may be
-        made anew before the commit gets through.
+        made anew before the commit gets through. What is revoked another member commits.
         """
-        if self._manager is not None:
-            gone = {topic for topic, topic_id in complete.ids.items() if ids.get(topic) != topic_id}
-            kept = {key: offset for key, offset in complete.ends.items() if key[0] not in gone}
-            epochs = complete.epochs
-            self._manager.mark({key: CommittedOffset(offset, epochs.get(key, -1)) for key, offset in kept.items()})
+        if self._manager is None:
+            return
+        offsets = {}
+        for key, offset in claims.positions(complete.ends).items():
+            topic_id = claims.owned.get(key)
+            if topic_id is not None and complete.ids.get(key[0], topic_id) == topic_id:
+                epoch = complete.epochs.get(key, -1) if complete.ends.get(key) == offset else -1
+                offsets[key] = CommittedOffset(offset, epoch)
+        self._manager.mark(offsets)
 
     def wait(self, *, last: bool) -> None:
         """Until what is marked is committed, but not for long; for the `last` commit of a run a bit longer."""

@@ -28,6 +28,7 @@ from spark_kafka_source.driver.start_offsets import starting_offsets
 from spark_kafka_source.options.partitions import TopicPartition
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.plan.backlog import SeenLogs
+from spark_kafka_source.plan.claims import Claims
 from spark_kafka_source.plan.offsets import JsonDict, Offsets, topic_ids
 
 
@@ -41,7 +42,7 @@ class QueryState:
     planned_end : that of the batch which `partitions` saw last. Before PySpark 4.2 that batch is complete when
         `latestOffset` comes.
     replay_lacked : how many offsets a replayed batch lacked; the next batch that is planned counts them as skipped.
-    ids : topic -> its id, when a trigger looked last.
+    claims : what the query may read, as of the last trigger.
     logs : what the last trigger saw of the logs; None before the first.
     last_batch_ms : when a trigger last did not wait for `minOffsetsPerTrigger`; None before the first.
     """
@@ -54,7 +55,7 @@ class QueryState:
         self.target: dict[TopicPartition, ListedOffset] | None = None
         self.planned_end: JsonDict | None = None
         self.replay_lacked: dict[TopicPartition, int] = {}
-        self.ids: dict[str, bytes] = {}
+        self.claims = Claims({})
         self.logs: SeenLogs | None = None
         self.last_batch_ms: float | None = None
         self._starting: Offsets | None = None

@@ -11,7 +11,8 @@ batch that ended at `start` is complete and logged. So `start` is what is comple
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -94,17 +95,17 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         deadline = query.deadline()
         if not query.running:
             query.commits.begin(deadline)
-        first = start == STARTING_OFFSETS
-        if first:
+        starting: Mapping[TopicPartition, int] = {}
+        if start == STARTING_OFFSETS:
             begin = query.starting_offsets(deadline)
-            start = begin.to_json_dict()
+            start, starting, begin = begin.to_json_dict(), begin.ends, replace(begin, ends={})
         else:
             begin = Offsets.from_json_dict(start)
             if not query.running:
                 say_who_decides(query.client, self._options, begin, deadline)
         query.running = True
         try:
-            end = Trigger(query, begin, limit, deadline, first=first).plan()
+            end = Trigger(query, begin, limit, deadline, starting).plan()
         except KafkaError:
             query.commits.wait(last=False)
             raise
@@ -142,7 +143,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_range(self._options, partition.ranges)
 
     def commit(self, end: JsonDict) -> None:
-        self._query.commits.mark(Offsets.from_json_dict(end), self._query.ids)
+        self._query.commits.mark(Offsets.from_json_dict(end), self._query.claims)
 
     def stop(self) -> None:
         self._query.commits.close()

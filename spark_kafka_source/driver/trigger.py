@@ -6,20 +6,20 @@ Runs on the driver, in `latestOffset`. What it learns and needs again it leaves 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from protocol.clock import Deadline
 from protocol.consumer.leader_epochs import end_of_epoch
 from protocol.errors import TopicUnknown
-from spark_kafka_source.driver.discovery import discover_present, rediscover, retry_unknown_topics
+from spark_kafka_source.driver.discovery import claim_all, discover_present, retry_unknown_topics
 from spark_kafka_source.driver.leaders import leaders
 from spark_kafka_source.driver.query_state import QueryState
 from spark_kafka_source.driver.start_offsets import high_watermarks, log_ends, log_starts
 from spark_kafka_source.options.partitions import TopicPartition, name
 from spark_kafka_source.plan import limits, losses
 from spark_kafka_source.plan.backlog import Backlog, SeenLogs
-from spark_kafka_source.plan.offsets import Offsets, topic_ids
+from spark_kafka_source.plan.offsets import Offsets
 from spark_kafka_source.spark_api import ReadLimit
 
 # What record sizes are not learnt by then are taken from before.
@@ -28,16 +28,21 @@ _RECORD_SIZES_MS = 2_000
 
 class Trigger:
     def __init__(
-        self, query: QueryState, begin: Offsets, limit: ReadLimit | None, deadline: Deadline, *, first: bool
+        self,
+        query: QueryState,
+        begin: Offsets,
+        limit: ReadLimit | None,
+        deadline: Deadline,
+        starting: Mapping[TopicPartition, int],
     ) -> None:
-        """`begin` is where the last batch ended, or with `first` where the first one begins."""
+        """`begin` is where the last batch ended; for the first one `starting` has where it begins."""
         self._query = query
         self._options = query.options
         self._client = query.client
         self._begin = begin
         self._limit = limit
         self._deadline = deadline
-        self._first = first
+        self._starting = starting
         # What the query goes on without; said when the batch is planned.
         self._let_go: list[losses.Loss] = []
 
@@ -50,7 +55,7 @@ class Trigger:
         if end is None:
             return None
         losses.say(self._let_go)
-        losses.say_gone(self._begin, backlog.gone)
+        losses.say_gone(backlog.logs.positions, backlog.gone)
         self._query.replay_lacked = {}
         if self._options.max_input_partitions is not None:
             end = replace(end, leaders=leaders(self._client, end.ends, self._deadline))
@@ -61,11 +66,10 @@ class Trigger:
     def _look(self) -> Backlog:
         """Raises `TopicUnknown` when a topic goes meanwhile."""
         self._let_go = []
-        partitions = rediscover(self._client, self._options, self._begin.ends, self._deadline)
-        self._query.ids = topic_ids(partitions)
-        self._query.commits.mark(self._begin, self._query.ids)
-        listed = log_ends(self._client, self._options, partitions, self._deadline)
-        logs = SeenLogs(self._begin, partitions, listed, first=self._first)
+        claims = claim_all(self._client, self._options, self._begin, self._starting, self._deadline)
+        self._query.claims = claims
+        self._query.commits.mark(self._begin, claims)
+        logs = SeenLogs(self._begin, claims, log_ends(self._client, self._options, claims.owned, self._deadline))
         if self._options.consumer.isolation_level == "read_committed" and (known := logs.held_back()):
             last = high_watermarks(self._client, known, self._deadline, known_epochs=known)
             logs = replace(logs, high_watermarks=last)
@@ -85,8 +89,7 @@ class Trigger:
         added = losses.added(logs, begins)
         self._let_go += losses.let_go(added.values(), fail=fail)
         skipped = Counter(self._query.replay_lacked) + Counter({key: begins[key] for key in added})
-        joined = logs.untold(ends) | {key: min(begins[key], ends[key]) for key in begins}
-        backlog = Backlog(logs, ends, joined, skipped=skipped)
+        backlog = logs.backlog(ends, begins, skipped)
         agreed = self._agreed(backlog)
         ends = ends | {key: max(offset, logs.listed[key].offset) for key, offset in agreed.items()}
         backlog = replace(backlog, ends=ends, joined={**backlog.joined, **agreed})
@@ -95,14 +98,14 @@ class Trigger:
     def _agreed(self, backlog: Backlog) -> dict[TopicPartition, int]:
         """Where to go on in logs that end before what was read: where other records than those begin (KIP-320)."""
         shorter = backlog.shorter()
-        now = topic_ids(discover_present(self._client, self._options, self._deadline)) if shorter else {}
+        now = discover_present(self._client, self._options, self._deadline) if shorter else {}
         agreed = {}
         for key in shorter:
-            if now.get(key[0]) != self._query.ids.get(key[0]):
+            if now.get(key) != backlog.logs.claims.owned[key]:
                 # By its name a leader is asked for a topic that was made anew since it was found, too.
                 raise TopicUnknown(f"{name(key)} ends before what was read, and is of another topic by now")
             agreed[key] = end = backlog.ends[key]
-            if (epoch := backlog.logs.begin.epochs.get(key)) is not None:
+            if (epoch := backlog.logs.epoch_before(key)) is not None:
                 known = end_of_epoch(self._client, *key, epoch, self._deadline)
                 agreed[key] = end if known is None else min(known, end)
             loss = losses.truncated(key, backlog.starts[key], end, agreed[key])

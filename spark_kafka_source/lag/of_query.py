@@ -42,10 +42,10 @@ def _lag_of_progress(progress: Mapping[str, Any]) -> Lag:
     for source in progress["sources"]:
         reached, latest = _offsets(source["endOffset"]), _offsets(source["latestOffset"])
         # Spark's own connector, which writes neither, does not count them.
-        counted = bool(reached.ids or reached.epochs)
-        for key, committed in reached.ends.items():
+        counted = bool(reached.ids or reached.epochs or reached.skipped)
+        for key in reached.ends.keys() | reached.skipped.keys():
             skipped = reached.skipped.get(key, 0) if counted else None
-            found[key] = PartitionLag(*key, committed, latest.ends.get(key), skipped=skipped)
+            found[key] = PartitionLag(*key, reached.ends.get(key), latest.ends.get(key), skipped=skipped)
     return Lag(tuple(found[key] for key in sorted(found)))
 
 

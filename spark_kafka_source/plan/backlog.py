@@ -12,6 +12,7 @@ from functools import cached_property
 
 from protocol.consumer.listed_offset import ListedOffset
 from spark_kafka_source.options.partitions import TopicPartition
+from spark_kafka_source.plan.claims import Claims
 from spark_kafka_source.plan.offsets import Offsets, topic_ids
 
 
@@ -21,24 +22,27 @@ class SeenLogs:
 
     Attributes
     ----------
-    begin : where the last batch ended, or the query begins.
-    partitions : (topic, partition) -> the topic's id (16 bytes, zeros before Kafka 2.8), of all there are to read.
-    listed : (topic, partition) -> where its log ends, and the epoch in which its leader leads.
-    first : whether this is for the query's first batch.
+    begin : where the last batch ended; before a query's first batch without `ends`, since no checkpoint has any.
+    claims : what the query may read now.
+    listed : (topic, partition) -> where its log ends, and the epoch in which its leader leads; of all that is owned.
     high_watermarks : (topic, partition) -> where its log ends, of those of `held_back`.
     """
 
     begin: Offsets
-    partitions: Mapping[TopicPartition, bytes]
+    claims: Claims
     listed: Mapping[TopicPartition, ListedOffset]
-    first: bool = False
     high_watermarks: Mapping[TopicPartition, int] = field(default_factory=dict)
+
+    @cached_property
+    def positions(self) -> dict[TopicPartition, int]:
+        """The next offset to read, where something was read or claimed at an offset; of what is not owned, too."""
+        return self.claims.positions(self.begin.ends)
 
     @cached_property
     def recreated(self) -> dict[str, bytes]:
         """The topics that were made anew since they were read, and their new ids."""
         known = self.begin.ids
-        return {topic: now for topic, now in topic_ids(self.partitions).items() if known.get(topic, now) != now}
+        return {topic: now for topic, now in topic_ids(self.claims.owned).items() if known.get(topic, now) != now}
 
     @cached_property
     def stale(self) -> set[TopicPartition]:
@@ -55,18 +59,17 @@ class SeenLogs:
         With `read_committed` that need not be a loss. An open transaction may have begun before it: when the query has
         read so far with `read_uncommitted`, or begins at an offset of its group.
         """
-        read = self.begin.ends
         return {
             key: self._known_epoch(key)
             for key, end in self.news.items()
-            if end.offset < read.get(key, 0) and key[0] not in self.recreated
+            if end.offset < self.positions.get(key, 0) and key[0] not in self.recreated
         }
 
     @cached_property
     def _news_ends(self) -> dict[TopicPartition, int]:
-        read, last = self.begin.ends, self.high_watermarks
+        last = self.high_watermarks
         return {
-            key: max(end.offset, min(read[key], last[key])) if key in last else end.offset
+            key: max(end.offset, min(self.positions[key], last[key])) if key in last else end.offset
             for key, end in self.news.items()
         }
 
@@ -78,7 +81,7 @@ class SeenLogs:
         late = {}
         for key, now in self.news.items():
             noted = target.get(key)
-            read = self.begin.ends.get(key)
+            read = self.positions.get(key)
             old = noted is not None and noted.is_stale(self._known_epoch(key))
             if key[0] in self.recreated or (read is not None and (noted is None or (old and noted.offset < read))):
                 late[key] = now
@@ -91,29 +94,37 @@ class SeenLogs:
         else:
             # A log may have been cut since the target was noted, and a query that begins at the end of a busy one
             # begins after the target.
-            read = self.begin.ends
             ends = {
-                key: min(end, max(target[key].offset, read.get(key, 0)))
+                key: min(end, max(target[key].offset, self.positions.get(key, 0)))
                 for key, end in self._news_ends.items()
                 if key in target
             }
-        return ends | {key: self.begin.ends[key] for key in self.stale}
+        return ends | {key: self.positions[key] for key in self.stale}
 
     def new(self, partitions: Collection[TopicPartition]) -> list[TopicPartition]:
-        """Those of which nothing was read yet."""
-        return [key for key in partitions if key not in self.begin.ends or key[0] in self.recreated]
+        """Those that are to be read from where their logs begin."""
+        return [key for key in partitions if key not in self.positions or key[0] in self.recreated]
 
-    def untold(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        """Where those of a first batch begin: its start is in no checkpoint, so its end has to tell."""
-        read = self.begin.ends
-        return {key: read[key] for key in partitions if key in read} if self.first else {}
+    def backlog(
+        self,
+        ends: Mapping[TopicPartition, int],
+        log_starts: Mapping[TopicPartition, int],
+        skipped: Mapping[TopicPartition, int],
+    ) -> Backlog:
+        """What there is to read up to `ends`. `log_starts`: where the logs of those that are `new` begin."""
+        moved = {key: at for key, at in self.positions.items() if key in ends and at != self.begin.ends.get(key)}
+        return Backlog(self, ends, moved | {key: min(at, ends[key]) for key, at in log_starts.items()}, skipped=skipped)
+
+    def epoch_before(self, key: TopicPartition) -> int | None:
+        """Leader epoch of the last record before the position; None if unknown, as where another has read up to it."""
+        return self.begin.epochs.get(key) if self.positions.get(key) == self.begin.ends.get(key) else None
 
     def ids_of(self, partitions: Collection[TopicPartition]) -> dict[str, bytes]:
-        return topic_ids({key: self.partitions[key] for key in partitions})
+        return topic_ids({key: self.claims.owned[key] for key in partitions})
 
     def _known_epoch(self, key: TopicPartition) -> int:
         """-1 also for one of another topic, or perhaps of another one: it tells nothing."""
-        same = self.partitions[key] == self.begin.ids.get(key[0])
+        same = self.claims.owned[key] == self.begin.ids.get(key[0])
         return self.begin.epochs.get(key, -1) if same else -1
 
 
@@ -136,7 +147,7 @@ class Backlog:
 
     @cached_property
     def starts(self) -> dict[TopicPartition, int]:
-        starts = {**self.logs.begin.ends, **self.joined, **self.gone}
+        starts = {**self.logs.positions, **self.joined, **self.gone}
         return {key: starts[key] for key in self.ends}
 
     @property
@@ -149,28 +160,38 @@ class Backlog:
 
     def continued(self) -> list[TopicPartition]:
         """Where there is something to read right after what was read."""
-        read = self.logs.begin.ends
+        read = self.logs.positions
         return [key for key in read if key in self.ends and read[key] == self.starts[key] < self.ends[key]]
 
     def batch(self, until: Mapping[TopicPartition, int]) -> Offsets | None:
         """The end of a batch that reads up to `until`, which has the partitions of `ends`; None when nothing is new."""
-        begin = self.logs.begin
-        if until == begin.ends and not (self.joined or self.gone or self.skipped):
+        begin, revoked = self.logs.begin, self._revoked
+        ends = {**until, **revoked}
+        if ends == self.logs.positions and not (self.joined or self.gone or self.skipped):
             return None
         skipped = Counter(begin.skipped)
         skipped.update(self.skipped)
-        skipped.update({key: offset - begin.ends[key] for key, offset in self.gone.items()})
+        skipped.update({key: offset - self.logs.positions[key] for key, offset in self.gone.items()})
+        epochs = {key: self._epoch(key, offset) for key, offset in until.items()}
+        epochs.update({key: begin.epochs[key] for key in revoked if key in begin.epochs})
         return Offsets(
-            until,
-            ids=self.logs.ids_of(until),
-            epochs={key: epoch for key in until if (epoch := self._epoch(key, until[key])) >= 0},
+            ends,
+            ids={topic: begin.ids[topic] for topic, _ in revoked if topic in begin.ids} | self.logs.ids_of(until),
+            epochs={key: epoch for key, epoch in epochs.items() if epoch >= 0},
             joined={**self.joined, **self.gone},
-            skipped={key: count for key, count in skipped.items() if key in until and count},
+            skipped={key: count for key, count in skipped.items() if count},
         )
+
+    @property
+    def _revoked(self) -> dict[TopicPartition, int]:
+        """How far others were read before they were revoked: kept, for when they come back."""
+        read, revoked = self.logs.begin.ends, self.logs.claims.revoked
+        return {key: read[key] for key in revoked if key in read and key[0] not in self.logs.recreated}
 
     def _epoch(self, key: TopicPartition, until: int) -> int:
         now = self.logs.listed[key].leader_epoch
         if until > self.starts[key] or key in self.gone or key[0] in self.logs.recreated:
             return now
         # Where nothing is read nothing is compared with the log either: the next batch there still has to.
-        return self.logs.begin.epochs.get(key, now)
+        before = self.logs.epoch_before(key)
+        return now if before is None else before

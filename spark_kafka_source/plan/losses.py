@@ -55,10 +55,10 @@ def recreated(logs: SeenLogs) -> list[Loss]:
     """One for each topic that was made anew."""
     found = []
     for topic, now in sorted(logs.recreated.items()):
-        key = min(key for key in logs.begin.ends if key[0] == topic)
+        key = min(key for key in logs.positions if key[0] == topic)
         what = (
             f"topic {topic} was deleted and created again: its id was {topic_id_text(logs.begin.ids[topic])}, now it "
-            f"is {topic_id_text(now)}; offsets up to {logs.begin.ends[key]} of {name(key)} belonged to the old one"
+            f"is {topic_id_text(now)}; offsets up to {logs.positions[key]} of {name(key)} belonged to the old one"
         )
         remedy = (
             "To read the new one from its beginning, set onTopicRecreated=earliest (it is the default with "
@@ -71,8 +71,8 @@ def recreated(logs: SeenLogs) -> list[Loss]:
 
 def deleted(logs: SeenLogs) -> list[Loss]:
     """One for all partitions that are not there any more; those that a topic made anew has not are no loss."""
-    read = logs.begin.ends
-    keys = sorted(key for key in read if key not in logs.partitions and key[0] not in logs.recreated)
+    read = logs.positions
+    keys = sorted(key for key in logs.claims.deleted(read) if key[0] not in logs.recreated)
     what = (
         f"{', '.join(map(name, keys[:10]))} {'is' if len(keys) == 1 else 'are'} not there any more: the topic was "
         "deleted (or the query subscribes to less than its checkpoint knows); read was "
@@ -112,7 +112,7 @@ def late_begins(begin: Offsets, end: Offsets) -> dict[TopicPartition, Loss]:
 
 def added(logs: SeenLogs, starts: Mapping[TopicPartition, int]) -> dict[TopicPartition, Loss]:
     """A new partition of a topic that is read begins at 0, unless its first records are gone already."""
-    topics = {topic for topic, _ in logs.begin.ends} - logs.recreated.keys()
+    topics = {topic for topic, _ in logs.positions} - logs.recreated.keys()
     return {
         key: Loss(
             ADDED_PARTITION_DOES_NOT_START_FROM_OFFSET_ZERO,
@@ -136,16 +136,16 @@ def truncated(key: TopicPartition, read: int, end: int, agreed: int) -> Loss:
     )
 
 
-def say_gone(begin: Offsets, gone: Mapping[TopicPartition, int]) -> None:
+def say_gone(positions: Mapping[TopicPartition, int], gone: Mapping[TopicPartition, int]) -> None:
     """`gone`: where logs begin that have lost what was to be read next, with `failOnDataLoss=false`."""
-    lost = [f"{begin.ends[key]} to {gone[key]} of {name(key)}" for key in sorted(gone)]
+    lost = [f"{positions[key]} to {gone[key]} of {name(key)}" for key in sorted(gone)]
     if lost:
         log.warning(
             "offsets %s%s are not in the log any more: retention or DeleteRecords has removed them before they were "
             "read (failOnDataLoss=false: %d offsets are skipped)",
             ", ".join(lost[:10]),
             f" and of {len(lost) - 10} more partitions" if len(lost) > 10 else "",
-            sum(offset - begin.ends[key] for key, offset in gone.items()),
+            sum(offset - positions[key] for key, offset in gone.items()),
         )
 
 

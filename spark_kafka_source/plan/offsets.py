@@ -1,8 +1,8 @@
 """Offsets as Spark's checkpoint keeps them: the end of a batch per partition, and what a replay needs to be sure.
 
-Owns the JSON: the keys of Spark's own Kafka connector, `{"orders": {"0": 1200}}`, plus keys that no topic can have,
-`@ids`, `@epochs`, `@joined`, `@leaders` and `@skipped`. Used by `stream_reader`, `batch_reader`, `limits` and `ranges`.
-Pure: talks to no broker, and knows nothing of groups.
+Owns the JSON: the keys of Spark's own Kafka connector, `{"orders": {"0": 1200}}`, plus keys that no topic can have:
+`@ids` and the others. Used by `stream_reader`, `batch_reader`, `limits` and `ranges`. Pure: talks to no broker, and
+knows nothing of groups.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from spark_kafka_source.options.partitions import TopicPartition, by_partition, 
 JsonDict = dict[str, dict[str, Any]]
 
 _IDS, _EPOCHS, _JOINED, _LEADERS, _SKIPPED = "@ids", "@epochs", "@joined", "@leaders", "@skipped"
+# What `skipped` has of partitions without an end. Older versions, which forget it, refuse the key as a newer version's.
+_SKIPPED_DELETED = "@skippedDeleted"
+_NUMBERS = (_EPOCHS, _JOINED, _LEADERS, _SKIPPED, _SKIPPED_DELETED)
 
 STARTING_OFFSETS: JsonDict = {"@startingOffsets": {}}
 """Where a query begins that has read nothing yet, in no checkpoint: the end of its first batch says where that is."""
@@ -40,7 +43,8 @@ class Offsets:
     leaders : (topic, partition) -> node id of its leader when the batch was planned; only with `maxInputPartitions`,
         so that a replay puts the same ranges together.
     skipped : (topic, partition) -> how many offsets the query has left out so far, because they were not in the log any
-        more when their batch was planned; left out when none.
+        more when their batch was planned; left out when none. Of partitions that were deleted since, too: their sum
+        never becomes less.
     """
 
     ends: Mapping[TopicPartition, int]
@@ -55,16 +59,11 @@ class Offsets:
         rows: JsonDict = _nest(self.ends)
         if self.ids:
             rows[_IDS] = {topic: topic_id_text(self.ids[topic]) for topic in sorted(self.ids)}
-        rows.update({key: _nest(numbers) for key, numbers in self._by_partition() if numbers})
+        here = {key: count for key, count in self.skipped.items() if key in self.ends}
+        deleted = {key: count for key, count in self.skipped.items() if key not in self.ends}
+        by_partition = (self.epochs, self.joined, self.leaders, here, deleted)
+        rows.update({key: _nest(numbers) for key, numbers in zip(_NUMBERS, by_partition, strict=True) if numbers})
         return rows
-
-    def _by_partition(self) -> list[tuple[str, Mapping[TopicPartition, int]]]:
-        return [
-            (_EPOCHS, self.epochs),
-            (_JOINED, self.joined),
-            (_LEADERS, self.leaders),
-            (_SKIPPED, self.skipped),
-        ]
 
     @classmethod
     def from_json_dict(cls, rows: object) -> Offsets:
@@ -74,31 +73,21 @@ class Offsets:
         """
         if not isinstance(rows, Mapping):
             raise _not_ours("they are not a JSON object")
-        known = (_IDS, _EPOCHS, _JOINED, _LEADERS, _SKIPPED)
-        unknown = [key for key in rows if str(key).startswith("@") and key not in known]
+        unknown = [key for key in rows if str(key).startswith("@") and key not in (_IDS, *_NUMBERS)]
         if unknown:
             raise _not_ours(f"the key {unknown[0]!r} is unknown; a newer version wrote it")
         ends = _flatten({key: value for key, value in rows.items() if not str(key).startswith("@")}, "")
-        offsets = cls(
-            ends=ends,
-            ids={topic: _topic_id(text) for topic, text in _object(rows.get(_IDS, {}), _IDS).items()},
-            epochs=_flatten(rows.get(_EPOCHS, {}), _EPOCHS),
-            joined=_flatten(rows.get(_JOINED, {}), _JOINED),
-            leaders=_flatten(rows.get(_LEADERS, {}), _LEADERS),
-            skipped=_flatten(rows.get(_SKIPPED, {}), _SKIPPED),
-        )
-        offsets._check_whole()
-        return offsets
-
-    def _check_whole(self) -> None:
-        topics = {topic for topic, _ in self.ends}
-        strange: dict[str, set[Any]] = {key: numbers.keys() - self.ends.keys() for key, numbers in self._by_partition()}
-        for key, strangers in {_IDS: self.ids.keys() - topics, **strange}.items():
+        ids = {topic: _topic_id(text) for topic, text in _object(rows.get(_IDS, {}), _IDS).items()}
+        numbers = {key: _flatten(rows.get(key, {}), key) for key in _NUMBERS}
+        epochs, joined, leaders, skipped, deleted = numbers.values()
+        strange: dict[str, set[Any]] = {key: numbers[key].keys() - ends.keys() for key in _NUMBERS[:-1]}
+        for key, strangers in {_IDS: ids.keys() - {topic for topic, _ in ends}, **strange}.items():
             if strangers:
                 raise _not_ours(f"{key} names {sorted(map(str, strangers))[0]}, which has no end offset")
-        for tp, begin in self.joined.items():
-            if begin > self.ends[tp]:
-                raise _not_ours(f"{_JOINED} begins {name(tp)} at {begin}, after its end {self.ends[tp]}")
+        for tp, begin in joined.items():
+            if begin > ends[tp]:
+                raise _not_ours(f"{_JOINED} begins {name(tp)} at {begin}, after its end {ends[tp]}")
+        return cls(ends, ids, epochs, joined, leaders, {**deleted, **skipped})
 
 
 def topic_ids(partitions: Mapping[TopicPartition, bytes]) -> dict[str, bytes]:

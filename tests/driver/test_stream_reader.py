@@ -18,9 +18,10 @@ from protocol.consumer.range import Range
 from protocol.errors import DataLoss, DeadlineExceeded
 from protocol.group.offsets import CommittedOffset
 from protocol.wire.messages.m02_list_offsets import EARLIEST, LIST_OFFSETS
-from spark_kafka_source.driver import start_offsets
+from spark_kafka_source.driver import start_offsets, trigger
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.options.parsing import parse_source_options
+from spark_kafka_source.plan.claims import Claims
 from spark_kafka_source.plan.offsets import JsonDict
 from spark_kafka_source.task import range_reader
 from tests.fake_kafka.faults import ALWAYS
@@ -485,6 +486,28 @@ def test_nothing_is_committed_for_a_topic_that_is_another_one_now(
         assert marks.marked == [{("b", 0): 3}]
     # Also when it fails, it waits until that is committed.
     assert marks.flushes == (3 if what.endswith("read") else 2)
+
+
+def test_of_what_is_revoked_nothing_is_committed_and_nothing_is_said(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Claims may come from elsewhere than from what is there: then another member goes on where this one stopped."""
+    claims = Claims({("a", 0): OLD_ID}, revoked={("a", 1)})
+    monkeypatch.setattr(trigger, "claim_all", lambda *_: claims)
+    reader = cluster.reader()
+    marks = reader._query.commits._manager = Marks()  # type: ignore[assignment]
+    reader._query.running = True
+    cluster.set_log("a", 1, 0, 40)
+    end = reader.latestOffset(read_to(15), reader.getDefaultReadLimit())
+    assert end == read_to(20)
+    assert ranges(reader, read_to(15), end) == [(0, 15, 20)]
+    assert reader.latestOffset(end, reader.getDefaultReadLimit()) == end
+    claims = Claims(dict.fromkeys(BOTH, OLD_ID), added={("a", 1): 30})
+    after = reader.latestOffset(end, reader.getDefaultReadLimit())
+    reader.commit(end)
+    assert ranges(reader, end, after) == [(1, 30, 40)]
+    assert marks.marked == [{("a", 0): 15}, {("a", 0): 20}, *[{("a", 0): 20, ("a", 1): 30}] * 2]
+    assert not [entry for entry in caplog.records if entry.levelno >= logging.WARNING]
 
 
 # -- the first batch, when it is read again -------------------------------------------------------

@@ -10,6 +10,7 @@ from protocol.consumer.range import Range
 from protocol.errors import DataLoss
 from spark_kafka_source.plan import losses
 from spark_kafka_source.plan.backlog import SeenLogs
+from spark_kafka_source.plan.claims import Claims
 from spark_kafka_source.plan.losses import Loss
 from spark_kafka_source.plan.offsets import Offsets
 
@@ -18,7 +19,7 @@ A0, A1, A2, B0 = ("a", 0), ("a", 1), ("a", 2), ("b", 0)
 
 
 def seen(begin: Offsets, partitions: dict[tuple[str, int], bytes]) -> SeenLogs:
-    return SeenLogs(begin, partitions, {key: ListedOffset(9, 5, -1) for key in partitions})
+    return SeenLogs(begin, Claims(partitions), {key: ListedOffset(9, 5, -1) for key in partitions})
 
 
 def test_a_loss_ends_a_query_or_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -78,10 +79,10 @@ def test_a_new_partition_without_its_first_records_is_a_loss() -> None:
 
 def test_of_many_gone_partitions_ten_are_named(caplog: pytest.LogCaptureFixture) -> None:
     begin = Offsets({("a", number): 10 for number in range(12)})
-    losses.say_gone(begin, {})
+    losses.say_gone(begin.ends, {})
     losses.say_stale([])
     assert not caplog.records
-    losses.say_gone(begin, dict.fromkeys(begin.ends, 13))
+    losses.say_gone(begin.ends, dict.fromkeys(begin.ends, 13))
     said = caplog.records[0].getMessage()
     assert "10 to 13 of a-9 and of 2 more partitions are not in the log" in said
     assert "a-10" not in said

@@ -51,6 +51,15 @@ def test_what_was_written_before_skipped_offsets_were_counted_is_accepted() -> N
     assert Offsets.from_json_dict(before) == replace(whole(), skipped={})
 
 
+def test_what_was_skipped_of_partitions_that_are_deleted_has_a_key_that_older_versions_know_to_be_newer() -> None:
+    """In `@skipped` they would take it for damage."""
+    offsets = replace(whole(), skipped={("orders", 9): 17, ("orders", 1): 40, ("b", 0): 2})
+    rows = offsets.to_json_dict()
+    assert rows["@skipped"] == {"orders": {"9": 17}}
+    assert rows["@skippedDeleted"] == {"b": {"0": 2}, "orders": {"1": 40}}
+    assert Offsets.from_json_dict(json.loads(json.dumps(rows))) == offsets
+
+
 def test_what_spark_s_connector_wrote_is_accepted() -> None:
     offsets = Offsets.from_json_dict(json.loads('{"b":{"1":5,"0":4},"a":{"0":0}}'))
     assert offsets == Offsets({("a", 0): 0, ("b", 0): 4, ("b", 1): 5})

@@ -107,6 +107,16 @@ def test_the_progress_of_a_query_adds_up() -> None:
         }
 
 
+def test_what_was_skipped_of_a_partition_still_counts_when_it_is_deleted() -> None:
+    reached = {"a": {"0": 5}, "@skipped": {"a": {"0": 1}}, "@skippedDeleted": {"b": {"2": 40}}}
+    lag = lag_of_query({**PROGRESS, "sources": [{"endOffset": reached, "latestOffset": {"a": {"0": 9}}}]})
+    assert tuple(lag) == (PartitionLag("a", 0, 5, 9, skipped=1), PartitionLag("b", 2, None, None, skipped=40))
+    assert (lag.skipped, lag.offsets_behind, lag.metrics()["minOffsetsBehindLatest"]) == (41, 4, 4)
+    # Of all that was read nothing is left.
+    gone = {"endOffset": {"@skippedDeleted": {"b": {"2": 40}}}, "latestOffset": {}}
+    assert lag_of_query({**PROGRESS, "sources": [gone]}).skipped == 40
+
+
 def test_what_is_not_known_is_not_counted() -> None:
     source = {"endOffset": {"t": {"0": 3, "1": 5}}, "latestOffset": {"t": {"1": 6}}}
     lag = lag_of_query({**PROGRESS, "sources": [source, {"endOffset": None, "latestOffset": "none"}]})

@@ -1,0 +1,40 @@
+"""What a query may read of what it subscribes to. Pure: where claims come from, nobody in this room knows.
+
+A query that is in no group claims all that is there (`driver/discovery.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from spark_kafka_source.options.partitions import TopicPartition
+
+
+@dataclass(frozen=True)
+class Claims:
+    """As of one trigger.
+
+    Attributes
+    ----------
+    owned : (topic, partition) -> the topic's id (16 bytes, zeros before Kafka 2.8), of all that a batch may read.
+    added : (topic, partition) -> the offset at which a partition was claimed that was not owned before. One that was
+        never read, and is not in here, is read from where its log begins.
+    revoked : what is there, and is read by another member of the group. Whatever else was read before and is not owned
+        was deleted, which is a loss: of what nobody explains the query is told.
+    """
+
+    owned: Mapping[TopicPartition, bytes]
+    added: Mapping[TopicPartition, int] = field(default_factory=dict)
+    revoked: Collection[TopicPartition] = frozenset()
+
+    def positions(self, read: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """The next offset to read, of all that was `read` up to an offset or has been claimed at one.
+
+        Of both the larger one: up to `read` this query has delivered, up to the other whoever owned it before.
+        """
+        return {**read, **{key: max(offset, read.get(key, 0)) for key, offset in self.added.items()}}
+
+    def deleted(self, read: Collection[TopicPartition]) -> set[TopicPartition]:
+        """What was `read`, and is in no log any more."""
+        return set(read) - self.owned.keys() - set(self.revoked)

@@ -1,0 +1,141 @@
+"""A plan of a member of a group, without a group: claims come and go, and the plan need not know why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from protocol.consumer.listed_offset import ListedOffset
+from protocol.consumer.range import Range
+from spark_kafka_source.plan import losses
+from spark_kafka_source.plan.backlog import SeenLogs
+from spark_kafka_source.plan.claims import Claims
+from spark_kafka_source.plan.offsets import Offsets
+from spark_kafka_source.plan.ranges import offset_ranges, unresolved
+
+TOPIC_ID = b"t" * 16
+A0, A1, A2 = ("a", 0), ("a", 1), ("a", 2)
+EXISTING = dict.fromkeys((A0, A1), TOPIC_ID)
+EPOCH = 5
+
+
+def member(
+    assigned: Collection[tuple[str, int]], group: Mapping[tuple[str, int], int], existing: Mapping = EXISTING
+) -> Claims:
+    """A sketch: what it is assigned it claims at the group's offsets, all else that is there others have."""
+    owned = {key: existing[key] for key in assigned}
+    return Claims(owned, {key: group[key] for key in owned if key in group}, existing.keys() - owned.keys())
+
+
+def next_end(begin: Offsets, claims: Claims, ends: Mapping[tuple[str, int], int], start: int = 0) -> Offsets | None:
+    """The plan of one trigger, that reads all there is. All logs begin at `start`."""
+    logs = SeenLogs(begin, claims, {key: ListedOffset(ends[key], EPOCH, -1) for key in claims.owned})
+    readable = logs.ends(None)
+    backlog = logs.backlog(readable, dict.fromkeys(logs.new(readable), start), {})
+    assert backlog.shorter() == []
+    return backlog.batch(readable)
+
+
+def ranges(begin: Offsets, end: Offsets) -> list[tuple[int, int, int]]:
+    """Those of the batch, as they follow from what the checkpoint has: now, and in a replay by another process."""
+    begin, end = (Offsets.from_json_dict(json.loads(json.dumps(each.to_json_dict()))) for each in (begin, end))
+    assert unresolved(begin, end) == []
+    return [(each.partition, each.from_offset, each.until_offset) for each in offset_ranges(begin, end)]
+
+
+READ = Offsets({A0: 10, A1: 10}, ids={"a": TOPIC_ID}, epochs={A0: EPOCH, A1: EPOCH}, skipped={A1: 3})
+
+
+def test_a_first_batch_begins_where_its_partitions_are_claimed_or_where_their_logs_begin() -> None:
+    end = next_end(Offsets({}), member([A0, A1], {A0: 4}), {A0: 9, A1: 9}, start=2)
+    assert end == Offsets({A0: 9, A1: 9}, ids={"a": TOPIC_ID}, epochs={A0: 5, A1: 5}, joined={A0: 4, A1: 2})
+    assert ranges(Offsets({}), end) == [(0, 4, 9), (1, 2, 9)]
+
+
+def test_what_is_revoked_is_neither_read_nor_lost_nor_forgotten() -> None:
+    claims = member([A0], {A0: 10})
+    logs = SeenLogs(READ, claims, {A0: ListedOffset(10, EPOCH, -1)})
+    assert losses.deleted(logs) == []
+    assert next_end(READ, claims, {A0: 10}) is None, "that alone is no batch"
+    end = next_end(READ, claims, {A0: 15})
+    assert end == replace(READ, ends={A0: 15, A1: 10})
+    assert ranges(READ, end) == [(0, 10, 15)]
+
+
+@pytest.mark.parametrize(("group", "begins"), [(None, 10), (7, 10), (10, 10), (40, 40)])
+def test_what_was_revoked_and_is_claimed_again_goes_on_at_the_larger_of_both_offsets(
+    group: int | None, begins: int
+) -> None:
+    revoked = next_end(READ, member([A0], {}), {A0: 15})
+    assert revoked is not None
+    again = member([A0, A1], {} if group is None else {A1: group})
+    end = next_end(revoked, again, {A0: 15, A1: 50})
+    assert end is not None
+    assert end.ends == {A0: 15, A1: 50}
+    assert end.skipped == READ.skipped, "what others have read is not skipped"
+    assert ranges(revoked, end) == [(1, begins, 50)]
+    # The claim stays as it is until the next rebalance.
+    after = next_end(end, again, {A0: 15, A1: 60})
+    assert after is not None
+    assert ranges(end, after) == [(1, 50, 60)]
+    assert next_end(after, again, {A0: 15, A1: 60}) is None
+
+
+def test_it_may_be_revoked_and_claimed_again_between_two_batches() -> None:
+    end = next_end(READ, member([A0, A1], {A0: 10, A1: 30}), {A0: 10, A1: 30})
+    # There is nothing to read, but where the next batch begins is news.
+    assert end == Offsets({A0: 10, A1: 30}, READ.ids, {A0: 5, A1: 5}, joined={A1: 30}, skipped=READ.skipped)
+    assert ranges(READ, end) == []
+
+
+def test_the_epoch_of_what_this_query_read_last_is_not_that_of_what_another_has_read() -> None:
+    """A broker that is told an offset with an epoch that ended before it would say that the log was truncated."""
+    begin = replace(READ, epochs={A0: 3, A1: 3})
+    end = next_end(begin, member([A0, A1], {A1: 30}), {A0: 10, A1: 30})
+    assert end is not None
+    assert end.epochs == {A0: 3, A1: EPOCH}
+    end = next_end(begin, member([A0, A1], {A1: 30}), {A0: 10, A1: 35})
+    assert end is not None
+    assert offset_ranges(begin, end) == [Range("a", 1, 30, 35, TOPIC_ID, until_epoch=EPOCH)]
+
+
+def test_what_is_deleted_is_a_loss_also_if_it_was_revoked_before() -> None:
+    claims = member([A0], {}, existing={A0: TOPIC_ID})
+    (loss,) = losses.deleted(SeenLogs(READ, claims, {A0: ListedOffset(10, EPOCH, -1)}))
+    assert loss.key == A1
+    end = next_end(READ, claims, {A0: 10})
+    # How much was skipped of it in all its time is still known.
+    assert end == replace(READ, ends={A0: 10}, epochs={A0: 5})
+    assert end.to_json_dict()["@skippedDeleted"] == {"a": {"1": 3}}
+    assert next_end(end, claims, {A0: 10}) is None
+    back = next_end(end, member([A0, A1], {}), {A0: 10, A1: 5}, start=1)
+    assert back is not None
+    assert (back.joined, back.skipped) == ({A1: 1}, {A1: 3})
+
+
+def test_a_topic_that_was_recreated_has_nothing_for_those_that_were_revoked() -> None:
+    recreated = dict.fromkeys(EXISTING, b"n" * 16)
+    end = next_end(READ, member([A0], {A0: 10}, existing=recreated), {A0: 4})
+    assert end == Offsets({A0: 4}, {"a": b"n" * 16}, {A0: 5}, joined={A0: 0}, skipped={A1: 3})
+
+
+def test_whatever_the_order_of_claims_each_offset_is_read_once_by_a_group_of_two() -> None:
+    """Every split of three partitions between two members, three times over; each commits what it has read."""
+    three = dict.fromkeys((A0, A1, A2), TOPIC_ID)
+    for rounds in product(product((0, 1), repeat=3), repeat=3):
+        group: dict[tuple[str, int], int] = {}
+        read: list[Offsets] = [Offsets({}), Offsets({})]
+        delivered: list[tuple[int, int, int]] = []
+        for at, owners in enumerate(rounds, 1):
+            for each in (0, 1):
+                mine = [key for key, owner in zip(three, owners, strict=True) if owner == each]
+                end = next_end(read[each], member(mine, group, three), dict.fromkeys(three, 10 * at))
+                if end is not None:
+                    delivered += ranges(read[each], end)
+                    read[each] = end
+                group.update({key: read[each].ends[key] for key in mine})
+        assert sorted(delivered) == [(number, 10 * at, 10 * at + 10) for number in range(3) for at in range(3)]
