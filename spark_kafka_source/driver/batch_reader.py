@@ -15,8 +15,7 @@ from protocol.broker_errors import ErrorCode
 from protocol.clock import Deadline
 from protocol.errors import BrokerError, ConfigurationError
 from spark_kafka_source.clients import client_for
-from spark_kafka_source.driver.discovery import discover
-from spark_kafka_source.driver.leaders import leaders
+from spark_kafka_source.driver.discovery import discover, leaders
 from spark_kafka_source.driver.start_offsets import ending_offsets, first_at_or_after, starting_offsets
 from spark_kafka_source.error_classes import RESOLVED_START_AFTER_END, named
 from spark_kafka_source.options.partitions import TopicPartition, name

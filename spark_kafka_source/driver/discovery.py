@@ -7,7 +7,7 @@ know its topics yet): brokers must say so again and again (`UnknownTopicPatience
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TypeVar
 
 from protocol.broker_errors import ErrorCode, broker_error
@@ -16,11 +16,10 @@ from protocol.cluster.client import Client
 from protocol.cluster.dispatch import is_retriable
 from protocol.cluster.metadata import Metadata
 from protocol.cluster.unknown_topic import UnknownTopicPatience
-from protocol.errors import BrokerError, ConfigurationError, TopicUnknown
+from protocol.errors import BrokerError, ConfigurationError, KafkaError, TopicUnknown
 from spark_kafka_source.options.partitions import TopicPartition, name
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.plan.claims import Claims
-from spark_kafka_source.plan.offsets import Offsets
 
 T = TypeVar("T")
 
@@ -32,14 +31,11 @@ def discover(client: Client, options: SourceOptions, deadline: Deadline) -> dict
     answers, `BrokerError` for what a broker refuses (authorization).
     """
     named = _named_topics(options)
-
-    def missing(found: Collection[TopicPartition]) -> list[str]:
-        return sorted((named or set()) - {topic for topic, _ in found})
-
-    found, absent = _look_patiently(client, options, named, missing, deadline)
+    found, absent = _look_patiently(client, options, named, named or (), deadline)
     if absent:
+        servers = ",".join(f"{host}:{port}" for host, port in client.config.bootstrap_servers)
         raise ConfigurationError(
-            f"unknown topic(s) {', '.join(absent)}: the cluster at {_bootstrap(client)} does not have them; create "
+            f"unknown topic(s) {', '.join(absent)}: the cluster at {servers} does not have them; create "
             f"them first, or correct the option {'assign' if options.assign is not None else 'subscribe'}"
         )
     if options.assign is not None:
@@ -47,37 +43,17 @@ def discover(client: Client, options: SourceOptions, deadline: Deadline) -> dict
     return found
 
 
-def rediscover(
+def claim_all(
     client: Client, options: SourceOptions, expected: Collection[TopicPartition], deadline: Deadline
-) -> dict[TopicPartition, bytes]:
-    """The partitions of a running query, as `discover` gives them; `expected` are those that it has read before.
+) -> Claims:
+    """What a running query may read that is in no group: all that it subscribes to and that is there.
 
-    Those of `expected` that are gone for good are left out, so compare. Raises as `discover`, but for topics that
-    are not there: a running query waits for them.
+    `expected` is what it has read before. What of that is gone for good it does not own, and nobody else does: it is
+    deleted, never revoked. Raises as `discover`, but for topics that are not there: a running query waits for them.
     """
     named = _named_topics(options)
     names = None if named is None else named | {topic for topic, _ in expected}
-
-    def missing(found: Collection[TopicPartition]) -> list[str]:
-        return sorted({topic for topic, partition in expected if (topic, partition) not in found})
-
-    return _look_patiently(client, options, names, missing, deadline)[0]
-
-
-def claim_all(
-    client: Client,
-    options: SourceOptions,
-    begin: Offsets,
-    starting: Mapping[TopicPartition, int],
-    deadline: Deadline,
-) -> Claims:
-    """What a query that is in no group may read: all that it subscribes to and that is there.
-
-    `begin` is where its last batch ended; `starting` where its first one begins. What it has read and metadata does not
-    know any more is deleted, never revoked. Raises as `rediscover`.
-    """
-    expected = Claims({}, added=starting).positions(begin.ends)
-    return Claims(rediscover(client, options, expected, deadline), added=starting)
+    return Claims(_look_patiently(client, options, names, expected, deadline)[0])
 
 
 def discover_present(client: Client, options: SourceOptions, deadline: Deadline) -> dict[TopicPartition, bytes]:
@@ -91,10 +67,10 @@ def _look_patiently(
     client: Client,
     options: SourceOptions,
     names: Collection[str] | None,
-    missing: Callable[[Collection[TopicPartition]], list[str]],
+    expected: Collection[str] | Collection[TopicPartition],
     deadline: Deadline,
 ) -> tuple[dict[TopicPartition, bytes], list[str]]:
-    """What is subscribed to, and the topics that are `missing` even after some patience."""
+    """What is subscribed to, and the topics of what is `expected` and is not there even after some patience."""
     found: dict[TopicPartition, bytes] = {}
     absent: list[str] = []
 
@@ -102,7 +78,8 @@ def _look_patiently(
         snapshot = client.metadata(names, deadline)
         found.clear()
         found.update(sorted(_subscribed(snapshot, options).items()))
-        absent[:] = missing(found)
+        here = found.keys() | {topic for topic, _ in found}
+        absent[:] = sorted({each if isinstance(each, str) else each[0] for each in expected if each not in here})
         for topic in (snapshot.topics[each] for each in absent if each in snapshot.topics):
             if topic.error_code not in (ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
                 raise broker_error(topic.error_code, f"topic {topic.name}", topic=topic.name)
@@ -121,6 +98,18 @@ def _look_patiently(
     return found, absent
 
 
+def leaders(client: Client, partitions: Iterable[TopicPartition], deadline: Deadline) -> dict[TopicPartition, int]:
+    """The leaders' node ids just now, to put ranges of one leader together (`maxInputPartitions`).
+
+    A partition without a leader is left out. One that is wrong costs a round trip, no more: nothing is tried twice.
+    """
+    try:
+        found, _ = client.leaders(partitions, deadline)
+    except KafkaError:
+        return {}
+    return {key: broker.node_id for key, (broker, _) in found.items()}
+
+
 def retry_unknown_topics(client: Client, look: Callable[[], T], deadline: Deadline) -> T:
     """`look`, again when a topic was deleted in the midst of it. It finds the topics, and then asks their leaders.
 
@@ -131,11 +120,8 @@ def retry_unknown_topics(client: Client, look: Callable[[], T], deadline: Deadli
 
 
 def _named_topics(options: SourceOptions) -> set[str] | None:
-    if options.subscribe is not None:
-        return set(options.subscribe)
-    if options.assign is not None:
-        return set(options.assign)
-    return None
+    topics = options.assign if options.subscribe is None else options.subscribe
+    return None if topics is None else set(topics)
 
 
 def _subscribed(snapshot: Metadata, options: SourceOptions) -> dict[TopicPartition, bytes]:
@@ -164,7 +150,3 @@ def _require_assigned(found: Collection[TopicPartition], assign: Mapping[str, Co
             f"assign: the partition(s) {', '.join(missing)} do not exist; of those asked for there are "
             f"{', '.join(map(name, found)) or 'none'}. Correct the option assign"
         )
-
-
-def _bootstrap(client: Client) -> str:
-    return ",".join(f"{host}:{port}" for host, port in client.config.bootstrap_servers)

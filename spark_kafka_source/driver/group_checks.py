@@ -1,4 +1,4 @@
-"""What is said about the group when a query starts: that others are in it, or that its offsets differ.
+"""What is checked about the group when a query starts: whether others are in it, and whether its offsets differ.
 
 Runs on the driver, once per start of a query.
 """
@@ -38,7 +38,7 @@ def require_no_members(client: Client, group: str, deadline: Deadline) -> None:
         )
 
 
-def say_who_decides(client: Client, options: SourceOptions, checkpoint: Offsets, deadline: Deadline) -> None:
+def warn_of_other_offsets(client: Client, options: SourceOptions, checkpoint: Offsets, deadline: Deadline) -> None:
     """One log line after a restart: the checkpoint decides where to resume, also when the group's offsets differ."""
     group = options.consumer.group_id
     if group is None:

@@ -41,20 +41,16 @@ class GroupCommits:
             self._manager = OffsetManager(client, group)
 
     def mark(self, complete: Offsets, claims: Claims) -> None:
-        """`complete` is to be committed, and where partitions are claimed: of what is owned, if it is the same topic.
+        """`complete`, and where partitions are claimed, is to be committed: of what is owned, if it is the same topic.
 
-        For a topic made anew they would be positions in a log that they say nothing of, and so for one that may be
-        made anew before the commit gets through. What is revoked another member commits.
+        For a recreated topic they would be positions in a log that they say nothing of, and so for one that may be
+        recreated before the commit gets through. What is revoked another member commits.
         """
-        if self._manager is None:
-            return
-        offsets = {}
-        for key, offset in claims.positions(complete.ends).items():
-            topic_id = claims.owned.get(key)
-            if topic_id is not None and complete.ids.get(key[0], topic_id) == topic_id:
-                epoch = complete.epochs.get(key, -1) if complete.ends.get(key) == offset else -1
-                offsets[key] = CommittedOffset(offset, epoch)
-        self._manager.mark(offsets)
+        if self._manager is not None:
+            ids, owned, epochs = complete.ids, claims.owned, claims.epochs(complete)
+            positions = claims.positions(complete)
+            kept = [key for key in positions if key in owned and ids.get(key[0], owned[key]) == owned[key]]
+            self._manager.mark({key: CommittedOffset(positions[key], epochs.get(key, -1)) for key in kept})
 
     def wait(self, *, last: bool) -> None:
         """Until what is marked is committed, but not for long; for the `last` commit of a run a bit longer."""

@@ -1,18 +1,19 @@
 """What a streaming query keeps from one of Spark's calls to the next; what one trigger needs alone is in `trigger`.
 
-Spark's calls in a run of a query, which all come in one process on the driver, one after the other:
+Spark's calls in a run of a query, in one process on the driver, one after the other:
 
-    prepareForTriggerAvailableNow()   once, with that trigger only: where the run is to end
-    initialOffset()                   any number of times until the first batch is complete, after restarts too
+    prepareForTriggerAvailableNow()   once, with that trigger only: the run ends where the logs end now
+    initialOffset()                   more than once, until the first batch is complete; after a restart, too
     partitions(start, end)            a replay, if the run before has left a batch that is not complete
-    latestOffset(start, limit)        every trigger, when the batch that ended at `start` is complete
-      reportLatestOffset()            after that, for the query's progress
+    latestOffset(start, limit)        every trigger, idle ones too: the batch that ended at `start` is complete,
+                                      so that is what is committed
+      reportLatestOffset()            for the query's progress
       partitions(start, end)          if `latestOffset` gave another end
-      commit(start)                   as the next batch is planned: never for the last one
+      commit(start)                   only when the next batch is planned, so never for the last one: a repetition
     stop()                            hardly ever: the process of a query that is stopped is killed
 
-Before PySpark 4.2 there is no first and no fifth of them, `latestOffset` has no arguments, and a run from a checkpoint
-begins with `partitions(end, end)` of the last batch.
+Before PySpark 4.2 the first and the fifth are missing, `latestOffset` has no arguments, and a run that goes on from a
+checkpoint begins with `partitions(end, end)` of the last complete batch.
 """
 
 from __future__ import annotations
@@ -27,9 +28,8 @@ from spark_kafka_source.driver.group_commits import GroupCommits
 from spark_kafka_source.driver.start_offsets import starting_offsets
 from spark_kafka_source.options.partitions import TopicPartition
 from spark_kafka_source.options.table import SourceOptions
-from spark_kafka_source.plan.backlog import SeenLogs
-from spark_kafka_source.plan.claims import Claims
-from spark_kafka_source.plan.offsets import JsonDict, Offsets, topic_ids
+from spark_kafka_source.plan.backlog import LogSnapshot
+from spark_kafka_source.plan.offsets import STARTING_OFFSETS, Offsets, topic_ids
 
 
 class QueryState:
@@ -38,13 +38,11 @@ class QueryState:
     Attributes
     ----------
     running : whether a trigger has begun: what is planned before that is a replay.
-    target : where the logs ended when an `availableNow` run began; None for other triggers.
-    planned_end : that of the batch which `partitions` saw last. Before PySpark 4.2 that batch is complete when
-        `latestOffset` comes.
+    target : where the logs ended when an `availableNow` run began; None with other triggers.
+    planned_end : of the batch that `partitions` saw last: before PySpark 4.2 it is what is complete.
     replay_lacked : how many offsets a replayed batch lacked; the next batch that is planned counts them as skipped.
-    claims : what the query may read, as of the last trigger.
-    logs : what the last trigger saw of the logs; None before the first.
-    last_batch_ms : when a trigger last did not wait for `minOffsetsPerTrigger`; None before the first.
+    logs : what the query may read, and what was seen of it, as of the last trigger; None before the first.
+    last_batch_ms : when a trigger last did not wait for `minOffsetsPerTrigger`.
     """
 
     def __init__(self, options: SourceOptions) -> None:
@@ -53,10 +51,9 @@ class QueryState:
         self.record_sizes = RecordSizes(options.consumer)
         self.running = False
         self.target: dict[TopicPartition, ListedOffset] | None = None
-        self.planned_end: JsonDict | None = None
+        self.planned_end = STARTING_OFFSETS
         self.replay_lacked: dict[TopicPartition, int] = {}
-        self.claims = Claims({})
-        self.logs: SeenLogs | None = None
+        self.logs: LogSnapshot | None = None
         self.last_batch_ms: float | None = None
         self._starting: Offsets | None = None
 

@@ -1,7 +1,6 @@
-"""What a batch needs beyond its two offsets when an older version, Spark's own connector or another run has planned it.
+"""What `partitions` asks brokers when an older version, Spark's own connector or an earlier run has planned a batch.
 
-Runs on the driver, in `partitions`. What this version has planned is replayed without a question to any broker, but
-for what is to be counted with `failOnDataLoss=false`.
+What this version has planned it replays from its two offsets; with `failOnDataLoss=false` it only counts what is lost.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from dataclasses import replace
 from protocol.cluster.metadata import is_another_topic
 from protocol.consumer.range import Range
 from protocol.errors import KafkaError
-from spark_kafka_source.driver.discovery import rediscover, retry_unknown_topics
+from spark_kafka_source.driver.discovery import claim_all, retry_unknown_topics
 from spark_kafka_source.driver.query_state import QueryState
 from spark_kafka_source.driver.start_offsets import log_starts
 from spark_kafka_source.options.partitions import TopicPartition, name
-from spark_kafka_source.plan import losses
+from spark_kafka_source.plan import data_loss
 from spark_kafka_source.plan.offsets import Offsets
 from spark_kafka_source.plan.ranges import unresolved
 
@@ -32,8 +31,8 @@ def first_begin(query: QueryState, end: Offsets) -> Offsets:
     if unresolved(Offsets({}), end):
         log.warning("the checkpoint does not say where the first batch begins: at startingOffsets as they are now")
         begin = query.starting_offsets(query.deadline())
-        late = losses.late_begins(begin, end)
-        losses.say(losses.let_go(late.values(), fail=query.options.fail_on_data_loss))
+        late = data_loss.starts_after_end(begin, end)
+        data_loss.raise_or_warn(late.values(), fail=query.options.fail_on_data_loss)
         return replace(begin, ends={**begin.ends, **{key: end.ends[key] for key in late}})
     if not query.running:
         log.warning("the first batch is not complete: it is read again from where it began, not startingOffsets")
@@ -45,12 +44,12 @@ def earliest(query: QueryState, partitions: Collection[TopicPartition], end: Off
     deadline = query.deadline()
 
     def look() -> dict[TopicPartition, int]:
-        there = rediscover(query.client, query.options, partitions, deadline)
-        return log_starts(query.client, [key for key in partitions if key in there], deadline)
+        owned = claim_all(query.client, query.options, partitions, deadline).owned
+        return log_starts(query.client, [key for key in partitions if key in owned], deadline)
 
     starts = retry_unknown_topics(query.client, look, deadline)
     gone = sorted(set(partitions) - starts.keys())
-    losses.say(losses.let_go(losses.never_read(gone), fail=query.options.fail_on_data_loss))
+    data_loss.raise_or_warn(data_loss.deleted_unread(gone), fail=query.options.fail_on_data_loss)
     return starts | {key: end.ends[key] for key in gone}
 
 
@@ -58,7 +57,7 @@ def count_lacking(query: QueryState, ranges: Sequence[Range]) -> dict[TopicParti
     """What is missing of a batch that another run has planned, for the next one to count, an empty one if need be.
 
     The tasks leave it out and log it. So it is when a query has failed because of that, and goes on with
-    `failOnDataLoss=false`. What a topic had that was made anew is in no count.
+    `failOnDataLoss=false`. What a topic had that was recreated is in no count.
     """
     deadline = query.client.deadline(_COUNT_MS)
     try:
@@ -66,12 +65,10 @@ def count_lacking(query: QueryState, ranges: Sequence[Range]) -> dict[TopicParti
         known = {(topic.name, number) for topic in topics.values() for number in topic.partitions}
         if unknown := sorted({one.topic_partition for one in ranges} - known):
             log.warning("unknown just now, so that nobody counts what is missing: %s", ", ".join(map(name, unknown)))
-        there = [
-            one
-            for one in ranges
-            if one.topic_partition in known and not is_another_topic(topics[one.topic].topic_id, one.topic_id)
-        ]
-        return losses.count_gone(there, log_starts(query.client, {one.topic_partition for one in there}, deadline))
+        there = [one for one in ranges if one.topic_partition in known]
+        there = [one for one in there if not is_another_topic(topics[one.topic].topic_id, one.topic_id)]
+        starts = log_starts(query.client, {one.topic_partition for one in there}, deadline)
+        return data_loss.count_skipped(there, starts)
     except KafkaError as error:
         log.warning("what is missing of the batch that is replayed is not counted: %s", error)
         return {}

@@ -12,7 +12,7 @@ from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.consumer.list_offsets import EARLIEST, LATEST, list_offsets
 from protocol.consumer.listed_offset import ListedOffset
-from protocol.errors import ConfigurationError, DataLoss, DeadlineExceeded
+from protocol.errors import ConfigurationError, DeadlineExceeded
 from protocol.group.offsets import fetch_offsets
 from spark_kafka_source.error_classes import (
     OFFSETS_DO_NOT_MATCH_ASSIGNED,
@@ -20,17 +20,17 @@ from spark_kafka_source.error_classes import (
     TIMESTAMPS_DO_NOT_MATCH_ASSIGNED,
     named,
 )
-from spark_kafka_source.options.partitions import ByPartition
+from spark_kafka_source.options.partitions import ByPartition, TopicPartition, name
 from spark_kafka_source.options.start_positions import AtTime
 from spark_kafka_source.options.table import SourceOptions
+from spark_kafka_source.plan.data_loss import Loss, raise_or_warn
 
 log = logging.getLogger(__name__)
 
 # By then a broker that the cluster has replaced knows it, or is gone.
 _STALE_LEADER_MS = 30_000
 
-TopicPartition = tuple[str, int]
-Position = str | ByPartition
+OffsetSpec = str | ByPartition
 
 
 def starting_offsets(
@@ -74,10 +74,7 @@ def first_at_or_after(
 
 
 def log_ends(
-    client: Client,
-    options: SourceOptions,
-    partitions: Collection[TopicPartition],
-    deadline: Deadline,
+    client: Client, options: SourceOptions, partitions: Collection[TopicPartition], deadline: Deadline
 ) -> dict[TopicPartition, ListedOffset]:
     """How far each log can be read: to the last stable offset with `read_committed`, else the high watermark."""
     isolation_level = options.consumer.isolation_level
@@ -125,7 +122,7 @@ def _resolved(
     client: Client,
     options: SourceOptions,
     option: str,
-    where: Position,
+    where: OffsetSpec,
     partitions: Collection[TopicPartition],
     deadline: Deadline,
 ) -> dict[TopicPartition, int]:
@@ -141,9 +138,7 @@ def _resolved(
     # What a query begins with may have to wait for a transaction, what it ends with must be there to read.
     waits = option == "startingOffsets" and options.consumer.isolation_level == "read_committed"
     last = high_watermarks(client, partitions, deadline) if waits else ends
-    resolved = {}
-    for key, offset in wanted.items():
-        resolved[key] = {LATEST: ends[key], EARLIEST: starts[key]}.get(offset, offset)
+    resolved = {key: {LATEST: ends[key], EARLIEST: starts[key]}.get(offset, offset) for key, offset in wanted.items()}
     _require_in_log(option, resolved, starts, last, options.fail_on_data_loss)
     return resolved
 
@@ -151,24 +146,14 @@ def _resolved(
 def _require_same_partitions(
     option: str, wanted: Collection[TopicPartition], partitions: Collection[TopicPartition], error_class: str
 ) -> None:
-    unknown = sorted(set(wanted) - set(partitions))
+    unknown, missing = sorted(set(wanted) - set(partitions)), sorted(set(partitions) - set(wanted))
     if unknown:
-        raise ConfigurationError(
-            named(
-                error_class,
-                f"{option} names {_listed(unknown)}, which the query does not subscribe to or which do not exist; "
-                f"subscribed: {_listed(sorted(partitions))}",
-            )
-        )
-    missing = sorted(set(partitions) - set(wanted))
+        what = f"names {_listed(unknown)}, which the query does not subscribe to or which do not exist"
+        raise ConfigurationError(named(error_class, f"{option} {what}; subscribed: {_listed(sorted(partitions))}"))
     if missing:
-        raise ConfigurationError(
-            named(
-                error_class,
-                f"{option} lacks {_listed(missing)}: as JSON it must name every partition of the subscription"
-                + (" (-2 means earliest, -1 latest)" if error_class == OFFSETS_DO_NOT_MATCH_ASSIGNED else ""),
-            )
-        )
+        what = f"lacks {_listed(missing)}: as JSON it must name every partition of the subscription"
+        also = " (-2 means earliest, -1 latest)" if error_class == OFFSETS_DO_NOT_MATCH_ASSIGNED else ""
+        raise ConfigurationError(named(error_class, f"{option} {what}{also}"))
 
 
 def _require_in_log(
@@ -181,24 +166,18 @@ def _require_in_log(
     for key, offset in offsets.items():
         if starts[key] <= offset <= ends[key]:
             continue
-        topic, partition = key
-        message = (
-            f"{option}: offset {offset} of {topic}-{partition} is out of range: the log holds "
-            f"[{starts[key]}, {ends[key]})"
-        )
+        log_range = f"[{starts[key]}, {ends[key]})"
+        message = f"{option}: offset {offset} of {name(key)} is out of range: the log holds {log_range}"
         # A start before the log's start is data that is gone, which the user may have allowed.
         if offset < starts[key]:
-            if fail_on_data_loss:
-                raise DataLoss(
-                    named(
-                        START_OFFSET_RESET,
-                        f"{message}. Likely cause: retention or DeleteRecords has removed it. Name an offset that is "
-                        "there, or set failOnDataLoss=false to begin where the log begins",
-                    ),
-                    topic=topic,
-                    partition=partition,
-                )
-            log.warning("%s; %d offsets are skipped (failOnDataLoss=false)", message, starts[key] - offset)
+            loss = Loss(
+                START_OFFSET_RESET,
+                f"{message}. Likely cause: retention or DeleteRecords has removed it",
+                key,
+                "Name an offset that is there, or set failOnDataLoss=false to begin where the log begins",
+                f"failOnDataLoss=false: {starts[key] - offset} offsets are skipped",
+            )
+            raise_or_warn([loss], fail=fail_on_data_loss)
             offsets[key] = starts[key]
         else:
             raise ConfigurationError(f"{message}. Name an offset that is there, or -1 for the log's end")
@@ -223,13 +202,11 @@ def _from_group(
     ends = last
     if options.consumer.isolation_level == "read_committed":
         ends = {key: entry.offset for key, entry in log_ends(client, options, partitions, deadline).items()}
-    offsets = {}
+    offsets = {key: starts[key] if reset == "earliest" else ends[key] for key in without}
     for key, entry in committed.items():
-        if starts[key] <= entry.offset <= last[key]:
-            offsets[key] = entry.offset
-        else:
-            offsets[key] = _reset(options, key, entry.offset, (starts[key], last[key]), ends[key])
-    offsets.update({key: starts[key] if reset == "earliest" else ends[key] for key in without})
+        in_log = starts[key] <= entry.offset <= last[key]
+        there = (starts[key], last[key])
+        offsets[key] = entry.offset if in_log else _reset(options, key, entry.offset, there, ends[key])
     log.info(
         "group %s: %d partition(s) begin at the group's offsets, %d at %s (kafka.auto.offset.reset)",
         group,
@@ -255,16 +232,15 @@ def _reset(options: SourceOptions, key: TopicPartition, offset: int, there: tupl
         f"startingOffsets=group ({options.consumer.group_id}): offset {offset} of {key[0]}-{key[1]} is out of range: "
         f"the log holds [{start}, {end}). Likely cause: {cause}"
     )
+    remedy = (
+        "To begin at one end of the log all the same, set kafka.auto.offset.reset=earliest or latest. Or leave "
+        "that out and set failOnDataLoss=false, to begin at the nearest offset that is there"
+    )
     where = options.group_out_of_range
-    if where == "fail":
-        remedy = (
-            "To begin at one end of the log all the same, set kafka.auto.offset.reset=earliest or latest. Or leave "
-            "that out and set failOnDataLoss=false, to begin at the nearest offset that is there"
-        )
-        raise DataLoss(named(START_OFFSET_RESET, f"{what}. {remedy}"), topic=key[0], partition=key[1])
-    begin = {"earliest": start, "latest": latest, "nearest": start if offset < start else end}[where]
+    begin = {"earliest": start, "latest": latest}.get(where, start if offset < start else end)
     chosen = "failOnDataLoss=false" if where == "nearest" else f"kafka.auto.offset.reset={where}"
-    log.warning("%s. Begins at %d (%s): %d offsets are skipped", what, begin, chosen, begin - min(offset, start))
+    skipped = f"Begins at {begin}: {begin - min(offset, start)} offsets are skipped"
+    raise_or_warn([Loss(START_OFFSET_RESET, what, key, remedy, f"{chosen}. {skipped}")], fail=where == "fail")
     return begin
 
 
@@ -292,5 +268,4 @@ def _flat(numbers: ByPartition) -> dict[TopicPartition, int]:
 
 
 def _listed(partitions: list[TopicPartition]) -> str:
-    names = [f"{topic}-{number}" for topic, number in partitions]
-    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+    return ", ".join(map(name, partitions[:10])) + (f" and {len(partitions) - 10} more" if partitions[10:] else "")

@@ -1,12 +1,8 @@
-"""The streaming source: where a query begins, how far each batch reads, and when the group's offsets are committed.
+"""The streaming source, as Spark calls it: `query_state` has the order of the calls, and what one leaves for others.
 
 Lives on the driver, one Python process per query; pickled copies go to the executors, which only call `read`.
 The constructor has no side effects, since Spark also makes readers that it never uses: clients, threads and group
 checks begin with the first `latestOffset`.
-
-When what is committed: Spark calls `latestOffset(start, …)` on every trigger, idle ones included, and only when the
-batch that ended at `start` is complete and logged. So `start` is what is complete, and it is committed there.
-`commit(end)` comes later or never (not for the last batch before a pause or an end): it only repeats it.
 """
 
 from __future__ import annotations
@@ -24,7 +20,7 @@ from protocol.once import say_once
 from protocol.properties import MAX_INT64
 from spark_kafka_source.driver import replay
 from spark_kafka_source.driver.discovery import discover_present, retry_unknown_topics
-from spark_kafka_source.driver.group_checks import say_who_decides
+from spark_kafka_source.driver.group_checks import warn_of_other_offsets
 from spark_kafka_source.driver.query_state import QueryState
 from spark_kafka_source.driver.start_offsets import log_ends
 from spark_kafka_source.driver.trigger import Trigger
@@ -53,13 +49,13 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Notes the ends of the logs as they are now: the query ends there."""
-        query, options, deadline = self._query, self._options, self._query.deadline()
+        client, options, deadline = self._query.client, self._options, self._query.deadline()
 
         def target() -> dict[TopicPartition, ListedOffset]:
             # A topic that is missing is judged later, against the offsets that the query starts from.
-            return log_ends(query.client, options, discover_present(query.client, options, deadline), deadline)
+            return log_ends(client, options, discover_present(client, options, deadline), deadline)
 
-        query.target = retry_unknown_topics(query.client, target, deadline)
+        self._query.target = retry_unknown_topics(client, target, deadline)
 
     def initialOffset(self) -> JsonDict:
         """Stands for `startingOffsets`, which the first `latestOffset` looks up.
@@ -90,22 +86,21 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for warning in self._warnings:
             say_once(warning)
         query = self._query
-        if start is None:
-            start = STARTING_OFFSETS if query.planned_end is None else query.planned_end
+        start = query.planned_end if start is None else start
         deadline = query.deadline()
         if not query.running:
             query.commits.begin(deadline)
         starting: Mapping[TopicPartition, int] = {}
         if start == STARTING_OFFSETS:
-            begin = query.starting_offsets(deadline)
-            start, starting, begin = begin.to_json_dict(), begin.ends, replace(begin, ends={})
+            read = query.starting_offsets(deadline)
+            start, starting, read = read.to_json_dict(), read.ends, replace(read, ends={})
         else:
-            begin = Offsets.from_json_dict(start)
+            read = Offsets.from_json_dict(start)
             if not query.running:
-                say_who_decides(query.client, self._options, begin, deadline)
+                warn_of_other_offsets(query.client, self._options, read, deadline)
         query.running = True
         try:
-            end = Trigger(query, begin, limit, deadline, starting).plan()
+            end = Trigger(query, read, starting, limit, deadline).plan()
         except KafkaError:
             query.commits.wait(last=False)
             raise
@@ -143,7 +138,8 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_range(self._options, partition.ranges)
 
     def commit(self, end: JsonDict) -> None:
-        self._query.commits.mark(Offsets.from_json_dict(end), self._query.claims)
+        if self._query.logs is not None:
+            self._query.commits.mark(Offsets.from_json_dict(end), self._query.logs.claims)
 
     def stop(self) -> None:
         self._query.commits.close()

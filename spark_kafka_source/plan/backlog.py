@@ -1,6 +1,6 @@
-"""What a trigger sees of a query's logs, and the batch that follows from it. Pure: `stream_reader` asks the brokers.
+"""What a trigger sees of a query's logs, and the batch that follows from it. Pure: `driver/trigger.py` asks brokers.
 
-`losses` says what is gone between what was read and what is there, `limits` how much of the backlog a batch takes.
+`data_loss` says what is lost between what was read and what is there, `limits` how much of the backlog a batch takes.
 """
 
 from __future__ import annotations
@@ -17,32 +17,42 @@ from spark_kafka_source.plan.offsets import Offsets, topic_ids
 
 
 @dataclass(frozen=True)
-class SeenLogs:
+class LogSnapshot:
     """What brokers say of the logs now, next to what the query has read of them.
 
     Attributes
     ----------
-    begin : where the last batch ended; before a query's first batch without `ends`, since no checkpoint has any.
+    read : where the last batch ended; before a query's first batch without `ends`, since no checkpoint has any.
     claims : what the query may read now.
     listed : (topic, partition) -> where its log ends, and the epoch in which its leader leads; of all that is owned.
     high_watermarks : (topic, partition) -> where its log ends, of those of `held_back`.
     """
 
-    begin: Offsets
+    read: Offsets
     claims: Claims
     listed: Mapping[TopicPartition, ListedOffset]
     high_watermarks: Mapping[TopicPartition, int] = field(default_factory=dict)
 
     @cached_property
     def positions(self) -> dict[TopicPartition, int]:
-        """The next offset to read, where something was read or claimed at an offset; of what is not owned, too."""
-        return self.claims.positions(self.begin.ends)
+        """See `Claims.positions`."""
+        return self.claims.positions(self.read)
+
+    @cached_property
+    def epochs(self) -> dict[TopicPartition, int]:
+        """See `Claims.epochs`."""
+        return self.claims.epochs(self.read)
 
     @cached_property
     def recreated(self) -> dict[str, bytes]:
-        """The topics that were made anew since they were read, and their new ids."""
-        known = self.begin.ids
+        """The topics that were deleted and recreated since they were read, and their new ids."""
+        known = self.read.ids
         return {topic: now for topic, now in topic_ids(self.claims.owned).items() if known.get(topic, now) != now}
+
+    def deleted(self) -> list[TopicPartition]:
+        """What was read, is in no log any more, and was not replaced by a recreated topic, which is said of that."""
+        missing = self.positions.keys() - self.claims.owned.keys() - set(self.claims.revoked)
+        return sorted(key for key in missing if key[0] not in self.recreated)
 
     @cached_property
     def stale(self) -> set[TopicPartition]:
@@ -50,7 +60,7 @@ class SeenLogs:
         return {key for key, end in self.listed.items() if end.is_stale(self._known_epoch(key))}
 
     @cached_property
-    def news(self) -> dict[TopicPartition, ListedOffset]:
+    def current(self) -> dict[TopicPartition, ListedOffset]:
         return {key: end for key, end in self.listed.items() if key not in self.stale}
 
     def held_back(self) -> dict[TopicPartition, int]:
@@ -61,42 +71,41 @@ class SeenLogs:
         """
         return {
             key: self._known_epoch(key)
-            for key, end in self.news.items()
+            for key, end in self.current.items()
             if end.offset < self.positions.get(key, 0) and key[0] not in self.recreated
         }
 
     @cached_property
-    def _news_ends(self) -> dict[TopicPartition, int]:
+    def _current_ends(self) -> dict[TopicPartition, int]:
         last = self.high_watermarks
         return {
             key: max(end.offset, min(self.positions[key], last[key])) if key in last else end.offset
-            for key, end in self.news.items()
+            for key, end in self.current.items()
         }
 
     def log_ends(self) -> Offsets:
-        return Offsets(self._news_ends, ids=self.ids_of(self.news))
+        return Offsets(self._current_ends, ids=self.ids_of(self.current))
 
     def late_targets(self, target: Mapping[TopicPartition, ListedOffset]) -> dict[TopicPartition, ListedOffset]:
-        """What was missing, had an old leader, or was another topic when `availableNow` noted where it ends."""
+        """What was missing, had a stale leader, or was another topic when `availableNow` noted where it ends."""
         late = {}
-        for key, now in self.news.items():
-            noted = target.get(key)
-            read = self.positions.get(key)
-            old = noted is not None and noted.is_stale(self._known_epoch(key))
-            if key[0] in self.recreated or (read is not None and (noted is None or (old and noted.offset < read))):
+        for key, now in self.current.items():
+            noted, position = target.get(key), self.positions.get(key)
+            stale = noted is not None and noted.is_stale(self._known_epoch(key))
+            unknown = position is not None and (noted is None or (stale and noted.offset < position))
+            if unknown or key[0] in self.recreated:
                 late[key] = now
         return late
 
     def ends(self, target: Mapping[TopicPartition, ListedOffset] | None) -> dict[TopicPartition, int]:
         """How far there is something to read; with a `target` not beyond that."""
-        if target is None:
-            ends = dict(self._news_ends)
-        else:
+        ends = dict(self._current_ends)
+        if target is not None:
             # A log may have been cut since the target was noted, and a query that begins at the end of a busy one
             # begins after the target.
             ends = {
                 key: min(end, max(target[key].offset, self.positions.get(key, 0)))
-                for key, end in self._news_ends.items()
+                for key, end in ends.items()
                 if key in target
             }
         return ends | {key: self.positions[key] for key in self.stale}
@@ -105,27 +114,20 @@ class SeenLogs:
         """Those that are to be read from where their logs begin."""
         return [key for key in partitions if key not in self.positions or key[0] in self.recreated]
 
-    def backlog(
-        self,
-        ends: Mapping[TopicPartition, int],
-        log_starts: Mapping[TopicPartition, int],
-        skipped: Mapping[TopicPartition, int],
-    ) -> Backlog:
-        """What there is to read up to `ends`. `log_starts`: where the logs of those that are `new` begin."""
-        moved = {key: at for key, at in self.positions.items() if key in ends and at != self.begin.ends.get(key)}
-        return Backlog(self, ends, moved | {key: min(at, ends[key]) for key, at in log_starts.items()}, skipped=skipped)
-
-    def epoch_before(self, key: TopicPartition) -> int | None:
-        """Leader epoch of the last record before the position; None if unknown, as where another has read up to it."""
-        return self.begin.epochs.get(key) if self.positions.get(key) == self.begin.ends.get(key) else None
+    def joined(
+        self, ends: Mapping[TopicPartition, int], log_starts: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, int]:
+        """Where a batch up to `ends` begins if not where the last one ended. `log_starts`: of those that are `new`."""
+        moved = {key: at for key, at in self.positions.items() if key in ends and at != self.read.ends.get(key)}
+        return moved | {key: min(log_starts[key], ends[key]) for key in log_starts}
 
     def ids_of(self, partitions: Collection[TopicPartition]) -> dict[str, bytes]:
         return topic_ids({key: self.claims.owned[key] for key in partitions})
 
     def _known_epoch(self, key: TopicPartition) -> int:
-        """-1 also for one of another topic, or perhaps of another one: it tells nothing."""
-        same = self.claims.owned[key] == self.begin.ids.get(key[0])
-        return self.begin.epochs.get(key, -1) if same else -1
+        """The newest leader epoch that is known of this very topic; -1 if none is: other topics' cannot be compared."""
+        same_topic = self.claims.owned[key] == self.read.ids.get(key[0])
+        return self.read.epochs.get(key, -1) if same_topic else -1
 
 
 @dataclass(frozen=True)
@@ -134,27 +136,28 @@ class Backlog:
 
     Attributes
     ----------
-    joined : where partitions begin that are new (in a query's first batch all), or have lost what was read of them.
-    gone : where logs begin that have lost what was to be read next.
-    skipped : how many offsets are left out besides those that are `gone`.
+    joined : where partitions begin that are new, were claimed at an offset (before a query's first batch all), or have
+        lost what was read of them. The checkpoint's `@joined`.
+    advanced : where logs begin that retention or DeleteRecords has cut beyond the position.
+    skipped : how many offsets are left out besides those that `advanced` logs lack.
     """
 
-    logs: SeenLogs
+    logs: LogSnapshot
     ends: Mapping[TopicPartition, int]
     joined: Mapping[TopicPartition, int]
-    gone: Mapping[TopicPartition, int] = field(default_factory=dict)
+    advanced: Mapping[TopicPartition, int] = field(default_factory=dict)
     skipped: Mapping[TopicPartition, int] = field(default_factory=dict)
 
     @cached_property
     def starts(self) -> dict[TopicPartition, int]:
-        starts = {**self.logs.positions, **self.joined, **self.gone}
+        starts = {**self.logs.positions, **self.joined, **self.advanced}
         return {key: starts[key] for key in self.ends}
 
     @property
     def size(self) -> int:
         return sum(end - self.starts[key] for key, end in self.ends.items())
 
-    def shorter(self) -> list[TopicPartition]:
+    def truncated(self) -> list[TopicPartition]:
         """Where the log ends before what was read."""
         return sorted(key for key, end in self.ends.items() if end < self.starts[key])
 
@@ -165,33 +168,27 @@ class Backlog:
 
     def batch(self, until: Mapping[TopicPartition, int]) -> Offsets | None:
         """The end of a batch that reads up to `until`, which has the partitions of `ends`; None when nothing is new."""
-        begin, revoked = self.logs.begin, self._revoked
-        ends = {**until, **revoked}
-        if ends == self.logs.positions and not (self.joined or self.gone or self.skipped):
+        logs, read = self.logs, self.logs.read
+        # How far revoked partitions were read is kept, for when they come back.
+        revoked = {key for key in logs.claims.revoked if key in read.ends and key[0] not in logs.recreated}
+        ends = {**until, **{key: read.ends[key] for key in revoked}}
+        if ends == logs.positions and not (self.joined or self.advanced or self.skipped):
             return None
-        skipped = Counter(begin.skipped)
+        skipped = Counter(read.skipped)
         skipped.update(self.skipped)
-        skipped.update({key: offset - self.logs.positions[key] for key, offset in self.gone.items()})
-        epochs = {key: self._epoch(key, offset) for key, offset in until.items()}
-        epochs.update({key: begin.epochs[key] for key in revoked if key in begin.epochs})
+        skipped.update({key: offset - logs.positions[key] for key, offset in self.advanced.items()})
+        epochs = {key: read.epochs.get(key, -1) if key in revoked else self._epoch(key, ends[key]) for key in ends}
         return Offsets(
             ends,
-            ids={topic: begin.ids[topic] for topic, _ in revoked if topic in begin.ids} | self.logs.ids_of(until),
+            ids={topic: read.ids[topic] for topic, _ in revoked if topic in read.ids} | logs.ids_of(until),
             epochs={key: epoch for key, epoch in epochs.items() if epoch >= 0},
-            joined={**self.joined, **self.gone},
+            joined={**self.joined, **self.advanced},
             skipped={key: count for key, count in skipped.items() if count},
         )
 
-    @property
-    def _revoked(self) -> dict[TopicPartition, int]:
-        """How far others were read before they were revoked: kept, for when they come back."""
-        read, revoked = self.logs.begin.ends, self.logs.claims.revoked
-        return {key: read[key] for key in revoked if key in read and key[0] not in self.logs.recreated}
-
     def _epoch(self, key: TopicPartition, until: int) -> int:
+        """In which `until` was seen to be in the log."""
         now = self.logs.listed[key].leader_epoch
-        if until > self.starts[key] or key in self.gone or key[0] in self.logs.recreated:
-            return now
         # Where nothing is read nothing is compared with the log either: the next batch there still has to.
-        before = self.logs.epoch_before(key)
-        return now if before is None else before
+        compared = until > self.starts[key] or key in self.advanced or key[0] in self.logs.recreated
+        return now if compared else self.logs.epochs.get(key, now)

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from spark_kafka_source.options.partitions import TopicPartition
+from spark_kafka_source.plan.offsets import Offsets
 
 
 @dataclass(frozen=True)
@@ -20,21 +21,22 @@ class Claims:
     owned : (topic, partition) -> the topic's id (16 bytes, zeros before Kafka 2.8), of all that a batch may read.
     added : (topic, partition) -> the offset at which a partition was claimed that was not owned before. One that was
         never read, and is not in here, is read from where its log begins.
-    revoked : what is there, and is read by another member of the group. Whatever else was read before and is not owned
-        was deleted, which is a loss: of what nobody explains the query is told.
+    revoked : what is there, and another member of the group reads. Whatever else was read before and is not owned was
+        deleted: what nobody explains is a loss.
     """
 
     owned: Mapping[TopicPartition, bytes]
     added: Mapping[TopicPartition, int] = field(default_factory=dict)
     revoked: Collection[TopicPartition] = frozenset()
 
-    def positions(self, read: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """The next offset to read, of all that was `read` up to an offset or has been claimed at one.
+    def positions(self, read: Offsets) -> dict[TopicPartition, int]:
+        """The next offset to read, of all that was `read` or has been claimed at an offset, also if not owned now.
 
         Of both the larger one: up to `read` this query has delivered, up to the other whoever owned it before.
         """
-        return {**read, **{key: max(offset, read.get(key, 0)) for key, offset in self.added.items()}}
+        return {**read.ends, **{key: max(offset, read.ends.get(key, 0)) for key, offset in self.added.items()}}
 
-    def deleted(self, read: Collection[TopicPartition]) -> set[TopicPartition]:
-        """What was `read`, and is in no log any more."""
-        return set(read) - self.owned.keys() - set(self.revoked)
+    def epochs(self, read: Offsets) -> dict[TopicPartition, int]:
+        """Leader epochs of the last records before `positions`; left out where unknown, as where others have read."""
+        positions = self.positions(read)
+        return {key: epoch for key, epoch in read.epochs.items() if positions[key] == read.ends[key]}

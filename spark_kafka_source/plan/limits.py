@@ -2,7 +2,7 @@
 
 Pure arithmetic, the same as Spark's own Kafka connector's, so that the same option gives the same batches; it has no
 limit in bytes, which here is turned into one in offsets first.
-Used by `stream_reader` in `latestOffset`. The caller has judged deleted and truncated logs before.
+Used by `driver/trigger.py`. The caller has judged deleted and truncated logs before.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Offsets:
     Attributes
     ----------
     ends : (topic, partition) -> offset of the first record *not* in the batch (Kafka's "next to read").
-    ids : topic -> its 16-byte topic id. Another id later means that the topic was deleted and made anew.
+    ids : topic -> its 16-byte topic id. Another id later means that the topic was deleted and recreated.
     epochs : (topic, partition) -> leader epoch when the end was seen to be in the log: the records before it are of
         that epoch or older ones. Left out when unknown.
     joined : (topic, partition) -> where the batch begins in a partition that its start offsets lack (in a query's first

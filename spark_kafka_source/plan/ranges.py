@@ -7,19 +7,16 @@ connector does for `maxRecordsPerPartition` and `minPartitions`. Used by `stream
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping
 from dataclasses import replace
 
 from protocol.cluster.metadata import NO_TOPIC_ID
 from protocol.consumer.range import Range
-from protocol.errors import DataLoss, UsageError
-from spark_kafka_source.error_classes import PARTITION_OFFSET_CHANGED, named
+from protocol.errors import UsageError
 from spark_kafka_source.options.partitions import TopicPartition, name
+from spark_kafka_source.plan import data_loss
 from spark_kafka_source.plan.offsets import Offsets
-
-log = logging.getLogger(__name__)
 
 
 def offset_ranges(
@@ -36,31 +33,20 @@ def offset_ranges(
     A partition begins where `start` ends, or after that where `end.joined` says (what lies between is gone). When
     `start` lacks it, or has it of another topic id, or `end` lies before that (a truncated log), it begins where
     `end.joined` says; and when that lacks it too (offsets written by Spark's own connector) at `earliest`, which the
-    caller must then have asked the brokers for: see `unresolved`. Raises
-    `UsageError` if it has not, and `DataLoss` when an end lies before its beginning (with `fail_on_data_loss=False`
-    that partition is skipped, with a warning).
+    caller must then have asked brokers for: see `unresolved`. Raises `UsageError` if it has not, and `DataLoss` when an
+    end lies before its beginning (with `fail_on_data_loss=False` that partition is skipped, with a warning).
     """
     ranges = []
     for tp, until in sorted(end.ends.items()):
         begin = _begin(start, end, tp)
-        if begin is None:
-            begin = (earliest or {}).get(tp)
-        if begin is None:
+        if begin is None and (begin := (earliest or {}).get(tp)) is None:
             raise UsageError(f"{name(tp)} is new and nobody has said where it begins.")
         if until < begin:
-            _report_backwards(tp, begin, until, fail_on_data_loss)
+            data_loss.raise_or_warn([data_loss.ends_before_start(tp, begin, until)], fail=fail_on_data_loss)
         elif until > begin:
-            goes_on = tp in start.ends and begin == start.ends[tp] and not _recreated(start, end, tp[0])
-            ranges.append(
-                Range(
-                    *tp,
-                    begin,
-                    until,
-                    topic_id=end.ids.get(tp[0], NO_TOPIC_ID),
-                    from_epoch=start.epochs.get(tp, -1) if goes_on else -1,
-                    until_epoch=end.epochs.get(tp, -1),
-                )
-            )
+            goes_on = begin == start.ends.get(tp) and not _recreated(start, end, tp[0])
+            from_epoch, until_epoch = start.epochs.get(tp, -1) if goes_on else -1, end.epochs.get(tp, -1)
+            ranges.append(Range(*tp, begin, until, end.ids.get(tp[0], NO_TOPIC_ID), from_epoch, until_epoch))
     return split(ranges, max_records, min_partitions)
 
 
@@ -121,17 +107,3 @@ def _begin(start: Offsets, end: Offsets, tp: TopicPartition) -> int | None:
 
 def _recreated(start: Offsets, end: Offsets, topic: str) -> bool:
     return topic in start.ids and topic in end.ids and start.ids[topic] != end.ids[topic]
-
-
-def _report_backwards(tp: TopicPartition, begin: int, until: int, fail_on_data_loss: bool) -> None:
-    message = (
-        f"{name(tp)}: the batch ends at offset {until}, before it begins ({begin}). The log was truncated, or the "
-        "topic was deleted and made anew, and records may be missing."
-    )
-    if fail_on_data_loss:
-        raise DataLoss(
-            named(PARTITION_OFFSET_CHANGED, f"{message} To go on without them, set failOnDataLoss=false."),
-            topic=tp[0],
-            partition=tp[1],
-        )
-    log.warning("%s failOnDataLoss is false: this partition is skipped in this batch.", message)

@@ -18,7 +18,7 @@ from protocol.producer.idempotence import TopicPartition
 from protocol.producer.partition_producer import ProducedRange
 from spark_kafka_source.sink.columns import SinkPlan, topic_columns
 from spark_kafka_source.sink.producers import borrowed_producer
-from spark_kafka_source.task.reused_worker import settle
+from spark_kafka_source.task.worker_tuning import tune_worker
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class TaskWriter:
                     error.message = f"{error.message.rstrip('.')}. What this task wrote before stays in Kafka: {before}"
                 raise
             written = TaskWritten(producer.acknowledged)
-        settle()
+        tune_worker()
         return written
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from pyspark.sql.datasource import InputPartition
 
 from protocol.consumer.range import Range
 
 
+@dataclass
 class RangePartition(InputPartition):
-    def __init__(self, ranges: tuple[Range, ...]) -> None:
-        super().__init__(ranges)
-        self.ranges = ranges
-
-    def __repr__(self) -> str:
-        return f"RangePartition({self.ranges!r})"
+    ranges: tuple[Range, ...]

@@ -22,8 +22,8 @@ from spark_kafka_source.clients import client_for
 from spark_kafka_source.error_classes import COULD_NOT_READ_OFFSET_RANGE, MALFORMED_RECORD_TIMESTAMP, named
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.task.client_rack import in_this_rack
-from spark_kafka_source.task.reused_worker import settle
 from spark_kafka_source.task.row_schema import arrow_schema
+from spark_kafka_source.task.worker_tuning import tune_worker
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ def read_range(options: SourceOptions, ranges: Sequence[Range]) -> Iterator[pa.R
             yield _with_spark_columns(batch, each, schema)
     except DataLoss as loss:
         raise DataLoss(named(COULD_NOT_READ_OFFSET_RANGE, loss.message), **loss.context) from loss
-    settle()
+    tune_worker()
 
 
 @lru_cache(maxsize=16)

@@ -6,8 +6,9 @@ import pytest
 
 from protocol.clock import Deadline
 from protocol.errors import ConfigurationError, DeadlineExceeded
-from spark_kafka_source.driver.discovery import claim_all, discover, rediscover
+from spark_kafka_source.driver.discovery import claim_all, discover
 from spark_kafka_source.options.parsing import parse_source_options
+from spark_kafka_source.plan.backlog import LogSnapshot
 from spark_kafka_source.plan.claims import Claims
 from spark_kafka_source.plan.offsets import Offsets
 from tests.protocol.cluster.test_client import SteppedClock
@@ -30,7 +31,7 @@ def look(clock: SteppedClock, *says: str | float, timeout_ms: int = 240_000) -> 
     """What a trigger finds of a query that has read orders-0."""
     with Broker(clock, *says) as broker, client_on(broker, clock) as client:
         options = parse_source_options(options_on(broker), streaming=True)
-        return rediscover(client, options, HERE, Deadline.after_ms(timeout_ms, clock))
+        return dict(claim_all(client, options, HERE, Deadline.after_ms(timeout_ms, clock)).owned)
 
 
 @pytest.mark.parametrize("timeout_ms", [5_000, 240_000])
@@ -41,13 +42,13 @@ def test_a_topic_that_stays_unknown_is_gone_after_ten_seconds(clock: SteppedCloc
 
 def test_a_query_in_no_group_owns_all_there_is_and_what_is_gone_is_deleted(clock: SteppedClock) -> None:
     """Nobody else has it: what was read of it must not be passed over as if it were revoked."""
-    gone, new = ("orders", 7), ("orders", 8)
+    gone = ("orders", 7)
     with Broker(clock, KNOWN, *[KNOWN] * 50) as broker, client_on(broker, clock) as client:
         options = parse_source_options(options_on(broker), streaming=True)
-        begin = Offsets({**dict.fromkeys(HERE, 5), gone: 5})
-        claims = claim_all(client, options, begin, {new: 3}, client.deadline())
-    assert claims == Claims(HERE, added={new: 3})
-    assert claims.deleted(claims.positions(begin.ends)) == {gone, new}
+        claims = claim_all(client, options, [*HERE, gone], client.deadline())
+    assert claims == Claims(HERE)
+    read = Offsets({**dict.fromkeys(HERE, 5), gone: 5})
+    assert LogSnapshot(read, claims, {}).deleted() == [gone]
     assert 10 < clock.at_s < 13
 
 

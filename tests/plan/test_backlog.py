@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from protocol.cluster.metadata import NO_TOPIC_ID
 from protocol.consumer.listed_offset import ListedOffset
-from spark_kafka_source.plan.backlog import Backlog, SeenLogs
+from spark_kafka_source.plan.backlog import Backlog, LogSnapshot
 from spark_kafka_source.plan.claims import Claims
 from spark_kafka_source.plan.offsets import Offsets
 
@@ -20,7 +20,7 @@ def end(offset: int, epoch: int = 5) -> ListedOffset:
 
 BEGIN = Offsets({A0: 10, A1: 10, B0: 4}, ids={"a": OLD, "b": OLD}, epochs={A0: 5, A1: 5, B0: 5})
 OWNED = {A0: OLD, A1: OLD, B0: NEW, C0: OLD}
-LOGS = SeenLogs(BEGIN, Claims(OWNED), {A0: end(20, 6), A1: end(7, 4), B0: end(3, 0), C0: end(8)})
+LOGS = LogSnapshot(BEGIN, Claims(OWNED), {A0: end(20, 6), A1: end(7, 4), B0: end(3, 0), C0: end(8)})
 
 SAME = replace(LOGS, claims=Claims(OWNED | {B0: OLD}), listed={**LOGS.listed, B0: end(3)})
 
@@ -31,7 +31,7 @@ def test_an_older_epoch_counts_only_for_the_topic_that_was_read() -> None:
     assert LOGS.new(LOGS.ends(None)) == [B0, C0]
     assert LOGS.ends(None) == {A0: 20, B0: 3, C0: 8, A1: 10}
     assert LOGS.log_ends() == Offsets({A0: 20, B0: 3, C0: 8}, ids={"a": OLD, "b": NEW, "c": OLD})
-    nameless = SeenLogs(replace(BEGIN, ids={}), Claims(dict.fromkeys(OWNED, NO_TOPIC_ID)), LOGS.listed)
+    nameless = LogSnapshot(replace(BEGIN, ids={}), Claims(dict.fromkeys(OWNED, NO_TOPIC_ID)), LOGS.listed)
     assert (nameless.recreated, nameless.stale) == ({}, set())
 
 
@@ -53,16 +53,16 @@ def test_a_run_does_not_go_beyond_the_log_that_is_there() -> None:
     target = {A0: end(25), B0: end(30)}
     assert LOGS.late_targets(target) == {B0: end(3, 0)}
     assert LOGS.ends(target | LOGS.late_targets(target)) == {A0: 20, B0: 3, A1: 10}
-    cut = SeenLogs(BEGIN, Claims({A0: OLD}), {A0: end(7, 6)})
-    assert Backlog(cut, cut.ends({A0: end(25)}), joined={}).shorter() == [A0]
+    cut = LogSnapshot(BEGIN, Claims({A0: OLD}), {A0: end(7, 6)})
+    assert Backlog(cut, cut.ends({A0: end(25)}), joined={}).truncated() == [A0]
 
 
 def test_a_backlog_begins_where_the_last_batch_ended_or_where_it_must() -> None:
-    logs = SeenLogs(BEGIN, Claims({A0: OLD, A1: OLD, B0: OLD}), {A0: end(20, 6), A1: end(7, 6), B0: end(4, 6)})
+    logs = LogSnapshot(BEGIN, Claims({A0: OLD, A1: OLD, B0: OLD}), {A0: end(20, 6), A1: end(7, 6), B0: end(4, 6)})
     backlog = Backlog(logs, logs.ends(None), joined={})
-    assert (backlog.shorter(), backlog.continued()) == ([A1], [A0])
+    assert (backlog.truncated(), backlog.continued()) == ([A1], [A0])
     assert replace(backlog, joined={A0: 12}).continued() == []
-    backlog = replace(backlog, joined={A1: 6}, gone={A0: 12}, skipped={B0: 2})
+    backlog = replace(backlog, joined={A1: 6}, advanced={A0: 12}, skipped={B0: 2})
     assert (backlog.starts, backlog.size) == ({A0: 12, A1: 6, B0: 4}, 9)
     assert backlog.batch({A0: 15, A1: 6, B0: 4}) == Offsets(
         {A0: 15, A1: 6, B0: 4},
@@ -73,13 +73,13 @@ def test_a_backlog_begins_where_the_last_batch_ended_or_where_it_must() -> None:
         skipped={A0: 2, B0: 2},
     )
     # All of it is gone: what was compared before lies before the log.
-    all_gone = replace(backlog, gone={A0: 20}).batch({A0: 20, A1: 6, B0: 4})
+    all_gone = replace(backlog, advanced={A0: 20}).batch({A0: 20, A1: 6, B0: 4})
     assert all_gone is not None
     assert all_gone.epochs == {A0: 6, A1: 5, B0: 5}
 
 
 def test_nothing_new_is_no_batch() -> None:
-    logs = SeenLogs(BEGIN, Claims({A0: OLD, A1: OLD, B0: OLD}), {A0: end(10), A1: end(10), B0: end(4)})
+    logs = LogSnapshot(BEGIN, Claims({A0: OLD, A1: OLD, B0: OLD}), {A0: end(10), A1: end(10), B0: end(4)})
     backlog = Backlog(logs, logs.ends(None), joined={})
     assert backlog.batch(BEGIN.ends) is None
     assert replace(backlog, skipped={A0: 1}).batch(BEGIN.ends) == replace(BEGIN, skipped={A0: 1})
@@ -90,9 +90,9 @@ def test_nothing_new_is_no_batch() -> None:
 def test_only_the_end_of_a_first_batch_tells_where_it_begins() -> None:
     owned, listed = {A0: OLD, A1: OLD, C0: OLD}, {A0: end(20), A1: end(10), C0: end(3)}
     starting = Offsets({A0: 10, A1: 10, B0: 4}, ids={"a": OLD, "b": OLD})
-    logs = SeenLogs(replace(starting, ends={}), Claims(owned, added=starting.ends), listed)
+    logs = LogSnapshot(replace(starting, ends={}), Claims(owned, added=starting.ends), listed)
     # B0 is gone by now, C0 is new.
-    assert (logs.new(logs.ends(None)), logs.claims.deleted(logs.positions)) == ([C0], {B0})
-    assert logs.backlog(logs.ends(None), {C0: 0}, {}).joined == {A0: 10, A1: 10, C0: 0}
-    logs = replace(logs, begin=starting, claims=Claims(owned))
-    assert logs.backlog(logs.ends(None), {C0: 0}, {}).joined == {C0: 0}
+    assert (logs.new(logs.ends(None)), logs.deleted()) == ([C0], [B0])
+    assert logs.joined(logs.ends(None), {C0: 0}) == {A0: 10, A1: 10, C0: 0}
+    logs = replace(logs, read=starting, claims=Claims(owned))
+    assert logs.joined(logs.ends(None), {C0: 0}) == {C0: 0}

@@ -11,8 +11,8 @@ import pytest
 
 from protocol.consumer.listed_offset import ListedOffset
 from protocol.consumer.range import Range
-from spark_kafka_source.plan import losses
-from spark_kafka_source.plan.backlog import SeenLogs
+from spark_kafka_source.plan import data_loss
+from spark_kafka_source.plan.backlog import Backlog, LogSnapshot
 from spark_kafka_source.plan.claims import Claims
 from spark_kafka_source.plan.offsets import Offsets
 from spark_kafka_source.plan.ranges import offset_ranges, unresolved
@@ -31,12 +31,12 @@ def member(
     return Claims(owned, {key: group[key] for key in owned if key in group}, existing.keys() - owned.keys())
 
 
-def next_end(begin: Offsets, claims: Claims, ends: Mapping[tuple[str, int], int], start: int = 0) -> Offsets | None:
+def next_end(read: Offsets, claims: Claims, ends: Mapping[tuple[str, int], int], start: int = 0) -> Offsets | None:
     """The plan of one trigger, that reads all there is. All logs begin at `start`."""
-    logs = SeenLogs(begin, claims, {key: ListedOffset(ends[key], EPOCH, -1) for key in claims.owned})
+    logs = LogSnapshot(read, claims, {key: ListedOffset(ends[key], EPOCH, -1) for key in claims.owned})
     readable = logs.ends(None)
-    backlog = logs.backlog(readable, dict.fromkeys(logs.new(readable), start), {})
-    assert backlog.shorter() == []
+    backlog = Backlog(logs, readable, logs.joined(readable, dict.fromkeys(logs.new(readable), start)))
+    assert backlog.truncated() == []
     return backlog.batch(readable)
 
 
@@ -58,8 +58,8 @@ def test_a_first_batch_begins_where_its_partitions_are_claimed_or_where_their_lo
 
 def test_what_is_revoked_is_neither_read_nor_lost_nor_forgotten() -> None:
     claims = member([A0], {A0: 10})
-    logs = SeenLogs(READ, claims, {A0: ListedOffset(10, EPOCH, -1)})
-    assert losses.deleted(logs) == []
+    logs = LogSnapshot(READ, claims, {A0: ListedOffset(10, EPOCH, -1)})
+    assert data_loss.deleted(logs) == []
     assert next_end(READ, claims, {A0: 10}) is None, "that alone is no batch"
     end = next_end(READ, claims, {A0: 15})
     assert end == replace(READ, ends={A0: 15, A1: 10})
@@ -105,7 +105,7 @@ def test_the_epoch_of_what_this_query_read_last_is_not_that_of_what_another_has_
 
 def test_what_is_deleted_is_a_loss_also_if_it_was_revoked_before() -> None:
     claims = member([A0], {}, existing={A0: TOPIC_ID})
-    (loss,) = losses.deleted(SeenLogs(READ, claims, {A0: ListedOffset(10, EPOCH, -1)}))
+    (loss,) = data_loss.deleted(LogSnapshot(READ, claims, {A0: ListedOffset(10, EPOCH, -1)}))
     assert loss.key == A1
     end = next_end(READ, claims, {A0: 10})
     # How much was skipped of it in all its time is still known.

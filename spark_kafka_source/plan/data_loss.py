@@ -1,6 +1,6 @@
 """What counts as lost between what a query has read and what the logs have now, and what is said of it.
 
-Asks no brokers: `stream_reader` does. Tasks judge what they cannot read (`protocol.consumer.log_judgement`).
+Asks no brokers: `driver/trigger.py` does. Tasks judge what they cannot read (`protocol.consumer.log_judgement`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from spark_kafka_source.error_classes import (
     named,
 )
 from spark_kafka_source.options.partitions import TopicPartition, name
-from spark_kafka_source.plan.backlog import SeenLogs
+from spark_kafka_source.plan.backlog import LogSnapshot
 from spark_kafka_source.plan.offsets import Offsets
 
 log = logging.getLogger(__name__)
@@ -37,27 +37,22 @@ class Loss:
     chosen: str = "failOnDataLoss=false: going on without it"
 
 
-def let_go(losses: Iterable[Loss], *, fail: bool) -> list[Loss]:
-    """Those that the query goes on without, to be said when its batch is planned. Raises `DataLoss` for the first."""
-    going = list(losses)
-    for loss in going if fail else ():
-        message = named(loss.error_class, f"{loss.what}. Nothing is read. {loss.remedy}")
-        raise DataLoss(message, topic=loss.key[0], partition=loss.key[1])
-    return going
-
-
-def say(losses: Iterable[Loss]) -> None:
+def raise_or_warn(losses: Iterable[Loss], *, fail: bool) -> None:
+    """With `fail` raises `DataLoss` for the first; else the query goes on without them, and warns of each."""
     for loss in losses:
+        if fail:
+            message = named(loss.error_class, f"{loss.what}. Nothing is read. {loss.remedy}")
+            raise DataLoss(message, topic=loss.key[0], partition=loss.key[1])
         log.warning("%s (%s)", loss.what, loss.chosen)
 
 
-def recreated(logs: SeenLogs) -> list[Loss]:
-    """One for each topic that was made anew."""
+def recreated(logs: LogSnapshot) -> list[Loss]:
+    """One for each topic that was deleted and recreated."""
     found = []
     for topic, now in sorted(logs.recreated.items()):
         key = min(key for key in logs.positions if key[0] == topic)
         what = (
-            f"topic {topic} was deleted and created again: its id was {topic_id_text(logs.begin.ids[topic])}, now it "
+            f"topic {topic} was deleted and created again: its id was {topic_id_text(logs.read.ids[topic])}, now it "
             f"is {topic_id_text(now)}; offsets up to {logs.positions[key]} of {name(key)} belonged to the old one"
         )
         remedy = (
@@ -69,29 +64,25 @@ def recreated(logs: SeenLogs) -> list[Loss]:
     return found
 
 
-def deleted(logs: SeenLogs) -> list[Loss]:
-    """One for all partitions that are not there any more; those that a topic made anew has not are no loss."""
-    read = logs.positions
-    keys = sorted(key for key in logs.claims.deleted(read) if key[0] not in logs.recreated)
-    what = (
-        f"{', '.join(map(name, keys[:10]))} {'is' if len(keys) == 1 else 'are'} not there any more: the topic was "
-        "deleted (or the query subscribes to less than its checkpoint knows); read was "
-        f"{', '.join(f'{name(key)} up to offset {read[key]}' for key in keys[:10])}"
-    )
-    return [Loss(PARTITIONS_DELETED, what, key) for key in keys[:1]]
+def deleted(logs: LogSnapshot) -> list[Loss]:
+    """One for all partitions that are not there any more."""
+    keys = logs.deleted()
+    read = ", ".join(f"{name(key)} up to offset {logs.positions[key]}" for key in keys[:10])
+    return _deleted(keys, f"(or the query subscribes to less than its checkpoint knows); read was {read}")
 
 
-def never_read(partitions: Collection[TopicPartition]) -> list[Loss]:
+def deleted_unread(partitions: Collection[TopicPartition]) -> list[Loss]:
     """Of a batch that is planned already: one for all partitions that are gone before anything of them was read."""
-    keys = sorted(partitions)
-    what = (
-        f"{', '.join(map(name, keys[:10]))} {'is' if len(keys) == 1 else 'are'} not there any more: the topic was "
-        "deleted before the first records that the query was to read of it were read"
-    )
+    return _deleted(sorted(partitions), "before the first records that the query was to read of it were read")
+
+
+def _deleted(keys: list[TopicPartition], more: str) -> list[Loss]:
+    are = "is" if len(keys) == 1 else "are"
+    what = f"{', '.join(map(name, keys[:10]))} {are} not there any more: the topic was deleted {more}"
     return [Loss(PARTITIONS_DELETED, what, key) for key in keys[:1]]
 
 
-def late_begins(begin: Offsets, end: Offsets) -> dict[TopicPartition, Loss]:
+def starts_after_end(begin: Offsets, end: Offsets) -> dict[TopicPartition, Loss]:
     """Of a first batch whose start is in no checkpoint: where `begin`, as it is looked up now, lies after its `end`."""
     return {
         key: Loss(
@@ -110,7 +101,7 @@ def late_begins(begin: Offsets, end: Offsets) -> dict[TopicPartition, Loss]:
     }
 
 
-def added(logs: SeenLogs, starts: Mapping[TopicPartition, int]) -> dict[TopicPartition, Loss]:
+def added(logs: LogSnapshot, log_starts: Mapping[TopicPartition, int]) -> dict[TopicPartition, Loss]:
     """A new partition of a topic that is read begins at 0, unless its first records are gone already."""
     topics = {topic for topic, _ in logs.positions} - logs.recreated.keys()
     return {
@@ -120,7 +111,7 @@ def added(logs: SeenLogs, starts: Mapping[TopicPartition, int]) -> dict[TopicPar
             "removed its first records before they were read",
             key,
         )
-        for key, start in sorted(starts.items())
+        for key, start in sorted(log_starts.items())
         if start and key[0] in topics
     }
 
@@ -136,20 +127,29 @@ def truncated(key: TopicPartition, read: int, end: int, agreed: int) -> Loss:
     )
 
 
-def say_gone(positions: Mapping[TopicPartition, int], gone: Mapping[TopicPartition, int]) -> None:
-    """`gone`: where logs begin that have lost what was to be read next, with `failOnDataLoss=false`."""
-    lost = [f"{positions[key]} to {gone[key]} of {name(key)}" for key in sorted(gone)]
+def ends_before_start(key: TopicPartition, begin: int, until: int) -> Loss:
+    """Of a batch that is planned already."""
+    what = (
+        f"{name(key)}: the batch ends at offset {until}, before it begins ({begin}). The log was truncated, or the "
+        "topic was deleted and created again, and records may be missing"
+    )
+    return Loss(PARTITION_OFFSET_CHANGED, what, key, chosen="failOnDataLoss=false: nothing of it is read in this batch")
+
+
+def warn_advanced(positions: Mapping[TopicPartition, int], log_starts: Mapping[TopicPartition, int]) -> None:
+    """With `failOnDataLoss=false`, of logs that begin after the positions by now."""
+    lost = [f"{positions[key]} to {log_starts[key]} of {name(key)}" for key in sorted(log_starts)]
     if lost:
         log.warning(
             "offsets %s%s are not in the log any more: retention or DeleteRecords has removed them before they were "
             "read (failOnDataLoss=false: %d offsets are skipped)",
             ", ".join(lost[:10]),
             f" and of {len(lost) - 10} more partitions" if len(lost) > 10 else "",
-            sum(offset - positions[key] for key, offset in gone.items()),
+            sum(offset - positions[key] for key, offset in log_starts.items()),
         )
 
 
-def say_stale(partitions: Collection[TopicPartition]) -> None:
+def warn_stale(partitions: Collection[TopicPartition]) -> None:
     """No loss: a leader that was replaced and does not know it has no news. Each trigger looks up metadata anew."""
     if partitions:
         log.warning(
@@ -159,9 +159,10 @@ def say_stale(partitions: Collection[TopicPartition]) -> None:
         )
 
 
-def count_gone(ranges: Iterable[Range], starts: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+def count_skipped(ranges: Iterable[Range], log_starts: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
     """Of a batch that is replayed: how many offsets lie before the beginnings of the logs."""
-    gone: Counter[TopicPartition] = Counter()
-    for one in ranges:
-        gone[one.topic_partition] += max(0, min(starts[one.topic_partition], one.until_offset) - one.from_offset)
-    return {key: count for key, count in gone.items() if count}
+    skipped: Counter[TopicPartition] = Counter()
+    for each in ranges:
+        key = each.topic_partition
+        skipped[key] += max(0, min(log_starts[key], each.until_offset) - each.from_offset)
+    return {key: count for key, count in skipped.items() if count}

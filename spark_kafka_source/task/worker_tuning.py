@@ -20,7 +20,7 @@ _QUICK_ACK: int | None = getattr(socket, "TCP_QUICKACK", None)  # Linux only
 
 
 @lru_cache(maxsize=1)
-def settle() -> None:
+def tune_worker() -> None:
     """Makes this process, if it is a worker, quick between tasks; later calls do nothing.
 
     Call it at the end of a task, when all that tasks need has been imported and cached: it is taken out of the

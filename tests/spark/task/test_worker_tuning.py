@@ -19,19 +19,19 @@ from tests.protocol.consumer.consuming import produce
 
 _COLLECTION = """
 import gc, pyspark.worker, pandas
-from spark_kafka_source.task.reused_worker import settle
+from spark_kafka_source.task.worker_tuning import tune_worker
 gc.collect()
 before = len(gc.get_objects())
-settle()
+tune_worker()
 frozen = gc.get_freeze_count()
-settle()
+tune_worker()
 print(before, len(gc.get_objects()), frozen, gc.get_freeze_count())
 """
 
 # The function must be called like PySpark's own: that is how the socket is found.
 _SOCKET = """
 import gc, socket
-from spark_kafka_source.task.reused_worker import settle
+from spark_kafka_source.task.worker_tuning import tune_worker
 
 def quick():
     return socket.TCP_QUICKACK and ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK)
@@ -40,7 +40,7 @@ def one_task():
     jvm.sendall(b"order"); ours.recv(5); ours.sendall(b"answer"); jvm.recv(6)
 
 def worker(sock):
-    settle()
+    tune_worker()
 
 with socket.create_server(("127.0.0.1", 0)) as server:
     jvm = socket.create_connection(server.getsockname())
@@ -64,10 +64,10 @@ print(len(gc.callbacks))
 
 _UNIX_SOCKET = """
 import gc, socket
-from spark_kafka_source.task.reused_worker import settle
+from spark_kafka_source.task.worker_tuning import tune_worker
 
 def worker(sock):
-    settle()
+    tune_worker()
 
 before = len(gc.callbacks)
 jvm, ours = socket.socketpair(socket.AF_UNIX)
@@ -115,7 +115,7 @@ def test_a_task_asks_for_no_more_than_its_range_once_an_earlier_one_has_seen_the
         return send_fetch(client, consumer, readings, *more, **options)
 
     monkeypatch.setattr(range_consumer, "send_fetch", noted)
-    monkeypatch.setattr(range_reader, "settle", lambda: None)
+    monkeypatch.setattr(range_reader, "tune_worker", lambda: None)
     # A client of its own: no other test of this process has learnt anything for it.
     known = {"kafka.bootstrap.servers": kafka1.bootstrap_servers, "kafka.client.id": uuid.uuid4().hex}
     options = parse_source_options(known | {"subscribe": name}, streaming=True)

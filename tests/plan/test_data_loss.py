@@ -8,40 +8,40 @@ from protocol.cluster.metadata import NO_TOPIC_ID, topic_id_text
 from protocol.consumer.listed_offset import ListedOffset
 from protocol.consumer.range import Range
 from protocol.errors import DataLoss
-from spark_kafka_source.plan import losses
-from spark_kafka_source.plan.backlog import SeenLogs
+from spark_kafka_source.plan import data_loss
+from spark_kafka_source.plan.backlog import LogSnapshot
 from spark_kafka_source.plan.claims import Claims
-from spark_kafka_source.plan.losses import Loss
+from spark_kafka_source.plan.data_loss import Loss
 from spark_kafka_source.plan.offsets import Offsets
 
 OLD, NEW = b"o" * 16, b"n" * 16
 A0, A1, A2, B0 = ("a", 0), ("a", 1), ("a", 2), ("b", 0)
 
 
-def seen(begin: Offsets, partitions: dict[tuple[str, int], bytes]) -> SeenLogs:
-    return SeenLogs(begin, Claims(partitions), {key: ListedOffset(9, 5, -1) for key in partitions})
+def seen(begin: Offsets, partitions: dict[tuple[str, int], bytes]) -> LogSnapshot:
+    return LogSnapshot(begin, Claims(partitions), {key: ListedOffset(9, 5, -1) for key in partitions})
 
 
 def test_a_loss_ends_a_query_or_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     found = [Loss("CLASS", "a-1 is gone", A1), Loss("CLASS", "b-0 is gone", B0, "Wait", "gone is gone")]
-    losses.say(losses.let_go(found, fail=False))
+    data_loss.raise_or_warn(found, fail=False)
     assert [entry.getMessage() for entry in caplog.records] == [
         "a-1 is gone (failOnDataLoss=false: going on without it)",
         "b-0 is gone (gone is gone)",
     ]
     with pytest.raises(DataLoss) as raised:
-        losses.let_go(found, fail=True)
+        data_loss.raise_or_warn(found, fail=True)
     remedy = "Nothing is read. To go on without it, set failOnDataLoss=false"
     assert str(raised.value) == f"[CLASS] a-1 is gone. {remedy}"
     assert raised.value.context == {"topic": "a", "partition": 1}
     with pytest.raises(DataLoss, match=r"b-0 is gone\. Nothing is read\. Wait$"):
-        losses.let_go(found[1:], fail=True)
-    assert losses.let_go([], fail=True) == []
+        data_loss.raise_or_warn(found[1:], fail=True)
+    data_loss.raise_or_warn([], fail=True)
 
 
 def test_a_topic_made_anew_is_named_with_both_ids_and_its_first_partition() -> None:
     begin = Offsets({A1: 7, A2: 5, B0: 3}, ids={"a": OLD, "b": OLD})
-    (loss,) = losses.recreated(seen(begin, {A0: NEW, B0: OLD}))
+    (loss,) = data_loss.recreated(seen(begin, {A0: NEW, B0: OLD}))
     assert loss.key == A1
     assert f"its id was {topic_id_text(OLD)}, now it is {topic_id_text(NEW)}; offsets up to 7 of a-1" in loss.what
     assert "onTopicRecreated=earliest" in loss.remedy
@@ -51,16 +51,16 @@ def test_a_topic_made_anew_is_named_with_both_ids_and_its_first_partition() -> N
 @pytest.mark.parametrize(("before", "now"), [(OLD, NO_TOPIC_ID), (None, NEW)], ids=["no id now", "no id before"])
 def test_an_unknown_id_is_not_another_one(before: bytes | None, now: bytes) -> None:
     begin = Offsets({A0: 5}, ids={} if before is None else {"a": before})
-    assert losses.recreated(seen(begin, {A0: now})) == []
+    assert data_loss.recreated(seen(begin, {A0: now})) == []
 
 
 def test_a_topic_made_anew_with_fewer_partitions_misses_none_of_them() -> None:
-    assert losses.deleted(seen(Offsets({A0: 5, A1: 5}, ids={"a": OLD}), {A0: NEW})) == []
-    (loss,) = losses.deleted(seen(Offsets({A0: 5, A1: 5}, ids={"a": OLD}), {A0: OLD}))
+    assert data_loss.deleted(seen(Offsets({A0: 5, A1: 5}, ids={"a": OLD}), {A0: NEW})) == []
+    (loss,) = data_loss.deleted(seen(Offsets({A0: 5, A1: 5}, ids={"a": OLD}), {A0: OLD}))
     assert loss.error_class == "KAFKA_DATA_LOSS.PARTITIONS_DELETED"
     assert loss.what.startswith("a-1 is not there any more: ")
     assert loss.what.endswith("read was a-1 up to offset 5")
-    (both,) = losses.deleted(seen(Offsets({A0: 5, A1: 6}), {B0: NEW}))
+    (both,) = data_loss.deleted(seen(Offsets({A0: 5, A1: 6}), {B0: NEW}))
     assert both.what.startswith("a-0, a-1 are not there any more: ")
 
 
@@ -69,9 +69,9 @@ def test_a_new_partition_without_its_first_records_is_a_loss() -> None:
         seen(Offsets({A0: 5}, ids={"a": OLD}), {A0: OLD, A1: OLD}),
         seen(Offsets({A0: 5}, ids={"a": OLD}), {A1: NEW}),
     )
-    assert losses.added(known, {A1: 0, B0: 7}) == {}
-    assert losses.added(anew, {A1: 7}) == {}
-    ((key, loss),) = losses.added(known, {A1: 7}).items()
+    assert data_loss.added(known, {A1: 0, B0: 7}) == {}
+    assert data_loss.added(anew, {A1: 7}) == {}
+    ((key, loss),) = data_loss.added(known, {A1: 7}).items()
     assert key == loss.key == A1
     assert loss.error_class == "KAFKA_DATA_LOSS.ADDED_PARTITION_DOES_NOT_START_FROM_OFFSET_ZERO"
     assert loss.what.startswith("a-1 is new in this query, and its log begins at offset 7")
@@ -79,10 +79,10 @@ def test_a_new_partition_without_its_first_records_is_a_loss() -> None:
 
 def test_of_many_gone_partitions_ten_are_named(caplog: pytest.LogCaptureFixture) -> None:
     begin = Offsets({("a", number): 10 for number in range(12)})
-    losses.say_gone(begin.ends, {})
-    losses.say_stale([])
+    data_loss.warn_advanced(begin.ends, {})
+    data_loss.warn_stale([])
     assert not caplog.records
-    losses.say_gone(begin.ends, dict.fromkeys(begin.ends, 13))
+    data_loss.warn_advanced(begin.ends, dict.fromkeys(begin.ends, 13))
     said = caplog.records[0].getMessage()
     assert "10 to 13 of a-9 and of 2 more partitions are not in the log" in said
     assert "a-10" not in said
@@ -96,4 +96,4 @@ def test_what_a_replay_lacks_is_counted_by_partition() -> None:
         Range("a", 1, 3, 9),
         Range("b", 0, 3, 9),
     ]
-    assert losses.count_gone(ranges, {A0: 7, A1: 3, B0: 100}) == {A0: 7, B0: 6}
+    assert data_loss.count_skipped(ranges, {A0: 7, A1: 3, B0: 100}) == {A0: 7, B0: 6}
