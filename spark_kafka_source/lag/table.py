@@ -38,7 +38,8 @@ class PartitionLag:
     seconds_behind : the age of the first record that is not committed; 0.0 if there is none. Only where it was asked
         for; left out for a partition that did not answer in time, and for records without a time.
     skipped : of a query: how many offsets it has left out so far (with `failOnDataLoss=false`) because they were not in
-        the log any more when their batch was planned. Not in it: what is lost between that and the reading.
+        the log any more when their batch was planned. Not in it: what is lost between that and the reading. It is all
+        that is known of a deleted partition.
     """
 
     topic: str
@@ -52,7 +53,7 @@ class PartitionLag:
     def offsets_behind(self) -> int | None:
         """As Kafka's tools count lag: offsets, of which compaction and transactions leave some without a record.
 
-        Negative where the log is shorter than what was committed: it was truncated, or made anew.
+        Negative where the log is shorter than what was committed: it was truncated, or its topic recreated.
         """
         return None if self.committed is None or self.end is None else self.end - self.committed
 
