@@ -66,6 +66,16 @@ def test_what_is_revoked_is_neither_read_nor_lost_nor_forgotten() -> None:
     assert ranges(READ, end) == [(0, 10, 15)]
 
 
+def test_a_topic_of_which_all_is_revoked_is_still_known_by_its_id() -> None:
+    """It may be recreated before it comes back."""
+    b0 = ("b", 0)
+    claims = member([b0], {b0: 0}, existing={**EXISTING, b0: b"b" * 16})
+    end = next_end(READ, claims, {b0: 4})
+    assert end is not None
+    assert (end.ends, end.ids) == ({**READ.ends, b0: 4}, {"a": TOPIC_ID, "b": b"b" * 16})
+    assert end.epochs == {**READ.epochs, b0: EPOCH}
+
+
 @pytest.mark.parametrize(("group", "begins"), [(None, 10), (7, 10), (10, 10), (40, 40)])
 def test_what_was_revoked_and_is_claimed_again_goes_on_at_the_larger_of_both_offsets(
     group: int | None, begins: int
