@@ -19,8 +19,8 @@ class Claims:
     Attributes
     ----------
     owned : (topic, partition) -> the topic's id (16 bytes, zeros before Kafka 2.8), of all that a batch may read.
-    added : (topic, partition) -> the offset at which a partition was claimed that was not owned before. One that was
-        never read, and is not in here, is read from where its log begins.
+    added : (topic, partition) -> the offset at which it was claimed, until it is revoked or its topic recreated. What
+        was never read, and is not in here, is read from where its log begins.
     revoked : what is there, and another member of the group reads. Whatever else was read before and is not owned was
         deleted: what nobody explains is a loss.
     """
