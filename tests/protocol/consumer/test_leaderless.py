@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from spark_kafka_source.driver.leaders import leaders
 
 from protocol.admin.topics import delete_records
 from protocol.config import ConsumerConfig
@@ -19,6 +18,7 @@ from protocol.consumer.range_consumer import RangeConsumer
 from protocol.errors import ConnectionLost, DeadlineExceeded, UsageError
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m03_metadata import METADATA
+from spark_kafka_source.driver.discovery import leaders
 from tests.fake_broker import FakeBroker
 from tests.protocol.consumer.consuming import TOPIC_ID, client_of, consumer_of, records, reply, reply_row
 
