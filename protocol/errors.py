@@ -13,7 +13,11 @@ from typing import Any
 
 
 class KafkaError(Exception):
-    """Root of everything this package raises on purpose."""
+    """Root of everything this package raises on purpose.
+
+    `context`: what it is about, as fields. `settings` among them names those properties (or parameters of this package)
+    in the message that whoever reads it may set, for a user who knows them by other names.
+    """
 
     def __init__(self, message: str, **context: Any) -> None:
         super().__init__(message)
@@ -25,6 +29,14 @@ class KafkaError(Exception):
 
     def __str__(self) -> str:
         return self.message
+
+    @property
+    def settings(self) -> frozenset[str]:
+        """Also those of its causes, whose words a message repeats."""
+        cause = self.__cause__
+        return frozenset(self.context.get("settings", ())) | (
+            cause.settings if isinstance(cause, KafkaError) else frozenset()
+        )
 
 
 def _rebuild(kind: type[KafkaError], message: str, context: dict[str, Any]) -> KafkaError:
@@ -38,7 +50,7 @@ class UsageError(KafkaError):
 
 
 class ConfigurationError(KafkaError):
-    """A property or an option is unknown, forbidden or has a wrong value. The message names it and the remedy."""
+    """A property is unknown, forbidden or has a wrong value. The message names it and the remedy."""
 
 
 class ProtocolError(KafkaError):
@@ -112,4 +124,15 @@ class BrokerError(KafkaError):
 
 
 class DataLoss(KafkaError):
-    """Records that were asked for are not in the log any more. The message says which, why, and the way on."""
+    """Records that were asked for are not in the log any more. The message says which, and the likely cause."""
+
+
+class LogTruncated(DataLoss):
+    """The log has lost records that were read from it, and may have others in their place (KIP-320).
+
+    `context` has `end_offset`: up to there the log is still the one that was read.
+    """
+
+
+class TopicRecreated(DataLoss):
+    """The topic was deleted and made anew under its name: what was to be read went with the old one."""

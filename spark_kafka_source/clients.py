@@ -10,9 +10,10 @@ from functools import lru_cache
 
 from protocol.cluster.client import Client
 from protocol.config import ClientConfig
+from spark_kafka_source.remedies import in_options
 
 
 @lru_cache(maxsize=16)
 def client_for(config: ClientConfig) -> Client:
     """The process's client for this configuration. Opens nothing until it is used; never closed."""
-    return Client(config)
+    return Client(config, words=in_options)

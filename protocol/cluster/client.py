@@ -59,12 +59,15 @@ class Client:
     """Asks the brokers of one cluster.
 
     Deadlines: every call takes one, or counts `default.api.timeout.ms` from now; each request inside it has at
-    most `request.timeout.ms`.
+    most `request.timeout.ms`. `words`: what log lines of this package say of an error.
     """
 
-    def __init__(self, config: ClientConfig, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self, config: ClientConfig, clock: Clock = SYSTEM_CLOCK, *, words: Callable[[KafkaError], str] = str
+    ) -> None:
         self.config = config
         self.clock = clock
+        self.words = words
         self._pool = ConnectionPool(config, clock, self._is_departed)
         self._lock = threading.Lock()
         self._metadata = Metadata()
@@ -210,9 +213,10 @@ class Client:
         transient = any(isinstance(error, TransportError) for error in failures)
         kind = ConnectFailed if transient else type(failures[-1])
         raise kind(
-            "no broker could be reached (kafka.bootstrap.servers="
+            "no broker could be reached (bootstrap.servers="
             + ",".join(f"{host}:{port}" for host, port in self.config.bootstrap_servers)
-            + f"): {'; '.join(words)}"
+            + f"): {'; '.join(words)}",
+            settings=("bootstrap.servers", *(name for error in failures for name in error.settings)),
         ) from failures[-1]
 
     # -- metadata -----------------------------------------------------------------------------
@@ -240,7 +244,7 @@ class Client:
             except ConnectFailed as error:
                 if quiet.passed and not told:
                     told.append(error)
-                    log.warning("%s. It is tried for %.0f s more", error, deadline.remaining_s())
+                    log.warning("%s. It is tried for %.0f s more", self.words(error), deadline.remaining_s())
                 raise
 
         newer = self.retrying(

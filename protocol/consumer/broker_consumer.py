@@ -17,8 +17,8 @@ from protocol.cluster.client import Client
 from protocol.cluster.metadata import NO_TOPIC_ID, Broker, Metadata, is_another_topic, topic_id_text
 from protocol.config import ConsumerConfig
 from protocol.consumer.fetch_session import FINAL_EPOCH, SESSION_ERRORS, FetchSession, Key, Row, keys_of, topic_rows
-from protocol.consumer.partition_consumer import NO_REPLICA, Fetched, PartitionConsumer, TopicRecreated
-from protocol.errors import BrokerError, KafkaError, TransportError
+from protocol.consumer.partition_consumer import NO_REPLICA, Fetched, PartitionConsumer
+from protocol.errors import BrokerError, KafkaError, TopicRecreated, TransportError
 from protocol.net.connection import Reply
 from protocol.wire.messages.m01_fetch import FETCH, FIRST_WITH_ISOLATION_LEVEL, LAST_WITH_TOPIC_NAMES
 

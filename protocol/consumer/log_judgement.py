@@ -11,11 +11,8 @@ from dataclasses import dataclass
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.consumer.list_offsets import stale_leader
 from protocol.consumer.listed_offset import ListedOffset
-from protocol.consumer.partition_consumer import UNBOUNDED, LogTruncated, PartitionConsumer, TopicRecreated
-from protocol.errors import BrokerError, DeadlineExceeded
-
-FAIL_ON_DATA_LOSS = "failOnDataLoss=false"
-ON_TOPIC_RECREATED = "onTopicRecreated=earliest"
+from protocol.consumer.partition_consumer import UNBOUNDED, PartitionConsumer
+from protocol.errors import BrokerError, DataLoss, DeadlineExceeded, LogTruncated, TopicRecreated
 
 
 @dataclass(frozen=True)
@@ -32,19 +29,11 @@ class SeenLog:
 
 @dataclass(frozen=True)
 class Lost:
-    """Who goes on all the same does so at `resume`: what lies between the position and that is skipped.
-
-    `option`: of the query, by which its user allows that.
-    """
+    """Who goes on all the same does so at `resume`: what lies between the position and that is skipped."""
 
     resume: int
     why: str
-    option: str = FAIL_ON_DATA_LOSS
-
-    @property
-    def remedy(self) -> str:
-        default = " (the default with failOnDataLoss=false)" if self.option == ON_TOPIC_RECREATED else ""
-        return f"To go on with what is there, set {self.option}{default}"
+    kind: type[DataLoss] = DataLoss
 
 
 def judge_out_of_range(partition: PartitionConsumer, log: SeenLog) -> Lost | BrokerError:
@@ -79,7 +68,7 @@ def judge_out_of_range(partition: PartitionConsumer, log: SeenLog) -> Lost | Bro
 
 def judge_silence(partition: PartitionConsumer) -> DeadlineExceeded:
     """What it means that a leader sends nothing for long, of offsets that were there when they were planned."""
-    remedy = "raise kafkaConsumer.pollTimeoutMs if the broker only needs longer"
+    remedy = "raise poll_timeout_ms if the broker only needs longer"
     if 0 <= partition.last_stable_offset <= partition.position < partition.high_watermark:
         remedy = (
             f"a transaction that is open since offset {partition.last_stable_offset} holds them back from "
@@ -90,6 +79,7 @@ def judge_silence(partition: PartitionConsumer) -> DeadlineExceeded:
         f"{partition.until_offset} were there when the batch was planned; {remedy}",
         topic=partition.topic,
         partition=partition.partition,
+        settings=("poll_timeout_ms",),
     )
 
 
@@ -106,7 +96,7 @@ def judge_unknown(partition: PartitionConsumer) -> Lost:
 def judge_recreated(partition: PartitionConsumer, error: TopicRecreated) -> Lost:
     """The new topic has nothing of what was to be read, whatever its offsets are."""
     position, until = partition.position, partition.until_offset
-    return Lost(until, f"{error}: offsets {position} to {until} belonged to the old one", ON_TOPIC_RECREATED)
+    return Lost(until, f"{error}: offsets {position} to {until} belonged to the old one", TopicRecreated)
 
 
 def judge_truncation(error: LogTruncated, first_offset: int) -> Lost:

@@ -17,7 +17,7 @@ from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Backoff
 from protocol.cluster.metadata import NO_TOPIC_ID, Broker
 from protocol.config import ConsumerConfig
-from protocol.errors import BrokerError, DataLoss, KafkaError, ProtocolError
+from protocol.errors import BrokerError, KafkaError, LogTruncated, ProtocolError
 from protocol.records.decode import decode
 from protocol.records.scan import Scan, scan
 
@@ -29,17 +29,6 @@ _SMALLEST_FETCH_BYTES = 64 * 1024
 # Before anything was read nobody knows how large this partition's records are; one that is larger still arrives,
 # since a broker always sends at least one whole record batch (KIP-74).
 _GUESSED_RECORD_BYTES = 1024
-
-
-class LogTruncated(DataLoss):
-    """The log has lost records that were read from it, and may have others in their place (KIP-320).
-
-    `context` has `end_offset`: up to there the log is still the one that was read.
-    """
-
-
-class TopicRecreated(DataLoss):
-    """The topic was deleted and made anew under its name: what was to be read went with the old one."""
 
 
 @dataclass(frozen=True)
@@ -275,7 +264,8 @@ class PartitionConsumer:
         if asked >= limit:
             raise ProtocolError(
                 f"{self.name}: the record batch at offset {self.position} has {partial_bytes} bytes, more than "
-                f"kafka.fetch.max.bytes={limit}: raise that option"
+                f"fetch.max.bytes={limit}: raise it",
+                settings=("fetch.max.bytes",),
             )
         self._at_least_bytes = min(limit, max(asked * 2, partial_bytes))
 

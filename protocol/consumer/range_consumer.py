@@ -7,7 +7,7 @@ for each leader. A moved leader or a broken connection is tried again; records t
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -27,14 +27,21 @@ from protocol.consumer.partition_consumer import (
     NO_EPOCH,
     NO_REPLICA,
     Fetched,
-    LogTruncated,
     PartitionConsumer,
-    TopicRecreated,
     is_about_the_log,
     to_look_up,
 )
 from protocol.consumer.range import Range
-from protocol.errors import BrokerError, DataLoss, DeadlineExceeded, KafkaError, TopicUnknown, TransportError
+from protocol.errors import (
+    BrokerError,
+    DataLoss,
+    DeadlineExceeded,
+    KafkaError,
+    LogTruncated,
+    TopicRecreated,
+    TopicUnknown,
+    TransportError,
+)
 from protocol.net.connection import Reply
 from protocol.net.readiness import ready
 from protocol.records.decode import ALL_COLUMNS
@@ -93,6 +100,18 @@ class _Reading(PartitionConsumer):
         return NO_EPOCH if self.wanted.topic_id == NO_TOPIC_ID else max(self.last_epoch, self.wanted.until_epoch)
 
 
+OnLoss = Callable[[DataLoss, Range], None]
+
+
+def raise_loss(loss: DataLoss, skipped: Range) -> None:
+    raise loss
+
+
+def skip_loss(loss: DataLoss, skipped: Range) -> None:
+    """Goes on with what is there, and says so."""
+    log.warning("%s (%d offsets are skipped)", loss, skipped.size)
+
+
 @dataclass(frozen=True)
 class _InFlight:
     consumer: BrokerConsumer
@@ -106,11 +125,11 @@ class RangeConsumer:
     Yields record batches with those of `columns` asked for (see `protocol.records.decode`), at most some thousand rows
     each; batches of different ranges come as the brokers answer.
 
-    Raises `DataLoss` when a part of a range is not in the log any more, the log was truncated below it, or the topic is
-    deleted; with `fail_on_data_loss=False` that part is skipped, logged, and kept in `skipped`, and a truncated log is
-    read from where other records begin, if need be before `from_offset`. So it is with `fail_on_topic_recreated` where
-    the topic was made anew. Raises `DeadlineExceeded` when nothing came for some range for `poll_timeout_ms`.
-    `record_bytes`, by topic, is what others have learnt; it is kept up to date.
+    When a part of a range is not in the log any more, the log was truncated below it, or the topic is deleted, or made
+    anew (`TopicRecreated`), `on_loss` gets the `DataLoss`, and what would be skipped. If it does not raise, it is kept
+    in `skipped`, and a truncated log is read from where other records begin, if need be before `from_offset`. Raises
+    `DeadlineExceeded` when nothing came for some range for `poll_timeout_ms`. `record_bytes`, by topic, is what others
+    have learnt; it is kept up to date.
     """
 
     def __init__(
@@ -121,18 +140,14 @@ class RangeConsumer:
         *,
         columns: Collection[str] = ALL_COLUMNS,
         poll_timeout_ms: float = 120_000,
-        fail_on_data_loss: bool = True,
-        fail_on_topic_recreated: bool = True,
+        on_loss: OnLoss = raise_loss,
         record_bytes: dict[str, float] | None = None,
     ) -> None:
         self._client = client
         self._config = config
         self._columns = columns
         self._poll_timeout_s = poll_timeout_ms / 1000
-        self._fails = {
-            log_judgement.FAIL_ON_DATA_LOSS: fail_on_data_loss,
-            log_judgement.ON_TOPIC_RECREATED: fail_on_topic_recreated,
-        }
+        self._on_loss = on_loss
         self._brokers: dict[Broker, BrokerConsumer] = {}
         self._in_flight: list[_InFlight] = []
         self._clock = PausableClock(client.clock)  # stands while the caller is busy with what it got
@@ -387,11 +402,10 @@ class RangeConsumer:
         return log_judgement.judge_out_of_range(reading, see_log(self._client, reading, self._deadline(reading)))
 
     def _lose(self, reading: _Reading, lost: Lost, cause: KafkaError) -> None:
-        if self._fails[lost.option]:
-            where = {"topic": reading.topic, "partition": reading.partition}
-            raise DataLoss(f"{lost.why}. {lost.remedy}", **where) from cause
         skipped = Range(reading.topic, reading.partition, reading.position, max(reading.position, lost.resume))
-        log.warning("%s (%s: %d offsets are skipped)", lost.why, lost.option, skipped.size)
+        loss = lost.kind(lost.why, topic=reading.topic, partition=reading.partition)
+        loss.__cause__ = cause
+        self._on_loss(loss, skipped)
         if skipped.size:
             self.skipped.append(skipped)
         reading.seek(lost.resume)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from protocol.clock import Backoff, Deadline
 from protocol.cluster.client import Client
 from protocol.errors import KafkaError
-from protocol.group.offsets import CommittedOffset, TopicPartition, commit_offsets, is_refused_for_members
+from protocol.group.offsets import CommittedOffset, TopicPartition, commit_offsets
 
 log = logging.getLogger(__name__)
 
@@ -149,16 +149,8 @@ class OffsetManager:
             if was_failing:
                 log.warning("group %s: commits go through again", self.group)
             return
-        words = _words(failure)
+        words = self._client.words(failure) if isinstance(failure, KafkaError) else f"an unexpected fault: {failure!r}"
         self._counts = CommitCounts(counts.succeeded, counts.failed + 1, words)
         if not was_failing:
             fault = None if isinstance(failure, KafkaError) else failure
             log.warning("group %s: a commit failed and will be tried again: %s", self.group, words, exc_info=fault)
-
-
-def _words(failure: Exception) -> str:
-    if not isinstance(failure, KafkaError):
-        return f"an unexpected fault: {failure!r}"
-    if is_refused_for_members(failure):
-        return f"{failure}; the group has live members: use another kafka.group.id, or stop them"
-    return str(failure)

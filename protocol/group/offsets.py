@@ -15,13 +15,15 @@ from protocol.clock import Deadline
 from protocol.cluster.call import call, call_partitions
 from protocol.cluster.client import Client
 from protocol.cluster.coordinators import group_coordinator
-from protocol.errors import BrokerError, KafkaError
+from protocol.errors import BrokerError
 from protocol.wire.messages import m08_offset_commit, m09_offset_fetch
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
 from protocol.wire.parts import parts_of
 
 TopicPartition = tuple[str, int]
+
+_REFUSED_FOR_MEMBERS = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION, ErrorCode.STALE_MEMBER_EPOCH)
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,15 @@ def commit_offsets(
     }
     # The names of topics are what is known here, and not their ids.
     at_most = m08_offset_commit.LAST_WITH_TOPIC_NAMES
-    call_partitions(
-        client, OFFSET_COMMIT, {"group_id": group}, rows, deadline, at_most=at_most, max_attempts=max_attempts
-    )
+    try:
+        call_partitions(
+            client, OFFSET_COMMIT, {"group_id": group}, rows, deadline, at_most=at_most, max_attempts=max_attempts
+        )
+    except BrokerError as error:
+        if error.code not in _REFUSED_FOR_MEMBERS:
+            raise
+        what = f"{error}; the group has live members: use another group.id, or stop them"
+        raise BrokerError(what, **error.context, settings=("group.id",)) from error
 
 
 def fetch_offsets(
@@ -94,12 +102,3 @@ def fetch_offsets(
         for key, row in answers.items()
         if row["committed_offset"] >= 0
     }
-
-
-def is_refused_for_members(error: KafkaError) -> bool:
-    """Whether a commit without membership was refused because the group has live members."""
-    return isinstance(error, BrokerError) and error.code in (
-        ErrorCode.UNKNOWN_MEMBER_ID,
-        ErrorCode.ILLEGAL_GENERATION,
-        ErrorCode.STALE_MEMBER_EPOCH,
-    )

@@ -277,15 +277,16 @@ class Connection:
         if raw >> 24 == _TLS_ALERT:
             hint = (
                 "; that is a TLS alert: this listener speaks TLS, which is not supported yet (put the port of a "
-                "PLAINTEXT listener into kafka.bootstrap.servers)"
+                "PLAINTEXT listener into bootstrap.servers)"
             )
         elif raw == _HTTP:
-            hint = "; that is an HTTP reply: this is no Kafka listener (check kafka.bootstrap.servers)"
+            hint = "; that is an HTTP reply: this is no Kafka listener (check bootstrap.servers)"
         elif size > self._max_response_bytes:
-            hint = f"; the cap is {self._max_response_bytes} bytes: ask for less (kafka.fetch.max.bytes)"
+            hint = f"; the cap is {self._max_response_bytes} bytes: ask for less (fetch.max.bytes)"
         else:
             hint = "; this is no Kafka listener, or its stream is broken"
-        raise FrameTooLarge(f"{self.address}: the reply announces {size} bytes{hint}")
+        settings = ("bootstrap.servers", "fetch.max.bytes")
+        raise FrameTooLarge(f"{self.address}: the reply announces {size} bytes{hint}", settings=settings)
 
     def _raise_if_closed(self, reply: Reply | None = None) -> None:
         if self._closed is not None:

@@ -165,7 +165,7 @@ class AsyncProducer:
                         f"{waiting.trouble}",
                         topic=waiting.topic,
                         partition=waiting.partition,
-                    )
+                    ) from waiting.failure
                 self._wait(deadline)
                 self._work(deadline)
         self._raise_if_unusable()
@@ -198,7 +198,7 @@ class AsyncProducer:
             first, *others = self._failures
             self._failures = []
             for other in others:
-                log.warning("another write failed: %s", other)
+                log.warning("another write failed: %s", self._client.words(other))
             raise first
         if self._closed:
             raise UsageError("this producer is closed")

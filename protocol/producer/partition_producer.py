@@ -140,8 +140,11 @@ class PartitionProducer:
     @property
     def trouble(self) -> str:
         """In words, why the oldest record batch is not written yet, if something went wrong."""
-        error = self._queue[0].last_error if self._queue else None
-        return f"; the last failure: {error}" if error else ""
+        return f"; the last failure: {self.failure}" if self.failure else ""
+
+    @property
+    def failure(self) -> KafkaError | None:
+        return self._queue[0].last_error if self._queue else None
 
     @property
     def wakes_at_s(self) -> float | None:
@@ -261,10 +264,11 @@ class PartitionProducer:
                 return
             error = DeadlineExceeded(
                 f"{self.name}: {batch.record_count} records were not acknowledged in {self.delivery_timeout_s:.0f} s "
-                f"(kafka.delivery.timeout.ms) and {batch.attempts} attempt(s){self.trouble}",
+                f"(delivery.timeout.ms) and {batch.attempts} attempt(s){self.trouble}",
                 topic=self.topic,
                 partition=self.partition,
                 attempts=batch.attempts,
+                settings=("delivery.timeout.ms",),
             )
             error.__cause__ = batch.last_error
             self._fail(batch, error)

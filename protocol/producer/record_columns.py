@@ -45,10 +45,11 @@ def check_sizes(topic: str, sizes: npt.NDArray[np.int64], max_request_size_bytes
         size_bytes = int(sizes[row]) + BATCH_HEADER_BYTES
         raise UsageError(
             f"a record for topic {topic} (row {row} of its batch) is {size_bytes} bytes, more than "
-            f"kafka.max.request.size ({max_request_size_bytes}). Raise it, and max.message.bytes of the topic if that "
+            f"max.request.size ({max_request_size_bytes}). Raise it, and max.message.bytes of the topic if that "
             "is lower, or write smaller records. Nothing of this batch was sent",
             topic=topic,
             size_bytes=size_bytes,
+            settings=("max.request.size",),
         )
 
 

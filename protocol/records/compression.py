@@ -147,7 +147,8 @@ def _count(stream: Any, at_most_bytes: int, cap_bytes: int) -> int:
 
 
 def _too_large(cap_bytes: int) -> DecompressedTooLarge:
-    return DecompressedTooLarge(f"it unpacks to more than {cap_bytes} bytes")
+    what = f"it unpacks to more than {cap_bytes} bytes; max.decompressed.batch.bytes raises the cap"
+    return DecompressedTooLarge(what, settings=("max.decompressed.batch.bytes",))
 
 
 # -- snappy: one raw block, or xerial's sequence of them ------------------------------------------

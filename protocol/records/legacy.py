@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from protocol.errors import Corrupt, DecompressedTooLarge, ProtocolError
+from protocol.errors import Corrupt, ProtocolError
 from protocol.records.columns import slices
 from protocol.records.compression import Bytes, Codec, decompress
 from protocol.records.header import (
@@ -231,7 +231,8 @@ def _message(view: memoryview, start: int, check_crc: bool) -> Message:
         if check_crc and (found := zlib.crc32(view[start + _CHECKED_FROM : end])) != crc:
             raise Corrupt(
                 f"its CRC-32 is {found:08x}, its header says {crc:08x}. Fetch it again, or from another replica; "
-                "kafka.check.crcs=false reads it as it is"
+                "check.crcs=false reads it as it is",
+                settings=("check.crcs",),
             )
         at = start + _HEAD.size
         timestamp_ms, timestamp_type = NO_TIMESTAMP, NO_TIMESTAMP_TYPE
@@ -269,8 +270,7 @@ def _field(view: memoryview, at: int, end: int) -> tuple[int, int]:
 
 
 def _located(error: ProtocolError, offset: int, where: str) -> ProtocolError:
-    hint = "; kafka.max.decompressed.batch.bytes raises the cap" if isinstance(error, DecompressedTooLarge) else ""
-    return type(error)(f"{where}: the message set at offset {offset} cannot be read: {error}{hint}", base_offset=offset)
+    return type(error)(f"{where}: the message set at offset {offset} cannot be read: {error}", base_offset=offset)
 
 
 # -- lz4 as Kafka wrote it in magic 0 -------------------------------------------------------------

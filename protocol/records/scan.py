@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from protocol.errors import Corrupt, DecompressedTooLarge, ProtocolError
+from protocol.errors import Corrupt, ProtocolError
 from protocol.records.header import (
     FIELD_NAMES,
     FRAME,
@@ -68,9 +68,8 @@ class Scan:
     def located(self, error: ProtocolError, index: int, where: str) -> ProtocolError:
         """The same error, saying which batch it is about."""
         base_offset = int(self.headers["base_offset"][index])
-        hint = "; kafka.max.decompressed.batch.bytes raises the cap" if isinstance(error, DecompressedTooLarge) else ""
         return type(error)(
-            f"{where}: the record batch at offset {base_offset} cannot be read: {error}{hint}", base_offset=base_offset
+            f"{where}: the record batch at offset {base_offset} cannot be read: {error}", base_offset=base_offset
         )
 
     def verify_checksum(self, index: int, where: str) -> None:
@@ -80,7 +79,8 @@ class Scan:
             raise Corrupt(
                 f"{where}: the record batch at offset {self.headers['base_offset'][index]} is corrupt: its CRC-32C is "
                 f"{found:08x}, its header says {stated:08x}. Fetch it again, or from another replica; "
-                "kafka.check.crcs=false reads it as it is"
+                "check.crcs=false reads it as it is",
+                settings=("check.crcs",),
             )
 
 

@@ -24,6 +24,7 @@ from spark_kafka_source.plan.filters import Wanted, narrow
 from spark_kafka_source.plan.offsets import Offsets, topic_ids
 from spark_kafka_source.plan.range_groups import groups
 from spark_kafka_source.plan.ranges import offset_ranges
+from spark_kafka_source.remedies import with_remedies
 from spark_kafka_source.task.input_partition import RangePartition
 from spark_kafka_source.task.range_reader import read_range
 
@@ -39,6 +40,7 @@ class KafkaBatchReader(DataSourceReader):
         self._wanted, unchecked = narrow(self._wanted, filters)
         return unchecked
 
+    @with_remedies()
     def partitions(self) -> Sequence[RangePartition]:
         """The tasks: what lies between the two offsets of each partition, as far as the query's filters want it.
 

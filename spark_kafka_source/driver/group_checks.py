@@ -15,6 +15,7 @@ from protocol.group.offsets import fetch_offsets
 from spark_kafka_source.options.partitions import name
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.plan.offsets import Offsets
+from spark_kafka_source.remedies import in_options
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +28,7 @@ def require_no_members(client: Client, group: str, deadline: Deadline) -> None:
         description = describe_group(client, group, deadline.at_most_ms(_CHECK_MS))
     except KafkaError as error:
         # Not known is not the same as occupied: a commit that is refused later is reported then.
-        log.warning("group %s: cannot tell whether it has live members: %s", group, error)
+        log.warning("group %s: cannot tell whether it has live members: %s", group, in_options(error))
         return
     if description.members:
         members = ", ".join(f"{member.client_id} at {member.client_host}" for member in description.members[:10])
@@ -47,7 +48,7 @@ def warn_of_other_offsets(client: Client, options: SourceOptions, checkpoint: Of
     try:
         committed = fetch_offsets(client, group, checkpoint.ends, deadline.at_most_ms(_CHECK_MS))
     except KafkaError as error:
-        log.warning("resuming from the checkpoint; group %s could not be compared: %s", group, error)
+        log.warning("resuming from the checkpoint; group %s could not be compared: %s", group, in_options(error))
         return
     behind, ahead = [], []
     for key, offset in sorted(checkpoint.ends.items()):

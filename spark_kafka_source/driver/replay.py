@@ -19,6 +19,7 @@ from spark_kafka_source.options.partitions import TopicPartition, name
 from spark_kafka_source.plan import data_loss
 from spark_kafka_source.plan.offsets import Offsets
 from spark_kafka_source.plan.ranges import unresolved
+from spark_kafka_source.remedies import in_options
 
 log = logging.getLogger(__name__)
 
@@ -70,5 +71,5 @@ def count_lacking(query: QueryState, ranges: Sequence[Range]) -> dict[TopicParti
         starts = log_starts(query.client, {one.topic_partition for one in there}, deadline)
         return data_loss.count_skipped(there, starts)
     except KafkaError as error:
-        log.warning("what is missing of the batch that is replayed is not counted: %s", error)
+        log.warning("what is missing of the batch that is replayed is not counted: %s", in_options(error))
         return {}

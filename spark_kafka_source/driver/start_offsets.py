@@ -24,6 +24,7 @@ from spark_kafka_source.options.partitions import ByPartition, TopicPartition, n
 from spark_kafka_source.options.start_positions import AtTime
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.plan.data_loss import Loss, raise_or_warn
+from spark_kafka_source.remedies import in_options
 
 log = logging.getLogger(__name__)
 
@@ -259,7 +260,7 @@ def _newest_high_watermarks(
         patience = deadline.at_most_ms(_STALE_LEADER_MS)
         return high_watermarks(client, partitions, patience, known_epochs=known_epochs)
     except DeadlineExceeded as error:
-        log.info("%s; what the leaders say is taken as it is", error)
+        log.info("%s; what the leaders say is taken as it is", in_options(error))
         return high_watermarks(client, partitions, deadline)
 
 

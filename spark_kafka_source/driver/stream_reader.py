@@ -29,6 +29,7 @@ from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.plan.offsets import STARTING_OFFSETS, JsonDict, Offsets
 from spark_kafka_source.plan.range_groups import groups
 from spark_kafka_source.plan.ranges import offset_ranges, unresolved
+from spark_kafka_source.remedies import with_remedies
 from spark_kafka_source.spark_api import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from spark_kafka_source.task.input_partition import RangePartition
 from spark_kafka_source.task.range_reader import read_range
@@ -47,6 +48,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["options"])  # type: ignore[misc]
 
+    @with_remedies()
     def prepareForTriggerAvailableNow(self) -> None:
         """Notes the ends of the logs as they are now: the query ends there."""
         client, options, deadline = self._query.client, self._options, self._query.deadline()
@@ -74,6 +76,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             limit = MAX_INT64
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
+    @with_remedies()
     def latestOffset(self, start: JsonDict | None = None, limit: ReadLimit | None = None) -> JsonDict:
         """Commits `start`, which is complete, and says how far the next batch reads; `start` itself if nothing is new.
 
@@ -111,6 +114,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The ends of the logs when the last trigger looked: the progress' `latestOffset`, for lag."""
         return None if self._query.logs is None else self._query.logs.log_ends().to_json_dict()
 
+    @with_remedies()
     def partitions(self, start: JsonDict, end: JsonDict) -> Sequence[RangePartition]:
         """The tasks of the batch (start, end). Also called for a replay after a restart, before anything else.
 

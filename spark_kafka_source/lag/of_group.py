@@ -13,8 +13,10 @@ from spark_kafka_source.clients import client_for
 from spark_kafka_source.lag.seconds import SAMPLE_MS, Options, configs, with_seconds
 from spark_kafka_source.lag.table import Lag, PartitionLag
 from spark_kafka_source.options.partitions import TopicPartition
+from spark_kafka_source.remedies import with_remedies
 
 
+@with_remedies()
 def lag_of_group(
     options: Options,
     group: str,

@@ -16,6 +16,7 @@ from protocol.config import ClientConfig, ProducerConfig
 from protocol.errors import KafkaError
 from protocol.producer.idempotence import TopicPartition
 from protocol.producer.partition_producer import ProducedRange
+from spark_kafka_source.remedies import with_remedies
 from spark_kafka_source.sink.columns import SinkPlan, topic_columns
 from spark_kafka_source.sink.producers import borrowed_producer
 from spark_kafka_source.task.worker_tuning import tune_worker
@@ -36,6 +37,7 @@ class TaskWriter:
     producer: ProducerConfig
     plan: SinkPlan
 
+    @with_remedies()
     def write(self, batches: Iterable[pa.RecordBatch]) -> TaskWritten:
         """Sends every row and waits for its acknowledgement.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 import pyarrow as pa
@@ -16,11 +16,12 @@ import pyarrow as pa
 from protocol.config import ClientConfig
 from protocol.consumer.range import Range
 from protocol.consumer.range_consumer import RangeConsumer
-from protocol.errors import DataLoss, UsageError
+from protocol.errors import DataLoss, TopicRecreated, UsageError
 from protocol.records.arrow_numpy import to_arrow, to_numpy
 from spark_kafka_source.clients import client_for
 from spark_kafka_source.error_classes import COULD_NOT_READ_OFFSET_RANGE, MALFORMED_RECORD_TIMESTAMP, named
 from spark_kafka_source.options.table import SourceOptions
+from spark_kafka_source.remedies import goes_on_without, to_go_on, with_remedies
 from spark_kafka_source.task.client_rack import in_this_rack
 from spark_kafka_source.task.row_schema import arrow_schema
 from spark_kafka_source.task.worker_tuning import tune_worker
@@ -52,17 +53,25 @@ def read_range(options: SourceOptions, ranges: Sequence[Range]) -> Iterator[pa.R
         ranges,
         columns=_decoded(options.row_columns),
         poll_timeout_ms=options.poll_timeout_ms,
-        fail_on_data_loss=options.fail_on_data_loss,
-        fail_on_topic_recreated=options.fail_on_topic_recreated,
+        on_loss=partial(_on_loss, options),
         record_bytes=_record_bytes(options.client),
     )
     schema = arrow_schema(options.row_columns)
     try:
-        for each, batch in records:
-            yield _with_spark_columns(batch, each, schema)
+        with with_remedies():
+            for each, batch in records:
+                yield _with_spark_columns(batch, each, schema)
     except DataLoss as loss:
         raise DataLoss(named(COULD_NOT_READ_OFFSET_RANGE, loss.message), **loss.context) from loss
     tune_worker()
+
+
+def _on_loss(options: SourceOptions, loss: DataLoss, skipped: Range) -> None:
+    recreated = isinstance(loss, TopicRecreated)
+    if options.fail_on_topic_recreated if recreated else options.fail_on_data_loss:
+        loss.message = f"{loss}. {to_go_on(loss)}"
+        raise loss
+    log.warning("%s (%s: %d offsets are skipped)", loss, goes_on_without(loss), skipped.size)
 
 
 @lru_cache(maxsize=16)

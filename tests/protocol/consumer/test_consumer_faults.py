@@ -19,7 +19,7 @@ from protocol.config import ConsumerConfig
 from protocol.consumer.consumer import Consumer
 from protocol.consumer.list_offsets import EARLIEST
 from protocol.consumer.range import Range
-from protocol.consumer.range_consumer import RangeConsumer
+from protocol.consumer.range_consumer import RangeConsumer, skip_loss
 from protocol.errors import Corrupt, DataLoss, DeadlineExceeded
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
@@ -349,7 +349,7 @@ class TestBadReplies:
             for epochs in ({"from_epoch": 5}, {"until_epoch": 5}):
                 refused = 0
                 ranges = [Range("orders", 0, position, 10, TOPIC_ID, **epochs)]
-                reading = RangeConsumer(client, ConsumerConfig(), ranges, fail_on_data_loss=False)
+                reading = RangeConsumer(client, ConsumerConfig(), ranges, on_loss=skip_loss)
                 assert [offset for _, batch in reading for offset in batch["offset"].to_pylist()] == list(
                     range(position, 10)
                 )
@@ -361,7 +361,7 @@ class TestBadReplies:
         fake.handlers[LIST_OFFSETS.key] = lambda body, version: list_offsets(body, end=5, epoch=4)
         ranges = [Range("orders", 0, 7, 10, TOPIC_ID, until_epoch=5)]
         with client_of(f"{fake.host}:{fake.port}") as client:
-            reading = RangeConsumer(client, ConsumerConfig(), ranges, poll_timeout_ms=500, fail_on_data_loss=False)
+            reading = RangeConsumer(client, ConsumerConfig(), ranges, poll_timeout_ms=500, on_loss=skip_loss)
             with pytest.raises(DeadlineExceeded, match=r"orders-0: the leader is of epoch 4, .* epoch 5 before"):
                 list(reading)
             assert reading.skipped == []

@@ -10,8 +10,8 @@ from protocol.broker_errors import ErrorCode
 from protocol.config import ConsumerConfig
 from protocol.consumer.listed_offset import ListedOffset
 from protocol.consumer.log_judgement import Lost, SeenLog, judge_out_of_range, judge_truncation
-from protocol.consumer.partition_consumer import UNBOUNDED, LogTruncated, PartitionConsumer
-from protocol.errors import BrokerError
+from protocol.consumer.partition_consumer import UNBOUNDED, PartitionConsumer
+from protocol.errors import BrokerError, LogTruncated
 from tests.protocol.consumer.consuming import TOPIC_ID
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from protocol.broker_errors import ErrorCode
 from protocol.config import ConsumerConfig
-from protocol.consumer.partition_consumer import UNBOUNDED, LogTruncated, PartitionConsumer
-from protocol.errors import BrokerError, ProtocolError, TransportError
+from protocol.consumer.partition_consumer import UNBOUNDED, PartitionConsumer
+from protocol.errors import BrokerError, LogTruncated, ProtocolError, TransportError
 from tests.protocol.consumer.consuming import records, reply_row
 
 KIB = 1024

@@ -13,7 +13,7 @@ from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.config import ConsumerConfig, parse_client
 from protocol.consumer.range import Range
-from protocol.consumer.range_consumer import RangeConsumer
+from protocol.consumer.range_consumer import RangeConsumer, skip_loss
 from protocol.errors import DataLoss, DeadlineExceeded
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m03_metadata import METADATA
@@ -84,7 +84,7 @@ def test_a_topic_that_stays_unknown_is_lost_after_half_a_minute(clock: SteppedCl
     with Broker(clock, KNOWN, UNKNOWN) as broker, client_on(broker, clock) as client:
         client.topic("orders")
         client.expire_metadata(["orders"])
-        with pytest.raises(DataLoss, match=r"orders-0: offsets 5 to 15 .* deleted.*failOnDataLoss=false"):
+        with pytest.raises(DataLoss, match=r"orders-0: offsets 5 to 15 .* deleted"):
             rows(consumer_of(client, poll_timeout_ms=poll_timeout_ms))
         assert 30 < clock.at_s < 33
 
@@ -99,7 +99,7 @@ def test_a_long_back_off_makes_no_other_error(clock: SteppedClock) -> None:
 
 def test_it_is_skipped_by_who_may_go_on(clock: SteppedClock) -> None:
     with Broker(clock, UNKNOWN) as broker, client_on(broker, clock) as client:
-        consumer = consumer_of(client, fail_on_data_loss=False)
+        consumer = consumer_of(client, on_loss=skip_loss)
         assert rows(consumer) == 0
         assert consumer.skipped == [Range("orders", 0, 5, 15)]
         assert clock.at_s > 30
@@ -124,7 +124,7 @@ FOR_A_WHILE = [UNKNOWN] * 25
 )
 def test_nothing_is_skipped_of_a_topic_that_comes_back(clock: SteppedClock, says: list[str | float]) -> None:
     with Broker(clock, *says) as broker, client_on(broker, clock) as client:
-        consumer = consumer_of(client, fail_on_data_loss=False, poll_timeout_ms=300_000)
+        consumer = consumer_of(client, on_loss=skip_loss, poll_timeout_ms=300_000)
         assert rows(consumer) == 10
         assert consumer.skipped == []
         assert broker.looks >= len([each for each in says if isinstance(each, str)]) - 2
@@ -134,7 +134,7 @@ def test_brokers_that_answer_once_in_a_while_are_not_believed(clock: SteppedCloc
     """Each may have just started. So nothing is skipped, and it ends as if there were none."""
     with Broker(clock, *[20.0, UNKNOWN] * 50) as broker, client_on(broker, clock) as client:
         with pytest.raises(DeadlineExceeded, match="orders-0"):
-            rows(consumer_of(client, fail_on_data_loss=False, poll_timeout_ms=2_000))
+            rows(consumer_of(client, on_loss=skip_loss, poll_timeout_ms=2_000))
         assert clock.at_s < 200
 
 

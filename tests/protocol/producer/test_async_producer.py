@@ -224,7 +224,7 @@ class TestRefusals:
             with pytest.raises(UsageError) as raised:
                 producer.send_columns(name, pa.RecordBatch.from_pydict({"value": pa.array(values)}))
             assert producer.requests == 0
-        for part in (name, "row 50", "20", "kafka.max.request.size (10000)", "max.message.bytes"):
+        for part in (name, "row 50", "20", "more than max.request.size (10000)", "max.message.bytes"):
             assert part in str(raised.value)
         assert read_back(kafka, name) == []
 

@@ -1,0 +1,163 @@
+"""Errors of `protocol` speak Kafka's words; what leaves for Spark names the option that mends it."""
+
+from __future__ import annotations
+
+import ast
+import pickle
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from protocol.config import ClientConfig
+from protocol.consumer.range import Range
+from protocol.errors import ConnectFailed, Corrupt, DataLoss, DeadlineExceeded, KafkaError, TopicRecreated
+from protocol.properties import PROPERTIES
+from spark_kafka_source.clients import client_for
+from spark_kafka_source.options.parsing import parse_source_options
+from spark_kafka_source.remedies import in_options, with_remedies
+from spark_kafka_source.task import range_reader
+
+ROOT = Path(__file__).parent.parent
+
+
+def caused(error: KafkaError, cause: Exception) -> KafkaError:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (KafkaError("raise fetch.max.bytes", settings=("fetch.max.bytes",)), "raise kafka.fetch.max.bytes"),
+        (KafkaError("(bootstrap.servers=a:1)", settings=("bootstrap.servers",)), "(kafka.bootstrap.servers=a:1)"),
+        (KafkaError("kafka.group.id, or group.id", settings=("group.id",)), "kafka.group.id, or kafka.group.id"),
+        (KafkaError("raise poll_timeout_ms", settings=("poll_timeout_ms",)), "raise kafkaConsumer.pollTimeoutMs"),
+        (
+            KafkaError("a.check.crcs check.crcs.b check.crcs. check.crcs", settings=("check.crcs",)),
+            "a.check.crcs check.crcs.b kafka.check.crcs. kafka.check.crcs",
+        ),
+        (KafkaError("the topic check.crcs is not there"), "the topic check.crcs is not there"),
+    ],
+    ids=["a property", "with its value", "once only", "no property", "not a part of a name", "not what is no setting"],
+)
+def test_settings_become_options(error: KafkaError, said: str) -> None:
+    assert in_options(error) == said
+    with pytest.raises(KafkaError) as raised, with_remedies():
+        raise error
+    assert str(raised.value) == said
+    assert in_options(raised.value) == said, "once is enough"
+    assert str(pickle.loads(pickle.dumps(raised.value))) == said
+
+
+def test_a_message_that_repeats_its_cause_names_its_settings_too() -> None:
+    unreachable = ConnectFailed("bootstrap.servers=a:1", settings=("bootstrap.servers",))
+    late = DeadlineExceeded(f"delivery.timeout.ms; {unreachable}", settings=("delivery.timeout.ms",))
+    assert in_options(caused(late, unreachable)) == "kafka.delivery.timeout.ms; kafka.bootstrap.servers=a:1"
+    assert in_options(caused(KafkaError("check.crcs"), OSError())) == "check.crcs"
+
+
+def test_log_lines_of_protocol_name_options_too() -> None:
+    client = client_for(ClientConfig((("127.0.0.1", 1),)))
+    assert client.words(KafkaError("another group.id", settings=("group.id",))) == "another kafka.group.id"
+
+
+# -- what a task does about what is lost ----------------------------------------------------------
+
+LOST, RECREATED = (
+    DataLoss("t-0: gone", topic="t", partition=0),
+    TopicRecreated("t-0: made anew", topic="t", partition=0),
+)
+DEFAULTS: dict[str, str] = {}
+GOES_ON = {"failOnDataLoss": "false"}
+
+
+@pytest.mark.parametrize(
+    ("options", "loss", "said"),
+    [
+        (DEFAULTS, LOST, r"t-0: gone. To go on with what is there, set failOnDataLoss=false$"),
+        (
+            DEFAULTS,
+            RECREATED,
+            r"anew. To go on .*, set onTopicRecreated=earliest \(the default with failOnDataLoss=false\)$",
+        ),
+        (GOES_ON, LOST, None),
+        (GOES_ON, RECREATED, None),
+        ({**GOES_ON, "onTopicRecreated": "fail"}, RECREATED, "set onTopicRecreated=earliest"),
+        ({**GOES_ON, "onTopicRecreated": "fail"}, LOST, None),
+        ({"onTopicRecreated": "earliest"}, RECREATED, None),
+        ({"onTopicRecreated": "earliest"}, LOST, "set failOnDataLoss=false"),
+    ],
+)
+def test_options_say_what_is_lost_without_a_failure(
+    options: dict[str, str],
+    loss: DataLoss,
+    said: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Consumer:
+        def __init__(self, *_: object, **given: object) -> None:
+            self.given = given
+
+        def __iter__(self) -> Iterator[object]:
+            again = pickle.loads(pickle.dumps(loss))
+            self.given["on_loss"](again, Range("t", 0, 5, 9))  # type: ignore[operator]
+            return iter(())
+
+    monkeypatch.setattr(range_reader, "RangeConsumer", Consumer)
+    given = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "t", **options}
+    reading = range_reader.read_range(parse_source_options(given, streaming=True), [Range("t", 0, 5, 9)])
+    if said is None:
+        assert list(reading) == []
+        option = "onTopicRecreated=earliest" if loss is RECREATED else "failOnDataLoss=false"
+        assert f"{loss} ({option}: 4 offsets are skipped)" in caplog.text
+    else:
+        with pytest.raises(DataLoss, match=said) as raised:
+            list(reading)
+        assert str(raised.value).startswith("[KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] t-0: ")
+
+
+def test_what_a_task_cannot_read_names_the_option_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Consumer:
+        def __init__(self, *_: object, **__: object) -> None: ...
+        def __iter__(self) -> object:
+            raise Corrupt("check.crcs=false reads it as it is", settings=("check.crcs",))
+
+    monkeypatch.setattr(range_reader, "RangeConsumer", Consumer)
+    options = parse_source_options({"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "t"}, streaming=False)
+    with pytest.raises(Corrupt, match=r"^kafka\.check\.crcs=false"):
+        list(range_reader.read_range(options, [Range("t", 0, 0, 5)]))
+
+
+# -- no word of Spark's in `protocol` -------------------------------------------------------------
+
+
+def texts_of_errors() -> Iterator[tuple[str, str, set[str]]]:
+    """Of each call in `protocol`: where, the text in it, and the settings that it names."""
+    for path in sorted((ROOT / "protocol").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                texts = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant)]
+                settings = [each.value for each in node.keywords if each.arg == "settings"]
+                named = {each.value for given in settings for each in ast.walk(given) if isinstance(each, ast.Constant)}
+                where = f"{path.relative_to(ROOT)}:{node.lineno}"
+                yield where, " ".join(text for text in texts if isinstance(text, str)), named
+
+
+def test_protocol_does_not_speak_spark() -> None:
+    words = re.compile(
+        r"(?<![\w.])kafka\.[a-z]+\.[a-z]|failOnDataLoss|onTopicRecreated|pollTimeoutMs|\bSpark\b|\boptions?\b"
+    )
+    wrong = [f"{where}: {text}" for where, text, _ in texts_of_errors() if words.search(text)]
+    assert wrong == []
+
+
+def test_a_property_in_the_text_of_an_error_is_one_of_its_settings() -> None:
+    """Else its option would not be told. Whoever reads properties gets their prefix along with them."""
+    names = [re.escape(each.name) for each in PROPERTIES if "." in each.name]
+    mentioned = re.compile(rf"(?<![\w.])(?:{'|'.join(names)})(?!\w|\.\w)")
+    found = [each for each in texts_of_errors() if not each[0].startswith(("protocol/properties", "protocol/config"))]
+    assert [(where, text) for where, text, named in found if set(mentioned.findall(text)) - named] == []
+    assert len([named for _, _, named in found if named]) > 5
