@@ -11,6 +11,7 @@ from protocol.admin.groups import describe_group
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
+from protocol.wire.messages.m16_list_groups import LIST_GROUPS
 from tests.contract.members import GroupMember, ask_coordinator, new_group, stable, subscription, sync_all
 
 
@@ -108,6 +109,21 @@ class TestRounds:
         first, second = stable(client, new_group(), 2)
         first.send_join()
         second.await_rebalance()
+
+    def test_groups_are_listed_with_their_state(self, client: Client) -> None:
+        (member,) = stable(client, new_group())
+        (broker,) = client.brokers().values()
+        for wanted, there in (([], True), (["Stable"], True), (["Empty"], False)):
+            reply = client.ask(broker, LIST_GROUPS, {"states_filter": wanted}, client.deadline())
+            rows = {row["group_id"]: row for row in reply["groups"]}
+            assert (member.group in rows) == there
+            if there:
+                row = rows[member.group]
+                assert (row["protocol_type"], row["group_state"], row["group_type"]) == (
+                    "consumer",
+                    "Stable",
+                    "classic",
+                )
 
 
 class TestMembersThatGo:

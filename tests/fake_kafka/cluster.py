@@ -117,7 +117,7 @@ class Cluster:
         for broker in self.brokers.values():
             timeout_s = int(self.settings["broker.session.timeout.ms"]) / 1000
             if broker.silent_since_s is not None and now_s - broker.silent_since_s >= timeout_s:
-                self._fence(broker.node_id)
+                self.controller.fence(broker.node_id)
         self.groups.tick(now_s)
         self.transactions.tick(now_s)
         for broker in self.brokers.values():
@@ -147,10 +147,6 @@ class Cluster:
         now = self.controller.image.topics[led.topic.name].partitions[led.number]
         if now.leader_epoch == led.partition.leader_epoch and node_id not in now.isr:
             self.controller.set_isr(led.topic.name, led.number, (*now.isr, node_id))
-
-    def _fence(self, broker_id: int) -> None:
-        if broker_id in self.controller.image.brokers:
-            self.controller.fence(broker_id)
 
     def endpoints(self, node_ids: Iterable[int]) -> list[Body]:
         """Where brokers are, as replies say it."""
@@ -275,7 +271,7 @@ class Cluster:
     def stop(self, broker_id: int) -> None:
         """A broker takes no connections any more, and others lead what it has led."""
         self.brokers[broker_id].running = False
-        self._fence(broker_id)
+        self.controller.fence(broker_id)
 
     @_step
     def start(self, broker_id: int) -> None:
@@ -289,6 +285,11 @@ class Cluster:
         self.brokers[broker_id].silent_since_s = self.clock.now_s() if silent else None
         if not silent:
             self.controller.unfence(broker_id)
+
+    @_step
+    def fence(self, broker_id: int) -> None:
+        """The others take a broker for gone, whatever it does."""
+        self.controller.fence(broker_id)
 
     @_step
     def isolate(self, broker_id: int, isolated: bool = True) -> None:

@@ -126,6 +126,8 @@ class Controller:
 
     def fence(self, broker: int) -> None:
         """A broker is out of the cluster: others of the in-sync replicas lead what it has led."""
+        if broker not in self.image.brokers:
+            return
         self.image = replace(self.image, brokers=tuple(each for each in self.image.brokers if each != broker))
         for topic, number, partition in self._partitions_of(broker):
             left = tuple(each for each in partition.isr if each != broker)

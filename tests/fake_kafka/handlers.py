@@ -17,6 +17,7 @@ from protocol.wire.messages.m12_heartbeat import HEARTBEAT
 from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
 from protocol.wire.messages.m14_sync_group import SYNC_GROUP
 from protocol.wire.messages.m15_describe_groups import DESCRIBE_GROUPS
+from protocol.wire.messages.m16_list_groups import LIST_GROUPS
 from protocol.wire.messages.m18_api_versions import API_VERSIONS
 from protocol.wire.messages.m19_create_topics import CREATE_TOPICS
 from protocol.wire.messages.m20_delete_topics import DELETE_TOPICS
@@ -97,6 +98,26 @@ def describe_groups(broker: Broker, request: Request) -> Body:
     return {"groups": [row_of(partial(described, each), group_id=each) for each in request.body["groups"]]}
 
 
+def list_groups(broker: Broker, request: Request) -> Body:
+    """Each broker tells those that it coordinates."""
+    cluster = broker.cluster
+    here = [
+        each for each in cluster.groups.groups.values() if cluster.coordinator(GROUP, each.group_id) == broker.node_id
+    ]
+    wanted = request.body["states_filter"]
+    rows = [
+        {
+            "group_id": each.group_id,
+            "protocol_type": each.protocol_type or "",
+            "group_state": each.state.value,
+            "group_type": "classic",
+        }
+        for each in here
+        if not wanted or each.state.value in wanted
+    ]
+    return {"groups": rows}
+
+
 def _add_partitions(broker: Broker, request: Request) -> Body:
     topics = broker.image.topics
     return broker.cluster.transactions.add_partitions(
@@ -122,6 +143,7 @@ HANDLERS: dict[Api, Handler] = {
     LEAVE_GROUP: _of_group(lambda broker, *rest: broker.cluster.groups.leave(*rest)),
     SYNC_GROUP: _of_group(lambda broker, *rest: broker.cluster.groups.sync(*rest)),
     DESCRIBE_GROUPS: describe_groups,
+    LIST_GROUPS: list_groups,
     API_VERSIONS: api_versions,
     CREATE_TOPICS: create_topics,
     DELETE_TOPICS: delete_topics,

@@ -19,7 +19,8 @@ _LOOK_AGAIN_S = 0.01
 class FakeKafka(Cluster):
     """A cluster that can be connected to, until closed.
 
-    `handlers[api]`: a test's own answers in place of the model's, as of a `FakeBroker`. `before[api]` is called with
+    `handlers[api]`: a test's own answers in place of the model's, as of a `FakeBroker` (those of `listeners[broker]`
+    alone: by the key of the API). `before[api]` is called with
     each request before it is answered, to change the cluster in between. `requests` are all requests of all brokers:
     (API name, version, body).
     """
@@ -79,7 +80,7 @@ class _Listener(FakeBroker):
         kafka = self._kafka
         kafka.requests.append((api.name, version, body))
         kafka.before.get(api, _nothing)(body)
-        own = kafka.handlers.get(api)
+        own = self.handlers.get(api.key) or kafka.handlers.get(api)
         if own is not None:
             return own(body, version)
         if kafka.brokers[self._broker_id].silent:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from protocol.broker_errors import ErrorCode
+from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.schema import NO_UUID
 from tests.fake_kafka.broker import Broker
 from tests.fake_kafka.controller import NO_LEADER, PartitionImage, TopicImage
@@ -28,6 +29,7 @@ def metadata(broker: Broker, request: Request) -> Body:
 
 def _wanted(broker: Broker, asked: Body, *, create: bool) -> Body:
     try:
+        broker.cluster.faults.refuse(METADATA, broker.node_id)
         return _topic(broker, broker.topic(asked))
     except Refused as refusal:
         code = refusal.code

@@ -39,6 +39,7 @@ from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.plan.offsets import JsonDict
+from tests.fake_kafka.clock import ManualClock
 from tests.fake_kafka.faults import ALWAYS
 from tests.ten_records import TenRecords, ten_records
 
@@ -47,21 +48,6 @@ Observe = Callable[[TenRecords, dict[str, str]], object]
 
 # Of real time: what ends after 20 ms and after 700 is told apart on a busy machine, too.
 SHORT, LONG, BETWEEN_S = "20", "700", 0.6
-
-
-class Leaps(Clock):
-    """Time in which nobody waits: to sleep is to be there at once."""
-
-    def __init__(self) -> None:
-        self.at_s = 1_000.0
-        self.slept_s: list[float] = []
-
-    def now_s(self) -> float:
-        return self.at_s
-
-    def sleep_s(self, seconds: float) -> None:
-        self.slept_s.append(seconds)
-        self.at_s += seconds
 
 
 @pytest.fixture
@@ -120,20 +106,20 @@ def taken(cluster: TenRecords, given: dict[str, str]) -> str:
 
 
 def time_until_given_up(cluster: TenRecords, given: dict[str, str]) -> int:
-    clock = Leaps()
+    clock = ManualClock()
     client = client_of(cluster, {"retry.backoff.max.ms": "100", **given, "bootstrap.servers": closed_port()}, clock)
     assert outcome(lambda: client.metadata([])) == "DeadlineExceeded"
-    return round(sum(clock.slept_s))
+    return round(sum(clock.slept))
 
 
 def waits(cluster: TenRecords, given: dict[str, str]) -> list[float]:
     """Between the tries of a request whose answer is an error, in ms."""
     cluster.refuse(FIND_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE, ALWAYS)
-    clock = Leaps()
+    clock = ManualClock()
     client = client_of(cluster, given, clock)
     deadline, group = client.deadline(), group_coordinator("g")
     assert outcome(lambda: client.retrying("it", lambda: client.coordinator(group, deadline), deadline)) != "done"
-    return [1_000 * each_s for each_s in clock.slept_s]
+    return [1_000 * each_s for each_s in clock.slept]
 
 
 def silence(cluster: TenRecords, given: dict[str, str]) -> bool:
@@ -145,7 +131,7 @@ def silence(cluster: TenRecords, given: dict[str, str]) -> bool:
 
 def reconnects(cluster: TenRecords, given: dict[str, str]) -> list[float]:
     """How long a closed port is left alone after each failure, in ms."""
-    clock = Leaps()
+    clock = ManualClock()
     client = client_of(cluster, given, clock)
     host, port = closed_port().split(":")
     found = []
@@ -160,7 +146,7 @@ def reconnects(cluster: TenRecords, given: dict[str, str]) -> list[float]:
 
 
 def metadata_requests(cluster: TenRecords, given: dict[str, str]) -> int:
-    clock = Leaps()
+    clock = ManualClock()
     client = client_of(cluster, given, clock)
     for _ in range(2):
         client.topic("orders")
@@ -169,7 +155,7 @@ def metadata_requests(cluster: TenRecords, given: dict[str, str]) -> int:
 
 
 def connections(cluster: TenRecords, given: dict[str, str]) -> int:
-    clock = Leaps()
+    clock = ManualClock()
     client = client_of(cluster, given, clock)
     for _ in range(2):
         client.metadata([])
@@ -335,7 +321,7 @@ def requests_of_many_rows(cluster: TenRecords, given: dict[str, str]) -> bool:
 
 def goes_out_by_itself(cluster: TenRecords, given: dict[str, str]) -> int:
     """When the next rows come, and those before them have waited for long."""
-    clock = Leaps()
+    clock = ManualClock()
     producer = AsyncProducer(client_of(cluster, {}, clock), parse_producer(given))
     producer.send_columns("orders", rows(), np.zeros(1, np.int32))
     clock.at_s += 5

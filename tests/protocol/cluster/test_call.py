@@ -20,7 +20,7 @@ from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
-from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR
+from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR, GROUP, TRANSACTION
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
 from protocol.wire.messages.m12_heartbeat import HEARTBEAT
 from protocol.wire.messages.m15_describe_groups import DESCRIBE_GROUPS
@@ -31,61 +31,42 @@ from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
 from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
 from protocol.wire.messages.m26_end_txn import END_TXN
 from protocol.wire.schema import Api
-from tests.fake_broker import FakeBroker, Handler
+from tests.fake_kafka.server import FakeKafka
 
 ONE, TWO, THREE = 1, 2, 3
-GROUP, TRANSACTION = 0, 1
 
 
-class Cluster:
+class Cluster(FakeKafka):
     """Three brokers. The first is the controller and leads orders-0, the second leads orders-1 and orders-2.
 
-    `coordinators` are by (type, key), so that a group and a transactional id of one name may differ.
+    `etl` is a group and a transactional id, with a coordinator for each.
     """
 
     def __init__(self) -> None:
-        self.brokers = {number: FakeBroker() for number in (ONE, TWO, THREE)}
-        self.coordinators = {(GROUP, "etl"): TWO, (TRANSACTION, "etl"): THREE}
-        self.on_all(METADATA, self._metadata)
-        self.on_all(FIND_COORDINATOR, self._find)
+        super().__init__(3)
+        self.create_topic("orders", 3)
+        for partition, leader in enumerate((ONE, TWO, TWO)):
+            self.move_leader("orders", partition, leader)
+            self.set_leader_epoch("orders", partition, 7)
+        self.move_coordinator("etl", TWO, GROUP)
+        self.move_coordinator("etl", THREE, TRANSACTION)
 
-    def on_all(self, api: Api, handler: Handler) -> None:
-        for broker in self.brokers.values():
-            broker.handlers[api.key] = handler
+    def who_was_asked(self, api: Api) -> list[int]:
+        """Which brokers were, the first one's requests first."""
+        return [number for number, each in self.listeners.items() for name, *_ in each.requests if name == api.name]
 
-    def asked(self, api: Api) -> list[int]:
-        """Which brokers were asked."""
-        return [number for number, fake in self.brokers.items() for name, *_ in fake.requests if name == api.name]
-
-    def bodies(self, api: Api) -> list[dict[str, Any]]:
-        return [body for fake in self.brokers.values() for name, _, body in fake.requests if name == api.name]
-
-    def _where(self, number: int) -> dict[str, Any]:
-        return {"node_id": number, "host": self.brokers[number].host, "port": self.brokers[number].port}
-
-    def _metadata(self, body: dict[str, Any], version: int) -> dict[str, Any]:
-        leaders = {0: ONE, 1: TWO, 2: TWO}
-        rows = [
-            {"partition_index": number, "leader_id": leader, "leader_epoch": 7, "replica_nodes": [], "isr_nodes": []}
-            for number, leader in leaders.items()
-        ]
-        names = {row["name"] for row in body["topics"] or ()}
-        topics = [{"name": name, "topic_id": b"1" * 16, "partitions": rows} for name in names]
-        return {"brokers": [self._where(number) for number in self.brokers], "controller_id": ONE, "topics": topics}
-
-    def _find(self, body: dict[str, Any], version: int) -> dict[str, Any]:
-        (key,) = body["coordinator_keys"]
-        return {"coordinators": [{**self._where(self.coordinators[body["key_type"], key]), "key": key}]}
+    def asked(self, api: Api) -> list[dict[str, Any]]:
+        """What, in the same order."""
+        every = [each for listener in self.listeners.values() for each in listener.requests]
+        return [body for name, _, body in every if name == api.name]
 
 
 @contextmanager
 def cluster_of_three(**settings: int) -> Iterator[tuple[Cluster, Client]]:
     cluster = Cluster()
-    servers = tuple((fake.host, fake.port) for fake in cluster.brokers.values())
-    with Client(ClientConfig(servers, retry_backoff_ms=1, **settings)) as client:
+    servers = tuple(cluster.addresses.values())
+    with cluster, Client(ClientConfig(servers, retry_backoff_ms=1, **settings)) as client:
         yield cluster, client
-    for fake in cluster.brokers.values():
-        fake.close()
 
 
 @pytest.fixture
@@ -113,21 +94,21 @@ Both = tuple[Cluster, Client]
 )
 def test_the_message_says_whom_to_ask(both: Both, api: Api, body: dict[str, Any], asked: int) -> None:
     cluster, client = both
-    cluster.on_all(api, lambda *_: {})
+    cluster.handlers[api] = lambda *_: {}
     for _ in range(3):
         call(client, api, body, client.deadline())
-    assert cluster.asked(api) == [asked] * 3
-    assert len(cluster.asked(FIND_COORDINATOR)) == (asked != ONE)
+    assert cluster.who_was_asked(api) == [asked] * 3
+    assert len(cluster.who_was_asked(FIND_COORDINATOR)) == (asked != ONE)
 
 
 def test_who_asks_may_name_a_broker_or_a_coordinator(both: Both) -> None:
     cluster, client = both
-    cluster.on_all(LIST_GROUPS, lambda *_: {})
-    cluster.on_all(OFFSET_FETCH, lambda *_: {})
+    cluster.handlers[LIST_GROUPS] = lambda *_: {}
+    cluster.handlers[OFFSET_FETCH] = lambda *_: {}
     with pytest.raises(UsageError, match="ListGroups goes to one broker"):
         call(client, LIST_GROUPS, {}, client.deadline())
     call(client, LIST_GROUPS, {}, client.deadline(), to=client.brokers()[THREE])
-    assert cluster.asked(LIST_GROUPS) == [THREE]
+    assert cluster.who_was_asked(LIST_GROUPS) == [THREE]
 
     def by_version(version: int) -> dict[str, Any]:
         return {"groups": [{"group_id": "etl", "topics": None}]}
@@ -135,14 +116,14 @@ def test_who_asks_may_name_a_broker_or_a_coordinator(both: Both) -> None:
     with pytest.raises(UsageError, match="OffsetFetch goes to the coordinator of the group, and only some versions"):
         call(client, OFFSET_FETCH, by_version, client.deadline())
     call(client, OFFSET_FETCH, by_version, client.deadline(), to=group_coordinator("etl"), at_least=8, at_most=9)
-    assert cluster.asked(OFFSET_FETCH) == [TWO]
+    assert cluster.who_was_asked(OFFSET_FETCH) == [TWO]
 
 
 def test_any_broker_numbers_a_producer_without_transactions(both: Both) -> None:
     cluster, client = both
-    cluster.on_all(INIT_PRODUCER_ID, lambda *_: {"producer_id": 5})
+    cluster.handlers[INIT_PRODUCER_ID] = lambda *_: {"producer_id": 5}
     assert call(client, INIT_PRODUCER_ID, {"transactional_id": None}, client.deadline())["producer_id"] == 5
-    assert cluster.asked(FIND_COORDINATOR) == []
+    assert cluster.who_was_asked(FIND_COORDINATOR) == []
 
 
 def test_partitions_have_leaders_and_only_a_call_of_their_own_finds_them(both: Both) -> None:
@@ -157,10 +138,10 @@ def test_a_long_poll_may_take_longer_than_a_request_and_holds_up_nobody() -> Non
             time.sleep(0.5)
             return {"member_id": "m", "members": []}
 
-        cluster.on_all(JOIN_GROUP, late)
-        cluster.on_all(HEARTBEAT, lambda *_: {})
+        cluster.handlers[JOIN_GROUP] = late
+        cluster.handlers[HEARTBEAT] = lambda *_: {}
         assert call(client, JOIN_GROUP, {"group_id": "etl"}, client.deadline(5_000))["member_id"] == "m"
-        broker = cluster.brokers[TWO]
+        broker = cluster.listeners[TWO]
         before = len(broker.connections)
         call(client, HEARTBEAT, {"group_id": "etl"}, client.deadline())
         assert len(broker.connections) == before + 1, "replies come in order: not on the same connection"
@@ -168,9 +149,9 @@ def test_a_long_poll_may_take_longer_than_a_request_and_holds_up_nobody() -> Non
 
 def test_the_time_that_is_left_is_told_to_a_broker_that_takes_it(both: Both) -> None:
     cluster, client = both
-    cluster.on_all(CREATE_TOPICS, lambda *_: {})
+    cluster.handlers[CREATE_TOPICS] = lambda *_: {}
     call(client, CREATE_TOPICS, {"topics": []}, client.deadline(9_000))
-    assert 8_000 < cluster.bodies(CREATE_TOPICS)[0]["timeout_ms"] <= 9_000
+    assert 8_000 < cluster.asked(CREATE_TOPICS)[0]["timeout_ms"] <= 9_000
 
 
 # -- a group and a transactional id of one name ---------------------------------------------------
@@ -182,7 +163,8 @@ def test_their_coordinators_are_kept_apart(both: Both) -> None:
     deadline = client.deadline()
     assert client.coordinator(group, deadline).node_id == TWO
     assert client.coordinator(transaction, deadline).node_id == THREE
-    cluster.coordinators = {(GROUP, "etl"): ONE, (TRANSACTION, "etl"): ONE}
+    for kind in (GROUP, TRANSACTION):
+        cluster.move_coordinator("etl", ONE, kind)
     client.forget_coordinator(group)
     assert client.coordinator(group, deadline).node_id == ONE
     assert client.coordinator(transaction, deadline).node_id == THREE
@@ -191,22 +173,22 @@ def test_their_coordinators_are_kept_apart(both: Both) -> None:
 def test_a_refused_one_is_looked_for_again_and_not_the_other(both: Both) -> None:
     cluster, client = both
     client.coordinator(group_coordinator("etl"), client.deadline())
-    cluster.on_all(END_TXN, lambda *_: {})
+    cluster.handlers[END_TXN] = lambda *_: {}
 
     def moved(body: dict[str, Any], version: int) -> dict[str, Any]:
-        cluster.coordinators[TRANSACTION, "etl"] = ONE
+        cluster.move_coordinator("etl", ONE, TRANSACTION)
         return {"error_code": int(ErrorCode.NOT_COORDINATOR)}
 
-    cluster.brokers[THREE].handlers[END_TXN.key] = moved
+    cluster.listeners[THREE].handlers[END_TXN.key] = moved
     call(client, END_TXN, {"transactional_id": "etl"}, client.deadline())
-    assert sorted(cluster.asked(END_TXN)) == [ONE, THREE]
-    assert [body["key_type"] for body in cluster.bodies(FIND_COORDINATOR)].count(GROUP) == 1
+    assert sorted(cluster.who_was_asked(END_TXN)) == [ONE, THREE]
+    assert [body["key_type"] for body in cluster.asked(FIND_COORDINATOR)].count(GROUP) == 1
 
 
 def test_errors_name_what_has_no_coordinator(both: Both) -> None:
     cluster, client = both
     refused = {"key": "etl", "error_code": int(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)}
-    cluster.on_all(FIND_COORDINATOR, lambda *_: {"coordinators": [refused]})
+    cluster.handlers[FIND_COORDINATOR] = lambda *_: {"coordinators": [refused]}
     with pytest.raises(BrokerError, match="coordinator of transactional id etl") as caught:
         call(client, END_TXN, {"transactional_id": "etl"}, client.deadline())
     assert caught.value.context["transactional_id"] == "etl"
@@ -220,7 +202,7 @@ def test_a_broker_that_knows_only_groups_is_not_asked_for_a_transaction(both: Bo
     cluster, client = both
     kinds = [(api, 0, api.last) for api in (API_VERSIONS, METADATA, END_TXN)] + [(FIND_COORDINATOR, 0, 0)]
     rows = [{"api_key": api.key, "min_version": first, "max_version": last} for api, first, last in kinds]
-    cluster.on_all(API_VERSIONS, lambda *_: {"api_keys": rows})
+    cluster.handlers[API_VERSIONS] = lambda *_: {"api_keys": rows}
     with pytest.raises(UnsupportedVersion, match="FindCoordinator"):
         call(client, END_TXN, {"transactional_id": "etl"}, client.deadline())
 
@@ -234,7 +216,7 @@ def test_an_error_code_in_a_row_is_raised_with_what_it_is_about(both: Both) -> N
         {"name": "bills", "error_code": 0},
         {"name": "orders", "error_code": int(ErrorCode.TOPIC_ALREADY_EXISTS), "error_message": "there it is"},
     ]
-    cluster.on_all(CREATE_TOPICS, lambda *_: {"topics": rows})
+    cluster.handlers[CREATE_TOPICS] = lambda *_: {"topics": rows}
     with pytest.raises(
         BrokerError, match=r"CreateTopics of orders at .* \(broker 1\): there it is: TOPIC_AL"
     ) as caught:
@@ -245,7 +227,7 @@ def test_an_error_code_in_a_row_is_raised_with_what_it_is_about(both: Both) -> N
 def test_what_is_accepted_is_an_answer(both: Both) -> None:
     cluster, client = both
     answer = {"error_code": int(ErrorCode.MEMBER_ID_REQUIRED), "member_id": "m-1", "members": []}
-    cluster.on_all(JOIN_GROUP, lambda *_: answer)
+    cluster.handlers[JOIN_GROUP] = lambda *_: answer
     with pytest.raises(BrokerError, match=r"JoinGroup for group etl at .*: MEMBER_ID_REQUIRED"):
         call(client, JOIN_GROUP, {"group_id": "etl"}, client.deadline())
     reply = call(client, JOIN_GROUP, {"group_id": "etl"}, client.deadline(), accept=[ErrorCode.MEMBER_ID_REQUIRED])
@@ -275,29 +257,29 @@ def listed(client: Client, **options: Any) -> dict[tuple[str, int], int]:
 
 def test_each_leader_is_asked_once_for_all_of_its_partitions(both: Both) -> None:
     cluster, client = both
-    cluster.on_all(LIST_OFFSETS, lambda body, version: offsets_of(body))
+    cluster.handlers[LIST_OFFSETS] = lambda body, version: offsets_of(body)
     assert listed(client) == {("orders", 0): 10, ("orders", 1): 11, ("orders", 2): 12}
-    assert cluster.asked(LIST_OFFSETS) == [ONE, TWO]
+    assert cluster.who_was_asked(LIST_OFFSETS) == [ONE, TWO]
 
 
 def test_what_has_failed_is_asked_again_and_nothing_else(both: Both) -> None:
     cluster, client = both
     refusals = [{"p1": int(ErrorCode.NOT_LEADER_OR_FOLLOWER)}, {"p1": int(ErrorCode.KAFKA_STORAGE_ERROR)}]
-    cluster.on_all(LIST_OFFSETS, lambda body, version: offsets_of(body))
-    cluster.brokers[TWO].handlers[LIST_OFFSETS.key] = lambda body, version: offsets_of(
+    cluster.handlers[LIST_OFFSETS] = lambda body, version: offsets_of(body)
+    cluster.listeners[TWO].handlers[LIST_OFFSETS.key] = lambda body, version: offsets_of(
         body, **(refusals.pop() if refusals else {})
     )
     assert listed(client)["orders", 1] == 11
     asked = [
-        [row["partition_index"] for row in body["topics"][0]["partitions"]] for body in cluster.bodies(LIST_OFFSETS)
+        [row["partition_index"] for row in body["topics"][0]["partitions"]] for body in cluster.asked(LIST_OFFSETS)
     ]
     assert asked == [[0], [1, 2], [1], [1]]
-    assert len(cluster.asked(METADATA)) == 3, "once at first, and once for each refusal"
+    assert len(cluster.who_was_asked(METADATA)) == 3, "once at first, and once for each refusal"
 
 
 def test_a_row_may_be_refused_by_who_asked_for_it(both: Both) -> None:
     cluster, client = both
-    cluster.on_all(LIST_OFFSETS, lambda body, version: offsets_of(body))
+    cluster.handlers[LIST_OFFSETS] = lambda body, version: offsets_of(body)
 
     def refuse(key: tuple[str, int], row: Any, broker: Broker) -> KafkaError | None:
         return UsageError(f"{key} at {broker}: {row['offset']} is no good") if key == ("orders", 2) else None
@@ -308,7 +290,9 @@ def test_a_row_may_be_refused_by_who_asked_for_it(both: Both) -> None:
 
 def test_an_error_of_a_partition_has_it_in_its_context(both: Both) -> None:
     cluster, client = both
-    cluster.on_all(LIST_OFFSETS, lambda body, version: offsets_of(body, p2=int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)))
+    cluster.handlers[LIST_OFFSETS] = lambda body, version: offsets_of(
+        body, p2=int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+    )
     with pytest.raises(BrokerError, match=r"orders-2 at .* \(broker 2\): TOPIC_AUTH") as caught:
         listed(client)
     assert (caught.value.context["topic"], caught.value.context["partition"]) == ("orders", 2)
@@ -320,11 +304,11 @@ def test_a_leader_of_another_epoch_must_refuse_if_it_is_to_be_fenced(both: Both)
     def ends(body: dict[str, Any], version: int) -> dict[str, Any]:
         return {"topics": [{"topic": "orders", "partitions": [{"partition": 0, "end_offset": 5}]}]}
 
-    cluster.on_all(OFFSET_FOR_LEADER_EPOCH, ends)
+    cluster.handlers[OFFSET_FOR_LEADER_EPOCH] = ends
     asked = {("orders", 0): {"leader_epoch": 3}}
     rows = call_partitions(client, OFFSET_FOR_LEADER_EPOCH, {}, asked, client.deadline(), fenced=True)
     assert rows["orders", 0]["end_offset"] == 5
-    (row,) = cluster.bodies(OFFSET_FOR_LEADER_EPOCH)[0]["topics"][0]["partitions"]
+    (row,) = cluster.asked(OFFSET_FOR_LEADER_EPOCH)[0]["topics"][0]["partitions"]
     assert row == {"partition": 0, "current_leader_epoch": 7, "leader_epoch": 3}
 
 
@@ -337,12 +321,12 @@ def test_a_coordinator_is_asked_about_all_partitions_and_again_for_those_that_fa
         rows[-1]["error_code"] = busy.pop() if busy else 0
         return {"topics": [{"name": "orders", "partitions": rows}]}
 
-    cluster.on_all(OFFSET_COMMIT, committed)
+    cluster.handlers[OFFSET_COMMIT] = committed
     offsets = {("orders", number): {"committed_offset": 5, "committed_metadata": ""} for number in range(3)}
     rows = call_partitions(client, OFFSET_COMMIT, {"group_id": "etl"}, offsets, client.deadline(), at_most=9)
     assert rows.keys() == offsets.keys()
-    assert cluster.asked(OFFSET_COMMIT) == [TWO, TWO]
-    assert [len(body["topics"][0]["partitions"]) for body in cluster.bodies(OFFSET_COMMIT)] == [3, 1]
+    assert cluster.who_was_asked(OFFSET_COMMIT) == [TWO, TWO]
+    assert [len(body["topics"][0]["partitions"]) for body in cluster.asked(OFFSET_COMMIT)] == [3, 1]
 
 
 def test_what_a_reply_leaves_out_is_named_and_what_it_adds_is_not_looked_at(both: Both) -> None:
@@ -354,9 +338,9 @@ def test_what_a_reply_leaves_out_is_named_and_what_it_adds_is_not_looked_at(both
         reply["topics"][0]["partitions"].append(added)
         return reply
 
-    cluster.on_all(LIST_OFFSETS, offsets)
+    cluster.handlers[LIST_OFFSETS] = offsets
     assert listed(client).keys() == ALL.keys()
-    cluster.brokers[TWO].handlers[LIST_OFFSETS.key] = lambda *_: {"topics": []}
+    cluster.listeners[TWO].handlers[LIST_OFFSETS.key] = lambda *_: {"topics": []}
     with pytest.raises(Corrupt, match=r"ListOffsets at .* \(broker 2\): the reply leaves out orders-1"):
         listed(client)
 
@@ -364,7 +348,7 @@ def test_what_a_reply_leaves_out_is_named_and_what_it_adds_is_not_looked_at(both
 def test_brokers_that_fail_for_long_are_told_in_the_words_of_the_call(both: Both) -> None:
     cluster, client = both
     codes = {f"p{number}": int(ErrorCode.NOT_LEADER_OR_FOLLOWER) for number in range(3)}
-    cluster.on_all(LIST_OFFSETS, lambda body, version: offsets_of(body, **codes))
+    cluster.handlers[LIST_OFFSETS] = lambda body, version: offsets_of(body, **codes)
     with pytest.raises(DeadlineExceeded, match=r"ListOffsets of orders-0, orders-1, orders-2 did not succeed in .*"):
         listed(client, max_attempts=3)
-    assert cluster.asked(LIST_OFFSETS) == [ONE, ONE, ONE, TWO, TWO, TWO]
+    assert cluster.who_was_asked(LIST_OFFSETS) == [ONE, ONE, ONE, TWO, TWO, TWO]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import socket
 import time
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import pytest
 
 from protocol.broker_errors import ErrorCode, Refresh, broker_error
-from protocol.clock import Backoff, Clock, Deadline
+from protocol.clock import Backoff, Deadline
 from protocol.cluster.client import Client
 from protocol.cluster.dispatch import retrying
 from protocol.cluster.metadata import Metadata
@@ -28,52 +29,23 @@ from protocol.errors import (
 from protocol.group.offsets import CommittedOffset, commit_offsets
 from protocol.net.readiness import ready
 from protocol.wire.messages.m03_metadata import METADATA
-from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR
 from tests.fake_broker import FakeBroker
+from tests.fake_kafka.clock import ManualClock
+from tests.fake_kafka.server import FakeKafka
 
 
-class SteppedClock(Clock):
-    """Time that only moves by sleeping."""
-
-    def __init__(self) -> None:
-        self.at_s = 0.0
-        self.slept: list[float] = []
-
-    def now_s(self) -> float:
-        return self.at_s
-
-    def sleep_s(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        self.at_s += seconds
+@pytest.fixture
+def kafka_of_two() -> Iterator[FakeKafka]:
+    """Both have orders-0, the first one leads it."""
+    with FakeKafka(2) as kafka:
+        kafka.create_topic("orders", 1, 2)
+        yield kafka
 
 
-def partition_row(leader: int, epoch: int, error: int = 0) -> dict[str, Any]:
-    return {
-        "error_code": error,
-        "partition_index": 0,
-        "leader_id": leader,
-        "leader_epoch": epoch,
-        "replica_nodes": [1, 2],
-        "isr_nodes": [1, 2],
-    }
-
-
-def metadata_reply(fake: FakeBroker, leader: int = 1, epoch: int = 0, error: int = 0) -> dict[str, Any]:
-    return {
-        "brokers": [{"node_id": 1, "host": fake.host, "port": fake.port, "rack": None}],
-        "cluster_id": "c",
-        "controller_id": 1,
-        "topics": [
-            {
-                "error_code": error,
-                "name": "orders",
-                "topic_id": b"\1" * 16,
-                "is_internal": False,
-                "partitions": [partition_row(leader, epoch)],
-            }
-        ],
-    }
+def client_of(kafka: FakeKafka, **settings: int) -> Client:
+    """It knows no broker but the first one."""
+    return Client(ClientConfig((kafka.addresses[1],), **settings))
 
 
 def dead_port() -> tuple[str, int]:
@@ -81,13 +53,11 @@ def dead_port() -> tuple[str, int]:
         return fake.host, fake.port
 
 
-def test_one_dead_bootstrap_address_of_three_does_no_harm() -> None:
-    with FakeBroker() as fake:
-        fake.handlers[METADATA.key] = lambda body, version: metadata_reply(fake)
-        servers = (dead_port(), (fake.host, fake.port), dead_port())
-        for _ in range(5):
-            with Client(ClientConfig(bootstrap_servers=servers)) as client:
-                assert client.leader("orders", 0)[0].port == fake.port
+def test_one_dead_bootstrap_address_of_three_does_no_harm(kafka_of_two: FakeKafka) -> None:
+    servers = (dead_port(), kafka_of_two.addresses[1], dead_port())
+    for _ in range(5):
+        with Client(ClientConfig(bootstrap_servers=servers)) as client:
+            assert client.leader("orders", 0)[0].port == kafka_of_two.addresses[1][1]
 
 
 def test_no_reachable_broker_names_every_address_and_the_option_after_the_deadline() -> None:
@@ -103,7 +73,7 @@ def test_no_reachable_broker_names_every_address_and_the_option_after_the_deadli
 
 def test_who_waits_for_brokers_for_long_is_told_once_which(caplog: pytest.LogCaptureFixture) -> None:
     host, port = dead_port()
-    client = Client(ClientConfig(bootstrap_servers=((host, port),)), SteppedClock())
+    client = Client(ClientConfig(bootstrap_servers=((host, port),)), ManualClock())
     for seconds, warnings in ((9, 0), (240, 1)):
         with caplog.at_level(logging.WARNING), pytest.raises(DeadlineExceeded):
             client.metadata(["orders"], client.deadline(seconds * 1_000))
@@ -112,28 +82,35 @@ def test_who_waits_for_brokers_for_long_is_told_once_which(caplog: pytest.LogCap
     assert "s more" in caplog.text
 
 
-def test_a_topic_without_a_leader_is_asked_for_again_until_it_has_one() -> None:
-    with FakeBroker() as fake:
-        answers = iter([-1, -1, 1])
-        fake.handlers[METADATA.key] = lambda body, version: metadata_reply(fake, leader=next(answers, 1))
-        with Client(ClientConfig(bootstrap_servers=((fake.host, fake.port),), retry_backoff_ms=1)) as client:
-            broker, _ = client.retrying(
-                "leader", lambda: client.leader("orders", 0), client.deadline(5000), topics=["orders"]
-            )
-        assert broker.node_id == 1
-        assert len([name for name, _, _ in fake.requests if name == "Metadata"]) == 3
+def test_a_topic_without_a_leader_is_asked_for_again_until_it_has_one(kafka_of_two: FakeKafka) -> None:
+    kafka_of_two.move_leader("orders", 0, -1)
+
+    def elect(body: dict[str, Any]) -> None:
+        if len(kafka_of_two.asked(METADATA)) == 3:
+            kafka_of_two.move_leader("orders", 0, 2)
+
+    kafka_of_two.before[METADATA] = elect
+    with client_of(kafka_of_two, retry_backoff_ms=1) as client:
+        broker, _ = client.retrying(
+            "leader", lambda: client.leader("orders", 0), client.deadline(5000), topics=["orders"]
+        )
+    assert broker.node_id == 2
+    assert len(kafka_of_two.asked(METADATA)) == 3
 
 
-def test_an_older_leader_epoch_does_not_replace_a_newer_one() -> None:
-    with FakeBroker() as fake:
-        new = Metadata.from_reply({**metadata_reply(fake, leader=2, epoch=5)})
-        old = Metadata.from_reply({**metadata_reply(fake, leader=1, epoch=4)})
+def test_an_older_leader_epoch_does_not_replace_a_newer_one(kafka_of_two: FakeKafka) -> None:
+    """A broker that lags behind the others may answer, too."""
+    kafka_of_two.isolate(1)
+    kafka_of_two.move_leader("orders", 0, 2)
+    wanted = {"topics": [{"name": "orders"}]}
+    old, new = (Metadata.from_reply(kafka_of_two.ask(broker, METADATA, wanted)) for broker in (1, 2))
+    assert [each.topics["orders"].partitions[0].leader for each in (old, new)] == [1, 2]
     assert new.updated_by(old).topics["orders"].partitions[0].leader == 2
     assert old.updated_by(new).topics["orders"].partitions[0].leader == 2
 
 
 def test_the_retry_loop_backs_off_refreshes_what_the_table_says_and_stops_at_the_deadline() -> None:
-    clock = SteppedClock()
+    clock = ManualClock()
     refreshed: list[Refresh] = []
 
     def fail() -> None:
@@ -164,7 +141,7 @@ def test_an_error_that_no_retry_can_mend_is_raised_at_once() -> None:
         retrying(
             "Metadata",
             fail,
-            deadline=Deadline.after_ms(5000, SteppedClock()),
+            deadline=Deadline.after_ms(5000, ManualClock()),
             backoff=Backoff(100, 1000),
             refresh=lambda error, kind: None,
         )
@@ -183,7 +160,7 @@ def test_a_lost_connection_is_tried_again() -> None:
         retrying(
             "Fetch",
             attempt,
-            deadline=Deadline.after_ms(5000, SteppedClock()),
+            deadline=Deadline.after_ms(5000, ManualClock()),
             backoff=Backoff(100, 1000),
             refresh=lambda error, kind: None,
         )
@@ -200,21 +177,18 @@ class TestOneOfSeveralIsWrong:
     @pytest.mark.parametrize(
         "greeting", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x15\x03\x03\x00\x02\x02\x46", b"\0\0\0\x06no Kafka"]
     )
-    def test_a_peer_that_is_no_broker_does_no_harm(self, greeting: bytes) -> None:
-        with FakeBroker() as fake, FakeBroker(greeting=greeting) as wrong:
-            fake.handlers[METADATA.key] = lambda body, version: metadata_reply(fake)
-            servers = ((wrong.host, wrong.port), (fake.host, fake.port))
+    def test_a_peer_that_is_no_broker_does_no_harm(self, kafka_of_two: FakeKafka, greeting: bytes) -> None:
+        with FakeBroker(greeting=greeting) as wrong:
+            servers = ((wrong.host, wrong.port), kafka_of_two.addresses[1])
             for _ in range(8):
                 with Client(ClientConfig(servers)) as client:
-                    assert client.leader("orders", 0)[0].port == fake.port
+                    assert client.leader("orders", 0)[0].port == kafka_of_two.addresses[1][1]
 
     @pytest.mark.parametrize("host", ["a..b", "x" * 64])
-    def test_a_name_that_cannot_be_encoded_does_no_harm(self, host: str) -> None:
-        with FakeBroker() as fake:
-            fake.handlers[METADATA.key] = lambda body, version: metadata_reply(fake)
-            for _ in range(8):
-                with Client(ClientConfig(((host, 9092), (fake.host, fake.port)))) as client:
-                    assert client.leader("orders", 0)[0].port == fake.port
+    def test_a_name_that_cannot_be_encoded_does_no_harm(self, kafka_of_two: FakeKafka, host: str) -> None:
+        for _ in range(8):
+            with Client(ClientConfig(((host, 9092), kafka_of_two.addresses[1]))) as client:
+                assert client.leader("orders", 0)[0].port == kafka_of_two.addresses[1][1]
 
     def test_when_nobody_answers_each_is_named_with_its_own_trouble(self) -> None:
         closed = dead_port()
@@ -237,94 +211,83 @@ class TestOneOfSeveralIsWrong:
 
 
 class TestSilentBrokers:
-    def test_a_silent_one_takes_a_share_of_the_time_and_is_asked_last_from_then_on(self) -> None:
-        with FakeBroker() as fake, silent_address() as silent:
-            fake.handlers[METADATA.key] = lambda body, version: metadata_reply(fake)
-            where = silent.getsockname()
-            with Client(ClientConfig((where, (fake.host, fake.port)))) as client:
-                while client._pool.failed_at_s(*where) < 0:
-                    client.ask_any(METADATA, {"topics": []}, client.deadline(500))
-                started_s = time.monotonic()
-                for _ in range(20):
-                    client.ask_any(METADATA, {"topics": []}, client.deadline(20_000))
-                assert time.monotonic() - started_s < 5
+    def test_a_silent_one_takes_a_share_of_the_time_and_is_asked_last_from_then_on(
+        self, kafka_of_two: FakeKafka
+    ) -> None:
+        kafka_of_two.silence(2)
+        with Client(ClientConfig(tuple(kafka_of_two.addresses.values()))) as client:
+            while client._pool.failed_at_s(*kafka_of_two.addresses[2]) < 0:
+                client.ask_any(METADATA, {"topics": []}, client.deadline(500))
+            started_s = time.monotonic()
+            for _ in range(20):
+                client.ask_any(METADATA, {"topics": []}, client.deadline(20_000))
+            assert time.monotonic() - started_s < 5
 
-    def test_a_coordinator_that_is_silent_until_the_deadline_is_looked_for_again(self) -> None:
+    def test_a_coordinator_that_is_silent_until_the_deadline_is_looked_for_again(self, kafka_of_two: FakeKafka) -> None:
         """As often as the offsets of a group are committed: a call of five seconds, and then the next."""
-        with FakeBroker() as fake, FakeBroker() as dark:
-            where = [{"node_id": 1, "host": dark.host, "port": dark.port, "key": "etl"}]
-            fake.handlers[FIND_COORDINATOR.key] = lambda body, version: {"coordinators": where}
-            fake.handlers[OFFSET_COMMIT.key] = lambda body, version: {
-                "topics": [{"name": "orders", "partitions": [{"partition_index": 0}]}]
-            }
-            with Client(ClientConfig(((fake.host, fake.port),))) as client:
-                commit = partial(commit_offsets, client, "etl", {("orders", 0): CommittedOffset(5)})
-                with pytest.raises(DeadlineExceeded, match="OffsetCommit for group etl"):
-                    commit(client.deadline(300))
-                where[0].update(host=fake.host, port=fake.port)
-                commit(client.deadline(5_000))
-        assert [name for name, _, _ in fake.requests].count("FindCoordinator") == 2
+        kafka_of_two.move_coordinator("etl", 2)
+        kafka_of_two.silence(2)
+        with client_of(kafka_of_two) as client:
+            commit = partial(commit_offsets, client, "etl", {("orders", 0): CommittedOffset(5)})
+            with pytest.raises(DeadlineExceeded, match="OffsetCommit for group etl"):
+                commit(client.deadline(300))
+            kafka_of_two.move_coordinator("etl", 1)
+            commit(client.deadline(5_000))
+        assert len(kafka_of_two.asked(FIND_COORDINATOR)) == 2
 
     @pytest.mark.parametrize("others_know", ["the others", "all", "none yet"])
     def test_a_broker_that_is_silent_is_given_up_when_the_others_say_that_it_is_gone(
-        self, monkeypatch: pytest.MonkeyPatch, others_know: str
+        self, kafka_of_two: FakeKafka, monkeypatch: pytest.MonkeyPatch, others_know: str
     ) -> None:
         monkeypatch.setattr("protocol.net.connection._LATE_S", 0.1)
         monkeypatch.setattr("protocol.net.byte_stream._SILENCE_MS", 50)
-        with FakeBroker() as fake, FakeBroker() as dark:
-            rows = [{"node_id": 1, "host": fake.host, "port": fake.port}]
-            rows += [{"node_id": 2, "host": dark.host, "port": dark.port}]
-            fake.handlers[METADATA.key] = lambda body, version: {"brokers": rows, "controller_id": 1, "topics": []}
-            with Client(ClientConfig(((fake.host, fake.port),), reconnect_backoff_ms=0)) as client:
-                broker = client.brokers()[2]
+        kafka_of_two.handlers[FIND_COORDINATOR] = lambda body, version: None
+        with client_of(kafka_of_two, reconnect_backoff_ms=0) as client:
+            broker = client.brokers()[2]
+            waiting = client.send(broker, FIND_COORDINATOR, {"coordinator_keys": ["etl"]}, client.deadline())
+            if others_know == "none yet":
+                kafka_of_two.edit_replies(METADATA, lambda body: {**body, "brokers": []})
+            if others_know == "the others":
+                kafka_of_two.fence(2)
+                with pytest.raises(ConnectionLost, match=f"{broker.port}: no answer, and others say .* gone"):
+                    waiting.result(client.deadline(20_000))
                 waiting = client.send(broker, FIND_COORDINATOR, {"coordinator_keys": ["etl"]}, client.deadline())
-                if others_know == "none yet":
-                    rows.clear()
-                if others_know == "the others":
-                    del rows[1]
-                    with pytest.raises(ConnectionLost, match=f"{dark.port}: no answer, and others say .* gone"):
-                        waiting.result(client.deadline(20_000))
-                    waiting = client.send(broker, FIND_COORDINATOR, {"coordinator_keys": ["etl"]}, client.deadline())
-                    while not ready([waiting], 0.1, client.deadline()):
-                        pass
-                    assert waiting.arrived
-                else:
-                    with pytest.raises(RequestTimedOut, match="no reply to FindCoordinator"):
-                        waiting.result(client.deadline(700))
-                assert [name for name, _, _ in fake.requests].count("Metadata") > 2
+                while not ready([waiting], 0.1, client.deadline()):
+                    pass
+                assert waiting.arrived
+            else:
+                with pytest.raises(RequestTimedOut, match="no reply to FindCoordinator"):
+                    waiting.result(client.deadline(700))
+            assert len(kafka_of_two.asked(METADATA)) > 2
 
     def test_a_question_about_one_that_is_silent_ends_with_the_time_of_who_waits_for_it(
-        self, monkeypatch: pytest.MonkeyPatch
+        self, kafka_of_two: FakeKafka, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("protocol.net.connection._LATE_S", 0.1)
         monkeypatch.setattr("protocol.net.byte_stream._SILENCE_MS", 50)
-        with FakeBroker() as dark, silent_address() as silent:
-            host, port = silent.getsockname()
-            rows = [{"node_id": 1, "host": host, "port": port}, {"node_id": 2, "host": dark.host, "port": dark.port}]
-            dark.handlers[METADATA.key] = lambda body, version: {"brokers": rows, "controller_id": 1, "topics": []}
-            with Client(ClientConfig(((dark.host, dark.port),))) as client:
-                broker = client.brokers()[2]
-                began_s = time.monotonic()
-                with pytest.raises(RequestTimedOut, match="no reply to FindCoordinator"):
-                    client.ask(broker, FIND_COORDINATOR, {"coordinator_keys": ["etl"]}, client.deadline(500))
-                assert time.monotonic() - began_s < 1.5
+        kafka_of_two.handlers[FIND_COORDINATOR] = lambda body, version: None
+        with client_of(kafka_of_two) as client:
+            broker = client.brokers()[1]
+            kafka_of_two.silence(2)
+            began_s = time.monotonic()
+            with pytest.raises(RequestTimedOut, match="no reply to FindCoordinator"):
+                client.ask(broker, FIND_COORDINATOR, {"coordinator_keys": ["etl"]}, client.deadline(500))
+            assert time.monotonic() - began_s < 1.5
 
     def test_who_waits_for_several_replies_asks_about_the_silent_only_if_it_has_time_for_that(
-        self, monkeypatch: pytest.MonkeyPatch
+        self, kafka_of_two: FakeKafka, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("protocol.net.connection._LATE_S", 0.01)
-        with FakeBroker() as dark, silent_address() as silent:
-            host, port = silent.getsockname()
-            rows = [{"node_id": 1, "host": host, "port": port}, {"node_id": 2, "host": dark.host, "port": dark.port}]
-            dark.handlers[METADATA.key] = lambda body, version: {"brokers": rows, "controller_id": 1, "topics": []}
-            with Client(ClientConfig(((dark.host, dark.port),))) as client:
-                broker = client.brokers()[2]
-                waiting = client.send(broker, FIND_COORDINATOR, {"coordinator_keys": ["etl"]}, client.deadline())
-                for deadline, asks in [(None, False), (client.deadline(0), False), (client.deadline(500), True)]:
-                    began_s = time.monotonic()
-                    assert ready([waiting], 0.1, deadline) == []
-                    assert time.monotonic() - began_s < 1.5
-                    assert (client._pool.failed_at_s(host, port) > 0) == asks
+        kafka_of_two.handlers[FIND_COORDINATOR] = lambda body, version: None
+        with client_of(kafka_of_two) as client:
+            broker = client.brokers()[1]
+            kafka_of_two.silence(2)
+            waiting = client.send(broker, FIND_COORDINATOR, {"coordinator_keys": ["etl"]}, client.deadline())
+            for deadline, asks in [(None, False), (client.deadline(0), False), (client.deadline(500), True)]:
+                began_s = time.monotonic()
+                assert ready([waiting], 0.1, deadline) == []
+                assert time.monotonic() - began_s < 1.5
+                assert (client._pool.failed_at_s(*kafka_of_two.addresses[2]) > 0) == asks
 
     def test_what_is_out_of_date_is_expired_before_anything_is_raised(self) -> None:
         refreshed: list[Refresh] = []
@@ -342,7 +305,7 @@ class TestSilentBrokers:
                 retrying(
                     "OffsetCommit",
                     fail,
-                    deadline=Deadline.after_ms(1, SteppedClock()),
+                    deadline=Deadline.after_ms(1, ManualClock()),
                     backoff=Backoff(100, 1000),
                     refresh=lambda error, kind: refreshed.append(kind),
                 )

@@ -9,7 +9,7 @@ from protocol.clock import Backoff, Deadline
 from protocol.cluster.dispatch import retrying
 from protocol.cluster.unknown_topic import UnknownTopicPatience
 from protocol.errors import BrokerError, ConnectFailed, DeadlineExceeded, KafkaError, TopicUnknown
-from tests.protocol.cluster.test_client import SteppedClock
+from tests.fake_kafka.clock import ManualClock
 
 Answer = KafkaError | None
 
@@ -87,7 +87,7 @@ def test_a_long_back_off_would_be_a_silence() -> None:
 
 def loop(answers: list[tuple[float, Answer]], backoff_ms: int = 1_000) -> float:
     """Each attempt takes so many seconds and ends so, at last the last; when it was over."""
-    clock = SteppedClock()
+    clock = ManualClock()
     left = list(answers)
 
     def attempt() -> float:
@@ -121,7 +121,7 @@ def test_what_a_call_within_did_not_find_is_a_reason_to_look_again() -> None:
 
 
 def test_a_call_that_tells_a_deleted_topic_has_the_time_for_it() -> None:
-    clock = SteppedClock()
+    clock = ManualClock()
     patience = UnknownTopicPatience(10.0)
     assert patience.prolonged(Deadline.after_ms(1_000, clock)).remaining_s() == patience.longest_s
     assert patience.prolonged(Deadline.after_ms(240_000, clock)).remaining_s() == 240

@@ -23,11 +23,10 @@ from protocol.consumer.range_consumer import RangeConsumer, skip_loss
 from protocol.errors import Corrupt, DataLoss, DeadlineExceeded
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
-from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.fake_broker import FakeBroker
+from tests.fake_kafka.server import FakeKafka
 from tests.kafka_proxy import Exchange, Fate, KafkaProxy
 from tests.meanwhile import meanwhile
 from tests.protocol.consumer.consuming import (
@@ -245,22 +244,14 @@ class TestConnections:
 
 class TestBadReplies:
     @pytest.fixture
-    def fake(self) -> Iterator[FakeBroker]:
+    def fake(self) -> Iterator[FakeKafka]:
         """Leads two partitions of "orders"."""
-        with FakeBroker() as fake:
-            partitions = [
-                {"partition_index": n, "leader_id": 1, "leader_epoch": 0, "replica_nodes": [1], "isr_nodes": [1]}
-                for n in range(2)
-            ]
-            fake.handlers[METADATA.key] = lambda body, version: {
-                "brokers": [{"node_id": 1, "host": fake.host, "port": fake.port}],
-                "controller_id": 1,
-                "topics": [{"name": "orders", "topic_id": TOPIC_ID, "partitions": partitions}],
-            }
+        with FakeKafka() as fake:
+            fake.create_topic("orders", 2, topic_id=TOPIC_ID)
             yield fake
 
     @staticmethod
-    def answers(fake: FakeBroker, *replies: Callable[[dict[str, Any]], Any]) -> None:
+    def answers(fake: FakeKafka, *replies: Callable[[dict[str, Any]], Any]) -> None:
         """One after the other, the last of them for ever; `replies` get the request."""
         left = list(replies)
 
@@ -269,14 +260,14 @@ class TestBadReplies:
                 return reply()
             return (left.pop(0) if len(left) > 1 else left[0])(body)
 
-        fake.handlers[FETCH.key] = fetch
+        fake.handlers[FETCH] = fetch
 
     @staticmethod
     def idle(body: dict[str, Any]) -> dict[str, Any]:
         time.sleep(body["max_wait_ms"] / 1000)
         return reply(session_id=5)
 
-    def test_a_corrupt_record_batch_is_told_and_read_again_after_a_seek(self, fake: FakeBroker) -> None:
+    def test_a_corrupt_record_batch_is_told_and_read_again_after_a_seek(self, fake: FakeKafka) -> None:
         whole = records(0, 5)
         broken = whole[:-1] + bytes([whole[-1] ^ 1])
         rows = [reply_row(0, broken), reply_row(1, records(0, 5))]
@@ -286,7 +277,7 @@ class TestBadReplies:
             # In a session, a partition that is still wanted at the same offset is not named again.
             lambda body: self.idle(body) if _asks_for(body, 0, 5) else reply(reply_row(0, whole), session_id=5),
         )
-        with client_of(f"{fake.host}:{fake.port}") as client, consumer_of(client) as consumer:
+        with client_of(fake.bootstrap_servers) as client, consumer_of(client) as consumer:
             streams = consumer.consume_partitions({("orders", 0): 0, ("orders", 1): 0})
             for _ in range(2):
                 with pytest.raises(Corrupt, match=r"orders-0: .* offset 0 .* CRC"):
@@ -298,7 +289,7 @@ class TestBadReplies:
             assert batch.num_rows == 5
 
     @pytest.mark.parametrize("epoch_end", [10, -1], ids=["keeps epochs", "keeps none"])
-    def test_an_offset_refused_because_of_the_epoch_before_it(self, fake: FakeBroker, epoch_end: int) -> None:
+    def test_an_offset_refused_because_of_the_epoch_before_it(self, fake: FakeKafka, epoch_end: int) -> None:
         """The log has offsets 0 to 9. Five were read, of epoch 3; the leader has epoch 0, or a log without epochs."""
 
         def refuse(body: dict[str, Any]) -> dict[str, Any]:
@@ -309,10 +300,10 @@ class TestBadReplies:
                 return reply(reply_row(0, records(5, 5, epoch=-1)), session_id=5)
             return reply(reply_row(0, error_code=ErrorCode.OFFSET_OUT_OF_RANGE), session_id=5)
 
-        fake.handlers[OFFSET_FOR_LEADER_EPOCH.key] = lambda body, version: end_of_epoch(body, {0: epoch_end})
-        fake.handlers[LIST_OFFSETS.key] = lambda body, version: list_offsets(body, end=10)
+        fake.handlers[OFFSET_FOR_LEADER_EPOCH] = lambda body, version: end_of_epoch(body, {0: epoch_end})
+        fake.handlers[LIST_OFFSETS] = lambda body, version: list_offsets(body, end=10)
         self.answers(fake, lambda body: reply(reply_row(0, records(0, 5, epoch=3)), session_id=5), refuse)
-        with client_of(f"{fake.host}:{fake.port}") as client, consumer_of(client) as consumer:
+        with client_of(fake.bootstrap_servers) as client, consumer_of(client) as consumer:
             stream = consumer.consume_partition("orders", 0, 0)
             messages = stream.messages(5_000)
             assert [next(messages).offset for _ in range(5)] == list(range(5))
@@ -323,7 +314,7 @@ class TestBadReplies:
                     next(messages)
 
     @pytest.mark.parametrize("position", [7, 3], ids=["beyond its end", "within its log"])
-    def test_an_old_leader_has_lost_nothing(self, fake: FakeBroker, position: int) -> None:
+    def test_an_old_leader_has_lost_nothing(self, fake: FakeKafka, position: int) -> None:
         """It leads by epoch 4 and has offsets 0 to 4; the others were read from, or seen at, a leader of epoch 5."""
         refused = 0
 
@@ -339,10 +330,10 @@ class TestBadReplies:
                 return reply(reply_row(0, error_code=ErrorCode.OFFSET_OUT_OF_RANGE))
             return reply(reply_row(0, records(position, 10 - position, epoch=5)))
 
-        fake.handlers[FETCH.key] = refuse_some
-        fake.handlers[LIST_OFFSETS.key] = lambda body, version: list_offsets(body, end=5, epoch=4)
-        fake.handlers[OFFSET_FOR_LEADER_EPOCH.key] = lambda body, version: end_of_epoch(body, {0: 3, 4: 5})
-        with client_of(f"{fake.host}:{fake.port}") as client:
+        fake.handlers[FETCH] = refuse_some
+        fake.handlers[LIST_OFFSETS] = lambda body, version: list_offsets(body, end=5, epoch=4)
+        fake.handlers[OFFSET_FOR_LEADER_EPOCH] = lambda body, version: end_of_epoch(body, {0: 3, 4: 5})
+        with client_of(fake.bootstrap_servers) as client:
             with consumer_of(client) as consumer:
                 messages = consumer.consume_partition("orders", 0, 0).messages(5_000)
                 assert [next(messages).offset for _ in range(10)] == list(range(10))
@@ -356,50 +347,50 @@ class TestBadReplies:
                 assert reading.skipped == []
                 assert refused == 3
 
-    def test_an_old_leader_is_waited_for_in_time(self, fake: FakeBroker) -> None:
-        fake.handlers[FETCH.key] = lambda body, version: reply(reply_row(0, error_code=ErrorCode.OFFSET_OUT_OF_RANGE))
-        fake.handlers[LIST_OFFSETS.key] = lambda body, version: list_offsets(body, end=5, epoch=4)
+    def test_an_old_leader_is_waited_for_in_time(self, fake: FakeKafka) -> None:
+        fake.handlers[FETCH] = lambda body, version: reply(reply_row(0, error_code=ErrorCode.OFFSET_OUT_OF_RANGE))
+        fake.handlers[LIST_OFFSETS] = lambda body, version: list_offsets(body, end=5, epoch=4)
         ranges = [Range("orders", 0, 7, 10, TOPIC_ID, until_epoch=5)]
-        with client_of(f"{fake.host}:{fake.port}") as client:
+        with client_of(fake.bootstrap_servers) as client:
             reading = RangeConsumer(client, ConsumerConfig(), ranges, poll_timeout_ms=500, on_loss=skip_loss)
             with pytest.raises(DeadlineExceeded, match=r"orders-0: the leader is of epoch 4, .* epoch 5 before"):
                 list(reading)
             assert reading.skipped == []
 
-    def test_a_reply_that_leaves_a_partition_out_is_asked_again(self, fake: FakeBroker) -> None:
+    def test_a_reply_that_leaves_a_partition_out_is_asked_again(self, fake: FakeKafka) -> None:
         self.answers(
             fake,
             lambda body: reply(reply_row(0)),
             lambda body: reply(reply_row(1, records(0, 5)), session_id=5) if _asks_for(body, 1, 0) else self.idle(body),
         )
-        with client_of(f"{fake.host}:{fake.port}") as client, consumer_of(client) as consumer:
+        with client_of(fake.bootstrap_servers) as client, consumer_of(client) as consumer:
             streams = consumer.consume_partitions({("orders", 0): 0, ("orders", 1): 0})
             batch = streams["orders", 1].poll(5_000)
             assert batch is not None
             assert batch.num_rows == 5
 
-    def test_a_throttled_reply_is_waited_out(self, fake: FakeBroker) -> None:
+    def test_a_throttled_reply_is_waited_out(self, fake: FakeKafka) -> None:
         self.answers(
             fake,
             lambda body: reply(throttle_time_ms=400),
             lambda body: reply(reply_row(0, records(0, 5)), session_id=5),
             self.idle,
         )
-        with client_of(f"{fake.host}:{fake.port}") as client, consumer_of(client) as consumer:
+        with client_of(fake.bootstrap_servers) as client, consumer_of(client) as consumer:
             started_s = time.monotonic()
             batch = consumer.consume_partition("orders", 0, 0).poll(5_000)
             assert batch is not None
             assert 0.4 <= time.monotonic() - started_s < 2
 
     def test_a_fault_of_our_own_reaches_the_user(
-        self, fake: FakeBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+        self, fake: FakeKafka, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         def fail(*_: object) -> None:
             raise ZeroDivisionError("a bug")
 
         monkeypatch.setattr("protocol.consumer.broker_consumer.BrokerConsumer.judge", fail)
         self.answers(fake, lambda body: reply(reply_row(0)))
-        with client_of(f"{fake.host}:{fake.port}") as client, consumer_of(client) as consumer:
+        with client_of(fake.bootstrap_servers) as client, consumer_of(client) as consumer:
             stream = consumer.consume_partition("orders", 0, 0)
             with pytest.raises(Exception, match=r"ZeroDivisionError\('a bug'\)"):
                 stream.poll(5_000)

@@ -16,93 +16,75 @@ from protocol.consumer.log_samples import log_samples
 from protocol.consumer.range import Range
 from protocol.consumer.range_consumer import RangeConsumer
 from protocol.errors import ConnectionLost, DeadlineExceeded, UsageError
-from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m03_metadata import METADATA
 from spark_kafka_source.driver.discovery import leaders
-from tests.fake_broker import FakeBroker
-from tests.protocol.consumer.consuming import TOPIC_ID, client_of, consumer_of, records, reply, reply_row
+from tests.fake_kafka.controller import NO_LEADER
+from tests.fake_kafka.server import FakeKafka
+from tests.protocol.consumer.consuming import client_of, consumer_of, records
 
 PARTITIONS = 200
 EVERY = [(topic, number) for topic in ("orders", "returns") for number in range(PARTITIONS // 2)]
 
 
-class Cluster(FakeBroker):
-    """Two topics of a hundred partitions each; `leads` are those that have a leader, this broker."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.leads: set[tuple[str, int]] = set()
-        self.handlers[METADATA.key] = self.metadata
-
-    def metadata(self, body: dict[str, Any], version: int) -> dict[str, Any]:
-        topics = []
-        for topic in (row["name"] for row in body["topics"]):
-            partitions = [
-                {"partition_index": number, "leader_id": 1 if (topic, number) in self.leads else -1, "leader_epoch": 0}
-                for number in range(PARTITIONS // 2)
-            ]
-            rows = [{**each, "replica_nodes": [1], "isr_nodes": [1]} for each in partitions]
-            topics.append({"name": topic, "topic_id": TOPIC_ID, "partitions": rows})
-        where = {"node_id": 1, "host": self.host, "port": self.port}
-        return {"brokers": [where], "controller_id": 1, "topics": topics}
-
-    @property
-    def metadata_requests(self) -> int:
-        return [name for name, _, _ in self.requests].count("Metadata")
-
-
 @pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    with Cluster() as cluster:
-        yield cluster
+def cluster() -> Iterator[FakeKafka]:
+    """Two topics of a hundred partitions each, none of which has a leader."""
+    with FakeKafka() as kafka:
+        for topic in ("orders", "returns"):
+            kafka.create_topic(topic, PARTITIONS // 2)
+        for topic, number in EVERY:
+            kafka.move_leader(topic, number, NO_LEADER)
+        yield kafka
 
 
-def test_two_attempts_to_list_offsets_ask_twice(cluster: Cluster) -> None:
-    with client_of(f"{cluster.host}:{cluster.port}") as client:
+def metadata_requests(cluster: FakeKafka) -> int:
+    return len(cluster.asked(METADATA))
+
+
+def test_two_attempts_to_list_offsets_ask_twice(cluster: FakeKafka) -> None:
+    with client_of(cluster.bootstrap_servers) as client:
         with pytest.raises(DeadlineExceeded, match=r"2 attempt.*LEADER_NOT_AVAILABLE"):
             list_offsets(client, dict.fromkeys(EVERY, LATEST), max_attempts=2)
-        assert cluster.metadata_requests == 2
+        assert metadata_requests(cluster) == 2
 
 
-def test_looks_ask_once(cluster: Cluster) -> None:
-    with client_of(f"{cluster.host}:{cluster.port}") as client:
+def test_looks_ask_once(cluster: FakeKafka) -> None:
+    with client_of(cluster.bootstrap_servers) as client:
         assert leaders(client, EVERY, client.deadline()) == {}
-        assert cluster.metadata_requests == 1
+        assert metadata_requests(cluster) == 1
         sizes = {"partition_max_bytes": 1_000, "partitions_per_request": 10}
         assert list(log_samples(client, ConsumerConfig(), dict.fromkeys(EVERY, 0), client.deadline(), **sizes)) == []
-        assert cluster.metadata_requests == 2
+        assert metadata_requests(cluster) == 2
         with pytest.raises(DeadlineExceeded):
             delete_records(client, dict.fromkeys(EVERY, 0), client.deadline(50))
-        assert cluster.metadata_requests == 3
+        assert metadata_requests(cluster) == 3
 
 
-def test_ranges_are_looked_up_together_again_and_again(cluster: Cluster) -> None:
+def test_ranges_are_looked_up_together_again_and_again(cluster: FakeKafka) -> None:
     """Five waits of 0.1, 0.2, 0.4, 0.8 and 1 s, give or take a fifth, are two seconds."""
     ranges = [Range(topic, number, 0, 10) for topic, number in EVERY]
-    with client_of(f"{cluster.host}:{cluster.port}") as client:
+    with client_of(cluster.bootstrap_servers) as client:
         with pytest.raises(DeadlineExceeded):
             list(RangeConsumer(client, ConsumerConfig(), ranges, poll_timeout_ms=2_000))
-        assert 2 <= cluster.metadata_requests <= 10
+        assert 2 <= metadata_requests(cluster) <= 10
 
 
-def test_streams_are_looked_up_together_again_and_again(cluster: Cluster) -> None:
-    with client_of(f"{cluster.host}:{cluster.port}") as client, consumer_of(client) as consumer:
+def test_streams_are_looked_up_together_again_and_again(cluster: FakeKafka) -> None:
+    with client_of(cluster.bootstrap_servers) as client, consumer_of(client) as consumer:
         streams = consumer.consume_partitions(dict.fromkeys(EVERY, 0))
         give_up_s = time.monotonic() + 20
         while min(each.source.attempts for each in streams.values()) < 4:
             assert time.monotonic() < give_up_s
             time.sleep(0.01)
-        assert cluster.metadata_requests <= 3 * max(each.source.attempts for each in streams.values())
+        assert metadata_requests(cluster) <= 3 * max(each.source.attempts for each in streams.values())
 
 
 class TestTheThreadThatLooksForBrokers:
     @pytest.fixture
-    def consumer(self, cluster: Cluster) -> Iterator[Consumer]:
-        cluster.leads = {("orders", 1)}
-        cluster.handlers[FETCH.key] = lambda body, version: (
-            reply() if body["session_epoch"] == -1 else reply(reply_row(1, records(0, 5)), session_id=5)
-        )
-        with client_of(f"{cluster.host}:{cluster.port}") as client, consumer_of(client) as consumer:
+    def consumer(self, cluster: FakeKafka) -> Iterator[Consumer]:
+        cluster.move_leader("orders", 1, 1)
+        cluster.write("orders", 1, records(0, 5))
+        with client_of(cluster.bootstrap_servers) as client, consumer_of(client) as consumer:
             yield consumer
 
     def test_it_outlives_a_partition_that_is_to_wait_for_ever(self, consumer: Consumer) -> None:

@@ -13,32 +13,17 @@ from protocol.consumer.list_offsets import LATEST, list_offsets
 from protocol.consumer.listed_offset import ListedOffset
 from protocol.errors import Corrupt, DeadlineExceeded, TopicUnknown
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
-from protocol.wire.messages.m03_metadata import METADATA
-from tests.fake_broker import FakeBroker
+from tests.fake_kafka.server import FakeKafka
 from tests.protocol.consumer.consuming import TOPIC_ID, client_of
 
 
-def broker_that_answers_for(partitions: list[int]) -> FakeBroker:
-    """It leads orders-0 and orders-1."""
-    fake = FakeBroker()
-
-    def metadata(body: dict[str, Any], version: int) -> dict[str, Any]:
-        rows = [
-            {"partition_index": number, "leader_id": 1, "leader_epoch": 0, "replica_nodes": [1], "isr_nodes": [1]}
-            for number in range(2)
-        ]
-        return {
-            "brokers": [{"node_id": 1, "host": fake.host, "port": fake.port}],
-            "controller_id": 1,
-            "topics": [{"name": "orders", "topic_id": TOPIC_ID, "partitions": rows}],
-        }
-
-    def offsets(body: dict[str, Any], version: int) -> dict[str, Any]:
-        rows = [{"partition_index": each, "offset": 7, "timestamp": -1, "leader_epoch": 3} for each in partitions]
-        return {"topics": [{"name": "orders", "partitions": rows}]}
-
-    fake.handlers.update({METADATA.key: metadata, LIST_OFFSETS.key: offsets})
-    return fake
+def broker_that_answers_for(partitions: list[int]) -> FakeKafka:
+    """It leads orders-0 and orders-1, whatever else it says of them."""
+    kafka = FakeKafka()
+    kafka.create_topic("orders", 2, topic_id=TOPIC_ID)
+    rows = [{"partition_index": each, "offset": 7, "timestamp": -1, "leader_epoch": 3} for each in partitions]
+    kafka.handlers[LIST_OFFSETS] = lambda body, version: {"topics": [{"name": "orders", "partitions": rows}]}
+    return kafka
 
 
 TIMES = {("orders", 0): LATEST, ("orders", 1): LATEST}
@@ -52,8 +37,8 @@ def test_what_is_unknown_for_long_is_told_whatever_else_is_wrong(monkeypatch: py
         rows = [{"partition_index": each, "error_code": int(codes[each]), "offset": -1} for each in asked]
         return {"topics": [{"name": "orders", "partitions": rows}]}
 
-    with broker_that_answers_for([]) as fake, client_of(f"{fake.host}:{fake.port}") as client:
-        fake.handlers[LIST_OFFSETS.key] = refused
+    with broker_that_answers_for([]) as kafka, client_of(kafka.bootstrap_servers) as client:
+        kafka.handlers[LIST_OFFSETS] = refused
         with pytest.raises(DeadlineExceeded, match="did not succeed in"):
             list_offsets(client, TIMES, deadline=Deadline.after_ms(400))
         monkeypatch.setattr(unknown_topic, "TRANSIENT_UNKNOWN_MS", 200)
@@ -64,13 +49,13 @@ def test_what_is_unknown_for_long_is_told_whatever_else_is_wrong(monkeypatch: py
 def test_a_partition_that_is_left_out_is_named() -> None:
     words = r"ListOffsets at .*: the reply leaves out orders-1"
     with (
-        broker_that_answers_for([0]) as fake,
-        client_of(f"{fake.host}:{fake.port}") as client,
+        broker_that_answers_for([0]) as kafka,
+        client_of(kafka.bootstrap_servers) as client,
         pytest.raises(Corrupt, match=words),
     ):
         list_offsets(client, TIMES)
 
 
 def test_what_was_not_asked_for_is_not_taken() -> None:
-    with broker_that_answers_for([0, 1, 2]) as fake, client_of(f"{fake.host}:{fake.port}") as client:
+    with broker_that_answers_for([0, 1, 2]) as kafka, client_of(kafka.bootstrap_servers) as client:
         assert list_offsets(client, TIMES) == dict.fromkeys(TIMES, ListedOffset(7, 3, -1))

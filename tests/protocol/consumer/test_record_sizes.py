@@ -18,10 +18,9 @@ from protocol.consumer.log_samples import log_samples
 from protocol.consumer.partition_consumer import Fetched, PartitionConsumer
 from protocol.consumer.record_sizes import RecordSizes, bytes_per_offset
 from protocol.wire.messages.m01_fetch import FETCH
-from protocol.wire.messages.m03_metadata import METADATA
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.fake_broker import FakeBroker
+from tests.fake_kafka.server import FakeKafka
 from tests.log_segments import stored_batches
 from tests.protocol.consumer.consuming import TOPIC_ID, client_of, records, reply, reply_row
 from tests.protocol.records.test_legacy import some, wrap, write
@@ -75,30 +74,25 @@ def test_old_messages_that_are_compressed_do_not_say_where_they_begin() -> None:
 
 
 @contextmanager
-def cluster(partitions: int, *answers: Any) -> Iterator[FakeBroker]:
+def cluster(partitions: int, *answers: Any) -> Iterator[FakeKafka]:
     """A broker that leads topic `orders`, and answers one Fetch after the other."""
     left = list(answers)
-
-    def metadata(body: dict[str, Any], version: int) -> dict[str, Any]:
-        rows = [
-            {"partition_index": n, "leader_id": 1, "replica_nodes": [1], "isr_nodes": [1]} for n in range(partitions)
-        ]
-        topics = [{"name": "orders", "topic_id": TOPIC_ID, "partitions": rows}]
-        return {"brokers": [{"node_id": 1, "host": broker.host, "port": broker.port}], "topics": topics}
-
-    with FakeBroker({METADATA: metadata, FETCH: lambda body, version: left.pop(0)}) as broker:
-        yield broker
+    with FakeKafka() as kafka:
+        kafka.create_topic("orders", partitions, topic_id=TOPIC_ID)
+        kafka.handlers[FETCH] = lambda body, version: left.pop(0)
+        yield kafka
 
 
-def fetches(broker: FakeBroker) -> list[list[int]]:
+def fetches(broker: FakeKafka) -> list[list[int]]:
     """The partitions that each Fetch has asked for."""
-    bodies = [body for name, _, body in broker.requests if name == "Fetch"]
-    return [[row["partition"] for topic in body["topics"] for row in topic["partitions"]] for body in bodies]
+    return [
+        [row["partition"] for topic in body["topics"] for row in topic["partitions"]] for body in broker.asked(FETCH)
+    ]
 
 
-def look(broker: FakeBroker, sizes: RecordSizes, partitions: int, timeout_ms: float = 10_000) -> dict[int, float]:
+def look(broker: FakeKafka, sizes: RecordSizes, partitions: int, timeout_ms: float = 10_000) -> dict[int, float]:
     keys = [("orders", number) for number in range(partitions)]
-    with client_of(f"{broker.host}:{broker.port}") as client:
+    with client_of(broker.bootstrap_servers) as client:
         sizes.look(client, dict.fromkeys(keys, 0), client.deadline(timeout_ms))
     return {partition: size for (_, partition), size in sizes.of(keys).items()}
 
@@ -114,7 +108,7 @@ def test_a_partition_without_records_is_asked_again_until_it_was_first() -> None
         assert look(broker, RecordSizes(ConsumerConfig(client_rack="a")), 4) == dict.fromkeys(range(4), len(data) / 10)
         assert fetches(broker) == [[0, 1, 2, 3], [1, 3], [3]]
         # A rack may be answered with another replica's name.
-        assert {body["rack_id"] for name, _, body in broker.requests if name == "Fetch"} == {""}
+        assert {body["rack_id"] for body in broker.asked(FETCH)} == {""}
 
 
 def test_a_broker_that_throttles_is_not_asked_again() -> None:
@@ -136,7 +130,7 @@ def test_no_more_is_asked_for_once_enough_bytes_have_come() -> None:
     data = records(0, 10)
     with (
         cluster(3, *[reply(reply_row(number, data)) for number in range(3)]) as broker,
-        client_of(f"{broker.host}:{broker.port}") as client,
+        client_of(broker.bootstrap_servers) as client,
     ):
         offsets = {("orders", number): 0 for number in range(3)}
         bounds = {"partition_max_bytes": 1, "partitions_per_request": 1, "most_bytes": len(data) + 1}

@@ -15,60 +15,66 @@ from protocol.config import ConsumerConfig, parse_client
 from protocol.consumer.range import Range
 from protocol.consumer.range_consumer import RangeConsumer, skip_loss
 from protocol.errors import DataLoss, DeadlineExceeded
-from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m03_metadata import METADATA
-from tests.fake_broker import FakeBroker
-from tests.protocol.cluster.test_client import SteppedClock
-from tests.protocol.consumer.consuming import TOPIC_ID, records, reply, reply_row
+from tests.fake_kafka.clock import ManualClock
+from tests.fake_kafka.controller import NO_LEADER as NO_LEADER_ID
+from tests.fake_kafka.server import FakeKafka
+from tests.protocol.consumer.consuming import TOPIC_ID, records
 
 UNKNOWN, KNOWN, NO_LEADER = "unknown", "known", "no leader"
 WANTED = Range("orders", 0, 5, 15)
 
 
-class Broker(FakeBroker):
+class Broker(FakeKafka):
     """Leads orders-0, which has offsets 5 to 15, and says of it what `says` has, one after the other, at last the last.
 
     A number is no answer: for so many seconds nobody can be reached before the next one.
     """
 
-    def __init__(self, clock: SteppedClock, *says: str | float) -> None:
-        super().__init__({METADATA: self._metadata, FETCH: self._fetch})
-        self.looks = 0
-        self._clock = clock
+    def __init__(self, clock: ManualClock, *says: str | float) -> None:
+        super().__init__()
+        self.create_topic("orders", topic_id=TOPIC_ID)
+        self.write("orders", 0, records(5, 10))
+        self.before[METADATA] = self._next
+        # The client waits for the reply by then, and need not know how long that took.
+        self.edit_replies(METADATA, self._late)
+        self._waits_on = clock
+        self._late_s = 0.0
         self._says = list(says)
 
-    def _metadata(self, body: dict[str, Any], version: int) -> dict[str, Any]:
-        self.looks += 1
-        what = self._next()
+    @property
+    def looks(self) -> int:
+        return len(self.asked(METADATA))
+
+    def _next(self, body: dict[str, Any]) -> None:
+        what = self._take()
         if isinstance(what, float):
-            self._clock.at_s += what
-            what = self._next()
-        row = {"partition_index": 0, "leader_id": 1, "leader_epoch": 0, "replica_nodes": [1], "isr_nodes": [1]}
-        topic: dict[str, Any] = {"name": "orders", "topic_id": TOPIC_ID, "partitions": [row]}
+            self._late_s = what
+            what = self._take()
         if what == UNKNOWN:
-            topic.update(error_code=int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), partitions=[])
-        elif what == NO_LEADER:
-            row["leader_id"] = -1
-        return {"brokers": [{"node_id": 1, "host": self.host, "port": self.port}], "topics": [topic]}
+            self.refuse(METADATA, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        self.move_leader("orders", 0, NO_LEADER_ID if what == NO_LEADER else 1)
 
-    def _next(self) -> str | float:
+    def _late(self, reply: dict[str, Any]) -> dict[str, Any]:
+        late_s, self._late_s = self._late_s, 0.0
+        self._waits_on.advance(late_s)
+        return reply
+
+    def _take(self) -> str | float:
         return self._says.pop(0) if len(self._says) > 1 else self._says[0]
-
-    def _fetch(self, body: dict[str, Any], version: int) -> dict[str, Any]:
-        return reply(reply_row(data=records(5, 10)))
 
 
 @pytest.fixture
-def clock() -> SteppedClock:
-    return SteppedClock()
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 def consumer_of(client: Client, **options: Any) -> RangeConsumer:
     return RangeConsumer(client, ConsumerConfig(), [WANTED], **options)
 
 
-def client_on(broker: Broker, clock: SteppedClock, **properties: str) -> Client:
-    return Client(parse_client({"bootstrap.servers": f"{broker.host}:{broker.port}", **properties}), clock)
+def client_on(broker: Broker, clock: ManualClock, **properties: str) -> Client:
+    return Client(parse_client({"bootstrap.servers": broker.bootstrap_servers, **properties}), clock)
 
 
 def rows(consumer: RangeConsumer) -> int:
@@ -79,7 +85,7 @@ def rows(consumer: RangeConsumer) -> int:
 
 
 @pytest.mark.parametrize("poll_timeout_ms", [400, 120_000])
-def test_a_topic_that_stays_unknown_is_lost_after_half_a_minute(clock: SteppedClock, poll_timeout_ms: int) -> None:
+def test_a_topic_that_stays_unknown_is_lost_after_half_a_minute(clock: ManualClock, poll_timeout_ms: int) -> None:
     """Also for those who have less patience for records: an error that says less would come back for ever."""
     with Broker(clock, KNOWN, UNKNOWN) as broker, client_on(broker, clock) as client:
         client.topic("orders")
@@ -89,7 +95,7 @@ def test_a_topic_that_stays_unknown_is_lost_after_half_a_minute(clock: SteppedCl
         assert 30 < clock.at_s < 33
 
 
-def test_a_long_back_off_makes_no_other_error(clock: SteppedClock) -> None:
+def test_a_long_back_off_makes_no_other_error(clock: ManualClock) -> None:
     with Broker(clock, UNKNOWN) as broker:
         properties = {"retry.backoff.ms": "60000", "retry.backoff.max.ms": "60000"}
         with client_on(broker, clock, **properties) as client, pytest.raises(DataLoss, match="deleted"):
@@ -97,7 +103,7 @@ def test_a_long_back_off_makes_no_other_error(clock: SteppedClock) -> None:
         assert 29 < clock.at_s < 35
 
 
-def test_it_is_skipped_by_who_may_go_on(clock: SteppedClock) -> None:
+def test_it_is_skipped_by_who_may_go_on(clock: ManualClock) -> None:
     with Broker(clock, UNKNOWN) as broker, client_on(broker, clock) as client:
         consumer = consumer_of(client, on_loss=skip_loss)
         assert rows(consumer) == 0
@@ -122,7 +128,7 @@ FOR_A_WHILE = [UNKNOWN] * 25
     ],
     ids=["an election", "another answer between", "a cluster that comes and goes", "one that was away", "at last"],
 )
-def test_nothing_is_skipped_of_a_topic_that_comes_back(clock: SteppedClock, says: list[str | float]) -> None:
+def test_nothing_is_skipped_of_a_topic_that_comes_back(clock: ManualClock, says: list[str | float]) -> None:
     with Broker(clock, *says) as broker, client_on(broker, clock) as client:
         consumer = consumer_of(client, on_loss=skip_loss, poll_timeout_ms=300_000)
         assert rows(consumer) == 10
@@ -130,7 +136,7 @@ def test_nothing_is_skipped_of_a_topic_that_comes_back(clock: SteppedClock, says
         assert broker.looks >= len([each for each in says if isinstance(each, str)]) - 2
 
 
-def test_brokers_that_answer_once_in_a_while_are_not_believed(clock: SteppedClock) -> None:
+def test_brokers_that_answer_once_in_a_while_are_not_believed(clock: ManualClock) -> None:
     """Each may have just started. So nothing is skipped, and it ends as if there were none."""
     with Broker(clock, *[20.0, UNKNOWN] * 50) as broker, client_on(broker, clock) as client:
         with pytest.raises(DeadlineExceeded, match="orders-0"):
@@ -138,13 +144,13 @@ def test_brokers_that_answer_once_in_a_while_are_not_believed(clock: SteppedCloc
         assert clock.at_s < 200
 
 
-def test_patience_for_records_begins_when_the_topic_is_known(clock: SteppedClock) -> None:
+def test_patience_for_records_begins_when_the_topic_is_known(clock: ManualClock) -> None:
     with Broker(clock, *FOR_A_WHILE, KNOWN) as broker, client_on(broker, clock) as client:
         assert rows(consumer_of(client, poll_timeout_ms=2_000)) == 10
         assert clock.at_s > 20
 
 
-def test_a_topic_that_comes_and_goes_has_an_end(clock: SteppedClock) -> None:
+def test_a_topic_that_comes_and_goes_has_an_end(clock: ManualClock) -> None:
     with Broker(clock, *[UNKNOWN, NO_LEADER] * 200) as broker, client_on(broker, clock) as client:
         with pytest.raises(DeadlineExceeded, match=r"orders-0 at offset 5 did not succeed in \d+\.\d s") as caught:
             rows(consumer_of(client, poll_timeout_ms=20_000))

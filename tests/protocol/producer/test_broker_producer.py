@@ -1,9 +1,9 @@
-"""What goes over the wire, and what answers do, with a broker that answers as a test wants it."""
+"""What goes over the wire, and what answers do, those of the model of a Kafka and some that a test wants."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,57 +16,26 @@ from protocol.net.readiness import ready
 from protocol.producer.idempotence import IdempotentSession, ProducerIdentity
 from protocol.records.header import TRANSACTIONAL, WIRE
 from protocol.wire.messages.m00_produce import PRODUCE
-from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m18_api_versions import API_VERSIONS
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
-from protocol.wire.registry import API_BY_KEY
-from tests.fake_broker import FakeBroker
-from tests.protocol.cluster.test_client import SteppedClock
+from tests.fake_kafka.clock import ManualClock
+from tests.fake_kafka.server import FakeKafka
+from tests.fake_kafka.transactions import State, Transaction
 from tests.protocol.producer.producing import numbered, producer_of, send_numbered
 
 TOPIC = "t"
 TOPIC_ID = b"0123456789abcdef"
 
 
-def written(body: dict[str, Any], version: int, **fields: Any) -> dict[str, Any]:
-    """Every record batch of the request is at offset 0."""
-    return {
-        "throttle_time_ms": 0,
-        "responses": [
-            {
-                **({"topic_id": row["topic_id"]} if version >= 13 else {"name": row["name"]}),
-                "partition_responses": [
-                    {"index": part["index"], "error_code": 0, "base_offset": 0} for part in row["partition_data"]
-                ],
-            }
-            for row in body["topic_data"]
-        ],
-        **fields,
-    }
-
-
 @pytest.fixture
-def broker() -> Iterator[FakeBroker]:
-    """Leads eight partitions of the topic, and takes everything."""
-    with FakeBroker({PRODUCE: written}) as fake:
-        partitions = [
-            {"partition_index": n, "leader_id": 1, "leader_epoch": 0, "replica_nodes": [1], "isr_nodes": [1]}
-            for n in range(8)
-        ]
-        fake.handlers[METADATA.key] = lambda body, version: {
-            "brokers": [{"node_id": 1, "host": fake.host, "port": fake.port}],
-            "controller_id": 1,
-            "topics": [{"name": TOPIC, "topic_id": TOPIC_ID, "partitions": partitions}],
-        }
-        fake.handlers[INIT_PRODUCER_ID.key] = lambda body, version: {"producer_id": 77, "producer_epoch": 0}
-        yield fake
+def broker() -> Iterator[FakeKafka]:
+    """Leads eight partitions of the topic."""
+    with FakeKafka() as kafka:
+        kafka.create_topic(TOPIC, 8, topic_id=TOPIC_ID)
+        yield kafka
 
 
-def address(broker: FakeBroker) -> str:
-    return f"{broker.host}:{broker.port}"
-
-
-def produced(broker: FakeBroker) -> list[tuple[int, dict[str, Any]]]:
+def produced(broker: FakeKafka) -> list[tuple[int, dict[str, Any]]]:
     """(version, body) of every Produce request."""
     return [(version, body) for name, version, body in broker.requests if name == "Produce"]
 
@@ -76,36 +45,40 @@ def headers_of(body: dict[str, Any]) -> list[Any]:
     return [np.frombuffer(part["records"], WIRE, count=1)[0] for part in parts]
 
 
-def speaks(last: int) -> Callable[[dict[str, Any], int], dict[str, Any]]:
-    """A broker whose newest Produce is this one."""
-    rows = [{"api_key": api.key, "min_version": api.first, "max_version": api.last} for api in API_BY_KEY.values()]
-    for row in rows:
-        if row["api_key"] == PRODUCE.key:
-            row["max_version"] = last
-    return lambda body, version: {"error_code": 0, "api_keys": rows}
+def speaks_at_most(broker: FakeKafka, last: int) -> None:
+    """It is a broker whose newest Produce is this one."""
+
+    def edit(body: dict[str, Any]) -> dict[str, Any]:
+        for row in body["api_keys"]:
+            if row["api_key"] == PRODUCE.key:
+                row.update(min_version=min(row["min_version"], last), max_version=last)
+        return body
+
+    broker.edit_replies(API_VERSIONS, edit)
 
 
 class TestRequests:
-    def test_record_batches_carry_identity_and_consecutive_numbers(self, broker: FakeBroker) -> None:
-        with producer_of(address(broker), {"batch.size": 1_000}) as producer:
+    def test_record_batches_carry_identity_and_consecutive_numbers(self, broker: FakeKafka) -> None:
+        with producer_of(broker.bootstrap_servers, {"batch.size": 1_000}) as producer:
             producer.send_columns(TOPIC, numbered(0, 30), np.full(30, 5, np.int32))
         headers = [header for _, body in produced(broker) for header in headers_of(body)]
-        assert {(int(header["producer_id"]), int(header["producer_epoch"])) for header in headers} == {(77, 0)}
+        ((producer_id, epoch),) = {(int(header["producer_id"]), int(header["producer_epoch"])) for header in headers}
+        assert (producer_id > 0, epoch) == (True, 0)
         firsts = [int(header["base_sequence"]) for header in headers]
         counts = [int(header["count"]) for header in headers]
         assert firsts == np.cumsum([0, *counts[:-1]]).tolist()
-        assert sum(counts) == 30
+        assert sum(counts) == broker.log(TOPIC, 5).end_offset == 30
 
-    def test_without_idempotence_no_identity_is_asked_for(self, broker: FakeBroker) -> None:
-        with producer_of(address(broker), {"enable.idempotence": False}) as producer:
+    def test_without_idempotence_no_identity_is_asked_for(self, broker: FakeKafka) -> None:
+        with producer_of(broker.bootstrap_servers, {"enable.idempotence": False}) as producer:
             producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
-        assert "InitProducerId" not in [name for name, _, _ in broker.requests]
+        assert broker.asked(INIT_PRODUCER_ID) == []
         ((_, body),) = produced(broker)
         assert [int(header["producer_id"]) for header in headers_of(body)] == [-1]
         assert body["acks"] == -1
 
-    def test_a_request_has_one_record_batch_per_partition_and_keeps_to_its_size(self, broker: FakeBroker) -> None:
-        with producer_of(address(broker), {"max.request.size": 5_000, "batch.size": 2_000}) as producer:
+    def test_a_request_has_one_record_batch_per_partition_and_keeps_to_its_size(self, broker: FakeKafka) -> None:
+        with producer_of(broker.bootstrap_servers, {"max.request.size": 5_000, "batch.size": 2_000}) as producer:
             send_numbered(producer, TOPIC, 0, 160, 8)
         for _, body in produced(broker):
             (row,) = body["topic_data"]
@@ -115,23 +88,23 @@ class TestRequests:
         assert max(len(headers_of(body)) for _, body in produced(broker)) >= 2
 
     @pytest.mark.parametrize(("last", "key"), [(13, "topic_id"), (12, "name"), (3, "name")])
-    def test_topics_go_by_id_where_the_broker_knows_ids(self, broker: FakeBroker, last: int, key: str) -> None:
-        broker.handlers[API_VERSIONS.key] = speaks(last)
-        with producer_of(address(broker)) as producer:
+    def test_topics_go_by_id_where_the_broker_knows_ids(self, broker: FakeKafka, last: int, key: str) -> None:
+        speaks_at_most(broker, last)
+        with producer_of(broker.bootstrap_servers) as producer:
             producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
         ((version, body),) = produced(broker)
         assert version == last
         assert body["topic_data"][0][key] == {"topic_id": TOPIC_ID, "name": TOPIC}[key]
 
-    def test_zstd_is_refused_for_a_broker_that_cannot_read_it(self, broker: FakeBroker) -> None:
-        broker.handlers[API_VERSIONS.key] = speaks(6)
-        producer = producer_of(address(broker), {"compression.type": "zstd"})
+    def test_zstd_is_refused_for_a_broker_that_cannot_read_it(self, broker: FakeKafka) -> None:
+        speaks_at_most(broker, 6)
+        producer = producer_of(broker.bootstrap_servers, {"compression.type": "zstd"})
         producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
         with pytest.raises(UnsupportedVersion, match="Produce"):
             producer.flush()
 
-    def test_partitions_take_turns(self, broker: FakeBroker) -> None:
-        with producer_of(address(broker), {"max.request.size": 3_000, "batch.size": 2_500}) as producer:
+    def test_partitions_take_turns(self, broker: FakeKafka) -> None:
+        with producer_of(broker.bootstrap_servers, {"max.request.size": 3_000, "batch.size": 2_500}) as producer:
             send_numbered(producer, TOPIC, 0, 8, 8)
             producer.flush()
             del broker.requests[:]
@@ -156,9 +129,12 @@ class TestATransaction:
         def before_produce(self, partitions: Any, deadline: Deadline) -> None:
             self.added += partitions
 
-    def test_its_session_decides_identity_version_and_partitions(self, broker: FakeBroker) -> None:
+    def test_its_session_decides_identity_version_and_partitions(self, broker: FakeKafka) -> None:
         session = self.Session()
-        with producer_of(address(broker), session=session) as producer:
+        begun = Transaction(5, 3, state=State.ONGOING, partitions={(TOPIC, 2)}, timeout_ms=60_000)
+        begun.started_s = broker.clock.now_s()
+        broker.transactions.transactions["orders-1"] = begun
+        with producer_of(broker.bootstrap_servers, session=session) as producer:
             producer.send_columns(TOPIC, numbered(0, 3), np.full(3, 2, np.int32))
         ((version, body),) = produced(broker)
         assert version == 11
@@ -167,12 +143,13 @@ class TestATransaction:
         assert (int(header["producer_id"]), int(header["producer_epoch"])) == (5, 3)
         assert int(header["attributes"]) & TRANSACTIONAL
         assert session.added == [(TOPIC, 2)]
+        assert broker.log(TOPIC, 2).end_offset == 3
 
 
 class TestAnswers:
-    def test_a_throttled_producer_waits(self, broker: FakeBroker) -> None:
-        broker.handlers[PRODUCE.key] = lambda body, version: written(body, version, throttle_time_ms=300)
-        with producer_of(address(broker)) as producer:
+    def test_a_throttled_producer_waits(self, broker: FakeKafka) -> None:
+        broker.edit_replies(PRODUCE, lambda body: {**body, "throttle_time_ms": 300})
+        with producer_of(broker.bootstrap_servers) as producer:
             started_s = time.monotonic()
             producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
             producer.flush()
@@ -180,33 +157,20 @@ class TestAnswers:
             producer.flush()
             assert time.monotonic() - started_s > 0.3
 
-    def test_a_partition_without_an_answer_is_tried_again(self, broker: FakeBroker) -> None:
-        answers: list[dict[str, Any]] = [{"throttle_time_ms": 0, "responses": []}]
-        broker.handlers[PRODUCE.key] = lambda body, version: answers.pop() if answers else written(body, version)
-        with producer_of(address(broker)) as producer:
+    def test_a_partition_without_an_answer_is_tried_again(self, broker: FakeKafka) -> None:
+        broker.edit_replies(PRODUCE, lambda body: {"responses": []}, 1)
+        with producer_of(broker.bootstrap_servers) as producer:
             producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
         first, second = [headers_of(body)[0] for _, body in produced(broker)]
         assert first["base_sequence"] == second["base_sequence"] == 0
+        assert broker.log(TOPIC).end_offset == 3, "written once"
 
     @pytest.mark.parametrize("away_s", [20.0, 1_000.0])
-    def test_what_failed_while_the_caller_was_away_is_tried_again(self, broker: FakeBroker, away_s: float) -> None:
+    def test_what_failed_while_the_caller_was_away_is_tried_again(self, broker: FakeKafka, away_s: float) -> None:
         """Who takes long for its next rows must not find the last ones given up because nobody has sent them again."""
-        clock = SteppedClock()
-        moved = 2
-
-        def answer(body: dict[str, Any], version: int) -> dict[str, Any]:
-            nonlocal moved
-            moved -= 1
-            return written(body, version) if moved < 0 else refused(body, version)
-
-        def refused(body: dict[str, Any], version: int) -> dict[str, Any]:
-            reply = written(body, version)
-            for part in (part for row in reply["responses"] for part in row["partition_responses"]):
-                part.update(error_code=int(ErrorCode.NOT_LEADER_OR_FOLLOWER), base_offset=-1)
-            return reply
-
-        broker.handlers[PRODUCE.key] = answer
-        with producer_of(address(broker), {"batch.size": 100}, clock) as producer:
+        clock = ManualClock()
+        broker.refuse(PRODUCE, ErrorCode.NOT_LEADER_OR_FOLLOWER, 2)
+        with producer_of(broker.bootstrap_servers, {"batch.size": 100}, clock) as producer:
             for first in range(0, 9, 3):
                 producer.send_columns(TOPIC, numbered(first, 3), np.zeros(3, np.int32))
                 assert all(ready([each.oldest], 10) for each in producer._brokers.values() if each.oldest)
@@ -215,11 +179,11 @@ class TestAnswers:
             assert producer.acknowledged[TOPIC, 0].count == 9
         assert all(body["timeout_ms"] > 10_000 for _, body in produced(broker)), "each try has its time"
 
-    def test_a_slow_caller_does_not_put_off_the_end_for_ever(self, broker: FakeBroker) -> None:
+    def test_a_slow_caller_does_not_put_off_the_end_for_ever(self, broker: FakeKafka) -> None:
         """Each of its pauses is long enough to be one, and each call finds the broker as it was."""
-        clock = SteppedClock()
-        broker.handlers[PRODUCE.key] = lambda body, version: {"throttle_time_ms": 0, "responses": []}
-        producer = producer_of(address(broker), {"batch.size": 100}, clock)
+        clock = ManualClock()
+        broker.edit_replies(PRODUCE, lambda body: {"responses": []})
+        producer = producer_of(broker.bootstrap_servers, {"batch.size": 100}, clock)
 
         def go_on() -> None:
             for first in range(0, 3_000, 3):
@@ -232,11 +196,11 @@ class TestAnswers:
         producer.abort()
 
     def test_what_cannot_be_written_is_given_up_in_time_however_long_the_caller_was_away(
-        self, broker: FakeBroker
+        self, broker: FakeKafka
     ) -> None:
-        clock = SteppedClock()
-        broker.handlers[PRODUCE.key] = lambda body, version: {"throttle_time_ms": 0, "responses": []}
-        producer = producer_of(address(broker), {"batch.size": 100}, clock)
+        clock = ManualClock()
+        broker.edit_replies(PRODUCE, lambda body: {"responses": []})
+        producer = producer_of(broker.bootstrap_servers, {"batch.size": 100}, clock)
         clock.at_s += 1_000
         producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
         with pytest.raises(DeadlineExceeded, match=r"120 s \(delivery.timeout.ms\)"):
@@ -244,24 +208,19 @@ class TestAnswers:
         assert 1_115 < clock.at_s < 1_125
         producer.abort()
 
-    def test_bytes_that_are_no_answer_are_an_unknown_outcome_and_tried_again(self, broker: FakeBroker) -> None:
-        garbage = [b"\0\0\0\x0a" + b"\xff" * 10]
-        broker.handlers[PRODUCE.key] = lambda body, version: garbage.pop() if garbage else written(body, version)
-        with producer_of(address(broker)) as producer:
+    def test_bytes_that_are_no_answer_are_an_unknown_outcome_and_tried_again(self, broker: FakeKafka) -> None:
+        broker.edit_replies(PRODUCE, lambda body: b"\0\0\0\x0a" + b"\xff" * 10, 1)
+        with producer_of(broker.bootstrap_servers) as producer:
             producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
         assert len(produced(broker)) == 2
 
-    def test_unknown_producer_id_goes_on_under_the_next_epoch(self, broker: FakeBroker) -> None:
-        codes = [ErrorCode.UNKNOWN_PRODUCER_ID]
+    def test_unknown_producer_id_goes_on_under_the_next_epoch(self, broker: FakeKafka) -> None:
+        def forget(body: dict[str, Any]) -> None:
+            if len(broker.asked(PRODUCE)) == 2:
+                broker.refuse(PRODUCE, ErrorCode.UNKNOWN_PRODUCER_ID)
 
-        def answer(body: dict[str, Any], version: int) -> dict[str, Any]:
-            reply = written(body, version)
-            if codes and int(headers_of(body)[0]["base_sequence"]) > 0:
-                reply["responses"][0]["partition_responses"][0].update(error_code=int(codes.pop()), base_offset=-1)
-            return reply
-
-        broker.handlers[PRODUCE.key] = answer
-        with producer_of(address(broker)) as producer:
+        broker.before[PRODUCE] = forget
+        with producer_of(broker.bootstrap_servers) as producer:
             for first in (0, 3):
                 producer.send_columns(TOPIC, numbered(first, 3), np.zeros(3, np.int32))
                 producer.flush()
@@ -274,9 +233,9 @@ class TestAnswers:
         ]
         assert seen == [(0, 0, 0), (0, 0, 3), (0, 1, 0), (1, 0, 0)]
 
-    def test_a_silent_broker_ends_in_an_unknown_outcome(self, broker: FakeBroker) -> None:
-        broker.handlers[PRODUCE.key] = lambda body, version: None
-        producer = producer_of(address(broker), {"request.timeout.ms": 200, "delivery.timeout.ms": 3_000})
+    def test_a_silent_broker_ends_in_an_unknown_outcome(self, broker: FakeKafka) -> None:
+        broker.handlers[PRODUCE] = lambda body, version: None
+        producer = producer_of(broker.bootstrap_servers, {"request.timeout.ms": 200, "delivery.timeout.ms": 3_000})
         producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
         with pytest.raises(DeadlineExceeded, match="3 records have an unknown outcome") as raised:
             producer.flush()

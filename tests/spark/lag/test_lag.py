@@ -15,11 +15,8 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from protocol.errors import BrokerError, ConfigurationError, UsageError
+from protocol.group.offsets import CommittedOffset, commit_offsets
 from protocol.wire.messages.m01_fetch import FETCH
-from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
-from protocol.wire.messages.m03_metadata import METADATA
-from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
-from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR
 from spark_kafka_source.lag import (
     HISTORY_SCHEMA,
     SCHEMA,
@@ -34,7 +31,8 @@ from spark_kafka_source.local_kafka import LocalKafka
 from tests.agreement import wait_until_decided
 from tests.conftest import TopicFactory
 from tests.consumer_groups import describe
-from tests.fake_broker import FakeBroker
+from tests.fake_kafka.server import FakeKafka
+from tests.protocol.consumer.consuming import client_of, records
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -237,33 +235,18 @@ def test_a_committed_reader_is_behind_the_last_stable_offset(kafka1: LocalKafka,
 
 
 def test_a_broker_that_does_not_answer_costs_the_seconds_and_no_more_time() -> None:
-    def metadata(body: dict[str, Any], version: int) -> dict[str, Any]:
-        partitions = [{"partition_index": i, "leader_id": 1, "replica_nodes": [1], "isr_nodes": [1]} for i in range(50)]
-        brokers = [{"node_id": 1, "host": fake.host, "port": fake.port}]
-        return {"brokers": brokers, "controller_id": 1, "topics": [{"name": "t", "partitions": partitions}]}
-
-    def coordinator(body: dict[str, Any], version: int) -> dict[str, Any]:
-        return {"coordinators": [{"key": "g", "node_id": 1, "host": fake.host, "port": fake.port}]}
-
-    def offsets(body: dict[str, Any], version: int) -> dict[str, Any]:
-        rows = [{"partition_index": i, "committed_offset": 1} for i in range(50)]
-        return {"groups": [{"group_id": "g", "topics": [{"name": "t", "partitions": rows}]}]}
-
-    def ends(body: dict[str, Any], version: int) -> dict[str, Any]:
-        rows = [{"partition_index": i, "offset": 3} for i in range(50)]
-        return {"topics": [{"name": "t", "partitions": rows}]}
-
-    with FakeBroker(
-        {METADATA: metadata, FIND_COORDINATOR: coordinator, OFFSET_FETCH: offsets, LIST_OFFSETS: ends}
-    ) as fake:
-        fake.handlers[FETCH.key] = lambda body, version: None
+    with FakeKafka() as kafka, client_of(kafka.bootstrap_servers) as client:
+        kafka.create_topic("t", 50)
+        for number in range(50):
+            kafka.write("t", number, records(0, 3))
+        commit_offsets(client, "g", {("t", number): CommittedOffset(1) for number in range(50)}, client.deadline())
+        kafka.handlers[FETCH] = lambda body, version: None
         started_s = time.monotonic()
-        lag = lag_of_group(f"{fake.host}:{fake.port}", "g", sample_ms=300)
+        lag = lag_of_group(kafka.bootstrap_servers, "g", sample_ms=300)
         assert time.monotonic() - started_s < 5
         assert (lag.offsets_behind, lag.seconds_behind) == (100, None)
-        asked = [body for name, _, body in fake.requests if name == "Fetch"]
-        assert len(asked) == 1
-        assert [len(topic["partitions"]) for topic in asked[0]["topics"]] == [1]
+        (asked,) = kafka.asked(FETCH)
+        assert [len(topic["partitions"]) for topic in asked["topics"]] == [1]
 
 
 # -- a query, as Spark's own connector sees it ----------------------------------------------------
