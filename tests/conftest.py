@@ -88,10 +88,10 @@ def kafka1() -> Iterator[LocalKafka]:
 
 @pytest.fixture
 def topic(kafka: LocalKafka) -> Iterator[TopicFactory]:
-    """Makes topics on `kafka`: `topic(partitions=1, replication_factor=None, config=None, prefix="topic") -> name`.
+    """Makes topics on `kafka`: `topic(partitions=1, replication_factor=1, config=None, prefix="topic") -> name`.
 
-    The replication factor is the number of brokers unless given. Every broker knows every partition's leader when the
-    factory returns; the topics are deleted after the test.
+    Followers cost more processor time than most tests: a test that takes a broker away asks for them. Every broker
+    knows every partition's leader when the factory returns; the topics are deleted after the test.
     """
     yield from topic_factory(kafka)
 
@@ -133,13 +133,13 @@ def topic_factory(kafka: LocalKafka) -> Iterator[TopicFactory]:
 
     def create(
         partitions: int = 1,
-        replication_factor: int | None = None,
+        replication_factor: int = 1,
         config: Mapping[str, str] | None = None,
         prefix: str = "topic",
     ) -> str:
         name = f"{prefix}-{uuid.uuid4().hex[:10]}"
-        copies = replication_factor or len(kafka.broker_ids)
-        admin.create_topics([NewTopic(name, partitions, copies, config=dict(config or {}))])[name].result(30)
+        new = NewTopic(name, partitions, replication_factor, config=dict(config or {}))
+        admin.create_topics([new])[name].result(30)
         made.append(name)
         wait_until_known(kafka, name, partitions)
         return name

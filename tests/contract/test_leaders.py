@@ -73,13 +73,13 @@ def fake_topics(kafka: FakeKafka) -> Callable[..., str]:
 @pytest.fixture(scope="module")
 def careful(replicated: Callable[..., str]) -> str:
     """A topic that is written to while all three have it."""
-    return replicated(config={"min.insync.replicas": "3"})
+    return replicated(replication_factor=3, config={"min.insync.replicas": "3"})
 
 
 @pytest.fixture(scope="module")
 def moved(brokers: Any, client: Client, replicated: Callable[..., str], careful: str) -> Iterator[str]:
     """A topic with two records in epoch 0 and one of the next leader's; the first leader is stopped."""
-    name = replicated()
+    name = replicated(replication_factor=3)
     assert written(client, name, b"a", b"b") == 0
     first, _ = client.leader(name, 0)
     brokers.stop(first.node_id)
@@ -108,7 +108,7 @@ def ask_broker(client: Client, broker_id: int, api: Any, body: Row) -> Row:
 
 
 def test_a_follower_gives_records_and_takes_none(client: Client, replicated: Callable[..., str]) -> None:
-    name = replicated()
+    name = replicated(replication_factor=3)
     written(client, name, b"a")
     leader, known = client.leader(name, 0)
     follower = next(each for each in known.replicas if each != leader.node_id)
@@ -141,7 +141,7 @@ def test_a_broker_without_a_replica(client: Client, replicated: Callable[..., st
 
 
 def test_partitions_have_leaders_in_turn(client: Client, replicated: Callable[..., str]) -> None:
-    name = replicated(3)
+    name = replicated(3, 3)
     assert {each.leader for each in client.topic(name).partitions.values()} == {1, 2, 3}
 
 

@@ -23,7 +23,7 @@ from tests.consumer_groups import describe
 from tests.jobs import copy_to_parquet
 
 # The soak run (`make soak`) asks for more.
-KILLS = int(os.environ.get("SPARK_KAFKA_SOURCE_KILLS", "2"))
+KILLS = int(os.environ.get("SPARK_KAFKA_SOURCE_KILLS", "1"))
 PARTITIONS = 6
 RECORDS = 1_000 * KILLS
 

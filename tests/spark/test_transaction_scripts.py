@@ -26,7 +26,7 @@ from tests.whole_rows import Partition, rows_of_java, rows_of_librdkafka, rows_o
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SCRIPTS = int(os.environ.get("SPARK_KAFKA_SOURCE_SCRIPTS", "24"))
+SCRIPTS = int(os.environ.get("SPARK_KAFKA_SOURCE_SCRIPTS", "12"))
 SCRIPTS_AT_ONCE = 100
 # The rest is compacted.
 PLAIN_SHARE = 0.75

@@ -89,7 +89,7 @@ def running(kafka: LocalKafka) -> set[int]:
 
 class TestBrokers:
     def test_a_leader_ends_under_load_and_comes_back(self, kafka: LocalKafka, topic: TopicFactory) -> None:
-        name = topic(6, config={"min.insync.replicas": "2"})
+        name = topic(6, replication_factor=3, config={"min.insync.replicas": "2"})
         settings = {"enable.idempotence": True, "acks": "all"}
         with client_of(kafka) as client, consumer_of(client) as consumer:
             consumer.consume_partitions({(name, number): EARLIEST for number in range(6)})

@@ -62,7 +62,7 @@ def test_without_a_thread_the_next_mark_tries_again(monkeypatch: pytest.MonkeyPa
 
 def test_commits_go_on_while_the_coordinator_s_host_is_dark(kafka: LocalKafka, topic: TopicFactory) -> None:
     """No reset, no answer. The cluster itself takes some seconds to see that."""
-    name, group = topic(1), f"group-{uuid.uuid4().hex[:8]}"
+    name, group = topic(1, replication_factor=3), f"group-{uuid.uuid4().hex[:8]}"
     with client_of(kafka) as client:
         manager = OffsetManager(client, group)
         manager.mark({(name, 0): CommittedOffset(0)})

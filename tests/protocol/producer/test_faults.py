@@ -49,7 +49,7 @@ def in_flight(producer: AsyncProducer) -> int:
 
 class TestBrokers:
     def test_the_leader_is_killed_under_load(self, kafka: LocalKafka, topic: TopicFactory) -> None:
-        name = topic(12, config=SAFE)
+        name = topic(12, replication_factor=3, config=SAFE)
         most_in_flight, killed = 0, False
         with producer_of(kafka.bootstrap_servers) as producer:
             send_numbered(producer, name, 0, 12, 12)
@@ -72,7 +72,7 @@ class TestBrokers:
     def test_the_leader_hangs_and_wakes_up_when_another_has_taken_over(
         self, kafka: LocalKafka, topic: TopicFactory
     ) -> None:
-        name = topic(6, config=SAFE)
+        name = topic(6, replication_factor=3, config=SAFE)
         with producer_of(kafka.bootstrap_servers, {"request.timeout.ms": 2_000}) as producer:
             send_numbered(producer, name, 0, 6, 6)
             producer.flush()
@@ -114,7 +114,7 @@ class TestLostAnswers:
     def test_every_seventh_answer_is_lost_with_its_connection(
         self, kafka: LocalKafka, topic: TopicFactory, proxy: KafkaProxy
     ) -> None:
-        name = topic(3, config=SAFE)
+        name = topic(3, replication_factor=3, config=SAFE)
         proxy.replies[PRODUCE] = lambda reply: Fate.CUT if reply.number % 7 == 0 else Fate.PASS
         with producer_of(servers(proxy.bootstrap_servers)) as producer:
             for first in range(0, 6_000, 300):
@@ -123,7 +123,7 @@ class TestLostAnswers:
         assert_all_once_in_order(kafka, name, 6_000, 3)
 
     def test_requests_are_lost_on_the_way_too(self, kafka: LocalKafka, topic: TopicFactory, proxy: KafkaProxy) -> None:
-        name = topic(3, config=SAFE)
+        name = topic(3, replication_factor=3, config=SAFE)
         proxy.requests[PRODUCE] = lambda request: Fate.CUT if request.number % 5 == 0 else Fate.PASS
         proxy.replies[PRODUCE] = lambda reply: Fate.CUT if reply.number % 11 == 0 else 0.002
         with producer_of(servers(proxy.bootstrap_servers)) as producer:
@@ -189,7 +189,7 @@ class TestAnswersWithErrors:
     def test_a_topic_that_vanishes_from_one_metadata_reply_resets_nothing(
         self, kafka: LocalKafka, topic: TopicFactory, proxy: KafkaProxy
     ) -> None:
-        name = topic(3, config=SAFE)
+        name = topic(3, replication_factor=3, config=SAFE)
         vanished = 0
 
         def vanish(reply: Exchange) -> Fate | bytes:
@@ -217,7 +217,7 @@ class TestAnswersWithErrors:
     def test_records_are_written_but_the_answer_is_an_error(
         self, kafka: LocalKafka, topic: TopicFactory, proxy: KafkaProxy, code: ErrorCode
     ) -> None:
-        name = topic(3, config=SAFE)
+        name = topic(3, replication_factor=3, config=SAFE)
 
         def refuse(reply: Exchange) -> Fate | bytes:
             if reply.number % 6:

@@ -72,7 +72,7 @@ class Load:
 def test_a_query_s_commits_go_on_again_and_again(
     spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
 ) -> None:
-    name, group = topic(PARTITIONS), f"group-{uuid.uuid4().hex[:8]}"
+    name, group = topic(PARTITIONS, replication_factor=3), f"group-{uuid.uuid4().hex[:8]}"
     rows: dict[int, list[tuple[int, int]]] = {}
 
     def keep(batch: DataFrame, batch_id: int) -> None:

@@ -18,6 +18,8 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
 from protocol.errors import ConfigurationError, KafkaError, UsageError
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka import cluster as local_kafka
+from tests.soak import SOAK
+from tests.spark_home import BRIEF_LIFE
 
 
 def until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
@@ -130,11 +132,12 @@ def test_a_topic_that_does_not_exist_is_not_created(kafka1: LocalKafka) -> None:
 # -- what can happen to a broker --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("end", [LocalKafka.kill, LocalKafka.stop])
+# Queries see one killed in tests/spark/test_broker_outage.py.
+@pytest.mark.parametrize("end", [LocalKafka.stop, LocalKafka.kill] if SOAK else [LocalKafka.stop])
 def test_a_broker_comes_back_with_its_address_and_its_data(
     kafka: LocalKafka, topic: Callable[..., str], end: Callable[[LocalKafka, int], None]
 ) -> None:
-    name, before = topic(), kafka.address(2)
+    name, before = topic(replication_factor=3), kafka.address(2)
     produce(kafka, name, "kept")
     first_pid = kafka.pid(2)
 
@@ -183,6 +186,7 @@ def special() -> Iterator[LocalKafka]:
         broker_settings={1: {"broker.rack": "here"}},
         listeners={"SASL": "SASL_PLAINTEXT"},
         format_arguments=["--feature", "transaction.version=1"],
+        jvm_options=BRIEF_LIFE,
     ) as running:
         yield running
 
@@ -235,7 +239,7 @@ def test_a_port_that_was_taken_meanwhile_is_replaced(kafka1: LocalKafka, monkeyp
         return [taken, *ports[1:]] if len(asked) == 1 else ports
 
     monkeypatch.setattr(local_kafka, "free_ports", first_a_taken_one)
-    with LocalKafka() as second:
+    with LocalKafka(jvm_options=BRIEF_LIFE) as second:
         assert len(asked) == 2
         assert second.address(1) != kafka1.address(1)
         assert admin(second).list_topics(timeout=10).cluster_id != admin(kafka1).list_topics(timeout=10).cluster_id
@@ -244,7 +248,7 @@ def test_a_port_that_was_taken_meanwhile_is_replaced(kafka1: LocalKafka, monkeyp
 @pytest.mark.kafka
 @pytest.mark.parametrize("version", ["3.9.1", "2.8.2"])
 def test_older_versions_run(version: str) -> None:
-    with LocalKafka(version=version) as old:
+    with LocalKafka(version=version, jvm_options=BRIEF_LIFE) as old:
         create(old, NewTopic("t", 1, 1))
         produce(old, "t", "a", "b")
         assert values_of(old, "t", 2) == ["a", "b"]
@@ -270,10 +274,10 @@ def magic_of_the_first_record(old: LocalKafka) -> int:
 # -- the end ----------------------------------------------------------------------------------
 
 # Starts a Kafka, says what is running and where, and then waits to be ended.
-OWNER = """
+OWNER = f"""
 import sys, time
 from spark_kafka_source.local_kafka import LocalKafka
-kafka = LocalKafka()
+kafka = LocalKafka(jvm_options={BRIEF_LIFE})
 print(kafka.pid(1), kafka.data_folder(1).parent.parent, flush=True)
 if sys.argv[1] == "return":
     sys.exit(0)
@@ -312,7 +316,7 @@ def alive(pid: int) -> bool:
 
 @pytest.mark.kafka
 def test_after_close_nothing_is_left_and_nothing_can_be_started() -> None:
-    kafka = LocalKafka()
+    kafka = LocalKafka(jvm_options=BRIEF_LIFE)
     pid, folder = kafka.pid(1), kafka.data_folder(1)
     watchdog = kafka._watchdog
     assert watchdog is not None
