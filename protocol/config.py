@@ -146,9 +146,9 @@ def parse_producer(properties: Mapping[str, object], *, prefix: str = "") -> Pro
     values = read(properties, Role.PRODUCER, prefix=prefix)
     levels = {codec: values.pop(f"{codec}_level", None) for codec in ("gzip", "lz4", "zstd")}
     values["compression_level"] = levels.get(values.get("compression_type", "none"))
-    _settle_idempotence(values, prefix)
-    _settle_batch_size(values, prefix)
-    _settle_delivery_timeout(values, _request_timeout_ms(properties, prefix), prefix)
+    _resolve_idempotence(values, prefix)
+    _resolve_batch_size(values, prefix)
+    _resolve_delivery_timeout(values, _request_timeout_ms(properties, prefix), prefix)
     return ProducerConfig(**values)
 
 
@@ -165,7 +165,7 @@ def _not_idempotent(acks: int, retries: int, in_flight: int) -> str | None:
     return None
 
 
-def _settle_idempotence(values: dict[str, Any], prefix: str) -> None:
+def _resolve_idempotence(values: dict[str, Any], prefix: str) -> None:
     conflict = _not_idempotent(
         values.get("acks", ProducerConfig.acks),
         values.get("retries", ProducerConfig.retries),
@@ -182,14 +182,14 @@ def _settle_idempotence(values: dict[str, Any], prefix: str) -> None:
     values["enable_idempotence"] = False
 
 
-def _settle_batch_size(values: dict[str, Any], prefix: str) -> None:
+def _resolve_batch_size(values: dict[str, Any], prefix: str) -> None:
     most = values.get("max_request_size_bytes", ProducerConfig.max_request_size_bytes)
     if values.get("batch_size_bytes", 0) > most:
         warn_once(f"{prefix}batch.size is cut to {prefix}max.request.size ({most})")
     values["batch_size_bytes"] = min(values.get("batch_size_bytes", ProducerConfig.batch_size_bytes), most)
 
 
-def _settle_delivery_timeout(values: dict[str, Any], request_timeout_ms: int, prefix: str) -> None:
+def _resolve_delivery_timeout(values: dict[str, Any], request_timeout_ms: int, prefix: str) -> None:
     least = values.get("linger_ms", ProducerConfig.linger_ms) + request_timeout_ms
     given = values.get("delivery_timeout_ms")
     if given is not None and given < least:

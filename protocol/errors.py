@@ -135,4 +135,4 @@ class LogTruncated(DataLoss):
 
 
 class TopicRecreated(DataLoss):
-    """The topic was deleted and made anew under its name: what was to be read went with the old one."""
+    """The topic was deleted and recreated under its name: what was to be read went with the old one."""

@@ -21,19 +21,19 @@ def warn_once(message: str) -> None:
     """Logs a warning, the same one only once in a process; or puts it aside, inside of `held_back`."""
     held = _held.get()
     if held is None:
-        say_once(message)
+        log_once(message)
     else:
         held.append(message)
 
 
 @functools.cache
-def say_once(message: str) -> None:
+def log_once(message: str) -> None:
     log.warning("%s", message)
 
 
 @contextmanager
 def held_back() -> Iterator[list[str]]:
-    """The warnings of this block, in place of their being logged; for `say_once` later, or never."""
+    """The warnings of this block, in place of their being logged; for `log_once` later, or never."""
     held: list[str] = []
     token = _held.set(held)
     try:

@@ -1,6 +1,6 @@
 """The table of Kafka's client properties: what each one is, which values it takes, and what it does here.
 
-Owns the names, the kinds of values and the judgement of one property (applies, without effect, forbidden, not
+Owns the names, the kinds of values and what becomes of one property (applies, without effect, forbidden, not
 supported yet). Read by `protocol.config`, which holds the defaults, and by whoever prints the table.
 May not know what the values are used for. No message ever shows the value of a property it does not know,
 nor of anything that belongs to TLS or SASL: it could be a secret.

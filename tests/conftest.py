@@ -20,10 +20,10 @@ from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka import cluster as local_kafka
 from spark_kafka_source.local_kafka.cluster import DEFAULT_VERSION
 from tests import spark_home
-from tests.agreement import wait_until_known
 from tests.jvm_connector import jvm_connector_jars
 from tests.soak import SOAK
 from tests.spark_home import BRIEF_LIFE
+from tests.wait_for_brokers import wait_until_known
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 # Per folder: what of `protocol` it may import beside itself.
 MAY_IMPORT = {
     "protocol/wire": {"protocol.errors"},
-    "protocol/records": {"protocol.errors", "protocol.wire.primitives"},
+    "protocol/records": {"protocol.errors", "protocol.kafka_terms", "protocol.wire.primitives"},
 }
 # Bytes know nothing of sockets, threads and time: that is what makes them testable without any.
 NEVER = {"socket", "select", "selectors", "ssl", "asyncio", "threading", "multiprocessing", "time", "datetime"}

@@ -67,7 +67,7 @@ def test_log_lines_of_protocol_name_options_too() -> None:
 
 LOST, RECREATED = (
     DataLoss("t-0: gone", topic="t", partition=0),
-    TopicRecreated("t-0: made anew", topic="t", partition=0),
+    TopicRecreated("t-0: recreated", topic="t", partition=0),
 )
 DEFAULTS: dict[str, str] = {}
 GOES_ON = {"failOnDataLoss": "false"}
@@ -80,7 +80,7 @@ GOES_ON = {"failOnDataLoss": "false"}
         (
             DEFAULTS,
             RECREATED,
-            r"anew. To go on .*, set onTopicRecreated=earliest \(the default with failOnDataLoss=false\)$",
+            r"recreated. To go on .*, set onTopicRecreated=earliest \(the default with failOnDataLoss=false\)$",
         ),
         (GOES_ON, LOST, None),
         (GOES_ON, RECREATED, None),

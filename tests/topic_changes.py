@@ -1,4 +1,4 @@
-"""Topics deleted, and made anew under their names, in a real Kafka: done when all brokers agree about it."""
+"""Topics deleted, and recreated under their names, in a real Kafka: done when all brokers agree about it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import lru_cache
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.agreement import wait_until_gone, wait_until_known
+from tests.wait_for_brokers import wait_until_gone, wait_until_known
 
 
 def delete_topics(kafka: LocalKafka, *topics: str) -> None:
@@ -35,7 +35,7 @@ def _create(kafka: LocalKafka, topic: str) -> None:
             return
         # The name is free again only when every broker has let go of it.
         assert "TOPIC_ALREADY_EXISTS" in str(error)
-        assert time.monotonic() < give_up_s, f"topic {topic} cannot be made anew"
+        assert time.monotonic() < give_up_s, f"topic {topic} cannot be recreated"
 
 
 @lru_cache(maxsize=2)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
 from protocol.config import parse_consumer
-from protocol.consumer.list_offsets import EARLIEST, LATEST, list_offsets
+from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.range import Range
 from protocol.consumer.range_consumer import RangeConsumer
+from protocol.kafka_terms import EARLIEST, LATEST
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.protocol.consumer.consuming import client_of
 

@@ -2,7 +2,7 @@
 
 Whom to ask stands with the message (`Api.route`), and so does where a reply has error codes (`wire.parts`): a new API
 needs no code here. Used by all who ask now and then, in whatever thread they are. Fetch and Produce, which plan their
-requests for many partitions and judge row by row, use `Client.send`.
+requests for many partitions and handle replies row by row, use `Client.send`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import Any
 
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
-from protocol.cluster.client import CONTROL, GROUP, TRANSACTION, Body, Client, TopicPartition, listed
+from protocol.cluster.client import CONTROL, GROUP, TRANSACTION, Body, Client, listed
 from protocol.cluster.coordinators import CoordinatorKey, group_coordinator, transaction_coordinator
 from protocol.cluster.metadata import Broker
 from protocol.cluster.unknown_topic import is_unknown_topic
 from protocol.errors import BrokerError, Corrupt, KafkaError, UsageError
+from protocol.kafka_terms import TopicPartition
 from protocol.wire.parts import Part, partition_request, parts_of
 from protocol.wire.schema import Api, Route
 

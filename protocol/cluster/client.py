@@ -27,6 +27,7 @@ from protocol.errors import (
     UnsupportedVersion,
     UsageError,
 )
+from protocol.kafka_terms import TopicPartition
 from protocol.net.connection import Connection, Reply
 from protocol.net.pool import ConnectionPool
 from protocol.wire.messages.m03_metadata import METADATA
@@ -37,7 +38,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-TopicPartition = tuple[str, int]
 
 # A body may depend on the version that was chosen for it (fields that moved or were replaced).
 Body = dict[str, Any] | Callable[[int], dict[str, Any]]
@@ -133,7 +133,7 @@ class Client:
         at_least: int = 0,
         at_most: int | None = None,
     ) -> dict[str, Any]:
-        """Sends one request and waits for its body. One try; errors inside the body are the caller's to judge.
+        """Sends one request and waits for its body. One try; errors inside the body are the caller's to handle.
 
         A broker may hold the answer to a long poll back for longer than `request.timeout.ms`: only the deadline counts.
         """

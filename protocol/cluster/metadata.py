@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from protocol.broker_errors import ErrorCode, broker_error
-
-NO_TOPIC_ID = b"\0" * 16
+from protocol.kafka_terms import NO_TOPIC_ID
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ def topic_id_text(topic_id: bytes) -> str:
 
 
 def is_another_topic(topic_id: bytes, before: bytes) -> bool:
-    """Whether a topic was made anew, by its ids; nobody knows where one of them is not known."""
+    """Whether a topic was recreated, by its ids; nobody knows where one of them is not known."""
     return topic_id != before and NO_TOPIC_ID not in (topic_id, before)
 
 

@@ -1,4 +1,4 @@
-"""Fetch from one broker: one request for all partitions read from it, and the judgement of its reply row by row.
+"""Fetch from one broker: one request for all partitions read from it, and what its reply means, row by row.
 
 sarama's `brokerConsumer`, without its goroutines. Pure: makes bodies of requests and reads bodies of replies; who
 sends them, and when, is the business of `range_consumer` (one thread for all brokers) and `consumer` (one for each).
@@ -14,19 +14,23 @@ from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
 from protocol.cluster.client import FETCH as FETCH_PURPOSE
 from protocol.cluster.client import Client
-from protocol.cluster.metadata import NO_TOPIC_ID, Broker, Metadata, is_another_topic, topic_id_text
+from protocol.cluster.metadata import Broker, Metadata, is_another_topic, topic_id_text
 from protocol.config import ConsumerConfig
 from protocol.consumer.fetch_session import FINAL_EPOCH, SESSION_ERRORS, FetchSession, Key, Row, keys_of, topic_rows
-from protocol.consumer.partition_consumer import NO_REPLICA, Fetched, PartitionConsumer
+from protocol.consumer.partition_consumer import Fetched, PartitionConsumer
 from protocol.errors import BrokerError, KafkaError, TopicRecreated, TransportError
+from protocol.kafka_terms import NO_REPLICA, NO_TOPIC_ID
 from protocol.net.connection import Reply
-from protocol.wire.messages.m01_fetch import FETCH, FIRST_WITH_ISOLATION_LEVEL, LAST_WITH_TOPIC_NAMES
-
-_FIRST_WITH_SESSIONS = 7
+from protocol.wire.messages.m01_fetch import (
+    FETCH,
+    FIRST_WITH_ISOLATION_LEVEL,
+    FIRST_WITH_SESSIONS,
+    LAST_WITH_TOPIC_NAMES,
+)
 
 
 @dataclass
-class Judged:
+class FetchResult:
     """What a reply came to: records, and failures of single partitions. A partition in neither had nothing new."""
 
     fetched: list[tuple[PartitionConsumer, Fetched]] = field(default_factory=list)
@@ -74,7 +78,7 @@ class BrokerConsumer:
                 rows[key] = partition.request_row()
                 self._asked[key] = partition
             largest = max((row["partition_max_bytes"] for row in rows.values()), default=0)
-            self._in_session = self._session is not None and version >= _FIRST_WITH_SESSIONS
+            self._in_session = self._session is not None and version >= FIRST_WITH_SESSIONS
             return {
                 "max_wait_ms": max_wait_ms,
                 "min_bytes": self._config.fetch_min_bytes,
@@ -91,9 +95,9 @@ class BrokerConsumer:
             return self._session.request(rows, by_id=self._by_id)
         return {"session_epoch": FINAL_EPOCH, "topics": topic_rows(rows, self._by_id)}
 
-    def judge(self, body: Mapping[str, Any]) -> Judged:
+    def handle_response(self, body: Mapping[str, Any]) -> FetchResult:
         """Reads the reply to the last request. Raises `ProtocolError` for one that makes no sense as a whole."""
-        judged = Judged(throttle_ms=body["throttle_time_ms"])
+        result = FetchResult(throttle_ms=body["throttle_time_ms"])
         asked, self._asked = self._asked, {}
         code = body["error_code"]
         complete = True
@@ -102,31 +106,31 @@ class BrokerConsumer:
             self._session.accept(code, body["session_id"])
             if code in SESSION_ERRORS and not complete:
                 # Nobody's fault and nothing lost: the next request is a full one.
-                return judged
+                return result
         if code != ErrorCode.NONE:
-            judged.failed = [
+            result.failed = [
                 (each, broker_error(code, f"Fetch of {each.name} from {self.broker}", topic=each.topic))
                 for each in asked.values()
             ]
-            return judged
+            return result
         for key, row in keys_of(body["responses"], self._by_id):
             partition = asked.pop(key, None)
             if partition is None:
                 continue
             try:
-                fetched = partition.judge(row, self.broker)
+                fetched = partition.handle_response(row, self.broker)
             except KafkaError as error:
-                judged.failed.append((partition, error))
+                result.failed.append((partition, error))
             else:
                 if fetched is not None:
-                    judged.fetched.append((partition, fetched))
+                    result.fetched.append((partition, fetched))
         # A broker that throttles may leave everything out, and a session's reply names only what has changed.
-        if asked and complete and not judged.throttle_ms:
-            judged.failed += [
+        if asked and complete and not result.throttle_ms:
+            result.failed += [
                 (each, TransportError(f"{self.broker} has answered a Fetch without {each.name}, which was asked for"))
                 for each in asked.values()
             ]
-        return judged
+        return result
 
     def lost(self) -> list[PartitionConsumer]:
         """The reply will not come: the partitions that were asked for. Nobody knows what became of the session."""

@@ -20,22 +20,17 @@ from protocol.cluster.client import Client
 from protocol.cluster.dispatch import is_retriable, what_to_refresh
 from protocol.cluster.metadata import Broker
 from protocol.config import ConsumerConfig
-from protocol.consumer.broker_consumer import BrokerConsumer, Judged, look_up, send_fetch
-from protocol.consumer.leader_epochs import see_log
-from protocol.consumer.list_offsets import EARLIEST, LATEST, TopicPartition, list_offsets
-from protocol.consumer.log_judgement import judge_out_of_range
-from protocol.consumer.partition_consumer import (
-    NO_REPLICA,
-    Fetched,
-    PartitionConsumer,
-    is_about_the_log,
-    to_look_up,
-)
+from protocol.consumer.broker_consumer import BrokerConsumer, FetchResult, look_up, send_fetch
+from protocol.consumer.leader_epochs import look_up_log_bounds
+from protocol.consumer.list_offsets import list_offsets
+from protocol.consumer.partition_consumer import Fetched, PartitionConsumer, is_about_the_log, to_look_up
 from protocol.consumer.partition_stream import PartitionStream
+from protocol.consumer.position_validation import validate_position
 from protocol.errors import BrokerError, ConnectionLost, DataLoss, KafkaError, UsageError
+from protocol.kafka_terms import EARLIEST, LATEST, NO_REPLICA, TopicPartition
 from protocol.net.connection import Connection
 from protocol.records.decode import ALL_COLUMNS
-from protocol.wire.messages.m01_fetch import FETCH
+from protocol.wire.messages.m01_fetch import FETCH, FIRST_WITH_SESSIONS
 
 log = logging.getLogger(__name__)
 
@@ -305,22 +300,22 @@ class Consumer:
             room = self._buffer_memory_bytes - self._held_bytes()
         return room
 
-    def _deliver(self, judged: Judged, asked: Mapping[PartitionConsumer, PartitionStream]) -> None:
+    def _deliver(self, result: FetchResult, asked: Mapping[PartitionConsumer, PartitionStream]) -> None:
         now_s = self._client.clock.now_s()
         with self._lock:
-            for partition, fetched in judged.fetched:
+            for partition, fetched in result.fetched:
                 stream = asked[partition]
                 if stream.source is partition and not stream.closed:
                     stream.put(fetched, now_s)
                     self._announce(stream)
-            for partition, error in judged.failed:
+            for partition, error in result.failed:
                 stream = asked[partition]
                 if stream.source is partition and not stream.closed:
-                    self._judge_failure(stream, error, now_s)
+                    self._handle_failure(stream, error, now_s)
             if any(partition.broker is None for partition in asked):
                 self._unrouted.notify()
 
-    def _judge_failure(self, stream: PartitionStream, error: KafkaError, now_s: float) -> None:
+    def _handle_failure(self, stream: PartitionStream, error: KafkaError, now_s: float) -> None:
         """Puts a partition off until it may work again, or tells its user what cannot."""
         partition = stream.source
         if is_about_the_log(error) and partition.preferred_replica != NO_REPLICA:
@@ -379,7 +374,7 @@ class Consumer:
                 for partition, failure in failures.items():
                     stream = streams[partition]
                     if stream.source is partition and not stream.closed:
-                        self._judge_failure(stream, failure, now_s)
+                        self._handle_failure(stream, failure, now_s)
                 self._assign()
         except Exception as error:
             log.exception("%s: looking for brokers has failed", self._purpose)
@@ -422,9 +417,11 @@ class _BrokerThread(threading.Thread):
         try:
             while (streams := self._wait_for_work()) is not None:
                 asked = {stream.source: stream for stream in streams}
-                judged = self._fetch(asked)
-                judged.failed = [(partition, self._judge_log(partition, error)) for partition, error in judged.failed]
-                self._owner._deliver(judged, asked)
+                result = self._fetch(asked)
+                result.failed = [
+                    (partition, self._validate_position(partition, error)) for partition, error in result.failed
+                ]
+                self._owner._deliver(result, asked)
         except Exception as error:
             # A fault in this client. Streams that nobody fetches for would wait for ever.
             log.exception("%s: reading from %s has failed", self.name, self.broker)
@@ -507,7 +504,7 @@ class _BrokerThread(threading.Thread):
 
     # -- one request --------------------------------------------------------------------------
 
-    def _fetch(self, asked: Mapping[PartitionConsumer, PartitionStream]) -> Judged:
+    def _fetch(self, asked: Mapping[PartitionConsumer, PartitionStream]) -> FetchResult:
         deadline = self._client.deadline(self._client.config.request_timeout_ms)
         try:
             with self._owner._lock:
@@ -526,27 +523,29 @@ class _BrokerThread(threading.Thread):
                 max_wait_ms=max_wait_ms,
                 purpose=self._owner._purpose,
             )
-            judged = self.consumer.judge(reply.result(deadline))
+            result = self.consumer.handle_response(reply.result(deadline))
         except KafkaError as error:
             self.consumer.lost()
-            return Judged(failed=[(partition, error) for partition in asked])
-        self._muted_until_s = self._clock.now_s() + judged.throttle_ms / 1000
-        return judged
+            return FetchResult(failed=[(partition, error) for partition in asked])
+        self._muted_until_s = self._clock.now_s() + result.throttle_ms / 1000
+        return result
 
-    def _judge_log(self, partition: PartitionConsumer, error: KafkaError) -> KafkaError:
+    def _validate_position(self, partition: PartitionConsumer, error: KafkaError) -> KafkaError:
         """What it means when the leader has refused an offset: it is asked, so not under the lock."""
         out_of_range = isinstance(error, BrokerError) and error.code == ErrorCode.OFFSET_OUT_OF_RANGE
         if not out_of_range or partition.preferred_replica != NO_REPLICA:
             return error
         try:
-            seen = see_log(self._client, partition, self._client.deadline(self._client.config.request_timeout_ms))
+            seen = look_up_log_bounds(
+                self._client, partition, self._client.deadline(self._client.config.request_timeout_ms)
+            )
         except KafkaError as failure:
             return failure
-        verdict = judge_out_of_range(partition, seen)
-        if isinstance(verdict, BrokerError):
-            return verdict
+        outcome = validate_position(partition, seen)
+        if isinstance(outcome, BrokerError):
+            return outcome
         return DataLoss(
-            f"{verdict.why}. `seek` says where to go on",
+            f"{outcome.reason}. `seek` says where to go on",
             topic=partition.topic,
             partition=partition.partition,
             offset=partition.position,
@@ -576,7 +575,9 @@ class _BrokerThread(threading.Thread):
             return
         try:
             # On another connection: on its own one the broker may still hold the last Fetch back.
-            self._client.ask(self.broker, FETCH, body, self._client.deadline(_CLOSE_SESSION_MS), at_least=7)
+            self._client.ask(
+                self.broker, FETCH, body, self._client.deadline(_CLOSE_SESSION_MS), at_least=FIRST_WITH_SESSIONS
+            )
         except KafkaError as error:
             log.debug("%s: the fetch session was not closed: %s", self.broker, error)
 

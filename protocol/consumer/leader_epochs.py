@@ -8,17 +8,18 @@ from __future__ import annotations
 from protocol.clock import Deadline
 from protocol.cluster.call import call_partitions
 from protocol.cluster.client import Client
-from protocol.consumer.list_offsets import EARLIEST, LATEST, list_offsets
-from protocol.consumer.log_judgement import SeenLog
-from protocol.consumer.partition_consumer import NO_EPOCH, PartitionConsumer
+from protocol.consumer.list_offsets import list_offsets
+from protocol.consumer.partition_consumer import PartitionConsumer
+from protocol.consumer.position_validation import LogBounds
+from protocol.kafka_terms import EARLIEST, LATEST, NO_LEADER_EPOCH
 from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
 
 _UNKNOWN = -1
 _A_CLIENT = -1
 
 
-def see_log(client: Client, partition: PartitionConsumer, deadline: Deadline) -> SeenLog:
-    """Asks the leader what `log_judgement` needs to know of a log that has refused a position.
+def look_up_log_bounds(client: Client, partition: PartitionConsumer, deadline: Deadline) -> LogBounds:
+    """Asks the leader what `position_validation` needs to know of a log that has refused a position.
 
     A log whose message.format.version was set back below 0.11 keeps no epochs: it is not checked against any more.
     Raises `BrokerError` or `DeadlineExceeded`.
@@ -27,13 +28,13 @@ def see_log(client: Client, partition: PartitionConsumer, deadline: Deadline) ->
     start = list_offsets(client, {key: EARLIEST}, deadline=deadline)[key].offset
     latest = list_offsets(client, {key: LATEST}, deadline=deadline)[key]
     in_range = start <= partition.position <= latest.offset
-    if not in_range or latest.is_stale(partition.known_epoch) or partition.last_epoch == NO_EPOCH:
-        return SeenLog(start, latest)
+    if not in_range or latest.is_stale(partition.known_epoch) or partition.last_epoch == NO_LEADER_EPOCH:
+        return LogBounds(start, latest)
     known = end_of_epoch(client, *key, partition.last_epoch, deadline) is not None
     if not known and end_of_epoch(client, *key, partition.leader_epoch, deadline) is None:
-        partition.last_epoch = NO_EPOCH
+        partition.last_epoch = NO_LEADER_EPOCH
         known = True
-    return SeenLog(start, latest, lacks_epoch=not known)
+    return LogBounds(start, latest, lacks_epoch=not known)
 
 
 def end_of_epoch(client: Client, topic: str, partition: int, epoch: int, deadline: Deadline) -> int | None:

@@ -16,12 +16,8 @@ from protocol.cluster.client import Client
 from protocol.cluster.metadata import Broker
 from protocol.consumer.listed_offset import ListedOffset
 from protocol.errors import BrokerError
+from protocol.kafka_terms import NO_LEADER_EPOCH, TopicPartition
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
-
-LATEST = -1
-EARLIEST = -2
-
-TopicPartition = tuple[str, int]
 
 
 def list_offsets(
@@ -42,7 +38,7 @@ def list_offsets(
     epochs = known_epochs or {}
 
     def refuse(key: TopicPartition, row: Mapping[str, Any], broker: Broker) -> BrokerError | None:
-        listed, known_epoch = _listed(row), epochs.get(key, -1)
+        listed, known_epoch = _listed(row), epochs.get(key, NO_LEADER_EPOCH)
         if not listed.is_stale(known_epoch):
             return None
         return stale_leader(f"ListOffsets of {key[0]}-{key[1]} at {broker}", listed, known_epoch)

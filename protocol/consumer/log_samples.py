@@ -17,10 +17,10 @@ from protocol.cluster.client import Client
 from protocol.cluster.dispatch import what_to_refresh
 from protocol.cluster.metadata import Broker
 from protocol.config import ConsumerConfig
-from protocol.consumer.broker_consumer import BrokerConsumer, Judged, look_up, send_fetch
-from protocol.consumer.list_offsets import TopicPartition
+from protocol.consumer.broker_consumer import BrokerConsumer, FetchResult, look_up, send_fetch
 from protocol.consumer.partition_consumer import UNBOUNDED, Fetched, PartitionConsumer
 from protocol.errors import KafkaError
+from protocol.kafka_terms import TopicPartition
 from protocol.net.connection import Reply
 
 log = logging.getLogger(__name__)
@@ -60,15 +60,17 @@ def log_samples(
                 replies[broker] = reply, asked
         for broker, (reply, asked) in replies.items():
             try:
-                judged = consumers[broker].judge(reply.result(deadline.at_most_ms(client.config.request_timeout_ms)))
+                result = consumers[broker].handle_response(
+                    reply.result(deadline.at_most_ms(client.config.request_timeout_ms))
+                )
             except KafkaError as error:
                 log.debug("%s has not let us look at %d log(s): %s", broker, len(asked), error)
                 continue
-            _note_failures(client, judged)
-            for partition, fetched in judged.fetched:
+            _note_failures(client, result)
+            for partition, fetched in result.fetched:
                 came_bytes += len(fetched.records.buffer)
                 yield (partition.topic, partition.partition), fetched
-            waiting[broker].extend(_to_ask_again(asked, judged))
+            waiting[broker].extend(_to_ask_again(asked, result))
         waiting = {broker: queue for broker, queue in waiting.items() if queue}
 
 
@@ -89,21 +91,21 @@ def _by_leader(
     return waiting
 
 
-def _note_failures(client: Client, judged: Judged) -> None:
-    for partition, error in judged.failed:
+def _note_failures(client: Client, result: FetchResult) -> None:
+    for partition, error in result.failed:
         log.debug("%s: no look at its log: %s", partition.name, error)
         if what_to_refresh(error) is Refresh.METADATA:
             client.expire_metadata([partition.topic])
 
 
-def _to_ask_again(asked: list[PartitionConsumer], judged: Judged) -> list[PartitionConsumer]:
+def _to_ask_again(asked: list[PartitionConsumer], result: FetchResult) -> list[PartitionConsumer]:
     """Those whose first record batch was larger than what they may bring.
 
     A broker sends one batch whole however large it is, but only of the first partition in a request that has any
     (KIP-74), and of the others nothing rather than a part. So each of them comes when it stands first.
     """
-    if judged.throttle_ms:
+    if result.throttle_ms:
         # It answers nothing more for that long.
         return []
-    done = {partition.name for partition, _ in (*judged.fetched, *judged.failed)}
+    done = {partition.name for partition, _ in (*result.fetched, *result.failed)}
     return [partition for partition in asked[1:] if partition.name not in done]

@@ -1,4 +1,4 @@
-"""One partition being read: its position, how much to ask for next, and the judgement of each reply.
+"""One partition being read: its position, how much to ask for next, and what each reply means.
 
 sarama's `PartitionConsumer`, without channels. Pure: knows rows of requests and replies, no sockets, no clock.
 Used by `broker_consumer`, which asks for many of them at once, and by those who own them: `range_consumer`, `consumer`.
@@ -15,15 +15,14 @@ import pyarrow as pa
 
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Backoff
-from protocol.cluster.metadata import NO_TOPIC_ID, Broker
+from protocol.cluster.metadata import Broker
 from protocol.config import ConsumerConfig
 from protocol.errors import BrokerError, KafkaError, LogTruncated, ProtocolError
+from protocol.kafka_terms import NO_LEADER_EPOCH, NO_REPLICA, NO_TOPIC_ID
 from protocol.records.decode import decode
-from protocol.records.scan import Scan, scan
+from protocol.records.memory_records import MemoryRecords, read_batch_headers
 
 UNBOUNDED = 2**63 - 1
-NO_EPOCH = -1
-NO_REPLICA = -1
 
 _SMALLEST_FETCH_BYTES = 64 * 1024
 # Before anything was read nobody knows how large this partition's records are; one that is larger still arrives,
@@ -38,7 +37,7 @@ class Fetched:
     `epoch_before` is the leader epoch of the last record before `position`, -1 if unknown.
     """
 
-    records: Scan
+    records: MemoryRecords
     position: int
     next_offset: int
     epoch_before: int
@@ -90,7 +89,7 @@ class PartitionConsumer:
         *,
         until_offset: int = UNBOUNDED,
         topic_id: bytes = NO_TOPIC_ID,
-        last_epoch: int = NO_EPOCH,
+        last_epoch: int = NO_LEADER_EPOCH,
         backoff: Backoff | None = None,
         record_bytes: dict[str, float] | None = None,
     ) -> None:
@@ -102,7 +101,7 @@ class PartitionConsumer:
         self.last_epoch = last_epoch
         self.broker: Broker | None = None
         self.routed_at_s = 0.0
-        self.leader_epoch = NO_EPOCH
+        self.leader_epoch = NO_LEADER_EPOCH
         self.preferred_replica = NO_REPLICA
         self.high_watermark = -1
         self.last_stable_offset = -1
@@ -122,7 +121,7 @@ class PartitionConsumer:
     @property
     def known_epoch(self) -> int:
         """The newest leader epoch that this topic has had for sure; -1 if unknown."""
-        return NO_EPOCH if self.topic_id == NO_TOPIC_ID else self.last_epoch
+        return NO_LEADER_EPOCH if self.topic_id == NO_TOPIC_ID else self.last_epoch
 
     @property
     def done(self) -> bool:
@@ -158,10 +157,10 @@ class PartitionConsumer:
     def seek(self, offset: int) -> None:
         """Goes on from `offset`; nobody knows the epoch of the record before it."""
         self.position = offset
-        self.last_epoch = NO_EPOCH
+        self.last_epoch = NO_LEADER_EPOCH
         self._at_least_bytes = 0
 
-    def at(self, offset: int, epoch_before: int = NO_EPOCH) -> PartitionConsumer:
+    def at(self, offset: int, epoch_before: int = NO_LEADER_EPOCH) -> PartitionConsumer:
         """Another one at `offset`, with all that is known of the partition; a reply to this one leaves it alone."""
         other = copy(self)
         other.seek(offset)
@@ -182,7 +181,7 @@ class PartitionConsumer:
 
     # -- what came ----------------------------------------------------------------------------
 
-    def judge(self, row: Mapping[str, Any], broker: object) -> Fetched | None:
+    def handle_response(self, row: Mapping[str, Any], broker: object) -> Fetched | None:
         """Reads one partition's row of a Fetch reply; advances the position past what came.
 
         Returns None when nothing came (an idle log, a throttled reply, the name of a replica to ask instead). Raises
@@ -206,26 +205,26 @@ class PartitionConsumer:
         self.high_watermark = row["high_watermark"]
         self.last_stable_offset = row["last_stable_offset"]
         self.log_start_offset = row["log_start_offset"]
-        records = row["records"]
-        if not records:
-            self._judge_empty(row, broker)
+        data = row["records"]
+        if not data:
+            self._handle_empty(row, broker)
             return None
-        scanned = scan(records, self.name)
-        if scanned.next_offset is None:
-            self._grow(scanned.partial_bytes)
+        records = read_batch_headers(data, self.name)
+        if records.next_offset is None:
+            self._grow(records.partial_bytes)
             return None
-        position, self.position = self.position, max(self.position, scanned.next_offset)
+        position, self.position = self.position, max(self.position, records.next_offset)
         if self.position == position:
             raise ProtocolError(
                 f"{self.name}: {broker} sent only records before offset {position}, which were not asked for"
             )
-        epoch_before, self.last_epoch = self.last_epoch, int(scanned.headers["partition_leader_epoch"][-1])
+        epoch_before, self.last_epoch = self.last_epoch, int(records.headers["partition_leader_epoch"][-1])
         # The first record batch may begin before our position.
-        begin = min(position, int(scanned.headers["base_offset"][0]))
-        self._record_bytes[self.topic] = max(1.0, len(records) / (self.position - begin))
+        begin = min(position, int(records.headers["base_offset"][0]))
+        self._record_bytes[self.topic] = max(1.0, len(data) / (self.position - begin))
         self._at_least_bytes = 0
         return Fetched(
-            records=scanned,
+            records=records,
             position=position,
             next_offset=self.position,
             epoch_before=epoch_before,
@@ -235,7 +234,7 @@ class PartitionConsumer:
             log_start_offset=self.log_start_offset,
         )
 
-    def _judge_empty(self, row: Mapping[str, Any], broker: object) -> None:
+    def _handle_empty(self, row: Mapping[str, Any], broker: object) -> None:
         # Only a leader sends us on: a replica that does so too would make a circle.
         if row["preferred_read_replica"] != NO_REPLICA and self.preferred_replica == NO_REPLICA:
             self.preferred_replica = row["preferred_read_replica"]

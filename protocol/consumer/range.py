@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from protocol.cluster.metadata import NO_TOPIC_ID
+from protocol.kafka_terms import NO_LEADER_EPOCH, NO_TOPIC_ID, TopicPartition
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class Range:
     from_offset: int
     until_offset: int
     topic_id: bytes = NO_TOPIC_ID
-    from_epoch: int = -1
-    until_epoch: int = -1
+    from_epoch: int = NO_LEADER_EPOCH
+    until_epoch: int = NO_LEADER_EPOCH
 
     @property
-    def topic_partition(self) -> tuple[str, int]:
+    def topic_partition(self) -> TopicPartition:
         return self.topic, self.partition
 
     @property

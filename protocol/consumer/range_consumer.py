@@ -16,21 +16,14 @@ from protocol.broker_errors import Refresh
 from protocol.clock import Backoff, Deadline, PausableClock
 from protocol.cluster.client import Client
 from protocol.cluster.dispatch import is_retriable, what_to_refresh
-from protocol.cluster.metadata import NO_TOPIC_ID, Broker
+from protocol.cluster.metadata import Broker
 from protocol.cluster.unknown_topic import UnknownTopicPatience
 from protocol.config import ConsumerConfig
-from protocol.consumer import log_judgement
-from protocol.consumer.broker_consumer import BrokerConsumer, Judged, look_up, send_fetch
-from protocol.consumer.leader_epochs import see_log
-from protocol.consumer.log_judgement import Lost
-from protocol.consumer.partition_consumer import (
-    NO_EPOCH,
-    NO_REPLICA,
-    Fetched,
-    PartitionConsumer,
-    is_about_the_log,
-    to_look_up,
-)
+from protocol.consumer import position_validation
+from protocol.consumer.broker_consumer import BrokerConsumer, FetchResult, look_up, send_fetch
+from protocol.consumer.leader_epochs import look_up_log_bounds
+from protocol.consumer.partition_consumer import Fetched, PartitionConsumer, is_about_the_log, to_look_up
+from protocol.consumer.position_validation import InvalidPosition
 from protocol.consumer.range import Range
 from protocol.errors import (
     BrokerError,
@@ -42,6 +35,7 @@ from protocol.errors import (
     TopicUnknown,
     TransportError,
 )
+from protocol.kafka_terms import NO_LEADER_EPOCH, NO_REPLICA, NO_TOPIC_ID
 from protocol.net.connection import Reply
 from protocol.net.readiness import ready
 from protocol.records.decode import ALL_COLUMNS
@@ -97,7 +91,7 @@ class _Reading(PartitionConsumer):
     @property
     def known_epoch(self) -> int:
         """The newest leader epoch that this topic has had for sure; -1 if unknown."""
-        return NO_EPOCH if self.wanted.topic_id == NO_TOPIC_ID else max(self.last_epoch, self.wanted.until_epoch)
+        return NO_LEADER_EPOCH if self.wanted.topic_id == NO_TOPIC_ID else max(self.last_epoch, self.wanted.until_epoch)
 
 
 OnLoss = Callable[[DataLoss, Range], None]
@@ -175,10 +169,10 @@ class RangeConsumer:
         """What one reply brought, with the next request to that broker under way; empty when there is no more."""
         while self._waiting or self._in_flight:
             self._send_due()
-            judged = self._take_reply()
-            if judged is None:
+            result = self._take_reply()
+            if result is None:
                 continue
-            fetched = [(_reading(partition), each) for partition, each in judged.fetched]
+            fetched = [(_reading(partition), each) for partition, each in result.fetched]
             for reading, _ in fetched:
                 reading.served()
             if fetched:
@@ -225,7 +219,7 @@ class RangeConsumer:
             reading.asked_at_s = self._clock.now_s()
 
     def _look_up(self, readings: list[_Reading]) -> None:
-        """Finds their brokers, or judges why not."""
+        """Finds their brokers; handles why not where there is none."""
         failures = self._find_brokers(readings)
         for reading in readings:
             error = failures.get(reading)
@@ -234,9 +228,9 @@ class RangeConsumer:
                 continue
             self._begin_asking(reading)
             if reading.unknown.over:
-                self._lose(reading, log_judgement.judge_unknown(reading), error)
+                self._reset_position(reading, position_validation.topic_deleted(reading), error)
             else:
-                self._judge_failure(reading, error)
+                self._handle_failure(reading, error)
 
     def _find_brokers(self, readings: list[_Reading]) -> dict[PartitionConsumer, KafkaError]:
         """With one question about all of them; why some have none."""
@@ -264,14 +258,14 @@ class RangeConsumer:
             consumer.lost()
             self._waiting += readings
             for reading in readings:
-                self._judge_failure(reading, error)
+                self._handle_failure(reading, error)
             return
         # A live broker that has nothing answers after this while, and then the error can say so.
         patience_ms = deadline.remaining_s() * 1000 + self._config.fetch_max_wait_ms
         patience_ms = min(patience_ms, self._client.config.request_timeout_ms)
         self._in_flight.append(_InFlight(consumer, reply, Deadline.after_ms(patience_ms, self._clock)))
 
-    def _take_reply(self) -> Judged | None:
+    def _take_reply(self) -> FetchResult | None:
         """Waits for a reply and takes it in; None when there was none to wait for, or it did not come."""
         if not self._in_flight:
             self._sleep()
@@ -283,33 +277,33 @@ class RangeConsumer:
         self.fetches += 1
         asked = [_reading(each) for each in taken.consumer.asked]
         try:
-            judged = taken.consumer.judge(taken.reply.result(taken.deadline))
+            result = taken.consumer.handle_response(taken.reply.result(taken.deadline))
         except TransportError as error:
             taken.consumer.lost()
-            judged = Judged(failed=[(reading, error) for reading in asked])
+            result = FetchResult(failed=[(reading, error) for reading in asked])
         if not taken.consumer.by_id:
-            self._confirm(judged)
+            self._confirm(result)
         self._waiting += [reading for reading in asked if not reading.done]
-        for partition, failure in judged.failed:
-            self._judge_failure(_reading(partition), failure)
-        served = [partition for partition, _ in judged.fetched]
+        for partition, failure in result.failed:
+            self._handle_failure(_reading(partition), failure)
+        served = [partition for partition, _ in result.fetched]
         for reading in asked:
             if reading not in served:
                 self._check_patience(reading)
-        return judged
+        return result
 
-    def _confirm(self, judged: Judged) -> None:
+    def _confirm(self, result: FetchResult) -> None:
         """Lets go of records that another topic may have sent: before Kafka 3.1 brokers are asked by its name only."""
-        fetched = [(_reading(partition), each) for partition, each in judged.fetched]
+        fetched = [(_reading(partition), each) for partition, each in result.fetched]
         with_ids = [reading for reading, _ in fetched if reading.topic_id != NO_TOPIC_ID]
         self._client.expire_metadata({reading.topic for reading in with_ids})
         failures = self._find_brokers(with_ids)
-        judged.fetched = [(reading, each) for reading, each in fetched if reading not in failures]
+        result.fetched = [(reading, each) for reading, each in fetched if reading not in failures]
         for reading, each in fetched:
             if reading in failures:
                 reading.seek(each.position)
                 reading.last_epoch = each.epoch_before
-        judged.failed += failures.items()
+        result.failed += failures.items()
 
     def _first_to_come(self) -> _InFlight | None:
         deadline = min((each.deadline for each in self._in_flight), key=lambda each: each.at_s)
@@ -343,19 +337,19 @@ class RangeConsumer:
         if reading.done or reading.asked_at_s is None or reading.failure is not None:
             return
         if self._deadline(reading).passed:
-            raise log_judgement.judge_silence(reading)
+            raise position_validation.poll_timed_out(reading)
 
-    def _judge_failure(self, reading: _Reading, error: KafkaError) -> None:
+    def _handle_failure(self, reading: _Reading, error: KafkaError) -> None:
         """Puts the range off until it may work again, or raises what cannot."""
         if is_about_the_log(error) and reading.preferred_replica != NO_REPLICA:
             # A follower may be behind: the leader knows.
             reading.postpone(error, self._client.clock.now_s())
             return
-        verdict = self._judge(reading, error)
-        if isinstance(verdict, Lost):
-            self._lose(reading, verdict, error)
+        outcome = self._validate(reading, error)
+        if isinstance(outcome, InvalidPosition):
+            self._reset_position(reading, outcome, error)
             return
-        error = verdict
+        error = outcome
         if isinstance(error, DeadlineExceeded) or not is_retriable(error):
             raise error
         now_s = self._client.clock.now_s()
@@ -371,39 +365,41 @@ class RangeConsumer:
                 attempts=reading.attempts,
             ) from error
 
-    def _judge(self, reading: _Reading, error: KafkaError) -> Lost | KafkaError:
+    def _validate(self, reading: _Reading, error: KafkaError) -> InvalidPosition | KafkaError:
         """What a failure comes to: something is lost, or an error, maybe one that passes."""
         if isinstance(error, TopicRecreated):
-            return log_judgement.judge_recreated(reading, error)
+            return position_validation.topic_recreated(reading, error)
         if not is_about_the_log(error):
             return error
         try:
-            verdict = self._judge_log(reading, error)
-            if isinstance(verdict, Lost):
-                # By its name a broker answers for a topic that was made anew, too.
+            outcome = self._validate_position(reading, error)
+            if isinstance(outcome, InvalidPosition):
+                # By its name a broker answers for a topic that was recreated, too.
                 self._client.expire_metadata([reading.topic])
                 for failure in self._find_brokers([reading]).values():
                     raise failure
-            return verdict
+            return outcome
         except TopicRecreated as recreated:
-            return log_judgement.judge_recreated(reading, recreated)
+            return position_validation.topic_recreated(reading, recreated)
         except TopicUnknown as unknown:
             # Metadata will tell whether it is deleted.
             return unknown.answer
         except BrokerError as passing:
             return passing
 
-    def _judge_log(self, reading: _Reading, error: KafkaError) -> Lost | BrokerError:
+    def _validate_position(self, reading: _Reading, error: KafkaError) -> InvalidPosition | BrokerError:
         if isinstance(error, LogTruncated):
             # What lies before a range of which nothing was read before is not its to read.
-            return log_judgement.judge_truncation(
-                error, 0 if reading.wanted.from_epoch != NO_EPOCH else reading.wanted.from_offset
+            return position_validation.log_truncated(
+                error, 0 if reading.wanted.from_epoch != NO_LEADER_EPOCH else reading.wanted.from_offset
             )
-        return log_judgement.judge_out_of_range(reading, see_log(self._client, reading, self._deadline(reading)))
+        return position_validation.validate_position(
+            reading, look_up_log_bounds(self._client, reading, self._deadline(reading))
+        )
 
-    def _lose(self, reading: _Reading, lost: Lost, cause: KafkaError) -> None:
+    def _reset_position(self, reading: _Reading, lost: InvalidPosition, cause: KafkaError) -> None:
         skipped = Range(reading.topic, reading.partition, reading.position, max(reading.position, lost.resume))
-        loss = lost.kind(lost.why, topic=reading.topic, partition=reading.partition)
+        loss = lost.kind(lost.reason, topic=reading.topic, partition=reading.partition)
         loss.__cause__ = cause
         self._on_loss(loss, skipped)
         if skipped.size:

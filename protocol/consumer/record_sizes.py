@@ -17,10 +17,10 @@ import numpy as np
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.config import ConsumerConfig
-from protocol.consumer.list_offsets import TopicPartition
 from protocol.consumer.log_samples import log_samples
 from protocol.consumer.partition_consumer import Fetched
-from protocol.records.header import HEADER_BYTES, LOG_OVERHEAD_BYTES, MAGIC, WIRE
+from protocol.kafka_terms import TopicPartition
+from protocol.records.batch_header import HEADER_BYTES, LOG_OVERHEAD_BYTES, MAGIC, WIRE
 
 log = logging.getLogger(__name__)
 
@@ -81,8 +81,8 @@ def bytes_per_offset(fetched: Fetched) -> float:
 
     Offsets without records, which the cleaner and aborted transactions leave, count: ranges are made of offsets.
     """
-    scan = fetched.records
-    headers = scan.headers
+    records = fetched.records
+    headers = records.headers
     whole_bytes = int((headers["length"].astype(np.int64) + LOG_OVERHEAD_BYTES).sum())
     first = fetched.position
     if headers["magic"][0] == MAGIC:
@@ -90,11 +90,11 @@ def bytes_per_offset(fetched: Fetched) -> float:
         first = min(first, int(headers["base_offset"][0]))
     until = fetched.next_offset
     total_bytes = whole_bytes
-    cut = scan.buffer[int(headers["position"][-1]) + LOG_OVERHEAD_BYTES + int(headers["length"][-1]) :]
+    cut = records.buffer[int(headers["position"][-1]) + LOG_OVERHEAD_BYTES + int(headers["length"][-1]) :]
     if len(cut) >= HEADER_BYTES:
         header = np.frombuffer(cut, WIRE, 1)[0]
         last = int(header["base_offset"]) + int(header["last_offset_delta"])
         if header["magic"] == MAGIC and last >= until:
             until = last + 1
-            total_bytes += scan.partial_bytes
+            total_bytes += records.partial_bytes
     return total_bytes / (until - first)

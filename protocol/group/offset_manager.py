@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from protocol.clock import Backoff, Deadline
 from protocol.cluster.client import Client
 from protocol.errors import KafkaError
-from protocol.group.offsets import CommittedOffset, TopicPartition, commit_offsets
+from protocol.group.offsets import CommittedOffset, commit_offsets
+from protocol.kafka_terms import TopicPartition
 
 log = logging.getLogger(__name__)
 

@@ -16,12 +16,11 @@ from protocol.cluster.call import call, call_partitions
 from protocol.cluster.client import Client
 from protocol.cluster.coordinators import group_coordinator
 from protocol.errors import BrokerError
+from protocol.kafka_terms import TopicPartition
 from protocol.wire.messages import m08_offset_commit, m09_offset_fetch
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
 from protocol.wire.parts import parts_of
-
-TopicPartition = tuple[str, int]
 
 _REFUSED_FOR_MEMBERS = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION, ErrorCode.STALE_MEMBER_EPOCH)
 

@@ -17,13 +17,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from protocol.producer.idempotence import TopicPartition
+from protocol.kafka_terms import TopicPartition
 from protocol.records.arrow_numpy import to_arrow
+from protocol.records.batch_header import HEADER_BYTES
 
 Sizes = npt.NDArray[np.int64]
 
-# What a record batch has besides its records; part of what batch.size limits.
-BATCH_HEADER_BYTES = 61
 # Runs of fewer rows than this are copied together, which takes less time than to slice them.
 _SHORTEST_RUN_ROWS = 16
 # Rows that come together: many enough for NumPy, few enough to stay in the processor's cache while they are encoded.
@@ -66,7 +65,7 @@ class Accumulator:
     """Gathers rows until a partition has `batch_size_bytes` of them."""
 
     def __init__(self, batch_size_bytes: int) -> None:
-        self._limit_bytes = max(1, batch_size_bytes - BATCH_HEADER_BYTES)
+        self._limit_bytes = max(1, batch_size_bytes - HEADER_BYTES)
         self._waiting: dict[TopicPartition, _Waiting] = {}
         self.held_bytes = 0
         """Bytes of the rows that wait, about."""
@@ -146,7 +145,7 @@ class Accumulator:
             most = int(np.searchsorted(ends, taken_bytes + self._limit_bytes, side="right"))
             end = max(min(enough, most), begin + 1)
             size_bytes = int(ends[end - 1]) - taken_bytes
-            yield first + begin, Cut(*key, end - begin, size_bytes + BATCH_HEADER_BYTES)
+            yield first + begin, Cut(*key, end - begin, size_bytes + HEADER_BYTES)
             begin, taken_bytes = end, taken_bytes + size_bytes
 
     def _let_go(self, due: list[tuple[TopicPartition, _Waiting]]) -> Iterator[Gathered]:
@@ -156,9 +155,7 @@ class Accumulator:
             together = list(alike)
             slices = [rows for _, waiting in together for rows in waiting.slices]
             rows = slices[0] if len(slices) == 1 else pa.Table.from_batches(slices).combine_chunks().to_batches()[0]
-            yield Gathered(
-                rows, [Cut(*key, each.count, each.size_bytes + BATCH_HEADER_BYTES) for key, each in together]
-            )
+            yield Gathered(rows, [Cut(*key, each.count, each.size_bytes + HEADER_BYTES) for key, each in together])
 
 
 def _runs_of(partitions: npt.NDArray[np.int32], sizes: Sizes, limit_bytes: int) -> _Groups | None:

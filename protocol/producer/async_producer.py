@@ -21,10 +21,11 @@ from protocol.cluster.dispatch import is_retriable
 from protocol.cluster.metadata import Broker
 from protocol.config import ProducerConfig
 from protocol.errors import DeadlineExceeded, KafkaError, UsageError
+from protocol.kafka_terms import TopicPartition
 from protocol.net.readiness import ready
 from protocol.producer.accumulator import Accumulator, Gathered
 from protocol.producer.broker_producer import BrokerProducer
-from protocol.producer.idempotence import AnonymousSession, IdempotentSession, ProducerSession, TopicPartition
+from protocol.producer.idempotence import AnonymousSession, IdempotentSession, ProducerSession
 from protocol.producer.partition_producer import PartitionProducer, ProducedRange, ProducerBatch
 from protocol.producer.partitioner import Partitioner
 from protocol.producer.record_columns import check_sizes, checked_columns

@@ -16,14 +16,15 @@ from protocol.broker_errors import ErrorCode, Refresh, error_row
 from protocol.clock import Clock, Deadline
 from protocol.cluster.client import PRODUCE as PRODUCE_PURPOSE
 from protocol.cluster.client import Client
-from protocol.cluster.metadata import NO_TOPIC_ID, Broker
+from protocol.cluster.metadata import Broker
 from protocol.config import ProducerConfig
 from protocol.errors import Corrupt, KafkaError, ProtocolError, TransportError
+from protocol.kafka_terms import NO_TOPIC_ID
 from protocol.net.connection import Reply
 from protocol.producer.idempotence import ProducerSession
 from protocol.producer.partition_producer import PartitionProducer, ProducerBatch
 from protocol.records.encode import stamp
-from protocol.wire.messages.m00_produce import PRODUCE
+from protocol.wire.messages.m00_produce import LAST_WITH_TOPIC_NAMES, PRODUCE
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,6 @@ Part = tuple[PartitionProducer, ProducerBatch]
 
 _FIRST_WITH_RECORD_BATCHES = 3
 _FIRST_WITH_ZSTD = 7
-_FIRST_WITH_TOPIC_IDS = 13
 # Lengths, counts and names around the records of one partition, generously.
 _OVERHEAD_BYTES = 300
 
@@ -149,7 +149,7 @@ class BrokerProducer:
 
     def _at_most(self, parts: Sequence[Part], topic_ids: Mapping[str, bytes]) -> int | None:
         by_name = any(topic_ids[partition.topic] == NO_TOPIC_ID for partition, _ in parts)
-        limits = [self._session.last_produce_version, _FIRST_WITH_TOPIC_IDS - 1 if by_name else None]
+        limits = [self._session.last_produce_version, LAST_WITH_TOPIC_NAMES if by_name else None]
         return min((limit for limit in limits if limit is not None), default=None)
 
     def _body(
@@ -164,7 +164,7 @@ class BrokerProducer:
             "timeout_ms": max(1, deadline.remaining_ms()),
             "topic_data": [
                 {
-                    **({"topic_id": topic_ids[name]} if version >= _FIRST_WITH_TOPIC_IDS else {"name": name}),
+                    **({"topic_id": topic_ids[name]} if version > LAST_WITH_TOPIC_NAMES else {"name": name}),
                     "partition_data": rows,
                 }
                 for name, rows in topics.items()
@@ -194,14 +194,14 @@ class BrokerProducer:
             return
         now_s = self._client.clock.now_s()
         self.muted_until_s = max(self.muted_until_s, now_s + body["throttle_time_ms"] / 1000)
-        self._judge(request, body, now_s)
+        self._handle_response(request, body, now_s)
 
     def forget(self) -> None:
         """Drops what is under way; nobody wants its answers any more."""
         self._in_flight.clear()
 
-    def _judge(self, request: _Request, body: Mapping[str, Any], now_s: float) -> None:
-        by_id = request.reply.version >= _FIRST_WITH_TOPIC_IDS
+    def _handle_response(self, request: _Request, body: Mapping[str, Any], now_s: float) -> None:
+        by_id = request.reply.version > LAST_WITH_TOPIC_NAMES
         answers = {
             (bytes(row["topic_id"]) if by_id else row["name"], answer["index"]): answer
             for row in body["responses"]

@@ -14,14 +14,12 @@ from typing import Protocol
 from protocol.clock import Deadline
 from protocol.cluster.call import call
 from protocol.cluster.client import Client
+from protocol.kafka_terms import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, TopicPartition
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
 
-NO_SEQUENCE = -1
 _LAST_SEQUENCE = 0x7FFFFFFF
 _LAST_EPOCH = 0x7FFF
 _NO_TRANSACTION_TIMEOUT_MS = 0x7FFFFFFF
-
-TopicPartition = tuple[str, int]
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,7 @@ class ProducerIdentity:
     producer_epoch: int
 
 
-ANONYMOUS = ProducerIdentity(-1, -1)
+ANONYMOUS = ProducerIdentity(NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
 
 
 def sequence_after(sequence: int, count: int) -> int:

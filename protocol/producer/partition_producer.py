@@ -20,10 +20,11 @@ import pyarrow as pa
 from protocol.broker_errors import ErrorCode, broker_error, error_row
 from protocol.clock import Backoff
 from protocol.errors import DeadlineExceeded, KafkaError
-from protocol.producer.idempotence import NO_SEQUENCE, ProducerIdentity, Sequences, sequence_after
+from protocol.kafka_terms import NO_SEQUENCE
+from protocol.producer.idempotence import ProducerIdentity, Sequences, sequence_after
 from protocol.records.decode import decode
 from protocol.records.encode import EncodedBatch
-from protocol.records.scan import scan
+from protocol.records.memory_records import read_batch_headers
 
 # A reply needs some time: a last try later than this before the deadline would be in vain.
 _LEAST_TIME_S = 0.2
@@ -392,6 +393,10 @@ class PartitionProducer:
 def _rows(batch: ProducerBatch) -> pa.Table:
     """What a record batch was made of."""
     batches = decode(
-        scan(batch.records), first_offset=0, end_offset=batch.record_count, columns=_COLUMNS, check_crc=False
+        read_batch_headers(batch.records),
+        first_offset=0,
+        end_offset=batch.record_count,
+        columns=_COLUMNS,
+        check_crc=False,
     )
     return pa.Table.from_batches(list(batches))

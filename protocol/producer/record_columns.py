@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from protocol.errors import UsageError
-from protocol.producer.accumulator import BATCH_HEADER_BYTES
 from protocol.records.arrow_numpy import filled, to_arrow
+from protocol.records.batch_header import HEADER_BYTES
 
 _NAMES = ("key", "value", "timestamp_ms", "headers")
 
@@ -39,10 +39,10 @@ def checked_columns(columns: pa.RecordBatch, wall_ms: int) -> pa.RecordBatch:
 
 def check_sizes(topic: str, sizes: npt.NDArray[np.int64], max_request_size_bytes: int) -> None:
     """Raises `UsageError` for the first record that no request could hold. `sizes` are bytes, encoded."""
-    too_large = np.flatnonzero(sizes > max_request_size_bytes - BATCH_HEADER_BYTES)
+    too_large = np.flatnonzero(sizes > max_request_size_bytes - HEADER_BYTES)
     if len(too_large):
         row = int(too_large[0])
-        size_bytes = int(sizes[row]) + BATCH_HEADER_BYTES
+        size_bytes = int(sizes[row]) + HEADER_BYTES
         raise UsageError(
             f"a record for topic {topic} (row {row} of its batch) is {size_bytes} bytes, more than "
             f"max.request.size ({max_request_size_bytes}). Raise it, and max.message.bytes of the topic if that "

@@ -15,8 +15,8 @@ import pyarrow as pa
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.config import ProducerConfig
+from protocol.kafka_terms import TopicPartition
 from protocol.producer.async_producer import AsyncProducer
-from protocol.producer.idempotence import TopicPartition
 from protocol.producer.partition_producer import ProducedRange
 
 

@@ -1,1 +1,1 @@
-"""Record batches <-> Arrow columns: `scan` (headers only), `decode`, `encode`. Knows bytes and columns, no sockets."""
+"""Record batches <-> Arrow columns: `read_batch_headers`, `decode`, `encode`. Knows bytes and columns, no sockets."""

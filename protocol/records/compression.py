@@ -108,7 +108,7 @@ def _unpack_stream(name: str, data: BytesLike, room: Bytes, cap_bytes: int) -> B
 
 
 def _unpack_small_lz4(data: memoryview, room: Bytes, cap_bytes: int) -> Bytes | None:
-    """One small frame without the cost of a stream; None for what only the stream can judge: more than one frame, or
+    """One small frame without the cost of a stream; None for what only the stream can unpack: more than one frame, or
     a frame that claims to be large (the memory for that would be taken at once)."""
     head = bytes(data[:14])
     if len(head) < 14 or (head[4] & _LZ4_HAS_SIZE and int.from_bytes(head[6:14], "little") > len(room)):

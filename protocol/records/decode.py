@@ -1,8 +1,9 @@
 """Record batches to Arrow columns, some thousand rows at a time: the hot path of every consumer.
 
-Puts the steps together: `visibility` (which batches), `slabs` (checked, decompressed), `starts` (where records end),
-`fields` (where their fields are), `columns` (the copies). No Python object is made per record but the link of the
-chain in `starts`. Knows no sockets and no topics: `where` is only quoted in errors.
+Puts the steps together: `visibility` (which batches), `decompressed_batches`, `record_bounds` (where records end),
+`record_fields` (where their fields are), `binary_column` (the copies). No Python object is made per record but its end,
+where records have to be walked through one by one (`record_bounds`). Knows no sockets and no topics: `where` is only
+quoted in errors.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ import pyarrow as pa
 
 from protocol.errors import Corrupt, ProtocolError, UsageError
 from protocol.records.arrow_numpy import to_arrow
-from protocol.records.columns import slices
-from protocol.records.fields import Fields, read_fields
-from protocol.records.header import LOG_APPEND_TIME
-from protocol.records.header_column import HEADERS_TYPE, header_lists
+from protocol.records.batch_header import LOG_APPEND_TIME
+from protocol.records.binary_column import binary_column
+from protocol.records.decompressed_batches import ROWS_AT_ONCE, DecompressedBatches, decompressed_batches
 from protocol.records.legacy import decode_messages
-from protocol.records.scan import Scan
-from protocol.records.slabs import SLAB_ROWS, Slab, slabs
-from protocol.records.starts import bounds_of_batches, stretches
+from protocol.records.memory_records import MemoryRecords
+from protocol.records.record_bounds import record_bounds, record_bounds_in_parts
+from protocol.records.record_fields import RecordFields, read_fields
+from protocol.records.record_headers import HEADERS_TYPE, record_headers
 from protocol.records.varints import Bytes, Positions
 from protocol.records.visibility import visible_batches
 
@@ -48,7 +49,7 @@ _CHUNK_BYTES = 16 << 20
 
 
 def decode(
-    scan: Scan,
+    records: MemoryRecords,
     *,
     first_offset: int,
     end_offset: int,
@@ -78,22 +79,22 @@ def decode(
     if unknown:
         raise UsageError(f"no such columns: {', '.join(sorted(unknown))}; there are {', '.join(ALL_COLUMNS)}")
     schema = pa.schema([field for field in SCHEMA if field.name in columns])
-    batches = visible_batches(scan, first_offset, end_offset, aborted_transactions, check_crc, where)
+    batches = visible_batches(records, first_offset, end_offset, aborted_transactions, check_crc, where)
 
-    def read(slab: Slab) -> Iterator[pa.RecordBatch]:
-        headers = scan.headers[slab.batches]
-        for starts, ends, batch_of_row in _stretches(slab):
+    def read(unpacked: DecompressedBatches) -> Iterator[pa.RecordBatch]:
+        headers = records.headers[unpacked.batches]
+        for starts, ends, batch_of_row in _bounds_and_batches(unpacked):
             for rows in _cuts(starts, ends):
-                chunk = _Chunk(slab.data, headers, batch_of_row[rows], starts[rows], ends[rows])
+                chunk = _Chunk(unpacked.data, headers, batch_of_row[rows], starts[rows], ends[rows])
                 found = chunk.record_batch(schema, first_offset, end_offset)
                 if found is not None:
                     yield found
 
-    for messages, run in scan.runs(batches):
+    for messages, run in records.runs(batches):
         if messages:
             yield from decode_messages(
-                scan.buffer,
-                scan.headers["position"][run].tolist(),
+                records.buffer,
+                records.headers["position"][run].tolist(),
                 schema,
                 first_offset=first_offset,
                 end_offset=end_offset,
@@ -102,21 +103,21 @@ def decode(
                 where=where,
             )
             continue
-        for slab in slabs(scan, run, max_decompressed_bytes, check_crc, where):
+        for unpacked in decompressed_batches(records, run, max_decompressed_bytes, check_crc, where):
             try:
-                yield from read(slab)
+                yield from read(unpacked)
             except ProtocolError as error:
-                raise scan.located(error, _culprit(slab, read), where) from error
+                raise records.located(error, _culprit(unpacked, read), where) from error
 
 
-def _stretches(slab: Slab) -> Iterator[tuple[Positions, Positions, Positions]]:
-    """Starts and ends of records, some thousand at a time, and which of the slab's batches each one is in."""
-    if len(slab.batches) > 1:
-        starts, ends = bounds_of_batches(slab.data, slab.begins, slab.ends, slab.counts)
-        yield starts, ends, np.repeat(np.arange(len(slab.counts)), slab.counts)
+def _bounds_and_batches(unpacked: DecompressedBatches) -> Iterator[tuple[Positions, Positions, Positions]]:
+    """Starts and ends of records, some thousand at a time, and which of the batches each one is in."""
+    if len(unpacked.batches) > 1:
+        starts, ends = record_bounds(unpacked.data, unpacked.begins, unpacked.ends, unpacked.counts)
+        yield starts, ends, np.repeat(np.arange(len(unpacked.counts)), unpacked.counts)
         return
-    begin, end, count = int(slab.begins[0]), int(slab.ends[0]), int(slab.counts[0])
-    for starts, ends in stretches(slab.data, begin, end, count, SLAB_ROWS):
+    begin, end, count = int(unpacked.begins[0]), int(unpacked.ends[0]), int(unpacked.counts[0])
+    for starts, ends in record_bounds_in_parts(unpacked.data, begin, end, count, ROWS_AT_ONCE):
         yield starts, ends, np.zeros(len(starts), np.int64)
 
 
@@ -131,15 +132,15 @@ def _cuts(starts: Positions, ends: Positions) -> Iterator[slice]:
         first = until
 
 
-def _culprit(slab: Slab, read: Callable[[Slab], Iterator[pa.RecordBatch]]) -> int:
-    """The first batch of a slab whose records cannot be read."""
-    for index in range(len(slab.batches)):
+def _culprit(unpacked: DecompressedBatches, read: Callable[[DecompressedBatches], Iterator[pa.RecordBatch]]) -> int:
+    """The first of some batches whose records cannot be read."""
+    for index in range(len(unpacked.batches)):
         try:
-            for _ in read(slab.only(index)):
+            for _ in read(unpacked.only(index)):
                 pass
         except ProtocolError:
-            return int(slab.batches[index])
-    return int(slab.batches[0])
+            return int(unpacked.batches[index])
+    return int(unpacked.batches[0])
 
 
 @dataclass
@@ -168,32 +169,32 @@ class _Chunk:
         arrays = [self._column(name, fields, offsets) for name in schema.names]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
-    def _offsets(self, fields: Fields) -> npt.NDArray[np.int64]:
+    def _offsets(self, fields: RecordFields) -> npt.NDArray[np.int64]:
         offsets: npt.NDArray[np.int64] = self.headers["base_offset"].take(self.batch_of_row) + fields.offset_delta
         last = self.headers["last_offset"].take(self.batch_of_row)
         if fields.offset_delta.min() < 0 or (offsets > last).any():
             raise Corrupt("a record's offset is outside its batch")
         return offsets
 
-    def _column(self, name: str, fields: Fields, offsets: npt.NDArray[np.int64]) -> pa.Array:
+    def _column(self, name: str, fields: RecordFields, offsets: npt.NDArray[np.int64]) -> pa.Array:
         if name == "key":
-            return slices(self.data, fields.key_at, fields.key_length)
+            return binary_column(self.data, fields.key_at, fields.key_length)
         if name == "value":
-            return slices(self.data, fields.value_at, fields.value_length)
+            return binary_column(self.data, fields.value_at, fields.value_length)
         if name == "offset":
             return to_arrow(offsets)
         if name == "timestamp_ms":
             return to_arrow(self._timestamps(fields))
         if name == "timestamp_type":
             return to_arrow(self._log_append_time.astype(np.int32).take(self.batch_of_row))
-        return header_lists(self.data, fields.headers_at, fields.header_count, fields.ends)
+        return record_headers(self.data, fields.headers_at, fields.header_count, fields.ends)
 
     @property
     def _log_append_time(self) -> npt.NDArray[np.bool_]:
         stamped: npt.NDArray[np.bool_] = (self.headers["attributes"] & LOG_APPEND_TIME) != 0
         return stamped
 
-    def _timestamps(self, fields: Fields) -> npt.NDArray[np.int64]:
+    def _timestamps(self, fields: RecordFields) -> npt.NDArray[np.int64]:
         """The broker's time holds for a whole batch; the producer's is told record by record."""
         broker = self._log_append_time
         base = np.where(broker, self.headers["max_timestamp_ms"], self.headers["first_timestamp_ms"])

@@ -1,7 +1,7 @@
 """Arrow columns to record batches: vectorised, each payload copied by Arrow, no Python object per record.
 
-Every record is a sequence of pieces (the varints before the key, the key, the varints before the value, ...); each
-kind of piece is one column, and `pieces` lays them out row by row. Called by the producer, which cuts the columns
+Every record is a sequence of parts (the varints before the key, the key, the varints before the value, ...); each kind
+of part is one column, and `row_layout` lays them out row by row. Called by the producer, which cuts the columns
 (`record_sizes`) and numbers the batch at the last moment (`stamp`).
 """
 
@@ -17,25 +17,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from protocol.errors import UsageError
+from protocol.kafka_terms import NO_LEADER_EPOCH, NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, NO_TIMESTAMP_MS
 from protocol.records.arrow_numpy import filled
-from protocol.records.compression import Codec, compress
-from protocol.records.header import (
+from protocol.records.batch_header import (
     CRC_AT,
     HEADER_BYTES,
     LAYOUT,
     LOG_OVERHEAD_BYTES,
     MAGIC,
-    NO_PRODUCER_EPOCH,
-    NO_PRODUCER_ID,
-    NO_SEQUENCE,
     TRANSACTIONAL,
     checksum,
 )
-from protocol.records.pieces import Layout, varint_sizes, varints, zero_bytes
+from protocol.records.compression import Codec, compress
+from protocol.records.row_layout import RowLayout, varint_sizes, varint_words, zero_bytes
 
-NO_TIMESTAMP_MS = -1
 _LARGEST_BATCH_BYTES = 2**31 - 1
-_NO_LEADER_EPOCH = -1
 _ATTRIBUTES_BYTES = 1
 _NO_HEADER = bytes(HEADER_BYTES)
 
@@ -105,7 +101,7 @@ def encode_batches(
             0,
             0,
             len(batch) - LOG_OVERHEAD_BYTES,
-            _NO_LEADER_EPOCH,
+            NO_LEADER_EPOCH,
             MAGIC,
             0,
             int(codec),
@@ -177,26 +173,26 @@ def _laid_out(
     key_lengths, value_lengths = _lengths(key), _lengths(value)
     offset_delta = np.arange(rows) - np.repeat(firsts, counts)
     timestamp_delta = timestamps - np.repeat(timestamps[firsts], counts)
-    before_key = [*varints(timestamp_delta), *varints(offset_delta), *varints(key_lengths)]
-    before_value = varints(value_lengths)
+    before_key = [*varint_words(timestamp_delta), *varint_words(offset_delta), *varint_words(key_lengths)]
+    before_value = varint_words(value_lengths)
     body = np.maximum(key_lengths, 0) + np.maximum(value_lengths, 0) + _ATTRIBUTES_BYTES
-    for piece in before_key + before_value:
-        body += piece.sizes.view(np.int64)
+    for words in before_key + before_value:
+        body += words.sizes.view(np.int64)
     body += varint_sizes(headers.counts) + headers.sizes() if headers else 1
     if int(body.sum()) > _LARGEST_BATCH_BYTES - 6 * rows - (HEADER_BYTES + 1) * len(firsts):
         raise UsageError(f"{rows} records of {int(body.sum())} bytes are more than a record batch can have")
-    layout = Layout(rows)
+    layout = RowLayout(rows)
     if not headers:
         # The header count, 0, ends each record: cheaper as the first byte of the next one's head.
-        layout.pieces([zero_bytes(rows, except_at=firsts)])
-    layout.pieces(varints(body))
-    layout.pieces([zero_bytes(rows), *before_key])
+        layout.words([zero_bytes(rows, except_at=firsts)])
+    layout.words(varint_words(body))
+    layout.words([zero_bytes(rows), *before_key])
     layout.payload(key, int(key_lengths.max()))
-    layout.pieces(before_value)
+    layout.words(before_value)
     layout.payload(value, int(value_lengths.max()))
     if not headers:
         return layout.batches(firsts, HEADER_BYTES, end=b"\0")
-    layout.pieces(varints(headers.counts))
+    layout.words(varint_words(headers.counts))
     layout.payload(headers.encoded(), 1)
     return layout.batches(firsts, HEADER_BYTES, end=b"")
 
@@ -237,10 +233,10 @@ class _Headers:
 
     def encoded(self) -> pa.Array:
         """Each row's headers, as a binary column."""
-        layout = Layout(len(self._keys))
-        layout.pieces(varints(self._key_lengths))
+        layout = RowLayout(len(self._keys))
+        layout.words(varint_words(self._key_lengths))
         layout.payload(self._keys, int(self._key_lengths.max()))
-        layout.pieces(varints(self._value_lengths))
+        layout.words(varint_words(self._value_lengths))
         layout.payload(self._values, int(self._value_lengths.max()))
         offsets = pa.py_buffer(self._row_offsets().astype(np.int32))
         return pa.Array.from_buffers(pa.binary(), len(self.counts), [None, offsets, layout.data()])

@@ -1,8 +1,8 @@
 """Message sets of magic 0 and 1, which Kafka wrote before 0.11, to the same columns that `decode` makes.
 
 A message stands in the log by itself, or with others, compressed, in the value of a wrapper message. Rare today, so
-this is written to be read: one Python object per message, copied a column at a time. Used by `scan`, for which every
-message of the log is a batch of its own, and by `decode`.
+this is written to be read: one Python object per message, copied a column at a time. Used by `decode`, and by
+`memory_records`, for which every message of the log is a batch of its own.
 
 What was done with these formats is told by KIP-31 (offsets within a wrapper), KIP-32 (timestamps) and KAFKA-3160
 (checksums of lz4 frames).
@@ -21,9 +21,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from protocol.errors import Corrupt, ProtocolError
-from protocol.records.columns import slices
-from protocol.records.compression import Bytes, Codec, decompress
-from protocol.records.header import (
+from protocol.kafka_terms import NO_LEADER_EPOCH, NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, NO_TIMESTAMP_MS
+from protocol.records.batch_header import (
     COMPRESSION_MASK,
     FRAME,
     LARGEST_OFFSET,
@@ -31,13 +30,10 @@ from protocol.records.header import (
     LOG_OVERHEAD_BYTES,
     MAGIC,
     MAGIC_AT,
-    NO_PRODUCER_EPOCH,
-    NO_PRODUCER_ID,
-    NO_SEQUENCE,
 )
+from protocol.records.binary_column import binary_column
+from protocol.records.compression import Bytes, Codec, decompress
 
-NO_LEADER_EPOCH = -1
-NO_TIMESTAMP = -1
 NO_TIMESTAMP_TYPE = -1
 """What the Java client says of messages of magic 0; its `TimestampType` has the numbers -1, 0 and 1."""
 _LOG_APPEND_TIME_TYPE = 1
@@ -72,7 +68,7 @@ class Message(NamedTuple):
     value_length: int
 
 
-# -- for scan -------------------------------------------------------------------------------------
+# -- for memory_records ---------------------------------------------------------------------------
 
 
 def require_message(view: memoryview, position: int, size: int, offset: int, where: str) -> None:
@@ -83,7 +79,7 @@ def require_message(view: memoryview, position: int, size: int, offset: int, whe
 
 
 def messages_as_batches(headers: npt.NDArray[Any], view: memoryview, where: str) -> None:
-    """Makes sense of the rows of `headers` (see `Scan`) that were read from messages: each is a batch of one record.
+    """Makes sense of the rows of `MemoryRecords.headers` that were read from messages: each is a batch of one record.
 
     What messages do not have is -1, the times too, which are inside. The base offset of a wrapper is not written
     anywhere; it is taken to begin where the batch before it ends.
@@ -103,8 +99,8 @@ def messages_as_batches(headers: npt.NDArray[Any], view: memoryview, where: str)
     for name, value in (
         ("partition_leader_epoch", NO_LEADER_EPOCH),
         ("crc", crc),
-        ("first_timestamp_ms", NO_TIMESTAMP),
-        ("max_timestamp_ms", NO_TIMESTAMP),
+        ("first_timestamp_ms", NO_TIMESTAMP_MS),
+        ("max_timestamp_ms", NO_TIMESTAMP_MS),
         ("attributes", attributes & (COMPRESSION_MASK | LOG_APPEND_TIME)),
         ("last_offset", offset[rows]),
         ("last_offset_delta", 0),
@@ -235,7 +231,7 @@ def _message(view: memoryview, start: int, check_crc: bool) -> Message:
                 settings=("check.crcs",),
             )
         at = start + _HEAD.size
-        timestamp_ms, timestamp_type = NO_TIMESTAMP, NO_TIMESTAMP_TYPE
+        timestamp_ms, timestamp_type = NO_TIMESTAMP_MS, NO_TIMESTAMP_TYPE
         if magic == 1:
             (timestamp_ms,), timestamp_type = _INT64.unpack_from(view, at), int(attributes & LOG_APPEND_TIME != 0)
             at += _INT64.size
@@ -329,7 +325,7 @@ def _record_batch(data: Bytes, messages: list[Message], schema: pa.Schema) -> pa
 
     def array(field: pa.Field) -> pa.Array:
         if field.name in ("key", "value"):
-            return slices(data, columns[f"{field.name}_at"], columns[f"{field.name}_length"])
+            return binary_column(data, columns[f"{field.name}_at"], columns[f"{field.name}_length"])
         if field.name == "headers":
             return pa.nulls(len(messages), field.type)
         return pa.array(columns[field.name], field.type)

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from protocol.errors import Corrupt, ProtocolError
-from protocol.records.header import COMPRESSION_MASK, CONTROL, HEADER_BYTES, TRANSACTIONAL
-from protocol.records.scan import Scan
+from protocol.records.batch_header import COMPRESSION_MASK, CONTROL, HEADER_BYTES, TRANSACTIONAL
+from protocol.records.memory_records import MemoryRecords
 from protocol.wire.primitives import Reader
 
 Rows = npt.NDArray[np.int64]
@@ -24,35 +24,35 @@ _ABORT = 0
 
 
 def visible_batches(
-    scan: Scan,
+    records: MemoryRecords,
     first_offset: int,
     end_offset: int,
     aborted_transactions: Sequence[Mapping[str, Any]] | None,
     check_crc: bool,
     where: str,
 ) -> Rows:
-    """Row numbers in `scan.headers` of the batches that may have records for the reader of [first_offset, end_offset).
+    """Row numbers in `records.headers` of the batches that may have records to be seen in [first_offset, end_offset).
 
     `aborted_transactions` are those of the Fetch reply ({"producer_id", "first_offset"}, in any order).
     """
-    headers = scan.headers
+    headers = records.headers
     seen = headers["last_offset"] >= first_offset
     seen &= headers["base_offset"] < end_offset
     seen &= headers["count"] > 0
     seen &= (headers["attributes"] & CONTROL) == 0
     if aborted_transactions:
-        seen &= ~_aborted(scan, aborted_transactions, check_crc, where)
+        seen &= ~_aborted(records, aborted_transactions, check_crc, where)
     return np.flatnonzero(seen)
 
 
 def _aborted(
-    scan: Scan, aborted_transactions: Sequence[Mapping[str, Any]], check_crc: bool, where: str
+    records: MemoryRecords, aborted_transactions: Sequence[Mapping[str, Any]], check_crc: bool, where: str
 ) -> npt.NDArray[np.bool_]:
     """A transaction is aborted from its first offset to the abort marker of its producer."""
     starts = sorted(((row["first_offset"], row["producer_id"]) for row in aborted_transactions), reverse=True)
-    aborted = np.zeros(len(scan.headers), np.bool_)
+    aborted = np.zeros(len(records.headers), np.bool_)
     producers: set[int] = set()
-    columns = (scan.headers[name].tolist() for name in ("last_offset", "attributes", "producer_id"))
+    columns = (records.headers[name].tolist() for name in ("last_offset", "attributes", "producer_id"))
     for index, (last_offset, attributes, producer_id) in enumerate(zip(*columns, strict=True)):
         while starts and starts[-1][0] <= last_offset:
             producers.add(starts.pop()[1])
@@ -60,22 +60,22 @@ def _aborted(
             continue
         if not attributes & CONTROL:
             aborted[index] = attributes & TRANSACTIONAL != 0
-        elif _is_abort_marker(scan, index, check_crc, where):
+        elif _is_abort_marker(records, index, check_crc, where):
             producers.discard(producer_id)
     return aborted
 
 
-def _is_abort_marker(scan: Scan, index: int, check_crc: bool, where: str) -> bool:
+def _is_abort_marker(records: MemoryRecords, index: int, check_crc: bool, where: str) -> bool:
     """Whether a control batch says ABORT; one that compaction has emptied says nothing."""
-    header = scan.headers[index]
+    header = records.headers[index]
     if header["count"] == 0:
         return False
     if check_crc:
-        scan.verify_checksum(index, where)
+        records.verify_checksum(index, where)
     try:
         if header["attributes"] & COMPRESSION_MASK:
             raise Corrupt("it is compressed")
-        record = Reader(scan.batch(index)[HEADER_BYTES:])
+        record = Reader(records.batch(index)[HEADER_BYTES:])
         record.varint()
         record.int8()
         record.varlong()

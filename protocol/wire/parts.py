@@ -1,6 +1,6 @@
 """Topics and partitions in a request, and error codes in a reply, wherever the message's own definition has them.
 
-Read off the definition once. Called by who sends requests and judges replies; what a code means is not known here.
+Read off the definition once. Called by who sends requests and handles replies; what a code means is not known here.
 """
 
 from __future__ import annotations

@@ -14,11 +14,12 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from protocol.broker_errors import ErrorCode
 from protocol.clock import Deadline
 from protocol.errors import BrokerError, ConfigurationError
+from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.clients import client_for
 from spark_kafka_source.driver.discovery import discover, leaders
 from spark_kafka_source.driver.start_offsets import ending_offsets, first_at_or_after, starting_offsets
 from spark_kafka_source.error_classes import RESOLVED_START_AFTER_END, named
-from spark_kafka_source.options.partitions import TopicPartition, name
+from spark_kafka_source.options.partitions import name
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.plan.filters import Wanted, narrow
 from spark_kafka_source.plan.offsets import Offsets, topic_ids

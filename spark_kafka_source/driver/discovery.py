@@ -17,7 +17,8 @@ from protocol.cluster.dispatch import is_retriable
 from protocol.cluster.metadata import Metadata
 from protocol.cluster.unknown_topic import UnknownTopicPatience
 from protocol.errors import BrokerError, ConfigurationError, KafkaError, TopicUnknown
-from spark_kafka_source.options.partitions import TopicPartition, name
+from protocol.kafka_terms import TopicPartition
+from spark_kafka_source.options.partitions import name
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.plan.claims import Claims
 

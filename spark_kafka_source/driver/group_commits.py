@@ -10,6 +10,7 @@ import logging
 from protocol.clock import Deadline
 from protocol.group.offset_manager import OffsetManager
 from protocol.group.offsets import CommittedOffset
+from protocol.kafka_terms import NO_LEADER_EPOCH
 from spark_kafka_source.clients import client_for
 from spark_kafka_source.driver.group_checks import require_no_members
 from spark_kafka_source.options.table import SourceOptions
@@ -50,7 +51,7 @@ class GroupCommits:
             ids, owned, epochs = complete.ids, claims.owned, claims.epochs(complete)
             positions = claims.positions(complete)
             kept = [key for key in positions if key in owned and ids.get(key[0], owned[key]) == owned[key]]
-            self._manager.mark({key: CommittedOffset(positions[key], epochs.get(key, -1)) for key in kept})
+            self._manager.mark({key: CommittedOffset(positions[key], epochs.get(key, NO_LEADER_EPOCH)) for key in kept})
 
     def wait(self, *, last: bool) -> None:
         """Until what is marked is committed, but not for long; for the `last` commit of a run a bit longer."""

@@ -22,11 +22,11 @@ from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.consumer.listed_offset import ListedOffset
 from protocol.consumer.record_sizes import RecordSizes
+from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.clients import client_for
 from spark_kafka_source.driver.discovery import discover
 from spark_kafka_source.driver.group_commits import GroupCommits
 from spark_kafka_source.driver.start_offsets import starting_offsets
-from spark_kafka_source.options.partitions import TopicPartition
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.plan.backlog import LogSnapshot
 from spark_kafka_source.plan.offsets import STARTING_OFFSETS, Offsets, topic_ids

@@ -12,10 +12,11 @@ from dataclasses import replace
 from protocol.cluster.metadata import is_another_topic
 from protocol.consumer.range import Range
 from protocol.errors import KafkaError
+from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.driver.discovery import claim_all, retry_unknown_topics
 from spark_kafka_source.driver.query_state import QueryState
 from spark_kafka_source.driver.start_offsets import log_starts
-from spark_kafka_source.options.partitions import TopicPartition, name
+from spark_kafka_source.options.partitions import name
 from spark_kafka_source.plan import data_loss
 from spark_kafka_source.plan.offsets import Offsets
 from spark_kafka_source.plan.ranges import unresolved

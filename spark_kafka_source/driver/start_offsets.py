@@ -10,17 +10,18 @@ from collections.abc import Collection, Mapping
 
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
-from protocol.consumer.list_offsets import EARLIEST, LATEST, list_offsets
+from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.listed_offset import ListedOffset
 from protocol.errors import ConfigurationError, DeadlineExceeded
 from protocol.group.offsets import fetch_offsets
+from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
 from spark_kafka_source.error_classes import (
     OFFSETS_DO_NOT_MATCH_ASSIGNED,
     START_OFFSET_RESET,
     TIMESTAMPS_DO_NOT_MATCH_ASSIGNED,
     named,
 )
-from spark_kafka_source.options.partitions import ByPartition, TopicPartition, name
+from spark_kafka_source.options.partitions import ByPartition, name
 from spark_kafka_source.options.start_positions import AtTime
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.plan.data_loss import Loss, raise_or_warn

@@ -16,7 +16,8 @@ from pyspark.sql.datasource import DataSourceStreamReader
 
 from protocol.consumer.listed_offset import ListedOffset
 from protocol.errors import KafkaError
-from protocol.once import say_once
+from protocol.kafka_terms import TopicPartition
+from protocol.once import log_once
 from protocol.properties import MAX_INT64
 from spark_kafka_source.driver import replay
 from spark_kafka_source.driver.discovery import discover_present, retry_unknown_topics
@@ -24,7 +25,6 @@ from spark_kafka_source.driver.group_checks import warn_of_other_offsets
 from spark_kafka_source.driver.query_state import QueryState
 from spark_kafka_source.driver.start_offsets import log_ends
 from spark_kafka_source.driver.trigger import Trigger
-from spark_kafka_source.options.partitions import TopicPartition
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.plan.offsets import STARTING_OFFSETS, JsonDict, Offsets
 from spark_kafka_source.plan.range_groups import groups
@@ -54,7 +54,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         client, options, deadline = self._query.client, self._options, self._query.deadline()
 
         def target() -> dict[TopicPartition, ListedOffset]:
-            # A topic that is missing is judged later, against the offsets that the query starts from.
+            # A topic that is missing is compared later, with the offsets that the query starts from.
             return log_ends(client, options, discover_present(client, options, deadline), deadline)
 
         self._query.target = retry_unknown_topics(client, target, deadline)
@@ -87,7 +87,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         `ConfigurationError`: unknown topic, `startingOffsets` that do not fit, a group with live members.
         """
         for warning in self._warnings:
-            say_once(warning)
+            log_once(warning)
         query = self._query
         start = query.planned_end if start is None else start
         deadline = query.deadline()

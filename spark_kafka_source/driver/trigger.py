@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from protocol.clock import Deadline
 from protocol.consumer.leader_epochs import end_of_epoch
 from protocol.errors import TopicUnknown
+from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.driver.discovery import claim_all, discover_present, leaders, retry_unknown_topics
 from spark_kafka_source.driver.query_state import QueryState
 from spark_kafka_source.driver.start_offsets import high_watermarks, log_ends, log_starts
-from spark_kafka_source.options.partitions import TopicPartition, name
+from spark_kafka_source.options.partitions import name
 from spark_kafka_source.plan import data_loss, limits
 from spark_kafka_source.plan.backlog import Backlog, LogSnapshot
 from spark_kafka_source.plan.offsets import Offsets
@@ -74,7 +75,7 @@ class Trigger:
         return self._backlog(logs)
 
     def _backlog(self, logs: LogSnapshot) -> Backlog:
-        """What there is to read, after asking where it begins, and judging what is lost."""
+        """What there is to read, after asking where it begins, and raising what is lost."""
         target, fail = self.query.target, self._options.fail_on_data_loss
         if target is not None:
             target.update(logs.late_targets(target))

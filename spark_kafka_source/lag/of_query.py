@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from protocol.errors import ConfigurationError, UsageError
+from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.lag.seconds import SAMPLE_MS, Options, configs, with_seconds
 from spark_kafka_source.lag.table import Lag, PartitionLag
-from spark_kafka_source.options.partitions import TopicPartition
 from spark_kafka_source.plan.offsets import Offsets
 
 

@@ -16,9 +16,10 @@ from protocol.config import ClientConfig, ConsumerConfig, parse_client, parse_co
 from protocol.consumer.log_samples import log_samples
 from protocol.consumer.partition_consumer import Fetched
 from protocol.errors import KafkaError
+from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.clients import client_for
 from spark_kafka_source.lag.table import Lag, PartitionLag
-from spark_kafka_source.options.partitions import TopicPartition, name
+from spark_kafka_source.options.partitions import name
 from spark_kafka_source.options.stray_options import PREFIX
 
 log = logging.getLogger(__name__)

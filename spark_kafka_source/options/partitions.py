@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-TopicPartition = tuple[str, int]
+from protocol.kafka_terms import TopicPartition
+
 # Topic -> partition -> a number, sorted.
 ByPartition = Mapping[str, Mapping[int, int]]
 _T = TypeVar("_T")

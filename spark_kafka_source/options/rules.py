@@ -97,8 +97,8 @@ def _check_places(options: SourceOptions, start_option: str, end_option: str, te
     check(end_option, error_classes.UNRESOLVED_START_AFTER_END, start_positions.check_order, start, end)
 
 
-def _unlike(place: start_positions.Place) -> str:
-    by_time = isinstance(place, start_positions.AtTime)
+def _unlike(spec: start_positions.OffsetSpec) -> str:
+    by_time = isinstance(spec, start_positions.AtTime)
     return error_classes.TIMESTAMPS_DO_NOT_MATCH_ASSIGNED if by_time else error_classes.OFFSETS_DO_NOT_MATCH_ASSIGNED
 
 

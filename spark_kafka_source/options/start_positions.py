@@ -11,18 +11,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from spark_kafka_source.options.partitions import (
-    ByPartition,
-    TopicPartition,
-    by_partition,
-    json_object,
-    name,
-    whole_number,
-)
+from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
+from spark_kafka_source.options.partitions import ByPartition, by_partition, json_object, name, whole_number
 from spark_kafka_source.options.selection import Assignment
 from spark_kafka_source.options.times import MAX_TIME_MS, timestamp_ms
-
-LATEST, EARLIEST = -1, -2
 
 
 @dataclass(frozen=True)
@@ -43,26 +35,26 @@ def at_time(which: str, time_ms: int | None, times_ms: ByPartition | None) -> At
     return None if times_ms is None else AtTime(times_ms, f"{which}OffsetsByTimestamp")
 
 
-# A place in every partition: a word, a time, or offsets, where -1 is LATEST and -2 EARLIEST.
-Place = Literal["earliest", "latest", "group"] | ByPartition | AtTime
+# Where to begin or end in every partition: a word, a time, or offsets, where -1 is LATEST and -2 EARLIEST.
+OffsetSpec = Literal["earliest", "latest", "group"] | ByPartition | AtTime
 
 
 # -- from text ------------------------------------------------------------------------------------
 
 
-def starting_offsets(text: str) -> Place:
+def starting_offsets(text: str) -> OffsetSpec:
     """`earliest`, `latest`, `group` in any case, or JSON."""
-    words: dict[str, Place] = {"earliest": "earliest", "latest": "latest", "group": "group"}
+    words: dict[str, OffsetSpec] = {"earliest": "earliest", "latest": "latest", "group": "group"}
     return words.get(text.lower()) or _by_partition(text)
 
 
-def ending_offsets(text: str) -> Place:
+def ending_offsets(text: str) -> OffsetSpec:
     """`latest` in any case, or JSON without -2: a batch that ends at the start of the log reads nothing."""
     if text.lower() == "latest":
         return "latest"
-    place = _by_partition(text)
-    _refuse_offset(place, EARLIEST, "nothing can end at the earliest offset")
-    return place
+    spec = _by_partition(text)
+    _refuse_offset(spec, EARLIEST, "nothing can end at the earliest offset")
+    return spec
 
 
 def offsets_by_timestamp(text: str) -> ByPartition:
@@ -88,16 +80,16 @@ def _by_partition(text: str, number: Callable[[object], int] = _offset) -> ByPar
     empty = [topic for topic, partitions in rows.items() if partitions == {}]
     if empty:
         raise ValueError(f"{empty[0]} names no partition")
-    place: dict[str, dict[int, int]] = {}
+    spec: dict[str, dict[int, int]] = {}
     for (topic, partition), value in by_partition(rows, number).items():
-        place.setdefault(topic, {})[partition] = value
-    return place
+        spec.setdefault(topic, {})[partition] = value
+    return spec
 
 
 # -- do they fit? ---------------------------------------------------------------------------------
 
 
-def check_batch_start(start: Place) -> None:
+def check_batch_start(start: OffsetSpec) -> None:
     """A batch that starts at the end of the log reads nothing."""
     if start == "latest":
         raise ValueError("a batch cannot start at the latest offset")
@@ -106,16 +98,16 @@ def check_batch_start(start: Place) -> None:
 
 
 def check_fits(
-    place: Place,
+    spec: OffsetSpec,
     subscribe: Collection[str] | None,
     subscribe_pattern: re.Pattern[str] | None,
     assign: Assignment | None,
 ) -> None:
     """Offsets or times per partition must name what the query reads, and all of it as far as the options tell."""
-    given = _each(place)
+    given = _each(spec)
     if given is None:
         return
-    remedy = "" if isinstance(place, AtTime) else "; -1 means latest, -2 earliest"
+    remedy = "" if isinstance(spec, AtTime) else "; -1 means latest, -2 earliest"
     if assign is not None:
         _require_same(_partitions(given), _partitions(assign), "assign", remedy)
     if subscribe is not None:
@@ -126,14 +118,14 @@ def check_fits(
                 raise ValueError(f"{topic} does not match subscribePattern")
 
 
-def check_same_partitions(start: Place, end: Place, start_option: str) -> None:
+def check_same_partitions(start: OffsetSpec, end: OffsetSpec, start_option: str) -> None:
     """Start and end, when both are offsets or both are times per partition, must name the same partitions."""
     begins, ends = _each(start), _each(end)
     if begins is not None and ends is not None and isinstance(start, AtTime) == isinstance(end, AtTime):
         _require_same(_partitions(ends), _partitions(begins), start_option)
 
 
-def check_order(start: Place, end: Place) -> None:
+def check_order(start: OffsetSpec, end: OffsetSpec) -> None:
     """No end before its start, as far as that can be known without asking brokers."""
     if isinstance(start, AtTime) != isinstance(end, AtTime):
         return
@@ -152,9 +144,9 @@ def check_order(start: Place, end: Place) -> None:
             raise ValueError(f"{topic}-{partition} ends at {until}, before its start {begin}")
 
 
-def _each(place: Place) -> ByPartition | None:
-    """The numbers of each partition; None when all partitions have the same place."""
-    numbers = place.times_ms if isinstance(place, AtTime) else place
+def _each(spec: OffsetSpec) -> ByPartition | None:
+    """The numbers of each partition; None when all partitions have the same one."""
+    numbers = spec.times_ms if isinstance(spec, AtTime) else spec
     return None if isinstance(numbers, (str, int)) else numbers
 
 
@@ -175,7 +167,7 @@ def _require_same(given: Collection[str], wanted: Collection[str], option: str, 
             raise ValueError(f"{item} is there, which {option} does not have")
 
 
-def _refuse_offset(place: ByPartition, offset: int, why: str) -> None:
-    for topic, partition in _pairs(place):
-        if place[topic][partition] == offset:
+def _refuse_offset(spec: ByPartition, offset: int, why: str) -> None:
+    for topic, partition in _pairs(spec):
+        if spec[topic][partition] == offset:
             raise ValueError(f"{topic}-{partition} is {offset}: {why}")

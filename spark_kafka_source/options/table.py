@@ -19,7 +19,7 @@ from protocol.properties import BOOLEAN, MAX_INT64, Effect, Kind, integer, one_o
 from spark_kafka_source.options import selection, start_positions
 from spark_kafka_source.options.partitions import ByPartition, legal_topic
 from spark_kafka_source.options.sizes import size_bytes
-from spark_kafka_source.options.start_positions import Place, at_time
+from spark_kafka_source.options.start_positions import OffsetSpec, at_time
 from spark_kafka_source.options.times import duration_ms, timestamp_ms
 
 
@@ -99,7 +99,7 @@ class SourceOptions:
     assign: selection.Assignment | None = option(
         "assign", READ, Kind('JSON like {"orders": [0, 1]}', selection.assign), "the partitions to read"
     )
-    starting_offsets: Place | None = option(
+    starting_offsets: OffsetSpec | None = option(
         "startingOffsets",
         READ,
         Kind(f"earliest, latest, group, or JSON like {_OFFSETS_JSON}", start_positions.starting_offsets),
@@ -132,7 +132,7 @@ class SourceOptions:
         "what to do in a partition without a record that new: fail, or begin at its end",
         default="error",
     )
-    ending_offsets: Place | None = option(
+    ending_offsets: OffsetSpec | None = option(
         "endingOffsets",
         Use.BATCH_READ,
         Kind(f"latest, or JSON like {_OFFSETS_JSON}", start_positions.ending_offsets),
@@ -229,7 +229,7 @@ class SourceOptions:
         "onTopicRecreated",
         Use.STREAM_READ,
         one_of("fail", "earliest"),
-        "what a running query does when a topic was deleted and made anew under its name: fail, or read the new one "
+        "what a running query does when a topic was deleted and recreated under its name: fail, or read the new one "
         "from its earliest offset. What was not read of the old one is lost either way",
         default_text="fail; with `failOnDataLoss` false: earliest",
     )
@@ -260,14 +260,16 @@ class SourceOptions:
     )
 
     @property
-    def start(self) -> Place:
+    def start(self) -> OffsetSpec:
         """Where a new query begins. `consumer.auto_offset_reset` matters for `group` only."""
-        default: Place = "earliest" if not self.streaming else "latest" if self.consumer.group_id is None else "group"
+        default: OffsetSpec = (
+            "earliest" if not self.streaming else "latest" if self.consumer.group_id is None else "group"
+        )
         times = at_time("starting", self.starting_timestamp, self.starting_offsets_by_timestamp)
         return times or self.starting_offsets or default
 
     @property
-    def end(self) -> Place:
+    def end(self) -> OffsetSpec:
         """Where a batch ends."""
         times = at_time("ending", self.ending_timestamp, self.ending_offsets_by_timestamp)
         return times or self.ending_offsets or "latest"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from protocol.consumer.listed_offset import ListedOffset
-from spark_kafka_source.options.partitions import TopicPartition
+from protocol.kafka_terms import NO_LEADER_EPOCH, TopicPartition
 from spark_kafka_source.plan.claims import Claims
 from spark_kafka_source.plan.offsets import Offsets, topic_ids
 
@@ -127,7 +127,7 @@ class LogSnapshot:
     def _known_epoch(self, key: TopicPartition) -> int:
         """The newest leader epoch that is known of this very topic; -1 if none is: other topics' cannot be compared."""
         same_topic = self.claims.owned[key] == self.read.ids.get(key[0])
-        return self.read.epochs.get(key, -1) if same_topic else -1
+        return self.read.epochs.get(key, NO_LEADER_EPOCH) if same_topic else NO_LEADER_EPOCH
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,10 @@ class Backlog:
         skipped = Counter(read.skipped)
         skipped.update(self.skipped)
         skipped.update({key: offset - logs.positions[key] for key, offset in self.advanced.items()})
-        epochs = {key: read.epochs.get(key, -1) if key in revoked else self._epoch(key, ends[key]) for key in ends}
+        epochs = {
+            key: read.epochs.get(key, NO_LEADER_EPOCH) if key in revoked else self._epoch(key, ends[key])
+            for key in ends
+        }
         return Offsets(
             ends,
             ids={topic: read.ids[topic] for topic, _ in revoked if topic in read.ids} | logs.ids_of(until),

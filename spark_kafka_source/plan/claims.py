@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from spark_kafka_source.options.partitions import TopicPartition
+from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.plan.offsets import Offsets
 
 

@@ -1,6 +1,6 @@
 """What counts as lost between what a query has read and what the logs have now, and what is said of it.
 
-Asks no brokers: `driver/trigger.py` does. Tasks judge what they cannot read (`protocol.consumer.log_judgement`).
+Asks no brokers: `driver/trigger.py` does. For what a task cannot read see `protocol.consumer.position_validation`.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from protocol.cluster.metadata import NO_TOPIC_ID, is_another_topic, topic_id_text
+from protocol.cluster.metadata import is_another_topic, topic_id_text
 from protocol.consumer.range import Range
 from protocol.errors import DataLoss
+from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
 from spark_kafka_source.error_classes import (
     ADDED_PARTITION_DOES_NOT_START_FROM_OFFSET_ZERO,
     PARTITION_OFFSET_CHANGED,
     PARTITIONS_DELETED,
     named,
 )
-from spark_kafka_source.options.partitions import TopicPartition, name
+from spark_kafka_source.options.partitions import name
 from spark_kafka_source.plan.backlog import LogSnapshot
 from spark_kafka_source.plan.offsets import Offsets
 

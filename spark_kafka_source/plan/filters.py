@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from spark_kafka_source.options.partitions import TopicPartition
+from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.options.times import at_or_after_ms
 
 # By name, because the classes do not exist before PySpark 4.1.

@@ -2,7 +2,7 @@
 
 Pure arithmetic, the same as Spark's own Kafka connector's, so that the same option gives the same batches; it has no
 limit in bytes, which here is turned into one in offsets first.
-Used by `driver/trigger.py`. The caller has judged deleted and truncated logs before.
+Used by `driver/trigger.py`. The caller has dealt with deleted and truncated logs before.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import math
 from collections.abc import Mapping
 
 from protocol.errors import UsageError
-from spark_kafka_source.options.partitions import TopicPartition, name
+from protocol.kafka_terms import TopicPartition
+from spark_kafka_source.options.partitions import name
 
 
 def max_offsets(limit: object | None, max_offsets_per_trigger: int | None) -> int | None:

@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from protocol.cluster.metadata import NO_TOPIC_ID, topic_id_text
+from protocol.cluster.metadata import topic_id_text
 from protocol.errors import ConfigurationError
-from spark_kafka_source.options.partitions import TopicPartition, by_partition, name, whole_number
+from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
+from spark_kafka_source.options.partitions import by_partition, name, whole_number
 
 JsonDict = dict[str, dict[str, Any]]
 

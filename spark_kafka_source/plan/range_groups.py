@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from protocol.consumer.range import Range
-from spark_kafka_source.options.partitions import TopicPartition
+from protocol.kafka_terms import TopicPartition
 
 
 def groups(

@@ -11,10 +11,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from protocol.cluster.metadata import NO_TOPIC_ID
 from protocol.consumer.range import Range
 from protocol.errors import UsageError
-from spark_kafka_source.options.partitions import TopicPartition, name
+from protocol.kafka_terms import NO_LEADER_EPOCH, NO_TOPIC_ID, TopicPartition
+from spark_kafka_source.options.partitions import name
 from spark_kafka_source.plan import data_loss
 from spark_kafka_source.plan.offsets import Offsets
 
@@ -45,7 +45,8 @@ def offset_ranges(
             data_loss.raise_or_warn([data_loss.ends_before_start(tp, begin, until)], fail=fail_on_data_loss)
         elif until > begin:
             goes_on = begin == start.ends.get(tp) and not _recreated(start, end, tp[0])
-            from_epoch, until_epoch = start.epochs.get(tp, -1) if goes_on else -1, end.epochs.get(tp, -1)
+            from_epoch = start.epochs.get(tp, NO_LEADER_EPOCH) if goes_on else NO_LEADER_EPOCH
+            until_epoch = end.epochs.get(tp, NO_LEADER_EPOCH)
             ranges.append(Range(*tp, begin, until, end.ids.get(tp[0], NO_TOPIC_ID), from_epoch, until_epoch))
     return split(ranges, max_records, min_partitions)
 
@@ -89,7 +90,7 @@ def _cut(whole: Range, pieces: int) -> list[Range]:
         until = begin + (whole.until_offset - begin) // left
         if until > begin:
             # Of the records before a later piece nobody knows the epoch yet.
-            epoch = whole.from_epoch if begin == whole.from_offset else -1
+            epoch = whole.from_epoch if begin == whole.from_offset else NO_LEADER_EPOCH
             cut.append(replace(whole, from_offset=begin, until_offset=until, from_epoch=epoch))
         begin = until
     return cut

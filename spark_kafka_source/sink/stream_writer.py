@@ -15,7 +15,7 @@ from pyspark.sql import Row, datasource
 from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from protocol.once import say_once
+from protocol.once import log_once
 from spark_kafka_source.options.table import SinkOptions
 from spark_kafka_source.sink.columns import plan_sink
 from spark_kafka_source.sink.rows import arrow_batches
@@ -53,7 +53,7 @@ class RowStreamWriter(DataSourceStreamWriter):
 
     def _say_warnings(self) -> None:
         for warning in self._warnings:
-            say_once(warning)
+            log_once(warning)
 
 
 if hasattr(datasource, "DataSourceStreamArrowWriter"):

@@ -14,7 +14,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from protocol.config import ClientConfig, ProducerConfig
 from protocol.errors import KafkaError
-from protocol.producer.idempotence import TopicPartition
+from protocol.kafka_terms import TopicPartition
 from protocol.producer.partition_producer import ProducedRange
 from spark_kafka_source.remedies import with_remedies
 from spark_kafka_source.sink.columns import SinkPlan, topic_columns

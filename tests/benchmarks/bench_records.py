@@ -21,14 +21,14 @@ from crc32c import crc32c
 from kafka.record.default_records import DefaultRecordBatch as KafkaPythonBatch
 from kafka.record.default_records import DefaultRecordBatchBuilder as KafkaPythonBuilder
 
-from protocol.records.columns import slices
+from protocol.records.batch_header import CHECKED_FROM
+from protocol.records.binary_column import binary_column
 from protocol.records.decode import decode
+from protocol.records.decompressed_batches import DecompressedBatches, decompressed_batches
 from protocol.records.encode import encode, record_sizes, stamp
-from protocol.records.fields import read_fields
-from protocol.records.header import CHECKED_FROM
-from protocol.records.scan import Scan, scan
-from protocol.records.slabs import Slab, slabs
-from protocol.records.starts import bounds_of_batches, stretches
+from protocol.records.memory_records import MemoryRecords, read_batch_headers
+from protocol.records.record_bounds import record_bounds, record_bounds_in_parts
+from protocol.records.record_fields import read_fields
 from protocol.records.visibility import visible_batches
 
 COLUMNS = ("key", "value", "offset", "timestamp_ms")
@@ -109,45 +109,47 @@ def written_log(shape: Shape, parts: list[pa.RecordBatch]) -> bytes:
 
 
 def decode_all(log: bytes) -> int:
-    chunks = decode(scan(log), first_offset=0, end_offset=EVERYTHING, columns=COLUMNS)
+    chunks = decode(read_batch_headers(log), first_offset=0, end_offset=EVERYTHING, columns=COLUMNS)
     return sum(chunk.num_rows for chunk in chunks)
 
 
-def bounds(slab: Slab) -> Iterator[tuple[Any, Any]]:
-    if len(slab.batches) > 1:
-        yield bounds_of_batches(slab.data, slab.begins, slab.ends, slab.counts)
+def bounds(batches: DecompressedBatches) -> Iterator[tuple[Any, Any]]:
+    if len(batches.batches) > 1:
+        yield record_bounds(batches.data, batches.begins, batches.ends, batches.counts)
     else:
-        yield from stretches(slab.data, int(slab.begins[0]), int(slab.ends[0]), int(slab.counts[0]), 8_000)
+        yield from record_bounds_in_parts(
+            batches.data, int(batches.begins[0]), int(batches.ends[0]), int(batches.counts[0]), 8_000
+        )
 
 
 def decode_steps(log: bytes, rows: int, seconds: float) -> Steps:
     """The whole, and what each step takes by itself with its input in the cache."""
-    scanned: Scan = scan(log)
-    visible = visible_batches(scanned, 0, EVERYTHING, None, True, "")
-    view, headers = memoryview(log), scanned.headers
+    records: MemoryRecords = read_batch_headers(log)
+    visible = visible_batches(records, 0, EVERYTHING, None, True, "")
+    view, headers = memoryview(log), records.headers
     edges = [
         (start + CHECKED_FROM, start + 12 + length)
         for start, length in zip(headers["position"].tolist(), headers["length"].tolist(), strict=True)
     ]
 
-    def unpacked() -> list[Slab]:
-        return list(slabs(scanned, visible, CAP_BYTES, False, ""))
+    def unpacked() -> list[DecompressedBatches]:
+        return list(decompressed_batches(records, visible, CAP_BYTES, False, ""))
 
     steps = {
         "whole": best_ns(lambda: decode_all(log), rows, seconds),
-        "scan": best_ns(lambda: scan(log), rows, seconds),
+        "headers": best_ns(lambda: read_batch_headers(log), rows, seconds),
         "crc": best_ns(lambda: [crc32c(view[start:end]) for start, end in edges], rows, seconds),
         "unpack": best_ns(unpacked, rows, seconds),
     }
-    slab = next(slabs(scanned, visible, CAP_BYTES, False, ""))
-    here = int(slab.counts.sum())
-    steps["bounds"] = best_ns(lambda: list(bounds(slab)), here, seconds)
-    starts, ends = next(bounds(slab))
+    batches = next(decompressed_batches(records, visible, CAP_BYTES, False, ""))
+    here = int(batches.counts.sum())
+    steps["bounds"] = best_ns(lambda: list(bounds(batches)), here, seconds)
+    starts, ends = next(bounds(batches))
     here = len(starts)
-    steps["fields"] = best_ns(lambda: read_fields(slab.data, starts, ends), here, seconds)
-    fields = read_fields(slab.data, starts, ends)
-    steps["key"] = best_ns(lambda: slices(slab.data, fields.key_at, fields.key_length), here, seconds)
-    steps["value"] = best_ns(lambda: slices(slab.data, fields.value_at, fields.value_length), here, seconds)
+    steps["fields"] = best_ns(lambda: read_fields(batches.data, starts, ends), here, seconds)
+    fields = read_fields(batches.data, starts, ends)
+    steps["key"] = best_ns(lambda: binary_column(batches.data, fields.key_at, fields.key_length), here, seconds)
+    steps["value"] = best_ns(lambda: binary_column(batches.data, fields.value_at, fields.value_length), here, seconds)
     return steps
 
 

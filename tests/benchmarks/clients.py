@@ -76,9 +76,10 @@ def _cpu_s() -> float:
 def _protocol(job: Job, topic: Topic, warm_up: int, counted: int, *, decoded: bool = True) -> tuple[float, float]:
     from protocol.cluster.client import Client
     from protocol.config import ClientConfig, ConsumerConfig
-    from protocol.consumer.list_offsets import LATEST, list_offsets
+    from protocol.consumer.list_offsets import list_offsets
     from protocol.consumer.range import Range
     from protocol.consumer.range_consumer import RangeConsumer
+    from protocol.kafka_terms import LATEST
 
     def rows(consumer: RangeConsumer) -> int:
         if decoded:
@@ -108,7 +109,7 @@ def _consumer(job: Job, topic: Topic, warm_up: int, counted: int) -> tuple[float
     from protocol.cluster.client import Client
     from protocol.config import ClientConfig, ConsumerConfig
     from protocol.consumer.consumer import Consumer
-    from protocol.consumer.list_offsets import EARLIEST
+    from protocol.kafka_terms import EARLIEST
 
     host, port = job.bootstrap_servers.split(",")[0].split(":")
     with (

@@ -15,7 +15,7 @@ from protocol.cluster.client import Client
 from protocol.cluster.coordinators import group_coordinator
 from protocol.cluster.metadata import Partition
 from protocol.config import parse_client
-from protocol.consumer.list_offsets import EARLIEST, LATEST
+from protocol.kafka_terms import EARLIEST, LATEST
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m15_describe_groups import DESCRIBE_GROUPS

@@ -14,9 +14,9 @@ from protocol.admin.topics import delete_records
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.config import parse_consumer, parse_producer
-from protocol.consumer.list_offsets import EARLIEST, LATEST
 from protocol.consumer.range import Range
 from protocol.consumer.range_consumer import RangeConsumer
+from protocol.kafka_terms import EARLIEST, LATEST
 from protocol.producer.async_producer import AsyncProducer
 from protocol.records.encode import encode
 from protocol.wire.messages.m00_produce import PRODUCE

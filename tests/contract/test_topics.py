@@ -10,8 +10,9 @@ from protocol.admin.topics import NewTopic, create_partitions, create_topic, del
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.errors import BrokerError
+from protocol.kafka_terms import LATEST
 from protocol.wire.messages.m01_fetch import FETCH
-from protocol.wire.messages.m02_list_offsets import LATEST, LIST_OFFSETS
+from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m03_metadata import METADATA
 from tests.contract.asking import Row, ask, fetch_body, written
 
@@ -87,7 +88,7 @@ def test_a_topic_grows_and_never_shrinks(client: Client, new_topic: Any) -> None
     assert refused.value.code == ErrorCode.INVALID_PARTITIONS
 
 
-def test_a_topic_that_is_deleted_and_made_anew_is_another_one(client: Client, new_topic: Any) -> None:
+def test_a_topic_that_is_deleted_and_recreated_is_another_one(client: Client, new_topic: Any) -> None:
     name = new_topic()
     written(client, name, b"one")
     before, leader = client.topic(name).topic_id, client.leader(name, 0)[0]

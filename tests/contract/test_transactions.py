@@ -10,9 +10,9 @@ import pytest
 from protocol.broker_errors import ErrorCode, error_row
 from protocol.cluster.client import Client
 from protocol.config import parse_consumer
-from protocol.consumer.list_offsets import LATEST
 from protocol.consumer.range import Range
 from protocol.consumer.range_consumer import RangeConsumer
+from protocol.kafka_terms import LATEST
 from tests.contract.asking import batch, fetch, list_offset, produce, values_in, written
 from tests.contract.members import commit, committed, new_group, stable
 from tests.contract.transactions import TransactionalProducer

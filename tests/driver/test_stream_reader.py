@@ -17,7 +17,8 @@ from protocol.config import ConsumerConfig
 from protocol.consumer.range import Range
 from protocol.errors import DataLoss, DeadlineExceeded
 from protocol.group.offsets import CommittedOffset
-from protocol.wire.messages.m02_list_offsets import EARLIEST, LIST_OFFSETS
+from protocol.kafka_terms import EARLIEST
+from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from spark_kafka_source.driver import start_offsets, trigger
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.options.parsing import parse_source_options
@@ -57,7 +58,7 @@ class Cluster(FakeKafka):
             data += write_batch(Batch([Record()], stable, last_offset_delta=end - 1 - stable, **opened))
         self.rewrite(topic, number, data, start=start)
 
-    def make_anew(self, topic: str, *logs: tuple[int, int]) -> None:
+    def recreate(self, topic: str, *logs: tuple[int, int]) -> None:
         self.delete_topic(topic)
         self.add(topic, *logs, topic_id=NEW_ID)
 
@@ -160,7 +161,7 @@ def test_a_plan_that_is_begun_anew_warns_once(
     """A topic goes after something was found lost of another one."""
     monkeypatch.setattr(unknown_topic, "TRANSIENT_UNKNOWN_MS", 200)
     cluster.add("b", (0, 3), topic_id=ID_OF_B)
-    cluster.make_anew("a", (0, 20), (0, 20))
+    cluster.recreate("a", (0, 20), (0, 20))
 
     def delete(body: dict[str, Any]) -> None:
         if body["topics"][0]["partitions"][0]["timestamp"] == EARLIEST:
@@ -196,9 +197,9 @@ def test_a_plan_has_an_end_where_a_leader_never_knows_its_topic(
         reader.latestOffset(begin, reader.getDefaultReadLimit())
 
 
-def test_a_topic_made_anew_within_a_trigger_is_no_truncated_one(cluster: Cluster) -> None:
+def test_a_topic_recreated_within_a_trigger_is_no_truncated_one(cluster: Cluster) -> None:
     """Leaders are asked by its name: what they say is of the new topic, and the ids of the old one."""
-    cluster.before[LIST_OFFSETS] = lambda body: cluster.make_anew("a", (0, 4), (0, 20))
+    cluster.before[LIST_OFFSETS] = lambda body: cluster.recreate("a", (0, 4), (0, 20))
     reader = cluster.reader(onTopicRecreated="earliest")
     end = reader.latestOffset(read_to(20), reader.getDefaultReadLimit())
     assert (end["a"], end["@joined"]["a"]) == ({"0": 4, "1": 20}, {"0": 0, "1": 0})
@@ -457,7 +458,7 @@ class Marks:
         return True
 
 
-@pytest.mark.parametrize("what", ["made anew", "made anew, and read", "deleted"])
+@pytest.mark.parametrize("what", ["recreated", "recreated, and read", "deleted"])
 def test_nothing_is_committed_for_a_topic_that_is_another_one_now(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
@@ -472,7 +473,7 @@ def test_nothing_is_committed_for_a_topic_that_is_another_one_now(
     if what == "deleted":
         cluster.delete_topic("a")
     else:
-        cluster.make_anew("a", (0, 20), (0, 20))
+        cluster.recreate("a", (0, 20), (0, 20))
     marks.marked.clear()
     if what.endswith("read"):
         end = reader.latestOffset(begin, reader.getDefaultReadLimit())
@@ -528,9 +529,9 @@ def test_a_replay_of_the_first_batch_asks_nothing_of_a_topic_that_is_gone(cluste
     assert len(cluster.requests) == asked
 
 
-def test_a_first_batch_of_a_topic_that_was_made_anew_is_still_of_the_old_one(cluster: Cluster) -> None:
+def test_a_first_batch_of_a_topic_that_was_recreated_is_still_of_the_old_one(cluster: Cluster) -> None:
     end = first_batch(cluster)
-    cluster.make_anew("a", (0, 30), (0, 3))
+    cluster.recreate("a", (0, 30), (0, 3))
     reader = cluster.reader(startingOffsets="latest", onTopicRecreated="earliest")
     # Its tasks find another topic than that of the range, and leave it out.
     assert ranges(reader, reader.initialOffset(), end) == [(0, 5, 20)]

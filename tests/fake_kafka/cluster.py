@@ -13,6 +13,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from protocol.broker_errors import ErrorCode
 from protocol.clock import SYSTEM_CLOCK, Clock
+from protocol.kafka_terms import TopicPartition
 from protocol.wire import frame
 from protocol.wire.messages.m10_find_coordinator import GROUP
 from protocol.wire.schema import Api
@@ -22,7 +23,7 @@ from tests.fake_kafka.faults import ALWAYS, Edit, Fault, Faults, Kind
 from tests.fake_kafka.groups import Groups
 from tests.fake_kafka.log import Log
 from tests.fake_kafka.offsets import Offsets
-from tests.fake_kafka.requests import Body, Pending, Refused, Request, TopicPartition
+from tests.fake_kafka.requests import Body, Pending, Refused, Request
 from tests.fake_kafka.transactions import Transactions
 
 P = ParamSpec("P")
@@ -50,11 +51,11 @@ def _step(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any,
     @wraps(method)
     def step(self: Any, /, *arguments: P.args, **options: P.kwargs) -> T:
         with self.changed:
-            self.settle()
+            self.advance()
             try:
                 return method(self, *arguments, **options)
             finally:
-                self.settle()
+                self.advance()
                 self.changed.notify_all()
 
     return step
@@ -78,7 +79,7 @@ class Cluster:
         self.offsets: Offsets = Offsets(self.groups, self.settings)
         self.transactions: Transactions = Transactions(self, self.settings)
         self.coordinators: dict[tuple[int, str], int] = {}
-        self.settle()
+        self.advance()
 
     # -- requests -----------------------------------------------------------------------------
 
@@ -96,7 +97,7 @@ class Cluster:
     def look(self, pending: Pending) -> Body | None:
         """A reply that was to come, if it is due by now."""
         with self.changed:
-            self.settle()
+            self.advance()
             return pending()
 
     def ask(self, broker_id: int, api: Api, body: Body, version: int | None = None) -> Body:
@@ -111,7 +112,7 @@ class Cluster:
 
     # -- what follows by itself ---------------------------------------------------------------
 
-    def settle(self) -> None:
+    def advance(self) -> None:
         """What time has brought, news to brokers, and replication."""
         now_s = self.clock.now_s()
         for broker in self.brokers.values():

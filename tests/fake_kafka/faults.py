@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from protocol.broker_errors import ErrorCode
+from protocol.kafka_terms import TopicPartition
 from protocol.wire.schema import Api
-from tests.fake_kafka.requests import Body, Refused, TopicPartition
+from tests.fake_kafka.requests import Body, Refused
 
 ALWAYS = 10**9
 Edit = Callable[[Body], "Body | bytes | None"]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from protocol.broker_errors import ErrorCode
+from protocol.kafka_terms import NO_LEADER_EPOCH
 from protocol.wire.messages.m01_fetch import FETCH
 from tests.fake_kafka.broker import Broker
 from tests.fake_kafka.controller import TopicImage
 from tests.fake_kafka.fetch_sessions import FetchSession, Key
-from tests.fake_kafka.log import NO_EPOCH
 from tests.fake_kafka.requests import Body, Pending, Refused, Request
 
 _READ_COMMITTED = 1
@@ -60,9 +60,9 @@ def _partition(
         "aborted_transactions": [] if committed else None,
         "records": b"",
     }
-    if part["last_fetched_epoch"] != NO_EPOCH:
+    if part["last_fetched_epoch"] != NO_LEADER_EPOCH:
         epoch, end_offset = log.end_of_epoch(part["last_fetched_epoch"])
-        if epoch == NO_EPOCH:
+        if epoch == NO_LEADER_EPOCH:
             raise Refused(ErrorCode.OFFSET_OUT_OF_RANGE)
         if epoch < part["last_fetched_epoch"] or end_offset < offset:
             return {**ends, "diverging_epoch": {"epoch": epoch, "end_offset": end_offset}}

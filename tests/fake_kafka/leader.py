@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from protocol.broker_errors import ErrorCode
-from protocol.records.header import TRANSACTIONAL
+from protocol.kafka_terms import EARLIEST, LATEST
+from protocol.records.batch_header import TRANSACTIONAL
 from protocol.wire.messages.m00_produce import LAST_BEFORE_TRANSACTION_V2, PRODUCE
-from protocol.wire.messages.m02_list_offsets import EARLIEST, LATEST, LIST_OFFSETS
+from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m21_delete_records import DELETE_RECORDS
 from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
 from tests.fake_kafka.broker import Broker, Hosted

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from protocol.broker_errors import ErrorCode
-from protocol.records.header import (
+from protocol.kafka_terms import NO_LEADER_EPOCH, NO_PRODUCER_ID
+from protocol.records.batch_header import (
     CONTROL,
     HEADER_BYTES,
     LAYOUT,
     LOG_OVERHEAD_BYTES,
     MAGIC,
-    NO_PRODUCER_ID,
     TRANSACTIONAL,
     checksum,
 )
@@ -20,7 +20,7 @@ from tests.fake_kafka.producer_state import ProducerState, Written, last_sequenc
 from tests.fake_kafka.requests import Refused
 from tests.protocol.records.reference import marker, read_batch, write_batch
 
-NO_EPOCH = NO_OFFSET = -1
+NO_OFFSET = -1
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Log:
         for batch in batches_of(data):
             if not self.batches:
                 self.start_offset = batch.base_offset
-            if batch.leader_epoch != NO_EPOCH:
+            if batch.leader_epoch != NO_LEADER_EPOCH:
                 self.begin_epoch(batch.leader_epoch)
             self._add(batch)
 
@@ -209,12 +209,12 @@ class Log:
 
     def epoch_at(self, offset: int) -> int:
         """In which epoch the record at an offset was (or will be) written."""
-        return max((epoch for epoch, start in self.epochs if start <= offset), default=NO_EPOCH)
+        return max((epoch for epoch, start in self.epochs if start <= offset), default=NO_LEADER_EPOCH)
 
     def end_of_epoch(self, epoch: int) -> tuple[int, int]:
         """The latest epoch up to this one that the log has, and where it ends; (-1, -1) if only newer people know."""
-        if epoch == NO_EPOCH or not self.epochs or epoch > self.epochs[-1][0]:
-            return NO_EPOCH, NO_OFFSET
+        if epoch == NO_LEADER_EPOCH or not self.epochs or epoch > self.epochs[-1][0]:
+            return NO_LEADER_EPOCH, NO_OFFSET
         if epoch == self.epochs[-1][0]:
             return epoch, self.end_offset
         later = next(start for other, start in self.epochs if other > epoch)

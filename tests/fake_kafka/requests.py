@@ -10,7 +10,6 @@ from protocol.broker_errors import ErrorCode
 from protocol.wire.schema import Api
 
 Body = dict[str, Any]
-TopicPartition = tuple[str, int]
 
 Pending = Callable[[], "Body | None"]
 """A reply that is not due yet: called again and again, it gives None until it is. Kafka's delayed operation."""

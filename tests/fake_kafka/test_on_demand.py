@@ -13,11 +13,12 @@ from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.cluster.coordinators import group_coordinator
 from protocol.config import parse_client, parse_consumer, parse_producer
-from protocol.consumer.list_offsets import EARLIEST, LATEST, list_offsets
+from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.range import Range
 from protocol.consumer.range_consumer import RangeConsumer
 from protocol.errors import BrokerError, ConnectionLost, DeadlineExceeded
 from protocol.group.offsets import CommittedOffset, commit_offsets, fetch_offsets
+from protocol.kafka_terms import EARLIEST, LATEST
 from protocol.producer.async_producer import AsyncProducer
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m01_fetch import FETCH

@@ -26,9 +26,9 @@ ORDERS = {**BROKERS, "subscribe": "orders"}
 
 @pytest.fixture(autouse=True)
 def _warnings_of_one_test_only() -> Iterator[None]:
-    once.say_once.cache_clear()
+    once.log_once.cache_clear()
     yield
-    once.say_once.cache_clear()
+    once.log_once.cache_clear()
 
 
 def stream(**more: str) -> SourceOptions:
@@ -643,7 +643,7 @@ def test_a_least_above_a_most_is_refused(low: str, high: str) -> None:
     assert stream(**{low: "5", high: "5"})
 
 
-def test_a_topic_made_anew_is_an_error_unless_data_may_be_lost_or_it_is_said() -> None:
+def test_a_topic_recreated_is_an_error_unless_data_may_be_lost_or_it_is_said() -> None:
     assert stream(failOnDataLoss="false").fail_on_topic_recreated is False
     assert stream(failOnDataLoss="false", onTopicRecreated="fail").fail_on_topic_recreated is True
     assert stream(onTopicRecreated="earliest").fail_on_topic_recreated is False

@@ -24,10 +24,10 @@ from protocol.cluster.coordinators import group_coordinator
 from protocol.cluster.metadata import Broker
 from protocol.config import parse_client, parse_consumer, parse_producer
 from protocol.consumer.consumer import Consumer
-from protocol.consumer.list_offsets import EARLIEST
 from protocol.consumer.range import Range
 from protocol.consumer.range_consumer import RangeConsumer
 from protocol.errors import KafkaError
+from protocol.kafka_terms import EARLIEST
 from protocol.producer.async_producer import AsyncProducer
 from protocol.properties import PROPERTIES, Effect
 from protocol.wire.messages.m00_produce import PRODUCE

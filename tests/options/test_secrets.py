@@ -48,9 +48,9 @@ JAAS = 'org.apache.kafka.common.security.plain.PlainLoginModule required usernam
 
 @pytest.fixture(autouse=True)
 def _warnings_of_one_test_only() -> Iterator[None]:
-    once.say_once.cache_clear()
+    once.log_once.cache_clear()
     yield
-    once.say_once.cache_clear()
+    once.log_once.cache_clear()
 
 
 def everything_of(error: BaseException) -> Iterator[str]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.cluster.metadata import NO_TOPIC_ID, topic_id_text
+from protocol.cluster.metadata import topic_id_text
 from protocol.consumer.listed_offset import ListedOffset
 from protocol.consumer.range import Range
 from protocol.errors import DataLoss
+from protocol.kafka_terms import NO_TOPIC_ID
 from spark_kafka_source.plan import data_loss
 from spark_kafka_source.plan.backlog import LogSnapshot
 from spark_kafka_source.plan.claims import Claims
@@ -39,7 +40,7 @@ def test_a_loss_ends_a_query_or_is_a_warning(caplog: pytest.LogCaptureFixture) -
     data_loss.raise_or_warn([], fail=True)
 
 
-def test_a_topic_made_anew_is_named_with_both_ids_and_its_first_partition() -> None:
+def test_a_topic_recreated_is_named_with_both_ids_and_its_first_partition() -> None:
     begin = Offsets({A1: 7, A2: 5, B0: 3}, ids={"a": OLD, "b": OLD})
     (loss,) = data_loss.recreated(seen(begin, {A0: NEW, B0: OLD}))
     assert loss.key == A1
@@ -54,7 +55,7 @@ def test_an_unknown_id_is_not_another_one(before: bytes | None, now: bytes) -> N
     assert data_loss.recreated(seen(begin, {A0: now})) == []
 
 
-def test_a_topic_made_anew_with_fewer_partitions_misses_none_of_them() -> None:
+def test_a_topic_recreated_with_fewer_partitions_misses_none_of_them() -> None:
     assert data_loss.deleted(seen(Offsets({A0: 5, A1: 5}, ids={"a": OLD}), {A0: NEW})) == []
     (loss,) = data_loss.deleted(seen(Offsets({A0: 5, A1: 5}, ids={"a": OLD}), {A0: OLD}))
     assert loss.error_class == "KAFKA_DATA_LOSS.PARTITIONS_DELETED"

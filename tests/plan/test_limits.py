@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import UsageError
-from spark_kafka_source.options.partitions import TopicPartition
+from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.plan.limits import end_offsets, max_bytes, max_offsets, offsets_of_bytes
 
 LOGS = st.dictionaries(

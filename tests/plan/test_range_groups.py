@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.consumer.range import Range
-from spark_kafka_source.options.partitions import TopicPartition
+from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.plan.range_groups import groups
 from spark_kafka_source.plan.ranges import split
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.cluster.metadata import NO_TOPIC_ID
 from protocol.consumer.range import Range
 from protocol.errors import DataLoss, UsageError
+from protocol.kafka_terms import NO_TOPIC_ID
 from spark_kafka_source.plan.offsets import Offsets
 from spark_kafka_source.plan.ranges import offset_ranges, unresolved
 
@@ -153,7 +153,7 @@ def test_a_new_partition_that_nobody_joined_begins_at_the_earliest_offset_that_t
         offset_ranges(start, end)
 
 
-def test_a_topic_made_anew_begins_where_it_was_joined_not_where_the_old_one_ended() -> None:
+def test_a_topic_recreated_begins_where_it_was_joined_not_where_the_old_one_ended() -> None:
     start = Offsets({T1: 500}, ids={"t1": OLD_ID}, epochs={T1: 3})
     end = Offsets({T1: 20}, ids={"t1": NEW_ID}, joined={T1: 0})
     assert offset_ranges(start, end) == [Range("t1", 1, 0, 20, topic_id=NEW_ID)]

@@ -23,9 +23,9 @@ PARSERS: dict[Role, Callable[..., object]] = {
 
 @pytest.fixture(autouse=True)
 def _warnings_of_one_test_only() -> Iterator[None]:
-    once.say_once.cache_clear()
+    once.log_once.cache_clear()
     yield
-    once.say_once.cache_clear()
+    once.log_once.cache_clear()
 
 
 def refusal(parse: Callable[..., object], given: dict[str, object]) -> str:

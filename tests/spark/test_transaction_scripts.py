@@ -18,9 +18,9 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.agreement import wait_until_decided
 from tests.conftest import TopicFactory
 from tests.log_segments import CODECS, stored_batches
+from tests.wait_for_brokers import wait_until_decided
 from tests.whole_rows import Partition, rows_of_java, rows_of_librdkafka, rows_of_ours
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from spark_kafka_source.task.client_rack import in_this_rack
 
 @pytest.fixture(autouse=True)
 def _warnings_of_one_test_only() -> Iterator[None]:
-    once.say_once.cache_clear()
+    once.log_once.cache_clear()
     yield
-    once.say_once.cache_clear()
+    once.log_once.cache_clear()
 
 
 def test_a_rack_is_taken_as_it_is() -> None:

@@ -65,7 +65,7 @@ def test_every_row_is_judged_by_itself() -> None:
     wanted = partitions(4)
     wanted[3].last_epoch = 2
     consumer, _ = asked(wanted)
-    judged = consumer.judge(
+    result = consumer.handle_response(
         reply(
             reply_row(0, records(0, 5)),
             reply_row(1, error_code=ErrorCode.NOT_LEADER_OR_FOLLOWER),
@@ -73,8 +73,8 @@ def test_every_row_is_judged_by_itself() -> None:
             reply_row(3, diverging_epoch={"epoch": 1, "end_offset": 3}),
         )
     )
-    assert [(partition.partition, fetched.next_offset) for partition, fetched in judged.fetched] == [(0, 5)]
-    assert [(partition.partition, str(error)[:20]) for partition, error in judged.failed] == [
+    assert [(partition.partition, fetched.next_offset) for partition, fetched in result.fetched] == [(0, 5)]
+    assert [(partition.partition, str(error)[:20]) for partition, error in result.failed] == [
         (1, "Fetch of orders-1 at"),
         (3, "orders-3: the log wa"),
     ]
@@ -83,23 +83,23 @@ def test_every_row_is_judged_by_itself() -> None:
 
 def test_one_broken_record_batch_leaves_the_other_partitions_alone() -> None:
     consumer, _ = asked(partitions(2))
-    judged = consumer.judge(reply(reply_row(0, b"\xff" * 100), reply_row(1, records(10, 5))))
-    assert [partition.partition for partition, _ in judged.fetched] == [1]
-    assert [partition.partition for partition, _ in judged.failed] == [0]
+    result = consumer.handle_response(reply(reply_row(0, b"\xff" * 100), reply_row(1, records(10, 5))))
+    assert [partition.partition for partition, _ in result.fetched] == [1]
+    assert [partition.partition for partition, _ in result.failed] == [0]
 
 
 @pytest.mark.parametrize("sessions", [False, True])
 def test_a_throttled_empty_reply_is_no_error(sessions: bool) -> None:
     consumer, _ = asked(partitions(2), sessions=sessions)
-    judged = consumer.judge(reply(throttle_time_ms=1_200))
-    assert (judged.fetched, judged.failed, judged.throttle_ms) == ([], [], 1_200)
+    result = consumer.handle_response(reply(throttle_time_ms=1_200))
+    assert (result.fetched, result.failed, result.throttle_ms) == ([], [], 1_200)
 
 
 @pytest.mark.parametrize("sessions", [False, True])
 def test_an_incomplete_reply_is_an_error_of_what_it_leaves_out(sessions: bool) -> None:
     consumer, _ = asked(partitions(2), sessions=sessions)
-    judged = consumer.judge(reply(reply_row(0)))
-    [(partition, error)] = judged.failed
+    result = consumer.handle_response(reply(reply_row(0)))
+    [(partition, error)] = result.failed
     assert partition.partition == 1
     assert isinstance(error, TransportError)
     assert "without orders-1" in str(error)
@@ -108,11 +108,11 @@ def test_an_incomplete_reply_is_an_error_of_what_it_leaves_out(sessions: bool) -
 def test_in_a_session_what_has_not_changed_is_neither_asked_nor_answered() -> None:
     wanted = partitions(3)
     consumer, _ = asked(wanted, sessions=True)
-    consumer.judge(reply(*(reply_row(n) for n in range(3)), session_id=7))
+    consumer.handle_response(reply(*(reply_row(n) for n in range(3)), session_id=7))
     body = ask(consumer, wanted)
     assert (body["session_id"], body["session_epoch"], body["topics"]) == (7, 1, [])
-    judged = consumer.judge(reply(reply_row(1, records(10, 5)), session_id=7))
-    assert ([partition.partition for partition, _ in judged.fetched], judged.failed) == ([1], [])
+    result = consumer.handle_response(reply(reply_row(1, records(10, 5)), session_id=7))
+    assert ([partition.partition for partition, _ in result.fetched], result.failed) == ([1], [])
     body = ask(consumer, wanted)
     assert [(row["partition"], row["fetch_offset"]) for row in body["topics"][0]["partitions"]] == [(1, 15)]
 
@@ -128,43 +128,43 @@ def test_in_a_session_what_has_not_changed_is_neither_asked_nor_answered() -> No
 def test_an_error_of_the_session_costs_one_full_request_and_no_position(code: int) -> None:
     wanted = partitions(3)
     consumer, _ = asked(wanted, sessions=True)
-    consumer.judge(reply(*(reply_row(n, records(10 * n, 5)) for n in range(3)), session_id=7))
+    consumer.handle_response(reply(*(reply_row(n, records(10 * n, 5)) for n in range(3)), session_id=7))
     ask(consumer, wanted)
-    judged = consumer.judge(reply(error_code=code))
-    assert (judged.fetched, judged.failed) == ([], [])
+    result = consumer.handle_response(reply(error_code=code))
+    assert (result.fetched, result.failed) == ([], [])
     body = ask(consumer, wanted)
     assert body["session_epoch"] == 0
     assert [row["fetch_offset"] for row in body["topics"][0]["partitions"]] == [5, 15, 25]
     # A broker that says so to a full request too makes no sense; that must not become a loop without a pause.
-    judged = consumer.judge(reply(error_code=code))
-    assert [partition.partition for partition, _ in judged.failed] == [0, 1, 2]
+    result = consumer.handle_response(reply(error_code=code))
+    assert [partition.partition for partition, _ in result.failed] == [0, 1, 2]
 
 
 def test_any_other_error_of_the_whole_reply_is_one_of_each_partition() -> None:
     consumer, _ = asked(partitions(2))
-    judged = consumer.judge(reply(error_code=ErrorCode.UNKNOWN_SERVER_ERROR))
-    assert all(isinstance(error, BrokerError) for _, error in judged.failed)
-    assert len(judged.failed) == 2
+    result = consumer.handle_response(reply(error_code=ErrorCode.UNKNOWN_SERVER_ERROR))
+    assert all(isinstance(error, BrokerError) for _, error in result.failed)
+    assert len(result.failed) == 2
 
 
 def test_the_leader_can_name_a_replica_to_read_from() -> None:
     [partition] = partitions(1)
     partition.broker = BROKER
     consumer, _ = asked([partition])
-    judged = consumer.judge(reply(reply_row(0, preferred_read_replica=3)))
-    assert (judged.fetched, judged.failed) == ([], [])
+    result = consumer.handle_response(reply(reply_row(0, preferred_read_replica=3)))
+    assert (result.fetched, result.failed) == ([], [])
     assert (partition.preferred_replica, partition.broker) == (3, None)
     # That replica cannot send us on, or two of them could do so for ever.
     partition.broker = BROKER
     ask(consumer, [partition])
-    consumer.judge(reply(reply_row(0, preferred_read_replica=2)))
+    consumer.handle_response(reply(reply_row(0, preferred_read_replica=2)))
     assert (partition.preferred_replica, partition.broker) == (3, BROKER)
 
 
 def test_a_lost_reply_gives_the_partitions_back_and_ends_the_session() -> None:
     wanted = partitions(2)
     consumer, _ = asked(wanted, sessions=True)
-    consumer.judge(reply(reply_row(0), reply_row(1), session_id=7))
+    consumer.handle_response(reply(reply_row(0), reply_row(1), session_id=7))
     ask(consumer, wanted)
     assert consumer.lost() == wanted
     assert not consumer.asked
@@ -176,7 +176,7 @@ def test_close_ends_the_session_at_the_broker() -> None:
     consumer, _ = asked(partitions(1), sessions=True)
     assert consumer.close() is None
     ask(consumer, partitions(1))
-    consumer.judge(reply(reply_row(0), session_id=7))
+    consumer.handle_response(reply(reply_row(0), session_id=7))
     body = consumer.close()
     assert body is not None
     assert (body["session_id"], body["session_epoch"], body["topics"]) == (7, -1, [])

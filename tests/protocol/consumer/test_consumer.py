@@ -22,10 +22,10 @@ from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.consumer.broker_consumer import look_up
 from protocol.consumer.consumer import Consumer
-from protocol.consumer.list_offsets import EARLIEST, LATEST
 from protocol.consumer.partition_consumer import Fetched
 from protocol.consumer.partition_stream import PartitionStream
 from protocol.errors import ConnectionLost, DataLoss, DeadlineExceeded, UsageError
+from protocol.kafka_terms import EARLIEST, LATEST
 from protocol.wire.messages.m01_fetch import FETCH
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import ROOT, TopicFactory
@@ -447,7 +447,7 @@ def offsets_of(batch: pa.RecordBatch | None) -> list[int]:
 
 _THOUSAND = """
 import json, sys, time
-from protocol.consumer.list_offsets import LATEST
+from protocol.kafka_terms import LATEST
 from tests.peak_memory import peak_rss_bytes
 from tests.protocol.consumer.consuming import client_of, consumer_of
 topic, partitions, servers = sys.argv[1], int(sys.argv[2]), sys.argv[3]

@@ -17,18 +17,18 @@ from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.config import ConsumerConfig
 from protocol.consumer.consumer import Consumer
-from protocol.consumer.list_offsets import EARLIEST
 from protocol.consumer.range import Range
 from protocol.consumer.range_consumer import RangeConsumer, skip_loss
 from protocol.errors import Corrupt, DataLoss, DeadlineExceeded
+from protocol.kafka_terms import EARLIEST
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
 from spark_kafka_source.local_kafka import LocalKafka
+from tests.background import background
 from tests.conftest import TopicFactory
 from tests.fake_kafka.server import FakeKafka
 from tests.kafka_proxy import Exchange, Fate, KafkaProxy
-from tests.meanwhile import meanwhile
 from tests.protocol.consumer.consuming import (
     TOPIC_ID,
     client_of,
@@ -105,7 +105,7 @@ class TestBrokers:
                         (kafka.kill if KILLS else kafka.stop)(victim)
                 kafka.start(victim)
 
-            with meanwhile(load):
+            with background(load):
                 rows.read(lambda: rows.all_at(1_000, 6))
             produce(kafka, name, range(600), 6, settings=settings)
             rows.read(lambda: rows.all_at(1_100, 6))
@@ -128,7 +128,7 @@ class TestBrokers:
                     sent += 100
 
             rows = Rows(consumer)
-            with meanwhile(load):
+            with background(load):
                 try:
                     rows.read(lambda: rows.next.get(0, 0) >= 100)
                     move_leader(kafka, name, 0, new, tmp_path)
@@ -388,7 +388,7 @@ class TestBadReplies:
         def fail(*_: object) -> None:
             raise ZeroDivisionError("a bug")
 
-        monkeypatch.setattr("protocol.consumer.broker_consumer.BrokerConsumer.judge", fail)
+        monkeypatch.setattr("protocol.consumer.broker_consumer.BrokerConsumer.handle_response", fail)
         self.answers(fake, lambda body: reply(reply_row(0)))
         with client_of(fake.bootstrap_servers) as client, consumer_of(client) as consumer:
             stream = consumer.consume_partition("orders", 0, 0)

@@ -11,11 +11,12 @@ import pytest
 from protocol.admin.topics import delete_records
 from protocol.config import ConsumerConfig
 from protocol.consumer.consumer import Consumer
-from protocol.consumer.list_offsets import LATEST, list_offsets
+from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.log_samples import log_samples
 from protocol.consumer.range import Range
 from protocol.consumer.range_consumer import RangeConsumer
 from protocol.errors import ConnectionLost, DeadlineExceeded, UsageError
+from protocol.kafka_terms import LATEST
 from protocol.wire.messages.m03_metadata import METADATA
 from spark_kafka_source.driver.discovery import leaders
 from tests.fake_kafka.controller import NO_LEADER

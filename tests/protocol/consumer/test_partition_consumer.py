@@ -21,7 +21,7 @@ def partition_at(offset: int = 0, until: int = UNBOUNDED, *, last_epoch: int = -
 
 def test_the_position_moves_past_what_came_also_where_records_are_missing() -> None:
     partition = partition_at(5)
-    fetched = partition.judge(reply_row(data=records(0, 10) + records(10, 1, last_offset=1_999)), "broker")
+    fetched = partition.handle_response(reply_row(data=records(0, 10) + records(10, 1, last_offset=1_999)), "broker")
     assert fetched is not None
     assert (fetched.position, fetched.next_offset, partition.position) == (5, 2_000, 2_000)
 
@@ -29,7 +29,7 @@ def test_the_position_moves_past_what_came_also_where_records_are_missing() -> N
 @pytest.mark.parametrize("throttled", [reply_row(), reply_row(data=None)])
 def test_an_empty_reply_is_no_error_and_tells_the_ends_of_the_log(throttled: dict[str, Any]) -> None:
     partition = partition_at(5)
-    assert partition.judge(throttled, "broker") is None
+    assert partition.handle_response(throttled, "broker") is None
     assert (partition.position, partition.high_watermark, partition.log_start_offset) == (5, 1_000, 0)
 
 
@@ -40,7 +40,7 @@ def test_a_cut_record_batch_doubles_the_fetch_size_until_it_fits() -> None:
     sizes = []
     while not sizes or partition.position == 0:
         sizes.append(partition.fetch_bytes())
-        partition.judge(reply_row(data=whole[: sizes[-1]]), "broker")
+        partition.handle_response(reply_row(data=whole[: sizes[-1]]), "broker")
     assert sizes == [64 * KIB, len(whole)]
     assert partition.fetch_bytes() == 64 * KIB, "the next one is small again"
 
@@ -49,18 +49,18 @@ def test_a_cut_header_doubles_the_fetch_size() -> None:
     partition = partition_at(max_partition_fetch_bytes=64 * KIB)
     for expected in (64, 128, 256, 512):
         assert partition.fetch_bytes() == expected * KIB
-        partition.judge(reply_row(data=b"\0" * 11), "broker")
+        partition.handle_response(reply_row(data=b"\0" * 11), "broker")
 
 
 def test_a_record_batch_above_the_maximum_is_an_error_that_names_size_and_option() -> None:
     whole = records(0, 1, size=2 << 20)
     partition = partition_at(max_partition_fetch_bytes=64 * KIB, fetch_max_bytes=1 << 20)
-    assert partition.judge(reply_row(data=whole[: 64 * KIB]), "broker") is None
+    assert partition.handle_response(reply_row(data=whole[: 64 * KIB]), "broker") is None
     assert partition.fetch_bytes() == 1 << 20
     with pytest.raises(
         ProtocolError, match=rf"orders-3: .* offset 0 has {len(whole)} bytes.*fetch\.max\.bytes=1048576"
     ):
-        partition.judge(reply_row(data=whole[: 1 << 20]), "broker")
+        partition.handle_response(reply_row(data=whole[: 1 << 20]), "broker")
 
 
 def test_a_small_range_asks_for_little_once_the_size_of_records_is_known() -> None:
@@ -68,19 +68,19 @@ def test_a_small_range_asks_for_little_once_the_size_of_records_is_known() -> No
     config = ConsumerConfig()
     first = PartitionConsumer("orders", 0, 0, config, until_offset=100_000, record_bytes=sizes)
     assert first.fetch_bytes() == config.max_partition_fetch_bytes
-    first.judge(reply_row(data=records(0, 1_000, size=100)), "broker")
+    first.handle_response(reply_row(data=records(0, 1_000, size=100)), "broker")
     other = PartitionConsumer("orders", 1, 0, config, until_offset=10_000, record_bytes=sizes)
     assert 1_000_000 < other.fetch_bytes() < 1_500_000
 
 
 def test_only_records_before_the_position_are_a_broken_broker() -> None:
     with pytest.raises(ProtocolError, match="orders-3: broker sent only records before offset 50"):
-        partition_at(50).judge(reply_row(data=records(0, 10)), "broker")
+        partition_at(50).handle_response(reply_row(data=records(0, 10)), "broker")
 
 
 def test_an_error_code_says_where_it_happened() -> None:
     with pytest.raises(BrokerError, match="Fetch of orders-3 at offset 7 from broker: NOT_LEADER") as raised:
-        partition_at(7).judge(reply_row(error_code=ErrorCode.NOT_LEADER_OR_FOLLOWER), "broker")
+        partition_at(7).handle_response(reply_row(error_code=ErrorCode.NOT_LEADER_OR_FOLLOWER), "broker")
     assert (raised.value.context["topic"], raised.value.context["partition"]) == ("orders", 3)
 
 
@@ -90,18 +90,18 @@ class TestLeaderEpochs:
     def test_the_epoch_of_what_was_read_is_sent(self) -> None:
         partition = partition_at(0, last_epoch=2)
         assert partition.request_row()["last_fetched_epoch"] == 2
-        partition.judge(reply_row(data=records(0, 3, epoch=4) + records(3, 3, epoch=5)), "broker")
+        partition.handle_response(reply_row(data=records(0, 3, epoch=4) + records(3, 3, epoch=5)), "broker")
         assert partition.request_row()["last_fetched_epoch"] == 5
 
     def test_a_log_that_is_shorter_now_is_an_error(self) -> None:
         partition = partition_at(100, last_epoch=5)
         with pytest.raises(LogTruncated, match=r"orders-3: .* below offset 100: .* up to offset 60 \(leader epoch 4"):
-            partition.judge(reply_row(diverging_epoch={"epoch": 4, "end_offset": 60}), "broker")
+            partition.handle_response(reply_row(diverging_epoch={"epoch": 4, "end_offset": 60}), "broker")
         assert partition.position == 100
 
     def test_an_epoch_that_nothing_was_written_in_is_none(self) -> None:
         partition = partition_at(100, last_epoch=5)
-        assert partition.judge(reply_row(diverging_epoch={"epoch": 4, "end_offset": 100}), "broker") is None
+        assert partition.handle_response(reply_row(diverging_epoch={"epoch": 4, "end_offset": 100}), "broker") is None
         assert partition.request_row()["last_fetched_epoch"] == 4
 
     def test_after_a_seek_nothing_is_claimed(self) -> None:
@@ -121,5 +121,5 @@ def test_failures_wait_longer_each_time_and_a_good_reply_ends_that() -> None:
         waits.append(partition.retry_at_s - now_s)
     assert waits[0] < 0.13 < waits[1] < 0.25 < waits[2] < 0.5
     assert (partition.attempts, partition.broker) == (3, None)
-    partition.judge(reply_row(), "broker")
+    partition.handle_response(reply_row(), "broker")
     assert (partition.failure, partition.attempts) == (None, 0)

@@ -15,7 +15,7 @@ from protocol.consumer.partition_consumer import Fetched, PartitionConsumer
 from protocol.consumer.partition_stream import PartitionStream
 from protocol.errors import ConnectionLost, Corrupt, DataLoss, DeadlineExceeded
 from protocol.records.decode import decode
-from protocol.records.scan import scan
+from protocol.records.memory_records import read_batch_headers
 from tests.protocol.consumer.consuming import records
 
 Decode = Callable[[Fetched, str], Iterator[pa.RecordBatch]]
@@ -57,13 +57,13 @@ def stream_of(decode_: Decode = decoded, clock: Clock | None = None) -> Partitio
 def fetched(first: int, count: int = 10, *, before: int = 0, epoch: int = 7) -> Fetched:
     """A reply's part of so many records, with `before` bytes of other partitions in front of it."""
     frame = memoryview(bytes(before) + records(first, count))
-    return Fetched(scan(frame[before:]), first, first + count, epoch, None, 1_000, 1_000, 0)
+    return Fetched(read_batch_headers(frame[before:]), first, first + count, epoch, None, 1_000, 1_000, 0)
 
 
 def corrupt(part: Fetched) -> Fetched:
     broken = bytearray(part.records.buffer)
     broken[-1] ^= 1
-    return Fetched(scan(broken), part.position, part.next_offset, 7, None, 1_000, 1_000, 0)
+    return Fetched(read_batch_headers(broken), part.position, part.next_offset, 7, None, 1_000, 1_000, 0)
 
 
 def read(stream: PartitionStream) -> list[int]:

@@ -15,18 +15,18 @@ from confluent_kafka.admin import AdminClient
 from protocol.broker_errors import ErrorCode
 from protocol.cluster import unknown_topic
 from protocol.cluster.client import Client
-from protocol.cluster.metadata import NO_TOPIC_ID, Partition
+from protocol.cluster.metadata import Partition
 from protocol.config import parse_client, parse_consumer
-from protocol.consumer.list_offsets import EARLIEST, LATEST, list_offsets
+from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.range import Range
 from protocol.consumer.range_consumer import OnLoss, RangeConsumer, raise_loss, skip_loss
 from protocol.errors import DataLoss, DeadlineExceeded, TopicRecreated
+from protocol.kafka_terms import EARLIEST, LATEST, NO_TOPIC_ID
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m18_api_versions import API_VERSIONS
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.config import version_numbers
 from tests import awkward_topics
-from tests.agreement import wait_until_gone
 from tests.awkward_topics import Topic
 from tests.conftest import TopicFactory
 from tests.kafka_proxy import Exchange, Fate, KafkaProxy
@@ -34,6 +34,7 @@ from tests.log_segments import stored_batches
 from tests.protocol.consumer.consuming import client_of, move_leader, produce
 from tests.read_back import read_back
 from tests.topic_changes import recreate
+from tests.wait_for_brokers import wait_until_gone
 
 
 @pytest.fixture(scope="module")
@@ -239,7 +240,7 @@ def only_by_name(exchange: Exchange) -> Fate | bytes:
 
 
 @pytest.mark.parametrize("by_name", [False, True], ids=["asked by id", "asked by name"])
-def test_a_topic_made_anew_after_it_was_looked_up_is_skipped_whatever_its_length(
+def test_a_topic_recreated_after_it_was_looked_up_is_skipped_whatever_its_length(
     kafka1: LocalKafka, topic1: TopicFactory, by_name: bool
 ) -> None:
     """What is known of the leaders is still of the old one. Of the new one not a record is read in its place."""

@@ -29,7 +29,7 @@ CONFIG = ConsumerConfig()
 
 
 def fetched(data: bytes, position: int = 0) -> Fetched:
-    found = PartitionConsumer("orders", 0, position, CONFIG).judge(reply_row(data=data), "kafka1")
+    found = PartitionConsumer("orders", 0, position, CONFIG).handle_response(reply_row(data=data), "kafka1")
     assert found is not None
     return found
 

@@ -10,7 +10,8 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.producer.accumulator import BATCH_HEADER_BYTES, Accumulator, Cut, Gathered
+from protocol.producer.accumulator import Accumulator, Cut, Gathered
+from protocol.records.batch_header import HEADER_BYTES
 
 SIZE = 100
 
@@ -52,7 +53,7 @@ def counts(gathered: Iterable[Gathered]) -> list[int]:
 
 
 def limit(rows: int) -> int:
-    return BATCH_HEADER_BYTES + rows * SIZE
+    return HEADER_BYTES + rows * SIZE
 
 
 def test_rows_wait_until_a_record_batch_is_full_then_come_out_merged() -> None:

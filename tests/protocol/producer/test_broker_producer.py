@@ -14,7 +14,7 @@ from protocol.clock import Deadline
 from protocol.errors import DeadlineExceeded, UnsupportedVersion
 from protocol.net.readiness import ready
 from protocol.producer.idempotence import IdempotentSession, ProducerIdentity
-from protocol.records.header import TRANSACTIONAL, WIRE
+from protocol.records.batch_header import TRANSACTIONAL, WIRE
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m18_api_versions import API_VERSIONS
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID

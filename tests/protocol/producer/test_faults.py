@@ -17,9 +17,9 @@ from protocol.producer.idempotence import ProducerIdentity
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m03_metadata import METADATA
 from spark_kafka_source.local_kafka import LocalKafka
+from tests.background import background
 from tests.conftest import TopicFactory
 from tests.kafka_proxy import Exchange, Fate, KafkaProxy
-from tests.meanwhile import meanwhile
 from tests.protocol.consumer.consuming import move_leader
 from tests.protocol.producer.producing import (
     assert_all_once_in_order,
@@ -98,7 +98,7 @@ class TestBrokers:
             old = leader_of(producer, name, 0)
             new = next(number for number in kafka.broker_ids if number != old)
             sent = 10
-            with meanwhile(lambda: move_leader(kafka, name, 0, new, tmp_path)):
+            with background(lambda: move_leader(kafka, name, 0, new, tmp_path)):
                 give_up_s = time.monotonic() + 60
                 while leader_of(producer, name, 0) == old and time.monotonic() < give_up_s:
                     send_numbered(producer, name, sent, 100, 1)

@@ -18,7 +18,7 @@ from protocol.producer.idempotence import ANONYMOUS, ProducerIdentity, sequence_
 from protocol.producer.partition_producer import PartitionProducer, ProducerBatch
 from protocol.records.decode import decode
 from protocol.records.encode import encode_batches
-from protocol.records.scan import scan
+from protocol.records.memory_records import read_batch_headers
 from tests.protocol.producer.partition_log import PartitionLog
 
 IDENTITY = ProducerIdentity(7, 0)
@@ -43,7 +43,7 @@ def batch(values: list[int], now_s: float = 0.0) -> ProducerBatch:
 
 
 def values_of(each: ProducerBatch) -> list[int]:
-    chunks = decode(scan(each.records), first_offset=0, end_offset=each.record_count, check_crc=False)
+    chunks = decode(read_batch_headers(each.records), first_offset=0, end_offset=each.record_count, check_crc=False)
     return [int(value) for chunk in chunks for value in chunk.column("value").to_pylist()]
 
 

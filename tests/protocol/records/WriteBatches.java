@@ -13,7 +13,7 @@ import org.apache.kafka.common.utils.ByteBufferOutputStream;
 /**
  * Writes tests/protocol/records/written_by_java/CODEC.bin: two record batches each, as the Java client makes them.
  * java -cp 'libs/*' WriteBatches.java tests/protocol/records/written_by_java (kafka-clients 4.2.0 wrote those there).
- * What is in them is said once more in test_judges.py.
+ * What is in them is said once more in test_other_clients.py.
  */
 public class WriteBatches {
     public static void main(String[] arguments) throws Exception {

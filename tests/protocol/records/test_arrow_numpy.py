@@ -22,8 +22,8 @@ from protocol.producer.record_columns import checked_columns
 from protocol.records.arrow_numpy import binaries, to_arrow
 from protocol.records.decode import SCHEMA, decode
 from protocol.records.encode import encode_batches, record_sizes, stamp
-from protocol.records.header_column import HEADERS_TYPE
-from protocol.records.scan import scan
+from protocol.records.record_headers import HEADERS_TYPE
+from protocol.records.memory_records import read_batch_headers
 from spark_kafka_source.sink.columns import SinkPlan, topic_columns
 
 values = binaries([b"a", b"bc", b"", b"d"])
@@ -44,7 +44,7 @@ for rows in topic_columns(SinkPlan(None, frozenset(names)), batch):
     for together in gathered:
         for written in encode_batches(together.rows, [cut.count for cut in together.cuts], compression="lz4"):
             stamp(written)
-            read += sum(each.num_rows for each in decode(scan(written), first_offset=0, end_offset=9))
+            read += sum(each.num_rows for each in decode(read_batch_headers(written), first_offset=0, end_offset=9))
 checked_columns(pa.RecordBatch.from_arrays([values], names=["value"]), 1)
 assert read == 4, read
 print("pandas" in sys.modules)

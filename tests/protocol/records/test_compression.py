@@ -18,7 +18,7 @@ import pytest
 from protocol.errors import Corrupt, DecompressedTooLarge, ProtocolError
 from protocol.records.compression import Codec, compress, decompress
 from protocol.records.decode import decode
-from protocol.records.scan import scan
+from protocol.records.memory_records import read_batch_headers
 from tests.protocol.records import reference
 from tests.protocol.records.reference import Record, sealed, sequence, write_batch, write_record
 
@@ -112,7 +112,7 @@ def test_noise_is_corrupt(codec: Codec) -> None:
 def test_an_unknown_codec_is_named(codec: int) -> None:
     batch = sequence([b"a"], base_offset=5, flags=codec)
     with pytest.raises(Corrupt, match=f"orders-3: .*offset 5 .*codec is {codec}"):
-        list(decode(scan(write_batch(batch)), first_offset=0, end_offset=9, where="orders-3"))
+        list(decode(read_batch_headers(write_batch(batch)), first_offset=0, end_offset=9, where="orders-3"))
 
 
 def test_a_frame_that_only_claims_to_be_large_takes_no_memory() -> None:
@@ -181,14 +181,15 @@ import os, sys
 import pandas  # as Arrow does when it makes its first array, whatever that is
 from protocol.errors import DecompressedTooLarge
 from protocol.records.decode import decode
-from protocol.records.scan import scan
+from protocol.records.memory_records import read_batch_headers
 from tests.peak_memory import peak_rss_bytes
 
 def read(path, cap):
     log = open(path, "rb").read()
     before = peak_rss_bytes()
     try:
-        list(decode(scan(log), first_offset=0, end_offset=9, max_decompressed_bytes=cap, where="orders-3"))
+        records = read_batch_headers(log)
+        list(decode(records, first_offset=0, end_offset=9, max_decompressed_bytes=cap, where="orders-3"))
         said = "passed"
     except DecompressedTooLarge as error:
         said = str(error)

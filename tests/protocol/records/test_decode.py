@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from protocol.errors import Corrupt, UsageError
 from protocol.records.decode import ALL_COLUMNS, SCHEMA, decode
-from protocol.records.scan import scan
+from protocol.records.memory_records import read_batch_headers
 from tests.protocol.records import reference
 from tests.protocol.records.reference import LOG_APPEND_TIME, Batch, Record, sequence, write_batch
 
@@ -25,7 +25,7 @@ def read(
     batches: Sequence[Batch], first_offset: int = 0, end_offset: int = EVERYTHING, **options: Any
 ) -> list[dict[str, Any]]:
     log = b"".join(map(write_batch, batches))
-    chunks = list(decode(scan(log), first_offset=first_offset, end_offset=end_offset, **options))
+    chunks = list(decode(read_batch_headers(log), first_offset=first_offset, end_offset=end_offset, **options))
     for chunk in chunks:
         chunk.validate(full=True)
         assert chunk.num_rows
@@ -98,14 +98,14 @@ def test_chunks_have_about_16000_rows_whether_batches_are_large_or_small() -> No
     large = write_batch(sequence([b"x"] * 100_000))
     small = b"".join(write_batch(sequence([b"x"] * 10, base_offset=10 * i)) for i in range(5_000))
     for log in (large, small):
-        sizes = [chunk.num_rows for chunk in decode(scan(log), first_offset=0, end_offset=EVERYTHING)]
+        sizes = [chunk.num_rows for chunk in decode(read_batch_headers(log), first_offset=0, end_offset=EVERYTHING)]
         assert all(8_000 <= size <= 24_000 for size in sizes[:-1]), sizes
 
 
 def test_large_values_make_small_chunks() -> None:
     values = [bytes([i]) * 5_000_000 for i in range(9)]
     log = write_batch(sequence(values))
-    chunks = list(decode(scan(log), first_offset=0, end_offset=9, columns=["value"]))
+    chunks = list(decode(read_batch_headers(log), first_offset=0, end_offset=9, columns=["value"]))
     assert [value.as_py() for chunk in chunks for value in chunk["value"]] == values
     assert all(chunk.nbytes <= 17 << 20 for chunk in chunks)
 
@@ -113,14 +113,14 @@ def test_large_values_make_small_chunks() -> None:
 def test_the_columns_asked_for_come_in_the_order_of_the_schema() -> None:
     log = write_batch(sequence([b"a", b"b"]))
     for columns in (["value", "key"], ["offset"], ["timestamp_ms", "headers"], list(ALL_COLUMNS), []):
-        (chunk,) = decode(scan(log), first_offset=0, end_offset=9, columns=columns)
+        (chunk,) = decode(read_batch_headers(log), first_offset=0, end_offset=9, columns=columns)
         assert chunk.schema == pa.schema([field for field in SCHEMA if field.name in columns])
         assert chunk.num_rows == 2
 
 
 def test_a_column_that_does_not_exist_is_named() -> None:
     with pytest.raises(UsageError, match="colour"):
-        next(decode(scan(b""), first_offset=0, end_offset=9, columns=["colour"]))
+        next(decode(read_batch_headers(b""), first_offset=0, end_offset=9, columns=["colour"]))
 
 
 def test_an_empty_log_yields_nothing() -> None:
@@ -131,7 +131,7 @@ def test_an_empty_log_yields_nothing() -> None:
 def test_header_keys_that_are_not_text_are_mended_as_java_does() -> None:
     body = b"\0\0\0\1\1\2" + b"\x06a\xffb" + b"\2x"
     log = write_batch(sequence([b""]), reference.varint(len(body)) + body)
-    (chunk,) = decode(scan(log), first_offset=0, end_offset=9, columns=["headers"])
+    (chunk,) = decode(read_batch_headers(log), first_offset=0, end_offset=9, columns=["headers"])
     assert chunk["headers"].to_pylist() == [[{"key": "a\ufffdb", "value": b"x"}]]
 
 
@@ -140,15 +140,19 @@ def test_records_with_very_many_headers_are_read(count: int) -> None:
     many = tuple(("h", None if i % 2 else b"%d" % i) for i in range(count))
     batch = Batch([Record(headers=many), Record(offset_delta=1), Record(offset_delta=2, headers=many[:3])])
     log = write_batch(batch)
-    found = [r["headers"] for chunk in decode(scan(log), first_offset=0, end_offset=9) for r in chunk.to_pylist()]
+    found = [
+        r["headers"]
+        for chunk in decode(read_batch_headers(log), first_offset=0, end_offset=9)
+        for r in chunk.to_pylist()
+    ]
     assert found == [row["headers"] for row in reference.rows([batch])]
 
 
 def test_rows_outlive_the_buffer_they_came_from() -> None:
     log = bytearray(write_batch(sequence([b"first", b"second"], codec="lz4")) + write_batch(sequence([b"third"])))
-    chunks = list(decode(scan(log), first_offset=0, end_offset=9, columns=["value"]))
+    chunks = list(decode(read_batch_headers(log), first_offset=0, end_offset=9, columns=["value"]))
     other = write_batch(sequence([b"x" * 100] * 10, codec="lz4"))
-    list(decode(scan(other), first_offset=0, end_offset=99))
+    list(decode(read_batch_headers(other), first_offset=0, end_offset=99))
     log[:] = bytes(len(log))
     assert [v.as_py() for chunk in chunks for v in chunk["value"]] == [b"first", b"second", b"third"]
 
@@ -158,7 +162,9 @@ def test_two_partitions_can_be_decoded_in_turns() -> None:
         b"".join(write_batch(sequence([letter * 50] * 3_000, base_offset=3_000 * i, codec="zstd")) for i in range(9))
         for letter in (b"a", b"b")
     ]
-    readers = [decode(scan(log), first_offset=0, end_offset=EVERYTHING, columns=["value"]) for log in logs]
+    readers = [
+        decode(read_batch_headers(log), first_offset=0, end_offset=EVERYTHING, columns=["value"]) for log in logs
+    ]
     seen: list[set[bytes]] = [set(), set()]
     for chunks in zip(*readers, strict=True):
         for values, chunk in zip(seen, chunks, strict=True):
@@ -174,7 +180,7 @@ def test_log_append_time_counts_for_the_whole_batch() -> None:
 
 def test_a_gap_that_compaction_left_is_no_record() -> None:
     batch = Batch([Record(b"a"), Record(b"b", offset_delta=700)], last_offset_delta=1_999)
-    assert scan(write_batch(batch)).next_offset == 2_000
+    assert read_batch_headers(write_batch(batch)).next_offset == 2_000
     assert [row["offset"] for row in read([batch])] == [0, 700]
 
 
@@ -196,20 +202,20 @@ def test_the_culprit_among_many_batches_is_named() -> None:
         log = [write_batch(batch) for batch in batches]
         log[31] = wrong
         with pytest.raises(Corrupt, match="orders-3: the record batch at offset 62 "):
-            list(decode(scan(b"".join(log)), first_offset=0, end_offset=EVERYTHING, where="orders-3"))
+            list(decode(read_batch_headers(b"".join(log)), first_offset=0, end_offset=EVERYTHING, where="orders-3"))
 
 
 def test_a_flipped_bit_is_found_by_the_checksum_and_let_through_without_it() -> None:
     log = bytearray(write_batch(sequence([b"a" * 50], base_offset=42)))
     log[80] ^= 1
     with pytest.raises(Corrupt, match=r"orders-3.*offset 42.*; check\.crcs=false"):
-        list(decode(scan(log), first_offset=0, end_offset=99, where="orders-3"))
-    assert len(list(decode(scan(log), first_offset=0, end_offset=99, check_crc=False))) == 1
+        list(decode(read_batch_headers(log), first_offset=0, end_offset=99, where="orders-3"))
+    assert len(list(decode(read_batch_headers(log), first_offset=0, end_offset=99, check_crc=False))) == 1
 
 
 def test_only_batches_in_the_range_are_looked_at() -> None:
     log = bytearray(b"".join(write_batch(sequence([b"a" * 50], base_offset=i)) for i in range(3)))
     log[80] ^= 1
     log[-1] ^= 1
-    (chunk,) = decode(scan(log), first_offset=1, end_offset=2)
+    (chunk,) = decode(read_batch_headers(log), first_offset=1, end_offset=2)
     assert chunk["offset"].to_pylist() == [1]

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import UsageError
+from protocol.records.batch_header import HEADER_BYTES
 from protocol.records.decode import decode
 from protocol.records.encode import encode, encode_batches, record_sizes, stamp
-from protocol.records.header import HEADER_BYTES
-from protocol.records.header_column import HEADERS_TYPE
-from protocol.records.scan import scan
+from protocol.records.memory_records import read_batch_headers
+from protocol.records.record_headers import HEADERS_TYPE
 from tests.protocol.records import reference
 from tests.protocol.records.reference import read_batch, write_batch
 from tests.protocol.records.test_decode import DELTAS, HEADERS, PAYLOADS
@@ -104,7 +104,7 @@ def test_record_sizes_are_close() -> None:
 @pytest.mark.parametrize("rows", [1, 64, 65, 8_192, 8_193, 30_000])
 def test_batches_of_any_size_read_back(rows: int) -> None:
     columns = table([{"key": b"%d" % i, "value": b"v" * (i % 200), "timestamp_ms": i // 7} for i in range(rows)])
-    (*chunks,) = decode(scan(encode(columns)), first_offset=0, end_offset=rows, columns=SCHEMA.names)
+    (*chunks,) = decode(read_batch_headers(encode(columns)), first_offset=0, end_offset=rows, columns=SCHEMA.names)
     assert pa.Table.from_batches(chunks).to_pylist() == columns.to_pylist()
 
 
@@ -182,5 +182,5 @@ def test_the_checksum_covers_the_attributes_to_the_end() -> None:
 def test_values_of_five_megabytes_go_both_ways() -> None:
     rows = [{"key": bytes([i]) * 70_000, "value": bytes([i]) * 5_000_000, "timestamp_ms": 0} for i in range(3)]
     batch = encode(table(rows))
-    chunks = decode(scan(batch), first_offset=0, end_offset=3, columns=["key", "value", "timestamp_ms"])
+    chunks = decode(read_batch_headers(batch), first_offset=0, end_offset=3, columns=["key", "value", "timestamp_ms"])
     assert [row for chunk in chunks for row in chunk.to_pylist()] == rows

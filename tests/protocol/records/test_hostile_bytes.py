@@ -11,7 +11,7 @@ import pytest
 
 from protocol.errors import ProtocolError, UnsupportedVersion
 from protocol.records.decode import decode
-from protocol.records.scan import scan
+from protocol.records.memory_records import read_batch_headers
 from tests.hostile import cases
 from tests.protocol.records import reference
 from tests.protocol.records.reference import (
@@ -35,7 +35,7 @@ def provoke(log: bytes, check_crc: bool = False) -> None:
     """Reads; only the errors that a reader of hostile bytes expects may come."""
     with contextlib.suppress(ProtocolError, UnsupportedVersion):
         chunks = decode(
-            scan(log),
+            read_batch_headers(log),
             first_offset=1,
             end_offset=10_000,
             aborted_transactions=ABORTED,
@@ -121,7 +121,7 @@ def test_every_length_inside_a_record_is_checked(length: int) -> None:
         batch = Batch([Record(), Record(offset_delta=1)], 4)
         log = write_batch(batch, (varint(len(body)) + body) * 2)
         with pytest.raises(ProtocolError, match="orders-3: the record batch at offset 4 cannot be read"):
-            list(decode(scan(log), first_offset=0, end_offset=9, where="orders-3"))
+            list(decode(read_batch_headers(log), first_offset=0, end_offset=9, where="orders-3"))
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_only_minus_one_means_null(lying: list[int | bytes]) -> None:
     body = b"\0\0\0" + b"".join(varint(part) if isinstance(part, int) else part for part in lying)
     log = write_batch(sequence([b""]), varint(len(body)) + body)
     with pytest.raises(ProtocolError, match="offset 0 cannot be read"):
-        list(decode(scan(log), first_offset=0, end_offset=9, columns=["offset"]))
+        list(decode(read_batch_headers(log), first_offset=0, end_offset=9, columns=["offset"]))
 
 
 def test_a_record_that_ends_before_its_header_count_is_corrupt() -> None:
@@ -140,7 +140,7 @@ def test_a_record_that_ends_before_its_header_count_is_corrupt() -> None:
     log = write_batch(sequence([b"", b""]), varint(len(body)) + body + write_record(Record(b"good")))
     for columns in (["value"], ["headers"]):
         with pytest.raises(ProtocolError, match="offset 0 cannot be read"):
-            list(decode(scan(log), first_offset=0, end_offset=9, columns=columns))
+            list(decode(read_batch_headers(log), first_offset=0, end_offset=9, columns=columns))
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -148,7 +148,7 @@ def test_the_length_of_a_record_is_checked(length: int) -> None:
     good = write_record(Record(b"v" * 20))
     log = write_batch(Batch([Record(), Record(offset_delta=1)]), varint(length) + good[1:] + good)
     with pytest.raises(ProtocolError, match="offset 0 cannot be read"):
-        list(decode(scan(log), first_offset=0, end_offset=9))
+        list(decode(read_batch_headers(log), first_offset=0, end_offset=9))
 
 
 def test_varints_without_end_are_corrupt() -> None:
@@ -156,17 +156,17 @@ def test_varints_without_end_are_corrupt() -> None:
         body = (b"\0\0\0\1\1\0" + bytes(20))[:at] + b"\xff" * 12 + bytes(9)
         for section in (varint(len(body)) + body, b"\xff" * 30):
             with pytest.raises(ProtocolError):
-                list(decode(scan(write_batch(sequence([b""]), section)), first_offset=0, end_offset=9))
+                list(decode(read_batch_headers(write_batch(sequence([b""]), section)), first_offset=0, end_offset=9))
 
 
 @pytest.mark.parametrize("codec", reference.CODECS)
 def test_a_count_of_two_billion_records_allocates_nothing(codec: str) -> None:
     section = reference.compress(codec, b"".join(map(write_record, sequence([b"abc"] * 10).records)))
     log = sealed(Batch(codec=codec, count=2**31 - 1, last_offset_delta=2**31 - 1), section)
-    list(decode(scan(write_batch(sequence([b"x"]))), first_offset=0, end_offset=9))
+    list(decode(read_batch_headers(write_batch(sequence([b"x"]))), first_offset=0, end_offset=9))
     tracemalloc.start()
     with pytest.raises(ProtocolError, match="2147483647 records cannot be in"):
-        list(decode(scan(log), first_offset=0, end_offset=2**62))
+        list(decode(read_batch_headers(log), first_offset=0, end_offset=2**62))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 18 << 20
@@ -177,7 +177,7 @@ def test_two_billion_headers_allocate_nothing() -> None:
     log = write_batch(sequence([b""]), varint(len(body)) + body)
     tracemalloc.start()
     with pytest.raises(ProtocolError, match="headers"):
-        list(decode(scan(log), first_offset=0, end_offset=9))
+        list(decode(read_batch_headers(log), first_offset=0, end_offset=9))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 18 << 20
@@ -188,6 +188,6 @@ def test_a_batch_of_the_smallest_records_is_read_in_time_and_memory() -> None:
     count = 200_000
     log = sealed(Batch(count=count, last_offset_delta=0), smallest * count)
     started = time.monotonic()
-    rows = sum(chunk.num_rows for chunk in decode(scan(log), first_offset=0, end_offset=9))
+    rows = sum(chunk.num_rows for chunk in decode(read_batch_headers(log), first_offset=0, end_offset=9))
     assert rows == count
     assert time.monotonic() - started < 10

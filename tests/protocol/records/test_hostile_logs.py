@@ -15,7 +15,7 @@ import pytest
 from crc32c import crc32c
 
 from protocol.records.decode import decode
-from protocol.records.scan import scan
+from protocol.records.memory_records import read_batch_headers
 from tests.hostile import LARGEST_RATIO, SPARE_BYTES, cases, provoke, spoilt, tracing
 from tests.protocol.records import reference, test_hostile_bytes, test_legacy
 from tests.protocol.records.reference import Record
@@ -31,7 +31,7 @@ def read(log: bytes, check_crc: bool = False) -> None:
     pa.set_memory_pool(ARROW)
     try:
         chunks = decode(
-            scan(log),
+            read_batch_headers(log),
             first_offset=1,
             end_offset=1 << 40,
             aborted_transactions=test_hostile_bytes.ABORTED,
@@ -130,7 +130,7 @@ def spoilt_messages(dice: random.Random) -> bytes:
 
 def cut_out(log: bytes, dice: random.Random) -> bytes:
     """A few whole entries of a long log: changes to one of hundreds tell little."""
-    positions = scan(log).headers["position"].tolist()
+    positions = read_batch_headers(log).headers["position"].tolist()
     first = dice.randrange(len(positions))
     last = min(len(positions), first + dice.randrange(1, 6))
     return log[positions[first] : [*positions, len(log)][last]]

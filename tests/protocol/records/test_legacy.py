@@ -21,7 +21,7 @@ from protocol.consumer.partition_consumer import PartitionConsumer
 from protocol.errors import Corrupt, DecompressedTooLarge, ProtocolError
 from protocol.records.decode import SCHEMA, decode
 from protocol.records.legacy import with_sound_checksum
-from protocol.records.scan import scan
+from protocol.records.memory_records import read_batch_headers
 from tests.hostile import cases
 from tests.protocol.records import reference
 from tests.protocol.records.test_hostile_bytes import mutated, provoke
@@ -88,7 +88,9 @@ def wrap(messages: list[Message], codec: str, **changed: Any) -> Message:
 
 
 def read(log: bytes, first_offset: int = 0, end_offset: int = EVERYTHING, **options: Any) -> list[dict[str, Any]]:
-    chunks = list(decode(scan(log), first_offset=first_offset, end_offset=end_offset, where="orders-3", **options))
+    chunks = list(
+        decode(read_batch_headers(log), first_offset=first_offset, end_offset=end_offset, where="orders-3", **options)
+    )
     for chunk in chunks:
         chunk.validate(full=True)
         assert 0 < chunk.num_rows <= 8_000
@@ -130,14 +132,14 @@ def test_a_message_written_by_hand(log: str, row: dict[str, Any]) -> None:
 def test_messages_that_are_not_compressed(magic: int) -> None:
     messages = some(magic)
     assert read(written(messages)) == [message.row() for message in messages]
-    assert scan(written(messages)).next_offset == 106
+    assert read_batch_headers(written(messages)).next_offset == 106
 
 
 @pytest.mark.parametrize("magic", [0, 1])
 def test_a_message_is_a_batch_of_its_own(magic: int) -> None:
     plain, wrapper = Message(7, magic=magic, attributes=LOG_APPEND_TIME * magic), wrap(some(magic), "gzip")
-    scanned = scan(write(plain) + write(wrapper))
-    rows = [dict(zip(scanned.headers.dtype.names or (), row.tolist(), strict=True)) for row in scanned.headers]
+    records = read_batch_headers(write(plain) + write(wrapper))
+    rows = [dict(zip(records.headers.dtype.names or (), row.tolist(), strict=True)) for row in records.headers]
     unknown = ("partition_leader_epoch", "first_timestamp_ms", "max_timestamp_ms", "producer_id", "producer_epoch")
     for row, log, base_offset, last_offset in ((rows[0], write(plain), 7, 7), (rows[1], write(wrapper), 8, 105)):
         assert [row[name] for name in (*unknown, "base_sequence")] == [-1] * 6
@@ -145,7 +147,7 @@ def test_a_message_is_a_batch_of_its_own(magic: int) -> None:
         assert (row["base_offset"], row["last_offset"]) == (base_offset, last_offset)
         assert row["crc"] == zlib.crc32(log[16:])
     assert [row["attributes"] for row in rows] == [plain.attributes, 1]
-    assert bytes(scanned.batch(1)) == write(wrapper)
+    assert bytes(records.batch(1)) == write(wrapper)
 
 
 @pytest.mark.parametrize("magic", [0, 1])
@@ -154,7 +156,7 @@ def test_message_sets_in_a_wrapper(codec: str, magic: int) -> None:
     first, second = some(magic), some(magic, 200, count=90)
     log = write(wrap(first, codec)) + write(wrap(second, codec))
     assert read(log) == [message.row() for message in first + second]
-    assert scan(log).next_offset == 291
+    assert read_batch_headers(log).next_offset == 291
 
 
 @given(
@@ -203,21 +205,23 @@ def test_a_log_that_mixes_all_formats(codec: str) -> None:
     assert read(whole) == rows
     for first, end in ((3, 33), (12, 13), (31, 71), (75, 99), (6, 10)):
         assert read(whole, first, end) == [row for row in rows if first <= row["offset"] < end]
-    assert scan(whole).next_offset == 72
+    assert read_batch_headers(whole).next_offset == 72
 
 
 def test_columns_can_be_left_out() -> None:
     log = write(wrap(some(1), "gzip")) + written(some(0, 200))
     assert [*read(log, columns=["offset"])[0]] == ["offset"]
-    counted = list(decode(scan(log), first_offset=101, end_offset=EVERYTHING, columns=()))
+    counted = list(decode(read_batch_headers(log), first_offset=101, end_offset=EVERYTHING, columns=()))
     assert [(chunk.num_rows, chunk.num_columns) for chunk in counted] == [(9, 0)]
-    (chunk,) = decode(scan(log), first_offset=0, end_offset=EVERYTHING)
+    (chunk,) = decode(read_batch_headers(log), first_offset=0, end_offset=EVERYTHING)
     assert chunk.schema == SCHEMA
 
 
 def test_small_wrappers_are_put_together_and_large_ones_are_cut() -> None:
     small = b"".join(write(wrap(some(1, first, count=3), "gzip")) for first in range(0, 4_000, 4))
-    assert [chunk.num_rows for chunk in decode(scan(small), first_offset=0, end_offset=EVERYTHING)] == [3_000]
+    assert [chunk.num_rows for chunk in decode(read_batch_headers(small), first_offset=0, end_offset=EVERYTHING)] == [
+        3_000
+    ]
     large = write(wrap([Message(i, b"x" * (i % 9)) for i in range(20_000)], "gzip"))
     assert [row["offset"] for row in read(large, columns=["offset"])] == list(range(20_000))
 
@@ -273,9 +277,9 @@ def test_a_frame_too_short_for_a_checksum_stays_as_it_is() -> None:
 def test_a_message_that_is_cut_at_the_end_tells_its_size(magic: int) -> None:
     whole, cut = write(Message(7, b"", None, magic)), write(Message(8, b"b" * 100, None, magic))
     for kept in range(len(cut)):
-        scanned = scan(whole + cut[:kept])
-        assert (len(scanned), scanned.next_offset) == (1, 8)
-        assert scanned.partial_bytes == (0 if kept == 0 else 61 if kept < 12 else len(cut))
+        records = read_batch_headers(whole + cut[:kept])
+        assert (len(records), records.next_offset) == (1, 8)
+        assert records.partial_bytes == (0 if kept == 0 else 61 if kept < 12 else len(cut))
         assert [row["offset"] for row in read(whole + cut[:kept])] == [7]
 
 
@@ -290,7 +294,7 @@ def test_a_partial_message_grows_the_fetch_until_it_fits(magic: int) -> None:
         assert len(asked) < 8
         records = message[: asked[-1]]
         row = {**rest, "records": records, "aborted_transactions": None, "preferred_read_replica": -1}
-        partition.judge(row, "broker 1")
+        partition.handle_response(row, "broker 1")
     assert asked[-1] >= len(message) > asked[0]
     assert partition.last_epoch == -1
 
@@ -344,7 +348,7 @@ def test_a_wrapper_that_cannot_be(wrapper: Message, words: str) -> None:
 def test_a_size_that_has_no_room_for_the_header(magic: int, size: int) -> None:
     log = struct.pack(">qiIb", 7, size, 0, magic) + bytes(100)
     with pytest.raises(Corrupt, match=f"orders-3: the record batch at offset 7 announces {size} bytes"):
-        scan(log, where="orders-3")
+        read_batch_headers(log, where="orders-3")
 
 
 @pytest.mark.parametrize("offset", [-5, 2**63 - 1])
@@ -352,14 +356,14 @@ def test_a_size_that_has_no_room_for_the_header(magic: int, size: int) -> None:
 def test_an_offset_that_cannot_be(codec: str, offset: int) -> None:
     log = write(Message(3)) + write(Message(offset, b"", attributes=CODECS[codec]))
     with pytest.raises(Corrupt, match=f"orders-3: the record batch at offset {offset} has base_offset {offset}"):
-        scan(log, where="orders-3")
+        read_batch_headers(log, where="orders-3")
 
 
 @pytest.mark.parametrize("magic", [3, 127, -1, -128])
 def test_a_magic_that_does_not_exist(magic: int) -> None:
     log = write(Message(3)) + struct.pack(">qiIb", 4, 100, 0, magic) + bytes(95)
     with pytest.raises(Corrupt, match=f"orders-3: the record batch at offset 4 has magic {magic}"):
-        scan(log, where="orders-3")
+        read_batch_headers(log, where="orders-3")
 
 
 @pytest.mark.parametrize("magic", [0, 1])
@@ -380,7 +384,7 @@ def test_many_of_the_smallest_messages_are_read_in_time_and_memory(magic: int) -
     log = write(wrap([Message(i, None, None, magic) for i in range(10_000)], "gzip"))
     started = time.monotonic()
     tracemalloc.start()
-    chunks = decode(scan(log), first_offset=0, end_offset=EVERYTHING, max_decompressed_bytes=1 << 20)
+    chunks = decode(read_batch_headers(log), first_offset=0, end_offset=EVERYTHING, max_decompressed_bytes=1 << 20)
     assert sum(chunk.num_rows for chunk in chunks) == 10_000
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

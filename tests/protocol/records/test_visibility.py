@@ -9,7 +9,7 @@ import pytest
 
 from protocol.errors import Corrupt
 from protocol.records.decode import decode
-from protocol.records.scan import scan
+from protocol.records.memory_records import read_batch_headers
 from tests.protocol.records import reference
 from tests.protocol.records.reference import CONTROL, TRANSACTIONAL, Batch, Record, marker, sequence, write_batch
 
@@ -18,7 +18,9 @@ EVERYTHING = 2**62
 
 def values(batches: list[Batch], aborted: list[dict[str, int]] | None, **options: Any) -> list[bytes | None]:
     log = b"".join(map(write_batch, batches))
-    chunks = decode(scan(log), first_offset=0, end_offset=EVERYTHING, aborted_transactions=aborted, **options)
+    chunks = decode(
+        read_batch_headers(log), first_offset=0, end_offset=EVERYTHING, aborted_transactions=aborted, **options
+    )
     return [value for chunk in chunks for value in chunk["value"].to_pylist()]
 
 
@@ -70,7 +72,7 @@ def test_an_emptied_control_batch_ends_nothing_and_stops_nobody() -> None:
         marker(3, 9, commit=False),
         transactional(b"kept", 4, 9),
     ]
-    assert scan(write_batch(log[2])).next_offset == 3
+    assert read_batch_headers(write_batch(log[2])).next_offset == 3
     assert values(log, [{"producer_id": 9, "first_offset": 1}]) == [b"kept"]
 
 
@@ -82,7 +84,7 @@ def test_a_reply_of_markers_only_has_no_rows() -> None:
 def test_the_range_may_end_inside_a_transaction() -> None:
     batch = sequence([b"a", b"b", b"c"], flags=TRANSACTIONAL, producer_id=1)
     log = write_batch(batch) + write_batch(marker(3, 1, commit=True))
-    (chunk,) = decode(scan(log), first_offset=1, end_offset=2, aborted_transactions=[])
+    (chunk,) = decode(read_batch_headers(log), first_offset=1, end_offset=2, aborted_transactions=[])
     assert chunk["value"].to_pylist() == [b"b"]
 
 
@@ -127,7 +129,7 @@ def test_the_checksum_of_a_marker_is_checked() -> None:
     with pytest.raises(Corrupt, match="offset 6 is corrupt"):
         list(
             decode(
-                scan(log),
+                read_batch_headers(log),
                 first_offset=0,
                 end_offset=9,
                 aborted_transactions=[{"producer_id": 1, "first_offset": 0}],

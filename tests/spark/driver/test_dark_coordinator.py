@@ -17,11 +17,11 @@ from protocol.cluster.client import Client
 from protocol.errors import KafkaError
 from protocol.group.offsets import fetch_offsets
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.agreement import wait_until_known
+from tests.background import background
 from tests.conftest import TopicFactory
 from tests.consumer_groups import coordinator_of, wait_for_lag_zero
-from tests.meanwhile import meanwhile
 from tests.protocol.consumer.consuming import client_of
+from tests.wait_for_brokers import wait_until_known
 
 # `make soak` stops it under a query, so many times.
 KILLS = int(os.environ.get("SPARK_KAFKA_SOURCE_KILLS", "0"))
@@ -92,7 +92,7 @@ def test_a_query_s_commits_go_on_again_and_again(
     )
     load = Load(kafka, name)
     took_s = []
-    with client_of(kafka) as client, meanwhile(load.run):
+    with client_of(kafka) as client, background(load.run):
         try:
             wait_for(lambda: committed(client, group) > 0, 120)
             for _ in range(KILLS):

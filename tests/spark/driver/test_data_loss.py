@@ -130,10 +130,10 @@ LOSSES = {
     "retention takes some": Loss(
         let_retention_take_some, UNREADABLE, HOLE.format(20), rows("new", range(20, 25)), "10 offsets are skipped", 10
     ),
-    "made anew, shorter": Loss(
+    "recreated, shorter": Loss(
         recreate_shorter, CHANGED, ANEW + "; offsets up to 10 of", rows("new", range(4)), "offsets up to 10 of .*-0"
     ),
-    "made anew, longer": Loss(
+    "recreated, longer": Loss(
         recreate_longer, CHANGED, ANEW + "; offsets up to 10 of", rows("new", range(15)), "offsets up to 10 of .*-0"
     ),
     "deleted": Loss(delete_topics, DELETED, "-0 is not there any more: .* up to offset 10", [], "up to offset 10"),
@@ -284,7 +284,7 @@ def test_loss_is_told_and_only_what_is_missing_is_skipped(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # a topic that is missing for good need not be waited for; one made anew must be known to all brokers by then
+    # a topic that is missing for good need not be waited for; one recreated must be known to all brokers by then
     monkeypatch.setattr(unknown_topic, "TRANSIENT_UNKNOWN_MS", 1_000)
     for _ in range(REPEATS):
         stream = Stream(kafka, topic(1))
@@ -319,7 +319,7 @@ def test_a_topic_deleted_when_its_batch_is_planned_already(
 
 
 @pytest.mark.parametrize("option", ["failOnDataLoss=false", "onTopicRecreated=earliest"])
-def test_a_topic_made_anew_between_plan_and_reading(
+def test_a_topic_recreated_between_plan_and_reading(
     option: str, kafka: LocalKafka, topic: TopicFactory, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With fewer records than were read, as many as were planned, and more. The next batch has them all."""
@@ -329,14 +329,14 @@ def test_a_topic_made_anew_between_plan_and_reading(
         produce(kafka, name, "first", READ)
     assert len(stream.run()) == 3 * READ
 
-    def make_anew() -> None:
+    def recreate_all() -> None:
         recreate(kafka, *names)
         for name, length in zip(names, lengths, strict=True):
             produce(kafka, name, "new", length)
 
     for name in names:
         produce(kafka, name, "next", 3)
-    found = stream.run(make_anew, **dict([option.split("=")]))
+    found = stream.run(recreate_all, **dict([option.split("=")]))
     assert sorted(found) == sorted(row for length in lengths for row in rows("new", range(length)))
     warnings = [entry.getMessage() for entry in caplog.records if entry.levelno >= logging.WARNING]
     for name in names:
@@ -408,7 +408,7 @@ def test_a_truncated_log_is_told_also_when_it_has_grown_again(
         admin(kafka).delete_topics(topics)
 
 
-@pytest.mark.parametrize("what", ["retention takes some", "made anew, shorter"])
+@pytest.mark.parametrize("what", ["retention takes some", "recreated, shorter"])
 def test_loss_fails_the_query(
     what: str, spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
 ) -> None:

@@ -21,10 +21,10 @@ from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.plan.offsets import JsonDict
-from tests.agreement import wait_until_known
 from tests.conftest import TopicFactory
 from tests.consumer_groups import move_group
 from tests.protocol.consumer.consuming import client_of
+from tests.wait_for_brokers import wait_until_known
 
 # So that retention takes no record of 1970, whose times tests know.
 FOR_EVER = {"retention.ms": "-1"}

@@ -28,9 +28,9 @@ from pyspark.errors import StreamingQueryException
 
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.source import register
-from tests.agreement import wait_until_known
 from tests.conftest import TopicFactory
 from tests.consumer_groups import move_group
+from tests.wait_for_brokers import wait_until_known
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -10,9 +10,9 @@ from confluent_kafka import Producer
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.agreement import wait_until_decided
 from tests.conftest import TopicFactory
 from tests.consumer_groups import describe, wait_for_lag_zero
+from tests.wait_for_brokers import wait_until_decided
 
 
 def fill(kafka: LocalKafka, topic: str, partitions: int, records: int) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from spark_kafka_source.options.partitions import TopicPartition
+from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.plan import limits
 from spark_kafka_source.plan.offsets import Offsets
 from spark_kafka_source.plan.ranges import offset_ranges

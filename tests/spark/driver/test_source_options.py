@@ -353,10 +353,10 @@ def test_logs_without_times_are_read_from_their_beginning(monkeypatch: pytest.Mo
     assert reader._from_time(5, {("a", 0): 3}, {("a", 0): 9}, Deadline.after_ms(1_000)) == {("a", 0): 3}
 
 
-# -- topics made anew -----------------------------------------------------------------------------
+# -- topics recreated -----------------------------------------------------------------------------
 
 
-def test_a_topic_made_anew_is_read_from_its_beginning_when_that_is_asked_for(
+def test_a_topic_recreated_is_read_from_its_beginning_when_that_is_asked_for(
     spark: SparkSession,
     kafka1: LocalKafka,
     topic1: TopicFactory,

@@ -1,4 +1,4 @@
-"""Topics that change under a query: partitions added, records deleted, the topic gone or made anew under its name."""
+"""Topics that change under a query: partitions added, records deleted, the topic gone or recreated under its name."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.agreement import wait_until_known
 from tests.conftest import TopicFactory
 from tests.consumer_groups import describe, wait_for_lag_zero
 from tests.topic_changes import delete_topics, recreate
+from tests.wait_for_brokers import wait_until_known
 
 
 def admin(kafka: LocalKafka) -> AdminClient:
@@ -93,7 +93,7 @@ def test_a_pattern_takes_new_topics_in(
     assert run_once(rows, tmp_path) == 4
 
 
-def test_a_topic_made_anew_under_its_name_fails_the_query_also_when_it_is_longer_than_before(
+def test_a_topic_recreated_under_its_name_fails_the_query_also_when_it_is_longer_than_before(
     spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
 ) -> None:
     name, group = topic(1), f"group-{uuid.uuid4().hex[:8]}"

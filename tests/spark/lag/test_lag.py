@@ -28,11 +28,11 @@ from spark_kafka_source.lag import (
     lag_of_query,
 )
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.agreement import wait_until_decided
 from tests.conftest import TopicFactory
 from tests.consumer_groups import describe
 from tests.fake_kafka.server import FakeKafka
 from tests.protocol.consumer.consuming import client_of, records
+from tests.wait_for_brokers import wait_until_decided
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -36,9 +36,9 @@ Names = Mapping[str, str]
 
 @pytest.fixture(autouse=True)
 def _warnings_of_one_test_only() -> Iterator[None]:
-    once.say_once.cache_clear()
+    once.log_once.cache_clear()
     yield
-    once.say_once.cache_clear()
+    once.log_once.cache_clear()
 
 
 def filled(one: OptionSet, names: Names) -> dict[str, str]:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 
-from protocol.records.header_column import HEADERS_TYPE
+from protocol.records.record_headers import HEADERS_TYPE
 from spark_kafka_source.local_kafka import LocalKafka
 from tests import sarama
 from tests.conftest import topic_factory

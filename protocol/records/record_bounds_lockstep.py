@@ -1,8 +1,8 @@
 """Record bounds by lockstep: each NumPy step moves a cursor in each of some hundred lanes by one record.
 
-A small batch is a lane; a large one is cut into lanes where `_sync` guesses that records start. A guess is never
+A small batch is a lane; a large one is cut into lanes where records seem to start (`likely_record_starts`). No guess is
 trusted: the lane before it must end exactly there, else there is no result. Knows lengths, and of the rest of a record
-only that its attributes are zero. Used by `starts`.
+only that its attributes are zero. Used by `record_bounds`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from protocol.records.header import SMALLEST_RECORD_BYTES
+from protocol.records.batch_header import SMALLEST_RECORD_BYTES
 from protocol.records.varints import Bytes, Positions
 
 _LANES = 512
@@ -47,7 +47,7 @@ def prefixes(data: Bytes) -> npt.NDArray[Any]:
     return view
 
 
-def worth_lanes(rows: int, size_bytes: int, largest_share: float, regions: int) -> bool:
+def lockstep_pays(rows: int, size_bytes: int, largest_share: float, regions: int) -> bool:
     """Whether lockstep beats a loop over `rows` records in that many regions, the largest with that share of them."""
     average = size_bytes / rows
     if regions * largest_share < 4 and regions >= FEWEST_LANES:
@@ -55,7 +55,7 @@ def worth_lanes(rows: int, size_bytes: int, largest_share: float, regions: int) 
     return rows * _GAIN > _SYNC + _SYNC_A_BYTE * average
 
 
-def lockstep(
+def bounds_in_lockstep(
     data: Bytes, begins: Positions, ends: Positions, average: int
 ) -> tuple[Positions, Positions, Positions] | None:
     """Start and end of every record in the regions [begins[i], ends[i]), and how many records each region has.
@@ -100,18 +100,18 @@ def lockstep(
 def _lanes(data: Bytes, begins: Positions, ends: Positions, average: int) -> tuple[Positions, Positions, Positions]:
     """Where lanes start and end, and the region each is in: the regions, the longer ones cut.
 
-    The pieces of a region are of one size, since the longest lane says how many steps there are.
+    The lanes of a region are of one size, since the longest lane says how many steps there are.
     """
     lengths = ends - begins
     lane_bytes = max(int(lengths.sum()) // _LANES, 4 * average)
-    pieces = np.maximum((lengths + lane_bytes // 2) // lane_bytes, 1)
-    cuts = pieces - 1
+    parts = np.maximum((lengths + lane_bytes // 2) // lane_bytes, 1)
+    cuts = parts - 1
     total = int(cuts.sum())
     if not total:
         return begins, ends, np.arange(len(begins))
     region = np.repeat(np.arange(len(begins)), cuts)
     nth = np.arange(total) - np.repeat(np.cumsum(cuts) - cuts, cuts) + 1
-    found = sync(data, begins[region] + nth * (lengths // pieces)[region], ends[region], average)
+    found = likely_record_starts(data, begins[region] + nth * (lengths // parts)[region], ends[region], average)
     lanes = np.concatenate([begins, found])
     lanes.sort()
     region = np.searchsorted(begins, lanes, side="right") - 1
@@ -120,7 +120,7 @@ def _lanes(data: Bytes, begins: Positions, ends: Positions, average: int) -> tup
     return lanes, untils, region
 
 
-def sync(data: Bytes, guesses: Positions, limits: Positions, average: int) -> Positions:
+def likely_record_starts(data: Bytes, guesses: Positions, limits: Positions, average: int) -> Positions:
     """Where records probably start: at most one in the two average records after each guess, before its limit; sorted.
 
     A record starts with its length and attributes of zero, and leads to another one, up to the limit. What stands

@@ -1,7 +1,7 @@
-"""The writing side of varints, a column at a time, and how columns of pieces become one run of bytes.
+"""How columns become rows of bytes, a column at a time: varints as words, payloads as Arrow columns. Used by `encode`.
 
 A varint is held as a 64-bit word (its bytes, lowest first) and a size; several short ones next to each other share a
-word, so that the fixed part of a record is mostly written by one scattered store. Used by `encode`.
+word, so that the fixed part of a record is mostly written by one scattered store.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ _WORD_BYTES = 8
 
 
 @dataclass
-class Piece:
+class WordColumn:
     """Up to 8 bytes per row: the lowest `sizes` bytes of `words`. `most` is the largest size."""
 
     words: Words
     sizes: Words
     most: int
 
-    def then(self, other: Piece) -> Piece:
+    def then(self, other: WordColumn) -> WordColumn:
         """Both after one another; together they must fit a word."""
         words = other.words << (self.sizes << np.uint64(3))
         words |= self.words
-        return Piece(words, self.sizes + other.sizes, self.most + other.most)
+        return WordColumn(words, self.sizes + other.sizes, self.most + other.most)
 
 
-def zero_bytes(rows: int, except_at: Integers | None = None) -> Piece:
+def zero_bytes(rows: int, except_at: Integers | None = None) -> WordColumn:
     """One zero byte per row; none in the rows `except_at`."""
     sizes = np.ones(rows, np.uint64)
     if except_at is not None:
         sizes[except_at] = 0
-    return Piece(np.zeros(rows, np.uint64), sizes, 1)
+    return WordColumn(np.zeros(rows, np.uint64), sizes, 1)
 
 
 def _zigzag(values: Integers) -> Words:
@@ -62,42 +62,42 @@ def varint_sizes(values: Integers) -> npt.NDArray[np.int64]:
     return sizes
 
 
-def varints(values: Integers) -> list[Piece]:
-    """Each row's zigzag varint: one piece, or two where some have 9 or 10 bytes."""
+def varint_words(values: Integers) -> list[WordColumn]:
+    """Each row's zigzag varint: one column of words, or two where some have 9 or 10 bytes."""
     raw = _zigzag(values)
     largest = int(raw.max()) if len(raw) else 0
-    pieces = [Piece(raw & np.uint64(0x7F), np.ones(len(raw), np.uint64), 1)]
+    columns = [WordColumn(raw & np.uint64(0x7F), np.ones(len(raw), np.uint64), 1)]
     for shift in range(7, largest.bit_length(), 7):
         rest = raw >> np.uint64(shift)
         more = (rest != 0).view(np.uint8).astype(np.uint64)
-        last = pieces[-1]
+        last = columns[-1]
         # The byte before this one is the last of its word, if this one opens a new word.
         last.words |= more << np.uint64(8 * last.most - 1)
         if last.most == _WORD_BYTES:
-            last = Piece(np.zeros(len(raw), np.uint64), np.zeros(len(raw), np.uint64), 0)
-            pieces.append(last)
+            last = WordColumn(np.zeros(len(raw), np.uint64), np.zeros(len(raw), np.uint64), 0)
+            columns.append(last)
         rest &= np.uint64(0x7F)
         rest <<= np.uint64(8 * last.most)
         last.words |= rest
         last.sizes += more
         last.most += 1
-    return pieces
+    return columns
 
 
-class Layout:
-    """Columns of pieces and payloads, in the order in which each row's bytes stand."""
+class RowLayout:
+    """Columns of words and payloads, in the order in which each row's bytes stand."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
         self._columns: list[pa.Array] = []
-        self._pending: list[Piece] = []
+        self._pending: list[WordColumn] = []
 
-    def pieces(self, pieces: list[Piece]) -> None:
-        for piece in pieces:
-            if self._pending and self._pending[-1].most + piece.most <= _WORD_BYTES:
-                self._pending[-1] = self._pending[-1].then(piece)
+    def words(self, columns: list[WordColumn]) -> None:
+        for column in columns:
+            if self._pending and self._pending[-1].most + column.most <= _WORD_BYTES:
+                self._pending[-1] = self._pending[-1].then(column)
             else:
-                self._pending.append(piece)
+                self._pending.append(column)
 
     def payload(self, column: pa.Array, largest: int) -> None:
         """A binary column, whose nulls take no bytes; `largest` is its longest value."""
@@ -107,7 +107,7 @@ class Layout:
 
     def _flush(self) -> None:
         if self._pending:
-            self._columns.append(_column(self._pending, self._rows))
+            self._columns.append(_joined_words(self._pending, self._rows))
             self._pending = []
 
     def data(self) -> pa.Buffer:
@@ -147,13 +147,13 @@ class Layout:
         return laid.buffers()[2], np.frombuffer(laid.buffers()[1], np.int32, len(order) + 1)[1:]
 
 
-def _column(pieces: list[Piece], rows: int) -> pa.Array:
-    """The pieces of each row after one another, as a binary column."""
-    kinds = len(pieces)
-    words, sizes = pieces[0].words, pieces[0].sizes
+def _joined_words(columns: list[WordColumn], rows: int) -> pa.Array:
+    """The words of each row after one another, as a binary column."""
+    kinds = len(columns)
+    words, sizes = columns[0].words, columns[0].sizes
     if kinds > 1:
-        words = np.stack([piece.words for piece in pieces], axis=1).ravel()
-        sizes = np.stack([piece.sizes for piece in pieces], axis=1).ravel()
+        words = np.stack([column.words for column in columns], axis=1).ravel()
+        sizes = np.stack([column.sizes for column in columns], axis=1).ravel()
     bounds = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=bounds[1:])
     data = np.empty(int(bounds[-1]) + _WORD_BYTES, np.uint8)

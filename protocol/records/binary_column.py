@@ -1,6 +1,6 @@
 """From bounds of payloads to a binary column: the only place where payload is copied, once, by Arrow's `take`.
 
-Knows bytes and bounds, nothing of records. Used by `decode` and `header_column`.
+Knows bytes and bounds, nothing of records. Used by `decode`, `legacy` and `record_headers`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from protocol.records.varints import Bytes, Integers, Positions
 _LARGEST_OFFSET = 2**31 - 1
 
 
-def slices(data: Bytes, at: Positions, length: Integers) -> pa.Array:
+def binary_column(data: Bytes, at: Positions, length: Integers) -> pa.Array:
     """A binary column of data[at[i] : at[i] + length[i]], null where the length is -1.
 
     The positions must ascend without overlap, and span less than 2 GiB.

@@ -1,8 +1,8 @@
 """Where each record starts and ends: every record begins with its length, so they form a chain.
 
 The only step of decoding that cannot look at all records at once. Three ways, each exact: runs of records of one size
-(compared at a stride), lockstep in `lanes`, and a Python loop, one record after the other, which is also the judge of
-whatever the other two do not understand. Used by `decode`.
+(compared at a stride), `record_bounds_lockstep`, and a Python loop, one record after the other, for whatever the other
+two do not understand. Used by `decode`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,15 @@ from itertools import repeat
 import numpy as np
 
 from protocol.errors import Corrupt
-from protocol.records.header import SMALLEST_RECORD_BYTES
-from protocol.records.lanes import FEWEST_LANES, SIZES, lockstep, prefixes, sync, worth_lanes
+from protocol.records.batch_header import SMALLEST_RECORD_BYTES
+from protocol.records.record_bounds_lockstep import (
+    FEWEST_LANES,
+    SIZES,
+    bounds_in_lockstep,
+    likely_record_starts,
+    lockstep_pays,
+    prefixes,
+)
 from protocol.records.varints import Bytes, Positions
 from protocol.wire.primitives import Reader
 
@@ -27,22 +34,24 @@ _STEPS: list[list[int]] = SIZES.reshape(256, 256).T.tolist()
 _FEWEST_IN_RUN = 64
 
 
-def bounds_of_batches(data: Bytes, begins: Positions, ends: Positions, counts: Positions) -> Bounds:
+def record_bounds(data: Bytes, begins: Positions, ends: Positions, counts: Positions) -> Bounds:
     """Start and end of every record of some batches, whose records are in data[begins[i]:ends[i]].
 
     Raises `Corrupt` or `Truncated` when `counts[i]` records do not fill batch i exactly.
     """
     rows, size_bytes = int(counts.sum()), int((ends - begins).sum())
     batches = list(zip(begins.tolist(), ends.tolist(), counts.tolist(), strict=True))
-    of_one_size = len(batches) < FEWEST_LANES and _run(data, *batches[0])
-    if not of_one_size and worth_lanes(rows, size_bytes, int(counts.max()) / rows, len(batches)):
-        found = lockstep(data, begins, ends, size_bytes // rows)
+    of_one_size = len(batches) < FEWEST_LANES and _bounds_at_stride(data, *batches[0])
+    if not of_one_size and lockstep_pays(rows, size_bytes, int(counts.max()) / rows, len(batches)):
+        found = bounds_in_lockstep(data, begins, ends, size_bytes // rows)
         if found is not None and (found[2] == counts).all():
             return found[:2]
-    return _joined([part for begin, end, count in batches for part in stretches(data, begin, end, count, count)])
+    return _joined(
+        [part for begin, end, count in batches for part in record_bounds_in_parts(data, begin, end, count, count)]
+    )
 
 
-def stretches(data: Bytes, begin: int, end: int, count: int, rows_at_once: int) -> Iterator[Bounds]:
+def record_bounds_in_parts(data: Bytes, begin: int, end: int, count: int, rows_at_once: int) -> Iterator[Bounds]:
     """Start and end of every record of one batch, in data[begin:end], about `rows_at_once` records at a time.
 
     Raises `Corrupt` or `Truncated` when `count` records do not fill the batch exactly.
@@ -54,9 +63,9 @@ def stretches(data: Bytes, begin: int, end: int, count: int, rows_at_once: int) 
         while wanted > 0:
             last = wanted == count
             part = (
-                _run(data, begin, end, wanted)
-                or _some_lanes(data, begin, end, wanted, count)
-                or _chain(data, begin, end, wanted, last)
+                _bounds_at_stride(data, begin, end, wanted)
+                or _bounds_in_lockstep(data, begin, end, wanted, count)
+                or _bounds_one_by_one(data, begin, end, wanted, last)
             )
             parts.append(part)
             begin = int(part[1][-1])
@@ -73,7 +82,7 @@ def _joined(parts: list[Bounds]) -> Bounds:
     return np.concatenate([starts for starts, _ in parts]), np.concatenate([ends for _, ends in parts])
 
 
-def _run(data: Bytes, begin: int, end: int, most: int) -> Bounds | None:
+def _bounds_at_stride(data: Bytes, begin: int, end: int, most: int) -> Bounds | None:
     """The next records, up to `most`, as far as all have the size of the first; None if that are only a few."""
     if most < _FEWEST_IN_RUN or end - begin < most * SMALLEST_RECORD_BYTES:
         return None
@@ -96,19 +105,19 @@ def _run(data: Bytes, begin: int, end: int, most: int) -> Bounds | None:
     return bounds[:-1], bounds[1:]
 
 
-def _some_lanes(data: Bytes, begin: int, end: int, rows: int, count: int) -> Bounds | None:
+def _bounds_in_lockstep(data: Bytes, begin: int, end: int, rows: int, count: int) -> Bounds | None:
     """About `rows` of the next `count` records, all of them if they are equal; None where lockstep finds nothing."""
     average = (end - begin) // count
-    if not worth_lanes(rows, rows * average, 1.0, 1):
+    if not lockstep_pays(rows, rows * average, 1.0, 1):
         return None
     until = np.array([end])
     if rows < count:
-        until = sync(data, np.array([begin + rows * average]), until, average)
-    found = lockstep(data, np.array([begin]), until, average) if len(until) else None
+        until = likely_record_starts(data, np.array([begin + rows * average]), until, average)
+    found = bounds_in_lockstep(data, np.array([begin]), until, average) if len(until) else None
     return found and found[:2]
 
 
-def _chain(data: Bytes, begin: int, end: int, count: int, whole: bool) -> Bounds:
+def _bounds_one_by_one(data: Bytes, begin: int, end: int, count: int, whole: bool) -> Bounds:
     """`count` records in a row from `begin`, which end before `end`, or (`whole`) exactly there."""
     view, steps, position = data.data, _STEPS, begin
     try:

@@ -1,8 +1,9 @@
-"""Record bounds: runs and lanes find exactly what the loop finds, or leave it to the loop."""
+"""Record bounds: the fast ways find exactly what the loop finds, or leave it to the loop."""
 
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
@@ -11,8 +12,8 @@ import numpy as np
 import pytest
 
 from protocol.errors import ProtocolError
-from protocol.records import lanes, starts
-from protocol.records.starts import bounds_of_batches, stretches
+from protocol.records.record_bounds import record_bounds, record_bounds_in_parts
+from protocol.records.record_bounds_lockstep import bounds_in_lockstep
 from tests.protocol.records.reference import Record, write_record
 
 Sizes = Callable[[random.Random], int]
@@ -44,7 +45,7 @@ def zeros(dice: random.Random, size: int) -> bytes:
 
 
 def record_lookalikes(dice: random.Random, size: int) -> bytes:
-    """Values that look like chains of records themselves: what `sync` cannot tell from the real ones."""
+    """Values that look like chains of records themselves: not to be told from the real ones."""
     return (write_record(Record(b"v" * dice.randrange(30))) * (size // 8 + 1))[:size]
 
 
@@ -61,7 +62,7 @@ def test_one_large_batch(sizes: str, payload: Any, headers: bool) -> None:
     records = some_records(VALUE_SIZES[sizes], count, payload, headers)
     data = np.frombuffer(b"\xfe" * 61 + b"".join(records), np.uint8)
     for rows_at_once in (4_000, 20_000):
-        parts = list(stretches(data, 61, len(data), count, rows_at_once))
+        parts = list(record_bounds_in_parts(data, 61, len(data), count, rows_at_once))
         assert all(len(part[0]) <= 2 * rows_at_once for part in parts)
         edges = expected(records, 61)
         assert np.concatenate([part[0] for part in parts]).tolist() == edges[:-1]
@@ -81,32 +82,33 @@ def test_many_batches(counts: list[int], payload: Any) -> None:
         edges += list(zip(expected(mine, len(log)), expected(mine, len(log))[1:], strict=False))
         log += b"".join(mine)
         ends.append(len(log))
-    found = bounds_of_batches(np.frombuffer(log, np.uint8), *map(np.array, (begins, ends, counts)))
+    found = record_bounds(np.frombuffer(log, np.uint8), *map(np.array, (begins, ends, counts)))
     assert list(zip(*(column.tolist() for column in found), strict=True)) == edges
 
 
-@pytest.mark.parametrize(("sizes", "way"), [("varied", "lockstep"), ("one size", "_run")])
+@pytest.mark.parametrize(("sizes", "way"), [("varied", "bounds_in_lockstep"), ("one size", "_bounds_at_stride")])
 def test_the_fast_ways_are_taken(sizes: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or all of this file would only test the loop."""
     records = some_records(VALUE_SIZES[sizes], 9_000, noise, headers=False)
     data = np.frombuffer(b"".join(records), np.uint8)
     found: list[int] = []
-    real = getattr(starts, way)
+    module = sys.modules[record_bounds.__module__]
+    real = getattr(module, way)
 
     def watched(*arguments: Any) -> Any:
         bounds = real(*arguments)
         found.append(0 if bounds is None else len(bounds[0]))
         return bounds
 
-    monkeypatch.setattr(starts, way, watched)
-    list(stretches(data, 0, len(data), 9_000, 20_000))
+    monkeypatch.setattr(module, way, watched)
+    list(record_bounds_in_parts(data, 0, len(data), 9_000, 20_000))
     assert sum(found) > 8_000
 
 
-def test_lanes_give_up_rather_than_guess_wrong() -> None:
+def test_lockstep_gives_up_rather_than_guess_wrong() -> None:
     records = some_records(VALUE_SIZES["varied"], 9_000, record_lookalikes, headers=False)
     data = np.frombuffer(b"".join(records), np.uint8)
-    found = lanes.lockstep(data, np.array([0]), np.array([len(data)]), len(data) // 9_000)
+    found = bounds_in_lockstep(data, np.array([0]), np.array([len(data)]), len(data) // 9_000)
     assert found is None or found[0].tolist() == expected(records, 0)[:-1]
 
 
@@ -116,9 +118,9 @@ def test_a_count_that_is_wrong_is_found(sizes: str, wrong: int) -> None:
     records = some_records(VALUE_SIZES[sizes], 9_000, noise, headers=False)
     data = np.frombuffer(b"".join(records), np.uint8)
     with pytest.raises(ProtocolError):
-        list(stretches(data, 0, len(data), 9_000 + wrong, 4_000))
+        list(record_bounds_in_parts(data, 0, len(data), 9_000 + wrong, 4_000))
     with pytest.raises(ProtocolError):
-        bounds_of_batches(data, np.array([0]), np.array([len(data)]), np.array([9_000 + wrong]))
+        record_bounds(data, np.array([0]), np.array([len(data)]), np.array([9_000 + wrong]))
 
 
 def test_an_end_inside_a_record_is_found() -> None:
@@ -127,4 +129,4 @@ def test_an_end_inside_a_record_is_found() -> None:
     for cut in (1, 30, 500):
         for whole in (data, data[:-cut]):
             with pytest.raises(ProtocolError):
-                list(stretches(whole, 0, len(data) - cut, 9_000, 4_000))
+                list(record_bounds_in_parts(whole, 0, len(data) - cut, 9_000, 4_000))

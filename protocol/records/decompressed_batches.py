@@ -1,7 +1,7 @@
 """Record batches, checked and decompressed, some thousand records at a time and side by side in one byte array.
 
-Small batches are put together, since a NumPy call costs the same for one record as for a hundred. Never holds more
-than one slab of decompressed records. Used by `decode`; knows batches, not records.
+Small batches are put together, since a NumPy call costs the same for one record as for a hundred. Used by `decode`;
+knows batches, not records.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import numpy as np
 from crc32c import crc32c
 
 from protocol.errors import Corrupt
-from protocol.records.compression import Codec, decompress
-from protocol.records.header import (
+from protocol.records.batch_header import (
     CHECKED_FROM,
     COMPRESSION_MASK,
     HEADER_BYTES,
     LOG_OVERHEAD_BYTES,
     SMALLEST_RECORD_BYTES,
 )
-from protocol.records.scan import Scan
+from protocol.records.compression import Codec, decompress
+from protocol.records.memory_records import MemoryRecords
 from protocol.records.varints import Bytes, Positions
 
-SLAB_ROWS = 32_000
-SLAB_BYTES = 4 << 20
-_MOST_ROWS = SLAB_ROWS * 3 // 2
+ROWS_AT_ONCE = 32_000
+_BYTES_AT_ONCE = 4 << 20
+_MOST_ROWS = ROWS_AT_ONCE * 3 // 2
 _SCRATCH_BYTES = 16 << 20
 # Memory that was touched before is several times faster than fresh pages. Lists hand out and take back atomically.
 _idle_scratch: list[Bytes] = []
@@ -35,8 +35,8 @@ _MOST_IDLE = 4
 
 
 @dataclass(frozen=True)
-class Slab:
-    """The records of `batches` (rows of the scan's headers): `counts[i]` of them in data[begins[i]:ends[i]]."""
+class DecompressedBatches:
+    """The records of `batches` (rows of `MemoryRecords.headers`): `counts[i]` of them in data[begins[i]:ends[i]]."""
 
     data: Bytes
     batches: Positions
@@ -44,86 +44,90 @@ class Slab:
     ends: Positions
     counts: Positions
 
-    def only(self, index: int) -> Slab:
+    def only(self, index: int) -> DecompressedBatches:
         """One of its batches, by itself."""
         one = slice(index, index + 1)
-        return Slab(self.data, self.batches[one], self.begins[one], self.ends[one], self.counts[one])
+        return DecompressedBatches(self.data, self.batches[one], self.begins[one], self.ends[one], self.counts[one])
 
 
-def slabs(scan: Scan, batches: Positions, max_decompressed_bytes: int, check_crc: bool, where: str) -> Iterator[Slab]:
-    """The given batches in order. A slab's bytes are valid until the next one is asked for.
+def decompressed_batches(
+    records: MemoryRecords, batches: Positions, max_decompressed_bytes: int, check_crc: bool, where: str
+) -> Iterator[DecompressedBatches]:
+    """The given batches in order, some at a time; their bytes are valid until the next ones are asked for.
 
     Raises `Corrupt` (checksum, codec, a count of records that cannot be) and `DecompressedTooLarge`.
     """
-    compressed = (scan.headers["attributes"][batches] & COMPRESSION_MASK) != Codec.NONE
+    compressed = (records.headers["attributes"][batches] & COMPRESSION_MASK) != Codec.NONE
     edges = [0, *(np.flatnonzero(np.diff(compressed)) + 1).tolist(), len(batches)]
     for first, until in pairwise(edges):
         if first < until and compressed[first]:
-            yield from _unpacked(scan, batches[first:until], max_decompressed_bytes, check_crc, where)
+            yield from _unpacked(records, batches[first:until], max_decompressed_bytes, check_crc, where)
         elif first < until:
-            yield from _stored(scan, batches[first:until], check_crc, where)
+            yield from _stored(records, batches[first:until], check_crc, where)
 
 
-def _stored(scan: Scan, batches: Positions, check_crc: bool, where: str) -> Iterator[Slab]:
+def _stored(records: MemoryRecords, batches: Positions, check_crc: bool, where: str) -> Iterator[DecompressedBatches]:
     """Batches that are not compressed stay where they are, in the reply."""
-    data = np.frombuffer(scan.buffer, np.uint8)
-    headers = scan.headers[batches]
+    data = np.frombuffer(records.buffer, np.uint8)
+    headers = records.headers[batches]
     begins = headers["position"] + HEADER_BYTES
     ends = headers["position"] + LOG_OVERHEAD_BYTES + headers["length"]
     counts = headers["count"].astype(np.int64)
     rows = np.cumsum(counts)
     first = 0
     while first < len(batches):
-        # The batch that fills a slab belongs to it, unless it does much more than that.
+        # The batch that reaches the limit belongs to them, unless it goes far beyond.
         rows_before = rows[first] - counts[first]
-        full = min(np.searchsorted(rows, rows_before + SLAB_ROWS), np.searchsorted(ends, begins[first] + SLAB_BYTES))
+        full = min(
+            np.searchsorted(rows, rows_before + ROWS_AT_ONCE), np.searchsorted(ends, begins[first] + _BYTES_AT_ONCE)
+        )
         fits = np.searchsorted(rows, rows_before + _MOST_ROWS, side="right")
         until = max(int(min(full + 1, fits)), first + 1)
         some = slice(first, until)
-        slab = Slab(data, batches[some], begins[some], ends[some], counts[some])
+        stored = DecompressedBatches(data, batches[some], begins[some], ends[some], counts[some])
         if check_crc:
-            _check(scan, slab.batches, where)
-        crowded = slab.counts * SMALLEST_RECORD_BYTES > slab.ends - slab.begins
+            _check(records, stored.batches, where)
+        crowded = stored.counts * SMALLEST_RECORD_BYTES > stored.ends - stored.begins
         if crowded.any():
             index = int(crowded.argmax())
-            size_bytes = int(slab.ends[index] - slab.begins[index])
-            raise scan.located(_crowded(int(slab.counts[index]), size_bytes), int(slab.batches[index]), where)
-        yield slab
+            size_bytes = int(stored.ends[index] - stored.begins[index])
+            raise records.located(_crowded(int(stored.counts[index]), size_bytes), int(stored.batches[index]), where)
+        yield stored
         first = until
 
 
 def _unpacked(
-    scan: Scan, batches: Positions, max_decompressed_bytes: int, check_crc: bool, where: str
-) -> Iterator[Slab]:
+    records: MemoryRecords, batches: Positions, max_decompressed_bytes: int, check_crc: bool, where: str
+) -> Iterator[DecompressedBatches]:
     """Compressed batches, in scratch memory next to each other; one that does not fit there in memory of its own."""
     scratch = _idle_scratch.pop() if _idle_scratch else np.empty(_SCRATCH_BYTES, np.uint8)
-    headers = scan.headers[batches]
+    headers = records.headers[batches]
     names = ("attributes", "position", "length", "count", "crc")
     fields = zip(*(headers[name].tolist() for name in names), strict=True)
     counts = headers["count"].astype(np.int64)
     stops = np.zeros(len(batches), np.int64)
     first = rows = used = 0
 
-    def so_far(until: int) -> Slab:
+    def so_far(until: int) -> DecompressedBatches:
         some = slice(first, until)
         begins = np.concatenate([[0], stops[first : until - 1]])
-        return Slab(scratch, batches[some], begins, stops[some], counts[some])
+        return DecompressedBatches(scratch, batches[some], begins, stops[some], counts[some])
 
     try:
         for index, (attributes, start, length, count, crc) in enumerate(fields):
-            if rows and (rows >= SLAB_ROWS or used >= SLAB_BYTES or rows + count > _MOST_ROWS):
+            if rows and (rows >= ROWS_AT_ONCE or used >= _BYTES_AT_ONCE or rows + count > _MOST_ROWS):
                 yield so_far(index)
                 first, rows, used = index, 0, 0
             end = start + LOG_OVERHEAD_BYTES + length
-            if check_crc and crc32c(scan.buffer[start + CHECKED_FROM : end]) != crc:
-                scan.verify_checksum(int(batches[index]), where)
-            packed = scan.buffer[start + HEADER_BYTES : end]
+            if check_crc and crc32c(records.buffer[start + CHECKED_FROM : end]) != crc:
+                records.verify_checksum(int(batches[index]), where)
+            packed = records.buffer[start + HEADER_BYTES : end]
             try:
                 unpacked = decompress(attributes & COMPRESSION_MASK, packed, scratch[used:], max_decompressed_bytes)
                 if count * SMALLEST_RECORD_BYTES > len(unpacked):
                     raise _crowded(count, len(unpacked))
             except Corrupt as error:
-                raise scan.located(error, int(batches[index]), where) from error
+                raise records.located(error, int(batches[index]), where) from error
             if np.may_share_memory(unpacked, scratch):
                 rows, used = rows + count, used + len(unpacked)
                 stops[index] = used
@@ -131,7 +135,7 @@ def _unpacked(
             if first < index:
                 yield so_far(index)
             one = slice(index, index + 1)
-            yield Slab(unpacked, batches[one], np.array([0]), np.array([len(unpacked)]), counts[one])
+            yield DecompressedBatches(unpacked, batches[one], np.array([0]), np.array([len(unpacked)]), counts[one])
             first, rows, used = index + 1, 0, 0
         if first < len(batches):
             yield so_far(len(batches))
@@ -140,15 +144,15 @@ def _unpacked(
             _idle_scratch.append(scratch)
 
 
-def _check(scan: Scan, batches: Positions, where: str) -> None:
+def _check(records: MemoryRecords, batches: Positions, where: str) -> None:
     """Raises `Corrupt` for the first of the batches whose checksum is wrong."""
-    headers, view = scan.headers[batches], scan.buffer
+    headers, view = records.headers[batches], records.buffer
     begins = (headers["position"] + CHECKED_FROM).tolist()
     ends = (headers["position"] + LOG_OVERHEAD_BYTES + headers["length"]).tolist()
     found = [crc32c(view[begin:end]) for begin, end in zip(begins, ends, strict=True)]
     wrong = np.array(found, np.int64) != headers["crc"]
     if wrong.any():
-        scan.verify_checksum(int(batches[wrong.argmax()]), where)
+        records.verify_checksum(int(batches[wrong.argmax()]), where)
 
 
 def _crowded(count: int, size_bytes: int) -> Corrupt:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def meanwhile(action: Callable[[], None]) -> Iterator[None]:
+def background(action: Callable[[], None]) -> Iterator[None]:
     """Runs `action` in another thread; waits for its end, and raises what it raises."""
     raised: list[BaseException] = []
 

@@ -1,7 +1,7 @@
 """The headers column: list<struct<key: string, value: binary>>, null for a record without headers.
 
-Apart from `columns` because headers are chains within each record: vectorised in rounds over the records (the first
-header of each, then the second, ...), and one by one for the odd record that has very many. Used by `decode`.
+Apart from `record_fields` because headers are chains within each record: vectorised in rounds over the records (the
+first header of each, then the second, ...), and one by one for the odd record that has very many. Used by `decode`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from protocol.errors import Corrupt
-from protocol.records.columns import slices
+from protocol.records.binary_column import binary_column
 from protocol.records.varints import Bytes, Integers, Positions, read_varints
 from protocol.wire.primitives import Reader
 
@@ -30,7 +30,7 @@ class _Bounds:
         self.key_at, self.key_length, self.value_at, self.value_length = (np.empty(total, np.int64) for _ in range(4))
 
 
-def header_lists(data: Bytes, at: Positions, count: Integers, ends: Positions) -> pa.Array:
+def record_headers(data: Bytes, at: Positions, count: Integers, ends: Positions) -> pa.Array:
     """The headers of each record: `count[i]` of them in data[at[i]:ends[i]].
 
     Raises `Corrupt` or `Truncated` where the headers do not fill their record exactly.
@@ -50,7 +50,7 @@ def header_lists(data: Bytes, at: Positions, count: Integers, ends: Positions) -
     if total > _MOST_AT_ONCE and rows > 1:
         half = rows // 2
         return pa.concat_arrays(
-            [header_lists(data, at[s], count[s], ends[s]) for s in (slice(half), slice(half, None))]
+            [record_headers(data, at[s], count[s], ends[s]) for s in (slice(half), slice(half, None))]
         )
     first = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
     bounds = _Bounds(total)
@@ -59,7 +59,10 @@ def header_lists(data: Bytes, at: Positions, count: Integers, ends: Positions) -
     for row in np.flatnonzero(many).tolist():
         _one_by_one(data, int(at[row]), int(ends[row]), range(int(first[row]), int(first[row + 1])), bounds)
     pairs = pa.StructArray.from_arrays(
-        [_text(slices(data, bounds.key_at, bounds.key_length)), slices(data, bounds.value_at, bounds.value_length)],
+        [
+            _text(binary_column(data, bounds.key_at, bounds.key_length)),
+            binary_column(data, bounds.value_at, bounds.value_length),
+        ],
         fields=list(HEADERS_TYPE.value_type),
     )
     validity = pa.py_buffer(np.packbits(counts > 0, bitorder="little"))

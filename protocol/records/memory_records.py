@@ -1,4 +1,4 @@
-"""What a Fetch reply holds, from the batch headers alone: which offsets, and where the last whole batch ends.
+"""The batch headers of a Fetch reply: which offsets it holds, and where the last whole batch ends.
 
 Cheap, so that the next Fetch can be asked for before this one is decoded. Does not check the checksums (`decode`
 does) and never looks at a record.
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from protocol.errors import Corrupt, ProtocolError
-from protocol.records.header import (
+from protocol.records.batch_header import (
     FIELD_NAMES,
     FRAME,
     HEADER_BYTES,
@@ -29,12 +29,12 @@ from protocol.wire.primitives import BytesLike
 
 
 @dataclass(frozen=True)
-class Scan:
-    """The whole record batches of one partition in one reply.
+class MemoryRecords:
+    """The whole record batches of one partition in one reply (`MemoryRecords` in the Java client, too).
 
     Attributes
     ----------
-    buffer : the bytes scanned; `decode` reads the records from it, so it must stay unchanged until then.
+    buffer : the bytes of the reply; `decode` reads the records from it, so it must stay unchanged until then.
     headers : one row per batch, in the order of the log, dtype `header.NATIVE`. A message of magic 0 or 1 is a batch
         of its own, whose fields `legacy.messages_as_batches` fills.
     next_offset : the offset after the last batch, where the next Fetch starts; None without a whole batch.
@@ -84,7 +84,7 @@ class Scan:
             )
 
 
-def scan(buffer: BytesLike, where: str = "record batches") -> Scan:
+def read_batch_headers(buffer: BytesLike, where: str = "record batches") -> MemoryRecords:
     """Reads the batch headers in `buffer`, the `records` of one partition in a Fetch reply.
 
     Raises `Corrupt`, with a message that starts with `where` ("orders-3"), for a header that cannot be one.
@@ -114,7 +114,7 @@ def scan(buffer: BytesLike, where: str = "record batches") -> Scan:
         messages_as_batches(headers, view, where)
     _check(headers, where)
     next_offset = int(headers["last_offset"][-1]) + 1 if positions else None
-    return Scan(view, headers, next_offset, partial_bytes, has_messages)
+    return MemoryRecords(view, headers, next_offset, partial_bytes, has_messages)
 
 
 def _headers(view: memoryview, positions: list[int], short: bool) -> npt.NDArray[Any]:

@@ -1,7 +1,7 @@
 """The header of a record batch (magic 2): its layout, the bits of its attributes, its checksum.
 
-Knows one header and nothing of the records behind it. Used by `scan` and `decode` on the way in, by `encode` on the
-way out.
+Knows one header and nothing of the records behind it. Used by `memory_records` and `decode` on the way in, by `encode`
+on the way out.
 """
 
 from __future__ import annotations
@@ -14,9 +14,6 @@ from crc32c import crc32c
 from protocol.wire.primitives import BytesLike
 
 MAGIC = 2
-NO_PRODUCER_ID = -1
-NO_PRODUCER_EPOCH = -1
-NO_SEQUENCE = -1
 
 _FIELDS = (
     ("base_offset", "i8"),

@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from protocol.errors import Corrupt
-from protocol.records.scan import scan
+from protocol.records.memory_records import read_batch_headers
 from tests.protocol.records.reference import Batch, sequence, write_batch
 
 
@@ -16,9 +16,9 @@ def test_every_whole_batch_is_a_row() -> None:
         sequence([b"a", b"b"]).records, 10, "lz4", 16, 100, 200, producer_id=9, producer_epoch=3, base_sequence=4
     )
     log = write_batch(first) + write_batch(sequence([b"c"], base_offset=12))
-    scanned = scan(log)
-    assert len(scanned) == 2
-    row = {name: int(scanned.headers[name][0]) for name in scanned.headers.dtype.names}
+    records = read_batch_headers(log)
+    assert len(records) == 2
+    row = {name: int(records.headers[name][0]) for name in records.headers.dtype.names}
     assert row.pop("crc") > 0
     assert row == {
         "base_offset": 10,
@@ -36,34 +36,36 @@ def test_every_whole_batch_is_a_row() -> None:
         "base_sequence": 4,
         "count": 2,
     }
-    assert bytes(scanned.batch(1)) == write_batch(sequence([b"c"], base_offset=12))
-    assert (scanned.next_offset, scanned.partial_bytes) == (13, 0)
+    assert bytes(records.batch(1)) == write_batch(sequence([b"c"], base_offset=12))
+    assert (records.next_offset, records.partial_bytes) == (13, 0)
 
 
 def test_the_next_offset_counts_what_compaction_removed_at_the_end() -> None:
-    assert scan(write_batch(sequence([b"a"], base_offset=5, last_offset_delta=1_999))).next_offset == 2_005
+    assert (
+        read_batch_headers(write_batch(sequence([b"a"], base_offset=5, last_offset_delta=1_999))).next_offset == 2_005
+    )
 
 
 def test_a_batch_that_is_cut_tells_its_size() -> None:
     whole, cut = write_batch(sequence([b"a"])), write_batch(sequence([b"b" * 100], base_offset=1))
     for kept in range(12, len(cut)):
-        scanned = scan(whole + cut[:kept])
-        assert (len(scanned), scanned.next_offset, scanned.partial_bytes) == (1, 1, len(cut))
+        records = read_batch_headers(whole + cut[:kept])
+        assert (len(records), records.next_offset, records.partial_bytes) == (1, 1, len(cut))
     for kept in range(1, 12):
-        assert scan(whole + cut[:kept]).partial_bytes == 61
+        assert read_batch_headers(whole + cut[:kept]).partial_bytes == 61
 
 
 def test_nothing_in_nothing() -> None:
-    scanned = scan(b"")
-    assert (len(scanned), scanned.next_offset, scanned.partial_bytes) == (0, None, 0)
-    assert scan(write_batch(sequence([b"a"]))[:40]).next_offset is None
+    records = read_batch_headers(b"")
+    assert (len(records), records.next_offset, records.partial_bytes) == (0, None, 0)
+    assert read_batch_headers(write_batch(sequence([b"a"]))[:40]).next_offset is None
 
 
 @pytest.mark.parametrize("length", [-(2**31), -1, 0, 13, 48])
 def test_a_batch_shorter_than_its_header_is_corrupt(length: int) -> None:
     log = struct.pack(">qi", 7, length) + bytes([0, 0, 0, 0, 2]) + bytes(100)
     with pytest.raises(Corrupt, match=f"orders-3: the record batch at offset 7 announces {length} bytes"):
-        scan(log, where="orders-3")
+        read_batch_headers(log, where="orders-3")
 
 
 @pytest.mark.parametrize(
@@ -80,4 +82,4 @@ def test_a_batch_shorter_than_its_header_is_corrupt(length: int) -> None:
 def test_a_header_that_cannot_be_is_corrupt(what: str, batch: Batch) -> None:
     log = write_batch(sequence([b"a"])) + write_batch(batch)
     with pytest.raises(Corrupt, match=f"orders-3: the record batch at offset {batch.base_offset} has {what}"):
-        scan(log, where="orders-3")
+        read_batch_headers(log, where="orders-3")

@@ -16,8 +16,8 @@ from kafka.record.default_records import DefaultRecordBatchBuilder as KafkaPytho
 
 from protocol.records.decode import decode
 from protocol.records.encode import encode, stamp
-from protocol.records.header_column import HEADERS_TYPE
-from protocol.records.scan import scan
+from protocol.records.memory_records import read_batch_headers
+from protocol.records.record_headers import HEADERS_TYPE
 
 NUMBERS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 # The codecs that each client has without a package beyond those of the tests.
@@ -88,11 +88,11 @@ READERS: dict[str, Callable[[bytes], Any]] = {"aiokafka": AiokafkaBatch, "kafka-
 @pytest.mark.parametrize(("client", "codec"), AIOKAFKA + KAFKA_PYTHON)
 def test_what_they_write_we_read(client: str, codec: str, count: int) -> None:
     rows = some_rows(count)
-    scanned = scan(WRITERS[client](rows, codec))
-    assert scanned.next_offset == count
-    assert scanned.headers["producer_id"][0] == 99
+    records = read_batch_headers(WRITERS[client](rows, codec))
+    assert records.next_offset == count
+    assert records.headers["producer_id"][0] == 99
     columns = ["key", "value", "timestamp_ms", "headers"]
-    chunks = decode(scanned, first_offset=0, end_offset=count, columns=columns)
+    chunks = decode(records, first_offset=0, end_offset=count, columns=columns)
     assert [row for chunk in chunks for row in chunk.to_pylist()] == rows
 
 
@@ -127,16 +127,16 @@ def what_java_wrote() -> list[Row]:
 @pytest.mark.parametrize("codec", NUMBERS)
 def test_what_the_java_client_writes_we_read(codec: str) -> None:
     log = (Path(__file__).parent / "written_by_java" / f"{codec}.bin").read_bytes()
-    chunks = decode(scan(log), first_offset=0, end_offset=1_000)
+    chunks = decode(read_batch_headers(log), first_offset=0, end_offset=1_000)
     assert [row for chunk in chunks for row in chunk.to_pylist()] == what_java_wrote()
 
 
 @pytest.mark.parametrize("codec", NUMBERS)
 def test_what_sarama_writes_we_read(codec: str) -> None:
     """A broker's segments, to which `tests/sarama` had sent the first 70 of those rows: for where there is no Go."""
-    scanned = scan((Path(__file__).parent / "written_by_sarama" / f"{codec}.bin").read_bytes())
-    assert set(scanned.headers["attributes"] & 7) == {NUMBERS[codec]}
-    chunks = decode(scanned, first_offset=0, end_offset=70)
+    records = read_batch_headers((Path(__file__).parent / "written_by_sarama" / f"{codec}.bin").read_bytes())
+    assert set(records.headers["attributes"] & 7) == {NUMBERS[codec]}
+    chunks = decode(records, first_offset=0, end_offset=70)
     assert [row for chunk in chunks for row in chunk.to_pylist()] == [
         {**row, "offset": offset} for offset, row in enumerate(what_java_wrote()[:70])
     ]
@@ -145,7 +145,7 @@ def test_what_sarama_writes_we_read(codec: str) -> None:
 def test_our_records_are_those_of_the_java_client() -> None:
     """Byte for byte, where no codec stands between."""
     log = (Path(__file__).parent / "written_by_java" / "none.bin").read_bytes()
-    theirs = bytes(scan(log).batch(1))
+    theirs = bytes(read_batch_headers(log).batch(1))
     rows = pa.RecordBatch.from_pylist(
         [{**row, "timestamp_ms": 1_700_000_000_000 + i * 1000 - i * i} for i, row in enumerate(what_java_wrote()[-3:])],
         schema=pa.schema(

@@ -9,14 +9,14 @@ import pytest
 from protocol.broker_errors import ErrorCode
 from protocol.config import ConsumerConfig
 from protocol.consumer.listed_offset import ListedOffset
-from protocol.consumer.log_judgement import Lost, SeenLog, judge_out_of_range, judge_truncation
 from protocol.consumer.partition_consumer import UNBOUNDED, PartitionConsumer
+from protocol.consumer.position_validation import InvalidPosition, LogBounds, log_truncated, validate_position
 from protocol.errors import BrokerError, LogTruncated
 from tests.protocol.consumer.consuming import TOPIC_ID
 
 
-def seen(start: int, end: int, epoch: int = 5, *, lacks_epoch: bool = False) -> SeenLog:
-    return SeenLog(start, ListedOffset(end, epoch, -1), lacks_epoch)
+def seen(start: int, end: int, epoch: int = 5, *, lacks_epoch: bool = False) -> LogBounds:
+    return LogBounds(start, ListedOffset(end, epoch, -1), lacks_epoch)
 
 
 def at(position: int, until: int = UNBOUNDED, topic_id: bytes = TOPIC_ID) -> PartitionConsumer:
@@ -26,7 +26,7 @@ def at(position: int, until: int = UNBOUNDED, topic_id: bytes = TOPIC_ID) -> Par
 
 
 @pytest.mark.parametrize(
-    ("partition", "log", "resume", "why"),
+    ("partition", "log", "resume", "reason"),
     [
         (
             at(10, 30),
@@ -42,11 +42,11 @@ def at(position: int, until: int = UNBOUNDED, topic_id: bytes = TOPIC_ID) -> Par
         (at(10, 30), seen(0, 8, -1), 30, "offsets 10 to 30 are"),
     ],
 )
-def test_what_is_lost(partition: PartitionConsumer, log: SeenLog, resume: int, why: str) -> None:
-    verdict = judge_out_of_range(partition, log)
-    assert isinstance(verdict, Lost)
-    assert verdict.resume == resume
-    assert re.search(why, verdict.why)
+def test_what_is_lost(partition: PartitionConsumer, log: LogBounds, resume: int, reason: str) -> None:
+    outcome = validate_position(partition, log)
+    assert isinstance(outcome, InvalidPosition)
+    assert outcome.resume == resume
+    assert re.search(reason, outcome.reason)
 
 
 @pytest.mark.parametrize(
@@ -59,13 +59,13 @@ def test_what_is_lost(partition: PartitionConsumer, log: SeenLog, resume: int, w
         (seen(0, 10), ErrorCode.OFFSET_NOT_AVAILABLE),
     ],
 )
-def test_what_passes(log: SeenLog, code: ErrorCode) -> None:
-    verdict = judge_out_of_range(at(10, 30), log)
-    assert isinstance(verdict, BrokerError)
-    assert verdict.code == code
+def test_what_passes(log: LogBounds, code: ErrorCode) -> None:
+    outcome = validate_position(at(10, 30), log)
+    assert isinstance(outcome, BrokerError)
+    assert outcome.code == code
 
 
 def test_a_truncated_log_goes_on_where_others_begin_but_not_before_what_is_ours() -> None:
     error = LogTruncated("t-0: the log was truncated", offset=10, end_offset=5)
-    assert judge_truncation(error, 0) == Lost(5, "t-0: the log was truncated")
-    assert judge_truncation(error, 7) == Lost(7, "t-0: the log was truncated")
+    assert log_truncated(error, 0) == InvalidPosition(5, "t-0: the log was truncated")
+    assert log_truncated(error, 7) == InvalidPosition(7, "t-0: the log was truncated")

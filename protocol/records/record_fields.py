@@ -18,7 +18,7 @@ _ATTRIBUTES_BYTES = 1
 
 
 @dataclass
-class Fields:
+class RecordFields:
     """One row per record; positions are into the bytes they were read from. A null has length -1."""
 
     offset_delta: Integers
@@ -31,15 +31,15 @@ class Fields:
     header_count: Integers
     ends: Positions
 
-    def select(self, rows: Any) -> Fields:
+    def select(self, rows: Any) -> RecordFields:
         """Only some rows: a slice or an array of row numbers."""
-        return Fields(**{name: column[rows] for name, column in vars(self).items()})
+        return RecordFields(**{name: column[rows] for name, column in vars(self).items()})
 
     def __len__(self) -> int:
         return len(self.ends)
 
 
-def read_fields(data: Bytes, starts: Positions, ends: Positions) -> Fields:
+def read_fields(data: Bytes, starts: Positions, ends: Positions) -> RecordFields:
     """The fields of the records data[starts[i]:ends[i]].
 
     Raises `Corrupt` where a record's fields do not fill it exactly.
@@ -55,7 +55,7 @@ def read_fields(data: Bytes, starts: Positions, ends: Positions) -> Fields:
     wrong = (headers_at > ends) | (header_count < 0) | (bare & (headers_at != ends))
     if wrong.any():
         raise Corrupt(f"the fields of the record at byte {starts[int(wrong.argmax())]} do not fill it exactly")
-    return Fields(
+    return RecordFields(
         offset_delta, timestamp_delta, key_at, key_length, value_at, value_length, headers_at, header_count, ends
     )
 

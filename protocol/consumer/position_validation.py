@@ -1,7 +1,7 @@
-"""What is lost when a log has not what was asked of it: one judgement for all who read.
+"""Whether a log still holds the position that it is to be read from, and where reading may go on if it does not.
 
-Pure: gets what was wanted, and what the leader says of its log (`leader_epochs.see_log` asks for that). Used by
-`range_consumer`, which may go on without what is lost, and `consumer`, which leaves that to its user.
+Pure: compares a `PartitionConsumer` with what the leader says of its log (`leader_epochs.look_up_log_bounds` asks it).
+Used by `range_consumer`, which may skip what is gone, and by `consumer`, which leaves that to its user.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from protocol.errors import BrokerError, DataLoss, DeadlineExceeded, LogTruncate
 
 
 @dataclass(frozen=True)
-class SeenLog:
-    """A log as its leader tells it: offsets from `start` up to, not including, that of `latest`.
+class LogBounds:
+    """The offsets of a log, as its leader says: from `start` up to, not including, that of `latest`.
 
-    `lacks_epoch`: it keeps leader epochs, but knows nothing of the one that was read last.
+    `lacks_epoch`: it keeps leader epochs, but does not know the one that was read last.
     """
 
     start: int
@@ -28,16 +28,22 @@ class SeenLog:
 
 
 @dataclass(frozen=True)
-class Lost:
-    """Who goes on all the same does so at `resume`: what lies between the position and that is skipped."""
+class InvalidPosition:
+    """The log does not hold the position any more. What lies between it and `resume` can only be skipped.
+
+    `kind`: the error to raise for it.
+    """
 
     resume: int
-    why: str
+    reason: str
     kind: type[DataLoss] = DataLoss
 
 
-def judge_out_of_range(partition: PartitionConsumer, log: SeenLog) -> Lost | BrokerError:
-    """What it means that the leader has refused the position; an error that passes when nothing is lost."""
+def validate_position(partition: PartitionConsumer, log: LogBounds) -> InvalidPosition | BrokerError:
+    """Why the leader has refused the position (OFFSET_OUT_OF_RANGE).
+
+    A retriable error where the log does hold it, and the leader was only behind.
+    """
     position, until = partition.position, partition.until_offset
     if log.latest.is_stale(partition.known_epoch):
         return stale_leader(partition.name, log.latest, partition.known_epoch)
@@ -45,7 +51,7 @@ def judge_out_of_range(partition: PartitionConsumer, log: SeenLog) -> Lost | Bro
         what = f"Fetch of {partition.name} at offset {position}, which is there: its leader was behind for a moment"
         return broker_error(ErrorCode.OFFSET_NOT_AVAILABLE, what)
     if log.lacks_epoch:
-        return Lost(
+        return InvalidPosition(
             position,
             f"{partition.name}: the log was truncated below offset {position}, or the topic was created again: its "
             f"leader knows no leader epoch {partition.last_epoch}, of which the records before that offset were; the "
@@ -59,15 +65,15 @@ def judge_out_of_range(partition: PartitionConsumer, log: SeenLog) -> Lost | Bro
         cause = "the log was truncated (unclean leader election) or the topic was created again"
     missing = f"offset {position} is" if until == UNBOUNDED else f"offsets {position} to {resume} are"
     wanted = "" if until == UNBOUNDED else f"wanted [{position}, {until}), "
-    return Lost(
+    return InvalidPosition(
         resume,
         f"{partition.name}: {missing} not in the log any more; {wanted}the broker has [{log.start}, "
         f"{log.latest.offset}). Likely cause: {cause}",
     )
 
 
-def judge_silence(partition: PartitionConsumer) -> DeadlineExceeded:
-    """What it means that a leader sends nothing for long, of offsets that were there when they were planned."""
+def poll_timed_out(partition: PartitionConsumer) -> DeadlineExceeded:
+    """The leader has sent nothing for `poll_timeout_ms`, though the offsets were there when the range was planned."""
     remedy = "raise poll_timeout_ms if the broker only needs longer"
     if 0 <= partition.last_stable_offset <= partition.position < partition.high_watermark:
         remedy = (
@@ -83,22 +89,22 @@ def judge_silence(partition: PartitionConsumer) -> DeadlineExceeded:
     )
 
 
-def judge_unknown(partition: PartitionConsumer) -> Lost:
-    """What it means when brokers answer for long that there is no such topic or partition."""
+def topic_deleted(partition: PartitionConsumer) -> InvalidPosition:
+    """Brokers have answered for long that there is no such topic or partition."""
     position, until = partition.position, partition.until_offset
-    return Lost(
+    return InvalidPosition(
         until,
         f"{partition.name}: offsets {position} to {until} cannot be read: the brokers answer again and again that "
         "they do not know it. Likely cause: the topic was deleted",
     )
 
 
-def judge_recreated(partition: PartitionConsumer, error: TopicRecreated) -> Lost:
-    """The new topic has nothing of what was to be read, whatever its offsets are."""
+def topic_recreated(partition: PartitionConsumer, error: TopicRecreated) -> InvalidPosition:
+    """The new topic has none of the records that were to be read, whatever its offsets are."""
     position, until = partition.position, partition.until_offset
-    return Lost(until, f"{error}: offsets {position} to {until} belonged to the old one", TopicRecreated)
+    return InvalidPosition(until, f"{error}: offsets {position} to {until} belonged to the old one", TopicRecreated)
 
 
-def judge_truncation(error: LogTruncated, first_offset: int) -> Lost:
-    """What is there now has not been read by anybody; what lies before `first_offset` is not ours to read."""
-    return Lost(max(error.context["end_offset"], first_offset), str(error))
+def log_truncated(error: LogTruncated, first_offset: int) -> InvalidPosition:
+    """The log is read again from where it was cut, since it has other records there; not before `first_offset`."""
+    return InvalidPosition(max(error.context["end_offset"], first_offset), str(error))
