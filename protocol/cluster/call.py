@@ -67,7 +67,7 @@ def call(
         if broker is None:
             reply = client.ask_any(api, dated, deadline, **options)
         else:
-            reply = client.ask(broker, api, dated, deadline, purpose=_purpose(api), **options)
+            reply = client.ask(broker, api, dated, deadline, purpose=_PURPOSES.get(api.route, CONTROL), **options)
         left = set(complete)
         for part in parts_of(api, reply):
             if part.code != ErrorCode.NONE and part.code not in accept:
@@ -118,7 +118,9 @@ def call_partitions(
         requests = {
             broker: _dated(api, partition_request(api, fields, rows), deadline) for broker, rows in asked.items()
         }
-        replies, failure = client.ask_many(requests, api, deadline, purpose=_purpose(api), **options)
+        replies, failure = client.ask_many(
+            requests, api, deadline, purpose=_PURPOSES.get(api.route, CONTROL), **options
+        )
         if failure is not None:
             failures.append(failure)
         for broker, reply in replies.items():
@@ -175,12 +177,6 @@ def _dated(api: Api, body: Body, deadline: Deadline) -> Body:
     if all(field.name != "timeout_ms" for field in api.request.fields):
         return body
     return lambda version: {"timeout_ms": deadline.remaining_ms(), **(body(version) if callable(body) else body)}
-
-
-def _purpose(api: Api) -> str:
-    """Replies come in order: what is held back on purpose must not hold up what is asked of the same coordinator."""
-    purpose = _PURPOSES.get(api.route, CONTROL)
-    return f"{purpose}, {api.name}" if api.long_poll else purpose
 
 
 # -- what came ------------------------------------------------------------------------------------

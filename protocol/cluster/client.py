@@ -133,12 +133,9 @@ class Client:
         at_least: int = 0,
         at_most: int | None = None,
     ) -> dict[str, Any]:
-        """Sends one request and waits for its body. One try; errors inside the body are the caller's to handle.
-
-        A broker may hold the answer to a long poll back for longer than `request.timeout.ms`: only the deadline counts.
-        """
+        """Sends one request and waits for its body. One try; errors inside the body are the caller's to handle."""
         reply = self.send(broker, api, body, deadline, purpose=purpose, at_least=at_least, at_most=at_most)
-        return reply.result(deadline if api.long_poll else self._request_deadline(deadline))
+        return reply.result(self._request_deadline(deadline))
 
     def ask_many(
         self, requests: Mapping[Broker, Body], api: Api, deadline: Deadline, **options: Any

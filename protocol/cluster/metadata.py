@@ -49,13 +49,9 @@ class Topic:
     partitions: Mapping[int, Partition]
     error_code: int
 
-    @property
-    def id_text(self) -> str | None:
-        """The topic id as Kafka's tools print it (URL-safe base64 without padding), None where there is none."""
-        return None if self.topic_id == NO_TOPIC_ID else topic_id_text(self.topic_id)
-
 
 def topic_id_text(topic_id: bytes) -> str:
+    """As Kafka's tools print it: URL-safe base64 without padding."""
     return base64.urlsafe_b64encode(topic_id).rstrip(b"=").decode()
 
 

@@ -42,9 +42,6 @@ class Fetched:
     next_offset: int
     epoch_before: int
     aborted_transactions: list[dict[str, Any]] | None
-    high_watermark: int
-    last_stable_offset: int
-    log_start_offset: int
 
     def decode(
         self, config: ConsumerConfig, columns: Collection[str], where: str, until_offset: int = UNBOUNDED
@@ -75,7 +72,7 @@ class PartitionConsumer:
     broker : whom to ask: the leader, or a replica in our rack that it named. None: must be looked up. `routed_at_s`:
         when that was done last.
     preferred_replica : the node id of that replica, -1 without one.
-    high_watermark, last_stable_offset, log_start_offset : as of the last reply; -1 before the first.
+    high_watermark, last_stable_offset : as of the last reply; -1 before the first.
     failure : what went wrong last, None since the last good reply. `retry_at_s`: not to be asked before; from
         `along_at_s` on its broker may be looked up if others' are anyway.
     """
@@ -105,7 +102,6 @@ class PartitionConsumer:
         self.preferred_replica = NO_REPLICA
         self.high_watermark = -1
         self.last_stable_offset = -1
-        self.log_start_offset = -1
         self.failure: KafkaError | None = None
         self.retry_at_s = 0.0
         self.along_at_s = 0.0
@@ -204,7 +200,6 @@ class PartitionConsumer:
             self._backoff.reset()
         self.high_watermark = row["high_watermark"]
         self.last_stable_offset = row["last_stable_offset"]
-        self.log_start_offset = row["log_start_offset"]
         data = row["records"]
         if not data:
             self._handle_empty(row, broker)
@@ -229,9 +224,6 @@ class PartitionConsumer:
             next_offset=self.position,
             epoch_before=epoch_before,
             aborted_transactions=row["aborted_transactions"],
-            high_watermark=self.high_watermark,
-            last_stable_offset=self.last_stable_offset,
-            log_start_offset=self.log_start_offset,
         )
 
     def _handle_empty(self, row: Mapping[str, Any], broker: object) -> None:

@@ -8,14 +8,13 @@ header and no frame size.
 from __future__ import annotations
 
 import struct
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from itertools import groupby
 from typing import Any
 
 from protocol.errors import Corrupt, Truncated, UsageError
-from protocol.wire.primitives import BytesLike, Reader, Writer
+from protocol.wire.primitives import Reader, Writer
 from protocol.wire.schema import Array, Field, Struct, Type
 
 Value = dict[str, Any]
@@ -28,28 +27,10 @@ _CODES: dict[Type, str] = {
     "bool": "?",
     "int8": "b",
     "int16": "h",
-    "uint16": "H",
     "int32": "i",
-    "uint32": "I",
     "int64": "q",
-    "float64": "d",
 }
 _SIZES = {name: struct.calcsize(">" + code) for name, code in _CODES.items()}
-
-
-def encode(schema: Struct, version: int, flexible: bool, value: Mapping[str, Any]) -> list[BytesLike]:
-    """One struct alone, as buffers to be joined or sent in order. Raises `UsageError` as `encoder`'s function does."""
-    writer = Writer()
-    encoder(schema, version, flexible)(writer, value)
-    return writer.parts()
-
-
-def decode(schema: Struct, version: int, flexible: bool, data: BytesLike) -> Value:
-    """The dict of one struct that fills `data` exactly. Raises `Truncated` or `Corrupt`."""
-    reader = Reader(data)
-    value: Value = decoder(schema, version, flexible)(reader)
-    require_end(reader)
-    return value
 
 
 def require_end(reader: Reader) -> None:
@@ -108,13 +89,11 @@ def _decode_tagged(reader: Reader, value: Value, known: Mapping[int | None, _Dec
     step = known.get(tag)
     if step is None:
         return
-    content.allowance_bytes = reader.allowance_bytes
     try:
         step(content, value)
     except Truncated as error:  # the frame goes on, but this field announced less than it holds
         raise Corrupt(f"tagged field {tag} does not fit in the {size_bytes} bytes it announces: {error}") from error
     require_end(content)
-    reader.allowance_bytes = content.allowance_bytes
 
 
 def _is_mutable(value: Any) -> bool:
@@ -184,13 +163,12 @@ def _nullable_struct_decoder(read: Decode) -> Decode:
 
 def _array_decoder(of: Type, version: int, flexible: bool, nullable: bool) -> Decode:
     smallest_bytes = max(1, _smallest_bytes(of, version, flexible))
-    memory_bytes = _SLOT_BYTES + _memory_bytes(of, version)
     count_of = Reader.compact_array_length if flexible else Reader.array_length
     if of in _CODES:
         code = _CODES[of]
 
         def read_numbers(reader: Reader) -> list[Any] | None:
-            count = count_of(reader, nullable, smallest_bytes, memory_bytes)
+            count = count_of(reader, nullable, smallest_bytes)
             if not count:
                 return None if count is None else []
             return reader.numbers(code, smallest_bytes, count)
@@ -200,7 +178,7 @@ def _array_decoder(of: Type, version: int, flexible: bool, nullable: bool) -> De
     read = _type_decoder(of, version, flexible, False)
 
     def read_array(reader: Reader) -> list[Any] | None:
-        count = count_of(reader, nullable, smallest_bytes, memory_bytes)
+        count = count_of(reader, nullable, smallest_bytes)
         return None if count is None else [read(reader) for _ in range(count)]
 
     return read_array
@@ -221,32 +199,6 @@ def _smallest_bytes(kind: Type, version: int, flexible: bool) -> int:
     if kind == "string":
         return 1 if flexible else 2
     return 16 if kind == "uuid" else _SIZES[kind]
-
-
-_SLOT_BYTES = 16  # of a list, and of the tuple or the shorter list it is made from
-_MEMORY_BYTES = {
-    "bool": 0,
-    "float64": sys.getsizeof(0.0),
-    "uuid": sys.getsizeof(bytes(16)),
-    "string": sys.getsizeof("\U0001f600") - 4,  # without its text, which takes at most four times its bytes
-    "bytes": sys.getsizeof(memoryview(b"")),
-    "records": sys.getsizeof(memoryview(b"")),
-}
-
-
-def _memory_bytes(kind: Type, version: int) -> int:
-    """The most memory a value takes, apart from its text and from the elements of its arrays."""
-    if isinstance(kind, Struct):
-        row = sys.getsizeof({field.name: None for field in kind.fields})
-        return row + sum(_memory_bytes(field.type, version) for field in kind.fields if _is_made(field, version))
-    if isinstance(kind, Array):
-        return sys.getsizeof([])
-    return _MEMORY_BYTES[kind] if kind in _MEMORY_BYTES else sys.getsizeof(1 << 8 * _SIZES[kind] - 2)
-
-
-def _is_made(field: Field, version: int) -> bool:
-    """Whether each row has a value of its own for this field: it was sent, or its default can be changed."""
-    return field.present(version) or _is_mutable(field.default_value())
 
 
 # Encoding

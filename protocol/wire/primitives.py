@@ -21,32 +21,23 @@ LARGE_BYTES = 4096
 LONGEST_STRING_BYTES = 2**15 - 1
 """What Kafka reads; the old length could say no more, and the compact one may not."""
 
-ROOMY_RATIO = 16
-SPARE_BYTES = 512 << 20
-"""The elements of a message may take so many times its size in memory, and so much more. Rows of a few bytes take 20 to
-35 times their size as dicts, so a cluster of millions of partitions needs both; replies of nothing but the smallest
-rows need up to 90 times, and a large one is refused."""
-
-_INT8, _INT16, _INT32, _INT64 = Layout(">b"), Layout(">h"), Layout(">i"), Layout(">q")
-_UINT16, _UINT32, _FLOAT64 = Layout(">H"), Layout(">I"), Layout(">d")
+_INT8, _INT16, _INT32 = Layout(">b"), Layout(">h"), Layout(">i")
 
 
 class Reader:
     """Reads one value after another from `buffer`, in Kafka's (big-endian) encodings.
 
     Every method raises `Truncated` if the bytes end too early, and `Corrupt` if they are there but impossible:
-    a negative length other than null's -1, null where null is not allowed, text that is not UTF-8, an endless varint,
-    arrays that would take more memory than `allowance_bytes`, all together.
+    a negative length other than null's -1, null where null is not allowed, text that is not UTF-8, an endless varint.
     """
 
-    __slots__ = ("allowance_bytes", "buffer", "end", "position")
+    __slots__ = ("buffer", "end", "position")
 
     def __init__(self, buffer: BytesLike) -> None:
         view = memoryview(buffer)
         self.buffer: memoryview = view if view.format == "B" and view.ndim == 1 else view.cast("B")
         self.position = 0
         self.end = len(self.buffer)
-        self.allowance_bytes = ROOMY_RATIO * self.end + SPARE_BYTES
 
     @property
     def left(self) -> int:
@@ -72,25 +63,6 @@ class Reader:
     def int32(self) -> int:
         value: int = _INT32.unpack_from(self.buffer, self.advance(4))[0]
         return value
-
-    def int64(self) -> int:
-        value: int = _INT64.unpack_from(self.buffer, self.advance(8))[0]
-        return value
-
-    def uint16(self) -> int:
-        value: int = _UINT16.unpack_from(self.buffer, self.advance(2))[0]
-        return value
-
-    def uint32(self) -> int:
-        value: int = _UINT32.unpack_from(self.buffer, self.advance(4))[0]
-        return value
-
-    def float64(self) -> float:
-        value: float = _FLOAT64.unpack_from(self.buffer, self.advance(8))[0]
-        return value
-
-    def boolean(self) -> bool:
-        return self.buffer[self.advance(1)] != 0
 
     def uuid(self) -> bytes:
         """16 bytes; all zero means "none"."""
@@ -176,20 +148,15 @@ class Reader:
             return None
         return self.take(length)
 
-    def array_length(self, nullable: bool = False, smallest_bytes: int = 1, memory_bytes: int = 0) -> int | None:
-        """An int32 count, checked: that many elements of at least `smallest_bytes` must fit in the bytes left.
+    def array_length(self, nullable: bool = False, smallest_bytes: int = 1) -> int | None:
+        """An int32 count, checked: that many elements of at least `smallest_bytes` must fit in the bytes left."""
+        return self._count(self.int32(), nullable, smallest_bytes)
 
-        Each is charged `memory_bytes` of the allowance.
-        """
-        return self._count(self.int32(), nullable, smallest_bytes, memory_bytes)
-
-    def compact_array_length(
-        self, nullable: bool = False, smallest_bytes: int = 1, memory_bytes: int = 0
-    ) -> int | None:
+    def compact_array_length(self, nullable: bool = False, smallest_bytes: int = 1) -> int | None:
         """The same behind an unsigned varint count + 1."""
-        return self._count(self.uvarint() - 1, nullable, smallest_bytes, memory_bytes)
+        return self._count(self.uvarint() - 1, nullable, smallest_bytes)
 
-    def _count(self, count: int, nullable: bool, smallest_bytes: int, memory_bytes: int) -> int | None:
+    def _count(self, count: int, nullable: bool, smallest_bytes: int) -> int | None:
         if count < 0:
             self._check_null(count, nullable, "array")
             return None
@@ -197,12 +164,6 @@ class Reader:
             raise Truncated(
                 f"{count} elements of at least {smallest_bytes} bytes announced before byte {self.position}, "
                 f"{self.end - self.position} bytes left"
-            )
-        self.allowance_bytes -= count * memory_bytes
-        if self.allowance_bytes < 0:
-            raise Corrupt(
-                f"{count} elements announced before byte {self.position} would take {-self.allowance_bytes} bytes of "
-                f"memory too many: {self.end} bytes may take {ROOMY_RATIO} times their size and {SPARE_BYTES} bytes"
             )
         return count
 
@@ -269,21 +230,6 @@ class Writer:
     def int32(self, value: int) -> None:
         self._tail += _INT32.pack(value)
 
-    def int64(self, value: int) -> None:
-        self._tail += _INT64.pack(value)
-
-    def uint16(self, value: int) -> None:
-        self._tail += _UINT16.pack(value)
-
-    def uint32(self, value: int) -> None:
-        self._tail += _UINT32.pack(value)
-
-    def float64(self, value: float) -> None:
-        self._tail += _FLOAT64.pack(value)
-
-    def boolean(self, value: bool) -> None:
-        self._tail.append(1 if value else 0)
-
     def uuid(self, value: bytes) -> None:
         """Exactly 16 bytes."""
         if len(value) != 16:
@@ -298,14 +244,6 @@ class Writer:
             self._tail.append(value & 0x7F | 0x80)
             value >>= 7
         self._tail.append(value)
-
-    def varint(self, value: int) -> None:
-        """A number of 32 bits, zigzag."""
-        self.uvarint((value << 1) ^ (value >> 31))
-
-    def varlong(self, value: int) -> None:
-        """A number of 64 bits, zigzag."""
-        self.uvarint((value << 1) ^ (value >> 63))
 
     def string(self, value: str | None) -> None:
         """Text behind an int16 length; None is -1."""

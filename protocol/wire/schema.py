@@ -17,11 +17,8 @@ Primitive = Literal[
     "bool",
     "int8",
     "int16",
-    "uint16",
     "int32",
-    "uint32",
     "int64",
-    "float64",
     "uuid",
     "string",
     "bytes",
@@ -31,7 +28,7 @@ Type = Union[Primitive, "Array", "Struct"]
 
 NO_UUID = b"\0" * 16
 
-_ZERO: dict[str, Any] = {"bool": False, "float64": 0.0, "uuid": NO_UUID, "string": "", "bytes": b"", "records": None}
+_ZERO: dict[str, Any] = {"bool": False, "uuid": NO_UUID, "string": "", "bytes": b"", "records": None}
 
 
 class Route(Enum):
@@ -119,7 +116,6 @@ class Api:
 
     `flexible_since`: first version with compact lengths and tagged fields, None if there is none.
     `says_which`: the request's field with the group or transactional id that `route` is about, if not the usual one.
-    `long_poll`: the broker may hold the answer back on purpose (do not share its connection with heartbeats).
     """
 
     key: int
@@ -131,7 +127,6 @@ class Api:
     flexible_since: int | None
     route: Route
     says_which: str = ""
-    long_poll: bool = False
 
     def coordinated(self, body: Mapping[str, Any]) -> str | None:
         """The group or transactional id that a request is about; None where it needs no coordinator."""

@@ -151,7 +151,6 @@ FETCH = Api(
     last=18,
     flexible_since=12,
     route=Route.LEADER,
-    long_poll=True,
 )
 
 FIRST_WITH_ISOLATION_LEVEL = 4

@@ -52,11 +52,3 @@ LIST_OFFSETS = Api(
     flexible_since=6,
     route=Route.LEADER,
 )
-
-MAX_TIMESTAMP = -3
-EARLIEST_LOCAL = -4
-LATEST_TIERED = -5
-EARLIEST_PENDING_UPLOAD = -6
-
-VERSION_OF_TIMESTAMP = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
-"""The lowest version that understands a special timestamp; every other timestamp: any version."""

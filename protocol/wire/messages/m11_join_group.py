@@ -56,5 +56,4 @@ JOIN_GROUP = Api(
     last=9,
     flexible_since=6,
     route=Route.GROUP,
-    long_poll=True,
 )

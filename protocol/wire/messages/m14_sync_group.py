@@ -38,5 +38,4 @@ SYNC_GROUP = Api(
     last=5,
     flexible_since=4,
     route=Route.GROUP,
-    long_poll=True,
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -129,22 +128,6 @@ def test_any_broker_numbers_a_producer_without_transactions(both: Both) -> None:
 def test_partitions_have_leaders_and_only_a_call_of_their_own_finds_them(both: Both) -> None:
     with pytest.raises(UsageError, match="ListOffsets goes to the leader of the partition"):
         call(both[1], LIST_OFFSETS, {}, both[1].deadline())
-
-
-def test_a_long_poll_may_take_longer_than_a_request_and_holds_up_nobody() -> None:
-    with cluster_of_three(request_timeout_ms=200) as (cluster, client):
-
-        def late(body: dict[str, Any], version: int) -> dict[str, Any]:
-            time.sleep(0.5)
-            return {"member_id": "m", "members": []}
-
-        cluster.handlers[JOIN_GROUP] = late
-        cluster.handlers[HEARTBEAT] = lambda *_: {}
-        assert call(client, JOIN_GROUP, {"group_id": "etl"}, client.deadline(5_000))["member_id"] == "m"
-        broker = cluster.listeners[TWO]
-        before = len(broker.connections)
-        call(client, HEARTBEAT, {"group_id": "etl"}, client.deadline())
-        assert len(broker.connections) == before + 1, "replies come in order: not on the same connection"
 
 
 def test_the_time_that_is_left_is_told_to_a_broker_that_takes_it(both: Both) -> None:

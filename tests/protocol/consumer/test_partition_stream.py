@@ -57,13 +57,13 @@ def stream_of(decode_: Decode = decoded, clock: Clock | None = None) -> Partitio
 def fetched(first: int, count: int = 10, *, before: int = 0, epoch: int = 7) -> Fetched:
     """A reply's part of so many records, with `before` bytes of other partitions in front of it."""
     frame = memoryview(bytes(before) + records(first, count))
-    return Fetched(read_batch_headers(frame[before:]), first, first + count, epoch, None, 1_000, 1_000, 0)
+    return Fetched(read_batch_headers(frame[before:]), first, first + count, epoch, None)
 
 
 def corrupt(part: Fetched) -> Fetched:
     broken = bytearray(part.records.buffer)
     broken[-1] ^= 1
-    return Fetched(read_batch_headers(broken), part.position, part.next_offset, 7, None, 1_000, 1_000, 0)
+    return Fetched(read_batch_headers(broken), part.position, part.next_offset, 7, None)
 
 
 def read(stream: PartitionStream) -> list[int]:

@@ -13,7 +13,8 @@ from protocol.errors import Corrupt, ProtocolError, Truncated
 from protocol.wire.frame import decode_request, decode_response, encode_response
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m03_metadata import METADATA
-from protocol.wire.messages.m36_sasl_authenticate import SASL_AUTHENTICATE
+from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR
+from protocol.wire.messages.m14_sync_group import SYNC_GROUP
 from protocol.wire.registry import API_BY_KEY
 from protocol.wire.schema import Api
 from tests.protocol.wire.kafka_facts import case_id
@@ -83,7 +84,8 @@ def test_lies_anywhere_in_the_body_give_a_value_or_a_protocol_error(
 
 METADATA_V1 = b"".join(encode_response(METADATA, 1, 0, {"brokers": []}))[4:]
 METADATA_V9 = b"".join(encode_response(METADATA, 9, 0, {"brokers": []}))[4:]
-SASL_V0 = b"".join(encode_response(SASL_AUTHENTICATE, 0, 0, {}))[4:]
+FIND_COORDINATOR_V1 = b"".join(encode_response(FIND_COORDINATOR, 1, 0, {}))[4:]
+SYNC_GROUP_V0 = b"".join(encode_response(SYNC_GROUP, 0, 0, {}))[4:]
 
 
 @pytest.mark.parametrize(
@@ -95,11 +97,11 @@ SASL_V0 = b"".join(encode_response(SASL_AUTHENTICATE, 0, 0, {}))[4:]
         (METADATA, 9, METADATA_V9, 9, b"\xff\xff\xff\xff\x0f", Truncated),  # the same, compact
         (METADATA, 9, METADATA_V9, 9, b"\x80\x80\x80\x80\x08", Truncated),  # 2^31 - 1, compact
         (METADATA, 9, METADATA_V9, 9, b"\x00", Corrupt),
-        (SASL_AUTHENTICATE, 0, SASL_V0, 6, b"\x7f\xff", Truncated),  # error message
-        (SASL_AUTHENTICATE, 0, SASL_V0, 6, b"\xff\xfe", Corrupt),
-        (SASL_AUTHENTICATE, 0, SASL_V0, 8, b"\x7f\xff\xff\xff", Truncated),  # auth bytes
-        (SASL_AUTHENTICATE, 0, SASL_V0, 8, b"\xff\xff\xff\xfe", Corrupt),
-        (SASL_AUTHENTICATE, 0, SASL_V0, 8, b"\xff\xff\xff\xff", Corrupt),
+        (FIND_COORDINATOR, 1, FIND_COORDINATOR_V1, 10, b"\x7f\xff", Truncated),  # error message
+        (FIND_COORDINATOR, 1, FIND_COORDINATOR_V1, 10, b"\xff\xfe", Corrupt),
+        (SYNC_GROUP, 0, SYNC_GROUP_V0, 6, b"\x7f\xff\xff\xff", Truncated),  # assignment
+        (SYNC_GROUP, 0, SYNC_GROUP_V0, 6, b"\xff\xff\xff\xfe", Corrupt),
+        (SYNC_GROUP, 0, SYNC_GROUP_V0, 6, b"\xff\xff\xff\xff", Corrupt),
     ],
 )
 def test_an_absurd_length_is_refused_before_anything_is_allocated(

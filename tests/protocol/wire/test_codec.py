@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from protocol.errors import Corrupt, Truncated, UsageError
-from protocol.wire.codec import decode, encode
+from protocol.wire.codec import decoder, encoder, require_end
+from protocol.wire.primitives import Reader, Writer
 from protocol.wire.schema import NO_UUID, Array, Field, Struct
 
 INNER = Struct(Field("id", "int32", default=-1), Field("note", "string", nullable_since=0, default=None))
@@ -29,7 +30,17 @@ NAMES = [field.name for field in THING.fields]
 
 
 def encoded(value: dict[str, Any], version: int = 1, flexible: bool = False) -> bytes:
-    return b"".join(encode(THING, version, flexible, value))
+    writer = Writer()
+    encoder(THING, version, flexible)(writer, value)
+    return b"".join(writer.parts())
+
+
+def decode(schema: Struct, version: int, flexible: bool, data: bytes) -> dict[str, Any]:
+    """The struct that fills `data` exactly."""
+    reader = Reader(data)
+    value: dict[str, Any] = decoder(schema, version, flexible)(reader)
+    require_end(reader)
+    return value
 
 
 def round_trip(value: dict[str, Any], version: int = 1, flexible: bool = False) -> dict[str, Any]:
