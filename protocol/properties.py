@@ -12,6 +12,7 @@ import enum
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from protocol.errors import ConfigurationError
@@ -22,7 +23,6 @@ from protocol.spelling import meant
 MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
 _MOST_SHOWN = 200
-_PORTS = range(1, 65536)
 
 
 # -- kinds of values ------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ def _addresses(text: str) -> tuple[tuple[str, int], ...]:
         # Java's clients take no notice of what else stands there: a listener's name, or http from a habit.
         if (match["scheme"] or "").upper().startswith(("SSL", "SASL", "HTTPS")):
             raise ValueError("TLS and SASL listeners are not supported yet")
-        if int(match["port"]) not in _PORTS:
+        if int(match["port"]) not in range(1, 65536):
             raise ValueError("a port is 1 to 65535")
         if match["host"]:
             _require_encodable(match["host"])
@@ -126,7 +126,6 @@ def _require_encodable(host: str) -> None:
 BOOLEAN = one_of(meanings={"true": True, "false": False})
 MILLISECONDS = integer(0)
 POSITIVE_MILLISECONDS = integer(1)
-BYTES = integer(0)
 SOCKET_BUFFER = integer(1, also={-1: -1})
 TEXT = Kind("any text", str)
 NONEMPTY = Kind("any text but the empty one", _nonempty)
@@ -182,189 +181,148 @@ class Property:
 _CLIENT, _CONSUMER, _PRODUCER = Role.CLIENT, Role.CONSUMER, Role.PRODUCER
 
 
-def _applies(role: Role, name: str, field: str, kind: Kind, doc: str) -> Property:
-    return Property(name, role, Effect.APPLIES, doc, field, kind)
+def _applies(role: Role, name: str, kind: Kind, doc: str, *, field: str = "") -> Property:
+    return Property(name, role, Effect.APPLIES, doc, field or name.replace(".", "_"), kind)
 
 
-def _no_effect(role: Role, names: str, doc: str) -> tuple[Property, ...]:
-    return tuple(Property(name, role, Effect.NO_EFFECT, doc) for name in names.split())
+def _rows(effect: Effect, role: Role, names: str, doc: str) -> tuple[Property, ...]:
+    return tuple(Property(name, role, effect, doc) for name in names.split())
 
 
-def _forbidden(role: Role, names: str, doc: str) -> tuple[Property, ...]:
-    return tuple(Property(name, role, Effect.FORBIDDEN, doc) for name in names.split())
-
-
-def _not_yet(role: Role, names: str, doc: str) -> tuple[Property, ...]:
-    return tuple(Property(name, role, Effect.NOT_YET, doc) for name in names.split())
-
-
-_NO_MEMBERS = "offsets are committed for the group without joining it, so there is no membership to tune"
+_no_effect, _forbidden, _not_yet = (
+    partial(_rows, effect) for effect in (Effect.NO_EFFECT, Effect.FORBIDDEN, Effect.NOT_YET)
+)
 _ARROW = "keys and values are bytes here; convert them in columns, before or after"
-_JVM_METRICS = "there are no JVM metrics here"
 
 PROPERTIES: tuple[Property, ...] = (
-    _applies(_CLIENT, "bootstrap.servers", "bootstrap_servers", ADDRESSES, "brokers to ask first; required"),
-    _applies(_CLIENT, "client.id", "client_id", NONEMPTY, "the name in brokers' logs, metrics and quotas"),
-    _applies(_CLIENT, "security.protocol", "security_protocol", SECURITY_PROTOCOL, "how to talk to brokers"),
+    _applies(_CLIENT, "bootstrap.servers", ADDRESSES, "brokers to ask first; required"),
+    _applies(_CLIENT, "client.id", NONEMPTY, "the name in brokers' logs, metrics and quotas"),
+    _applies(_CLIENT, "security.protocol", SECURITY_PROTOCOL, "how to talk to brokers"),
+    _applies(_CLIENT, "request.timeout.ms", POSITIVE_MILLISECONDS, "the longest wait for one reply"),
     _applies(
-        _CLIENT, "request.timeout.ms", "request_timeout_ms", POSITIVE_MILLISECONDS, "the longest wait for one reply"
+        _CLIENT, "default.api.timeout.ms", POSITIVE_MILLISECONDS, "the longest time of a whole call, with its retries"
     ),
     _applies(
-        _CLIENT,
-        "default.api.timeout.ms",
-        "default_api_timeout_ms",
-        POSITIVE_MILLISECONDS,
-        "the longest time of a whole call, with its retries",
-    ),
-    _applies(
-        _CLIENT,
-        "socket.connection.setup.timeout.ms",
-        "socket_connection_setup_timeout_ms",
-        POSITIVE_MILLISECONDS,
-        "the longest time to open a connection, handshake included",
+        _CLIENT, "socket.connection.setup.timeout.ms", POSITIVE_MILLISECONDS, "the longest time to open a connection"
     ),
     _applies(
         _CLIENT,
         "reconnect.backoff.ms",
-        "reconnect_backoff_ms",
         MILLISECONDS,
         "a broker that has failed is not connected to again for so long, twice that the next time, and so on",
     ),
     _applies(
         _CLIENT,
         "reconnect.backoff.max.ms",
-        "reconnect_backoff_max_ms",
         MILLISECONDS,
         "the longest such wait; by default not less than reconnect.backoff.ms",
     ),
-    _applies(
-        _CLIENT, "retry.backoff.ms", "retry_backoff_ms", MILLISECONDS, "the first wait before a request is tried again"
-    ),
-    _applies(_CLIENT, "retry.backoff.max.ms", "retry_backoff_max_ms", MILLISECONDS, "the longest such wait"),
-    _applies(_CLIENT, "metadata.max.age.ms", "metadata_max_age_ms", MILLISECONDS, "how old metadata may grow"),
+    _applies(_CLIENT, "retry.backoff.ms", MILLISECONDS, "the first wait before a request is tried again"),
+    _applies(_CLIENT, "retry.backoff.max.ms", MILLISECONDS, "the longest such wait"),
+    _applies(_CLIENT, "metadata.max.age.ms", MILLISECONDS, "how old metadata may grow"),
     _applies(
         _CLIENT,
         "connections.max.idle.ms",
-        "connections_max_idle_ms",
         integer(1, also={-1: MAX_INT64}),
         "idle connections older than this are opened anew; -1: never",
     ),
+    _applies(_CLIENT, "receive.buffer.bytes", SOCKET_BUFFER, "SO_RCVBUF; -1: the system tunes it"),
+    _applies(_CLIENT, "send.buffer.bytes", SOCKET_BUFFER, "SO_SNDBUF; -1: the system tunes it"),
     _applies(
-        _CLIENT, "receive.buffer.bytes", "receive_buffer_bytes", SOCKET_BUFFER, "SO_RCVBUF; -1: the system tunes it"
+        _CLIENT, "max.response.bytes", integer(1024), "cap on one reply (a property of this client, not of Kafka's)"
     ),
-    _applies(_CLIENT, "send.buffer.bytes", "send_buffer_bytes", SOCKET_BUFFER, "SO_SNDBUF; -1: the system tunes it"),
-    _applies(
-        _CLIENT,
-        "max.response.bytes",
-        "max_response_bytes",
-        integer(1024),
-        "cap on one reply (a property of this client, not of Kafka's)",
-    ),
-    _applies(_CONSUMER, "group.id", "group_id", NONEMPTY, "the group whose offsets are read and committed"),
+    _applies(_CONSUMER, "group.id", NONEMPTY, "the group whose offsets are read and committed"),
     _applies(
         _CONSUMER,
         "auto.offset.reset",
-        "auto_offset_reset",
         one_of("earliest", "latest", "none", otherwise="by_duration is not supported yet"),
         "where to start when the group has no offset, or one that is not in the log; none: fail",
     ),
     _applies(
         _CONSUMER,
         "isolation.level",
-        "isolation_level",
         one_of("read_uncommitted", "read_committed"),
         "whether records of aborted and open transactions are read",
     ),
-    _applies(_CONSUMER, "fetch.min.bytes", "fetch_min_bytes", BYTES, "a broker waits for this much before it replies"),
-    _applies(_CONSUMER, "fetch.max.wait.ms", "fetch_max_wait_ms", MILLISECONDS, "but no longer than this"),
-    _applies(_CONSUMER, "fetch.max.bytes", "fetch_max_bytes", integer(1), "the most that one reply brings"),
+    _applies(_CONSUMER, "fetch.min.bytes", integer(0), "a broker waits for this much before it replies"),
+    _applies(_CONSUMER, "fetch.max.wait.ms", MILLISECONDS, "but no longer than this"),
+    _applies(_CONSUMER, "fetch.max.bytes", integer(1), "the most that one reply brings"),
     _applies(
         _CONSUMER,
         "max.partition.fetch.bytes",
-        "max_partition_fetch_bytes",
         integer(1),
         "the most of one partition that one reply brings; a larger record batch still comes whole",
     ),
     _applies(
         _CONSUMER,
         "client.rack",
-        "client_rack",
         NONEMPTY,
         "where this client is; brokers with replica.selector.class then name a replica nearby to read from",
     ),
     _applies(
         _CONSUMER,
         "max.processing.time.ms",
-        "max_processing_time_ms",
         POSITIVE_MILLISECONDS,
         "for `protocol.consumer.consumer` alone: a partition that is not read for so long is left out of the fetches "
         "until it is (a property of this client, not of Kafka's)",
     ),
-    _applies(_CONSUMER, "check.crcs", "check_crcs", BOOLEAN, "whether the CRC of every record batch is checked"),
+    _applies(_CONSUMER, "check.crcs", BOOLEAN, "whether the CRC of every record batch is checked"),
     _applies(
         _CONSUMER,
         "max.decompressed.batch.bytes",
-        "max_decompressed_batch_bytes",
         integer(1024),
         "cap on one record batch, unpacked (a property of this client, not of Kafka's)",
     ),
     _applies(
         _CONSUMER,
         "group.protocol",
-        "group_protocol",
         one_of("none", otherwise="membership in the group is not supported yet"),
         "none: offsets are committed without joining the group",
     ),
-    _applies(_PRODUCER, "acks", "acks", ACKS, "how many replicas confirm a write"),
+    _applies(_PRODUCER, "acks", ACKS, "how many replicas confirm a write"),
+    _applies(
+        _PRODUCER, "compression.type", one_of("none", "gzip", "snappy", "lz4", "zstd"), "the codec of record batches"
+    ),
+    _applies(_PRODUCER, "compression.gzip.level", integer(1, 9, also={-1: None}), "level of gzip", field="gzip_level"),
+    _applies(_PRODUCER, "compression.lz4.level", integer(1, 17), "level of lz4", field="lz4_level"),
+    _applies(_PRODUCER, "compression.zstd.level", integer(-131072, 22), "level of zstd", field="zstd_level"),
+    _applies(_PRODUCER, "linger.ms", MILLISECONDS, "how long to wait for a record batch to fill"),
+    _applies(_PRODUCER, "batch.size", integer(0), "the most bytes of one record batch", field="batch_size_bytes"),
     _applies(
         _PRODUCER,
-        "compression.type",
-        "compression_type",
-        one_of("none", "gzip", "snappy", "lz4", "zstd"),
-        "how record batches are compressed",
-    ),
-    _applies(_PRODUCER, "compression.gzip.level", "gzip_level", integer(1, 9, also={-1: None}), "level of gzip"),
-    _applies(_PRODUCER, "compression.lz4.level", "lz4_level", integer(1, 17), "level of lz4"),
-    _applies(_PRODUCER, "compression.zstd.level", "zstd_level", integer(-131072, 22), "level of zstd"),
-    _applies(_PRODUCER, "linger.ms", "linger_ms", MILLISECONDS, "how long to wait for a record batch to fill"),
-    _applies(_PRODUCER, "batch.size", "batch_size_bytes", integer(0), "the most bytes of one record batch"),
-    _applies(
-        _PRODUCER, "max.request.size", "max_request_size_bytes", integer(1), "the most bytes of one request and record"
+        "max.request.size",
+        integer(1),
+        "the most bytes of one request and record",
+        field="max_request_size_bytes",
     ),
     _applies(
         _PRODUCER,
         "max.in.flight.requests.per.connection",
-        "max_in_flight_requests_per_connection",
         integer(1),
         "requests that wait for their reply at once; with idempotence at most 5",
     ),
-    _applies(
-        _PRODUCER, "enable.idempotence", "enable_idempotence", BOOLEAN, "retries make no duplicates, order is kept"
-    ),
-    _applies(
-        _PRODUCER, "retries", "retries", integer(0), "how often a write is tried again within delivery.timeout.ms"
-    ),
+    _applies(_PRODUCER, "enable.idempotence", BOOLEAN, "retries make no duplicates, order is kept"),
+    _applies(_PRODUCER, "retries", integer(0), "how often a write is tried again within delivery.timeout.ms"),
     _applies(
         _PRODUCER,
         "delivery.timeout.ms",
-        "delivery_timeout_ms",
         POSITIVE_MILLISECONDS,
         "the longest time of a write, without the time in which its task waits for more rows",
     ),
     _applies(
         _PRODUCER,
         "partitioner.class",
-        "partitioner",
         PARTITIONER,
         "which partition a row goes to: by a hash of its key as Java has it (murmur2), sarama (fnv1a) or librdkafka "
         "(crc32), or without looking at keys. Rows with a null key go to another partition every 16 KiB",
+        field="partitioner",
     ),
     _applies(
         _PRODUCER,
         "buffer.memory",
-        "buffer_memory_bytes",
         integer(1, MAX_INT64),
         "about the most bytes that one task holds back or has under way; when there is more it takes no further rows",
+        field="buffer_memory_bytes",
     ),
     *_no_effect(_CLIENT, "client.dns.lookup", "every address of a host name is tried"),
     *_no_effect(
@@ -381,13 +339,13 @@ PROPERTIES: tuple[Property, ...] = (
         _CLIENT,
         "metric.reporters metrics.num.samples metrics.recording.level metrics.sample.window.ms "
         "auto.include.jmx.reporter enable.metrics.push",
-        _JVM_METRICS,
+        "there are no JVM metrics here",
     ),
     *_no_effect(
         _CONSUMER,
         "session.timeout.ms heartbeat.interval.ms max.poll.interval.ms partition.assignment.strategy "
         "group.remote.assignor",
-        _NO_MEMBERS,
+        "offsets are committed for the group without joining it, so there is no membership to tune",
     ),
     *_no_effect(_CONSUMER, "auto.commit.interval.ms", "offsets are committed when their records have been processed"),
     *_no_effect(_CONSUMER, "max.poll.records", "records come in columns, some thousands of rows at a time"),
@@ -450,9 +408,8 @@ def read(properties: Mapping[str, object], role: Role, *, prefix: str = "") -> d
             raise ConfigurationError(f"{prefix}{name} is {row.effect.value}: {row.doc}.", name=f"{prefix}{name}")
         if row.role & role:
             if row.effect is Effect.APPLIES:
-                values[row.field] = row.kind.read(
-                    f"{prefix}{name}", _text(prefix + name, raw), "Leave it out for the default."
-                )
+                text = _text(prefix + name, raw)
+                values[row.field] = row.kind.read(f"{prefix}{name}", text, "Leave it out for the default.")
             elif row.effect is Effect.NO_EFFECT:
                 warn_once(f"{prefix}{name} has no effect: {row.doc}")
         elif role is not Role.CLIENT and row.role is not Role.CLIENT:

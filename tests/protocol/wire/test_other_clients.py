@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 
 from protocol.wire.frame import decode_response, encode_request, encode_response
-from protocol.wire.messages.consumer_protocol import SUBSCRIPTION
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.schema import Api
-from protocol.wire.versioned import encode_versioned
+from tests.consumer_protocol import SUBSCRIPTION, encode_versioned
 
 PARTITION = {"partition": 3, "current_leader_epoch": 4, "fetch_offset": 2**40, "partition_max_bytes": 1 << 20}
 FETCH_BODY = {"max_wait_ms": 500, "min_bytes": 1, "isolation_level": 1, "rack_id": "r"}
