@@ -25,7 +25,6 @@ _NOT_SUCH_A_GROUP = (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION
 class Member:
     """One live member, as the coordinator knows it."""
 
-    member_id: str
     client_id: str
     client_host: str
 
@@ -63,5 +62,5 @@ def _describe(client: Client, api: Api, body: dict[str, Any], deadline: Deadline
 
 
 def _description(group: str, row: Mapping[str, Any]) -> GroupDescription:
-    members = tuple(Member(each["member_id"], each["client_id"], each["client_host"]) for each in row["members"])
+    members = tuple(Member(each["client_id"], each["client_host"]) for each in row["members"])
     return GroupDescription(group, row["group_state"], members)

@@ -1,7 +1,8 @@
 """Fetch from one broker: one request for all partitions read from it, and what its reply means, row by row.
 
-sarama's `brokerConsumer`, without its goroutines. Pure: makes bodies of requests and reads bodies of replies; who
-sends them, and when, is the business of `range_consumer` (one thread for all brokers) and `consumer` (one for each).
+sarama's `brokerConsumer`, without its goroutines. `BrokerConsumer` makes bodies of requests and reads
+bodies of replies; `send_fetch` and `look_up` ask brokers. Used by `range_consumer` (one thread for all brokers),
+`consumer` (one for each) and `log_samples`.
 """
 
 from __future__ import annotations

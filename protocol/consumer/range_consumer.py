@@ -6,7 +6,6 @@ for each leader. A moved leader or a broken connection is tried again; records t
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -39,8 +38,6 @@ from protocol.kafka_terms import NO_LEADER_EPOCH, NO_REPLICA, NO_TOPIC_ID
 from protocol.net.connection import Reply
 from protocol.net.readiness import ready
 from protocol.records.decode import ALL_COLUMNS
-
-log = logging.getLogger(__name__)
 
 # The first Fetch of a range asks for so much, each later one for twice as much as the one before: the first rows come
 # soon, and what comes next is on its way while they are decoded and handed on.
@@ -101,11 +98,6 @@ def raise_loss(loss: DataLoss, skipped: Range) -> None:
     raise loss
 
 
-def skip_loss(loss: DataLoss, skipped: Range) -> None:
-    """Goes on with what is there, and says so."""
-    log.warning("%s (%d offsets are skipped)", loss, skipped.size)
-
-
 @dataclass(frozen=True)
 class _InFlight:
     consumer: BrokerConsumer
@@ -119,11 +111,11 @@ class RangeConsumer:
     Yields record batches with those of `columns` asked for (see `protocol.records.decode`), at most some thousand rows
     each; batches of different ranges come as the brokers answer.
 
-    When a part of a range is not in the log any more, the log was truncated below it, or the topic is deleted, or made
-    anew (`TopicRecreated`), `on_loss` gets the `DataLoss`, and what would be skipped. If it does not raise, it is kept
-    in `skipped`, and a truncated log is read from where other records begin, if need be before `from_offset`. Raises
-    `DeadlineExceeded` when nothing came for some range for `poll_timeout_ms`. `record_bytes`, by topic, is what others
-    have learnt; it is kept up to date.
+    When a part of a range is not in the log any more, the log was truncated below it, or the topic was deleted, or
+    recreated (`TopicRecreated`), `on_loss` gets the `DataLoss`, and what would be skipped. If it does not raise, that is
+    kept in `skipped`, and a truncated log is read from where other records begin, if need be before `from_offset`.
+    Raises `DeadlineExceeded` when nothing came for some range for `poll_timeout_ms`. `record_bytes`, by topic, is what
+    others have learnt; it is kept up to date.
     """
 
     def __init__(

@@ -88,7 +88,6 @@ class Connection:
     ) -> None:
         self.address = stream.address
         self.versions: Mapping[int, tuple[int, int]] = {}
-        self.features: Mapping[str, int] = {}
         self.last_used_s = clock.now_s()
         self._stream = stream
         self._client_id = client_id
@@ -134,7 +133,6 @@ class Connection:
         if reply["error_code"]:
             raise Corrupt(f"{self.address}: ApiVersions was answered with error {reply['error_code']}")
         self.versions = {row["api_key"]: (row["min_version"], row["max_version"]) for row in reply["api_keys"]}
-        self.features = {row["name"]: row["max_version_level"] for row in reply.get("finalized_features", []) or []}
 
     def choose_version(self, api: Api, at_least: int = 0, at_most: int | None = None) -> int:
         """The version to speak with this broker. Raises `UnsupportedVersion`."""

@@ -1,6 +1,6 @@
 """Host names to addresses, with a deadline: the system's resolver has none, and cannot be interrupted.
 
-Used by `transport`. Each name that is being looked up has one thread; who asks for the same name meanwhile waits for
+Used by `connect`. Each name that is being looked up has one thread; who asks for the same name meanwhile waits for
 the same answer, and a later call does so too when an earlier one has given up. Nothing is remembered.
 """
 

@@ -1,8 +1,7 @@
 """Turns a `Struct` and a version into two plain functions: one encodes a dict, one decodes it.
 
 The functions are closures built on first use and cached; neighbouring fields of fixed size are packed and unpacked in
-one step. Called by `wire.frame`, and by whoever embeds Kafka structs in bytes (group metadata). Knows no API, no
-header and no frame size.
+one step. Called by `wire.frame`. Knows no API, no header and no frame size.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which version of an API to speak: one pure function over our range, the broker's, and what the call needs.
 
-Called by the dispatcher before each request, with the ranges that the broker's ApiVersions reply gave.
+Called by `connection` before each request, with the ranges that the broker's ApiVersions reply gave.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The streaming source, as Spark calls it: `query_state` has the order of the calls, and what one leaves for others.
+"""Spark's calls for a streaming read. Their order, and what one of them leaves for the next, is in `query_state`.
 
 Lives on the driver, one Python process per query; pickled copies go to the executors, which only call `read`.
 The constructor has no side effects, since Spark also makes readers that it never uses: clients, threads and group
@@ -68,21 +68,21 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return STARTING_OFFSETS
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """What Spark hands to `latestOffset`; it hands `ReadAllAvailable` to a query with the trigger `once`, too."""
+        """What Spark passes to `latestOffset`; with the trigger `once` it passes `ReadAllAvailable` instead."""
         limit = self._options.max_offsets_per_trigger
         others = (self._options.max_bytes_per_trigger, self._options.min_offsets_per_trigger)
         if limit is None and others != (None, None):
-            # To be told apart from `once`, which reads everything and never waits.
+            # A limit without effect: `ReadAllAvailable` would read like `once`, everything and without waiting.
             limit = MAX_INT64
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
     @with_remedies()
     def latestOffset(self, start: JsonDict | None = None, limit: ReadLimit | None = None) -> JsonDict:
-        """Commits `start`, which is complete, and says how far the next batch reads; `start` itself if nothing is new.
+        """Commits `start`, whose batch is complete, and returns where the next one ends: `start` if nothing is new.
 
-        Only a query's first batch is there also if nothing is new: its end is to say where the query begins. Before
-        PySpark 4.2 it comes without arguments: then the batch that `partitions` saw last is complete.
-        Raises `DataLoss` for a topic that is gone, new under its old name, or shorter than before, and
+        A query's first batch is planned even if there is nothing to read, since its end records where the query begins.
+        PySpark before 4.2 passes no arguments: then the batch that `partitions` was last called for is complete.
+        Raises `DataLoss` for a topic that was deleted, recreated, or is shorter than before, and
         `DeadlineExceeded` when no broker has answered through all of `fetchOffset.numRetries`. At a query's start also
         `ConfigurationError`: unknown topic, `startingOffsets` that do not fit, a group with live members.
         """

@@ -41,7 +41,7 @@ class Trigger:
         self._losses: list[data_loss.Loss] = []
 
     def plan(self) -> Offsets | None:
-        """The next batch's end, None when nothing is new. Commits `read` as soon as the topics are known to be its."""
+        """The next batch's end, None when nothing is new. Commits `read` once the topics are known to be the same."""
         backlog = retry_unknown_topics(self._client, self._look, self.deadline)
         if self._must_wait(backlog.size):
             return None

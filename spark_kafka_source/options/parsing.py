@@ -1,6 +1,6 @@
 """The dict of options that Spark hands over, made into the values of `table`.
 
-Used by `source` on the driver. Every message names the option as users write it.
+Used by `source` and `foreach_batch` on the driver. Every message names the option as users write it.
 """
 
 from __future__ import annotations

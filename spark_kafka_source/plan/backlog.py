@@ -50,7 +50,7 @@ class LogSnapshot:
         return {topic: now for topic, now in topic_ids(self.claims.owned).items() if known.get(topic, now) != now}
 
     def deleted(self) -> list[TopicPartition]:
-        """What was read, is in no log any more, and was not replaced by a recreated topic, which is said of that."""
+        """Partitions that were read and are gone; without those of recreated topics, which `recreated` has."""
         missing = self.positions.keys() - self.claims.owned.keys() - set(self.claims.revoked)
         return sorted(key for key in missing if key[0] not in self.recreated)
 
@@ -64,10 +64,10 @@ class LogSnapshot:
         return {key: end for key, end in self.listed.items() if key not in self.stale}
 
     def held_back(self) -> dict[TopicPartition, int]:
-        """Where less can be read than was read, and the epoch that leads there at least (-1: unknown).
+        """Partitions that can only be read up to an offset before our position, and their newest known leader epoch.
 
-        With `read_committed` that need not be a loss. An open transaction may have begun before it: when the query has
-        read so far with `read_uncommitted`, or begins at an offset of its group.
+        With `read_committed` that need not be a loss: a transaction that is still open may have begun before the
+        position, if the query got there with `read_uncommitted` or begins at its group's offset.
         """
         return {
             key: self._known_epoch(key)
@@ -117,7 +117,10 @@ class LogSnapshot:
     def joined(
         self, ends: Mapping[TopicPartition, int], log_starts: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
-        """Where a batch up to `ends` begins if not where the last one ended. `log_starts`: of those that are `new`."""
+        """The first offset of each partition that does not begin where the last batch ended: the next `@joined`.
+
+        `log_starts`: where the logs of the `new` partitions begin.
+        """
         moved = {key: at for key, at in self.positions.items() if key in ends and at != self.read.ends.get(key)}
         return moved | {key: min(log_starts[key], ends[key]) for key in log_starts}
 
@@ -125,7 +128,7 @@ class LogSnapshot:
         return topic_ids({key: self.claims.owned[key] for key in partitions})
 
     def _known_epoch(self, key: TopicPartition) -> int:
-        """The newest leader epoch that is known of this very topic; -1 if none is: other topics' cannot be compared."""
+        """The newest leader epoch seen; `NO_LEADER_EPOCH` if none was, or if the topic may be another one by now."""
         same_topic = self.claims.owned[key] == self.read.ids.get(key[0])
         return self.read.epochs.get(key, NO_LEADER_EPOCH) if same_topic else NO_LEADER_EPOCH
 
@@ -136,10 +139,10 @@ class Backlog:
 
     Attributes
     ----------
-    joined : where partitions begin that are new, were claimed at an offset (before a query's first batch all), or have
-        lost what was read of them. The checkpoint's `@joined`.
-    advanced : where logs begin that retention or DeleteRecords has cut beyond the position.
-    skipped : how many offsets are left out besides those that `advanced` logs lack.
+    joined : the first offset of each partition that does not begin where the last batch ended: it is new, was claimed
+        at an offset (in a query's first batch all were), or was truncated. The checkpoint's `@joined`.
+    advanced : the same of partitions whose position was deleted by retention or DeleteRecords.
+    skipped : how many offsets are left out, without those that `advanced` leaves out.
     """
 
     logs: LogSnapshot
@@ -190,8 +193,8 @@ class Backlog:
         )
 
     def _epoch(self, key: TopicPartition, until: int) -> int:
-        """In which `until` was seen to be in the log."""
+        """The leader epoch to keep beside an end: the log is compared with it when the next batch is read."""
         now = self.logs.listed[key].leader_epoch
-        # Where nothing is read nothing is compared with the log either: the next batch there still has to.
+        # Where nothing is read, nothing was compared yet: the epoch known before has to stay.
         compared = until > self.starts[key] or key in self.advanced or key[0] in self.logs.recreated
         return now if compared else self.logs.epochs.get(key, now)

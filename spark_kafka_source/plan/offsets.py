@@ -1,8 +1,8 @@
 """Offsets as Spark's checkpoint keeps them: the end of a batch per partition, and what a replay needs to be sure.
 
 Owns the JSON: the keys of Spark's own Kafka connector, `{"orders": {"0": 1200}}`, plus keys that no topic can have:
-`@ids` and the others. Used by `stream_reader`, `batch_reader`, `limits` and `ranges`. Pure: talks to no broker, and
-knows nothing of groups.
+`@ids` and the others. Used by all who plan and by the readers. Pure: talks to no broker, and knows nothing of
+groups.
 """
 
 from __future__ import annotations

@@ -15,11 +15,17 @@ from crc32c import crc32c
 from protocol.cluster.client import Client
 from protocol.config import parse_client, parse_consumer
 from protocol.consumer.consumer import Consumer
+from protocol.consumer.range import Range
+from protocol.errors import DataLoss
 from protocol.records.encode import encode
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.config import version_numbers
 
 TOPIC_ID = b"0123456789abcdef"
+
+
+def skip_loss(loss: DataLoss, skipped: Range) -> None:
+    """Goes on with what is there."""
 
 
 def records(first_offset: int, count: int, *, last_offset: int | None = None, epoch: int = 0, size: int = 10) -> bytes:

@@ -18,7 +18,7 @@ from protocol.cluster.client import Client
 from protocol.config import ConsumerConfig
 from protocol.consumer.consumer import Consumer
 from protocol.consumer.range import Range
-from protocol.consumer.range_consumer import RangeConsumer, skip_loss
+from protocol.consumer.range_consumer import RangeConsumer
 from protocol.errors import Corrupt, DataLoss, DeadlineExceeded
 from protocol.kafka_terms import EARLIEST
 from protocol.wire.messages.m01_fetch import FETCH
@@ -38,6 +38,7 @@ from tests.protocol.consumer.consuming import (
     records,
     reply,
     reply_row,
+    skip_loss,
 )
 
 # `make soak` kills: the cluster takes nine seconds to notice that, and one to see a broker off.

@@ -19,7 +19,7 @@ from protocol.cluster.metadata import Partition
 from protocol.config import parse_client, parse_consumer
 from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.range import Range
-from protocol.consumer.range_consumer import OnLoss, RangeConsumer, raise_loss, skip_loss
+from protocol.consumer.range_consumer import OnLoss, RangeConsumer, raise_loss
 from protocol.errors import DataLoss, DeadlineExceeded, TopicRecreated
 from protocol.kafka_terms import EARLIEST, LATEST, NO_TOPIC_ID
 from protocol.wire.messages.m01_fetch import FETCH
@@ -31,7 +31,7 @@ from tests.awkward_topics import Topic
 from tests.conftest import TopicFactory
 from tests.kafka_proxy import Exchange, Fate, KafkaProxy
 from tests.log_segments import stored_batches
-from tests.protocol.consumer.consuming import client_of, move_leader, produce
+from tests.protocol.consumer.consuming import client_of, move_leader, produce, skip_loss
 from tests.read_back import read_back
 from tests.topic_changes import recreate
 from tests.wait_for_brokers import wait_until_gone

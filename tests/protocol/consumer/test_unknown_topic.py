@@ -13,13 +13,13 @@ from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.config import ConsumerConfig, parse_client
 from protocol.consumer.range import Range
-from protocol.consumer.range_consumer import RangeConsumer, skip_loss
+from protocol.consumer.range_consumer import RangeConsumer
 from protocol.errors import DataLoss, DeadlineExceeded
 from protocol.wire.messages.m03_metadata import METADATA
 from tests.fake_kafka.clock import ManualClock
 from tests.fake_kafka.controller import NO_LEADER as NO_LEADER_ID
 from tests.fake_kafka.server import FakeKafka
-from tests.protocol.consumer.consuming import TOPIC_ID, records
+from tests.protocol.consumer.consuming import TOPIC_ID, records, skip_loss
 
 UNKNOWN, KNOWN, NO_LEADER = "unknown", "known", "no leader"
 WANTED = Range("orders", 0, 5, 15)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from protocol.errors import Corrupt, Truncated
-from protocol.wire.messages.consumer_protocol import ASSIGNMENT, LAST_VERSION, SUBSCRIPTION
 from protocol.wire.schema import Field, Struct
-from protocol.wire.versioned import decode_versioned, encode_versioned
+from tests.consumer_protocol import ASSIGNMENT, LAST_VERSION, SUBSCRIPTION, decode_versioned, encode_versioned
 
 OWNED = {"topic": "t", "partitions": [0, 2]}
 
