@@ -112,8 +112,8 @@ class RangeConsumer:
     each; batches of different ranges come as the brokers answer.
 
     When a part of a range is not in the log any more, the log was truncated below it, or the topic was deleted, or
-    recreated (`TopicRecreated`), `on_loss` gets the `DataLoss`, and what would be skipped. If it does not raise, that is
-    kept in `skipped`, and a truncated log is read from where other records begin, if need be before `from_offset`.
+    recreated (`TopicRecreated`), `on_loss` gets the `DataLoss`, and what would be skipped. If it does not raise, that
+    is kept in `skipped`, and a truncated log is read from where other records begin, if need be before `from_offset`.
     Raises `DeadlineExceeded` when nothing came for some range for `poll_timeout_ms`. `record_bytes`, by topic, is what
     others have learnt; it is kept up to date.
     """

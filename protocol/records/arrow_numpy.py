@@ -42,6 +42,13 @@ def filled(numbers: pa.Array, default: int) -> npt.NDArray[np.int64]:
     return np.where(valid(numbers), values, default) if numbers.null_count else values
 
 
+def record_batch(arrays: Sequence[pa.Array], rows: int, schema: pa.Schema) -> pa.RecordBatch:
+    """These columns; without any it still has its number of rows."""
+    if not arrays:
+        return pa.RecordBatch.from_struct_array(pa.Array.from_buffers(pa.struct([]), rows, [None]))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
 def binaries(values: Sequence[bytes]) -> pa.Array:
     """A binary array of these."""
     ends = np.cumsum([0, *map(len, values)]).astype(np.int32)

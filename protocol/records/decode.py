@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from protocol.errors import Corrupt, ProtocolError, UsageError
-from protocol.records.arrow_numpy import to_arrow
+from protocol.records.arrow_numpy import record_batch, to_arrow
 from protocol.records.batch_header import LOG_APPEND_TIME
 from protocol.records.binary_column import binary_column
 from protocol.records.decompressed_batches import ROWS_AT_ONCE, DecompressedBatches, decompressed_batches
@@ -163,11 +163,7 @@ class _Chunk:
             if not len(rows):
                 return None
             fields, offsets, self.batch_of_row = fields.select(rows), offsets[rows], self.batch_of_row[rows]
-        if not schema.names:
-            # A record batch of no columns still has its number of rows, made this way.
-            return pa.RecordBatch.from_struct_array(pa.Array.from_buffers(pa.struct([]), len(offsets), [None]))
-        arrays = [self._column(name, fields, offsets) for name in schema.names]
-        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+        return record_batch([self._column(name, fields, offsets) for name in schema.names], len(offsets), schema)
 
     def _offsets(self, fields: RecordFields) -> npt.NDArray[np.int64]:
         offsets: npt.NDArray[np.int64] = self.headers["base_offset"].take(self.batch_of_row) + fields.offset_delta

@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from protocol.errors import Corrupt, ProtocolError
 from protocol.kafka_terms import NO_LEADER_EPOCH, NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, NO_TIMESTAMP_MS
+from protocol.records.arrow_numpy import record_batch
 from protocol.records.batch_header import (
     COMPRESSION_MASK,
     FRAME,
@@ -330,7 +331,7 @@ def _record_batch(data: Bytes, messages: list[Message], schema: pa.Schema) -> pa
             return pa.nulls(len(messages), field.type)
         return pa.array(columns[field.name], field.type)
 
-    return _of_arrays([array(field) for field in schema], len(messages), schema)
+    return record_batch([array(field) for field in schema], len(messages), schema)
 
 
 def _merged(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -352,11 +353,4 @@ def _joined(batches: list[pa.RecordBatch], rows: int, schema: pa.Schema) -> pa.R
     if len(batches) == 1:
         return batches[0]
     columns = range(len(schema))
-    return _of_arrays([pa.concat_arrays([batch.column(i) for batch in batches]) for i in columns], rows, schema)
-
-
-def _of_arrays(arrays: list[pa.Array], rows: int, schema: pa.Schema) -> pa.RecordBatch:
-    if not arrays:
-        # A record batch of no columns still has its number of rows, made this way.
-        return pa.RecordBatch.from_struct_array(pa.Array.from_buffers(pa.struct([]), rows, [None]))
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    return record_batch([pa.concat_arrays([batch.column(i) for batch in batches]) for i in columns], rows, schema)
