@@ -30,7 +30,7 @@ from protocol.errors import (
 from protocol.kafka_terms import TopicPartition
 from protocol.net.connection import Connection, Reply
 from protocol.net.pool import ConnectionPool
-from protocol.wire.messages.m03_metadata import METADATA
+from protocol.wire.messages.m03_metadata import FIRST_WITH_ALLOW_AUTO_TOPIC_CREATION, METADATA
 from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR
 from protocol.wire.schema import Api
 
@@ -237,7 +237,9 @@ class Client:
             wanted = None if names is None else [{"name": name} for name in names]
             body = {"topics": wanted, "allow_auto_topic_creation": create}
             try:
-                return Metadata.from_reply(self.ask_any(METADATA, body, deadline, at_least=4))
+                return Metadata.from_reply(
+                    self.ask_any(METADATA, body, deadline, at_least=FIRST_WITH_ALLOW_AUTO_TOPIC_CREATION)
+                )
             except ConnectFailed as error:
                 if quiet.passed and not told:
                     told.append(error)
@@ -366,7 +368,9 @@ class Client:
         try:
             deadline = deadline.at_most_ms(_ABOUT_THE_SILENT_MS)
             body = {"topics": [], "allow_auto_topic_creation": False}
-            reply = self._ask_one_of(others, METADATA, body, deadline, purpose="liveness", at_least=4)
+            reply = self._ask_one_of(
+                others, METADATA, body, deadline, purpose="liveness", at_least=FIRST_WITH_ALLOW_AUTO_TOPIC_CREATION
+            )
         except KafkaError as error:
             log.debug("%s:%d is silent, and nobody says whether it is gone: %s", *address, error)
             return False

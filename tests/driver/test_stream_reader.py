@@ -147,7 +147,7 @@ def test_a_topic_deleted_within_a_trigger_may_be_left_out(b_is_deleted_after_met
 
 
 @pytest.mark.timeout(20)
-def test_a_topic_deleted_as_a_run_begins_is_judged_by_its_first_trigger(b_is_deleted_after_metadata: Cluster) -> None:
+def test_a_topic_deleted_as_a_run_begins_is_found_by_its_first_trigger(b_is_deleted_after_metadata: Cluster) -> None:
     reader = b_is_deleted_after_metadata.reader()
     reader.prepareForTriggerAvailableNow()
     with pytest.raises(DataLoss, match=r"b-0 is not there any more"):

@@ -65,3 +65,5 @@ METADATA = Api(
     flexible_since=9,
     route=Route.ANY,
 )
+
+FIRST_WITH_ALLOW_AUTO_TOPIC_CREATION = 4

@@ -61,7 +61,7 @@ def test_topics_without_an_id_need_a_version_that_names_them() -> None:
     assert newest_version(wanted) == 12
 
 
-def test_every_row_is_judged_by_itself() -> None:
+def test_every_row_is_handled_by_itself() -> None:
     wanted = partitions(4)
     wanted[3].last_epoch = 2
     consumer, _ = asked(wanted)

@@ -1,4 +1,4 @@
-"""Other clients as judges: what they write we read, what we write they read."""
+"""Against other clients: what they write we read, what we write they read."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Kafka's own message definitions, for tests: what fields a version has, and a sample value for each of them.
 
-Reads `kafka_schemas.json` only; it must not look at `protocol.wire.messages`, which it is there to judge.
+Reads `kafka_schemas.json` only; it must not look at `protocol.wire.messages`, which it is there to check.
 """
 
 from __future__ import annotations
