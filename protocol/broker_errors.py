@@ -1,14 +1,14 @@
-"""The table of Kafka's error codes: name, whether a retry can help, what to refresh first, and who must stop.
+"""The table of Kafka's error codes: name, whether a retry can help, what to refresh first, and what has come to an end.
 
 Owns the only place where a code has a meaning; called by everything that reads a reply. What to do with a reply is
-the caller's business: the retry loop asks `retriable` and `refresh`, group membership asks `fatal_for_member`.
+the caller's business: the retry loop asks `retriable` and `refresh`, who commits for a group or is in it asks `ends`.
 `retriable` is as in Kafka's Java client. Knows no message and no retry policy.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum, Flag, IntEnum, auto
+from enum import Enum, IntEnum
 from typing import Any
 
 from protocol.errors import BrokerError
@@ -22,29 +22,31 @@ class Refresh(Enum):
     COORDINATOR = "coordinator"
 
 
-class _Mark(Flag):
-    NONE = 0
-    RETRY = auto()
-    METADATA = auto()
-    COORDINATOR = auto()
-    FATAL = auto()
+class Ends(Enum):
+    """What a code ends for who commits offsets or is a member of a group: to try the same again is of no use."""
+
+    NOTHING = "nothing"
+    MARK = "the offset that was to be committed, as it is"
+    CLAIMS = "all that a member owns, and may commit, under its id, generation or epoch; it may join again"
+    MEMBER = "the member: it must stop and say why, since to join again does not help either"
 
 
-_RETRY, _FATAL, _METADATA = _Mark.RETRY, _Mark.FATAL, _Mark.METADATA
-_RETRY_METADATA, _RETRY_COORDINATOR = _Mark.RETRY | _Mark.METADATA, _Mark.RETRY | _Mark.COORDINATOR
+_NOTHING: dict[str, Any] = {}
+_RETRY: dict[str, Any] = {"retriable": True}
+_METADATA: dict[str, Any] = {"refresh": Refresh.METADATA}
+_RETRY_METADATA, _RETRY_COORDINATOR = _RETRY | _METADATA, _RETRY | {"refresh": Refresh.COORDINATOR}
+_REFUSED, _FENCED, _FATAL = {"ends": Ends.MARK}, {"ends": Ends.CLAIMS}, {"ends": Ends.MEMBER}
 
 
 class ErrorCode(IntEnum):
     """Kafka's error codes by name; each is an int. `BY_CODE` has the whole row."""
 
-    _text: str
-    _mark: _Mark
+    _row: dict[str, Any]
 
-    def __new__(cls, code: int, text: str, mark: _Mark = _Mark.NONE) -> ErrorCode:
+    def __new__(cls, code: int, text: str, row: dict[str, Any] = _NOTHING) -> ErrorCode:
         member = int.__new__(cls, code)
         member._value_ = code
-        member._text = text
-        member._mark = mark
+        member._row = {"text": text, **row}
         return member
 
     UNKNOWN_SERVER_ERROR = -1, "the broker failed unexpectedly; its log says why"
@@ -68,7 +70,7 @@ class ErrorCode(IntEnum):
     REPLICA_NOT_AVAILABLE = 9, "the replica of the partition is not available", _RETRY_METADATA
     MESSAGE_TOO_LARGE = 10, "a record batch is larger than the topic's max.message.bytes"
     STALE_CONTROLLER_EPOCH = 11, "the controller has moved to another broker"
-    OFFSET_METADATA_TOO_LARGE = 12, "the text committed with an offset is longer than offset.metadata.max.bytes"
+    OFFSET_METADATA_TOO_LARGE = 12, "the text with the offset is longer than offset.metadata.max.bytes", _REFUSED
     NETWORK_EXCEPTION = 13, "the broker lost the connection before it had an answer", _RETRY_METADATA
     COORDINATOR_LOAD_IN_PROGRESS = 14, "the coordinator is still loading its state", _RETRY
     COORDINATOR_NOT_AVAILABLE = 15, "there is no coordinator at the moment", _RETRY_COORDINATOR
@@ -78,13 +80,13 @@ class ErrorCode(IntEnum):
     NOT_ENOUGH_REPLICAS = 19, "fewer replicas are in sync than min.insync.replicas; nothing was written", _RETRY
     NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20, "written, but to fewer in-sync replicas than min.insync.replicas", _RETRY
     INVALID_REQUIRED_ACKS = 21, "acks must be 0, 1 or all"
-    ILLEGAL_GENERATION = 22, "the group has moved on to another generation; rejoin"
+    ILLEGAL_GENERATION = 22, "the group has moved on to another generation; rejoin", _FENCED
     INCONSISTENT_GROUP_PROTOCOL = 23, "no assignment strategy in common with the group's members", _FATAL
     INVALID_GROUP_ID = 24, "the group id is not valid", _FATAL
-    UNKNOWN_MEMBER_ID = 25, "the coordinator does not know this member (any more); rejoin"
+    UNKNOWN_MEMBER_ID = 25, "the coordinator does not know this member (any more); rejoin", _FENCED
     INVALID_SESSION_TIMEOUT = 26, "the session timeout is outside the range the broker allows", _FATAL
     REBALANCE_IN_PROGRESS = 27, "the group is rebalancing; rejoin"
-    INVALID_COMMIT_OFFSET_SIZE = 28, "the committed offset and its text are too large"
+    INVALID_COMMIT_OFFSET_SIZE = 28, "the committed offset and its text are too large", _REFUSED
     TOPIC_AUTHORIZATION_FAILED = 29, "this user may not do that on the topic; check its ACLs"
     GROUP_AUTHORIZATION_FAILED = 30, "this user may not use the group; check its ACLs", _FATAL
     CLUSTER_AUTHORIZATION_FAILED = 31, "this user may not do that on the cluster; check its ACLs", _FATAL
@@ -125,7 +127,7 @@ class ErrorCode(IntEnum):
     DELEGATION_TOKEN_EXPIRED = 66, "the delegation token has expired"
     INVALID_PRINCIPAL_TYPE = 67, "this type of principal is not supported"
     NON_EMPTY_GROUP = 68, "the group still has members"
-    GROUP_ID_NOT_FOUND = 69, "there is no such group"
+    GROUP_ID_NOT_FOUND = 69, "there is no such group", _FENCED
     FETCH_SESSION_ID_NOT_FOUND = 70, "the broker has dropped the fetch session; start a new one", _RETRY
     INVALID_FETCH_SESSION_EPOCH = 71, "the fetch session is at another epoch; start a new one", _RETRY
     LISTENER_NOT_FOUND = 72, "the leader has no listener like the one this connection uses", _RETRY_METADATA
@@ -166,7 +168,7 @@ class ErrorCode(IntEnum):
     INELIGIBLE_REPLICA = 107, "a replica that cannot be in sync is among the new in-sync replicas"
     NEW_LEADER_ELECTED = 108, "the change was made, and the partition has another leader now"
     OFFSET_MOVED_TO_TIERED_STORAGE = 109, "the offset has moved to tiered storage"
-    FENCED_MEMBER_EPOCH = 110, "the coordinator has fenced this member's epoch: give up all partitions and rejoin"
+    FENCED_MEMBER_EPOCH = 110, "this member's epoch is fenced: give up all partitions and rejoin", _FENCED
     UNRELEASED_INSTANCE_ID = 111, "a member that has not left yet holds this group.instance.id", _FATAL
     UNSUPPORTED_ASSIGNOR = 112, "the coordinator does not have this assignor", _FATAL
     STALE_MEMBER_EPOCH = 113, "this member's epoch is behind; try again with the one of the next heartbeat"
@@ -196,45 +198,23 @@ class ErrorCode(IntEnum):
 class ErrorRow:
     """What one code means.
 
-    `retriable`: the same request may succeed later. `refresh`: what to look up again first.
-    `fatal_for_member`: a group member that gets this answer must stop and say why; neither a retry nor a rejoin helps.
-    `text`: one line for a human.
+    `text`: one line for a human. `retriable`: the same request may succeed later. `refresh`: what to look up first.
     """
 
     code: int
     name: str
-    retriable: bool
-    refresh: Refresh
-    fatal_for_member: bool
     text: str
+    retriable: bool = False
+    refresh: Refresh = Refresh.NONE
+    ends: Ends = Ends.NOTHING
 
 
-def _refresh(mark: _Mark) -> Refresh:
-    if mark & _Mark.METADATA:
-        return Refresh.METADATA
-    return Refresh.COORDINATOR if mark & _Mark.COORDINATOR else Refresh.NONE
-
-
-BY_CODE: dict[int, ErrorRow] = {
-    int(code): ErrorRow(
-        code=int(code),
-        name=code.name,
-        retriable=bool(code._mark & _Mark.RETRY),
-        refresh=_refresh(code._mark),
-        fatal_for_member=bool(code._mark & _Mark.FATAL),
-        text=code._text,
-    )
-    for code in ErrorCode
-}
+BY_CODE = {int(code): ErrorRow(int(code), code.name, **code._row) for code in ErrorCode}
 
 
 def error_row(code: int) -> ErrorRow:
     """The row of a code; for one that is newer than this table, a row that is not retriable and says so."""
-    row = BY_CODE.get(code)
-    if row is None:
-        text = "an error code newer than this client"
-        row = ErrorRow(code, f"UNKNOWN_ERROR_CODE_{code}", False, Refresh.NONE, False, text)
-    return row
+    return BY_CODE.get(code) or ErrorRow(code, f"UNKNOWN_ERROR_CODE_{code}", "an error code newer than this client")
 
 
 def broker_error(code: int, message: str, **context: Any) -> BrokerError:

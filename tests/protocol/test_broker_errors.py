@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.broker_errors import BY_CODE, ErrorCode, Refresh, broker_error, error_row
+from protocol.broker_errors import BY_CODE, Ends, ErrorCode, Refresh, broker_error, error_row
 from protocol.errors import BrokerError
 
 # Refreshed though Java's exception is no InvalidMetadataException; its callers refresh by hand.
@@ -40,8 +40,12 @@ def test_the_coordinator_is_looked_up_again_when_it_has_moved_but_not_while_it_l
     assert BY_CODE[ErrorCode.COORDINATOR_LOAD_IN_PROGRESS].retriable
 
 
+def codes_that_end(what: Ends) -> set[int]:
+    return {row.code for row in BY_CODE.values() if row.ends is what}
+
+
 def test_what_a_member_cures_by_rejoining_or_retrying_is_not_fatal_for_it() -> None:
-    fatal = {row.code for row in BY_CODE.values() if row.fatal_for_member}
+    fatal = codes_that_end(Ends.MEMBER)
     cured_by_rejoining = {
         ErrorCode.ILLEGAL_GENERATION,
         ErrorCode.UNKNOWN_MEMBER_ID,
@@ -54,6 +58,18 @@ def test_what_a_member_cures_by_rejoining_or_retrying_is_not_fatal_for_it() -> N
     assert not fatal & cured_by_rejoining
     assert not fatal & {row.code for row in BY_CODE.values() if row.retriable}
     assert {ErrorCode.FENCED_INSTANCE_ID, ErrorCode.GROUP_AUTHORIZATION_FAILED, ErrorCode.UNSUPPORTED_ASSIGNOR} <= fatal
+
+
+def test_what_a_refused_commit_ends_is_not_tried_again() -> None:
+    """As in Java's `OffsetCommitResponseHandler`; a stale epoch is tried again with the next one (KIP-848)."""
+    assert codes_that_end(Ends.MARK) == {ErrorCode.OFFSET_METADATA_TOO_LARGE, ErrorCode.INVALID_COMMIT_OFFSET_SIZE}
+    assert codes_that_end(Ends.CLAIMS) == {
+        ErrorCode.ILLEGAL_GENERATION,
+        ErrorCode.UNKNOWN_MEMBER_ID,
+        ErrorCode.GROUP_ID_NOT_FOUND,
+        ErrorCode.FENCED_MEMBER_EPOCH,
+    }
+    assert not any(row.retriable for row in BY_CODE.values() if row.ends is not Ends.NOTHING)
 
 
 def test_codes_and_names_agree_with_librdkafka() -> None:
@@ -131,10 +147,10 @@ def test_a_code_newer_than_the_table_is_an_error_that_is_not_retried() -> None:
     row = error_row(999)
 
     assert 999 not in BY_CODE
-    assert (row.name, row.retriable, row.refresh, row.fatal_for_member) == (
+    assert (row.name, row.retriable, row.refresh, row.ends) == (
         "UNKNOWN_ERROR_CODE_999",
         False,
         Refresh.NONE,
-        False,
+        Ends.NOTHING,
     )
     assert broker_error(999, "EndTxn").code == 999
