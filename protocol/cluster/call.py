@@ -23,7 +23,7 @@ from protocol.wire.parts import Part, partition_request, parts_of
 from protocol.wire.schema import Api, Route
 
 Row = Mapping[str, Any]
-Refuse = Callable[[TopicPartition, Row, Broker], KafkaError | None]
+Handle = Callable[[TopicPartition, Row, Broker, BrokerError | None], KafkaError | None]
 
 _COORDINATORS = {Route.GROUP: group_coordinator, Route.TRANSACTION: transaction_coordinator}
 _PURPOSES = {Route.GROUP: GROUP, Route.TRANSACTION: TRANSACTION}
@@ -89,7 +89,7 @@ def call_partitions(
     deadline: Deadline,
     *,
     fenced: bool = False,
-    refuse: Refuse | None = None,
+    handle: Handle | None = None,
     **options: Any,
 ) -> dict[TopicPartition, Row]:
     """Asks the leaders of `partitions`, all at once, or a coordinator about them; each one's row of a reply.
@@ -100,7 +100,7 @@ def call_partitions(
     ----------
     fields : the message without its topics. `partitions` : what it says of each, beside its number.
     fenced : a leader of another epoch than metadata say must refuse (KIP-320).
-    refuse : takes (topic, partition), its row, and who sent it; an error says that it must not be believed.
+    handle : takes (topic, partition), its row, who sent it, its error or None; the error to go by, None for an answer.
     options : as of `call`.
     """
     to = _coordinator(api, fields)
@@ -124,7 +124,7 @@ def call_partitions(
         if failure is not None:
             failures.append(failure)
         for broker, reply in replies.items():
-            failures += _judge(words, broker, reply, asked[broker], found, refuse)
+            failures += _handle_reply(words, broker, reply, asked[broker], found, handle)
         if failures:
             raise next(filter(is_unknown_topic, failures), failures[0])
         return found
@@ -182,13 +182,13 @@ def _dated(api: Api, body: Body, deadline: Deadline) -> Body:
 # -- what came ------------------------------------------------------------------------------------
 
 
-def _judge(
+def _handle_reply(
     words: _Words,
     broker: Broker,
     reply: Row,
     asked: Mapping[TopicPartition, Row],
     found: dict[TopicPartition, Row],
-    refuse: Refuse | None,
+    handle: Handle | None,
 ) -> list[KafkaError]:
     """Adds the rows of a reply to `found`; what is wrong with the others. What was not asked for is not looked at."""
     failures: list[KafkaError] = []
@@ -198,14 +198,12 @@ def _judge(
         if key is not None and key not in left:
             continue
         left.discard(key)
-        if part.code != ErrorCode.NONE:
-            failures.append(words.error(part, broker))
+        refused = words.error(part, broker) if part.code != ErrorCode.NONE else None
+        error = handle(key, part.fields, broker, refused) if key is not None and handle is not None else refused
+        if error is not None:
+            failures.append(error)
         elif key is not None:
-            refused = refuse(key, part.fields, broker) if refuse is not None else None
-            if refused is None:
-                found[key] = part.fields
-            else:
-                failures.append(refused)
+            found[key] = part.fields
     if left and not failures:
         failures.append(words.left_out(left, broker))
     return failures

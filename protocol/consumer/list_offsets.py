@@ -37,10 +37,12 @@ def list_offsets(
     """
     epochs = known_epochs or {}
 
-    def refuse(key: TopicPartition, row: Mapping[str, Any], broker: Broker) -> BrokerError | None:
+    def handle(
+        key: TopicPartition, row: Mapping[str, Any], broker: Broker, refused: BrokerError | None
+    ) -> BrokerError | None:
         listed, known_epoch = _listed(row), epochs.get(key, NO_LEADER_EPOCH)
-        if not listed.is_stale(known_epoch):
-            return None
+        if refused is not None or not listed.is_stale(known_epoch):
+            return refused
         return stale_leader(f"ListOffsets of {key[0]}-{key[1]} at {broker}", listed, known_epoch)
 
     isolation = 1 if isolation_level == "read_committed" else 0
@@ -50,7 +52,7 @@ def list_offsets(
         {"replica_id": -1, "isolation_level": isolation},
         {key: {"timestamp": time} for key, time in times.items()},
         deadline or client.deadline(),
-        refuse=refuse if epochs else None,
+        handle=handle if epochs else None,
         # Versions below 2 ignore the isolation level: the answer would be another offset, silently.
         at_least=2 if isolation else 1,
         max_attempts=max_attempts,

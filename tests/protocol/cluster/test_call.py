@@ -264,11 +264,32 @@ def test_a_row_may_be_refused_by_who_asked_for_it(both: Both) -> None:
     cluster, client = both
     cluster.handlers[LIST_OFFSETS] = lambda body, version: offsets_of(body)
 
-    def refuse(key: tuple[str, int], row: Any, broker: Broker) -> KafkaError | None:
+    def handle(key: tuple[str, int], row: Any, broker: Broker, error: BrokerError | None) -> KafkaError | None:
+        assert error is None
         return UsageError(f"{key} at {broker}: {row['offset']} is no good") if key == ("orders", 2) else None
 
     with pytest.raises(UsageError, match=r"2\) at .* \(broker 2\): 12 is no good"):
-        listed(client, refuse=refuse)
+        listed(client, handle=handle)
+
+
+def test_an_error_may_be_an_answer_to_who_asked_and_is_not_asked_again(both: Both) -> None:
+    cluster, client = both
+    codes = {"p1": int(ErrorCode.NOT_LEADER_OR_FOLLOWER), "p2": int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)}
+    cluster.handlers[LIST_OFFSETS] = lambda body, version: offsets_of(body, **codes)
+    told = []
+
+    def handle(key: tuple[str, int], row: Any, broker: Broker, error: BrokerError | None) -> KafkaError | None:
+        told.append((key[1], error and error.name))
+        codes.pop("p1", None)
+        return error if key == ("orders", 1) else None
+
+    assert listed(client, handle=handle).keys() == ALL.keys()
+    assert sorted(told, key=str) == [
+        (0, None),
+        (1, "NOT_LEADER_OR_FOLLOWER"),
+        (1, None),
+        (2, "TOPIC_AUTHORIZATION_FAILED"),
+    ]
 
 
 def test_an_error_of_a_partition_has_it_in_its_context(both: Both) -> None:
