@@ -1,4 +1,4 @@
-"""Consumer groups from outside: their state and live members, and deleting their offsets.
+"""Consumer groups from outside: their state and live members.
 
 Runs wherever its caller does. Asks the group's coordinator, in the one retry loop.
 """

@@ -2,19 +2,24 @@
 
 `mark` says what is complete; a thread commits it at once, and again and again while the coordinator does not
 answer, always the newest marks only. Nobody who marks ever waits for a broker, unless it asks to by `flush`.
-For Spark it lives in the driver's process of one query.
+What would be refused for ever (`broker_errors.Ends`) is tried once. For Spark it lives in the driver's process of one
+query.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from protocol.broker_errors import Ends, error_row
 from protocol.clock import Backoff, Deadline
+from protocol.cluster.call import Row
 from protocol.cluster.client import Client
-from protocol.errors import KafkaError
+from protocol.cluster.metadata import Broker
+from protocol.errors import BrokerError, KafkaError
+from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.group.offsets import CommittedOffset, commit_offsets
 from protocol.kafka_terms import TopicPartition
 
@@ -34,11 +39,21 @@ class CommitCounts:
     last_failure: str | None = None
 
 
+@dataclass
+class _Mark:
+    """What a partition is to have. A late answer is for this mark, and not for one that has taken its place."""
+
+    to: CommittedOffset
+    answered_at_s: float | None = None
+    refused: bool = False
+
+
 class OffsetManager:
-    """The offsets of one group that this process commits.
+    """The offsets of one group that this process commits: as no member of it, until it says by `join` which one it is.
 
     refresh_ms: what has been committed is committed again after this long, although nothing changed, since a
     broker forgets the offsets of a group without members `offsets.retention.minutes` after their last commit.
+    `healthy`: whether the last commit went through (true before the first one).
     """
 
     def __init__(self, client: Client, group: str, *, refresh_ms: float = 600_000) -> None:
@@ -46,39 +61,55 @@ class OffsetManager:
         self._client = client
         self._refresh_s = refresh_ms / 1000
         self._changed = threading.Condition()
-        self._marked: dict[TopicPartition, CommittedOffset] = {}
-        self._committed: dict[TopicPartition, CommittedOffset] = {}
-        self._all_committed_at_s = 0.0
-        self._counts = CommitCounts()
-        self._failing = False
+        self._member = NO_MEMBER
+        self._marks: dict[TopicPartition, _Mark] = {}
+        self.counts = CommitCounts()
+        self.healthy = True
         self._closed = False
         self._thread: threading.Thread | None = None
 
-    @property
-    def counts(self) -> CommitCounts:
-        return self._counts
-
-    @property
-    def healthy(self) -> bool:
-        """Whether the last commit went through (true before the first one)."""
-        return not self._failing
-
-    def mark(self, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
-        """These offsets, and no others, are what the group should hold now. Returns at once."""
+    def join(self, member: GroupMember) -> None:
+        """Who commits from now on. What was marked under another id or generation is dropped."""
         with self._changed:
-            self._marked = dict(offsets)
+            if not member.has_claims_of(self._member):
+                self._marks = {}
+            self._member = member
+            self._changed.notify_all()
+
+    def keep(self, owned: Collection[TopicPartition]) -> None:
+        """Drops what is marked of all other partitions, also if it is on its way: they are revoked, or gone."""
+        with self._changed:
+            self._marks = {key: mark for key, mark in self._marks.items() if key in owned}
+            self._changed.notify_all()
+
+    def mark(self, offsets: Mapping[TopicPartition, CommittedOffset], member: GroupMember = NO_MEMBER) -> None:
+        """The group should hold these offsets, where it should not hold later ones already. Returns at once.
+
+        `member`: who owned the partitions when they were read; nothing is marked if its claims have ended.
+        """
+        with self._changed:
+            before = {key: mark.to.offset for key, mark in self._marks.items()}
+            self.reset({key: to for key, to in offsets.items() if to.offset >= before.get(key, 0)}, member)
+
+    def reset(self, offsets: Mapping[TopicPartition, CommittedOffset], member: GroupMember = NO_MEMBER) -> None:
+        """As `mark`, and also back to earlier offsets."""
+        with self._changed:
+            if member.has_claims_of(self._member):
+                for key, to in offsets.items():
+                    if key not in self._marks or self._marks[key].to != to:
+                        self._marks[key] = _Mark(to)
             if self._thread is None and not self._closed:
                 self._start()
             self._changed.notify_all()
 
     def flush(self, deadline: Deadline) -> bool:
-        """Waits until everything marked is committed; False when the deadline passed first."""
+        """Waits until everything marked is committed; False when the deadline passed first, or some is refused."""
         with self._changed:
-            while self._dirty():
+            while any(mark.answered_at_s is None for mark in self._marks.values()):
                 if deadline.passed or self._closed:
                     return False
                 self._changed.wait(min(deadline.remaining_s(), 0.5))
-            return True
+            return not any(mark.refused for mark in self._marks.values())
 
     def close(self) -> None:
         """Ends the thread without another commit."""
@@ -100,14 +131,14 @@ class OffsetManager:
         else:
             self._thread = thread
 
-    def _dirty(self) -> bool:
-        return any(self._committed.get(key) != entry for key, entry in self._marked.items())
-
-    def _due(self) -> dict[TopicPartition, CommittedOffset]:
-        """What to commit now: all that changed, or everything when the last commit is too long ago."""
-        if self._client.clock.now_s() - self._all_committed_at_s >= self._refresh_s:
-            return dict(self._marked)
-        return {key: entry for key, entry in self._marked.items() if self._committed.get(key) != entry}
+    def _due(self) -> dict[TopicPartition, _Mark]:
+        """What to commit now: what is not committed, and what was too long ago."""
+        long_ago_s = self._client.clock.now_s() - self._refresh_s
+        return {
+            key: mark
+            for key, mark in self._marks.items()
+            if mark.answered_at_s is None or (mark.answered_at_s <= long_ago_s and not mark.refused)
+        }
 
     def _run(self) -> None:
         backoff = Backoff(_RETRY_INITIAL_MS, _RETRY_MAXIMUM_MS)
@@ -117,7 +148,8 @@ class OffsetManager:
                     self._changed.wait(min(self._refresh_s, 60.0))
                 if self._closed:
                     return
-            if self._commit(due):
+                member = self._member
+            if self._commit(due, member):
                 backoff.reset()
                 continue
             with self._changed:
@@ -126,32 +158,53 @@ class OffsetManager:
                 while not self._closed and not wait_until.passed:
                     self._changed.wait(wait_until.remaining_s())
 
-    def _commit(self, due: dict[TopicPartition, CommittedOffset]) -> bool:
+    def _commit(self, due: Mapping[TopicPartition, _Mark], member: GroupMember) -> bool:
+        """False when it has failed, and not for ever."""
         failure: Exception | None = None
+        refused: list[BrokerError] = []
+
+        def handle(key: TopicPartition, row: Row, broker: Broker, error: BrokerError | None) -> BrokerError | None:
+            if error is not None and not _is_final(error, member):
+                return error
+            due[key].answered_at_s, due[key].refused = self._client.clock.now_s(), error is not None
+            if error is not None:
+                refused.append(error)
+            return None
+
+        offsets = {key: mark.to for key, mark in due.items()}
         try:
-            commit_offsets(self._client, self.group, due, self._client.deadline(_ONE_COMMIT_MS))
+            commit_offsets(self._client, self.group, offsets, self._client.deadline(_ONE_COMMIT_MS), member, handle)
         except Exception as error:  # also a fault in this client: nobody else commits
             failure = error
         with self._changed:
-            if failure is None:
-                self._committed.update(due)
-                if due.keys() == self._marked.keys():
-                    self._all_committed_at_s = self._client.clock.now_s()
-            self._note(failure)
+            if not self._member.has_claims_of(member) or not due.keys() & self._marks.keys():
+                return True  # nobody's any more, whatever came of it
+            self._note(failure, refused)
             self._changed.notify_all()
         return failure is None
 
-    def _note(self, failure: Exception | None) -> None:
-        """Counts, and says when it begins to fail and when it works again."""
-        counts, was_failing = self._counts, self._failing
-        self._failing = failure is not None
-        if failure is None:
-            self._counts = CommitCounts(counts.succeeded + 1, counts.failed, counts.last_failure)
-            if was_failing:
-                log.warning("group %s: commits go through again", self.group)
-            return
-        words = self._client.words(failure) if isinstance(failure, KafkaError) else f"an unexpected fault: {failure!r}"
-        self._counts = CommitCounts(counts.succeeded, counts.failed + 1, words)
-        if not was_failing:
-            fault = None if isinstance(failure, KafkaError) else failure
+    def _note(self, failure: Exception | None, refused: Sequence[BrokerError] = ()) -> None:
+        """Counts, and says what is refused, when it begins to fail and when it works again."""
+        was_healthy, self.healthy = self.healthy, failure is None
+        if failure is None and not was_healthy:
+            log.warning("group %s: commits go through again", self.group)
+        if failure is not None and was_healthy:
+            fault, words = None if isinstance(failure, KafkaError) else failure, self._words(failure)
             log.warning("group %s: a commit failed and will be tried again: %s", self.group, words, exc_info=fault)
+        if refused:
+            words = self._words(refused[0])
+            log.warning("group %s: %d offset(s) are refused and not tried again: %s", self.group, len(refused), words)
+        wrong = failure or next(iter(refused), None)
+        if wrong is None:
+            self.counts = replace(self.counts, succeeded=self.counts.succeeded + 1)
+        else:
+            self.counts = replace(self.counts, failed=self.counts.failed + 1, last_failure=self._words(wrong))
+
+    def _words(self, failure: Exception) -> str:
+        return self._client.words(failure) if isinstance(failure, KafkaError) else f"an unexpected fault: {failure!r}"
+
+
+def _is_final(error: BrokerError, member: GroupMember) -> bool:
+    """Whether it would be refused for ever. Who is no member may commit once others have left, or ACLs are changed."""
+    ends = error_row(error.code).ends
+    return ends is Ends.MARK or (member != NO_MEMBER and ends is not Ends.NOTHING)

@@ -1,7 +1,6 @@
 """OffsetCommit and OffsetFetch of one group, as two calls.
 
 One request each, to the group's coordinator, inside the one retry loop. `offset_manager` decides when.
-Without membership (generation -1, no member id) a commit is only taken while the group has no members.
 """
 
 from __future__ import annotations
@@ -12,10 +11,11 @@ from typing import Any
 
 from protocol.broker_errors import ErrorCode
 from protocol.clock import Deadline
-from protocol.cluster.call import call, call_partitions
+from protocol.cluster.call import Handle, call, call_partitions
 from protocol.cluster.client import Client
 from protocol.cluster.coordinators import group_coordinator
 from protocol.errors import BrokerError
+from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.kafka_terms import TopicPartition
 from protocol.wire.messages import m08_offset_commit, m09_offset_fetch
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
@@ -39,10 +39,13 @@ def commit_offsets(
     group: str,
     offsets: Mapping[TopicPartition, CommittedOffset],
     deadline: Deadline,
-    *,
-    max_attempts: int | None = None,
+    member: GroupMember = NO_MEMBER,
+    handle: Handle | None = None,
 ) -> None:
-    """Commits all of `offsets` or raises: `DeadlineExceeded`, or `BrokerError` for what no retry can mend."""
+    """Commits all of `offsets` or raises: `DeadlineExceeded`, or `BrokerError` for what no retry can mend.
+
+    `handle` hears each answer, as of `call_partitions`.
+    """
     rows = {
         key: {
             "committed_offset": entry.offset,
@@ -51,14 +54,18 @@ def commit_offsets(
         }
         for key, entry in offsets.items()
     }
+    who = {
+        "group_id": group,
+        "member_id": member.member_id,
+        "generation_id_or_member_epoch": member.generation_id_or_member_epoch,
+        "group_instance_id": member.group_instance_id,
+    }
     # The names of topics are what is known here, and not their ids.
     at_most = m08_offset_commit.LAST_WITH_TOPIC_NAMES
     try:
-        call_partitions(
-            client, OFFSET_COMMIT, {"group_id": group}, rows, deadline, at_most=at_most, max_attempts=max_attempts
-        )
+        call_partitions(client, OFFSET_COMMIT, who, rows, deadline, handle=handle, at_most=at_most)
     except BrokerError as error:
-        if error.code not in _REFUSED_FOR_MEMBERS:
+        if member != NO_MEMBER or error.code not in _REFUSED_FOR_MEMBERS:
             raise
         what = f"{error}; the group has live members: use another group.id, or stop them"
         raise BrokerError(what, **error.context, settings=("group.id",)) from error

@@ -49,9 +49,14 @@ class GroupCommits:
         """
         if self._manager is not None:
             ids, owned, epochs = complete.ids, claims.owned, claims.epochs(complete)
-            positions = claims.positions(complete)
-            kept = [key for key in positions if key in owned and ids.get(key[0], owned[key]) == owned[key]]
-            self._manager.mark({key: CommittedOffset(positions[key], epochs.get(key, NO_LEADER_EPOCH)) for key in kept})
+            offsets = {
+                key: CommittedOffset(offset, epochs.get(key, NO_LEADER_EPOCH))
+                for key, offset in claims.positions(complete).items()
+                if key in owned and ids.get(key[0], owned[key]) == owned[key]
+            }
+            self._manager.keep(offsets)
+            # A log that was truncated, or recreated, is read again from an earlier offset on.
+            self._manager.reset(offsets)
 
     def wait(self, *, last: bool) -> None:
         """Until what is marked is committed, but not for long; for the `last` commit of a run a bit longer."""

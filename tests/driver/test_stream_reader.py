@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -442,15 +442,20 @@ def test_a_truncated_log_is_one_whatever_transaction_is_open(cluster: Cluster) -
 
 
 class Marks:
-    """In place of an `OffsetManager`: all that was marked."""
+    """In place of an `OffsetManager`: all that was marked, wherever it was before; and nothing else is kept."""
 
     healthy = True
 
     def __init__(self) -> None:
         self.marked: list[dict[tuple[str, int], int]] = []
+        self.kept: list[tuple[str, int]] = []
         self.flushes = 0
 
-    def mark(self, offsets: Mapping[tuple[str, int], CommittedOffset]) -> None:
+    def keep(self, owned: Iterable[tuple[str, int]]) -> None:
+        self.kept = list(owned)
+
+    def reset(self, offsets: Mapping[tuple[str, int], CommittedOffset]) -> None:
+        assert self.kept == list(offsets)
         self.marked.append({key: entry.offset for key, entry in offsets.items()})
 
     def flush(self, deadline: Deadline) -> bool:

@@ -1,40 +1,106 @@
-"""Commits in the background go on whatever happens to one of them, and to the coordinator."""
+"""Commits in the background go on whatever happens to one of them, and to the coordinator; what is over is over."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from protocol.broker_errors import ErrorCode
+from protocol.cluster.call import call
+from protocol.cluster.client import Client
+from protocol.cluster.coordinators import group_coordinator
 from protocol.group import offset_manager
+from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.group.offset_manager import OffsetManager
-from protocol.group.offsets import CommittedOffset, fetch_offsets
+from protocol.group.offsets import CommittedOffset, commit_offsets, fetch_offsets
+from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
+from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.consumer_groups import coordinator_of
+from tests.contract.members import stable
+from tests.fake_kafka.server import FakeKafka
 from tests.protocol.consumer.consuming import client_of
 
 MARKS = {("orders", 0): CommittedOffset(5)}
+BOTH = {("orders", 0): CommittedOffset(5), ("orders", 1): CommittedOffset(6)}
+GROUP = "etl"
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeKafka]:
+    with FakeKafka(3) as kafka:
+        kafka.create_topic("orders", 2)
+        yield kafka
+
+
+@pytest.fixture
+def client(fake: FakeKafka) -> Iterator[Client]:
+    with client_of(fake.bootstrap_servers) as client:
+        yield client
+
+
+@pytest.fixture
+def manager(client: Client) -> Iterator[OffsetManager]:
+    manager = OffsetManager(client, GROUP)
+    yield manager
+    manager.close()
+
+
+def flushed(client: Client, manager: OffsetManager) -> bool:
+    return manager.flush(client.deadline(10_000))
+
+
+def committed(client: Client) -> dict[Any, CommittedOffset]:
+    return {
+        key: CommittedOffset(each.offset) for key, each in fetch_offsets(client, GROUP, None, client.deadline()).items()
+    }
+
+
+def asked(fake: FakeKafka) -> list[list[int]]:
+    """Of each OffsetCommit the partitions."""
+    return [
+        sorted(row["partition_index"] for topic in body["topics"] for row in topic["partitions"])
+        for body in fake.asked(OFFSET_COMMIT)
+    ]
+
+
+class Held:
+    """The next OffsetCommit is held back by the broker, from when it has come (`come`) until `release`."""
+
+    def __init__(self, fake: FakeKafka) -> None:
+        self.come, self._released = threading.Event(), threading.Event()
+        fake.before[OFFSET_COMMIT] = lambda body: fake.before.pop(OFFSET_COMMIT, None) and self._hold()
+
+    def _hold(self) -> None:
+        self.come.set()
+        assert self._released.wait(20)
+
+    def release(self) -> None:
+        self._released.set()
 
 
 def test_a_fault_in_this_client_is_told_and_the_commit_is_tried_again(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    client: Client, manager: OffsetManager, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tries: list[dict[Any, CommittedOffset]] = []
 
-    def commit(client: Any, group: str, due: dict[Any, CommittedOffset], deadline: Any) -> None:
+    def commit(client: Any, group: str, due: dict[Any, CommittedOffset], *others: Any) -> None:
         tries.append(due)
         if len(tries) <= 2:
             raise ZeroDivisionError("as if")
+        commit_offsets(client, group, due, *others)
 
     monkeypatch.setattr(offset_manager, "commit_offsets", commit)
-    with client_of("127.0.0.1:1") as client, caplog.at_level(logging.WARNING):
-        manager = OffsetManager(client, "etl")
+    with caplog.at_level(logging.WARNING):
         manager.mark(MARKS)
-        assert manager.flush(client.deadline(10_000))
+        assert flushed(client, manager)
         manager.close()
     assert tries == [MARKS] * 3
     assert (manager.counts.succeeded, manager.counts.failed) == (1, 2)
@@ -45,19 +111,209 @@ def test_a_fault_in_this_client_is_told_and_the_commit_is_tried_again(
     assert "go through again" in second.message
 
 
-def test_without_a_thread_the_next_mark_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offset_manager, "commit_offsets", lambda *_: None)
-    with client_of("127.0.0.1:1") as client:
-        manager = OffsetManager(client, "etl")
-        with monkeypatch.context() as patched:
-            patched.setattr(threading.Thread, "start", lambda self: (_ for _ in ()).throw(RuntimeError("can't start")))
-            manager.mark(MARKS)
-        assert not manager.healthy
-        assert not manager.flush(client.deadline(10))
+def test_without_a_thread_the_next_mark_tries_again(
+    client: Client, manager: OffsetManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", lambda self: (_ for _ in ()).throw(RuntimeError("can't start")))
         manager.mark(MARKS)
-        assert manager.flush(client.deadline(10_000))
-        manager.close()
+    assert not manager.healthy
+    assert not manager.flush(client.deadline(10))
+    manager.mark(MARKS)
+    assert flushed(client, manager)
+    manager.close()
     assert manager.healthy
+
+
+def test_nothing_is_sent_that_has_not_changed(fake: FakeKafka, client: Client, manager: OffsetManager) -> None:
+    for offsets in (BOTH, BOTH, {**BOTH, ("orders", 1): CommittedOffset(7)}):
+        manager.mark(offsets)
+        assert flushed(client, manager)
+    assert asked(fake) == [[0, 1], [1]]
+
+
+def test_what_fails_for_a_partition_holds_up_no_other(fake: FakeKafka, client: Client, manager: OffsetManager) -> None:
+    fake.refuse(OFFSET_COMMIT, ErrorCode.TOPIC_AUTHORIZATION_FAILED, 2, partition=("orders", 0))
+    fake.refuse(OFFSET_COMMIT, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 1, partition=("orders", 0))
+    manager.mark(BOTH)
+    assert flushed(client, manager)
+    assert asked(fake) == [[0, 1], [0], [0], [0]]
+    assert (manager.counts.succeeded, manager.counts.failed) == (1, 2)
+
+
+@pytest.mark.parametrize(("who", "times"), [(NO_MEMBER, 3), (GroupMember("m-1", 4), 1)], ids=["no member", "a member"])
+def test_who_may_not_use_the_group_waits_for_the_right_unless_a_member(
+    fake: FakeKafka, client: Client, manager: OffsetManager, who: GroupMember, times: int
+) -> None:
+    fake.refuse(OFFSET_COMMIT, ErrorCode.GROUP_AUTHORIZATION_FAILED, 2)
+    manager.join(who)
+    manager.mark(MARKS, who)
+    assert flushed(client, manager) == (who == NO_MEMBER)
+    assert len(asked(fake)) == times
+
+
+def test_what_is_refused_for_good_is_not_repeated_with_the_others(fake: FakeKafka, client: Client) -> None:
+    fake.refuse(OFFSET_COMMIT, ErrorCode.INVALID_COMMIT_OFFSET_SIZE, partition=("orders", 0))
+    manager = OffsetManager(client, GROUP, refresh_ms=10)
+    manager.mark(BOTH)
+    assert not flushed(client, manager)
+    give_up = client.deadline(10_000)
+    while len(asked(fake)) < 4:
+        manager.mark(BOTH)
+        assert not give_up.passed
+    manager.close()
+    assert asked(fake)[:4] == [[0, 1], [1], [1], [1]]
+    assert committed(client) == {("orders", 1): CommittedOffset(6)}
+
+
+@pytest.mark.parametrize(
+    "answer", [ErrorCode.NONE, ErrorCode.OFFSET_METADATA_TOO_LARGE, ErrorCode.UNKNOWN_SERVER_ERROR]
+)
+def test_a_late_answer_about_what_was_revoked_changes_nothing(
+    fake: FakeKafka, client: Client, manager: OffsetManager, answer: ErrorCode
+) -> None:
+    held = Held(fake)
+    if answer != ErrorCode.NONE:
+        fake.refuse(OFFSET_COMMIT, answer)
+    manager.mark(MARKS)
+    assert held.come.wait(10)
+    manager.keep([("orders", 1)])
+    assert flushed(client, manager), "nothing is left to be committed"
+    # Claimed again, and read to the same place.
+    manager.mark(BOTH)
+    held.release()
+    assert flushed(client, manager)
+    assert asked(fake) == [[0], [0, 1]]
+    assert committed(client) == BOTH
+
+
+def test_a_late_answer_about_what_was_revoked_is_not_told(
+    fake: FakeKafka, client: Client, manager: OffsetManager, caplog: pytest.LogCaptureFixture
+) -> None:
+    held = Held(fake)
+    fake.refuse(OFFSET_COMMIT, ErrorCode.OFFSET_METADATA_TOO_LARGE)
+    manager.mark(MARKS)
+    assert held.come.wait(10)
+    manager.keep([])
+    held.release()
+    manager.mark({("orders", 1): CommittedOffset(6)})
+    assert flushed(client, manager)
+    assert (manager.counts.succeeded, manager.counts.failed, caplog.records) == (1, 0, [])
+
+
+def test_a_late_answer_to_an_older_generation_changes_nothing(
+    fake: FakeKafka, client: Client, manager: OffsetManager
+) -> None:
+    """It is fenced, and by then its partition is claimed again, in the next generation."""
+    (joined,) = stable(client, GROUP)
+    now = GroupMember(joined.member_id, joined.generation)
+    before = GroupMember(joined.member_id, joined.generation - 1)
+    held = Held(fake)
+    manager.join(before)
+    manager.mark(MARKS, before)
+    assert held.come.wait(10)
+    manager.join(now)
+    manager.mark(MARKS, now)
+    held.release()
+    assert flushed(client, manager)
+    assert [body["generation_id_or_member_epoch"] for body in fake.asked(OFFSET_COMMIT)] == [0, 1]
+    assert (manager.counts.succeeded, manager.counts.failed) == (1, 0)
+    assert committed(client) == MARKS
+
+
+def test_a_member_s_commits_go_to_the_coordinator_that_there_is(
+    fake: FakeKafka, client: Client, manager: OffsetManager
+) -> None:
+    (joined,) = stable(client, GROUP)
+    who = GroupMember(joined.member_id, joined.generation)
+    manager.join(who)
+    manager.mark(MARKS, who)
+    assert flushed(client, manager)
+    fake.move_coordinator(GROUP, client.coordinator(group_coordinator(GROUP), client.deadline()).node_id % 3 + 1)
+    fake.refuse(OFFSET_COMMIT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+    manager.mark(BOTH, who)
+    assert flushed(client, manager)
+    assert committed(client) == BOTH
+    assert (manager.counts.succeeded, manager.counts.failed) == (2, 0)
+
+
+class TestConsumerProtocol:
+    """KIP-848: the epoch of a member moves on while it keeps what it owns."""
+
+    OLD, NEW = (GroupMember("m-1", member_epoch=epoch) for epoch in (3, 4))
+
+    def test_a_stale_epoch_is_tried_again_with_the_newer_one(
+        self, fake: FakeKafka, client: Client, manager: OffsetManager
+    ) -> None:
+        fake.handlers[OFFSET_COMMIT] = self.answer
+        manager.join(self.OLD)
+        manager.mark(MARKS, self.OLD)
+        assert not manager.flush(client.deadline(300))
+        assert "STALE_MEMBER_EPOCH" in str(manager.counts.last_failure)
+        manager.join(self.NEW)
+        assert flushed(client, manager)
+
+    def test_what_is_marked_under_the_old_epoch_counts(
+        self, fake: FakeKafka, client: Client, manager: OffsetManager
+    ) -> None:
+        fake.handlers[OFFSET_COMMIT] = self.answer
+        manager.join(self.OLD)
+        manager.join(self.NEW)
+        manager.mark(MARKS, self.OLD)
+        assert flushed(client, manager)
+        assert asked(fake) == [[0]]
+
+    def test_a_fenced_epoch_ends_all_marks(self, fake: FakeKafka, client: Client, manager: OffsetManager) -> None:
+        fake.refuse(OFFSET_COMMIT, ErrorCode.FENCED_MEMBER_EPOCH)
+        manager.join(self.OLD)
+        manager.mark(BOTH, self.OLD)
+        assert not flushed(client, manager)
+        manager.mark(BOTH, self.OLD)
+        assert not flushed(client, manager)
+        assert asked(fake) == [[0, 1]]
+
+    def answer(self, body: dict[str, Any], version: int) -> dict[str, Any]:
+        assert (version, body["member_id"], body["group_instance_id"]) == (9, "m-1", None)
+        stale = body["generation_id_or_member_epoch"] != self.NEW.member_epoch
+        code = ErrorCode.STALE_MEMBER_EPOCH if stale else ErrorCode.NONE
+        return {"topics": [{"name": "orders", "partitions": [{"partition_index": 0, "error_code": code}]}]}
+
+
+def test_a_member_of_the_consumer_protocol_commits_across_epochs(kafka1: LocalKafka, topic1: TopicFactory) -> None:
+    """As `TestConsumerProtocol`, of a real coordinator."""
+    name, group, member_id = topic1(2), f"group-{uuid.uuid4().hex[:8]}", str(uuid.uuid4())
+    with client_of(kafka1) as client:
+        manager = OffsetManager(client, group)
+        old = heartbeat(client, group, GroupMember(member_id, member_epoch=0), name)
+        manager.join(old)
+        manager.mark({(name, 0): CommittedOffset(5)}, old)
+        assert flushed(client, manager)
+        other = heartbeat(client, group, GroupMember(str(uuid.uuid4()), member_epoch=0), name)
+        # The first one gives up a partition, and only then has the next epoch.
+        new = heartbeat(client, group, old, name, owned=(0, 1))
+        new = heartbeat(client, group, new, name, owned=(0,))
+        assert (other.member_epoch, new.member_epoch) == (old.member_epoch + 1,) * 2
+        manager.mark({(name, 0): CommittedOffset(6)}, old)
+        assert not manager.flush(client.deadline(300))
+        assert "STALE_MEMBER_EPOCH" in str(manager.counts.last_failure)
+        manager.join(new)
+        assert flushed(client, manager)
+        assert fetch_offsets(client, group, None, client.deadline())[name, 0].offset == 6
+        manager.close()
+
+
+def heartbeat(client: Client, group: str, member: GroupMember, topic: str, *, owned: Sequence[int] = ()) -> GroupMember:
+    """With the epoch of the answer."""
+    body = {
+        "group_id": group,
+        "member_id": member.member_id,
+        "member_epoch": member.member_epoch,
+        "rebalance_timeout_ms": 60_000,
+        "subscribed_topic_names": [topic],
+        "topic_partitions": [{"topic_id": client.topic(topic).topic_id, "partitions": list(owned)}] if owned else [],
+    }
+    reply = call(client, CONSUMER_GROUP_HEARTBEAT, body, client.deadline())
+    return replace(member, member_epoch=reply["member_epoch"])
 
 
 def test_commits_go_on_while_the_coordinator_s_host_is_dark(kafka: LocalKafka, topic: TopicFactory) -> None:

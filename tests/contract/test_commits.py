@@ -1,0 +1,144 @@
+"""What an `OffsetManager` commits, and what it gives up: as no member, as a member, and as one that has been one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from protocol.cluster.client import Client
+from protocol.group.member import GroupMember
+from protocol.group.offset_manager import OffsetManager
+from protocol.group.offsets import CommittedOffset, fetch_offsets
+from tests.contract.conftest import NewTopic
+from tests.contract.members import GroupMember as Joined
+from tests.contract.members import new_group, stable, sync_all
+
+Offsets = dict[tuple[str, int], CommittedOffset]
+
+
+@pytest.fixture
+def manager(client: Client) -> Iterator[OffsetManager]:
+    manager = OffsetManager(client, new_group())
+    yield manager
+    manager.close()
+
+
+def flushed(client: Client, manager: OffsetManager) -> bool:
+    return manager.flush(client.deadline(10_000))
+
+
+def found(client: Client, manager: OffsetManager) -> dict[int, int]:
+    """Partition -> offset."""
+    return {key[1]: each.offset for key, each in fetch_offsets(client, manager.group, None, client.deadline()).items()}
+
+
+def as_committer(joined: Joined) -> GroupMember:
+    return GroupMember(joined.member_id, joined.generation)
+
+
+def rejoin_with_another(member: Joined) -> Joined:
+    """The group has another generation then."""
+    other = Joined(member.client, member.group)
+    waiting = other.begin()
+    member.await_rebalance()
+    reply = member.send_join()
+    member.end(reply), other.end(waiting)
+    sync_all([member, other])
+    return other
+
+
+def test_a_mark_goes_forward_and_a_reset_goes_back(client: Client, manager: OffsetManager, new_topic: NewTopic) -> None:
+    name = new_topic(2)
+    seen = []
+    for act, offsets in [(manager.mark, {0: 5, 1: 5}), (manager.mark, {0: 3, 1: 7}), (manager.reset, {0: 3})]:
+        act({(name, number): CommittedOffset(offset) for number, offset in offsets.items()})
+        assert flushed(client, manager)
+        seen.append(found(client, manager))
+    assert seen == [{0: 5, 1: 5}, {0: 5, 1: 7}, {0: 3, 1: 7}]
+
+
+def test_a_member_commits_until_there_is_another_generation(
+    client: Client, manager: OffsetManager, new_topic: NewTopic
+) -> None:
+    name = new_topic()
+    key = (name, 0)
+    (joined,) = stable(client, manager.group)
+    before = as_committer(joined)
+    manager.join(before)
+    manager.mark({key: CommittedOffset(5)}, before)
+    assert flushed(client, manager)
+    rejoin_with_another(joined)
+    manager.mark({key: CommittedOffset(6)}, before)
+    assert not flushed(client, manager)
+    assert "ILLEGAL_GENERATION" in str(manager.counts.last_failure)
+    assert manager.healthy, "nothing is tried again"
+    manager.join(as_committer(joined))
+    manager.mark({key: CommittedOffset(9)}, before)
+    assert flushed(client, manager)
+    assert found(client, manager) == {0: 5}, "neither what was refused nor what comes too late"
+    manager.mark({key: CommittedOffset(6)}, as_committer(joined))
+    assert flushed(client, manager)
+    assert found(client, manager) == {0: 6}
+    assert (manager.counts.succeeded, manager.counts.failed) == (2, 1)
+
+
+def test_a_member_that_has_left_is_refused_once(client: Client, manager: OffsetManager, new_topic: NewTopic) -> None:
+    name = new_topic()
+    (joined,) = stable(client, manager.group)
+    rejoin_with_another(joined)
+    assert joined.leave() == 0
+    manager.join(as_committer(joined))
+    manager.mark({(name, 0): CommittedOffset(5)}, as_committer(joined))
+    assert not flushed(client, manager)
+    assert "UNKNOWN_MEMBER_ID" in str(manager.counts.last_failure)
+    assert "live members" not in str(manager.counts.last_failure), "that is for who is none"
+    assert manager.counts.failed == 1
+
+
+def test_a_static_member_that_was_started_again_is_refused_once(
+    client: Client, manager: OffsetManager, new_topic: NewTopic
+) -> None:
+    name = new_topic()
+    (joined,) = stable(client, manager.group, instance_id="a")
+    again = Joined(client, manager.group, instance_id="a")
+    again.end(again.begin())
+    now, before = (GroupMember(each.member_id, each.generation, group_instance_id="a") for each in (again, joined))
+    manager.join(before)
+    manager.mark({(name, 0): CommittedOffset(5)}, before)
+    assert not flushed(client, manager)
+    assert "FENCED_INSTANCE_ID" in str(manager.counts.last_failure)
+    manager.join(now)
+    manager.mark({(name, 0): CommittedOffset(7)}, now)
+    assert flushed(client, manager)
+    assert found(client, manager) == {0: 7}
+
+
+def test_who_is_no_member_waits_until_the_group_has_none(
+    client: Client, manager: OffsetManager, new_topic: NewTopic
+) -> None:
+    name = new_topic()
+    (joined,) = stable(client, manager.group)
+    manager.mark({(name, 0): CommittedOffset(5)})
+    assert not manager.flush(client.deadline(1_000))
+    assert not manager.healthy
+    assert manager.counts.failed >= 2, "it is tried again"
+    assert "the group has live members" in str(manager.counts.last_failure)
+    assert joined.leave() == 0
+    assert flushed(client, manager)
+    assert found(client, manager) == {0: 5}
+
+
+def test_a_text_that_is_too_long_is_given_up_and_nothing_else(
+    client: Client, manager: OffsetManager, new_topic: NewTopic
+) -> None:
+    name = new_topic(3)
+    manager.mark({(name, number): CommittedOffset(5, metadata="." * 5_000 * (number == 1)) for number in range(3)})
+    assert not flushed(client, manager)
+    assert f"{name}-1" in str(manager.counts.last_failure)
+    assert manager.healthy
+    assert found(client, manager) == {0: 5, 2: 5}
+    manager.mark({(name, 1): CommittedOffset(5, metadata="a word")})
+    assert flushed(client, manager)
+    assert found(client, manager) == {0: 5, 1: 5, 2: 5}
+    assert (manager.counts.succeeded, manager.counts.failed) == (1, 1)
