@@ -28,10 +28,11 @@ from protocol.producer.broker_producer import BrokerProducer
 from protocol.producer.idempotence import AnonymousSession, IdempotentSession, ProducerSession
 from protocol.producer.partition_producer import PartitionProducer, ProducedRange, ProducerBatch
 from protocol.producer.partitioner import Partitioner
-from protocol.producer.record_columns import check_sizes, checked_columns
+from protocol.producer.request_size import check_sizes
 from protocol.producer.topics import Leaders, topic_to_write
 from protocol.records.arrow_numpy import to_arrow, to_numpy, valid
 from protocol.records.encode import encode_batches, record_sizes
+from protocol.records.record_columns import record_columns
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ class AsyncProducer:
         KafkaError : an earlier row could not be written (as `flush` would say), or the topic is not there.
         """
         self._raise_if_unusable()
-        rows = checked_columns(columns, self._client.clock.wall_ms())
+        rows = record_columns(columns, self._client.clock.wall_ms())
         if not rows.num_rows:
             return
         sizes = record_sizes(rows)

@@ -20,17 +20,17 @@ import pyarrow as pa
 from protocol.broker_errors import ErrorCode, broker_error, error_row
 from protocol.clock import Backoff
 from protocol.errors import DeadlineExceeded, KafkaError
-from protocol.kafka_terms import NO_SEQUENCE
+from protocol.kafka_terms import NO_SEQUENCE, NO_TIMESTAMP_MS
 from protocol.producer.idempotence import ProducerIdentity, Sequences, sequence_after
 from protocol.records.decode import decode
 from protocol.records.encode import EncodedBatch
 from protocol.records.memory_records import read_batch_headers
+from protocol.records.record_columns import NAMES, record_columns
 
 # A reply needs some time: a last try later than this before the deadline would be in vain.
 _LEAST_TIME_S = 0.2
 
 _RETRY_SLOT_S = 0.05
-_COLUMNS = ("key", "value", "timestamp_ms", "headers")
 
 _TOO_LARGE = (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE)
 
@@ -390,13 +390,13 @@ class PartitionProducer:
         return result
 
 
-def _rows(batch: ProducerBatch) -> pa.Table:
+def _rows(batch: ProducerBatch) -> pa.RecordBatch:
     """What a record batch was made of."""
     batches = decode(
         read_batch_headers(batch.records),
         first_offset=0,
         end_offset=batch.record_count,
-        columns=_COLUMNS,
+        columns=NAMES,
         check_crc=False,
     )
-    return pa.Table.from_batches(list(batches))
+    return record_columns(pa.Table.from_batches(list(batches)), NO_TIMESTAMP_MS)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +17,7 @@ import pyarrow.compute as pc
 
 from protocol.errors import UsageError
 from protocol.kafka_terms import NO_LEADER_EPOCH, NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, NO_TIMESTAMP_MS
-from protocol.records.arrow_numpy import filled
+from protocol.records.arrow_numpy import filled, to_numpy
 from protocol.records.batch_header import (
     CRC_AT,
     HEADER_BYTES,
@@ -29,6 +28,7 @@ from protocol.records.batch_header import (
     checksum,
 )
 from protocol.records.compression import Codec, compress
+from protocol.records.record_columns import Columns, record_columns
 from protocol.records.row_layout import RowLayout, varint_sizes, varint_words, zero_bytes
 
 _LARGEST_BATCH_BYTES = 2**31 - 1
@@ -36,7 +36,6 @@ _ATTRIBUTES_BYTES = 1
 _NO_HEADER = bytes(HEADER_BYTES)
 
 Lengths = npt.NDArray[np.int64]
-Columns = Any  # pa.RecordBatch | pa.Table; pyarrow has no type stubs
 EncodedBatch = bytearray | memoryview
 """A whole record batch that can be written to, since its header is."""
 
@@ -48,25 +47,22 @@ def encode(
     level: int | None = None,
     default_timestamp_ms: int = NO_TIMESTAMP_MS,
 ) -> EncodedBatch:
-    """One whole record batch (magic 2) of all rows, with base offset 0 and no producer id. See `encode_batches`."""
-    (batch,) = encode_batches(
-        columns,
-        [columns.num_rows],
-        compression=compression,
-        level=level,
-        default_timestamp_ms=default_timestamp_ms,
-    )
+    """One whole record batch (magic 2) of all rows, with base offset 0 and no producer id. See `encode_batches`.
+
+    Takes columns, and raises, as `record_columns` does.
+    """
+    rows = record_columns(columns, default_timestamp_ms)
+    (batch,) = encode_batches(rows, [rows.num_rows], compression=compression, level=level)
     _sign(batch)
     return batch
 
 
 def encode_batches(
-    columns: Columns,
+    columns: pa.RecordBatch,
     counts: Sequence[int],
     *,
     compression: str | Codec = Codec.NONE,
     level: int | None = None,
-    default_timestamp_ms: int = NO_TIMESTAMP_MS,
 ) -> list[EncodedBatch]:
     """Record batches of `counts[0]` rows, of the next `counts[1]` rows, and so on: far quicker than one by one.
 
@@ -74,21 +70,18 @@ def encode_batches(
 
     Parameters
     ----------
-    columns : a record batch or table with `value` and `key` (binary or string of any width; nulls stay nulls; either
-        may be missing), `timestamp_ms` (int64), `headers` (list<struct<key: string, value: binary>>); other columns
-        are not looked at.
+    columns : as `record_columns` makes them.
     counts : numbers above 0 whose sum is the number of rows.
     compression : "none", "gzip", "snappy", "lz4" or "zstd"; `level` is on the codec's own scale, None its default.
-    default_timestamp_ms : the timestamp of rows that have none.
 
-    Raises `UsageError` when there are no rows, a header has no key, or all together are too large for one buffer.
+    Raises `UsageError` when there are no rows, or all together are too large for one buffer.
     """
     codec = _codec(compression)
     sizes = np.array(counts, np.int64)
     if not columns.num_rows or not sizes.all():
         raise UsageError("a record batch needs at least one record")
     firsts = np.cumsum(sizes) - sizes
-    timestamps = _timestamps(columns, default_timestamp_ms)
+    timestamps = to_numpy(columns.column("timestamp_ms"))
     data, edges = _laid_out(columns, timestamps, firsts, sizes)
     first_ms, max_ms = timestamps[firsts].tolist(), np.maximum.reduceat(timestamps, firsts).tolist()
     batches: list[EncodedBatch] = []
@@ -145,44 +138,43 @@ def _sign(batch: EncodedBatch) -> None:
     batch[CRC_AT : CRC_AT + 4] = checksum(batch).to_bytes(4, "big")
 
 
-def record_sizes(columns: Columns) -> Lengths:
+def record_sizes(columns: pa.RecordBatch) -> Lengths:
     """How many bytes each row needs at most as a record, uncompressed (int64, one per row).
 
     The batch of any run of rows, header included, has at most `HEADER_BYTES` more than the sum of their sizes.
     """
-    rows = columns.num_rows
-    timestamps = _timestamps(columns, NO_TIMESTAMP_MS)
+    rows, timestamps = columns.num_rows, to_numpy(columns.column("timestamp_ms"))
     spread = float(timestamps.max()) - float(timestamps.min()) if rows else 0.0
     extremes = np.array([min(spread, 2.0**62), rows]).astype(np.int64)
     body = np.full(rows, _ATTRIBUTES_BYTES + int(varint_sizes(extremes).sum()), np.int64)
     for name in ("key", "value"):
-        lengths = _lengths(_binary(columns, name))
+        _, lengths = _payload(columns, name)
         body += varint_sizes(lengths) + np.maximum(lengths, 0)
-    headers = _Headers.of(columns)
-    body += varint_sizes(headers.counts) + headers.sizes() if headers else 1
+    body += np.maximum(_payload(columns, "headers")[1], 1)
     body += varint_sizes(body)
     return body
 
 
 def _laid_out(
-    columns: Columns, timestamps: Lengths, firsts: Lengths, counts: Lengths
+    columns: pa.RecordBatch, timestamps: Lengths, firsts: Lengths, counts: Lengths
 ) -> tuple[npt.NDArray[np.uint8], list[int]]:
     """All records, with room for a header before each batch's; and where each batch starts, and the last one ends."""
     rows = columns.num_rows
-    key, value, headers = _binary(columns, "key"), _binary(columns, "value"), _Headers.of(columns)
-    key_lengths, value_lengths = _lengths(key), _lengths(value)
+    (key, key_lengths), (value, value_lengths) = _payload(columns, "key"), _payload(columns, "value")
+    headers, header_lengths = _payload(columns, "headers")
+    with_headers = int(header_lengths.max()) > 1
     offset_delta = np.arange(rows) - np.repeat(firsts, counts)
     timestamp_delta = timestamps - np.repeat(timestamps[firsts], counts)
     before_key = [*varint_words(timestamp_delta), *varint_words(offset_delta), *varint_words(key_lengths)]
     before_value = varint_words(value_lengths)
-    body = np.maximum(key_lengths, 0) + np.maximum(value_lengths, 0) + _ATTRIBUTES_BYTES
+    body = np.maximum(key_lengths, 0) + np.maximum(value_lengths, 0) + np.maximum(header_lengths, 1)
+    body += _ATTRIBUTES_BYTES
     for words in before_key + before_value:
         body += words.sizes.view(np.int64)
-    body += varint_sizes(headers.counts) + headers.sizes() if headers else 1
     if int(body.sum()) > _LARGEST_BATCH_BYTES - 6 * rows - (HEADER_BYTES + 1) * len(firsts):
         raise UsageError(f"{rows} records of {int(body.sum())} bytes are more than a record batch can have")
     layout = RowLayout(rows)
-    if not headers:
+    if not with_headers:
         # The header count, 0, ends each record: cheaper as the first byte of the next one's head.
         layout.words([zero_bytes(rows, except_at=firsts)])
     layout.words(varint_words(body))
@@ -190,81 +182,15 @@ def _laid_out(
     layout.payload(key, int(key_lengths.max()))
     layout.words(before_value)
     layout.payload(value, int(value_lengths.max()))
-    if not headers:
+    if not with_headers:
         return layout.batches(firsts, HEADER_BYTES, end=b"\0")
-    layout.words(varint_words(headers.counts))
-    layout.payload(headers.encoded(), 1)
+    layout.payload(headers, 1)
     return layout.batches(firsts, HEADER_BYTES, end=b"")
 
 
-class _Headers:
-    """The headers of all rows, flattened: `counts` per row, and the keys and values one after the other."""
-
-    def __init__(self, column: pa.Array) -> None:
-        self.counts = filled(pc.list_value_length(column), 0)
-        self._keys, self._values = (_as_binary(child) for child in column.flatten().flatten())
-        if self._keys.null_count:
-            raise UsageError("a record header needs a key")
-        self._key_lengths, self._value_lengths = _lengths(self._keys), _lengths(self._values)
-
-    @classmethod
-    def of(cls, columns: Columns) -> _Headers | None:
-        """None when no row has a header."""
-        column = _column(columns, "headers")
-        if column is None or column.null_count == len(column):
-            return None
-        headers = cls(column)
-        return headers if headers.counts.any() else None
-
-    def _ends(self) -> Lengths:
-        """Where each header ends when all are encoded one after the other."""
-        payload = self._key_lengths + np.maximum(self._value_lengths, 0)
-        return np.cumsum(payload + varint_sizes(self._key_lengths) + varint_sizes(self._value_lengths))
-
-    def _row_offsets(self) -> Lengths:
-        """The same for the headers of each row; a 0 before the first."""
-        ends = np.concatenate([np.zeros(1, np.int64), self._ends()])
-        offsets: Lengths = ends[np.concatenate([np.zeros(1, np.int64), np.cumsum(self.counts)])]
-        return offsets
-
-    def sizes(self) -> Lengths:
-        """How many bytes the headers of each row have, without their count."""
-        return np.diff(self._row_offsets())
-
-    def encoded(self) -> pa.Array:
-        """Each row's headers, as a binary column."""
-        layout = RowLayout(len(self._keys))
-        layout.words(varint_words(self._key_lengths))
-        layout.payload(self._keys, int(self._key_lengths.max()))
-        layout.words(varint_words(self._value_lengths))
-        layout.payload(self._values, int(self._value_lengths.max()))
-        offsets = pa.py_buffer(self._row_offsets().astype(np.int32))
-        return pa.Array.from_buffers(pa.binary(), len(self.counts), [None, offsets, layout.data()])
-
-
-def _column(columns: Columns, name: str) -> pa.Array | None:
+def _payload(columns: pa.RecordBatch, name: str) -> tuple[pa.Array | None, Lengths]:
+    """A binary column, if it is there, and the bytes of each row's value, -1 for null."""
     if name not in columns.schema.names:
-        return None
+        return None, np.full(columns.num_rows, -1)
     column = columns.column(name)
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-
-
-def _binary(columns: Columns, name: str) -> pa.Array:
-    column = _column(columns, name)
-    return pa.nulls(columns.num_rows, pa.binary()) if column is None else _as_binary(column)
-
-
-def _as_binary(column: pa.Array) -> pa.Array:
-    return column if column.type == pa.binary() else column.cast(pa.binary())
-
-
-def _lengths(column: pa.Array) -> Lengths:
-    """Bytes of each value, -1 for null."""
-    return filled(pc.binary_length(column), -1)
-
-
-def _timestamps(columns: Columns, default_ms: int) -> Lengths:
-    column = _column(columns, "timestamp_ms")
-    if column is None:
-        return np.full(columns.num_rows, default_ms, np.int64)
-    return filled(column if column.type == pa.int64() else column.cast(pa.int64()), default_ms)
+    return column, filled(pc.binary_length(column), -1)

@@ -99,7 +99,7 @@ class RowLayout:
             else:
                 self._pending.append(column)
 
-    def payload(self, column: pa.Array, largest: int) -> None:
+    def payload(self, column: pa.Array | None, largest: int) -> None:
         """A binary column, whose nulls take no bytes; `largest` is its longest value."""
         if largest > 0:
             self._flush()
@@ -110,10 +110,13 @@ class RowLayout:
             self._columns.append(_joined_words(self._pending, self._rows))
             self._pending = []
 
-    def data(self) -> pa.Buffer:
-        """All rows' bytes."""
+    def column(self, counts: Integers | None = None) -> pa.Array:
+        """A binary column of each row's bytes; with `counts`, of those of so many rows at a time."""
         laid, ends = self._take(self._order(), b"")
-        return laid.slice(0, int(ends[-1]))
+        bounds = np.append(np.int32(0), ends[len(self._columns) - 1 :: len(self._columns)])
+        if counts is not None:
+            bounds = bounds[np.append(0, np.cumsum(counts))]
+        return pa.Array.from_buffers(pa.binary(), len(bounds) - 1, [None, pa.py_buffer(bounds), laid])
 
     def batches(self, firsts: Integers, room_bytes: int, end: bytes) -> tuple[npt.NDArray[np.uint8], list[int]]:
         """The rows in batches that begin at the rows `firsts` (the first of them 0).

@@ -28,6 +28,7 @@ from protocol.records.decompressed_batches import DecompressedBatches, decompres
 from protocol.records.encode import encode, record_sizes, stamp
 from protocol.records.memory_records import MemoryRecords, read_batch_headers
 from protocol.records.record_bounds import record_bounds, record_bounds_in_parts
+from protocol.records.record_columns import record_columns
 from protocol.records.record_fields import read_fields
 from protocol.records.visibility import visible_batches
 
@@ -88,7 +89,7 @@ def some_columns(shape: Shape, rows: int) -> pa.RecordBatch:
 
 def cuts(shape: Shape, columns: pa.RecordBatch) -> list[pa.RecordBatch]:
     """The rows of each batch, as the producer cuts them: at a size before compression."""
-    ends = np.cumsum(record_sizes(columns))
+    ends = np.cumsum(record_sizes(record_columns(columns, 0)))
     parts, first = [], 0
     while first < columns.num_rows:
         start_bytes = ends[first - 1] if first else 0
@@ -159,10 +160,11 @@ def encode_steps(shape: Shape, parts: list[pa.RecordBatch], rows: int, seconds: 
             stamp(batch, producer_id=7, producer_epoch=1, base_sequence=0)
 
     batches = [encode(part, compression=shape.codec) for part in parts]
+    columns = [record_columns(part, 0) for part in parts]
     return {
         "whole": best_ns(lambda: [encode(part, compression=shape.codec) for part in parts], rows, seconds),
         "stamp": best_ns(stamp_all, rows, seconds),
-        "sizes": best_ns(lambda: [record_sizes(part) for part in parts], rows, seconds),
+        "sizes": best_ns(lambda: [record_sizes(part) for part in columns], rows, seconds),
     }
 
 

@@ -19,10 +19,11 @@ from protocol.producer.partition_producer import PartitionProducer, ProducerBatc
 from protocol.records.decode import decode
 from protocol.records.encode import encode_batches
 from protocol.records.memory_records import read_batch_headers
+from protocol.records.record_columns import record_columns
 from tests.protocol.producer.partition_log import PartitionLog
 
 IDENTITY = ProducerIdentity(7, 0)
-ENCODE = partial(encode_batches, compression="lz4", default_timestamp_ms=0)
+ENCODE = partial(encode_batches, compression="lz4")
 LOST = ConnectionLost("the connection was reset")
 WHERE = "broker 1"
 
@@ -38,7 +39,7 @@ def producer(*, identity: ProducerIdentity | None = IDENTITY, retries: int = 2**
 
 def batch(values: list[int], now_s: float = 0.0) -> ProducerBatch:
     rows = pa.RecordBatch.from_pydict({"value": pa.array([b"%d" % value for value in values], pa.binary())})
-    (records,) = ENCODE(rows, [len(values)])
+    (records,) = ENCODE(record_columns(rows, 0), [len(values)])
     return ProducerBatch(records, len(values), now_s)
 
 

@@ -18,10 +18,10 @@ import numpy as np
 import pyarrow as pa
 from protocol.producer.accumulator import Accumulator
 from protocol.producer.partitioner import Partitioner
-from protocol.producer.record_columns import checked_columns
 from protocol.records.arrow_numpy import binaries, to_arrow
 from protocol.records.decode import SCHEMA, decode
 from protocol.records.encode import encode_batches, record_sizes, stamp
+from protocol.records.record_columns import record_columns
 from protocol.records.record_headers import HEADERS_TYPE
 from protocol.records.memory_records import read_batch_headers
 from spark_kafka_source.sink.columns import SinkPlan, topic_columns
@@ -36,7 +36,7 @@ names = ["value", "key", "headers", "timestamp", "topic"]
 batch = pa.RecordBatch.from_arrays([values, some, headers, micros, topics], names=names)
 read = 0
 for rows in topic_columns(SinkPlan(None, frozenset(names)), batch):
-    columns = checked_columns(rows.columns, 1)
+    columns = record_columns(rows.columns, 1)
     sizes = record_sizes(columns)
     chosen = Partitioner().choose(columns.column("key"), sizes, 3)
     accumulator = Accumulator(16_384)
@@ -45,7 +45,7 @@ for rows in topic_columns(SinkPlan(None, frozenset(names)), batch):
         for written in encode_batches(together.rows, [cut.count for cut in together.cuts], compression="lz4"):
             stamp(written)
             read += sum(each.num_rows for each in decode(read_batch_headers(written), first_offset=0, end_offset=9))
-checked_columns(pa.RecordBatch.from_arrays([values], names=["value"]), 1)
+record_columns(pa.RecordBatch.from_arrays([values], names=["value"]), 1)
 assert read == 4, read
 print("pandas" in sys.modules)
 """

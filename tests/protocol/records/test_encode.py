@@ -17,6 +17,7 @@ from protocol.records.batch_header import HEADER_BYTES
 from protocol.records.decode import decode
 from protocol.records.encode import encode, encode_batches, record_sizes, stamp
 from protocol.records.memory_records import read_batch_headers
+from protocol.records.record_columns import record_columns
 from protocol.records.record_headers import HEADERS_TYPE
 from tests.protocol.records import reference
 from tests.protocol.records.reference import read_batch, write_batch
@@ -74,21 +75,32 @@ def test_batches_that_are_encoded_together_are_those_encoded_alone(
     columns = table(rows)
     firsts = sorted({0, *data.draw(st.sets(st.integers(0, len(rows) - 1)))})
     counts = [end - first for first, end in zip(firsts, [*firsts[1:], len(rows)], strict=True)]
-    together = encode_batches(columns, counts, compression=codec)
+    together = encode_batches(record_columns(columns, 0), counts, compression=codec)
     for first, count, batch in zip(firsts, counts, together, strict=True):
         stamp(batch)
         assert bytes(batch) == bytes(encode(columns.slice(first, count), compression=codec))
 
 
+@given(row_lists(), row_lists())
+def test_rows_that_were_prepared_apart_are_encoded_together(
+    first: list[dict[str, Any]], second: list[dict[str, Any]]
+) -> None:
+    prepared = pa.Table.from_batches([record_columns(table(rows), 0) for rows in (first, second)])
+    (columns,) = prepared.combine_chunks().to_batches()
+    (batch,) = encode_batches(columns, [len(first) + len(second)])
+    stamp(batch)
+    assert read(batch) == first + second
+
+
 def test_a_count_of_none_is_refused() -> None:
     with pytest.raises(UsageError, match="at least one record"):
-        encode_batches(table([{"value": b"a", "timestamp_ms": 0}]), [1, 0])
+        encode_batches(record_columns(table([{"value": b"a", "timestamp_ms": 0}]), 0), [1, 0])
 
 
 @given(row_lists(), st.data())
 def test_record_sizes_are_a_bound_for_any_cut(rows: list[dict[str, Any]], data: st.DataObject) -> None:
     columns = table(rows)
-    sizes = record_sizes(columns)
+    sizes = record_sizes(record_columns(columns, 0))
     start = data.draw(st.integers(0, len(rows) - 1))
     length = data.draw(st.integers(1, len(rows) - start))
     assert len(encode(columns.slice(start, length))) <= HEADER_BYTES + sizes[start : start + length].sum()
@@ -98,7 +110,7 @@ def test_record_sizes_are_close() -> None:
     rows = 9_000
     columns = table([{"key": b"%08d" % i, "value": bytes(100), "timestamp_ms": 1_000 + i} for i in range(rows)])
     written = len(encode(columns)) - HEADER_BYTES
-    assert written <= record_sizes(columns).sum() <= written * 1.03
+    assert written <= record_sizes(record_columns(columns, 0)).sum() <= written * 1.03
 
 
 @pytest.mark.parametrize("rows", [1, 64, 65, 8_192, 8_193, 30_000])
@@ -152,7 +164,7 @@ def test_a_header_without_a_key_is_refused() -> None:
 def test_no_rows_make_no_batch() -> None:
     with pytest.raises(UsageError, match="at least one record"):
         encode(table([]))
-    assert len(record_sizes(table([]))) == 0
+    assert len(record_sizes(record_columns(table([]), 0))) == 0
 
 
 def test_an_unknown_codec_is_named() -> None:

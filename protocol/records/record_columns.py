@@ -1,0 +1,83 @@
+"""The columns of rows that are to be written: checked, and brought to the one form that everything after this takes.
+
+Pure. Called with all rows of a batch before anything of it is gathered, so a wrong batch is refused whole.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from protocol.errors import UsageError
+from protocol.records.arrow_numpy import filled, to_arrow
+from protocol.records.row_layout import RowLayout, varint_words
+
+NAMES = ("key", "value", "timestamp_ms", "headers")
+
+Columns = Any  # pa.RecordBatch | pa.Table; pyarrow has no type stubs
+
+
+def record_columns(columns: Columns, default_timestamp_ms: int) -> pa.RecordBatch:
+    """The same rows: `key`, `value` (binary), `timestamp_ms` (int64, no nulls), `headers` (binary, as in a record).
+
+    columns: a record batch or table with `value` and, if wanted, `key` (binary, or text, which is taken as UTF-8),
+    `timestamp_ms` (int64; null and absent: `default_timestamp_ms`) and `headers` (list<struct<key: string, value:
+    binary>>). Without `key` or `headers` the result has none either.
+    Raises `UsageError` for other columns and types, and for a header without a key.
+    """
+    if isinstance(columns, pa.Table):
+        (columns,) = columns.combine_chunks().to_batches()
+    names = columns.schema.names
+    if "value" not in names:
+        raise UsageError(f"there is no column value to write; the columns are {', '.join(names) or 'none'}")
+    unknown = [name for name in names if name not in NAMES]
+    if unknown:
+        raise UsageError(f"{unknown[0]} is no column of a record; it has {', '.join(NAMES)}")
+    arrays = {name: _binary(name, columns.column(name)) for name in ("key", "value") if name in names}
+    timestamps = columns.column("timestamp_ms") if "timestamp_ms" in names else None
+    arrays["timestamp_ms"] = _timestamps(timestamps, columns.num_rows, default_timestamp_ms)
+    if "headers" in names:
+        arrays["headers"] = _headers(columns.column("headers"))
+    return pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
+
+
+def _binary(name: str, array: pa.Array) -> pa.Array:
+    if array.type == pa.binary():
+        return array
+    if pa.types.is_null(array.type):
+        return pa.nulls(len(array), pa.binary())
+    others = (pa.string(), pa.large_string(), pa.large_binary())
+    if array.type in others or pa.types.is_fixed_size_binary(array.type):
+        return array.cast(pa.binary())
+    raise UsageError(f"column {name} is {array.type}; it must be binary")
+
+
+def _timestamps(array: pa.Array | None, rows: int, default_ms: int) -> pa.Array:
+    if array is None:
+        return to_arrow(np.full(rows, default_ms))
+    if array.type != pa.int64():
+        raise UsageError(f"column timestamp_ms is {array.type}; it must be int64 (milliseconds since 1970)")
+    return to_arrow(filled(array, default_ms)) if array.null_count else array
+
+
+def _headers(lists: pa.Array) -> pa.Array:
+    """Each row's headers, their number before them, as they stand in a record."""
+    counts = np.zeros(0) if lists.null_count == len(lists) else filled(pc.list_value_length(lists), 0)
+    if not counts.any():
+        ends = pa.py_buffer(np.arange(len(lists) + 1, dtype=np.int32))
+        return pa.Array.from_buffers(pa.binary(), len(lists), [None, ends, pa.py_buffer(bytes(len(lists)))])
+    keys, values = (child.cast(pa.binary()) for child in lists.flatten().flatten())
+    if keys.null_count:
+        raise UsageError("a record header needs a key")
+    headers = RowLayout(len(keys))
+    for column in (keys, values):
+        lengths = filled(pc.binary_length(column), -1)
+        headers.words(varint_words(lengths))
+        headers.payload(column, int(lengths.max()))
+    rows = RowLayout(len(counts))
+    rows.words(varint_words(counts))
+    rows.payload(headers.column(counts), 1)
+    return rows.column()
