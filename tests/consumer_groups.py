@@ -1,25 +1,28 @@
-"""What Kafka's own ConsumerGroupCommand says of a group, as rows, and who keeps it; and to move a group."""
+"""What Kafka's own ConsumerGroupCommand, and librdkafka, say of a group; who keeps it; and to move a group."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from protocol.cluster.client import Client
 from protocol.cluster.coordinators import group_coordinator
 from protocol.config import parse_client
 from spark_kafka_source.local_kafka import LocalKafka
 
+T = TypeVar("T")
+
 _NOT_READY = {KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.NOT_COORDINATOR}
 
 
 @dataclass(frozen=True)
 class GroupRow:
-    """One line of `--describe`; None where the tool prints "-"."""
+    """What a group has of one partition; None where nothing is committed."""
 
     topic: str
     partition: int
@@ -28,7 +31,7 @@ class GroupRow:
     lag: int | None
 
 
-def describe(kafka: LocalKafka, group: str) -> list[GroupRow]:
+def described_by_kafka(kafka: LocalKafka, group: str) -> list[GroupRow]:
     """The rows of `kafka-consumer-groups.sh --describe --group GROUP`, sorted by topic and partition."""
     rows = []
     header: list[str] = []
@@ -50,6 +53,33 @@ def describe(kafka: LocalKafka, group: str) -> list[GroupRow]:
     return sorted(rows, key=lambda row: (row.topic, row.partition))
 
 
+def describe(kafka: LocalKafka, group: str) -> list[GroupRow]:
+    """The same by librdkafka, which starts no JVM."""
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
+    asked = ConsumerGroupTopicPartitions(group)
+    committed = _again_until_ready(lambda: admin.list_consumer_group_offsets([asked])[group].result(30))
+    offsets = {(each.topic, each.partition): each.offset for each in committed.topic_partitions}
+    ends = admin.list_offsets({TopicPartition(*key): OffsetSpec.latest() for key in offsets}) if offsets else {}
+    rows = []
+    for partition, end in ends.items():
+        key, log_end = (partition.topic, partition.partition), end.result(30).offset
+        current = None if offsets[key] < 0 else offsets[key]
+        rows.append(GroupRow(*key, current, log_end, None if current is None else log_end - current))
+    return sorted(rows, key=lambda row: (row.topic, row.partition))
+
+
+def _again_until_ready(ask: Callable[[], T], timeout_s: float = 60) -> T:
+    """Asks again while the group's coordinator is not ready, or the group is not known there yet."""
+    give_up_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            return ask()
+        except KafkaException as error:
+            if error.args[0].code() not in _NOT_READY or time.monotonic() > give_up_s:
+                raise
+        time.sleep(0.05)
+
+
 def wait_for_lag_zero(kafka: LocalKafka, group: str, partitions: int, timeout_s: float = 30) -> list[GroupRow]:
     """Asks until every one of `partitions` rows has lag 0."""
     give_up_s = time.monotonic() + timeout_s
@@ -58,6 +88,7 @@ def wait_for_lag_zero(kafka: LocalKafka, group: str, partitions: int, timeout_s:
         if len(rows) == partitions and all(row.lag == 0 for row in rows):
             return rows
         assert time.monotonic() < give_up_s, f"no lag 0 on {partitions} partitions after {timeout_s} s: {rows}"
+        time.sleep(0.05)
 
 
 def coordinator_of(kafka: LocalKafka, group: str) -> int:

@@ -1,4 +1,4 @@
-"""Every row as Spark's own JVM connector reads it: `exceptAll` is empty both ways, on `awkward_topics`."""
+"""Every row as Spark's own JVM connector reads it, on `awkward_topics`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
@@ -42,9 +43,11 @@ if TYPE_CHECKING:
 
 OURS = "pykafka-group"
 JVM = "kafka"
+WHERE = ("topic", "partition", "offset")
 
 Options = Mapping[str, object]
-JvmRows = Callable[[bool, str], "DataFrame"]
+RowsOf = Callable[["DataFrame"], pa.Table]
+JvmRows = Callable[[bool, str], pa.Table]
 
 
 @dataclass(frozen=True)
@@ -67,31 +70,30 @@ def corpus(kafka1: LocalKafka, spark: SparkSession) -> Corpus:
 
 
 @pytest.fixture(scope="module")
-def stored(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Callable[[DataFrame], DataFrame]:
-    """Runs a batch or an `availableNow` query to its end; its rows, kept in files, so that it is read only once."""
+def rows_of(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> RowsOf:
+    """Runs a batch or an `availableNow` query to its end; its rows, sorted by topic, partition and offset."""
     folder = tmp_path_factory.mktemp("rows")
 
-    def run(rows: DataFrame) -> DataFrame:
-        path = str(folder / uuid.uuid4().hex)
+    def run(rows: DataFrame) -> pa.Table:
         if rows.isStreaming:
+            path = str(folder / uuid.uuid4().hex)
             writer = rows.writeStream.format("parquet").option("checkpointLocation", f"{path}-checkpoint")
             query = writer.option("compression", "none").trigger(availableNow=True).start(path)
             assert query.awaitTermination(120), "the query did not end"
-        else:
-            rows.write.option("compression", "none").parquet(path)
-        return spark.read.schema(rows.schema).parquet(path)
+            rows = spark.read.schema(rows.schema).parquet(path)
+        return rows.toArrow().sort_by([(name, "ascending") for name in WHERE])
 
     return run
 
 
 @pytest.fixture(scope="module")
-def jvm_rows(spark: SparkSession, corpus: Corpus, stored: Callable[[DataFrame], DataFrame]) -> JvmRows:
+def jvm_rows(spark: SparkSession, corpus: Corpus, rows_of: RowsOf) -> JvmRows:
     """What the JVM connector reads of all topics, with headers: `jvm_rows(streaming, isolation_level)`."""
 
     @cache
-    def read(streaming: bool, isolation_level: str) -> DataFrame:
+    def read(streaming: bool, isolation_level: str) -> pa.Table:
         options: Options = {"kafka.isolation.level": isolation_level, "includeHeaders": True}
-        return stored(source(spark, JVM, corpus, options, streaming=streaming))
+        return rows_of(source(spark, JVM, corpus, options, streaming=streaming))
 
     return read
 
@@ -113,18 +115,15 @@ def source(spark: SparkSession, name: str, corpus: Corpus, options: Options, *, 
     return reader.format(name).load()
 
 
-def assert_same_rows(ours: DataFrame, theirs: DataFrame) -> None:
-    """`exceptAll` is empty, and they are equally many: so it is empty both ways. A failure tells where they differ."""
+def assert_same_rows(ours: pa.Table, theirs: pa.Table) -> None:
+    """All columns of all rows, byte for byte. A failure tells which rows only one of them has, or where they differ."""
     assert ours.schema == theirs.schema
-    equally_many = ours.count() == theirs.count()
-    only_ours = where(ours.exceptAll(theirs))
-    only_theirs = [] if equally_many and not only_ours else where(theirs.exceptAll(ours))
-    assert (only_ours, only_theirs) == ([], [])
-    assert equally_many
-
-
-def where(rows: DataFrame) -> list[tuple[object, ...]]:
-    return [tuple(row) for row in rows.select("topic", "partition", "offset").take(20)]
+    assert ours.num_rows > 0
+    if not ours.equals(theirs):
+        both = [{tuple(row[name] for name in WHERE): row for row in table.to_pylist()} for table in (ours, theirs)]
+        different = [where for where in both[0].keys() & both[1].keys() if both[0][where] != both[1][where]]
+        lacking = sorted(both[0].keys() ^ both[1].keys())
+        raise AssertionError(f"{ours.num_rows} and {theirs.num_rows} rows: {lacking[:20]}, {sorted(different)[:20]}")
 
 
 @pytest.mark.parametrize(
@@ -142,7 +141,7 @@ def where(rows: DataFrame) -> list[tuple[object, ...]]:
 def test_every_row_of_every_topic_is_as_the_jvm_connector_reads_it(
     spark: SparkSession,
     corpus: Corpus,
-    stored: Callable[[DataFrame], DataFrame],
+    rows_of: RowsOf,
     jvm_rows: JvmRows,
     streaming: bool,
     isolation_level: str,
@@ -151,11 +150,12 @@ def test_every_row_of_every_topic_is_as_the_jvm_connector_reads_it(
     options: Options = {"kafka.isolation.level": isolation_level, "includeHeaders": include_headers}
     ours, theirs = (source(spark, name, corpus, options, streaming=streaming) for name in (OURS, JVM))
     assert ours.schema == theirs.schema
-    rows = stored(ours)
+    rows = rows_of(ours)
     assert_same_rows(rows, jvm_rows(streaming, isolation_level).select(ours.columns))
     # A third opinion: two readers that skip the same rows would be equal, too.
     counts = {
-        (topic, partition): count for topic, partition, count in rows.groupBy("topic", "partition").count().collect()
+        (row["topic"], row["partition"]): row["offset_count"]
+        for row in rows.group_by(["topic", "partition"]).aggregate([("offset", "count")]).to_pylist()
     }
     assert counts == counted_by_librdkafka(corpus.bootstrap, corpus.topics, isolation_level)
 
@@ -171,7 +171,7 @@ def test_every_row_of_every_topic_is_as_the_jvm_connector_reads_it(
 def test_triggers_end_anywhere_and_miss_nothing(
     spark: SparkSession,
     corpus: Corpus,
-    stored: Callable[[DataFrame], DataFrame],
+    rows_of: RowsOf,
     limit: int,
     assigned: dict[Topic, list[int]],
 ) -> None:
@@ -179,21 +179,21 @@ def test_triggers_end_anywhere_and_miss_nothing(
     assign = json.dumps({topic.name: partitions for topic, partitions in assigned.items()})
     options: Options = {"subscribe": None, "assign": assign, "kafka.isolation.level": "read_committed"}
     ours = source(spark, OURS, corpus, {**options, "maxOffsetsPerTrigger": limit}, streaming=True)
-    assert_same_rows(stored(ours), stored(source(spark, JVM, corpus, options)))
+    assert_same_rows(rows_of(ours), rows_of(source(spark, JVM, corpus, options)))
 
 
 def test_fetches_smaller_than_a_batch_bring_every_row(
-    spark: SparkSession, corpus: Corpus, stored: Callable[[DataFrame], DataFrame], jvm_rows: JvmRows
+    spark: SparkSession, corpus: Corpus, rows_of: RowsOf, jvm_rows: JvmRows
 ) -> None:
     """Each reply then holds a single batch, however large, or an empty one, or the gap that the cleaner left."""
     tiny = {"kafka.max.partition.fetch.bytes": 1, "kafka.fetch.max.bytes": 1}
     options: Options = {**tiny, "kafka.isolation.level": "read_committed", "includeHeaders": True}
-    assert_same_rows(stored(source(spark, OURS, corpus, options)), jvm_rows(False, "read_committed"))
+    assert_same_rows(rows_of(source(spark, OURS, corpus, options)), jvm_rows(False, "read_committed"))
 
 
 @pytest.mark.parametrize("isolation_level", ["read_uncommitted", "read_committed"])
 def test_ranges_that_begin_and_end_anywhere_hold_the_same_rows(
-    spark: SparkSession, corpus: Corpus, stored: Callable[[DataFrame], DataFrame], isolation_level: str
+    spark: SparkSession, corpus: Corpus, rows_of: RowsOf, isolation_level: str
 ) -> None:
     """Within a batch, a compressed one, a transaction, on a marker, in a gap, on both sides of a gap."""
     ranges = {
@@ -216,11 +216,11 @@ def test_ranges_that_begin_and_end_anywhere_hold_the_same_rows(
         "endingOffsets": ending,
         "kafka.isolation.level": isolation_level,
     }
-    ours = stored(source(spark, OURS, corpus, options))
-    assert_same_rows(ours, stored(source(spark, JVM, corpus, options)))
+    ours = rows_of(source(spark, OURS, corpus, options))
+    assert_same_rows(ours, rows_of(source(spark, JVM, corpus, options)))
     in_pieces = source(spark, OURS, corpus, {**options, "minPartitions": 40})
     assert in_pieces.rdd.getNumPartitions() > 3 * len(ranges)
-    assert_same_rows(stored(in_pieces), ours)
+    assert_same_rows(rows_of(in_pieces), ours)
 
 
 @pytest.mark.parametrize(
@@ -240,10 +240,9 @@ def test_ranges_that_begin_and_end_anywhere_hold_the_same_rows(
     ids=["subscribePattern", "assign"],
 )
 def test_the_same_choice_of_partitions_gives_the_same_rows(
-    spark: SparkSession, corpus: Corpus, stored: Callable[[DataFrame], DataFrame], chosen: dict[str, str]
+    spark: SparkSession, corpus: Corpus, rows_of: RowsOf, chosen: dict[str, str]
 ) -> None:
-    ours, theirs = (stored(source(spark, name, corpus, {"subscribe": None, **chosen})) for name in (OURS, JVM))
-    assert not ours.isEmpty()
+    ours, theirs = (rows_of(source(spark, name, corpus, {"subscribe": None, **chosen})) for name in (OURS, JVM))
     assert_same_rows(ours, theirs)
 
 

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.consumer_groups import describe
+from tests.consumer_groups import described_by_kafka
 from tests.jobs import copy_to_parquet
 
 # The soak run (`make soak`) asks for more.
@@ -113,7 +113,7 @@ def test_no_offset_is_ever_ahead_of_the_checkpoint_and_nothing_is_lost(
     rows = spark.read.parquet(str(output)).select("partition", "offset")
     assert before_end < PARTITIONS * RECORDS, "the query was done before it was killed: this run showed nothing"
     assert rows.count() == rows.distinct().count() == PARTITIONS * RECORDS
-    assert [(row.current_offset, row.lag) for row in describe(kafka, group)] == [(RECORDS, 0)] * PARTITIONS
+    assert [(row.current_offset, row.lag) for row in described_by_kafka(kafka, group)] == [(RECORDS, 0)] * PARTITIONS
 
 
 def start_job(*arguments: str) -> subprocess.Popen[bytes]:

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.consumer_groups import describe, wait_for_lag_zero
+from tests.consumer_groups import describe, described_by_kafka, wait_for_lag_zero
 from tests.wait_for_brokers import wait_until_decided
 
 
@@ -48,7 +48,7 @@ def test_after_available_now_the_lag_is_zero_on_every_partition_empty_ones_too(
         .start()
     )
     assert query.awaitTermination(120)
-    rows = describe(kafka, group)
+    rows = described_by_kafka(kafka, group)
     assert [(row.partition, row.current_offset, row.lag) for row in rows] == [
         (0, 100, 0),
         (1, 100, 0),
@@ -96,7 +96,7 @@ def test_a_log_that_ends_in_a_transaction_marker_has_lag_zero(
         .start()
     )
     assert query.awaitTermination(120)
-    (row,) = describe(kafka, group)
+    (row,) = described_by_kafka(kafka, group)
     assert (row.current_offset, row.log_end_offset, row.lag) == (22, 22, 0)
     assert sum(progress.numInputRows for progress in query.recentProgress) == 10
 

@@ -29,7 +29,7 @@ from spark_kafka_source.lag import (
 )
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.consumer_groups import describe
+from tests.consumer_groups import described_by_kafka
 from tests.fake_kafka.server import FakeKafka
 from tests.protocol.consumer.consuming import client_of, records
 from tests.wait_for_brokers import wait_until_decided
@@ -182,7 +182,8 @@ def test_a_group_is_as_far_behind_as_kafkas_tool_says(kafka1: LocalKafka, topic1
     commit(kafka1, group, second, {0: 1})
     lag = lag_of_group(kafka1.bootstrap_servers, group)
     told = {
-        (row.topic, row.partition): (row.current_offset, row.log_end_offset, row.lag) for row in describe(kafka1, group)
+        (row.topic, row.partition): (row.current_offset, row.log_end_offset, row.lag)
+        for row in described_by_kafka(kafka1, group)
     }
     ours = {(row.topic, row.partition): (row.committed, row.end, row.offsets_behind) for row in lag}
     # The tool leaves out partitions without an offset when the group has no members.
