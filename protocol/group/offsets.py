@@ -16,7 +16,7 @@ from protocol.cluster.client import Client
 from protocol.cluster.coordinators import group_coordinator
 from protocol.errors import BrokerError
 from protocol.group.member import NO_MEMBER, GroupMember
-from protocol.kafka_terms import TopicPartition
+from protocol.kafka_terms import NO_LEADER_EPOCH, TopicPartition
 from protocol.wire.messages import m08_offset_commit, m09_offset_fetch
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
@@ -30,7 +30,7 @@ class CommittedOffset:
     """`offset` is the next one to read; `leader_epoch` is -1 where unknown; `metadata` is free text."""
 
     offset: int
-    leader_epoch: int = -1
+    leader_epoch: int = NO_LEADER_EPOCH
     metadata: str = ""
 
 

@@ -69,7 +69,7 @@ class AsyncProducer:
         # Of the time in which record batches are to be delivered.
         self._clock = PausableClock(client.clock)
         self._failures: list[KafkaError] = []
-        self._settled = False
+        self._flushed = False
         self._closed = False
 
     def __enter__(self) -> AsyncProducer:
@@ -133,7 +133,7 @@ class AsyncProducer:
 
     @property
     def acknowledged(self) -> dict[TopicPartition, ProducedRange]:
-        """What brokers have confirmed, by (topic, partition): after a flush, what that flush settled.
+        """What brokers have confirmed, by (topic, partition): after a flush, what that flush brought.
 
         The account begins anew with what follows a flush.
         """
@@ -171,7 +171,7 @@ class AsyncProducer:
                 self._wait(deadline)
                 self._work(deadline)
         self._raise_if_unusable()
-        self._settled = True
+        self._flushed = True
 
     def close(self, deadline: Deadline | None = None) -> None:
         """Flushes, then takes nothing more. The client stays open: it belongs to the caller."""
@@ -190,8 +190,8 @@ class AsyncProducer:
             broker.forget()
 
     def _begin_account(self) -> None:
-        if self._settled:
-            self._settled = False
+        if self._flushed:
+            self._flushed = False
             for partition in self._partitions.values():
                 partition.acknowledged = ProducedRange()
 

@@ -202,7 +202,7 @@ class PartitionProducer:
             self.sequences.confirmed = True
         # The broker took what comes after the gap: then there is none, as it sees it.
         self._gap_from = None
-        self._settle()
+        self._finish_draining()
 
     def refused(self, batch: ProducerBatch, code: int, where: str, now_s: float, detail: str | None = None) -> None:
         """The broker answered with an error; `where` names broker and version, `detail` is what it says itself."""
@@ -230,7 +230,7 @@ class PartitionProducer:
             self._retry(now_s)
         else:
             self._fail(batch, error)
-        self._settle()
+        self._finish_draining()
 
     def lost(self, batch: ProducerBatch, error: KafkaError, now_s: float) -> None:
         """It was sent, and no answer will come: it may be written or not."""
@@ -241,7 +241,7 @@ class PartitionProducer:
             self._retry(now_s)
         else:
             self._fail(batch, error)
-        self._settle()
+        self._finish_draining()
 
     def not_sent(self, batch: ProducerBatch, error: KafkaError, now_s: float) -> None:
         """It did not get out: no connection, or it broke before the last byte. This is not counted as a try."""
@@ -249,7 +249,7 @@ class PartitionProducer:
         batch.attempts -= 1
         batch.last_error = error
         self._retry(now_s)
-        self._settle()
+        self._finish_draining()
 
     def postpone(self, error: KafkaError, now_s: float) -> None:
         """There is no leader to send to just now."""
@@ -273,7 +273,7 @@ class PartitionProducer:
             )
             error.__cause__ = batch.last_error
             self._fail(batch, error)
-            self._settle()
+            self._finish_draining()
 
     def deadline_s(self, batch: ProducerBatch) -> float:
         return batch.created_s + self.delivery_timeout_s
@@ -331,7 +331,7 @@ class PartitionProducer:
             first += counts[nth]
         self._draining = True
 
-    def _settle(self) -> None:
+    def _finish_draining(self) -> None:
         """Once nothing is under way after a failure: what is left gets ready to start again."""
         if not self._draining or self.in_flight:
             return
