@@ -74,7 +74,7 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, task: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(task, _Task)
         left = task.records
-        batch = _batch(self._columns, self._rows) if left else None
+        batch = constant_batch(self._columns, self._rows) if left else None
         while batch is not None and left:
             rows = min(left, self._rows)
             yield batch if rows == self._rows else batch.slice(0, rows)
@@ -82,7 +82,7 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 @lru_cache(maxsize=8)
-def _batch(columns: tuple[str, ...], rows: int) -> pa.RecordBatch:
+def constant_batch(columns: tuple[str, ...], rows: int) -> pa.RecordBatch:
     keys, values = event_keys(), event_values(110)
     made = {
         "key": pa.array([keys[row % len(keys)] for row in range(rows)], pa.binary()),

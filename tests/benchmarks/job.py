@@ -20,6 +20,8 @@ JVM = "kafka (JVM)"
 PROTOCOL = "protocol"
 # Sources in Python that ask nobody: see `constant_source`.
 CONSTANT, EMPTY = "constant rows", "no rows"
+# Fetches as ours, and decodes nothing: see `undecoded_source`.
+UNDECODED = "undecoded"
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

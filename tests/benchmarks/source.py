@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pyspark.sql import SparkSession
 
 from tests.benchmarks import streams
-from tests.benchmarks.job import OURS, Figure, Job, Topic, say, section_main
+from tests.benchmarks.job import JVM, OURS, Figure, Job, Topic, say, section_main
 from tests.benchmarks.spark_session import FORMATS, contestants, open_session
 from tests.benchmarks.streams import run_to_the_end
 
@@ -45,7 +45,7 @@ def source_options(job: Job, who: str, topic: str) -> dict[str, str]:
 
 def stream_options(job: Job, who: str, topic: str) -> dict[str, str]:
     """The same, but ours also commits for a group, as it does in use."""
-    group = {"kafka.group.id": f"bench-{uuid.uuid4().hex[:8]}"} if who == OURS else {}
+    group = {"kafka.group.id": f"bench-{uuid.uuid4().hex[:8]}"} if who != JVM else {}
     return source_options(job, who, topic) | group
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from pyspark.sql import SparkSession
 
 from spark_kafka_source.source import register
-from tests.benchmarks.job import JVM, OURS, Job
+from tests.benchmarks.job import JVM, OURS, UNDECODED, Job
 from tests.jvm_connector import jvm_connector_jars
 
-FORMATS = {OURS: "pykafka-group", JVM: "kafka"}
+FORMATS = {OURS: "pykafka-group", JVM: "kafka", UNDECODED: "undecoded"}
 
 
 def open_session(job: Job) -> SparkSession:

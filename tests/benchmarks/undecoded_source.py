@@ -1,0 +1,45 @@
+"""This project's source without its decoder: it fetches every record, looks at none, and hands over constant rows.
+
+What such a query takes beyond `constant_source` is the fetching, and the brokers' share of the machine; what ours takes
+beyond it is the decoding. Spark's workers import it, so it is a module of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader
+from pyspark.sql.types import StructType
+
+from protocol.consumer.range_consumer import RangeConsumer
+from spark_kafka_source.clients import client_for
+from spark_kafka_source.driver.stream_reader import KafkaStreamReader
+from spark_kafka_source.options.parsing import parse_source_options
+from spark_kafka_source.source import KafkaGroupDataSource
+from spark_kafka_source.task.input_partition import RangePartition
+from tests.benchmarks.constant_source import BATCH_ROWS, constant_batch
+
+NAME = "undecoded"
+
+
+class UndecodedDataSource(KafkaGroupDataSource):
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return _Reader(parse_source_options(self.options, streaming=True))
+
+
+class _Reader(KafkaStreamReader):
+    def read(self, partition: RangePartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+        options = self._options
+        consumer = RangeConsumer(client_for(options.client), options.consumer, partition.ranges)
+        batch = constant_batch(options.row_columns, BATCH_ROWS)
+        while fetched_together := consumer._next_fetched():
+            for reading, fetched in fetched_together:
+                left = min(fetched.next_offset, reading.until_offset) - fetched.position
+                while left > 0:
+                    yield batch.slice(0, min(left, BATCH_ROWS))
+                    left -= BATCH_ROWS
