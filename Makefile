@@ -22,9 +22,9 @@ setup: ## .venv with the pinned packages (does nothing when it is there)
 demo: setup ## a local Kafka, a Spark query, and its lag as Kafka's own tool sees it
 	$(BIN)/python -m spark_kafka_source.demo
 
-# Two at a time, since most of them wait half of the time; tests/two_ends.py says who runs what.
+# Three at a time, since most of them wait half of the time; tests/three_starts.py says who runs what.
 test: lint class-archive ## lint, then all tests (starts local Kafkas and a Spark)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 15
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 15
 
 # Halves the time that Spark's JVMs take to start. Made once, in build/.
 class-archive: setup

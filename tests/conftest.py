@@ -1,8 +1,8 @@
 """What all tests share: a real Kafka (three brokers, or one), a Spark session, topics with names of their own.
 
 Fixtures start what they need when the first test asks, once for the whole run. A test that uses one is marked
-`kafka` or `spark` by itself, so `pytest -m "not kafka and not spark"` runs the pure ones. With `pytest -n 2` every
-file is run by one of two processes (`two_ends.py`), each with a Spark and a Kafka of its own: three brokers, or one.
+`kafka` or `spark` by itself, so `pytest -m "not kafka and not spark"` runs the pure ones. With `pytest -n 3` every
+file is run by one of three processes (`three_starts.py`), each with a Spark and a Kafka of its own where it needs them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.wait_for_brokers import wait_until_known
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytest_plugins = ["tests.process_deaths", "tests.two_ends"]
+pytest_plugins = ["tests.process_deaths", "tests.three_starts"]
 
 ROOT = Path(__file__).parent.parent
 
@@ -46,10 +46,10 @@ _EAGER_CLEANING = {
     "replica.fetch.wait.max.ms": "100",
 }
 
-# The port of a broker that a test has stopped must not be taken by the other process of `pytest -n 2`.
+# The port of a broker that a test has stopped must not be taken by another process of `pytest -n 3`.
 if (worker := os.environ.get("PYTEST_XDIST_WORKER", "gw")[2:]).isdigit():
     every = local_kafka.PORTS
-    local_kafka.PORTS = range(every.start + int(worker) % 2, every.stop, 2)
+    local_kafka.PORTS = range(every.start + int(worker) % 3, every.stop, 3)
 
 TopicFactory = Callable[..., str]
 

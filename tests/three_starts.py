@@ -1,0 +1,64 @@
+"""Which of three test processes runs what, so that few brokers and Sparks are started, and no core waits.
+
+The files are sorted: first those for three brokers, then those with a Kafka and a Spark of their own, those that need
+neither, those for one broker, and last those for one broker and a Spark. `gw0` begins in front, `gw1` at the end, and
+`gw2` in the middle, from where it goes on towards the end.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadFileScheduling
+
+_THREE_BROKERS = {"kafka", "topic"}
+_ONE_BROKER = {"kafka1", "topic1"}
+# The first one after those for three brokers.
+_MIDDLE = "tests/spark/demo/test_demo.py"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tests of a file stay together, in their order."""
+    files: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        files[item.nodeid.partition("::")[0]].append(item)
+    items[:] = [item for tests in sorted(files.values(), key=_place) for item in tests]
+
+
+def _place(tests: list[pytest.Item]) -> int:
+    needs = {name for test in tests for name in getattr(test, "fixturenames", ())}
+    if any(mark.kwargs.get("brokers") == 3 for test in tests for mark in test.iter_markers("kafka")):
+        needs.add("kafka")
+    if needs & _THREE_BROKERS:
+        return 1 if needs & _ONE_BROKER else 0
+    if needs & _ONE_BROKER or "spark" in needs:
+        return 5 if "spark" in needs else 4
+    marks = {mark.name for test in tests for mark in test.iter_markers()}
+    return 2 if marks & {"kafka", "spark"} else 3
+
+
+class _ThreeStarts(LoadFileScheduling):  # type: ignore[misc]
+    def __init__(self, config: pytest.Config, log: Any) -> None:
+        super().__init__(config, log)
+        self._places: dict[str, int] = {}
+
+    def _assign_work_unit(self, node: Any) -> None:
+        files = list(self.workqueue)
+        self._places = self._places or {file: place for place, file in enumerate(files)}
+        if node.gateway.id == "gw1":
+            taken = files[-1]
+        elif node.gateway.id == "gw2":
+            middle = self._places.get(_MIDDLE, 0)
+            taken = next((file for file in files if self._places[file] >= middle), files[0])
+        else:
+            taken = files[0]
+        self.workqueue.move_to_end(taken, last=False)
+        super()._assign_work_unit(node)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
+    return _ThreeStarts(config, log)
