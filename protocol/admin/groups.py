@@ -5,9 +5,8 @@ Runs wherever its caller does. Asks the group's coordinator, in the one retry lo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from protocol.broker_errors import ErrorCode
 from protocol.clock import Deadline
@@ -16,7 +15,6 @@ from protocol.cluster.client import Client
 from protocol.errors import UnsupportedVersion
 from protocol.wire.messages.m15_describe_groups import DESCRIBE_GROUPS
 from protocol.wire.messages.m69_consumer_group_describe import CONSUMER_GROUP_DESCRIBE
-from protocol.wire.schema import Api
 
 _NOT_SUCH_A_GROUP = (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION)
 
@@ -45,22 +43,12 @@ def describe_group(client: Client, group: str, deadline: Deadline | None = None)
     Raises `DeadlineExceeded` or `BrokerError`.
     """
     deadline = deadline or client.deadline()
-
-    classic = _describe(client, DESCRIBE_GROUPS, {"groups": [group]}, deadline)
-    if classic is not None and (classic["group_state"] != "Dead" or classic.get("protocol_type") != ""):
-        return _description(group, classic)
-    try:
-        modern = _describe(client, CONSUMER_GROUP_DESCRIBE, {"group_ids": [group]}, deadline)
-    except UnsupportedVersion:
-        modern = None
-    return _description(group, modern) if modern is not None else GroupDescription(group, "Dead", ())
-
-
-def _describe(client: Client, api: Api, body: dict[str, Any], deadline: Deadline) -> Mapping[str, Any] | None:
-    row: Mapping[str, Any] = call(client, api, body, deadline, accept=_NOT_SUCH_A_GROUP)["groups"][0]
-    return None if row["error_code"] in _NOT_SUCH_A_GROUP else row
-
-
-def _description(group: str, row: Mapping[str, Any]) -> GroupDescription:
-    members = tuple(Member(each["client_id"], each["client_host"]) for each in row["members"])
-    return GroupDescription(group, row["group_state"], members)
+    for api, groups in ((DESCRIBE_GROUPS, "groups"), (CONSUMER_GROUP_DESCRIBE, "group_ids")):
+        with suppress(UnsupportedVersion):
+            (row,) = call(client, api, {groups: [group]}, deadline, accept=_NOT_SUCH_A_GROUP)["groups"]
+            # Before version 6 DescribeGroups knows no code for a group that is not there.
+            is_none = row["group_state"] == "Dead" and row.get("protocol_type") == ""
+            if row["error_code"] == ErrorCode.NONE and not is_none:
+                members = tuple(Member(each["client_id"], each["client_host"]) for each in row["members"])
+                return GroupDescription(group, row["group_state"], members)
+    return GroupDescription(group, "Dead", ())

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from protocol.broker_errors import Ends, error_row
@@ -45,7 +45,7 @@ class _Mark:
 
     to: CommittedOffset
     answered_at_s: float | None = None
-    refused: bool = False
+    refused: BrokerError | None = None
 
 
 class OffsetManager:
@@ -109,7 +109,7 @@ class OffsetManager:
                 if deadline.passed or self._closed:
                     return False
                 self._changed.wait(min(deadline.remaining_s(), 0.5))
-            return not any(mark.refused for mark in self._marks.values())
+            return all(mark.refused is None for mark in self._marks.values())
 
     def close(self) -> None:
         """Ends the thread without another commit."""
@@ -125,11 +125,9 @@ class OffsetManager:
         thread = threading.Thread(target=self._run, name=f"offsets-{self.group}", daemon=True)
         try:
             thread.start()
-        except RuntimeError as error:
-            # No more threads just now: the next mark tries again.
-            self._note(error)
-        else:
             self._thread = thread
+        except RuntimeError as error:
+            self._note(error)  # no more threads just now: the next mark tries again
 
     def _due(self) -> dict[TopicPartition, _Mark]:
         """What to commit now: what is not committed, and what was too long ago."""
@@ -137,7 +135,7 @@ class OffsetManager:
         return {
             key: mark
             for key, mark in self._marks.items()
-            if mark.answered_at_s is None or (mark.answered_at_s <= long_ago_s and not mark.refused)
+            if mark.answered_at_s is None or (mark.refused is None and mark.answered_at_s <= long_ago_s)
         }
 
     def _run(self) -> None:
@@ -159,16 +157,13 @@ class OffsetManager:
                     self._changed.wait(wait_until.remaining_s())
 
     def _commit(self, due: Mapping[TopicPartition, _Mark], member: GroupMember) -> bool:
-        """False when it has failed, and not for ever."""
+        """Whether nothing of it need be tried again."""
         failure: Exception | None = None
-        refused: list[BrokerError] = []
 
         def handle(key: TopicPartition, row: Row, broker: Broker, error: BrokerError | None) -> BrokerError | None:
             if error is not None and not _is_final(error, member):
                 return error
-            due[key].answered_at_s, due[key].refused = self._client.clock.now_s(), error is not None
-            if error is not None:
-                refused.append(error)
+            due[key].answered_at_s, due[key].refused = self._client.clock.now_s(), error
             return None
 
         offsets = {key: mark.to for key, mark in due.items()}
@@ -179,29 +174,29 @@ class OffsetManager:
         with self._changed:
             if not self._member.has_claims_of(member) or not due.keys() & self._marks.keys():
                 return True  # nobody's any more, whatever came of it
-            self._note(failure, refused)
+            refused = next((mark.refused for mark in due.values() if mark.refused is not None), None)
+            if refused is not None:
+                self._note(refused, final=True)
+            if failure is not None or refused is None:
+                self._note(failure)
             self._changed.notify_all()
         return failure is None
 
-    def _note(self, failure: Exception | None, refused: Sequence[BrokerError] = ()) -> None:
-        """Counts, and says what is refused, when it begins to fail and when it works again."""
-        was_healthy, self.healthy = self.healthy, failure is None
-        if failure is None and not was_healthy:
-            log.warning("group %s: commits go through again", self.group)
-        if failure is not None and was_healthy:
-            fault, words = None if isinstance(failure, KafkaError) else failure, self._words(failure)
+    def _note(self, failure: Exception | None, *, final: bool = False) -> None:
+        """Counts, and says what is given up, when commits begin to fail and when they go through again."""
+        counts, was_healthy = self.counts, self.healthy
+        if failure is None:
+            self.counts, self.healthy = replace(counts, succeeded=counts.succeeded + 1), True
+            if not was_healthy:
+                log.warning("group %s: commits go through again", self.group)
+            return
+        fault = None if isinstance(failure, KafkaError) else failure
+        words = self._client.words(failure) if isinstance(failure, KafkaError) else f"an unexpected fault: {fault!r}"
+        self.counts, self.healthy = replace(counts, failed=counts.failed + 1, last_failure=words), final and was_healthy
+        if final:
+            log.warning("group %s: a commit was refused and will not be tried again: %s", self.group, words)
+        elif was_healthy:
             log.warning("group %s: a commit failed and will be tried again: %s", self.group, words, exc_info=fault)
-        if refused:
-            words = self._words(refused[0])
-            log.warning("group %s: %d offset(s) are refused and not tried again: %s", self.group, len(refused), words)
-        wrong = failure or next(iter(refused), None)
-        if wrong is None:
-            self.counts = replace(self.counts, succeeded=self.counts.succeeded + 1)
-        else:
-            self.counts = replace(self.counts, failed=self.counts.failed + 1, last_failure=self._words(wrong))
-
-    def _words(self, failure: Exception) -> str:
-        return self._client.words(failure) if isinstance(failure, KafkaError) else f"an unexpected fault: {failure!r}"
 
 
 def _is_final(error: BrokerError, member: GroupMember) -> bool:
