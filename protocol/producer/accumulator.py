@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from protocol.errors import UsageError
 from protocol.kafka_terms import TopicPartition
 from protocol.records.arrow_numpy import to_arrow
 from protocol.records.batch_header import HEADER_BYTES
@@ -156,6 +157,22 @@ class Accumulator:
             slices = [rows for _, waiting in together for rows in waiting.slices]
             rows = slices[0] if len(slices) == 1 else pa.Table.from_batches(slices).combine_chunks().to_batches()[0]
             yield Gathered(rows, [Cut(*key, each.count, each.size_bytes + HEADER_BYTES) for key, each in together])
+
+
+def check_sizes(topic: str, sizes: Sizes, max_request_size_bytes: int) -> None:
+    """Raises `UsageError` for the first record that no request could hold. `sizes` are bytes, encoded."""
+    too_large = np.flatnonzero(sizes > max_request_size_bytes - HEADER_BYTES)
+    if len(too_large):
+        row = int(too_large[0])
+        size_bytes = int(sizes[row]) + HEADER_BYTES
+        raise UsageError(
+            f"a record for topic {topic} (row {row} of its batch) is {size_bytes} bytes, more than "
+            f"max.request.size ({max_request_size_bytes}). Raise it, and max.message.bytes of the topic if that "
+            "is lower, or write smaller records. Nothing of this batch was sent",
+            topic=topic,
+            size_bytes=size_bytes,
+            settings=("max.request.size",),
+        )
 
 
 def _runs_of(partitions: npt.NDArray[np.int32], sizes: Sizes, limit_bytes: int) -> _Groups | None:

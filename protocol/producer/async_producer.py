@@ -23,12 +23,11 @@ from protocol.config import ProducerConfig
 from protocol.errors import DeadlineExceeded, KafkaError, UsageError
 from protocol.kafka_terms import TopicPartition
 from protocol.net.readiness import ready
-from protocol.producer.accumulator import Accumulator, Gathered
+from protocol.producer.accumulator import Accumulator, Gathered, check_sizes
 from protocol.producer.broker_producer import BrokerProducer
 from protocol.producer.idempotence import AnonymousSession, IdempotentSession, ProducerSession
 from protocol.producer.partition_producer import PartitionProducer, ProducedRange, ProducerBatch
 from protocol.producer.partitioner import Partitioner
-from protocol.producer.request_size import check_sizes
 from protocol.producer.topics import Leaders, topic_to_write
 from protocol.records.arrow_numpy import to_arrow, to_numpy, valid
 from protocol.records.encode import encode_batches, record_sizes
