@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from protocol.records.encode import encode
 from protocol.wire.schema import Api
+from tests.encoded import encode
 from tests.fake_kafka.server import FakeKafka
 from tests.protocol.consumer.consuming import records
 

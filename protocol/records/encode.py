@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from protocol.errors import UsageError
-from protocol.kafka_terms import NO_LEADER_EPOCH, NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, NO_TIMESTAMP_MS
+from protocol.kafka_terms import NO_LEADER_EPOCH, NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE
 from protocol.records.arrow_numpy import filled, to_numpy
 from protocol.records.batch_header import (
     CRC_AT,
@@ -28,7 +28,6 @@ from protocol.records.batch_header import (
     checksum,
 )
 from protocol.records.compression import Codec, compress
-from protocol.records.record_columns import Columns, record_columns
 from protocol.records.row_layout import RowLayout, varint_sizes, varint_words, zero_bytes
 
 _LARGEST_BATCH_BYTES = 2**31 - 1
@@ -38,23 +37,6 @@ _NO_HEADER = bytes(HEADER_BYTES)
 Lengths = npt.NDArray[np.int64]
 EncodedBatch = bytearray | memoryview
 """A whole record batch that can be written to, since its header is."""
-
-
-def encode(
-    columns: Columns,
-    *,
-    compression: str | Codec = Codec.NONE,
-    level: int | None = None,
-    default_timestamp_ms: int = NO_TIMESTAMP_MS,
-) -> EncodedBatch:
-    """One whole record batch (magic 2) of all rows, with base offset 0 and no producer id. See `encode_batches`.
-
-    Takes columns, and raises, as `record_columns` does.
-    """
-    rows = record_columns(columns, default_timestamp_ms)
-    (batch,) = encode_batches(rows, [rows.num_rows], compression=compression, level=level)
-    _sign(batch)
-    return batch
 
 
 def encode_batches(
@@ -123,7 +105,7 @@ def stamp(
     fields[5] = fields[5] & ~TRANSACTIONAL | (TRANSACTIONAL if transactional else 0)
     fields[9:12] = producer_id, producer_epoch, base_sequence
     LAYOUT.pack_into(batch, 0, *fields)
-    _sign(batch)
+    batch[CRC_AT : CRC_AT + 4] = checksum(batch).to_bytes(4, "big")
 
 
 def _codec(compression: str | Codec) -> Codec:
@@ -132,10 +114,6 @@ def _codec(compression: str | Codec) -> Codec:
     except (KeyError, ValueError):
         known = ", ".join(codec.name.lower() for codec in Codec)
         raise UsageError(f"no compression type {compression!r}; there are {known}") from None
-
-
-def _sign(batch: EncodedBatch) -> None:
-    batch[CRC_AT : CRC_AT + 4] = checksum(batch).to_bytes(4, "big")
 
 
 def record_sizes(columns: pa.RecordBatch) -> Lengths:

@@ -25,12 +25,13 @@ from protocol.records.batch_header import CHECKED_FROM
 from protocol.records.binary_column import binary_column
 from protocol.records.decode import decode
 from protocol.records.decompressed_batches import DecompressedBatches, decompressed_batches
-from protocol.records.encode import encode, record_sizes, stamp
+from protocol.records.encode import record_sizes, stamp
 from protocol.records.memory_records import MemoryRecords, read_batch_headers
 from protocol.records.record_bounds import record_bounds, record_bounds_in_parts
 from protocol.records.record_columns import record_columns
 from protocol.records.record_fields import read_fields
 from protocol.records.visibility import visible_batches
+from tests.encoded import encode
 
 COLUMNS = ("key", "value", "offset", "timestamp_ms")
 EVERYTHING = 2**62

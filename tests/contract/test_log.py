@@ -18,7 +18,6 @@ from protocol.consumer.range import Range
 from protocol.consumer.range_consumer import RangeConsumer
 from protocol.kafka_terms import EARLIEST, LATEST
 from protocol.producer.async_producer import AsyncProducer
-from protocol.records.encode import encode
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m01_fetch import FETCH
 from tests.contract.asking import (
@@ -34,6 +33,7 @@ from tests.contract.asking import (
     values_in,
     written,
 )
+from tests.encoded import encode
 
 
 class TestRecords:

@@ -17,9 +17,9 @@ from protocol.config import parse_client, parse_consumer
 from protocol.consumer.consumer import Consumer
 from protocol.consumer.range import Range
 from protocol.errors import DataLoss
-from protocol.records.encode import encode
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.config import version_numbers
+from tests.encoded import encode
 
 TOPIC_ID = b"0123456789abcdef"
 

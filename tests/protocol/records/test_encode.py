@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from protocol.errors import UsageError
 from protocol.records.batch_header import HEADER_BYTES
 from protocol.records.decode import decode
-from protocol.records.encode import encode, encode_batches, record_sizes, stamp
+from protocol.records.encode import encode_batches, record_sizes, stamp
 from protocol.records.memory_records import read_batch_headers
 from protocol.records.record_columns import record_columns
 from protocol.records.record_headers import HEADERS_TYPE
+from tests.encoded import encode
 from tests.protocol.records import reference
 from tests.protocol.records.reference import read_batch, write_batch
 from tests.protocol.records.test_decode import DELTAS, HEADERS, PAYLOADS

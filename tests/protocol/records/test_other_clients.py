@@ -15,9 +15,10 @@ from kafka.record.default_records import DefaultRecordBatch as KafkaPythonBatch
 from kafka.record.default_records import DefaultRecordBatchBuilder as KafkaPythonBuilder
 
 from protocol.records.decode import decode
-from protocol.records.encode import encode, stamp
+from protocol.records.encode import stamp
 from protocol.records.memory_records import read_batch_headers
 from protocol.records.record_headers import HEADERS_TYPE
+from tests.encoded import encode
 
 NUMBERS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 # The codecs that each client has without a package beyond those of the tests.

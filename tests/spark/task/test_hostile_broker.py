@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from protocol.records.encode import encode
+from tests.encoded import encode
 from tests.fake_kafka.server import FakeKafka
 
 TOPIC = "orders"

@@ -1,0 +1,22 @@
+"""One whole record batch of some rows, as the producer makes it."""
+
+from __future__ import annotations
+
+from protocol.kafka_terms import NO_TIMESTAMP_MS
+from protocol.records.compression import Codec
+from protocol.records.encode import EncodedBatch, encode_batches, stamp
+from protocol.records.record_columns import Columns, record_columns
+
+
+def encode(
+    columns: Columns,
+    *,
+    compression: str | Codec = Codec.NONE,
+    level: int | None = None,
+    default_timestamp_ms: int = NO_TIMESTAMP_MS,
+) -> EncodedBatch:
+    """With base offset 0 and no producer id; takes columns as `record_columns` does."""
+    rows = record_columns(columns, default_timestamp_ms)
+    (batch,) = encode_batches(rows, [rows.num_rows], compression=compression, level=level)
+    stamp(batch)
+    return batch
