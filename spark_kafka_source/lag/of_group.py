@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
 from protocol.broker_errors import ErrorCode, broker_error
@@ -14,6 +15,8 @@ from spark_kafka_source.clients import client_for
 from spark_kafka_source.lag.seconds import SAMPLE_MS, Options, configs, with_seconds
 from spark_kafka_source.lag.table import Lag, PartitionLag
 from spark_kafka_source.remedies import with_remedies
+
+log = logging.getLogger(__name__)
 
 
 @with_remedies()
@@ -29,8 +32,8 @@ def lag_of_group(
     """How far a group's committed offsets are behind the logs as they are now; any group, with or without members.
 
     Every partition of `topics`, by default of all topics that the group has offsets for: then a group without any,
-    also one that is misspelled, has no rows, and `offsets_behind` 0. `kafka.isolation.level` says what counts as the
-    end. Waits `timeout_ms`, by default `kafka.default.api.timeout.ms`, and `sample_ms` of that at most for lag in
+    also one that is misspelled, has no rows, and `offsets_behind` 0; a warning says so. `kafka.isolation.level` says
+    what counts as the end. Waits `timeout_ms`, by default `kafka.default.api.timeout.ms`, and `sample_ms` of that at most for lag in
     seconds, which `seconds=False` leaves out.
 
     Raises `ConfigurationError`, `DeadlineExceeded` or `BrokerError` (unknown topic, not authorized).
@@ -41,6 +44,8 @@ def lag_of_group(
     committed = {
         key: entry.offset for key, entry in fetch_offsets(client, group, None, deadline, require_stable=False).items()
     }
+    if not committed:
+        log.warning("group %s has committed no offsets; is that its name?", group)
     names = sorted({topic for topic, _ in committed} if topics is None else set(topics))
     keys = _partitions(client, names, deadline, must_exist=topics is not None)
     ends = list_offsets(

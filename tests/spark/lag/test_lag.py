@@ -174,7 +174,9 @@ def test_plots(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- a group, as Kafka's tool sees it -------------------------------------------------------------
 
 
-def test_a_group_is_as_far_behind_as_kafkas_tool_says(kafka1: LocalKafka, topic1: TopicFactory) -> None:
+def test_a_group_is_as_far_behind_as_kafkas_tool_says(
+    kafka1: LocalKafka, topic1: TopicFactory, caplog: pytest.LogCaptureFixture
+) -> None:
     first, second, group = topic1(3), topic1(1), new_group()
     produce(kafka1, first, {0: 10, 1: 5})
     produce(kafka1, second, {0: 4})
@@ -193,7 +195,9 @@ def test_a_group_is_as_far_behind_as_kafkas_tool_says(kafka1: LocalKafka, topic1
 
     only = lag_of_group({"kafka.bootstrap.servers": kafka1.bootstrap_servers, "subscribe": "x"}, group, [second])
     assert [(row.topic, row.offsets_behind) for row in only] == [(second, 3)]
-    assert len(lag_of_group(kafka1.bootstrap_servers, new_group())) == 0
+    assert not caplog.records
+    assert len(lag_of_group(kafka1.bootstrap_servers, misspelled := new_group())) == 0
+    assert caplog.messages == [f"group {misspelled} has committed no offsets; is that its name?"]
     with pytest.raises(BrokerError, match="no-such-topic"):
         lag_of_group(kafka1.bootstrap_servers, group, ["no-such-topic"])
     with pytest.raises(ConfigurationError, match=r"kafka\.fetch\.min\.bytes"):
