@@ -33,8 +33,8 @@ def lag_of_group(
 
     Every partition of `topics`, by default of all topics that the group has offsets for: then a group without any,
     also one that is misspelled, has no rows, and `offsets_behind` 0; a warning says so. `kafka.isolation.level` says
-    what counts as the end. Waits `timeout_ms`, by default `kafka.default.api.timeout.ms`, and `sample_ms` of that at most for lag in
-    seconds, which `seconds=False` leaves out.
+    what counts as the end. Waits `timeout_ms`, by default `kafka.default.api.timeout.ms`, and `sample_ms` of that at
+    most for lag in seconds, which `seconds=False` leaves out.
 
     Raises `ConfigurationError`, `DeadlineExceeded` or `BrokerError` (unknown topic, not authorized).
     """
