@@ -191,16 +191,18 @@ def look_up(
     """Finds whom to ask for each of `partitions`: the replica that its leader has named, or the leader.
 
     One look at all of them together. Returns why nobody can be asked for the others: `BrokerError` (retriable) while
-    there is no leader, `TopicRecreated` when the topic is not the one that was read
-    before. Raises `DeadlineExceeded` when no
+    there is no leader, `TopicRecreated` when the topic is not the one that was read before, `DeadlineExceeded` when no
     broker says anything.
     """
     topics = {each.topic for each in partitions}
-    snapshot = client.snapshot(topics, deadline)
-    if another := {each.topic for each in partitions if _is_another(snapshot, each)}:
-        # What is remembered here may be older than the plan.
-        client.expire_metadata(another)
+    try:
         snapshot = client.snapshot(topics, deadline)
+        if another := {each.topic for each in partitions if _is_another(snapshot, each)}:
+            # What is remembered here may be older than the plan.
+            client.expire_metadata(another)
+            snapshot = client.snapshot(topics, deadline)
+    except KafkaError as error:
+        return dict.fromkeys(partitions, error)
     failures: dict[PartitionConsumer, KafkaError] = {}
     now_s = client.clock.now_s()
     for partition in partitions:

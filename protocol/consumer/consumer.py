@@ -1,8 +1,8 @@
 """Reads partitions without a group: any number of them, added, moved and removed at any time.
 
 sarama's `Consumer`. One thread per broker asks it for all its partitions at once (a Fetch that waits at one broker
-delays no other), one more finds their leaders. What comes is handed to the partitions' streams undecoded, two replies
-ahead of the user for each partition, and decoded in the user's thread.
+delays no other), as `fetch_schedule` says; one more finds their leaders. What comes is handed to the partitions'
+streams undecoded, two replies ahead of the user for each partition, and decoded in the user's thread.
 """
 
 from __future__ import annotations
@@ -10,20 +10,21 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import pyarrow as pa
 
-from protocol.broker_errors import ErrorCode, Refresh
+from protocol.broker_errors import Refresh
 from protocol.clock import Backoff, Deadline
 from protocol.cluster.client import Client
 from protocol.cluster.dispatch import is_retriable, what_to_refresh
 from protocol.cluster.metadata import Broker
 from protocol.config import ConsumerConfig
 from protocol.consumer.broker_consumer import BrokerConsumer, FetchResult, look_up, send_fetch
+from protocol.consumer.fetch_schedule import Asked, BrokerState, Fetch, FetchSchedule
 from protocol.consumer.leader_epochs import look_up_log_bounds
 from protocol.consumer.list_offsets import list_offsets
-from protocol.consumer.partition_consumer import Fetched, PartitionConsumer, is_about_the_log, to_look_up
+from protocol.consumer.partition_consumer import PartitionConsumer, is_about_the_log, to_look_up
 from protocol.consumer.partition_stream import PartitionStream
 from protocol.consumer.position_validation import validate_position
 from protocol.errors import BrokerError, ConnectionLost, DataLoss, KafkaError, UsageError
@@ -35,8 +36,6 @@ from protocol.wire.messages.m01_fetch import FETCH, FIRST_WITH_SESSIONS
 log = logging.getLogger(__name__)
 
 BUFFER_MEMORY_BYTES = 64 * 1024 * 1024
-# A broker whose last partition has left keeps its thread for a while: leaders come back, and failures pass.
-_LINGER_S = 5.0
 _CLOSE_SESSION_MS = 1_000
 _LOOK_FOR_LATE_S = 1.0
 _LONGEST_WAIT_S = 60.0
@@ -66,20 +65,16 @@ class Consumer:
         self._client = client
         self._config = config
         self._columns = frozenset(columns) | {"offset"}
-        self._buffer_memory_bytes = buffer_memory_bytes
-        self._read_committed = config.isolation_level == "read_committed"
         # Connections of its own: replies on one connection come in order, and another consumer's Fetch may wait.
         self._purpose = f"consumer-{next(_numbers)}"
         self._lock = threading.Lock()
         self._unrouted = threading.Condition(self._lock)
         self._arrival = threading.Condition(self._lock)
-        # In the order of their arrival.
+        # In the order of their arrival; the first one is being read, so that few replies are in memory unpacked.
         self._arrived: dict[PartitionStream, None] = {}
-        self._current: PartitionStream | None = None
-        # Somebody has asked for any of them and got nothing, since the last reply.
-        self._wanted = False
         self._looked_for_late_s = 0.0
         self._streams: dict[TopicPartition, PartitionStream] = {}
+        self._schedule = FetchSchedule(self._streams, config, buffer_memory_bytes, client.config.metadata_max_age_ms)
         self._threads: dict[Broker, _BrokerThread] = {}
         self._closed = False
         # Why no brokers are looked for any more.
@@ -108,17 +103,12 @@ class Consumer:
         looked up. Whether a plain offset is in the log is seen later, by who reads: `DataLoss`.
         """
         symbolic = {key: offset for key, offset in offsets.items() if offset < 0}
-        unknown = [key for key, offset in symbolic.items() if offset not in (EARLIEST, LATEST)]
-        if unknown:
-            raise UsageError(f"{unknown[0][0]}-{unknown[0][1]}: {symbolic[unknown[0]]} is no offset")
-        listed = (
-            list_offsets(self._client, symbolic, isolation_level=self._config.isolation_level, deadline=deadline)
-            if symbolic
-            else {}
-        )
-        streams = {
-            key: self._stream(key, listed[key].offset if key in listed else offset) for key, offset in offsets.items()
-        }
+        for (topic, partition), offset in symbolic.items():
+            if offset not in (EARLIEST, LATEST):
+                raise UsageError(f"{topic}-{partition}: {offset} is no offset")
+        listed = list_offsets(self._client, symbolic, isolation_level=self._config.isolation_level, deadline=deadline)
+        begins = {**offsets, **{key: each.offset for key, each in listed.items()}}
+        streams = {key: self._stream(key, offset) for key, offset in begins.items()}
         with self._lock:
             if self._closed:
                 raise UsageError("this consumer is closed")
@@ -138,8 +128,8 @@ class Consumer:
             self._lock,
             self._client.clock,
             patience_s=settings.default_api_timeout_ms / 1000,
-            read_committed=self._read_committed,
-            decode=self._decode,
+            read_committed=self._config.isolation_level == "read_committed",
+            decode=lambda fetched, name: fetched.decode(self._config, self._columns, name),
             on_read=self._was_read,
             on_change=self._changed,
         )
@@ -165,34 +155,25 @@ class Consumer:
         """
         deadline = Deadline.after_ms(float("inf") if timeout_ms is None else timeout_ms, self._client.clock)
         while (stream := self._next_arrived(deadline)) is not None:
-            # After an error, which is raised once here, the others have their turn.
-            self._current = None
             try:
-                with self._lock:
-                    self._arrived.pop(stream, None)
-                batch = stream.poll_reply()
+                if (batch := stream.poll_reply()) is not None:
+                    return stream, batch
             except KafkaError:
+                self._end_turn(stream, told=True)
                 raise
-            except BaseException:
-                self._comes_again(stream)
-                raise
-            if batch is not None:
-                self._current = stream
-                return stream, batch
-            self._comes_again(stream)
+            self._end_turn(stream)
         return None
 
-    def _comes_again(self, stream: PartitionStream) -> None:
+    def _end_turn(self, stream: PartitionStream, *, told: bool = False) -> None:
+        """After each reply, and after an error, which is raised once here, the others have their turn."""
         with self._lock:
-            if stream.readable:
+            self._arrived.pop(stream, None)
+            if stream.readable and not (told and stream.error):
                 self._announce(stream)
 
     def _next_arrived(self, deadline: Deadline) -> PartitionStream | None:
         with self._lock:
             while not self._closed:
-                # A reply is read to its end, so that few are in memory unpacked.
-                if self._current is not None and self._current.readable:
-                    return self._current
                 if (late := self._late()) is not None:
                     return late
                 while self._arrived:
@@ -206,9 +187,10 @@ class Consumer:
                         stream.revive()
                 if self._arrived:
                     continue
-                if not self._wanted:
-                    self._wanted = True
-                    self._wake_threads()
+                if not self._schedule.wanted:
+                    self._schedule.wanted = True
+                    for thread in self._threads.values():
+                        thread.work.notify()
                 remaining_s = deadline.remaining_s()
                 if remaining_s <= 0:
                     return None
@@ -226,8 +208,7 @@ class Consumer:
         return late
 
     def __iter__(self) -> Iterator[tuple[PartitionStream, pa.RecordBatch]]:
-        while (read := self.poll()) is not None:
-            yield read
+        return iter(self.poll, None)
 
     # -- close --------------------------------------------------------------------------------
 
@@ -240,8 +221,8 @@ class Consumer:
         deadline = deadline or self._client.deadline()
         with self._lock:
             self._closed = True
-            threads = list(self._threads.values())
-            streams = list(self._streams.values())
+            threads, streams = list(self._threads.values()), list(self._streams.values())
+            self._streams.clear()
             self._unrouted.notify_all()
             self._arrival.notify_all()
         for stream in streams:
@@ -256,22 +237,22 @@ class Consumer:
     # -- between streams and threads, under the lock -------------------------------------------
 
     def _was_read(self, stream: PartitionStream) -> None:
-        """A reply is about to be read. Threads look through all streams, so they are woken only when it matters."""
+        """A reply is about to be read. A decision looks through all streams: threads are woken only when it matters."""
         for thread in self._threads.values():
-            if stream.full and thread.broker == stream.source.broker:
-                thread.unread -= 1
-            if thread.unread <= 0:
+            if thread.state.was_read(stream):
                 thread.work.notify()
 
     def _changed(self, stream: PartitionStream) -> None:
-        """A stream was resumed, moved, closed, or is read again: its broker's thread may have something to do."""
+        """A stream was paused, resumed, moved, closed, left out or is read again."""
         key = (stream.topic, stream.partition)
         if stream.closed and self._streams.get(key) is stream:
             del self._streams[key]
             self._arrived.pop(stream, None)
-        if stream.readable and not stream.closed:
+        if stream.readable and not stream.expired:
             self._announce(stream)
-        self._wake_threads()
+        for thread in self._threads.values():
+            if thread.state.was_changed(stream):
+                thread.work.notify()
         if self._fault is not None and not stream.closed:
             self._stop(stream, UsageError(f"{stream.name}: {self._fault}"))
         if stream.source.broker is None:
@@ -279,62 +260,37 @@ class Consumer:
 
     def _announce(self, stream: PartitionStream) -> None:
         self._arrived[stream] = None
-        self._wanted = False
+        self._schedule.wanted = False
         self._arrival.notify()
 
-    def _wake_threads(self) -> None:
-        """All of them: what one stream gives back may be the memory that another broker's thread waits for."""
-        for thread in self._threads.values():
-            thread.work.notify()
-
-    def _held_bytes(self) -> int:
-        return sum(each.records.buffer.nbytes for stream in self._streams.values() for each in stream.ahead)
-
-    def _room_bytes(self, asked: Collection[PartitionStream] = ()) -> int:
-        """What may still be fetched ahead. What nobody reads makes room for what somebody waits for."""
-        room = self._buffer_memory_bytes - self._held_bytes()
-        if room <= 0 and (self._wanted or any(stream.wanted for stream in asked)):
-            for stream in self._streams.values():
-                if stream.expired or stream.paused:
-                    stream.drop_ahead()
-            room = self._buffer_memory_bytes - self._held_bytes()
-        return room
-
-    def _deliver(self, result: FetchResult, asked: Mapping[PartitionConsumer, PartitionStream]) -> None:
-        now_s = self._client.clock.now_s()
+    def _deliver(self, result: FetchResult, asked: Asked) -> None:
         with self._lock:
             for partition, fetched in result.fetched:
-                stream = asked[partition]
-                if stream.source is partition and not stream.closed:
-                    stream.put(fetched, now_s)
+                if (stream := asked[partition]).source is partition:
+                    stream.put(fetched, self._client.clock.now_s())
                     self._announce(stream)
-            for partition, error in result.failed:
-                stream = asked[partition]
-                if stream.source is partition and not stream.closed:
-                    self._handle_failure(stream, error, now_s)
+            self._handle_failures(result.failed, asked)
             if any(partition.broker is None for partition in asked):
                 self._unrouted.notify()
 
-    def _handle_failure(self, stream: PartitionStream, error: KafkaError, now_s: float) -> None:
-        """Puts a partition off until it may work again, or tells its user what cannot."""
-        partition = stream.source
-        if is_about_the_log(error) and partition.preferred_replica != NO_REPLICA:
+    def _handle_failures(self, failed: Iterable[tuple[PartitionConsumer, KafkaError]], asked: Asked) -> None:
+        """Puts partitions off until they may work again, or tells their users what cannot."""
+        for partition, error in failed:
+            if (stream := asked[partition]).source is not partition:
+                continue
             # A follower may be behind: the leader knows.
-            stream.postpone(error, now_s)
-        elif is_retriable(error):
-            log.debug("%s: %s", stream.name, error)
-            stream.postpone(error, now_s)
-            if what_to_refresh(error) is Refresh.METADATA:
-                self._client.expire_metadata([stream.topic])
-        else:
-            self._stop(stream, error)
+            behind = partition.preferred_replica != NO_REPLICA and is_about_the_log(error)
+            if behind or is_retriable(error):
+                log.debug("%s: %s", stream.name, error)
+                stream.postpone(error, self._client.clock.now_s())
+                if not behind and what_to_refresh(error) is Refresh.METADATA:
+                    self._client.expire_metadata([stream.topic])
+            else:
+                self._stop(stream, error)
 
     def _stop(self, stream: PartitionStream, error: KafkaError) -> None:
         stream.stop(error)
         self._announce(stream)
-
-    def _decode(self, fetched: Fetched, name: str) -> Iterator[pa.RecordBatch]:
-        return fetched.decode(self._config, self._columns, name)
 
     # -- the thread that finds leaders ---------------------------------------------------------
 
@@ -350,7 +306,7 @@ class Consumer:
                 for stream in self._streams.values():
                     self._stop(stream, UsageError(f"{stream.name}: {self._fault}"))
 
-    def _wait_for_unrouted(self) -> dict[PartitionConsumer, PartitionStream] | None:
+    def _wait_for_unrouted(self) -> Asked | None:
         with self._lock:
             while not self._closed:
                 now_s = self._client.clock.now_s()
@@ -361,21 +317,20 @@ class Consumer:
                 self._unrouted.wait(min([_LONGEST_WAIT_S, *waits]))
         return None
 
-    def _route(self, streams: Mapping[PartitionConsumer, PartitionStream]) -> None:
-        """Finds the brokers of partitions, with one question about all of them, or notes why not."""
+    def _route(self, streams: Asked) -> None:
+        """Finds the brokers of partitions, with one question about all of them, or notes why not; each has a thread."""
         try:
             deadline = self._client.deadline(self._client.config.request_timeout_ms)
-            try:
-                failures = look_up(self._client, streams.keys(), deadline)
-            except KafkaError as error:
-                failures = dict.fromkeys(streams, error)
-            now_s = self._client.clock.now_s()
+            failures = look_up(self._client, streams.keys(), deadline)
             with self._lock:
-                for partition, failure in failures.items():
-                    stream = streams[partition]
-                    if stream.source is partition and not stream.closed:
-                        self._handle_failure(stream, failure, now_s)
-                self._assign()
+                self._handle_failures(failures.items(), streams)
+                for stream in self._streams.values():
+                    if (broker := stream.source.broker) is not None and broker not in self._threads:
+                        thread = _BrokerThread(self, broker)
+                        thread.start()
+                        self._threads[broker] = thread
+                for thread in self._threads.values():
+                    thread.work.notify()
         except Exception as error:
             log.exception("%s: looking for brokers has failed", self._purpose)
             with self._lock:
@@ -383,49 +338,29 @@ class Consumer:
                     stream.source.broker = None
                     self._stop(stream, UsageError(f"looking for the broker of {stream.name} has failed: {error!r}"))
 
-    def _assign(self) -> None:
-        """A thread for every broker that partitions are read from."""
-        if self._closed:
-            return
-        for stream in self._streams.values():
-            broker = stream.source.broker
-            if broker is not None and broker not in self._threads:
-                thread = _BrokerThread(self, broker, f"{self._purpose}-{broker.node_id}")
-                thread.start()
-                self._threads[broker] = thread
-        self._wake_threads()
-
 
 class _BrokerThread(threading.Thread):
-    """Asks one broker, request after request, for those of its partitions whose users have read what came before."""
+    """Asks one broker, request after request, for what the schedule says."""
 
-    def __init__(self, owner: Consumer, broker: Broker, name: str) -> None:
-        super().__init__(name=name, daemon=True)
+    def __init__(self, owner: Consumer, broker: Broker) -> None:
+        super().__init__(name=f"{owner._purpose}-{broker.node_id}", daemon=True)
         self.consumer = BrokerConsumer(broker, owner._config, sessions=True)
         self.work = threading.Condition(owner._lock)
-        self.broker = broker
-        # So many streams are full, and their users waited for; 0: something else is, such as memory.
-        self.unread = 0
+        self.state = BrokerState(broker)
         self._owner = owner
         self._client = owner._client
-        self._config = owner._config
-        self._clock = owner._client.clock
         self._connection: Connection | None = None
-        self._muted_until_s = 0.0
 
     def run(self) -> None:
         try:
-            while (streams := self._wait_for_work()) is not None:
-                asked = {stream.source: stream for stream in streams}
-                result = self._fetch(asked)
-                result.failed = [
-                    (partition, self._validate_position(partition, error)) for partition, error in result.failed
-                ]
-                self._owner._deliver(result, asked)
+            while (fetch := self._next_fetch()) is not None:
+                result = self._ask(fetch)
+                result.failed = [(partition, self._validated(partition, error)) for partition, error in result.failed]
+                self._owner._deliver(result, fetch.asked)
         except Exception as error:
             # A fault in this client. Streams that nobody fetches for would wait for ever.
-            log.exception("%s: reading from %s has failed", self.name, self.broker)
-            self._abandon(UsageError(f"reading from {self.broker} has failed: {error!r}"))
+            log.exception("%s: reading from %s has failed", self.name, self.state.broker)
+            self._abandon(UsageError(f"reading from {self.state.broker} has failed: {error!r}"))
         finally:
             self._hang_up()
 
@@ -433,154 +368,77 @@ class _BrokerThread(threading.Thread):
         """Wakes the thread from whatever wait it is in; it sees then that the consumer is closed."""
         with self._owner._lock:
             self.work.notify()
-            connection = self._connection
-        if connection is not None:
-            connection.close()
+        if self._connection is not None:
+            self._connection.close()
 
     def _abandon(self, error: KafkaError) -> None:
         with self._owner._lock:
-            self._owner._threads.pop(self.broker, None)
+            self._owner._threads.pop(self.state.broker, None)
             for stream in self._owner._streams.values():
-                if stream.source.broker == self.broker:
+                if stream.source.broker == self.state.broker:
                     stream.source.broker = None
                     self._owner._stop(stream, error)
 
-    # -- what to ask for ----------------------------------------------------------------------
-
-    def _wait_for_work(self) -> list[PartitionStream] | None:
-        """The streams to ask for; None when there is nothing to do any more."""
-        owner = self._owner
-        with owner._lock:
-            idle_since_s = self._clock.now_s()
-            while not owner._closed:
-                now_s = self._clock.now_s()
-                mine = [each for each in owner._streams.values() if self._reads(each, now_s)]
-                if mine:
-                    idle_since_s = now_s
-                elif now_s - idle_since_s >= _LINGER_S:
-                    del owner._threads[self.broker]
-                    return None
-                wait_s = min(self._expire_unread(owner._streams.values(), now_s), _LINGER_S)
-                self.unread = sum(each.full and not (each.paused or each.expired) for each in mine)
-                if not self.unread:
-                    ready = [each for each in mine if _wants_more(each)]
-                    if ready and self._muted_until_s <= now_s and owner._room_bytes(ready) > 0:
-                        return ready
-                    # Whoever reads, resumes or gives back memory says so.
-                    if self._muted_until_s > now_s:
-                        wait_s = min(wait_s, self._muted_until_s - now_s)
-                self.work.wait(wait_s)
+    def _next_fetch(self) -> Fetch | None:
+        """None when there is nothing to do any more."""
+        with self._owner._lock:
+            while not self._owner._closed:
+                decision = self._owner._schedule.next(self.state, self._client.clock.now_s())
+                if decision is None:
+                    del self._owner._threads[self.state.broker]
+                    break
+                if isinstance(decision, Fetch):
+                    return decision
+                self.work.wait(decision)
         return None
 
-    def _reads(self, stream: PartitionStream, now_s: float) -> bool:
-        partition = stream.source
-        if partition.broker != self.broker:
-            return False
-        max_age_s = self._client.config.metadata_max_age_ms / 1000
-        if partition.preferred_replica != NO_REPLICA and now_s - partition.routed_at_s > max_age_s:
-            # The leader may name a better replica by now.
-            partition.preferred_replica, partition.broker = NO_REPLICA, None
-            self._owner._unrouted.notify()
-            return False
-        return True
-
-    def _expire_unread(self, streams: Collection[PartitionStream], now_s: float) -> float:
-        """Leaves out from now on whose user has not read in time, so that the others need not wait for it again.
-
-        Returns how long it is until the next one's time is over (inf: there is none).
-        """
-        patience_s = self._config.max_processing_time_ms / 1000
-        next_s = float("inf")
-        for stream in streams:
-            if stream.unread and not stream.paused and not stream.expired:
-                left_s = stream.unread_since_s + patience_s - now_s
-                if left_s > 0:
-                    next_s = min(next_s, left_s)
-                else:
-                    stream.expire()
-                    if stream.expired:
-                        self._owner._wake_threads()
-        return next_s
-
-    # -- one request --------------------------------------------------------------------------
-
-    def _fetch(self, asked: Mapping[PartitionConsumer, PartitionStream]) -> FetchResult:
+    def _ask(self, fetch: Fetch) -> FetchResult:
         deadline = self._client.deadline(self._client.config.request_timeout_ms)
         try:
+            connection = self._client.connection(self.state.broker, self._owner._purpose, deadline)
             with self._owner._lock:
-                room_bytes = self._owner._room_bytes()
-                impatient = any(
-                    each.expired and each.source.broker == self.broker for each in self._owner._streams.values()
-                )
-            max_wait_ms = self._max_wait_ms(impatient)
-            self._connect(deadline)
+                self._connection = connection
+                if self._owner._closed:
+                    raise ConnectionLost(f"{self.state.broker}: the consumer is closed")
             reply = send_fetch(
                 self._client,
                 self.consumer,
-                list(asked),
+                list(fetch.asked),
                 deadline,
-                max_bytes=max(1, min(self._config.fetch_max_bytes, room_bytes)),
-                max_wait_ms=max_wait_ms,
+                max_bytes=fetch.max_bytes,
+                max_wait_ms=fetch.max_wait_ms,
                 purpose=self._owner._purpose,
             )
             result = self.consumer.handle_response(reply.result(deadline))
+            self.state.answered(result.throttle_ms, self._client.clock.now_s())
         except KafkaError as error:
             self.consumer.lost()
-            return FetchResult(failed=[(partition, error) for partition in asked])
-        self._muted_until_s = self._clock.now_s() + result.throttle_ms / 1000
+            result = FetchResult(failed=[(partition, error) for partition in fetch.asked])
         return result
 
-    def _validate_position(self, partition: PartitionConsumer, error: KafkaError) -> KafkaError:
+    def _validated(self, partition: PartitionConsumer, error: KafkaError) -> KafkaError:
         """What it means when the leader has refused an offset: it is asked, so not under the lock."""
-        out_of_range = isinstance(error, BrokerError) and error.code == ErrorCode.OFFSET_OUT_OF_RANGE
-        if not out_of_range or partition.preferred_replica != NO_REPLICA:
+        refused = isinstance(error, BrokerError) and is_about_the_log(error)
+        if not refused or partition.preferred_replica != NO_REPLICA:
             return error
         try:
-            seen = look_up_log_bounds(
-                self._client, partition, self._client.deadline(self._client.config.request_timeout_ms)
-            )
+            deadline = self._client.deadline(self._client.config.request_timeout_ms)
+            seen = look_up_log_bounds(self._client, partition, deadline)
         except KafkaError as failure:
             return failure
-        outcome = validate_position(partition, seen)
-        if isinstance(outcome, BrokerError):
+        if isinstance(outcome := validate_position(partition, seen), BrokerError):
             return outcome
-        return DataLoss(
-            f"{outcome.reason}. `seek` says where to go on",
-            topic=partition.topic,
-            partition=partition.partition,
-            offset=partition.position,
-            log_start_offset=seen.start,
-            log_end_offset=seen.latest.offset,
-        )
-
-    def _connect(self, deadline: Deadline) -> None:
-        connection = self._client.connection(self.broker, self._owner._purpose, deadline)
-        with self._owner._lock:
-            self._connection = connection
-            if self._owner._closed:
-                raise ConnectionLost(f"{self.broker}: the consumer is closed")
-
-    def _max_wait_ms(self, impatient: bool) -> int:
-        """A stream that was left out must not wait long when its user is back; a session must be there to be closed."""
-        if not self.consumer.requests:
-            return 0
-        most_ms = self._config.fetch_max_wait_ms
-        return min(most_ms, self._config.max_processing_time_ms) if impatient else most_ms
+        where = {"topic": partition.topic, "partition": partition.partition, "offset": partition.position}
+        there = {"log_start_offset": seen.start, "log_end_offset": seen.latest.offset}
+        return DataLoss(f"{outcome.reason}. `seek` says where to go on", **where, **there)
 
     def _hang_up(self) -> None:
         if self._connection is not None:
             self._client.disconnect(self._connection)
-        body = self.consumer.close()
-        if body is None:
-            return
         try:
             # On another connection: on its own one the broker may still hold the last Fetch back.
-            self._client.ask(
-                self.broker, FETCH, body, self._client.deadline(_CLOSE_SESSION_MS), at_least=FIRST_WITH_SESSIONS
-            )
+            if (body := self.consumer.close()) is not None:
+                broker, deadline = self.state.broker, self._client.deadline(_CLOSE_SESSION_MS)
+                self._client.ask(broker, FETCH, body, deadline, at_least=FIRST_WITH_SESSIONS)
         except KafkaError as error:
-            log.debug("%s: the fetch session was not closed: %s", self.broker, error)
-
-
-def _wants_more(stream: PartitionStream) -> bool:
-    return not (stream.full or stream.paused or stream.expired or stream.error)
+            log.debug("%s: the fetch session was not closed: %s", self.state.broker, error)

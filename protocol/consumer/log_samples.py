@@ -78,10 +78,7 @@ def _by_leader(
     client: Client, config: ConsumerConfig, offsets: Mapping[TopicPartition, int], deadline: Deadline
 ) -> dict[Broker, deque[PartitionConsumer]]:
     partitions = [PartitionConsumer(*key, offset, config) for key, offset in offsets.items()]
-    try:
-        failures = look_up(client, partitions, deadline)
-    except KafkaError as error:
-        failures = dict.fromkeys(partitions, error)
+    failures = look_up(client, partitions, deadline)
     waiting: dict[Broker, deque[PartitionConsumer]] = {}
     for partition in partitions:
         if partition in failures:

@@ -11,15 +11,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 
 from protocol.clock import Clock, Deadline, PausableClock
 from protocol.consumer.partition_consumer import Fetched, PartitionConsumer
 from protocol.errors import DeadlineExceeded, KafkaError, UsageError
-
-Decode = Callable[[Fetched, str], Iterator[pa.RecordBatch]]
+from protocol.kafka_terms import NO_REPLICA
 
 # A wait without an end still looks from time to time whether brokers have been failing for too long.
 _LONGEST_WAIT_S = 1.0
@@ -62,7 +61,7 @@ class PartitionStream:
         *,
         patience_s: float,
         read_committed: bool,
-        decode: Decode,
+        decode: Callable[[Fetched, str], Iterator[pa.RecordBatch]],
         on_read: Callable[[PartitionStream], None],
         on_change: Callable[[PartitionStream], None],
     ) -> None:
@@ -115,11 +114,14 @@ class PartitionStream:
     def messages(self, timeout_ms: float | None = None) -> Iterator[ConsumerMessage]:
         """The same, record by record. Makes Python objects: for convenience, not for many records."""
         for batch in self.batches(timeout_ms):
-            seeks = self._seeks
-            for message in messages_of(self.topic, self.partition, batch):
+            seeks, nothing = self._seeks, [None] * batch.num_rows
+            names = ConsumerMessage._fields[2:]
+            columns = [batch[name].to_pylist() if name in batch.schema.names else nothing for name in names]
+            for *row, headers in zip(*columns, strict=True):
                 if self._seeks != seeks:
                     break
-                yield message
+                pairs = None if headers is None else [(header["key"], header["value"]) for header in headers]
+                yield ConsumerMessage._make([self.topic, self.partition, *row, pairs])
 
     def poll(self, timeout_ms: float | None = None) -> pa.RecordBatch | None:
         """The next record batch; None when none came in time (None: no limit) or the stream is closed."""
@@ -221,8 +223,8 @@ class PartitionStream:
 
     @property
     def overdue(self) -> bool:
-        """Whether brokers have been failing for too long. Under the lock."""
-        failing = self.source.failure is not None and not (self.error or self.paused or self.closed)
+        """Whether brokers have been failing for too long, and there is nothing to read. Under the lock."""
+        failing = self.source.failure is not None and not (self.unread or self.error or self.paused or self.closed)
         return failing and self._user_clock.now_s() - self._failing_since_s > self._patience_s
 
     def _raise_if_failed(self) -> None:
@@ -245,6 +247,7 @@ class PartitionStream:
             if not self.paused:
                 self._leave()
                 self.paused = True
+                self._on_change(self)
 
     def resume(self) -> None:
         with self._lock:
@@ -275,6 +278,7 @@ class PartitionStream:
         """Stops reading; iterations end. What was fetched is dropped."""
         with self._lock:
             self.closed = True
+            self.source = self.source.at(self.position)
             self._reading = self._batches = None
             self.ahead.clear()
             self._arrival.notify_all()
@@ -324,7 +328,9 @@ class PartitionStream:
         """The user takes too long. With something ahead, nothing is fetched for it any more."""
         self._leave()
         self.expired = bool(self.ahead)
-        if not self.expired:
+        if self.expired:
+            self._on_change(self)
+        else:
             self._user_clock.resume()
 
     def revive(self) -> None:
@@ -335,17 +341,19 @@ class PartitionStream:
         self._on_change(self)
 
     def _leave(self) -> None:
+        """What may lie for long gets a copy of its bytes: as a view it keeps what came with it for other partitions."""
         self._user_clock.pause()
         self.wanted = False
-        self._keep_unread()
-
-    def _keep_unread(self) -> None:
-        """What may lie for long gets a copy of its bytes: as a view it keeps what came with it for other partitions."""
         self.ahead = deque(map(_on_its_own, self.ahead))
         if self._reading is not None:
             own = _on_its_own(self._reading)
             if own is not self._reading:
                 self._begin(replace(own, position=self.position))
+
+    def leave_broker(self) -> None:
+        """Whom to ask is looked up anew."""
+        self.source.broker, self.source.preferred_replica = None, NO_REPLICA
+        self._on_change(self)
 
     def drop_ahead(self) -> None:
         """Gives back the memory of what nobody has read; it will be fetched again, and what came behind it, an error,
@@ -367,16 +375,3 @@ def _on_its_own(fetched: Fetched) -> Fetched:
     if view.nbytes == memoryview(view.obj).nbytes:
         return fetched
     return replace(fetched, records=replace(fetched.records, buffer=memoryview(bytes(view))))
-
-
-def messages_of(topic: str, partition: int, batch: pa.RecordBatch) -> Iterator[ConsumerMessage]:
-    """The rows of a record batch as objects."""
-    names = set(batch.schema.names)
-    nothing = [None] * batch.num_rows
-    columns: list[list[Any]] = [
-        batch.column(name).to_pylist() if name in names else nothing
-        for name in ("offset", "timestamp_ms", "timestamp_type", "key", "value", "headers")
-    ]
-    for offset, timestamp_ms, timestamp_type, key, value, headers in zip(*columns, strict=True):
-        pairs = None if headers is None else [(header["key"], header["value"]) for header in headers]
-        yield ConsumerMessage(topic, partition, offset, timestamp_ms, timestamp_type, key, value, pairs)

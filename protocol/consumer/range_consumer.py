@@ -226,10 +226,7 @@ class RangeConsumer:
 
     def _find_brokers(self, readings: list[_Reading]) -> dict[PartitionConsumer, KafkaError]:
         """With one question about all of them; why some have none."""
-        try:
-            return look_up(self._client, readings, self._first_deadline(readings)) if readings else {}
-        except KafkaError as error:
-            return dict.fromkeys(readings, error)
+        return look_up(self._client, readings, self._first_deadline(readings)) if readings else {}
 
     def _send(self, broker: Broker, readings: list[_Reading]) -> None:
         consumer = self._brokers.get(broker)

@@ -360,7 +360,7 @@ class TestSlowUsers:
         properties = {"max.partition.fetch.bytes": 100_000, "max.processing.time.ms": 20}
         with consumer_of(client, properties, buffer_memory_bytes=250_000) as consumer:
             streams = list(consumer.consume_partitions({(name, number): EARLIEST for number in range(6)}).values())
-            wait_for(lambda: consumer._room_bytes() <= 0)
+            wait_for(lambda: consumer._schedule.room_bytes() <= 0)
             for stream in streams:
                 wait_for(lambda stream=stream: stream.poll(0) is not None)  # type: ignore[misc]
             # And by all of them in one thread: the others are paused now.

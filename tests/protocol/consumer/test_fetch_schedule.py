@@ -1,0 +1,409 @@
+"""What is fetched next, rule by rule: no threads, no sockets, and the time is what a test says."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from protocol.cluster.metadata import Broker
+from protocol.config import ConsumerConfig
+from protocol.consumer.fetch_schedule import BrokerState, Fetch, FetchSchedule
+from protocol.consumer.partition_consumer import Fetched, PartitionConsumer
+from protocol.consumer.partition_stream import PartitionStream
+from protocol.errors import ConnectionLost, DataLoss
+from protocol.kafka_terms import NO_REPLICA
+from protocol.records.memory_records import read_batch_headers
+from tests.fake_kafka.clock import ManualClock
+from tests.protocol.consumer.consuming import records
+
+NEAR, FAR = Broker(1, "kafka1", 9092), Broker(2, "kafka2", 9092)
+CONFIG = ConsumerConfig(fetch_max_bytes=1_000_000, fetch_max_wait_ms=500, max_processing_time_ms=100)
+MEMORY_BYTES = 10_000
+LONGEST_S = 5.0
+
+
+def one_batch(part: Fetched, where: str) -> Iterator[pa.RecordBatch]:
+    yield pa.record_batch({"offset": pa.array(range(part.position, part.next_offset))})
+
+
+class Reading:
+    """Streams of "orders", the schedule of their fetches, and who was told of a change by which stream."""
+
+    def __init__(self, config: ConsumerConfig = CONFIG) -> None:
+        # Whoever has threads calls under the lock: this thread has it all the time.
+        self.lock: Any = threading.RLock()
+        self.lock.acquire()
+        self.clock = ManualClock()
+        self.config = config
+        self.streams: dict[tuple[str, int], PartitionStream] = {}
+        self.told: list[PartitionStream] = []
+        self.schedule = FetchSchedule(self.streams, config, MEMORY_BYTES, metadata_max_age_ms=300_000)
+        self.states = {broker: BrokerState(broker) for broker in (NEAR, FAR)}
+        for state in self.states.values():
+            state.answered(0, 0)
+
+    def add(self, count: int = 1, broker: Broker = NEAR) -> list[PartitionStream]:
+        first = len(self.streams)
+        return [self._add(number, broker) for number in range(first, first + count)]
+
+    def _add(self, number: int, broker: Broker) -> PartitionStream:
+        partition = PartitionConsumer("orders", number, 0, self.config)
+        partition.broker = broker
+        stream = self.streams["orders", number] = PartitionStream(
+            partition,
+            self.lock,
+            self.clock,
+            patience_s=60,
+            read_committed=False,
+            decode=one_batch,
+            on_read=lambda _: None,
+            on_change=self.told.append,
+        )
+        return stream
+
+    def put(self, stream: PartitionStream, replies: int = 1, size: int = 10) -> None:
+        for _ in range(replies):
+            first = stream.source.position
+            part = Fetched(read_batch_headers(records(first, 10, size=size)), first, first + 10, 7, None)
+            stream.source.position = part.next_offset
+            stream.put(part, self.clock.now_s())
+
+    def fill_memory(self, stream: PartitionStream) -> None:
+        self.put(stream, size=MEMORY_BYTES // 10)
+
+    def next(self, broker: Broker = NEAR) -> Fetch | float | None:
+        return self.schedule.next(self.states[broker], self.clock.now_s())
+
+    def asked(self, broker: Broker = NEAR) -> list[PartitionStream]:
+        fetch = self.next(broker)
+        assert isinstance(fetch, Fetch)
+        return list(fetch.asked.values())
+
+
+@pytest.fixture
+def reading() -> Reading:
+    return Reading()
+
+
+def test_a_broker_is_asked_for_all_of_its_streams_that_want_more(reading: Reading) -> None:
+    first, paused, failed, second = reading.add(4)
+    [far] = reading.add(1, FAR)
+    paused.pause()
+    failed.stop(DataLoss("gone"))
+    assert reading.asked() == [first, second]
+    assert reading.asked(FAR) == [far]
+
+
+def test_what_is_asked_for_is_known_by_what_it_was_read_with_then(reading: Reading) -> None:
+    """After a seek, or when it is closed, the reply is nobody's: a partition may be given up under a Fetch."""
+    moved, closed, kept = reading.add(3)
+    fetch = reading.next()
+    assert isinstance(fetch, Fetch)
+    moved.seek(5)
+    closed.close()
+    assert [stream for partition, stream in fetch.asked.items() if stream.source is partition] == [kept]
+
+
+class TestOneRequest:
+    def test_it_may_bring_what_there_is_memory_for(self, reading: Reading) -> None:
+        reader, other = reading.add(2)
+        reading.put(other, size=500)
+        held = other.ahead[0].records.buffer.nbytes
+        fetch = reading.next()
+        assert isinstance(fetch, Fetch)
+        assert list(fetch.asked.values()) == [reader, other]
+        assert fetch.max_bytes == MEMORY_BYTES - held
+
+    def test_it_may_bring_no_more_than_is_configured(self) -> None:
+        reading = Reading(ConsumerConfig(fetch_max_bytes=3_000))
+        reading.add()
+        fetch = reading.next()
+        assert isinstance(fetch, Fetch)
+        assert fetch.max_bytes == 3_000
+
+    def test_the_first_one_does_not_wait(self, reading: Reading) -> None:
+        """A session whose id is not known cannot be ended."""
+        reading.add()
+        reading.states[NEAR] = BrokerState(NEAR)
+        waits = []
+        for _ in range(2):
+            fetch = reading.next()
+            assert isinstance(fetch, Fetch)
+            waits.append(fetch.max_wait_ms)
+            reading.states[NEAR].answered(0, reading.clock.now_s())
+        assert waits == [0, 500]
+
+    @pytest.mark.parametrize(("broker", "max_wait_ms"), [(NEAR, 100), (FAR, 500)])
+    def test_it_waits_for_less_when_a_stream_is_left_out(
+        self, reading: Reading, broker: Broker, max_wait_ms: int
+    ) -> None:
+        """That one's user may be back at any time; those of other brokers are not held up."""
+        reading.add()
+        [left_out] = reading.add(1, broker)
+        reading.put(left_out)
+        reading.clock.at_s = 1.0
+        fetch = reading.next()
+        assert left_out.expired
+        assert isinstance(fetch, Fetch)
+        assert left_out not in fetch.asked.values()
+        assert fetch.max_wait_ms == max_wait_ms
+
+
+class TestFullStreams:
+    def test_their_users_are_waited_for(self, reading: Reading) -> None:
+        full, hungry = reading.add(2)
+        reading.put(full, 2)
+        reading.clock.at_s = 0.03
+        assert reading.next() == pytest.approx(0.07)
+        full.poll_reply()
+        assert reading.asked() == [full, hungry]
+
+    def test_who_has_read_wakes_nobody_before_the_last_one(self, reading: Reading) -> None:
+        """A decision looks through all streams, so it is not made for each reply that is read."""
+        streams = reading.add(1_000)
+        [far] = reading.add(1, FAR)
+        for stream in (*streams, far):
+            reading.put(stream, 2)
+        assert isinstance(reading.next(), float)
+        state = reading.states[NEAR]
+        assert not state.was_read(far)
+        assert [state.was_read(stream) for stream in streams] == [False] * 999 + [True]
+
+    def test_who_reads_another_one_wakes_nobody(self, reading: Reading) -> None:
+        """Such as a thread that is left alone by a broker that throttles, or one with nothing to ask for."""
+        [idle] = reading.add()
+        idle.pause()
+        [other] = reading.add()
+        reading.put(other)
+        reading.states[NEAR].answered(400, 0.0)
+        assert isinstance(reading.next(), float)
+        assert not reading.states[NEAR].was_read(other)
+
+    def test_only_those_of_that_broker(self, reading: Reading) -> None:
+        [full] = reading.add(1, FAR)
+        [hungry] = reading.add()
+        reading.put(full, 2)
+        assert reading.asked() == [hungry]
+
+    def test_a_paused_one_is_not_waited_for(self, reading: Reading) -> None:
+        full, hungry = reading.add(2)
+        reading.put(full, 2)
+        assert isinstance(reading.next(), float)
+        full.pause()
+        assert reading.told == [full], "the broker's thread waits, and is to decide again"
+        assert reading.asked() == [hungry]
+
+
+class TestExpired:
+    def test_who_does_not_read_in_time_is_left_out_until_it_does(self, reading: Reading) -> None:
+        stuck, hungry = reading.add(2)
+        reading.put(stuck, 2)
+        reading.clock.at_s = 0.099
+        assert isinstance(reading.next(), float)
+        reading.clock.at_s = 0.1
+        assert reading.asked() == [hungry]
+        assert reading.told == [stuck], "threads that wait for memory are to decide again"
+        stuck.poll_reply()
+        assert reading.asked() == [stuck, hungry]
+
+    def test_who_reads_slowly_what_came_last_is_fetched_for(self, reading: Reading) -> None:
+        [slow] = reading.add()
+        reading.put(slow)
+        slow.poll_reply()
+        reading.clock.at_s = 1.0
+        assert reading.asked() == [slow]
+        assert reading.told == []
+
+    def test_one_thread_may_notice_it_of_another_s_streams(self, reading: Reading) -> None:
+        """That one's may be in a Fetch that waits."""
+        reading.add()
+        [stuck] = reading.add(1, FAR)
+        reading.put(stuck)
+        reading.clock.at_s = 1.0
+        reading.next(NEAR)
+        assert stuck.expired
+
+    def test_the_wait_ends_with_the_time_of_the_next_one(self, reading: Reading) -> None:
+        first, second = reading.add(2)
+        reading.put(first, 2)
+        reading.clock.at_s = 0.06
+        reading.put(second, 2)
+        assert reading.next() == pytest.approx(0.04)
+        reading.clock.at_s = 0.1
+        assert reading.next() == pytest.approx(0.06)
+        reading.clock.at_s = 0.16
+        assert reading.next() == LONGEST_S
+        assert first.expired
+        assert second.expired
+
+
+class TestMemory:
+    """It is full of what one stream has ahead; another one is hungry."""
+
+    @pytest.fixture
+    def unread(self, reading: Reading) -> PartitionStream:
+        [stream] = reading.add(1, FAR)
+        reading.fill_memory(stream)
+        return stream
+
+    @pytest.fixture
+    def hungry(self, reading: Reading, unread: PartitionStream) -> PartitionStream:
+        return reading.add()[0]
+
+    def test_nothing_is_fetched_while_nobody_waits(
+        self, reading: Reading, unread: PartitionStream, hungry: PartitionStream
+    ) -> None:
+        reading.clock.at_s = 1.0
+        assert reading.next() == LONGEST_S
+        assert unread.expired
+        assert unread.ahead
+        assert reading.states[NEAR].was_read(unread), "whoever reads gives back memory"
+
+    @pytest.mark.parametrize("waits_for", ["memory", "nothing", "a user"])
+    def test_what_changes_at_another_broker_matters_to_who_lacks_it(
+        self, reading: Reading, unread: PartitionStream, hungry: PartitionStream, waits_for: str
+    ) -> None:
+        assert isinstance(reading.next(), float)
+        if waits_for == "nothing":
+            hungry.pause()
+        elif waits_for == "a user":
+            reading.put(hungry, 2)
+        assert isinstance(reading.next(), float)
+        near, far = reading.states[NEAR], reading.states[FAR]
+        assert near.was_changed(unread) == (waits_for == "memory")
+        assert near.was_read(unread) == (waits_for == "memory")
+        assert near.was_changed(hungry)
+        unread.close()
+        assert far.was_changed(unread), "its own one, always"
+
+    def test_what_is_read_makes_room(self, reading: Reading, unread: PartitionStream, hungry: PartitionStream) -> None:
+        assert isinstance(reading.next(), float)
+        unread.poll_reply()
+        assert reading.asked() == [hungry]
+
+    @pytest.mark.parametrize("who", ["its user", "who reads all of them"])
+    @pytest.mark.parametrize("left", ["expired", "paused"])
+    def test_what_nobody_reads_makes_room_for_what_somebody_waits_for(
+        self, reading: Reading, unread: PartitionStream, hungry: PartitionStream, who: str, left: str
+    ) -> None:
+        if left == "paused":
+            unread.pause()
+        else:
+            reading.clock.at_s = 1.0
+        if who == "its user":
+            assert hungry.poll(0) is None
+        else:
+            reading.schedule.wanted = True
+        reading.told.clear()
+        fetch = reading.next()
+        assert isinstance(fetch, Fetch)
+        assert list(fetch.asked.values()) == [hungry]
+        assert fetch.max_bytes == MEMORY_BYTES
+        assert not unread.ahead
+        assert unread.source.position == 0, "it is fetched again"
+        assert unread in reading.told
+
+    def test_what_may_be_read_yet_makes_none(
+        self, reading: Reading, unread: PartitionStream, hungry: PartitionStream
+    ) -> None:
+        assert hungry.poll(0) is None
+        assert reading.next() == pytest.approx(0.1)
+        assert unread.ahead
+
+    def test_who_waits_at_another_broker_gets_it_there(
+        self, reading: Reading, unread: PartitionStream, hungry: PartitionStream
+    ) -> None:
+        """What is dropped for it would be filled here by those that nobody waits for."""
+        [other] = reading.add(1, FAR)
+        reading.clock.at_s = 1.0
+        assert hungry.poll(0) is None
+        assert reading.next(FAR) == LONGEST_S
+        assert unread.ahead
+        assert other not in reading.told
+
+    def test_nothing_is_dropped_when_there_is_nothing_to_ask_for(
+        self, reading: Reading, unread: PartitionStream, hungry: PartitionStream
+    ) -> None:
+        hungry.pause()
+        unread.pause()
+        reading.schedule.wanted = True
+        assert reading.next() == LONGEST_S
+        assert unread.ahead
+
+
+class TestMuted:
+    def test_a_broker_that_throttles_is_left_alone_for_as_long_as_it_says(self, reading: Reading) -> None:
+        [stream] = reading.add()
+        [far] = reading.add(1, FAR)
+        reading.states[NEAR].answered(400, 0.0)
+        reading.clock.at_s = 0.3
+        assert reading.next() == pytest.approx(0.1)
+        assert reading.asked(FAR) == [far]
+        reading.clock.at_s = 0.4
+        assert reading.asked() == [stream]
+
+    def test_nobody_s_memory_is_dropped_meanwhile(self, reading: Reading) -> None:
+        [hungry] = reading.add()
+        [unread] = reading.add(1, FAR)
+        reading.fill_memory(unread)
+        unread.pause()
+        assert hungry.poll(0) is None
+        reading.states[NEAR].answered(400, 0.0)
+        assert reading.next() == pytest.approx(0.4)
+        assert unread.ahead
+
+
+class TestABrokerWithoutStreams:
+    def test_it_lingers_and_ends(self, reading: Reading) -> None:
+        waits = []
+        for reading.clock.at_s in (100.0, 102.0, 104.9, 105.0):
+            waits.append(reading.next())
+        assert waits == [LONGEST_S, LONGEST_S, LONGEST_S, None]
+
+    def test_what_comes_back_finds_it(self, reading: Reading) -> None:
+        assert reading.next() == LONGEST_S
+        reading.clock.at_s = 4.0
+        [stream] = reading.add()
+        assert reading.asked() == [stream]
+        stream.postpone(ConnectionLost("broken"), 4.0)
+        reading.clock.at_s = 34.0
+        assert reading.next() == LONGEST_S, "it has been idle since the request failed, however long that took"
+        reading.clock.at_s = 39.0
+        assert reading.next() is None
+
+
+class TestPreferredReplica:
+    """KIP-392."""
+
+    @pytest.fixture
+    def followed(self, reading: Reading) -> PartitionStream:
+        [stream] = reading.add()
+        stream.source.preferred_replica = NEAR.node_id
+        stream.source.routed_at_s = 1_000.0
+        return stream
+
+    def test_it_is_asked_until_what_is_known_of_it_is_too_old(
+        self, reading: Reading, followed: PartitionStream
+    ) -> None:
+        reading.clock.at_s = 1_300.0
+        assert reading.asked() == [followed]
+        assert reading.told == []
+        reading.clock.at_s = 1_300.1
+        assert reading.next() == LONGEST_S
+        assert (followed.source.broker, followed.source.preferred_replica) == (None, NO_REPLICA)
+        assert reading.told == [followed], "who finds brokers has something to do"
+
+    def test_a_thread_leaves_those_of_others_alone(self, reading: Reading, followed: PartitionStream) -> None:
+        """Their reply may be on its way, and is read by what they are now."""
+        reading.clock.at_s = 2_000.0
+        reading.next(FAR)
+        assert followed.source.broker == NEAR
+
+    def test_a_leader_is_not_left(self, reading: Reading) -> None:
+        [stream] = reading.add()
+        reading.clock.at_s = 2_000.0
+        assert reading.asked() == [stream]
