@@ -178,7 +178,10 @@ def _array_decoder(of: Type, version: int, flexible: bool, nullable: bool) -> De
 
     def read_array(reader: Reader) -> list[Any] | None:
         count = count_of(reader, nullable, smallest_bytes)
-        return None if count is None else [read(reader) for _ in range(count)]
+        if count is None:
+            return None
+        reader.count_elements(count)
+        return [read(reader) for _ in range(count)]
 
     return read_array
 

@@ -21,6 +21,9 @@ LARGE_BYTES = 4096
 LONGEST_STRING_BYTES = 2**15 - 1
 """What Kafka reads; the old length could say no more, and the compact one may not."""
 
+MOST_ELEMENTS = 3_000_000
+"""Of all arrays of a message, but those of numbers. Each takes up to 700 bytes of memory, whatever it takes of a frame."""
+
 _INT8, _INT16, _INT32 = Layout(">b"), Layout(">h"), Layout(">i")
 
 
@@ -28,16 +31,18 @@ class Reader:
     """Reads one value after another from `buffer`, in Kafka's (big-endian) encodings.
 
     Every method raises `Truncated` if the bytes end too early, and `Corrupt` if they are there but impossible:
-    a negative length other than null's -1, null where null is not allowed, text that is not UTF-8, an endless varint.
+    a negative length other than null's -1, null where null is not allowed, text that is not UTF-8, an endless varint,
+    more than `MOST_ELEMENTS`.
     """
 
-    __slots__ = ("buffer", "end", "position")
+    __slots__ = ("buffer", "elements_left", "end", "position")
 
     def __init__(self, buffer: BytesLike) -> None:
         view = memoryview(buffer)
         self.buffer: memoryview = view if view.format == "B" and view.ndim == 1 else view.cast("B")
         self.position = 0
         self.end = len(self.buffer)
+        self.elements_left = MOST_ELEMENTS
 
     @property
     def left(self) -> int:
@@ -166,6 +171,12 @@ class Reader:
                 f"{self.end - self.position} bytes left"
             )
         return count
+
+    def count_elements(self, count: int) -> None:
+        """Counts them among those of the message, before they are read."""
+        self.elements_left -= count
+        if self.elements_left < 0:
+            raise Corrupt(f"{count} elements before byte {self.position}, with those before more than {MOST_ELEMENTS}")
 
     def numbers(self, code: str, size_bytes: int, count: int) -> list[Any]:
         """`count` numbers of the `struct` format `code`, `size_bytes` each."""

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from protocol.errors import Corrupt, ProtocolError, Truncated
+from protocol.wire import primitives
 from protocol.wire.frame import decode_request, decode_response, encode_response
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m03_metadata import METADATA
@@ -118,6 +119,17 @@ def test_an_absurd_length_is_refused_before_anything_is_allocated(
         tracemalloc.stop()
 
     assert peak_bytes < 50_000
+
+
+def test_the_elements_of_a_message_are_limited_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = {"topics": [{"name": "t", "partitions": [{"partition_index": at} for at in range(3)]}] * 2}
+    frame = b"".join(encode_response(METADATA, 12, 0, body))[4:]
+
+    monkeypatch.setattr(primitives, "MOST_ELEMENTS", 8)
+    assert len(decode_response(METADATA, 12, frame)["topics"]) == 2
+    monkeypatch.setattr(primitives, "MOST_ELEMENTS", 7)
+    with pytest.raises(Corrupt, match="more than 7"):
+        decode_response(METADATA, 12, frame)
 
 
 def test_records_longer_than_the_frame_are_truncated() -> None:
