@@ -7,7 +7,9 @@ written, as by Spark's own connector.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import Literal
 
 BROKERS, TOPIC, OTHER, PATTERN = "<brokers>", "<topic>", "<other>", "<pattern>"
@@ -292,3 +294,12 @@ SECURE = [
 ]
 
 OPTION_SETS = [*PLAIN, *TUNED, *STRAYS, *REFUSED, *SECURE]
+READS = [one for one in OPTION_SETS if one.rows and one.use != "sink"]
+SINKS = [one for one in OPTION_SETS if one.rows and one.use == "sink"]
+
+
+def filled(one: OptionSet, names: Mapping[str, str]) -> dict[str, str]:
+    """The options with `names` in place of what stands for them."""
+    return {
+        key: reduce(lambda text, name: text.replace(name, names[name]), names, one.options[key]) for key in one.options
+    }

@@ -1,9 +1,7 @@
-"""What a reused Python worker pays between two tasks."""
+"""What a task asks of brokers, with what an earlier one of the same process has learnt."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import uuid
 from typing import Any
 
@@ -16,30 +14,6 @@ from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.task import range_reader
 from tests.conftest import TopicFactory
 from tests.protocol.consumer.consuming import produce
-
-_COLLECTION = """
-import gc, pyspark.worker, pandas
-from spark_kafka_source.task.worker_tuning import tune_worker
-gc.collect()
-before = len(gc.get_objects())
-tune_worker()
-frozen = gc.get_freeze_count()
-tune_worker()
-print(before, len(gc.get_objects()), frozen, gc.get_freeze_count())
-"""
-
-
-def _run(program: str) -> list[int]:
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    return [int(word) for word in ended.stdout.split()]
-
-
-def test_the_collection_after_a_task_looks_at_nothing_that_was_there_before() -> None:
-    before, after, frozen, frozen_later = _run(_COLLECTION)
-    assert before > 50_000
-    assert after < before / 100
-    assert frozen > before * 0.9
-    assert frozen_later <= frozen
 
 
 def test_a_task_asks_for_no_more_than_its_range_once_an_earlier_one_has_seen_the_topic(

@@ -1,0 +1,87 @@
+"""Options of public notebooks: taken without ado where they do nothing, and refused where that would be no help."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql.types import StructType
+
+from protocol import once
+from protocol.errors import ConfigurationError
+from spark_kafka_source.options.parsing import parse_sink_options, parse_source_options
+from spark_kafka_source.sink import kafka_batches
+from spark_kafka_source.source import KafkaGroupDataSource
+from tests.options.option_sets import BROKERS, OPTION_SETS, OTHER, PATTERN, READS, SINKS, TOPIC, OptionSet, filled
+from tests.ten_records import TenRecords
+
+
+@pytest.fixture(autouse=True)
+def _warnings_of_one_test_only() -> Iterator[None]:
+    once.log_once.cache_clear()
+    yield
+    once.log_once.cache_clear()
+
+
+def parse(one: OptionSet) -> object:
+    options = filled(one, {BROKERS: "localhost:9092", TOPIC: "orders", OTHER: "bills", PATTERN: "^o"})
+    return (
+        parse_sink_options(options)
+        if one.use == "sink"
+        else parse_source_options(options, streaming=one.use == "stream")
+    )
+
+
+@pytest.mark.parametrize("one", [one for one in OPTION_SETS if not one.error], ids=lambda one: one.name)
+def test_it_is_taken_and_what_does_nothing_is_said_once(one: OptionSet, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        parse(one)
+        parse(one)
+    assert sorted(message.split()[0] for message in caplog.messages) == sorted(one.warnings)
+
+
+@pytest.mark.parametrize("one", [one for one in OPTION_SETS if one.error], ids=lambda one: one.name)
+def test_it_is_refused_with_what_to_do(one: OptionSet) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        parse(one)
+    assert one.error in str(raised.value)
+    assert "hunter2" not in str(raised.value)
+
+
+def test_there_are_many_and_of_each_kind() -> None:
+    assert len({one.name for one in OPTION_SETS}) == len(OPTION_SETS) >= 60
+    assert len(READS) >= 25
+    assert len(SINKS) >= 12
+
+
+def test_of_a_stream_s_readers_only_the_one_that_runs_says_what_does_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """Spark also makes readers to plan with, each in a process of its own."""
+    with TenRecords() as cluster, caplog.at_level(logging.WARNING):
+        where = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "subscribe": "orders"}
+        options = {**where, "mode": "x", "kafka.colour": "y"}
+        sources = [KafkaGroupDataSource(options) for _ in range(2)]
+        readers = [source.streamReader(source.schema()) for source in sources]
+        assert caplog.messages == []
+        for _ in range(2):
+            readers[0].latestOffset(readers[0].initialOffset(), readers[0].getDefaultReadLimit())
+    assert [message.split()[0] for message in caplog.messages] == ["mode", "kafka.colour"]
+
+
+def test_of_a_stream_s_writers_only_the_one_that_is_told_how_a_batch_ended_says_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    options = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "orders", "mode": "x", "kafka.colour": "y"}
+    schema = StructType().add("value", "string")
+    with caplog.at_level(logging.WARNING):
+        _planned, told = (KafkaGroupDataSource(options).streamWriter(schema, False) for _ in range(2))
+        assert caplog.messages == []
+        told.abort([None], 0)
+        told.commit([], 0)
+    assert [message.split()[0] for message in caplog.messages] == ["mode", "kafka.colour"]
+
+
+def test_a_function_for_foreachbatch_leaves_it_to_its_batches(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        kafka_batches({"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "orders", "mode": "x"})
+    assert caplog.messages == []
