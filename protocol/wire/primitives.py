@@ -22,7 +22,7 @@ LONGEST_STRING_BYTES = 2**15 - 1
 """What Kafka reads; the old length could say no more, and the compact one may not."""
 
 MOST_ELEMENTS = 3_000_000
-"""Of all arrays of a message, but those of numbers. Each takes up to 700 bytes of memory, whatever it takes of a frame."""
+"""Of all arrays of a message, but those of numbers. Each takes up to 700 bytes of memory, however few of a frame."""
 
 _INT8, _INT16, _INT32 = Layout(">b"), Layout(">h"), Layout(">i")
 
