@@ -17,6 +17,8 @@ from protocol.records.row_layout import RowLayout, varint_words
 
 NAMES = ("key", "value", "timestamp_ms", "headers")
 
+_HEADERS = pa.list_(pa.struct([("key", pa.binary()), ("value", pa.binary())]))
+
 Columns = Any  # pa.RecordBatch | pa.Table; pyarrow has no type stubs
 
 
@@ -29,7 +31,8 @@ def record_columns(columns: Columns, default_timestamp_ms: int) -> pa.RecordBatc
     Raises `UsageError` for other columns and types, and for a header without a key.
     """
     if isinstance(columns, pa.Table):
-        (columns,) = columns.combine_chunks().to_batches()
+        whole = [column.combine_chunks() for column in columns.columns]
+        columns = pa.RecordBatch.from_arrays(whole, schema=columns.schema)
     names = columns.schema.names
     if "value" not in names:
         raise UsageError(f"there is no column value to write; the columns are {', '.join(names) or 'none'}")
@@ -65,11 +68,16 @@ def _timestamps(array: pa.Array | None, rows: int, default_ms: int) -> pa.Array:
 
 def _headers(lists: pa.Array) -> pa.Array:
     """Each row's headers, their number before them, as they stand in a record."""
-    counts = np.zeros(0) if lists.null_count == len(lists) else filled(pc.list_value_length(lists), 0)
+    try:
+        lists = lists.cast(_HEADERS)
+    except pa.ArrowException as error:
+        what = f"column headers is {lists.type}; it must be list<struct<key: string, value: binary>>"
+        raise UsageError(what) from error
+    counts = filled(pc.list_value_length(lists), 0)
     if not counts.any():
         ends = pa.py_buffer(np.arange(len(lists) + 1, dtype=np.int32))
         return pa.Array.from_buffers(pa.binary(), len(lists), [None, ends, pa.py_buffer(bytes(len(lists)))])
-    keys, values = (child.cast(pa.binary()) for child in lists.flatten().flatten())
+    keys, values = lists.flatten().flatten()
     if keys.null_count:
         raise UsageError("a record header needs a key")
     headers = RowLayout(len(keys))

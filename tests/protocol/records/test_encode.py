@@ -162,10 +162,24 @@ def test_a_header_without_a_key_is_refused() -> None:
         encode(pa.table({"value": [b"a"], "headers": headers}))
 
 
+def test_the_fields_of_a_header_are_known_by_their_names() -> None:
+    turned = pa.list_(pa.struct([("value", pa.large_binary()), ("key", pa.large_string())]))
+    rows = [{"value": b"a", "headers": [{"key": "k", "value": b"v"}]}, {"value": b"b", "headers": None}]
+    columns = pa.RecordBatch.from_pylist(rows, schema=pa.schema([("value", pa.binary()), ("headers", turned)]))
+    assert [row["headers"] for row in read(encode(columns))] == [row["headers"] for row in rows]
+
+
+@pytest.mark.parametrize("headers", [[1], ["k=v"], [["k", "v"]], [[{"key": "k", "value": 1}]]])
+def test_headers_of_another_type_are_refused(headers: list[Any]) -> None:
+    with pytest.raises(UsageError, match=r"column headers is .*; it must be list<struct<key"):
+        encode(pa.table({"value": [b"a"], "headers": headers}))
+
+
 def test_no_rows_make_no_batch() -> None:
     with pytest.raises(UsageError, match="at least one record"):
         encode(table([]))
-    assert len(record_sizes(record_columns(table([]), 0))) == 0
+    for none in (table([]), pa.Table.from_batches([], SCHEMA)):
+        assert len(record_sizes(record_columns(none, 0))) == 0
 
 
 def test_an_unknown_codec_is_named() -> None:
