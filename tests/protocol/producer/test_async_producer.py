@@ -232,8 +232,8 @@ class TestRefusals:
         name = topic(1, config={"max.message.bytes": "5000"})
         values = [b"%03d" % number if number != 70 else b"x" * 8_000 for number in range(120)]
         with producer_of(kafka.bootstrap_servers) as producer:
-            with pytest.raises(BrokerError) as raised:
-                # A broker that answers soon is heard here already.
+            # A broker that answers soon is heard before the flush.
+            with pytest.raises(BrokerError) as raised:  # noqa: PT012
                 producer.send_columns(name, pa.RecordBatch.from_pydict({"value": pa.array(values)}))
                 producer.flush()
             assert raised.value.code == ErrorCode.MESSAGE_TOO_LARGE
