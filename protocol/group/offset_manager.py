@@ -159,11 +159,12 @@ class OffsetManager:
     def _commit(self, due: Mapping[TopicPartition, _Mark], member: GroupMember) -> bool:
         """Whether nothing of it need be tried again."""
         failure: Exception | None = None
+        answers: dict[TopicPartition, BrokerError | None] = {}
 
         def handle(key: TopicPartition, row: Row, broker: Broker, error: BrokerError | None) -> BrokerError | None:
             if error is not None and not _is_final(error, member):
                 return error
-            due[key].answered_at_s, due[key].refused = self._client.clock.now_s(), error
+            answers[key] = error
             return None
 
         offsets = {key: mark.to for key, mark in due.items()}
@@ -171,10 +172,12 @@ class OffsetManager:
             commit_offsets(self._client, self.group, offsets, self._client.deadline(_ONE_COMMIT_MS), member, handle)
         except Exception as error:  # also a fault in this client: nobody else commits
             failure = error
-        with self._changed:
+        with self._changed:  # who waits in `flush` finds marks and counts changed together
+            for key, refused in answers.items():
+                due[key].answered_at_s, due[key].refused = self._client.clock.now_s(), refused
             if not self._member.has_claims_of(member) or not due.keys() & self._marks.keys():
                 return True  # nobody's any more, whatever came of it
-            refused = next((mark.refused for mark in due.values() if mark.refused is not None), None)
+            refused = next((error for error in answers.values() if error is not None), None)
             if refused is not None:
                 self._note(refused, final=True)
             if failure is not None or refused is None:

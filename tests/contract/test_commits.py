@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from protocol.cluster.client import Client
+from protocol.group import offset_manager
 from protocol.group.member import GroupMember
 from protocol.group.offset_manager import OffsetManager
-from protocol.group.offsets import CommittedOffset, fetch_offsets
+from protocol.group.offsets import CommittedOffset, commit_offsets, fetch_offsets
 from tests.contract.conftest import NewTopic
 from tests.contract.members import GroupMember as Joined
 from tests.contract.members import new_group, stable, sync_all
@@ -112,6 +115,26 @@ def test_a_static_member_that_was_started_again_is_refused_once(
     manager.mark({(name, 0): CommittedOffset(7)}, now)
     assert flushed(client, manager)
     assert found(client, manager) == {0: 7}
+
+
+def test_what_is_flushed_is_counted_too(
+    client: Client, manager: OffsetManager, new_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread may be held up between a reply and its counts."""
+    committed, go_on = threading.Event(), threading.Event()
+
+    def commit_and_wait(*args: Any) -> None:
+        commit_offsets(*args)
+        committed.set()
+        go_on.wait(30)
+
+    monkeypatch.setattr(offset_manager, "commit_offsets", commit_and_wait)
+    manager.mark({(new_topic(), 0): CommittedOffset(5)})
+    assert committed.wait(30)
+    assert not manager.flush(client.deadline(100))
+    go_on.set()
+    assert flushed(client, manager)
+    assert manager.counts.succeeded == 1
 
 
 def test_who_is_no_member_waits_until_the_group_has_none(
