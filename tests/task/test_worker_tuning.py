@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 _COLLECTION = """
 import gc, pyspark.worker, pandas
 from spark_kafka_source.task.worker_tuning import tune_worker
@@ -14,6 +16,53 @@ tune_worker()
 frozen = gc.get_freeze_count()
 tune_worker()
 print(before, len(gc.get_objects()), frozen, gc.get_freeze_count())
+"""
+
+# The function must be called like PySpark's own: that is how the socket is found.
+_SOCKET = """
+import gc, socket
+from spark_kafka_source.task.worker_tuning import tune_worker
+
+def quick():
+    return socket.TCP_QUICKACK and ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK)
+
+def one_task():
+    jvm.sendall(b"order"); ours.recv(5); ours.sendall(b"answer"); jvm.recv(6)
+
+def worker(sock):
+    tune_worker()
+
+with socket.create_server(("127.0.0.1", 0)) as server:
+    jvm = socket.create_connection(server.getsockname())
+    ours, _ = server.accept()
+jvm.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+for _ in range(5):
+    one_task()
+gc.collect()
+print(quick())
+worker(ours)
+one_task()
+print(quick())
+gc.collect()
+print(quick())
+ours.close()
+gc.collect()
+gc.collect()
+print(len(gc.callbacks))
+"""
+
+
+_UNIX_SOCKET = """
+import gc, socket
+from spark_kafka_source.task.worker_tuning import tune_worker
+
+def worker(sock):
+    tune_worker()
+
+before = len(gc.callbacks)
+jvm, ours = socket.socketpair(socket.AF_UNIX)
+worker(ours)
+print(before, len(gc.callbacks))
 """
 
 
@@ -28,3 +77,16 @@ def test_the_collection_after_a_task_looks_at_nothing_that_was_there_before() ->
     assert after < before / 100
     assert frozen > before * 0.9
     assert frozen_later <= frozen
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="acknowledgements are put off like this on Linux")
+def test_an_order_is_acknowledged_at_once_also_after_an_answer_was_sent() -> None:
+    without, after_an_answer, after_the_collection, callbacks_once_closed = _run(_SOCKET)
+    assert (without, after_an_answer) == (0, 0), "Linux would have put it off"
+    assert after_the_collection == 1
+    assert callbacks_once_closed == 0
+
+
+def test_nothing_is_acknowledged_on_a_unix_socket() -> None:
+    before, after = _run(_UNIX_SOCKET)
+    assert after == before
