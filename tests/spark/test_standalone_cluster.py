@@ -82,9 +82,9 @@ def wait_for_workers(web_port: int, daemons: Sequence[JavaProcess]) -> None:
 
 
 def alive_workers(web_port: int) -> int:
-    """As the master's web page has it; 0 while there is no such page."""
+    """As the master's web page has it; 0 while there is no such page, or another one in its place."""
     try:
         with urllib.request.urlopen(f"http://{HOST}:{web_port}/json/", timeout=5) as reply:
             return int(json.load(reply)["aliveworkers"])
-    except OSError:
+    except (OSError, json.JSONDecodeError):
         return 0
