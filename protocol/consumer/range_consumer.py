@@ -39,10 +39,6 @@ from protocol.net.connection import Reply
 from protocol.net.readiness import ready
 from protocol.records.decode import ALL_COLUMNS
 
-# The first Fetch of a range asks for so much, each later one for twice as much as the one before: the first rows come
-# soon, and what comes next is on its way while they are decoded and handed on.
-_FIRST_FETCH_BYTES = 1 << 20
-
 # Another reader on the same connection may have taken our reply in: look again, whatever the socket says.
 _LONGEST_WAIT_S = 0.1
 
@@ -53,7 +49,14 @@ class _Reading(PartitionConsumer):
     That and `unknown`, what metadata says of the topic, are on a clock that stands while the caller is away.
     """
 
-    def __init__(self, wanted: Range, config: ConsumerConfig, backoff: Backoff, record_bytes: dict[str, float]) -> None:
+    def __init__(
+        self,
+        wanted: Range,
+        config: ConsumerConfig,
+        first_fetch_bytes: int | None,
+        backoff: Backoff,
+        record_bytes: dict[str, float],
+    ) -> None:
         super().__init__(
             wanted.topic,
             wanted.partition,
@@ -67,7 +70,7 @@ class _Reading(PartitionConsumer):
         )
         self.wanted = wanted
         self.asked_at_s: float | None = None
-        self._fetch_bytes = _FIRST_FETCH_BYTES
+        self._fetch_bytes = first_fetch_bytes or config.max_partition_fetch_bytes
         self.unknown = UnknownTopicPatience.before_skipping()
 
     def fetch_bytes(self) -> int:
@@ -114,8 +117,14 @@ class RangeConsumer:
     When a part of a range is not in the log any more, the log was truncated below it, or the topic was deleted, or
     recreated (`TopicRecreated`), `on_loss` gets the `DataLoss`, and what would be skipped. If it does not raise, that
     is kept in `skipped`, and a truncated log is read from where other records begin, if need be before `from_offset`.
-    Raises `DeadlineExceeded` when nothing came for some range for `poll_timeout_ms`. `record_bytes`, by topic, is what
-    others have learnt; it is kept up to date.
+    Raises `DeadlineExceeded` when nothing came for some range for `poll_timeout_ms`.
+
+    Parameters
+    ----------
+    first_fetch_bytes : the first Fetch of a range asks for so much, each later one for twice as much as the one before.
+        For who hands rows on: the first ones come soon, and the next while they are on their way. It costs a bit of
+        CPU time; None: `max.partition.fetch.bytes` from the first one on.
+    record_bytes : by topic, what others have learnt; it is kept up to date.
     """
 
     def __init__(
@@ -127,6 +136,7 @@ class RangeConsumer:
         columns: Collection[str] = ALL_COLUMNS,
         poll_timeout_ms: float = 120_000,
         on_loss: OnLoss = raise_loss,
+        first_fetch_bytes: int | None = None,
         record_bytes: dict[str, float] | None = None,
     ) -> None:
         self._client = client
@@ -141,7 +151,7 @@ class RangeConsumer:
         record_bytes = {} if record_bytes is None else record_bytes
         for wanted in ranges:
             backoff = Backoff(client.config.retry_backoff_ms, client.config.retry_backoff_max_ms)
-            reading = _Reading(wanted, config, backoff, record_bytes)
+            reading = _Reading(wanted, config, first_fetch_bytes, backoff, record_bytes)
             if not reading.done:
                 self._waiting.append(reading)
         self.skipped: list[Range] = []

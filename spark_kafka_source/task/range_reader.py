@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 _MILLIS, _MICROS = pa.timestamp("ms", tz="UTC"), pa.timestamp("us", tz="UTC")
 _MOST_MILLIS = (2**63 - 1) // 1000
+# So Spark takes the first rows while the next ones are on their way.
+_FIRST_FETCH_BYTES = 1 << 20
 # The columns of Spark's that are columns of `protocol`'s; the others are the same in a whole range.
 _DECODED = {
     "key": "key",
@@ -54,6 +56,7 @@ def read_range(options: SourceOptions, ranges: Sequence[Range]) -> Iterator[pa.R
         columns=_decoded(options.row_columns),
         poll_timeout_ms=options.poll_timeout_ms,
         on_loss=partial(_on_loss, options),
+        first_fetch_bytes=_FIRST_FETCH_BYTES,
         record_bytes=_record_bytes(options.client),
     )
     schema = arrow_schema(options.row_columns)

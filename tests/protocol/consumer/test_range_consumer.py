@@ -100,8 +100,8 @@ def test_one_range_has_the_next_fetch_under_way_while_it_is_decoded(kafka: Local
         assert proxy.seen["Fetch", "request"] == consumer.fetches <= 5
 
 
-def test_a_large_range_begins_with_a_small_fetch(kafka: LocalKafka, topic: TopicFactory) -> None:
-    """So its first records are decoded while the next ones come, and later replies are large."""
+def test_a_large_range_begins_with_a_small_fetch_if_asked_to(kafka: LocalKafka, topic: TopicFactory) -> None:
+    """So its first records are handed on while the next ones come, and later replies are large."""
     name = topic(1)
     produce(kafka, name, range(8_000), size=1_000, settings={"batch.size": 100_000})
     asked: list[int] = []
@@ -112,9 +112,11 @@ def test_a_large_range_begins_with_a_small_fetch(kafka: LocalKafka, topic: Topic
 
     with KafkaProxy.of(kafka) as proxy, client_of(proxy.servers) as client:
         proxy.requests[FETCH] = note
-        consumer = reader(client, ranges_of(client, name, 1))
-        assert sum(len(rows) for rows in rows_of(consumer).values()) == 8_000
+        for first_fetch_bytes in (1 << 20, None):
+            consumer = reader(client, ranges_of(client, name, 1), first_fetch_bytes=first_fetch_bytes)
+            assert sum(len(rows) for rows in rows_of(consumer).values()) == 8_000
     assert asked[:3] == [1 << 20, 2 << 20, 4 << 20]
+    assert 8 << 20 in asked[3:], "all that a partition may bring, from the first one on"
 
 
 def test_requests_stay_as_small_as_one_for_a_single_range(kafka: LocalKafka, topic: TopicFactory) -> None:

@@ -31,7 +31,7 @@ def test_a_task_asks_for_no_more_than_its_range_once_an_earlier_one_has_seen_the
     monkeypatch.setattr(range_consumer, "send_fetch", noted)
     monkeypatch.setattr(range_reader, "tune_worker", lambda: None)
     # The first Fetches of a range are small whatever is known.
-    monkeypatch.setattr(range_consumer, "_FIRST_FETCH_BYTES", 1 << 30)
+    monkeypatch.setattr(range_reader, "_FIRST_FETCH_BYTES", 1 << 30)
     # A client of its own: no other test of this process has learnt anything for it.
     known = {"kafka.bootstrap.servers": kafka1.bootstrap_servers, "kafka.client.id": uuid.uuid4().hex}
     options = parse_source_options(known | {"subscribe": name}, streaming=True)
@@ -41,3 +41,13 @@ def test_a_task_asks_for_no_more_than_its_range_once_an_earlier_one_has_seen_the
     first, *_, last = asked_bytes
     assert first > 8_000_000, "nothing was known"
     assert last < 2_000_000
+
+
+def test_a_task_begins_with_a_small_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first rows go to Spark while the next ones are on their way."""
+    made: list[Any] = []
+    monkeypatch.setattr(range_reader, "tune_worker", lambda: None)
+    monkeypatch.setattr(range_reader, "RangeConsumer", lambda *_, **options: made.append(options) or ())
+    options = parse_source_options({"kafka.bootstrap.servers": "localhost:9092", "subscribe": "any"}, streaming=True)
+    assert list(range_reader.read_range(options, [])) == []
+    assert made[0]["first_fetch_bytes"] == 1 << 20
