@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from protocol.errors import Corrupt, Truncated
+from protocol.wire.consumer_protocol import ASSIGNMENT, LAST_VERSION, SUBSCRIPTION, decode_versioned, encode_versioned
 from protocol.wire.schema import Field, Struct
-from tests.consumer_protocol import ASSIGNMENT, LAST_VERSION, SUBSCRIPTION, decode_versioned, encode_versioned
 
 OWNED = {"topic": "t", "partitions": [0, 2]}
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from protocol.wire.consumer_protocol import SUBSCRIPTION, encode_versioned
 from protocol.wire.frame import decode_response, encode_request, encode_response
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.schema import Api
-from tests.consumer_protocol import SUBSCRIPTION, encode_versioned
 
 PARTITION = {"partition": 3, "current_leader_epoch": 4, "fetch_offset": 2**40, "partition_max_bytes": 1 << 20}
 FETCH_BODY = {"max_wait_ms": 500, "min_bytes": 1, "isolation_level": 1, "rack_id": "r"}
