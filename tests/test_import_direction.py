@@ -16,8 +16,9 @@ ROOT = Path(__file__).parent.parent
 MAY_IMPORT = {
     "protocol/wire": {"protocol.errors"},
     "protocol/records": {"protocol.errors", "protocol.kafka_terms", "protocol.wire.primitives"},
+    "protocol/group/assignors": {"protocol.errors", "protocol.kafka_terms", "protocol.wire"},
 }
-# Bytes know nothing of sockets, threads and time: that is what makes them testable without any.
+# Bytes, and what is decided from them, know nothing of sockets, threads and time: so they are tested without any.
 NEVER = {"socket", "select", "selectors", "ssl", "asyncio", "threading", "multiprocessing", "time", "datetime"}
 
 

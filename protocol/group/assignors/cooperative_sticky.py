@@ -1,0 +1,50 @@
+"""Cooperative-sticky (KIP-429): sticky, but what another member still has is nobody's yet.
+
+Members keep what they own while they join. So a partition that moves is left out of this assignment: its owner sees
+that it is gone, lets it go and joins again, and the next assignment gives it to the other one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+
+from protocol.errors import Truncated
+from protocol.group.assignors.assignor import NO_GENERATION, Assignment, Assignor, Members, Subscription, Topics
+from protocol.group.assignors.balance import balanced
+from protocol.group.assignors.claims import Claim, owners
+from protocol.kafka_terms import TopicPartition
+from protocol.wire.primitives import Reader, Writer
+
+
+def _user_data(owned: Iterable[TopicPartition], generation: int) -> bytes:
+    """For leaders that do not know the subscription's own field (its version 2) yet."""
+    writer = Writer()
+    writer.int32(generation)
+    return b"".join(writer.parts())
+
+
+def _claim(member: Subscription) -> Claim:
+    generation = member.generation
+    if generation == NO_GENERATION:
+        with suppress(Truncated):
+            generation = Reader(member.user_data or b"").int32()
+    return Claim(member.owned, generation)
+
+
+def _place(members: Members, topics: Topics) -> Assignment:
+    claims = {name: _claim(member) for name, member in members.items()}
+    owner = owners(claims, topics)
+    return {
+        member: [each for each in partitions if owner.get(each, member) == member]
+        for member, partitions in balanced(members, topics, claims).items()
+    }
+
+
+COOPERATIVE_STICKY = Assignor(
+    "cooperative-sticky",
+    "org.apache.kafka.clients.consumer.CooperativeStickyAssignor",
+    _place,
+    cooperative=True,
+    user_data=_user_data,
+)

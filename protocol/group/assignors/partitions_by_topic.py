@@ -1,0 +1,29 @@
+"""Partitions as members write them: one row for each topic, with its numbers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+from protocol.errors import Corrupt
+from protocol.kafka_terms import TopicPartition
+
+MOST_PARTITIONS = 1_000_000
+"""Of one member. In memory each takes up to 200 bytes, where it took four in a frame."""
+
+
+def partitions_by_topic(partitions: Iterable[TopicPartition]) -> list[dict[str, Any]]:
+    """Rows of `TOPIC_PARTITION`, sorted."""
+    numbers = defaultdict(list)
+    for topic, number in sorted(partitions):
+        numbers[topic].append(number)
+    return [{"topic": topic, "partitions": each} for topic, each in numbers.items()]
+
+
+def flat(rows: list[dict[str, Any]]) -> frozenset[TopicPartition]:
+    """The other way round. Raises `Corrupt` for more than `MOST_PARTITIONS`."""
+    count = sum(len(row["partitions"]) for row in rows)
+    if count > MOST_PARTITIONS:
+        raise Corrupt(f"{count} partitions of one member; at most {MOST_PARTITIONS} are taken")
+    return frozenset((row["topic"], number) for row in rows for number in row["partitions"])

@@ -1,0 +1,96 @@
+"""Range: the partitions of each topic are cut into runs, one for each of its members, the first ones longer by one.
+
+Topics with the same members and equally many partitions are cut alike, so that a member has the same numbers of all of
+them. Where racks matter, what is near a member is placed first (KIP-881), in the same amounts.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
+
+from protocol.group.assignors.assignor import Assignment, Assignor, Members, Topics, in_order
+from protocol.group.assignors.racks import rack_of_each, racks_matter
+
+
+class _Topic:
+    """What of a topic is left, and how much of it each member may still have; `members` are its own, in order."""
+
+    def __init__(self, name: str, partitions: Sequence[frozenset[str]], members: list[str], racks: dict[str, str]):
+        self.name = name
+        self.members = members
+        self.placed: dict[str, list[int]] = {member: [] for member in members}
+        self._partitions = partitions
+        self._left = dict.fromkeys(range(len(partitions)))
+        self._share, self._longer = divmod(len(partitions), len(members))
+        self._racks = {member: racks[member] for member in members if member in racks}
+        self.racks_matter = racks_matter(self._racks.values(), partitions)
+
+    @property
+    def cut(self) -> tuple[tuple[str, ...], int]:
+        """Equal for topics that are cut alike."""
+        return tuple(self.members), len(self._partitions)
+
+    @property
+    def knows_racks(self) -> bool:
+        return bool(self._racks)
+
+    def room(self, member: str) -> int:
+        return max(0, self._share + (self._longer > 0) - len(self.placed[member]))
+
+    def suits(self, member: str, number: int) -> bool:
+        rack = self._racks.get(member)
+        return rack is None or rack in self._partitions[number]
+
+    def place(self, member: str, numbers: Collection[int]) -> None:
+        self.placed[member] += numbers
+        self._longer -= len(self.placed[member]) > self._share and len(numbers) > 0
+        for number in numbers:
+            del self._left[number]
+
+    def place_runs(self, suits: Callable[[str, int], bool]) -> None:
+        for member in self.members:
+            suitable = [number for number in self._left if suits(member, number)]
+            self.place(member, suitable[: self.room(member)])
+
+
+def _cut(members: Members, topics: Topics) -> Assignment:
+    ordered, racks = in_order(members), rack_of_each(members)
+    states = [
+        _Topic(name, partitions, [member for member in ordered if name in members[member].topics], racks)
+        for name, partitions in topics.items()
+    ]
+    if any(state.racks_matter for state in states):
+        _place_nearby(states)
+    placed: Assignment = defaultdict(list)
+    for state in states:
+        state.place_runs(lambda member, number: True)
+        for member, numbers in state.placed.items():
+            placed[member] += [(state.name, number) for number in numbers]
+    return placed
+
+
+def _place_nearby(states: list[_Topic]) -> None:
+    alike: dict[object, list[_Topic]] = defaultdict(list)
+    for state in states:
+        if state.knows_racks:
+            alike[state.cut].append(state)
+    for together in alike.values():
+        if len(together) > 1:
+            _place_together(together)
+        elif together[0].racks_matter:
+            together[0].place_runs(together[0].suits)
+
+
+def _place_together(states: list[_Topic]) -> None:
+    """The same number of all topics to one member that is near all of them."""
+    members, count = states[0].cut
+    for number in range(count):
+        for member in members:
+            if all(state.suits(member, number) and state.room(member) for state in states):
+                for state in states:
+                    state.place(member, [number])
+                break
+
+
+RANGE = Assignor("range", "org.apache.kafka.clients.consumer.RangeAssignor", _cut)

@@ -1,0 +1,22 @@
+"""Roundrobin: all partitions are dealt out one by one, each to the next member that has subscribed to its topic."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+
+from protocol.group.assignors.assignor import Assignment, Assignor, Members, Topics, in_order
+
+
+def _deal(members: Members, topics: Topics) -> Assignment:
+    placed: Assignment = defaultdict(list)
+    turns = deque(in_order(members))
+    for topic, partitions in topics.items():
+        for number in range(len(partitions)):
+            while topic not in members[turns[0]].topics:
+                turns.rotate(-1)
+            placed[turns[0]].append((topic, number))
+            turns.rotate(-1)
+    return placed
+
+
+ROUNDROBIN = Assignor("roundrobin", "org.apache.kafka.clients.consumer.RoundRobinAssignor", _deal)

@@ -1,0 +1,49 @@
+"""Sticky: as balanced as can be, and then as few partitions as possible change their owner.
+
+An eager assignor, whose members own nothing while they join. So each sends along what it had, as user data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+
+from protocol.errors import ProtocolError
+from protocol.group.assignors.assignor import Assignment, Assignor, Members, Subscription, Topics
+from protocol.group.assignors.balance import balanced
+from protocol.group.assignors.claims import Claim
+from protocol.group.assignors.partitions_by_topic import flat, partitions_by_topic
+from protocol.kafka_terms import TopicPartition
+from protocol.wire.codec import decoder, encoder
+from protocol.wire.consumer_protocol import TOPIC_PARTITION
+from protocol.wire.primitives import Reader, Writer
+from protocol.wire.schema import Array, Field, Struct
+
+_USER_DATA = Struct(
+    Field("previous_assignment", Array(TOPIC_PARTITION)),
+    Field("generation", "int32", since=1, default=-1),
+)
+"""Its version is not in the bytes."""
+
+
+def _user_data(owned: Iterable[TopicPartition], generation: int) -> bytes:
+    writer = Writer()
+    value = {"previous_assignment": partitions_by_topic(owned), "generation": generation}
+    encoder(_USER_DATA, 1, False)(writer, value)
+    return b"".join(writer.parts())
+
+
+def _claim(member: Subscription) -> Claim:
+    """Nothing, if it cannot be read: who leads must not fail for that."""
+    for version in (1, 0):
+        with suppress(ProtocolError):
+            value = decoder(_USER_DATA, version, False)(Reader(member.user_data or b""))
+            return Claim(flat(value["previous_assignment"]), value["generation"])
+    return Claim()
+
+
+def _place(members: Members, topics: Topics) -> Assignment:
+    return balanced(members, topics, {name: _claim(member) for name, member in members.items()})
+
+
+STICKY = Assignor("sticky", "org.apache.kafka.clients.consumer.StickyAssignor", _place, user_data=_user_data)

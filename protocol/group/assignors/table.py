@@ -1,0 +1,37 @@
+"""The assignors by their names, and `partition.assignment.strategy`, which lists some of them."""
+
+from __future__ import annotations
+
+from protocol.errors import ConfigurationError
+from protocol.group.assignors.assignor import Assignor
+from protocol.group.assignors.cooperative_sticky import COOPERATIVE_STICKY
+from protocol.group.assignors.range import RANGE
+from protocol.group.assignors.roundrobin import ROUNDROBIN
+from protocol.group.assignors.sticky import STICKY
+
+ASSIGNORS = {each.name: each for each in (RANGE, ROUNDROBIN, STICKY, COOPERATIVE_STICKY)}
+"""By the name that stands in JoinGroup."""
+
+DEFAULT_STRATEGY = "range,cooperative-sticky"
+"""Java's: eager, until all members are without the first one."""
+
+_NAMES = ASSIGNORS | {each.java_class: each for each in ASSIGNORS.values()}
+
+
+def parse_strategy(text: str) -> tuple[Assignor, ...]:
+    """By name or by Java's class, the preferred ones first, with commas between.
+
+    Raises `ConfigurationError` for one that is not known, or named twice, and for none.
+    """
+    found: list[Assignor] = []
+    for name in text.split(","):
+        assignor = _NAMES.get(name.strip())
+        if assignor is None or assignor in found:
+            wrong = "is not known" if assignor is None else "stands there twice"
+            raise ConfigurationError(
+                f"partition.assignment.strategy is {text!r}: {name.strip()!r} {wrong}; allowed: some of "
+                f"{', '.join(ASSIGNORS)}, or the names of Java's classes ({STICKY.java_class}), with commas between.",
+                name="partition.assignment.strategy",
+            )
+        found.append(assignor)
+    return tuple(found)

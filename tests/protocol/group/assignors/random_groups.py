@@ -1,0 +1,131 @@
+"""Groups as they may be: old and contradicting claims, differing subscriptions, racks, static members, old clients.
+
+Member ids are single letters: Java keeps members in hash maps, and the hashes of these are in their order.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from protocol.group.assignors.assignor import Assignment, Assignor, Members, Subscription, Topics
+from protocol.group.assignors.claims import Claim, owners
+from protocol.group.assignors.consumer_protocol import decode_subscription, encode_subscription
+from protocol.kafka_terms import TopicPartition
+
+GROUPS = int(os.environ.get("SPARK_KAFKA_SOURCE_GROUPS", "75"))
+"""How many a test tries."""
+
+RACKS = ("east", "north", "west")
+_GENERATION = 5
+_MOST_REBALANCES = 20
+
+
+@dataclass(frozen=True)
+class Group:
+    """`said` is what members know of themselves, and each says in a `version` of its own."""
+
+    assignor: Assignor
+    topics: Topics
+    said: Members
+    versions: Mapping[str, int]
+
+    @property
+    def written(self) -> dict[str, bytes]:
+        found = {}
+        for name, member in self.said.items():
+            sent = replace(member, user_data=self.assignor.user_data(member.owned, member.generation))
+            found[name] = encode_subscription(sent, self.versions[name])
+        return found
+
+    @property
+    def members(self) -> Members:
+        """As the leader reads them."""
+        return {name: decode_subscription(data, self.said[name].instance_id) for name, data in self.written.items()}
+
+    @property
+    def alike(self) -> bool:
+        """All have subscribed to the same topics."""
+        return len({member.topics for member in self.said.values()}) == 1
+
+    def assign(self) -> Assignment:
+        return self.assignor.assign(self.members, self.topics)
+
+    def moved(self, assigned: Assignment) -> int:
+        """How many partitions their owners do not have any more."""
+        before = owners(
+            {name: Claim(member.owned, member.generation) for name, member in self.said.items()}, self.topics
+        )
+        return sum(owner is not None and each not in assigned[owner] for each, owner in before.items())
+
+    def after(self, assigned: Assignment, generation: int = _GENERATION + 1) -> Group:
+        """The next time that all members join: each has what it was given."""
+        said = {
+            name: replace(member, owned=frozenset(assigned[name]), generation=generation)
+            for name, member in self.said.items()
+        }
+        return replace(self, said=said, versions=dict.fromkeys(said, 3))
+
+    def settled(self) -> Assignment:
+        """After as many rebalances as it takes until nothing moves any more."""
+        assigned = self.assign()
+        for _ in range(_MOST_REBALANCES):
+            before, assigned = assigned, self.after(assigned).assign()
+            if assigned == before:
+                return assigned
+        raise AssertionError(f"partitions still move after {_MOST_REBALANCES} rebalances: {self}")
+
+
+def random_group(assignor: Assignor, by: random.Random) -> Group:
+    topics = _topics(by)
+    names = [chr(ord("a") + number) for number in range(by.choice([1, 2, 3, 5, 8, 12, 24]))]
+    contested = by.random() < 0.2
+    said = _members(names, topics, contested, by)
+    # Kafka's assignors go wrong where claims contradict each other, and members write versions without a generation.
+    versions = {name: 3 if contested else by.choice([0, 1, 2, 3, 3, 3, 3, 3]) for name in names}
+    return Group(assignor, topics, said, versions)
+
+
+def _topics(by: random.Random) -> Topics:
+    known = by.choice([(), RACKS[:1], RACKS, RACKS])
+    everywhere, alike = by.random() < 0.2, by.random() < 0.3
+    size = by.randint(0, 12)
+    return {
+        f"topic-{number}": [
+            frozenset(by.sample(known, len(known) if everywhere else by.randint(0, len(known))))
+            for _ in range(size if alike else by.choice([0, 1, 2, 5, by.randint(0, 30)]))
+        ]
+        for number in range(by.randint(1, 6))
+    }
+
+
+def _members(names: list[str], topics: Topics, contested: bool, by: random.Random) -> Members:
+    owned = _owned(names, topics, contested, by)
+    every = [*topics, "not-there"]
+    common = frozenset(by.sample(every, by.randint(1, len(every))))
+    alike, racks, stale = by.random() < 0.5, by.random() < 0.6, by.random() < 0.3
+    members = {}
+    for name in names:
+        subscribed = common if alike else frozenset(by.sample(every, by.randint(0, len(every))))
+        generation = by.choice([-1, 3, 4, _GENERATION]) if stale else _GENERATION
+        # They also do where a member of an old generation claims what it has not subscribed to.
+        claims = [each for each in owned[name] if generation == _GENERATION or each[0] in subscribed]
+        rack = by.choice([None, *RACKS]) if racks else None
+        instance_id = f"static-{by.random()}" if by.random() < 0.2 else None
+        members[name] = Subscription(subscribed, frozenset(claims), generation, rack, instance_id=instance_id)
+    return members
+
+
+def _owned(names: list[str], topics: Topics, contested: bool, by: random.Random) -> dict[str, list[TopicPartition]]:
+    """Of a group that has lost a member, grown, or never met."""
+    owned: dict[str, list[TopicPartition]] = {name: [] for name in names}
+    before = by.choice([[], names, names[: len(names) // 2 + 1], [*names, "gone"]])
+    for topic, partitions in topics.items():
+        for number in range(len(partitions)) if before else ():
+            for _ in range(by.choice([1, 1, 1, 2, 3]) if contested else 1):
+                owner = by.choice(before)
+                if owner in owned and by.random() < 0.9:
+                    owned[owner].append((topic, number))
+    return owned

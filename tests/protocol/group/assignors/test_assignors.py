@@ -1,0 +1,193 @@
+"""What every assignor must keep to, whatever members say; and the cases that Kafka's own do not settle."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from protocol.errors import ConfigurationError
+from protocol.group.assignors.assignor import Assignor, Subscription, Topics
+from protocol.group.assignors.cooperative_sticky import COOPERATIVE_STICKY
+from protocol.group.assignors.range import RANGE
+from protocol.group.assignors.sticky import STICKY
+from protocol.group.assignors.table import ASSIGNORS, DEFAULT_STRATEGY, parse_strategy
+from protocol.kafka_terms import TopicPartition
+from tests.protocol.group.assignors.random_groups import GROUPS, Group, random_group
+
+EACH = pytest.mark.parametrize("assignor", ASSIGNORS.values(), ids=lambda each: each.name)
+STICKY_ONES = pytest.mark.parametrize("assignor", [STICKY, COOPERATIVE_STICKY], ids=lambda each: each.name)
+
+
+def topics(**counts: int) -> Topics:
+    return {name: [frozenset()] * count for name, count in counts.items()}
+
+
+def owning(assignor: Assignor, *owned: TopicPartition, generation: int = 1) -> Subscription:
+    every = frozenset(owned)
+    return Subscription(frozenset({"t"}), every, generation, user_data=assignor.user_data(every, generation))
+
+
+@EACH
+def test_each_partition_has_one_member_that_has_subscribed_to_it(assignor: Assignor) -> None:
+    for seed in range(GROUPS):
+        group = random_group(assignor, random.Random(seed))
+        subscribed = {topic for member in group.said.values() for topic in member.topics}
+        there = [(topic, number) for topic in subscribed for number in range(len(group.topics.get(topic, ())))]
+        assigned = group.assign()
+
+        assert assigned.keys() == group.said.keys()
+        for name, partitions in assigned.items():
+            assert {topic for topic, _ in partitions} <= group.said[name].topics
+        given_out = sorted(each for partitions in assigned.values() for each in partitions)
+        if assignor.cooperative:
+            assert len(set(given_out)) == len(given_out)
+            assert set(given_out) <= set(there)
+        else:
+            assert given_out == sorted(there), seed
+
+
+def test_the_cooperative_one_gives_what_the_other_one_does_but_for_what_another_member_still_has() -> None:
+    kept_back = 0
+    for seed in range(GROUPS):
+        eager, group = (random_group(each, random.Random(seed)) for each in (STICKY, COOPERATIVE_STICKY))
+        versions = dict.fromkeys(group.said, 3)
+        target, assigned = replace(eager, versions=versions).assign(), replace(group, versions=versions).assign()
+        for name, partitions in target.items():
+            mine, others = group.said[name], [each for other, each in group.said.items() if other != name]
+            held = {each for other in others if other.generation >= mine.generation for each in other.owned}
+            older = {each for other in others for each in other.owned} - mine.owned
+            assert assigned[name] == [each for each in partitions if each not in held | older], (seed, name)
+            kept_back += len(partitions) - len(assigned[name])
+    assert kept_back > GROUPS
+
+
+@STICKY_ONES
+def test_who_is_not_alone_with_its_claim_loses_the_partition(assignor: Assignor) -> None:
+    both = {"a": owning(assignor, ("t", 0), ("t", 1)), "b": owning(assignor, ("t", 0), ("t", 2))}
+    assigned = assignor.assign(both, topics(t=4))
+
+    assert ("t", 1) in assigned["a"]
+    assert ("t", 2) in assigned["b"]
+    everywhere = assigned["a"] + assigned["b"]
+    assert (("t", 0) in everywhere) is not assignor.cooperative
+
+
+@STICKY_ONES
+def test_a_newer_generation_is_believed(assignor: Assignor) -> None:
+    for generations in ((1, 2), (2, 1)):
+        a, b = (owning(assignor, ("t", 0), ("t", 1), generation=each) for each in generations)
+        assigned = assignor.assign({"a": a, "b": b, "c": owning(assignor)}, topics(t=3))
+        newer, older = ("b", "a") if generations == (1, 2) else ("a", "b")
+
+        assert assigned[newer] == [("t", 0)]
+        assert ("t", 0) not in assigned[older]
+
+
+@STICKY_ONES
+def test_claims_of_what_is_not_there_are_passed_over(assignor: Assignor) -> None:
+    """A topic that was made anew with fewer partitions, and one that was deleted; bytes may say anything."""
+    odd = owning(assignor, ("t", 0), ("t", 7), ("t", -1), ("gone", 0), generation=-5)
+
+    assert assignor.assign({"a": odd}, topics(t=2)) == {"a": [("t", 0), ("t", 1)]}
+
+
+@EACH
+def test_nothing_to_give_and_nobody_to_get_it(assignor: Assignor) -> None:
+    assert assignor.assign({}, topics(t=1)) == {}
+    assert assignor.assign({"a": Subscription(frozenset())}, topics(t=1)) == {"a": []}
+    assert assignor.assign({"a": Subscription(frozenset({"t", "u"}))}, topics(u=0)) == {"a": []}
+
+
+def test_a_static_member_has_the_same_range_under_its_next_member_id() -> None:
+    def assigned(member_id: str) -> list[TopicPartition]:
+        subscription = Subscription(frozenset({"t"}), instance_id="first")
+        members = {"m": Subscription(frozenset({"t"})), member_id: subscription}
+        return RANGE.assign(members, topics(t=3))[member_id]
+
+    assert assigned("a") == assigned("z") == [("t", 0), ("t", 1)]
+
+
+# -- subscriptions that differ ----------------------------------------------------------------------
+
+
+def group_of(members: dict[str, Subscription], topics: Topics) -> Group:
+    return Group(COOPERATIVE_STICKY, topics, members, dict.fromkeys(members, 3))
+
+
+def test_who_has_topics_of_its_own_lets_go_of_those_that_others_may_have() -> None:
+    members = {
+        "a": Subscription(frozenset({"own", "both"}), frozenset({("both", 0), ("both", 1)}), 1),
+        "b": Subscription(frozenset({"both"})),
+    }
+    settled = group_of(members, topics(own=2, both=2)).settled()
+
+    assert settled == {"a": [("own", 0), ("own", 1)], "b": [("both", 0), ("both", 1)]}
+
+
+def test_nobody_loses_a_partition_and_gets_another_one_of_that_topic() -> None:
+    """`b` gets `u`, so it is `b` who has one to spare at first, and then takes one of `a`."""
+    members = {
+        "a": Subscription(frozenset({"t", "u"}), frozenset({("t", 1), ("t", 2), ("t", 3)}), 1),
+        "b": Subscription(frozenset({"t", "u"}), frozenset({("t", 0)}), 1),
+        "c": Subscription(frozenset({"t"})),
+    }
+    settled = group_of(members, topics(t=4, u=1)).settled()
+
+    assert settled == {"a": [("t", 2), ("t", 3)], "b": [("t", 0), ("u", 0)], "c": [("t", 1)]}
+
+
+def test_what_must_move_goes_to_a_member_that_had_it_earlier() -> None:
+    """Though `c` has less than `b`."""
+    members = {
+        "a": Subscription(frozenset({"t", "u"}), frozenset(("t", number) for number in range(6)), 5),
+        "b": Subscription(frozenset({"t", "u"}), frozenset({("t", 0), ("u", 0)}), 4),
+        "c": Subscription(frozenset({"t"})),
+    }
+    assigned = replace(group_of(members, topics(t=6, u=1)), assignor=STICKY).assign()
+
+    assert ("t", 0) in assigned["b"]
+    assert [len(partitions) for partitions in assigned.values()] == [3, 2, 2]
+
+
+def test_partitions_come_near_if_loads_stay_as_alike() -> None:
+    racks = {"t": [frozenset({"west"}), frozenset({"east"})]}
+    members = {
+        "a": Subscription(frozenset({"t"}), frozenset({("t", 0)}), 1, "east"),
+        "b": Subscription(frozenset({"t", "not-there"}), frozenset({("t", 1)}), 1, "west"),
+    }
+
+    assert group_of(members, racks).settled() == {"a": [("t", 1)], "b": [("t", 0)]}
+
+
+def test_all_is_given_out_in_the_end_and_then_nothing_moves() -> None:
+    for seed in range(GROUPS):
+        group = random_group(COOPERATIVE_STICKY, random.Random(seed))
+        said = {name: replace(member, rack=None) for name, member in group.said.items()}
+        settled = replace(group, said=said).settled()
+
+        subscribed = {topic for member in said.values() for topic in member.topics}
+        count = sum(len(partitions) for topic, partitions in group.topics.items() if topic in subscribed)
+        assert sum(map(len, settled.values())) == count
+
+
+@pytest.mark.parametrize("seed", [319, 1115, 1321])
+def test_it_also_ends_where_nobody_near_has_room(seed: int) -> None:
+    """Groups in which partitions go to and fro for ever if all that are far from their owners are given anew."""
+    random_group(COOPERATIVE_STICKY, random.Random(seed)).settled()
+
+
+def test_a_strategy_is_a_list_of_names_or_of_java_s_classes() -> None:
+    names = [each.name for each in parse_strategy(" org.apache.kafka.clients.consumer.RangeAssignor, sticky")]
+
+    assert names == ["range", "sticky"]
+    assert [each.name for each in parse_strategy(DEFAULT_STRATEGY)] == ["range", "cooperative-sticky"]
+    for assignor in ASSIGNORS.values():
+        assert parse_strategy(assignor.name) == parse_strategy(assignor.java_class) == (assignor,)
+
+
+@pytest.mark.parametrize("text", ["", "range,", "Range", "com.example.Own", "range, range", "sticky,range,sticky"])
+def test_a_strategy_that_is_not_known_or_stands_there_twice_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"^partition\.assignment\.strategy is .*cooperative-sticky"):
+        parse_strategy(text)

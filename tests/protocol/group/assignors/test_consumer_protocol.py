@@ -1,0 +1,109 @@
+"""What members send each other, as bytes; some of them are written by others, who may be wrong."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from protocol.errors import Corrupt
+from protocol.group.assignors.assignor import NO_GENERATION, Assignor, Subscription
+from protocol.group.assignors.consumer_protocol import (
+    decode_assignment,
+    decode_subscription,
+    encode_assignment,
+    encode_subscription,
+)
+from protocol.group.assignors.cooperative_sticky import COOPERATIVE_STICKY
+from protocol.group.assignors.partitions_by_topic import MOST_PARTITIONS
+from protocol.group.assignors.sticky import STICKY
+from tests.hostile import cases, provoke, spoilt, tracing
+
+SUBSCRIPTION = Subscription(
+    frozenset({"t", "u"}), frozenset({("t", 0), ("t", 2), ("u", 1)}), 5, "east", b"of an assignor", "static-1"
+)
+
+
+def test_a_subscription_comes_back_as_it_was_sent_as_far_as_its_version_knows() -> None:
+    def sent(version: int) -> Subscription:
+        return decode_subscription(encode_subscription(SUBSCRIPTION, version), "static-1")
+
+    assert sent(3) == SUBSCRIPTION
+    assert sent(2) == replace(SUBSCRIPTION, rack=None)
+    assert sent(1) == replace(SUBSCRIPTION, rack=None, generation=NO_GENERATION)
+    assert sent(0) == replace(SUBSCRIPTION, rack=None, generation=NO_GENERATION, owned=frozenset())
+
+
+def test_a_newer_subscription_is_read_as_far_as_it_is_known() -> None:
+    data = encode_subscription(SUBSCRIPTION)
+
+    assert decode_subscription(b"\0\7" + data[2:] + b"what comes then", "static-1") == SUBSCRIPTION
+
+
+def test_an_empty_rack_is_none() -> None:
+    assert decode_subscription(encode_subscription(replace(SUBSCRIPTION, rack=""))).rack is None
+
+
+def test_an_assignment_comes_back_and_no_bytes_are_no_partitions() -> None:
+    assert decode_assignment(encode_assignment(SUBSCRIPTION.owned)) == SUBSCRIPTION.owned
+    assert decode_assignment(encode_assignment([])) == decode_assignment(b"") == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("decode", "written"),
+    [(decode_subscription, encode_subscription(SUBSCRIPTION)), (decode_assignment, encode_assignment([("t", 1)]))],
+    ids=["subscription", "assignment"],
+)
+def test_spoilt_bytes_are_our_errors_at_once_and_take_hardly_any_memory(
+    decode: Callable[[bytes], object], written: bytes
+) -> None:
+    with tracing():
+        for dice in cases("consumer protocol", 200):
+            provoke(decode, spoilt(written, dice, [written]))
+        assert [cut for cut in range(1, len(written)) if provoke(decode, written[:cut])] == []
+
+
+def test_more_partitions_than_anybody_has_are_refused() -> None:
+    numbers = struct.pack(">i", MOST_PARTITIONS + 1) + bytes(4 * (MOST_PARTITIONS + 1))
+    with pytest.raises(Corrupt, match="partitions of one member"):
+        decode_assignment(bytes.fromhex("0000 00000001 0001 74") + numbers + b"\xff\xff\xff\xff")
+
+
+# -- user data ------------------------------------------------------------------------------------
+
+
+def test_the_sticky_ones_write_as_java_does() -> None:
+    owned = [("t", 2), ("t", 0)]
+
+    assert STICKY.user_data(owned, 5) == bytes.fromhex("00000001 0001 74 00000002 00000000 00000002 00000005")
+    assert COOPERATIVE_STICKY.user_data(owned, 5) == bytes.fromhex("00000005")
+
+
+@pytest.mark.parametrize("assignor", [STICKY, COOPERATIVE_STICKY], ids=lambda each: each.name)
+def test_user_data_that_cannot_be_read_is_passed_over(assignor: Assignor) -> None:
+    """It is that of a member with an assignor of its own under the same name: no reason not to assign."""
+    data = assignor.user_data([("t", 0)], 5)
+    assert data is not None
+    for bad in [b"", data[:3], b"\x7f" * 9, *(spoilt(data, dice, [data]) for dice in cases("user data", 50))]:
+        member = Subscription(frozenset({"t"}), user_data=bad)
+
+        assert assignor.assign({"a": member}, {"t": [frozenset()] * 2}) == {"a": [("t", 0), ("t", 1)]}
+
+
+def test_an_older_sticky_member_says_no_generation() -> None:
+    older = bytes.fromhex("00000001 0001 74 00000001 00000000")
+    members = {"a": Subscription(frozenset({"t"})), "b": Subscription(frozenset({"t"}), user_data=older)}
+
+    assert STICKY.assign(members, {"t": [frozenset()] * 2}) == {"a": [("t", 1)], "b": [("t", 0)]}
+
+
+def test_a_cooperative_member_without_the_field_says_its_generation_in_user_data() -> None:
+    both = frozenset({("t", 0), ("t", 1)})
+    members = {
+        name: Subscription(frozenset({"t"}), both, user_data=COOPERATIVE_STICKY.user_data(both, generation))
+        for name, generation in (("a", 3), ("b", 4))
+    }
+
+    assert COOPERATIVE_STICKY.assign(members, {"t": [frozenset()] * 2}) == {"a": [], "b": [("t", 0)]}

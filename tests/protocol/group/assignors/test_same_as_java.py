@@ -1,0 +1,87 @@
+"""Random groups, given to Kafka's own assignors as the bytes that our members write: the same assignments."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from protocol.group.assignors.assignor import Assignment, Assignor, Subscription
+from protocol.group.assignors.cooperative_sticky import COOPERATIVE_STICKY
+from protocol.group.assignors.range import RANGE
+from protocol.group.assignors.roundrobin import ROUNDROBIN
+from protocol.group.assignors.sticky import STICKY
+from protocol.group.assignors.table import ASSIGNORS
+from tests.protocol.group.assignors.java_assignors import JavaAssignors
+from tests.protocol.group.assignors.random_groups import GROUPS, Group, random_group
+from tests.soak import SOAK
+
+pytestmark = pytest.mark.kafka  # its jars
+
+
+@pytest.fixture(scope="module")
+def java() -> Iterator[JavaAssignors]:
+    with JavaAssignors() as running:
+        yield running
+
+
+@pytest.mark.parametrize("assignor", [RANGE, ROUNDROBIN], ids=lambda each: each.name)
+def test_the_same_assignments(java: JavaAssignors, assignor: Assignor) -> None:
+    for seed in range(GROUPS):
+        group = random_group(assignor, random.Random(seed))
+        assert group.assign() == java.assign(group), (seed, group)
+
+
+@pytest.mark.parametrize("assignor", [STICKY, COOPERATIVE_STICKY], ids=lambda each: each.name)
+def test_no_less_balanced_and_no_more_moved(java: JavaAssignors, assignor: Assignor) -> None:
+    """Always the same assignments where members have subscribed alike, else mostly."""
+    outcomes: Counter[str] = Counter()
+    for seed in range(GROUPS):
+        group = random_group(assignor, random.Random(seed))
+        ours, theirs = group.assign(), java.assign(group)
+        outcomes["equal" if ours == theirs else "other"] += 1
+        if ours != theirs:
+            assert not group.alike, (seed, group)
+            assert group.moved(ours) <= group.moved(theirs), (seed, group)
+            # What a cooperative one keeps back is no load yet; what comes later is as the other one has it now.
+            assert assignor.cooperative or unevenness(ours) <= unevenness(theirs), (seed, group)
+    print(f"{assignor.name}: {dict(outcomes)}")
+    assert outcomes["equal"] > 10 * outcomes["other"]
+
+
+@pytest.mark.parametrize("alike", [True, False], ids=["alike", "differing"])
+@pytest.mark.parametrize("name", ASSIGNORS)
+def test_200_members_and_2000_partitions_take_a_second_or_two(java: JavaAssignors, name: str, alike: bool) -> None:
+    """First a new group, then without a tenth of its members."""
+    by = random.Random(7)
+    topics = {f"topic-{number:03}": [frozenset[str]()] * 20 for number in range(100)}
+    every = frozenset(topics)
+    said = {
+        f"member-{number:03}": Subscription(every if alike else frozenset(by.sample(sorted(every), 30)))
+        for number in range(200)
+    }
+    group = Group(ASSIGNORS[name], topics, said, dict.fromkeys(said, 3))
+    assigned, first_s = timed(group)
+    rest = group.after(assigned)
+    smaller = Group(rest.assignor, topics, dict(list(rest.said.items())[20:]), rest.versions)
+    _, second_s = timed(smaller)
+
+    assert max(first_s, second_s) < 5
+    if SOAK:
+        java_first_s, java_second_s = java.timed(group)[1], java.timed(smaller)[1]
+        print(f"{name} alike={alike}: {first_s:.2f} and {second_s:.2f} s, Java {java_first_s:.2f}, {java_second_s:.2f}")
+
+
+def timed(group: Group) -> tuple[Assignment, float]:
+    members = group.members
+    started_s = time.process_time()
+    return group.assignor.assign(members, group.topics), time.process_time() - started_s
+
+
+def unevenness(assignment: Assignment) -> int:
+    """Kafka's own measure: all differences between two members' loads together."""
+    loads = [len(partitions) for partitions in assignment.values()]
+    return sum(abs(one - other) for one in loads for other in loads) // 2
