@@ -27,7 +27,9 @@ _HOME = _BUILD / "spark-home"
 _ARCHIVE = _BUILD / "spark-classes.jsa"
 
 # JVMs that live for minutes gain nothing from the optimising compiler, and tests share few cores.
-BRIEF_LIFE = ["-XX:TieredStopAtLevel=1"]
+BRIEF_LIFE = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
+# Code for queries of few rows takes longer to compile than they take without.
+_BRIEF_QUERIES = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 _LOGGING = [
     f"-Dlog4j2.configurationFile={_ROOT / 'conf' / 'log4j2.properties'}",
     "-Xlog:cds=off",
@@ -35,7 +37,10 @@ _LOGGING = [
 ]
 # For every JVM of Spark. An archive that is not there, or does not fit, is passed over in silence.
 JVM_OPTIONS = [*BRIEF_LIFE, *_LOGGING, f"-XX:SharedArchiveFile={_ARCHIVE}", "-Xshare:auto"]
-SUBMIT_ARGUMENTS = ["--properties-file", str(_ROOT / "conf" / "spark-defaults.conf")]
+SUBMIT_ARGUMENTS = [
+    *("--properties-file", str(_ROOT / "conf" / "spark-defaults.conf")),
+    *(word for key, value in _BRIEF_QUERIES.items() for word in ("--conf", f"{key}={value}")),
+]
 _TRAINING_S = 600
 
 

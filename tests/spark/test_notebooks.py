@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import sys
 from pathlib import Path
@@ -59,6 +60,12 @@ def run(name: str, before_the_end: str) -> list[str]:
     `before_the_end` is run before the cell that stops Spark.
     """
     notebook = read(name)
+    first = notebook.cells[next(at for at, cell in enumerate(notebook.cells) if cell.cell_type == "code")]
+    settings = '"../conf"'
+    assert settings in first.source
+    assert (NOTEBOOKS[0].parent / "../conf/spark-defaults.conf").is_file()
+    # The same settings, in a way that lets Spark's JVM map its class archive.
+    first.source = first.source.replace(settings, repr(os.environ["SPARK_CONF_DIR"]))
     end = next(at for at, cell in enumerate(notebook.cells) if cell.source.startswith("spark.stop()"))
     notebook.cells.insert(end, nbformat.v4.new_code_cell(before_the_end))
     manager = AsyncKernelManager(kernel_name="python3")
