@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import subprocess
 import sys
@@ -12,12 +11,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient, ConfigResource
 
 from protocol.errors import ConfigurationError, KafkaError, UsageError
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka import cluster as local_kafka
+from tests.librdkafka import admin, use
 from tests.soak import SOAK
 from tests.spark_home import BRIEF_LIFE
 
@@ -29,84 +29,12 @@ def until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
         time.sleep(0.05)
 
 
-def admin(kafka: LocalKafka) -> AdminClient:
-    return AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
-
-
-def create(kafka: LocalKafka, topic: NewTopic) -> None:
-    asking = admin(kafka)
-    asking.create_topics([topic])[topic.topic].result(30)
-
-
-def produce(kafka: LocalKafka, topic: str, *values: str) -> None:
-    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
-    for value in values:
-        producer.produce(topic, value)
-    assert producer.flush(30) == 0
-
-
-def consumer(kafka: LocalKafka, group: str) -> Consumer:
-    config = {"bootstrap.servers": kafka.bootstrap_servers, "group.id": group, "enable.auto.commit": False}
-    return Consumer({**config, "log_level": 0})
-
-
-def values_of(kafka: LocalKafka, topic: str, count: int) -> list[str]:
-    reader = consumer(kafka, "unused")
-    try:
-        reader.assign([TopicPartition(topic, 0, 0)])
-        return [message.value().decode() for message in reader.consume(count, timeout=30)]
-    finally:
-        reader.close()
-
-
 # -- a running cluster ------------------------------------------------------------------------
-
-
-def test_three_brokers_know_each_other(kafka: LocalKafka) -> None:
-    cluster = admin(kafka).list_topics(timeout=10)
-    addresses = {broker_id: f"{broker.host}:{broker.port}" for broker_id, broker in cluster.brokers.items()}
-    assert addresses == {broker_id: kafka.address(broker_id) for broker_id in (1, 2, 3)}
-    assert kafka.bootstrap_servers == ",".join(addresses[broker_id] for broker_id in (1, 2, 3))
-
-
-def test_brokers_listen_on_the_loopback_address_only(kafka: LocalKafka) -> None:
-    for broker_id in kafka.broker_ids:
-        sockets = psutil.Process(kafka.pid(broker_id)).net_connections()
-        listening = {socket.laddr.ip.removeprefix("::ffff:") for socket in sockets if socket.status == "LISTEN"}
-        assert listening == {"127.0.0.1"}
 
 
 def test_brokers_start_from_the_class_archive(kafka1: LocalKafka) -> None:
     mapped = {Path(mapping.path).name for mapping in psutil.Process(kafka1.pid(1)).memory_maps()}
     assert any(name.startswith(f"kafka-{kafka1.version}-classes-") for name in mapped)
-
-
-def test_a_group_is_described_by_kafkas_own_tool(kafka: LocalKafka, topic: Callable[..., str]) -> None:
-    name = topic()
-    produce(kafka, name, "a", "b", "c")
-    member = consumer(kafka, f"group-of-{name}")
-    member.commit(offsets=[TopicPartition(name, 0, 2)], asynchronous=False)
-    member.close()
-
-    header, row = kafka.describe_group(f"group-of-{name}").strip().splitlines()
-    columns = dict(zip(header.split(), row.split(), strict=True))
-    assert (columns["CURRENT-OFFSET"], columns["LOG-END-OFFSET"], columns["LAG"]) == ("2", "3", "1")
-
-
-def test_internal_topics_are_on_every_broker(kafka: LocalKafka) -> None:
-    reader = consumer(kafka, "any")
-    until(lambda: "__consumer_offsets" in made_by(reader))
-    partitions = admin(kafka).list_topics("__consumer_offsets", timeout=10).topics["__consumer_offsets"].partitions
-    reader.close()
-    assert len(partitions) == 4
-    assert all(len(partition.replicas) == 3 for partition in partitions.values())
-
-
-def made_by(reader: Consumer) -> dict[str, object]:
-    """Asks for a group's offsets, which makes the topic they live in."""
-    with contextlib.suppress(KafkaException):
-        reader.committed([TopicPartition("none", 0)], timeout=5)
-    return dict(reader.list_topics(timeout=10).topics)
 
 
 def test_a_tool_that_fails_says_why(kafka1: LocalKafka) -> None:
@@ -132,25 +60,6 @@ def test_a_topic_that_does_not_exist_is_not_created(kafka1: LocalKafka) -> None:
 # -- what can happen to a broker --------------------------------------------------------------
 
 
-# Queries see one killed in tests/spark/test_broker_outage.py.
-@pytest.mark.parametrize("end", [LocalKafka.stop, LocalKafka.kill] if SOAK else [LocalKafka.stop])
-def test_a_broker_comes_back_with_its_address_and_its_data(
-    kafka: LocalKafka, topic: Callable[..., str], end: Callable[[LocalKafka, int], None]
-) -> None:
-    name, before = topic(replication_factor=3), kafka.address(2)
-    produce(kafka, name, "kept")
-    first_pid = kafka.pid(2)
-
-    end(kafka, 2)
-    assert kafka.pid(2) is None
-    produce(kafka, name, "written while it was down")
-    kafka.start(2)
-
-    assert kafka.address(2) == before
-    assert kafka.pid(2) not in (None, first_pid)
-    assert values_of(kafka, name, 2) == ["kept", "written while it was down"]
-
-
 def test_a_paused_broker_answers_nothing_until_it_is_resumed(kafka1: LocalKafka) -> None:
     asking = admin(kafka1)
     asking.list_topics(timeout=10)
@@ -173,22 +82,39 @@ def test_a_broker_that_does_not_exist_is_named(kafka1: LocalKafka) -> None:
 
 
 @pytest.fixture(scope="module")
-def special() -> Iterator[LocalKafka]:
-    """One broker with everything that can be asked for."""
-    with LocalKafka(
-        settings={
-            "message.max.bytes": 54321,
-            "auto.create.topics.enable": True,
-            "sasl.enabled.mechanisms": "PLAIN",
-            "listener.name.sasl.plain.sasl.jaas.config": "org.apache.kafka.common.security.plain.PlainLoginModule"
-            ' required user_alice="back\\\\slash";',
-        },
-        broker_settings={1: {"broker.rack": "here"}},
-        listeners={"SASL": "SASL_PLAINTEXT"},
-        format_arguments=["--feature", "transaction.version=1"],
-        jvm_options=BRIEF_LIFE,
-    ) as running:
+def special(kafka1: LocalKafka) -> Iterator[LocalKafka]:
+    """One broker with everything that can be asked for. The first port that is found for it is taken meanwhile."""
+    taken = int(kafka1.address(1).rpartition(":")[2])
+    free_ports, asked = local_kafka.free_ports, []
+
+    def first_a_taken_one(count: int) -> list[int]:
+        asked.append(count)
+        ports = free_ports(count)
+        return [taken, *ports[1:]] if len(asked) == 1 else ports
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local_kafka, "free_ports", first_a_taken_one)
+        running = LocalKafka(
+            settings={
+                "message.max.bytes": 54321,
+                "auto.create.topics.enable": True,
+                "sasl.enabled.mechanisms": "PLAIN",
+                "listener.name.sasl.plain.sasl.jaas.config": "org.apache.kafka.common.security.plain.PlainLoginModule"
+                ' required user_alice="back\\\\slash";',
+            },
+            broker_settings={1: {"broker.rack": "here"}},
+            listeners={"SASL": "SASL_PLAINTEXT"},
+            format_arguments=["--feature", "transaction.version=1"],
+            jvm_options=BRIEF_LIFE,
+        )
+    with running:
+        assert len(asked) == 2
         yield running
+
+
+def test_a_port_that_was_taken_meanwhile_is_replaced(kafka1: LocalKafka, special: LocalKafka) -> None:
+    assert special.address(1) != kafka1.address(1)
+    assert admin(special).list_topics(timeout=10).cluster_id != admin(kafka1).list_topics(timeout=10).cluster_id
 
 
 @pytest.mark.kafka
@@ -222,53 +148,34 @@ def test_a_further_listener_has_its_own_port_and_protocol(special: LocalKafka, p
             asking.list_topics(timeout=2)
 
 
+def test_after_close_nothing_is_left_and_nothing_can_be_started(special: LocalKafka) -> None:
+    pid, folder = special.pid(1), special.data_folder(1)
+    watchdog = special._watchdog
+    assert watchdog is not None
+    ours = {pid, watchdog.pid}
+    assert ours <= {child.pid for child in psutil.Process().children(recursive=True)}
+
+    special.close()
+    special.close()
+
+    assert not alive(pid or 0)
+    assert not folder.exists()
+    assert not ours & {child.pid for child in psutil.Process().children(recursive=True)}
+    with pytest.raises(UsageError, match="closed"):
+        special.start(1)
+
+
 @pytest.mark.kafka
 def test_a_setting_that_kafka_refuses_is_told_in_kafkas_words() -> None:
     with pytest.raises(ConfigurationError, match=r"broker 1 .* ended(.|\n)*num\.io\.threads: Value must be at least 1"):
         LocalKafka(settings={"num.io.threads": 0})
 
 
+# Version 2.8, with its ZooKeeper, runs in tests/spark/task/test_legacy_messages.py.
 @pytest.mark.kafka
-def test_a_port_that_was_taken_meanwhile_is_replaced(kafka1: LocalKafka, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = int(kafka1.address(1).rpartition(":")[2])
-    free_ports, asked = local_kafka.free_ports, []
-
-    def first_a_taken_one(count: int) -> list[int]:
-        asked.append(count)
-        ports = free_ports(count)
-        return [taken, *ports[1:]] if len(asked) == 1 else ports
-
-    monkeypatch.setattr(local_kafka, "free_ports", first_a_taken_one)
-    with LocalKafka(jvm_options=BRIEF_LIFE) as second:
-        assert len(asked) == 2
-        assert second.address(1) != kafka1.address(1)
-        assert admin(second).list_topics(timeout=10).cluster_id != admin(kafka1).list_topics(timeout=10).cluster_id
-
-
-@pytest.mark.kafka
-@pytest.mark.parametrize("version", ["3.9.1", "2.8.2"])
-def test_older_versions_run(version: str) -> None:
-    with LocalKafka(version=version, jvm_options=BRIEF_LIFE) as old:
-        create(old, NewTopic("t", 1, 1))
-        produce(old, "t", "a", "b")
-        assert values_of(old, "t", 2) == ["a", "b"]
-        member = consumer(old, "g")
-        member.commit(offsets=[TopicPartition("t", 0, 1)], asynchronous=False)
-        member.close()
-        assert old.describe_group("g").split()[-3:] == ["-", "-", "-"]
-        if version == "2.8.2":
-            assert magic_of_the_first_record(old) == 1
-            old.kill(1)
-            old.start(1)  # only once ZooKeeper has let the old broker's id go
-
-
-def magic_of_the_first_record(old: LocalKafka) -> int:
-    """Writes to a topic of the format that Kafka 0.10 had; the format byte of what is in its log then."""
-    config = {"message.format.version": "0.10.0", "flush.messages": "1"}
-    create(old, NewTopic("legacy", 1, 1, config=config))
-    produce(old, "legacy", "as in 2016")
-    (segment,) = (old.data_folder(1) / "legacy-0").glob("*.log")
-    return segment.read_bytes()[16]
+def test_an_older_version_runs() -> None:
+    with LocalKafka(version="3.9.1", jvm_options=BRIEF_LIFE) as old:
+        use(old)
 
 
 # -- the end ----------------------------------------------------------------------------------
@@ -287,7 +194,8 @@ time.sleep(600)
 
 
 @pytest.mark.kafka
-@pytest.mark.parametrize("how", ["return", "SIGINT", "SIGTERM", "SIGKILL"])
+# One that Python ends itself, and one that it cannot; `make soak` tries the others of both kinds, too.
+@pytest.mark.parametrize("how", ["SIGINT", "SIGKILL", *(["return", "SIGTERM"] if SOAK else [])])
 def test_brokers_and_data_are_gone_however_their_owner_ends(how: str) -> None:
     owner = subprocess.Popen([sys.executable, "-c", OWNER, how], stdout=subprocess.PIPE, text=True)
     try:
@@ -315,26 +223,8 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.kafka
-def test_after_close_nothing_is_left_and_nothing_can_be_started() -> None:
-    kafka = LocalKafka(jvm_options=BRIEF_LIFE)
-    pid, folder = kafka.pid(1), kafka.data_folder(1)
-    watchdog = kafka._watchdog
-    assert watchdog is not None
-    ours = {pid, watchdog.pid}
-    assert ours <= {child.pid for child in psutil.Process().children(recursive=True)}
-
-    kafka.close()
-    kafka.close()
-
-    assert not alive(pid or 0)
-    assert not folder.exists()
-    assert not ours & {child.pid for child in psutil.Process().children(recursive=True)}
-    with pytest.raises(UsageError, match="closed"):
-        kafka.start(1)
-
-
-@pytest.mark.kafka
-def test_the_command_prints_the_address_and_ends_with_ctrl_c() -> None:
+def test_the_command_prints_the_address_and_ends_with_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JDK_JAVA_OPTIONS", " ".join(BRIEF_LIFE))
     command = [sys.executable, "-m", "spark_kafka_source.local_kafka", "--set", "num.io.threads=2"]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:

@@ -13,6 +13,8 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, To
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 
 from spark_kafka_source.local_kafka import LocalKafka
+from tests.librdkafka import use
+from tests.spark_home import BRIEF_LIFE
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
@@ -27,7 +29,7 @@ LARGE_BYTES = 300_000
 @pytest.fixture(scope="module")
 def old_kafka() -> Iterator[LocalKafka]:
     """Kafka 2.8 with the topics of `FORMATS`, each with every codec of its time."""
-    with LocalKafka(version="2.8.2", jvm_options=["-XX:TieredStopAtLevel=1"]) as kafka:
+    with LocalKafka(version="2.8.2", jvm_options=BRIEF_LIFE) as kafka:
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
         topics = []
         for name, version in FORMATS.items():
@@ -144,3 +146,10 @@ def test_rows_are_those_of_librdkafka(old_kafka: LocalKafka, spark: SparkSession
 
 def bytes_of(value: bytearray | None) -> bytes | None:
     return None if value is None else bytes(value)
+
+
+def test_the_local_kafka_of_this_version_serves_and_comes_back(old_kafka: LocalKafka) -> None:
+    """Only once ZooKeeper has let the old broker's id go."""
+    use(old_kafka)
+    old_kafka.kill(1)
+    old_kafka.start(1)

@@ -1,0 +1,46 @@
+"""What is asked of librdkafka in one line: an admin client, records written and read, a member of a group."""
+
+from __future__ import annotations
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from spark_kafka_source.local_kafka import LocalKafka
+
+
+def admin(kafka: LocalKafka) -> AdminClient:
+    return AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
+
+
+def produce(kafka: LocalKafka, topic: str, *values: str) -> None:
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
+    for value in values:
+        producer.produce(topic, value)
+    assert producer.flush(30) == 0
+
+
+def consumer(kafka: LocalKafka, group: str) -> Consumer:
+    config = {"bootstrap.servers": kafka.bootstrap_servers, "group.id": group, "enable.auto.commit": False}
+    return Consumer({**config, "log_level": 0})
+
+
+def values_of(kafka: LocalKafka, topic: str, count: int) -> list[str]:
+    reader = consumer(kafka, "unused")
+    try:
+        reader.assign([TopicPartition(topic, 0, 0)])
+        return [message.value().decode() for message in reader.consume(count, timeout=30)]
+    finally:
+        reader.close()
+
+
+def use(kafka: LocalKafka) -> None:
+    """Creates a topic, writes to it, reads it, and commits for a group: a broker that runs serves all of that."""
+    asking = admin(kafka)  # kept, since nobody would answer the futures of one that is gone
+    asking.create_topics([NewTopic("t", 1, 1)])["t"].result(30)
+    produce(kafka, "t", "a", "b")
+    assert values_of(kafka, "t", 2) == ["a", "b"]
+    member = consumer(kafka, "g")
+    member.commit(offsets=[TopicPartition("t", 0, 1)], asynchronous=False)
+    member.close()
+    # No member has it.
+    assert kafka.describe_group("g").split()[-3:] == ["-", "-", "-"]

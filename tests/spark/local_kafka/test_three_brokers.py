@@ -1,0 +1,79 @@
+"""A local Kafka of three: its brokers know each other, and one that is stopped comes back as it was."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+
+import psutil
+import pytest
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.librdkafka import admin, consumer, produce, values_of
+from tests.soak import SOAK
+
+
+def test_three_brokers_know_each_other(kafka: LocalKafka) -> None:
+    cluster = admin(kafka).list_topics(timeout=10)
+    addresses = {broker_id: f"{broker.host}:{broker.port}" for broker_id, broker in cluster.brokers.items()}
+    assert addresses == {broker_id: kafka.address(broker_id) for broker_id in (1, 2, 3)}
+    assert kafka.bootstrap_servers == ",".join(addresses[broker_id] for broker_id in (1, 2, 3))
+
+
+def test_brokers_listen_on_the_loopback_address_only(kafka: LocalKafka) -> None:
+    for broker_id in kafka.broker_ids:
+        sockets = psutil.Process(kafka.pid(broker_id)).net_connections()
+        listening = {socket.laddr.ip.removeprefix("::ffff:") for socket in sockets if socket.status == "LISTEN"}
+        assert listening == {"127.0.0.1"}
+
+
+def test_a_group_is_described_by_kafkas_own_tool(kafka: LocalKafka, topic: Callable[..., str]) -> None:
+    name = topic()
+    produce(kafka, name, "a", "b", "c")
+    member = consumer(kafka, f"group-of-{name}")
+    member.commit(offsets=[TopicPartition(name, 0, 2)], asynchronous=False)
+    member.close()
+
+    header, row = kafka.describe_group(f"group-of-{name}").strip().splitlines()
+    columns = dict(zip(header.split(), row.split(), strict=True))
+    assert (columns["CURRENT-OFFSET"], columns["LOG-END-OFFSET"], columns["LAG"]) == ("2", "3", "1")
+
+
+def test_internal_topics_are_on_every_broker(kafka: LocalKafka) -> None:
+    reader = consumer(kafka, "any")
+    give_up_s = time.monotonic() + 30
+    while "__consumer_offsets" not in made_by(reader):
+        assert time.monotonic() < give_up_s, "it was not made in time"
+        time.sleep(0.05)
+    partitions = admin(kafka).list_topics("__consumer_offsets", timeout=10).topics["__consumer_offsets"].partitions
+    reader.close()
+    assert len(partitions) == 4
+    assert all(len(partition.replicas) == 3 for partition in partitions.values())
+
+
+def made_by(reader: Consumer) -> dict[str, object]:
+    """Asks for a group's offsets, which makes the topic they live in."""
+    with contextlib.suppress(KafkaException):
+        reader.committed([TopicPartition("none", 0)], timeout=5)
+    return dict(reader.list_topics(timeout=10).topics)
+
+
+# Queries see one killed in tests/spark/test_broker_outage.py.
+@pytest.mark.parametrize("end", [LocalKafka.stop, LocalKafka.kill] if SOAK else [LocalKafka.stop])
+def test_a_broker_comes_back_with_its_address_and_its_data(
+    kafka: LocalKafka, topic: Callable[..., str], end: Callable[[LocalKafka, int], None]
+) -> None:
+    name, before = topic(replication_factor=3), kafka.address(2)
+    produce(kafka, name, "kept")
+    first_pid = kafka.pid(2)
+
+    end(kafka, 2)
+    assert kafka.pid(2) is None
+    produce(kafka, name, "written while it was down")
+    kafka.start(2)
+
+    assert kafka.address(2) == before
+    assert kafka.pid(2) not in (None, first_pid)
+    assert values_of(kafka, name, 2) == ["kept", "written while it was down"]
