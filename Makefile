@@ -53,7 +53,7 @@ soak: setup ## the tests that kill, cut off, count and spoil, for longer
 	$(BIN)/python -m pytest -s --timeout 1800 \
 	tests/spark/test_killed_query.py tests/spark/test_broker_outage.py tests/spark/test_memory.py \
 	tests/protocol tests/options tests/plan tests/spark/test_transaction_scripts.py tests/spark/driver/test_data_loss.py \
-	tests/spark/test_equal_to_jvm_connector.py tests/spark/local_kafka/test_local_kafka.py
+	tests/spark/test_equal_to_jvm_connector.py tests/spark/local_kafka tests/spark/task/test_bad_input_source.py
 	SPARK_KAFKA_SOURCE_SCRIPTS=24 SPARK_KAFKA_SOURCE_KILLS=5 $(BIN)/python -m pytest -s --timeout 3600 \
 	tests/spark/driver/test_first_batch_scripts.py tests/spark/driver/test_dark_coordinator.py
 

@@ -43,7 +43,9 @@ _EAGER_CLEANING = {
     "log.segment.delete.delay.ms": "1000",
     # Followers of a new topic begin at once, so that its first write does not take a second.
     "replica.fetch.backoff.ms": "50",
-    "replica.fetch.wait.max.ms": "100",
+    "replica.fetch.wait.max.ms": "250",
+    # Brokers that wait for a test need not write twice a second that nothing has happened.
+    "metadata.max.idle.interval.ms": "5000",
 }
 
 # The port of a broker that a test has stopped must not be taken by another process of `pytest -n 3`.
@@ -73,9 +75,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def kafka() -> Iterator[LocalKafka]:
+def kafka(pytestconfig: pytest.Config) -> Iterator[LocalKafka]:
     """Three brokers, ids 1 to 3. A test that kills or pauses one starts or resumes it again."""
+    from tests.three_starts import THREE
+
     with LocalKafka(3, KAFKA_VERSION, settings=_EAGER_CLEANING, jvm_options=BRIEF_LIFE) as running:
+        pytestconfig.stash[THREE] = running
         yield running
 
 

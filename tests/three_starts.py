@@ -2,7 +2,7 @@
 
 The files are sorted: first those for three brokers, then those with a Kafka and a Spark of their own, those that need
 neither, those for one broker, and last those for one broker and a Spark. `gw0` begins in front, `gw1` at the end, and
-`gw2` in the middle, from where it goes on towards the end.
+`gw2` in the middle, from where it goes on towards the end. Three brokers end with the last file that is for them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,12 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
+from spark_kafka_source.local_kafka import LocalKafka
+
+# Of the run: the brokers that `kafka` has started.
+THREE = pytest.StashKey[LocalKafka]()
+
+_PLACE = pytest.StashKey[int]()
 _THREE_BROKERS = {"kafka", "topic"}
 _ONE_BROKER = {"kafka1", "topic1"}
 # The first one after those for three brokers.
@@ -25,7 +31,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     files: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         files[item.nodeid.partition("::")[0]].append(item)
-    items[:] = [item for tests in sorted(files.values(), key=_place) for item in tests]
+    for tests in files.values():
+        place = _place(tests)
+        for item in tests:
+            item.stash[_PLACE] = place
+    in_order = sorted(files.values(), key=lambda tests: tests[0].stash[_PLACE])
+    items[:] = [item for tests in in_order for item in tests]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """They take a sixth of a core while nobody asks them anything."""
+    if nextitem is not None and nextitem.stash[_PLACE] > 1 and (running := item.config.stash.get(THREE, None)):
+        running.close()
 
 
 def _place(tests: list[pytest.Item]) -> int:

@@ -85,18 +85,18 @@ class GroupWatch:
 
 @pytest.mark.timeout(300 + 120 * KILLS)
 def test_no_offset_is_ever_ahead_of_the_checkpoint_and_nothing_is_lost(
-    spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
+    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
 ) -> None:
-    name, group = topic(PARTITIONS), f"group-{uuid.uuid4().hex[:8]}"
-    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "linger.ms": 20})
+    name, group = topic1(PARTITIONS), f"group-{uuid.uuid4().hex[:8]}"
+    producer = Producer({"bootstrap.servers": kafka1.bootstrap_servers, "linger.ms": 20})
     for n in range(PARTITIONS * RECORDS):
         producer.produce(name, value=f"v{n}", partition=n % PARTITIONS)
         if n % 10_000 == 0:
             producer.flush(30)
     assert producer.flush(30) == 0
     checkpoint, output = tmp_path / "checkpoint", tmp_path / "output"
-    arguments = [kafka.bootstrap_servers, name, group, str(checkpoint), str(output)]
-    watch = GroupWatch(kafka, name, group, checkpoint)
+    arguments = [kafka1.bootstrap_servers, name, group, str(checkpoint), str(output)]
+    watch = GroupWatch(kafka1, name, group, checkpoint)
     dice = random.Random(4)
     for _ in range(KILLS):
         batches = len(list((checkpoint / "commits").glob("[0-9]*"))) if checkpoint.exists() else 0
@@ -113,7 +113,7 @@ def test_no_offset_is_ever_ahead_of_the_checkpoint_and_nothing_is_lost(
     rows = spark.read.parquet(str(output)).select("partition", "offset")
     assert before_end < PARTITIONS * RECORDS, "the query was done before it was killed: this run showed nothing"
     assert rows.count() == rows.distinct().count() == PARTITIONS * RECORDS
-    assert [(row.current_offset, row.lag) for row in described_by_kafka(kafka, group)] == [(RECORDS, 0)] * PARTITIONS
+    assert [(row.current_offset, row.lag) for row in described_by_kafka(kafka1, group)] == [(RECORDS, 0)] * PARTITIONS
 
 
 def start_job(*arguments: str) -> subprocess.Popen[bytes]:

@@ -26,11 +26,11 @@ VALUE = b"x" * 40_000
 
 @pytest.mark.timeout(120 + BATCHES * 3)
 def test_neither_the_driver_nor_a_worker_grows_from_batch_to_batch(
-    spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
+    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
 ) -> None:
-    name = topic(PARTITIONS)
+    name = topic1(PARTITIONS)
     # Large where they are read, small on the way there.
-    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "linger.ms": 20, "compression.type": "zstd"})
+    producer = Producer({"bootstrap.servers": kafka1.bootstrap_servers, "linger.ms": 20, "compression.type": "zstd"})
     per_batch = 40
     for n in range(BATCHES * per_batch):
         producer.produce(name, value=VALUE, partition=n % PARTITIONS)
@@ -40,7 +40,7 @@ def test_neither_the_driver_nor_a_worker_grows_from_batch_to_batch(
     with PeakMemory(every_s=0.1) as memory:
         query = (
             spark.readStream.format("pykafka-group")
-            .option("kafka.bootstrap.servers", kafka.bootstrap_servers)
+            .option("kafka.bootstrap.servers", kafka1.bootstrap_servers)
             .option("subscribe", name)
             .option("kafka.group.id", f"group-{uuid.uuid4().hex[:8]}")
             .option("startingOffsets", "earliest")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,11 @@ from crc32c import crc32c
 from protocol.cluster.client import Client
 from protocol.config import parse_client, parse_consumer
 from protocol.consumer.consumer import Consumer
+from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.range import Range
-from protocol.errors import DataLoss
+from protocol.consumer.range_consumer import RangeConsumer
+from protocol.errors import DataLoss, TopicRecreated
+from protocol.kafka_terms import EARLIEST, LATEST
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.config import version_numbers
 from tests.encoded import encode
@@ -26,6 +29,12 @@ TOPIC_ID = b"0123456789abcdef"
 
 def skip_loss(loss: DataLoss, skipped: Range) -> None:
     """Goes on with what is there."""
+
+
+def skip_recreated(loss: DataLoss, skipped: Range) -> None:
+    """The same for a topic that was created again."""
+    if not isinstance(loss, TopicRecreated):
+        raise loss
 
 
 def records(first_offset: int, count: int, *, last_offset: int | None = None, epoch: int = 0, size: int = 10) -> bytes:
@@ -71,6 +80,27 @@ def client_of(kafka: LocalKafka | str, **properties: object) -> Client:
 
 def consumer_of(client: Client, properties: Mapping[str, object] | None = None, **options: Any) -> Consumer:
     return Consumer(client, parse_consumer(properties or {}), **options)
+
+
+def ranges_of(client: Client, topic: str, partitions: int) -> list[Range]:
+    """All of the topic."""
+    keys = [(topic, number) for number in range(partitions)]
+    starts = list_offsets(client, dict.fromkeys(keys, EARLIEST))
+    ends = list_offsets(client, dict.fromkeys(keys, LATEST))
+    return [Range(*key, starts[key].offset, ends[key].offset) for key in keys]
+
+
+def reader(client: Client, ranges: Sequence[Range], properties: dict[str, object] | None = None, **options: Any) -> Any:
+    return RangeConsumer(client, parse_consumer(properties or {}), ranges, **options)
+
+
+def rows_of(consumer: RangeConsumer) -> dict[Range, list[tuple[int, bytes]]]:
+    """Offset and value of each row, by range."""
+    rows: dict[Range, list[tuple[int, bytes]]] = {}
+    for each, batch in consumer:
+        columns = batch.column("offset").to_pylist(), batch.column("value").to_pylist()
+        rows.setdefault(each, []).extend(zip(*columns, strict=True))
+    return rows
 
 
 def produce(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -16,24 +16,25 @@ from protocol.broker_errors import ErrorCode
 from protocol.cluster import unknown_topic
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import Partition
-from protocol.config import parse_client, parse_consumer
-from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.range import Range
-from protocol.consumer.range_consumer import OnLoss, RangeConsumer, raise_loss
+from protocol.consumer.range_consumer import OnLoss, raise_loss
 from protocol.errors import DataLoss, DeadlineExceeded, TopicRecreated
-from protocol.kafka_terms import EARLIEST, LATEST, NO_TOPIC_ID
+from protocol.kafka_terms import NO_TOPIC_ID
 from protocol.wire.messages.m01_fetch import FETCH
-from protocol.wire.messages.m18_api_versions import API_VERSIONS
 from spark_kafka_source.local_kafka import LocalKafka
-from spark_kafka_source.local_kafka.config import version_numbers
-from tests import awkward_topics
-from tests.awkward_topics import Topic
 from tests.conftest import TopicFactory
-from tests.kafka_proxy import Exchange, Fate, KafkaProxy
-from tests.log_segments import stored_batches
-from tests.protocol.consumer.consuming import client_of, move_leader, produce, skip_loss
+from tests.kafka_proxy import Exchange, KafkaProxy
+from tests.protocol.consumer.consuming import (
+    client_of,
+    move_leader,
+    produce,
+    ranges_of,
+    reader,
+    rows_of,
+    skip_loss,
+    skip_recreated,
+)
 from tests.read_back import read_back
-from tests.topic_changes import recreate
 from tests.wait_for_brokers import wait_until_gone
 
 
@@ -41,26 +42,6 @@ from tests.wait_for_brokers import wait_until_gone
 def client(kafka: LocalKafka) -> Iterator[Client]:
     with client_of(kafka) as made:
         yield made
-
-
-def ranges_of(client: Client, topic: str, partitions: int) -> list[Range]:
-    """All of the topic."""
-    keys = [(topic, number) for number in range(partitions)]
-    starts = list_offsets(client, dict.fromkeys(keys, EARLIEST))
-    ends = list_offsets(client, dict.fromkeys(keys, LATEST))
-    return [Range(*key, starts[key].offset, ends[key].offset) for key in keys]
-
-
-def reader(client: Client, ranges: Sequence[Range], properties: dict[str, object] | None = None, **options: Any) -> Any:
-    return RangeConsumer(client, parse_consumer(properties or {}), ranges, **options)
-
-
-def rows_of(consumer: RangeConsumer) -> dict[Range, list[tuple[int, bytes]]]:
-    rows: dict[Range, list[tuple[int, bytes]]] = {}
-    for each, batch in consumer:
-        columns = batch.column("offset").to_pylist(), batch.column("value").to_pylist()
-        rows.setdefault(each, []).extend(zip(*columns, strict=True))
-    return rows
 
 
 def test_many_ranges_are_the_rows_that_librdkafka_reads(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
@@ -172,11 +153,6 @@ def test_a_leader_that_moves_while_it_is_read(
         rows_of(reader(client, [Range(name, 0, 2_005, end, from_epoch=99)]))
 
 
-def skip_recreated(loss: DataLoss, skipped: Range) -> None:
-    if not isinstance(loss, TopicRecreated):
-        raise loss
-
-
 def _partition_now(client: Client, topic: str) -> Partition:
     # Another client's look: the consumer must find out by itself.
     with Client(client.config) as other:
@@ -227,42 +203,6 @@ def test_another_topic_of_that_name_is_data_loss(kafka: LocalKafka, topic: Topic
     assert rows_of(consumer) == {}
     assert consumer.skipped == [Range(name, 0, 3, 10)]
     assert client.topic(name).topic_id != NO_TOPIC_ID
-
-
-def only_by_name(exchange: Exchange) -> Fate | bytes:
-    """As a broker of Kafka 3.0, whose Fetch knows no topic ids, though its Metadata does."""
-    if exchange.frame[4:6] != b"\0\0":
-        # An old broker refuses this version, in the format of another one.
-        return Fate.PASS
-    body = exchange.reply()
-    for row in body["api_keys"]:
-        if row["api_key"] == FETCH.key:
-            row["max_version"] = 12
-    return exchange.reply_with(body)
-
-
-@pytest.mark.parametrize("by_name", [False, True], ids=["asked by id", "asked by name"])
-def test_a_topic_recreated_after_it_was_looked_up_is_skipped_whatever_its_length(
-    kafka1: LocalKafka, topic1: TopicFactory, by_name: bool
-) -> None:
-    """What is known of the leaders is still of the old one. Of the new one not a record is read in its place."""
-    names = [topic1(1) for _ in range(3)]
-    for name in names:
-        produce(kafka1, name, range(15))
-    with KafkaProxy.of(kafka1) as proxy:
-        if by_name:
-            proxy.replies[API_VERSIONS] = only_by_name
-        with Client(parse_client({"bootstrap.servers": proxy.servers})) as client:
-            wanted = [Range(name, 0, 10, 15, topic_id=client.topic(name).topic_id) for name in names]
-            for each in wanted:
-                assert len(rows_of(reader(client, [each]))[each]) == 5
-            recreate(kafka1, *names)
-            for name, length in zip(names, [4, 15, 20], strict=True):
-                produce(kafka1, name, range(length))
-            consumer = reader(client, wanted, on_loss=skip_recreated)
-            assert rows_of(consumer) == {}
-            assert sorted(each.topic for each in consumer.skipped) == sorted(names)
-            assert sum(each.until_offset - each.from_offset for each in consumer.skipped) == 15
 
 
 @pytest.mark.parametrize("on_loss", [raise_loss, skip_loss])
@@ -343,92 +283,6 @@ def test_a_partition_without_a_leader_does_not_hold_up_the_others(kafka: LocalKa
     assert sorted(order) == [0, 1, 2]
     assert order[-1] == 1
     assert failing["left"] == 0
-
-
-# -- logs that the cleaner has been at ------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def cleaned(kafka1: LocalKafka) -> Iterator[tuple[Client, str, str]]:
-    """A client, a topic with a gap of 2,000 offsets at the end of a batch, and one with an empty control batch."""
-    folder = kafka1.data_folder(1)
-    with pytest.MonkeyPatch.context() as patch, client_of(kafka1) as client:
-        for name in ("COMPACTED", "EMPTY_CONTROL_BATCHES"):
-            usual: Topic = getattr(awkward_topics, name)
-            mine = Topic(f"ranges-{usual.name}", usual.partitions, usual.settings)
-            patch.setattr(awkward_topics, name, mine)
-        gaps, controls = awkward_topics.COMPACTED, awkward_topics.EMPTY_CONTROL_BATCHES
-        awkward_topics.create(kafka1.bootstrap_servers, [gaps, controls])
-        awkward_topics.write_compacted(kafka1.bootstrap_servers)
-        started_ms = awkward_topics.write_aborted_transaction_to_compact(kafka1.bootstrap_servers)
-        awkward_topics.wait_until_compacted(folder, version_numbers(kafka1.version) >= (3, 1))
-        awkward_topics.overwrite_until_control_batch_is_empty(kafka1.bootstrap_servers, folder, started_ms)
-        awkward_topics.stop_the_cleaner(kafka1.bootstrap_servers, folder)
-        yield client, gaps.name, controls.name
-
-
-def test_a_gap_of_2000_offsets_costs_at_most_3_fetches(cleaned: tuple[Client, str, str]) -> None:
-    client, name, _ = cleaned
-    # Fetches so small that the batch behind the gap does not fit in with the one before it.
-    consumer = reader(client, [Range(name, 0, 0, 2_001)], {"max.partition.fetch.bytes": 100})
-    rows = rows_of(consumer)
-    assert rows[Range(name, 0, 0, 2_001)][0][0] == 0
-    assert consumer.fetches <= 3
-    inside = reader(client, [Range(name, 0, 500, 1_500)])
-    assert rows_of(inside) == {}
-    assert inside.fetches == 1
-
-
-@pytest.mark.parametrize("isolation_level", ["read_committed", "read_uncommitted"])
-def test_ranges_without_a_visible_row_end_at_once(
-    kafka1: LocalKafka, cleaned: tuple[Client, str, str], isolation_level: str
-) -> None:
-    client, _, name = cleaned
-    controls = [batch for batch in stored_batches(kafka1.data_folder(1), name) if batch.control]
-    empty = [batch for batch in controls if not batch.records]
-    assert empty, "the cleaner has left no empty control batch"
-    for batch in [*controls[:3], *empty[:3]]:
-        wanted = Range(name, 0, batch.base_offset, batch.last_offset + 1)
-        took_s = []
-        for _ in range(3):
-            started_s = time.monotonic()
-            consumer = reader(client, [wanted], {"isolation.level": isolation_level})
-            assert rows_of(consumer) == {}
-            took_s.append(time.monotonic() - started_s)
-            assert consumer.fetches == 1
-        assert min(took_s) < 0.2
-
-
-@pytest.mark.parametrize("isolation_level", ["read_committed", "read_uncommitted"])
-def test_cleaned_logs_read_as_by_librdkafka(
-    cleaned: tuple[Client, str, str], kafka1: LocalKafka, isolation_level: str
-) -> None:
-    client, gaps, controls = cleaned
-    for name, partitions in ((gaps, 3), (controls, 1)):
-        ranges = ranges_of(client, name, partitions)
-        found = rows_of(reader(client, ranges, {"isolation.level": isolation_level}))
-        rows = sorted((each.partition, *row) for each, read in found.items() for row in read)
-        assert rows == _by_librdkafka(kafka1, ranges, isolation_level)
-
-
-def _by_librdkafka(kafka: LocalKafka, ranges: Sequence[Range], isolation_level: str) -> list[tuple[int, int, bytes]]:
-    from confluent_kafka import Consumer, KafkaError
-
-    settings = {"group.id": "x", "enable.auto.commit": False, "enable.partition.eof": True, "log_level": 0}
-    consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "isolation.level": isolation_level, **settings})
-    consumer.assign([TopicPartition(each.topic, each.partition, each.from_offset) for each in ranges])
-    rows, ended = [], set()
-    try:
-        while len(ended) < len(ranges):
-            for message in consumer.consume(1_000, timeout=0.2):
-                if message.error() is None:
-                    rows.append((message.partition(), message.offset(), message.value()))
-                else:
-                    assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
-                    ended.add(message.partition())
-    finally:
-        consumer.close()
-    return sorted(rows)
 
 
 def wait_for(condition: Any, timeout_s: float = 30) -> None:

@@ -36,19 +36,19 @@ def new_group() -> str:
 
 @pytest.mark.parametrize("options", [{}, {"maxOffsetsPerTrigger": "70"}], ids=["one batch", "several batches"])
 def test_after_available_now_the_lag_is_zero_on_every_partition_empty_ones_too(
-    spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path, options: dict[str, str]
+    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, options: dict[str, str]
 ) -> None:
-    name, group = topic(4), new_group()
-    fill(kafka, name, partitions=3, records=100)
+    name, group = topic1(4), new_group()
+    fill(kafka1, name, partitions=3, records=100)
     query = (
-        stream(spark, kafka, name, group, **options)
+        stream(spark, kafka1, name, group, **options)
         .writeStream.format("noop")
         .option("checkpointLocation", str(tmp_path))
         .trigger(availableNow=True)
         .start()
     )
     assert query.awaitTermination(120)
-    rows = described_by_kafka(kafka, group)
+    rows = described_by_kafka(kafka1, group)
     assert [(row.partition, row.current_offset, row.lag) for row in rows] == [
         (0, 100, 0),
         (1, 100, 0),
@@ -59,27 +59,27 @@ def test_after_available_now_the_lag_is_zero_on_every_partition_empty_ones_too(
 
 
 def test_a_stream_gone_idle_has_lag_zero(
-    spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
+    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
 ) -> None:
-    name, group = topic(2), new_group()
+    name, group = topic1(2), new_group()
     query = (
-        stream(spark, kafka, name, group)
+        stream(spark, kafka1, name, group)
         .writeStream.format("noop")
         .option("checkpointLocation", str(tmp_path))
         .trigger(processingTime="200 milliseconds")
         .start()
     )
-    fill(kafka, name, partitions=2, records=50)
-    rows = wait_for_lag_zero(kafka, group, partitions=2)
+    fill(kafka1, name, partitions=2, records=50)
+    rows = wait_for_lag_zero(kafka1, group, partitions=2)
     query.stop()
     assert [row.current_offset for row in rows] == [50, 50]
 
 
 def test_a_log_that_ends_in_a_transaction_marker_has_lag_zero(
-    spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
+    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
 ) -> None:
-    name, group = topic(1), new_group()
-    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": uuid.uuid4().hex})
+    name, group = topic1(1), new_group()
+    producer = Producer({"bootstrap.servers": kafka1.bootstrap_servers, "transactional.id": uuid.uuid4().hex})
     producer.init_transactions(30)
     for end in (producer.commit_transaction, producer.abort_transaction):
         producer.begin_transaction()
@@ -87,33 +87,33 @@ def test_a_log_that_ends_in_a_transaction_marker_has_lag_zero(
             producer.produce(name, value=f"v{n}", partition=0)
         producer.flush(30)
         end(30)
-    wait_until_decided(kafka, [(name, 0)])
+    wait_until_decided(kafka1, [(name, 0)])
     query = (
-        stream(spark, kafka, name, group, **{"kafka.isolation.level": "read_committed"})
+        stream(spark, kafka1, name, group, **{"kafka.isolation.level": "read_committed"})
         .writeStream.format("noop")
         .option("checkpointLocation", str(tmp_path))
         .trigger(availableNow=True)
         .start()
     )
     assert query.awaitTermination(120)
-    (row,) = described_by_kafka(kafka, group)
+    (row,) = described_by_kafka(kafka1, group)
     assert (row.current_offset, row.log_end_offset, row.lag) == (22, 22, 0)
     assert sum(progress.numInputRows for progress in query.recentProgress) == 10
 
 
 def test_a_new_query_resumes_at_the_groups_offsets_without_a_gap_or_a_repeat(
-    spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
+    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
 ) -> None:
-    name, group = topic(2), new_group()
+    name, group = topic1(2), new_group()
     seen: list[list[str]] = []
 
     def keep(batch: DataFrame, batch_id: int) -> None:
         seen.append(sorted(f"{row.partition}:{row.offset}" for row in batch.select("partition", "offset").collect()))
 
     for run in range(2):
-        fill(kafka, name, partitions=2, records=5)
+        fill(kafka1, name, partitions=2, records=5)
         query = (
-            stream(spark, kafka, name, group)
+            stream(spark, kafka1, name, group)
             .writeStream.foreachBatch(keep)
             .option("checkpointLocation", str(tmp_path / str(run)))
             .trigger(availableNow=True)
@@ -127,13 +127,13 @@ def test_a_new_query_resumes_at_the_groups_offsets_without_a_gap_or_a_repeat(
 
 
 def test_a_restart_takes_the_checkpoint_and_sets_the_group_right(
-    spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
+    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
 ) -> None:
-    name, group = topic(1), new_group()
+    name, group = topic1(1), new_group()
     for _ in range(2):
-        fill(kafka, name, partitions=1, records=10)
+        fill(kafka1, name, partitions=1, records=10)
         query = (
-            stream(spark, kafka, name, group)
+            stream(spark, kafka1, name, group)
             .writeStream.format("noop")
             .option("checkpointLocation", str(tmp_path))
             .trigger(availableNow=True)
@@ -153,14 +153,14 @@ def test_a_restart_takes_the_checkpoint_and_sets_the_group_right(
             "--timeout",
             "30000",
         ]
-        kafka.run_tool(tool, "--bootstrap-server", kafka.bootstrap_servers, *arguments)
-        assert [row.current_offset for row in describe(kafka, group)] == [0]
+        kafka1.run_tool(tool, "--bootstrap-server", kafka1.bootstrap_servers, *arguments)
+        assert [row.current_offset for row in describe(kafka1, group)] == [0]
     query = (
-        stream(spark, kafka, name, group)
+        stream(spark, kafka1, name, group)
         .writeStream.format("noop")
         .option("checkpointLocation", str(tmp_path))
         .trigger(availableNow=True)
         .start()
     )
     assert query.awaitTermination(120)
-    assert [row.current_offset for row in describe(kafka, group)] == [20]
+    assert [row.current_offset for row in describe(kafka1, group)] == [20]

@@ -1,4 +1,4 @@
-"""Options of the source on a real Kafka: times, waiting for more, tasks of several ranges, columns and filters.
+"""Options of the source on a real Kafka: times, waiting for more, columns and filters.
 
 What a batch reads is compared with Spark's JVM connector where it has the option, else with what was written.
 """
@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
@@ -89,6 +88,28 @@ def setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
 
 def offsets(rows: DataFrame) -> list[tuple[int, int]]:
     return sorted((row[0], row[1]) for row in rows.select("partition", "offset").collect())
+
+
+def content(rows: DataFrame) -> list[tuple[Any, ...]]:
+    return sorted(tuple(row) for row in rows.collect())
+
+
+def checkpointed(checkpoint: Path) -> dict[str, Any]:
+    newest = max((checkpoint / "offsets").glob("[0-9]*"), key=lambda path: int(path.name))
+    found: dict[str, Any] = json.loads(newest.read_text().splitlines()[-1])
+    return found
+
+
+def reader_of(kafka: LocalKafka, **options: object) -> KafkaStreamReader:
+    texts = {key: str(value) for key, value in options.items()}
+    given = {"kafka.bootstrap.servers": kafka.bootstrap_servers, **texts}
+    return KafkaStreamReader(parse_source_options(given, streaming=True))
+
+
+def read_again(kafka: LocalKafka, start_json: Any, end_json: Any, **options: object) -> int:
+    """How many rows a replay has."""
+    reader = reader_of(kafka, **options)
+    return sum(batch.num_rows for task in reader.partitions(start_json, end_json) for batch in reader.read(task))
 
 
 # -- places in time -------------------------------------------------------------------------------
@@ -216,70 +237,6 @@ def test_a_run_that_ends_reads_everything_however_little_it_is(
     )
     assert query.awaitTermination(60)
     assert rows_of_batches(query) == [10, 10, 3]
-
-
-# -- tasks ----------------------------------------------------------------------------------------
-
-
-def test_few_tasks_read_many_partitions_with_the_same_rows(
-    spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
-) -> None:
-    name = topic(9, replication_factor=1, config=FOR_EVER)
-    for partition in range(9):
-        produce(kafka, name, partition, [T0_MS + n for n in range(100 * (partition + 1))])
-    options = {"subscribe": name, "startingOffsets": "earliest"}
-    theirs = content(batch(spark, kafka, JVM, **options))
-    assert len(theirs) == 4_500
-    for more in ({"maxInputPartitions": 3}, {"maxInputPartitions": 2, "maxRecordsPerPartition": 70}):
-        ours = batch(spark, kafka, **options, **more)
-        assert ours.rdd.getNumPartitions() == more["maxInputPartitions"]
-        assert content(ours) == theirs
-    assert batch(spark, kafka, **options, maxRecordsPerPartition=300).rdd.getNumPartitions() == 18
-
-    assert run_once(stream(spark, kafka, **options, maxInputPartitions=3), tmp_path) == 4_500
-    start_json, end_json = ({name: {str(n): 0 for n in range(9)}}, checkpointed(tmp_path))
-    leaders = {n: partition.leader for n, partition in metadata(kafka, name).items()}
-    assert end_json["@leaders"] == {name: {str(n): leaders[n] for n in sorted(leaders)}}
-    tasks = planned(kafka, start_json, end_json, **options, maxInputPartitions=3)
-    assert len(tasks) == 3
-    assert planned(kafka, start_json, end_json, **options, maxInputPartitions=3) == tasks
-    sizes = [sum(one.size for one in task) for task in tasks]
-    assert sum(sizes) == 4_500
-    assert max(sizes) <= 1_500 + 900
-    changes = sum(len({leaders[one.partition] for one in task}) - 1 for task in tasks)
-    assert changes <= 2, "at most one task at each border between leaders reads from two"
-
-
-def content(rows: DataFrame) -> list[tuple[Any, ...]]:
-    return sorted(tuple(row) for row in rows.collect())
-
-
-def checkpointed(checkpoint: Path) -> dict[str, Any]:
-    newest = max((checkpoint / "offsets").glob("[0-9]*"), key=lambda path: int(path.name))
-    found: dict[str, Any] = json.loads(newest.read_text().splitlines()[-1])
-    return found
-
-
-def reader_of(kafka: LocalKafka, **options: object) -> KafkaStreamReader:
-    texts = {key: str(value) for key, value in options.items()}
-    given = {"kafka.bootstrap.servers": kafka.bootstrap_servers, **texts}
-    return KafkaStreamReader(parse_source_options(given, streaming=True))
-
-
-def planned(kafka: LocalKafka, start_json: Any, end_json: Any, **options: object) -> list[Any]:
-    """The tasks of a replay."""
-    return [task.ranges for task in reader_of(kafka, **options).partitions(start_json, end_json)]
-
-
-def read_again(kafka: LocalKafka, start_json: Any, end_json: Any, **options: object) -> int:
-    """How many rows a replay has."""
-    reader = reader_of(kafka, **options)
-    return sum(batch.num_rows for task in reader.partitions(start_json, end_json) for batch in reader.read(task))
-
-
-def metadata(kafka: LocalKafka, name: str) -> Any:
-    client = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
-    return client.list_topics(name, timeout=10).topics[name].partitions
 
 
 # -- columns and filters --------------------------------------------------------------------------

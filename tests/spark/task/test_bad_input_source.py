@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import uuid
 from pathlib import Path
@@ -11,9 +12,12 @@ from confluent_kafka import Consumer, Producer
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import DataStreamReader, StreamingQuery
 
+from protocol.errors import ConfigurationError
 from spark_kafka_source.local_kafka import LocalKafka
+from spark_kafka_source.options.parsing import parse_source_options
 from tests.conftest import TopicFactory
 from tests.consumer_groups import describe
+from tests.soak import SOAK
 
 
 def run_stream(reader: DataStreamReader, checkpoint: Path) -> str:
@@ -64,64 +68,72 @@ def test_the_source_s_own_schema_may_be_given(spark: SparkSession, kafka1: Local
     assert [row.offset for row in rows.load().collect()] == [0, 1, 2]
 
 
-def test_unknown_topic(spark: SparkSession, kafka: LocalKafka, tmp_path: Path) -> None:
+def test_unknown_topic(spark: SparkSession, kafka1: LocalKafka, tmp_path: Path) -> None:
     options = {"kafka.default.api.timeout.ms": "3000", "fetchOffset.numRetries": "0"}
-    said = run_stream(reader(spark, kafka.bootstrap_servers, subscribe="no-such-topic", **options), tmp_path)
+    said = run_stream(reader(spark, kafka1.bootstrap_servers, subscribe="no-such-topic", **options), tmp_path)
     assert "unknown topic(s) no-such-topic" in said
-    assert kafka.bootstrap_servers.split(",")[0] in said
+    assert kafka1.bootstrap_servers.split(",")[0] in said
     assert "option subscribe" in said
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"startingOffsets": '{"orders": {"0"'}, "startingOffsets"),
-        ({"startingOffsets": "sometimes"}, "startingOffsets"),
-        ({"maxOffsetsPerTrigger": "many"}, "maxOffsetsPerTrigger"),
-        ({"failOnDataLoss": "perhaps"}, "failOnDataLoss"),
-        ({"assign": '{"orders": [0]}'}, "exactly one"),
-        ({"subscribePatern": "x"}, "subscribePattern"),
-        ({"kafka.enable.auto.commit": "true"}, "commitOffsets"),
-        ({"kafka.isolation.level": "read"}, "kafka.isolation.level"),
-        ({"fetch.min.bytes": "1"}, "kafka.fetch.min.bytes"),
-        ({"kafka.security.protocol": "SSL"}, "kafka.security.protocol"),
-    ],
-)
-def test_wrong_options(spark: SparkSession, options: dict[str, str], words: str, tmp_path: Path) -> None:
+WRONG = [
+    ({"startingOffsets": '{"orders": {"0"'}, "startingOffsets"),
+    ({"subscribePatern": "x"}, "subscribePattern"),
+    ({"kafka.security.protocol": "SSL"}, "kafka.security.protocol"),
+    ({"startingOffsets": "sometimes"}, "startingOffsets"),
+    ({"maxOffsetsPerTrigger": "many"}, "maxOffsetsPerTrigger"),
+    ({"failOnDataLoss": "perhaps"}, "failOnDataLoss"),
+    ({"assign": '{"orders": [0]}'}, "exactly one"),
+    ({"kafka.enable.auto.commit": "true"}, "commitOffsets"),
+    ({"kafka.isolation.level": "read"}, "kafka.isolation.level"),
+    ({"fetch.min.bytes": "1"}, "kafka.fetch.min.bytes"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), WRONG)
+def test_wrong_options(options: dict[str, str], words: str) -> None:
+    given = {"kafka.bootstrap.servers": "127.0.0.1:9", "subscribe": "orders", **options}
+    with pytest.raises(ConfigurationError, match=re.escape(words)):
+        parse_source_options(given, streaming=True)
+
+
+# All end in the same way: `make soak` lets Spark tell each of them.
+@pytest.mark.parametrize(("options", "words"), WRONG if SOAK else WRONG[:3])
+def test_spark_tells_wrong_options(spark: SparkSession, options: dict[str, str], words: str, tmp_path: Path) -> None:
     said = run_stream(reader(spark, "127.0.0.1:9", subscribe="orders", **options), tmp_path)
     assert words in said
 
 
 def test_starting_offsets_out_of_range(
-    spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
+    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
 ) -> None:
-    name = topic(1)
-    produce(kafka, name, 5)
+    name = topic1(1)
+    produce(kafka1, name, 5)
     offsets = f'{{"{name}": {{"0": 99}}}}'
-    said = run_stream(reader(spark, kafka.bootstrap_servers, subscribe=name, startingOffsets=offsets), tmp_path)
+    said = run_stream(reader(spark, kafka1.bootstrap_servers, subscribe=name, startingOffsets=offsets), tmp_path)
     assert f"offset 99 of {name}-0 is out of range: the log holds [0, 5)" in said
 
 
 def test_a_partition_that_does_not_exist(
-    spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
+    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
 ) -> None:
-    name = topic(1)
-    said = run_stream(reader(spark, kafka.bootstrap_servers, assign=f'{{"{name}": [0, 7]}}'), tmp_path / "a")
+    name = topic1(1)
+    said = run_stream(reader(spark, kafka1.bootstrap_servers, assign=f'{{"{name}": [0, 7]}}'), tmp_path / "a")
     assert f"{name}-7" in said
     assert "do not exist" in said
     offsets = f'{{"{name}": {{"0": 0, "7": 0}}}}'
-    said = run_stream(reader(spark, kafka.bootstrap_servers, subscribe=name, startingOffsets=offsets), tmp_path / "b")
+    said = run_stream(reader(spark, kafka1.bootstrap_servers, subscribe=name, startingOffsets=offsets), tmp_path / "b")
     assert f"startingOffsets names {name}-7" in said
 
 
 def test_a_group_with_live_members_is_refused_by_name_and_its_offsets_stay(
-    spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
+    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
 ) -> None:
-    name, group = topic(1), f"group-{uuid.uuid4().hex[:8]}"
-    produce(kafka, name, 5)
+    name, group = topic1(1), f"group-{uuid.uuid4().hex[:8]}"
+    produce(kafka1, name, 5)
     member = Consumer(
         {
-            "bootstrap.servers": kafka.bootstrap_servers,
+            "bootstrap.servers": kafka1.bootstrap_servers,
             "group.id": group,
             "client.id": "the-other-one",
             "auto.offset.reset": "earliest",
@@ -133,12 +145,12 @@ def test_a_group_with_live_members_is_refused_by_name_and_its_offsets_stay(
         messages = member.consume(2, timeout=30)
         member.commit(messages[0], asynchronous=False)
         options = {"kafka.group.id": group, "subscribe": name}
-        said = run_stream(reader(spark, kafka.bootstrap_servers, **options), tmp_path / "a")
+        said = run_stream(reader(spark, kafka1.bootstrap_servers, **options), tmp_path / "a")
         assert f"group {group} has 1 live member(s) (the-other-one at" in said
         assert "commitOffsets=false" in said
-        assert [row.current_offset for row in describe(kafka, group)] == [1]
+        assert [row.current_offset for row in describe(kafka1, group)] == [1]
         query = (
-            reader(spark, kafka.bootstrap_servers, **options, commitOffsets="false")
+            reader(spark, kafka1.bootstrap_servers, **options, commitOffsets="false")
             .load()
             .writeStream.format("noop")
             .option("checkpointLocation", str(tmp_path / "b"))
@@ -147,19 +159,19 @@ def test_a_group_with_live_members_is_refused_by_name_and_its_offsets_stay(
         )
         assert query.awaitTermination(60)
         assert sum(progress.numInputRows for progress in query.recentProgress) == 4
-        assert [row.current_offset for row in describe(kafka, group)] == [1]
+        assert [row.current_offset for row in describe(kafka1, group)] == [1]
     finally:
         member.close()
 
 
 def test_records_that_retention_took_fail_the_query_and_leave_the_group_where_it_was(
-    spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
+    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
 ) -> None:
-    name, group = topic(1), f"group-{uuid.uuid4().hex[:8]}"
-    produce(kafka, name, 10)
+    name, group = topic1(1), f"group-{uuid.uuid4().hex[:8]}"
+    produce(kafka1, name, 10)
     options = {"subscribe": name, "kafka.group.id": group, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "4"}
     started = (
-        reader(spark, kafka.bootstrap_servers, **{**options, "maxOffsetsPerTrigger": "10"})
+        reader(spark, kafka1.bootstrap_servers, **{**options, "maxOffsetsPerTrigger": "10"})
         .load()
         .writeStream.format("noop")
         .option("checkpointLocation", str(tmp_path))
@@ -167,18 +179,18 @@ def test_records_that_retention_took_fail_the_query_and_leave_the_group_where_it
         .start()
     )
     assert started.awaitTermination(60)
-    produce(kafka, name, 10)
+    produce(kafka1, name, 10)
     file = tmp_path / "delete.json"
     file.write_text(f'{{"partitions": [{{"topic": "{name}", "partition": 0, "offset": 15}}], "version": 1}}')
     tool = "org.apache.kafka.tools.DeleteRecordsCommand"
-    kafka.run_tool(tool, "--bootstrap-server", kafka.bootstrap_servers, "--offset-json-file", str(file))
-    said = run_stream(reader(spark, kafka.bootstrap_servers, **options), tmp_path)
+    kafka1.run_tool(tool, "--bootstrap-server", kafka1.bootstrap_servers, "--offset-json-file", str(file))
+    said = run_stream(reader(spark, kafka1.bootstrap_servers, **options), tmp_path)
     assert f"{name}-0: offsets 10 to 14 are not in the log any more" in said or "offsets 10 to" in said
     assert "retention or DeleteRecords" in said
     assert "failOnDataLoss=false" in said
-    assert [row.current_offset for row in describe(kafka, group)] == [10]
+    assert [row.current_offset for row in describe(kafka1, group)] == [10]
     query = (
-        reader(spark, kafka.bootstrap_servers, **options, failOnDataLoss="false")
+        reader(spark, kafka1.bootstrap_servers, **options, failOnDataLoss="false")
         .load()
         .writeStream.format("noop")
         .option("checkpointLocation", str(tmp_path))
@@ -187,4 +199,4 @@ def test_records_that_retention_took_fail_the_query_and_leave_the_group_where_it
     )
     assert query.awaitTermination(60)
     assert sum(progress.numInputRows for progress in query.recentProgress) == 5
-    assert [(row.current_offset, row.lag) for row in describe(kafka, group)] == [(20, 0)]
+    assert [(row.current_offset, row.lag) for row in describe(kafka1, group)] == [(20, 0)]

@@ -1,0 +1,146 @@
+"""Ranges of logs that are not what they were: the cleaner has been at them, or their topic was created again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+import pytest
+from confluent_kafka import TopicPartition
+
+from protocol.cluster.client import Client
+from protocol.config import parse_client
+from protocol.consumer.range import Range
+from protocol.wire.messages.m01_fetch import FETCH
+from protocol.wire.messages.m18_api_versions import API_VERSIONS
+from spark_kafka_source.local_kafka import LocalKafka
+from spark_kafka_source.local_kafka.config import version_numbers
+from tests import awkward_topics
+from tests.awkward_topics import Topic
+from tests.conftest import TopicFactory
+from tests.kafka_proxy import Exchange, Fate, KafkaProxy
+from tests.log_segments import stored_batches
+from tests.protocol.consumer.consuming import client_of, produce, ranges_of, reader, rows_of, skip_recreated
+from tests.topic_changes import recreate
+
+
+def only_by_name(exchange: Exchange) -> Fate | bytes:
+    """As a broker of Kafka 3.0, whose Fetch knows no topic ids, though its Metadata does."""
+    if exchange.frame[4:6] != b"\0\0":
+        # An old broker refuses this version, in the format of another one.
+        return Fate.PASS
+    body = exchange.reply()
+    for row in body["api_keys"]:
+        if row["api_key"] == FETCH.key:
+            row["max_version"] = 12
+    return exchange.reply_with(body)
+
+
+@pytest.mark.parametrize("by_name", [False, True], ids=["asked by id", "asked by name"])
+def test_a_topic_recreated_after_it_was_looked_up_is_skipped_whatever_its_length(
+    kafka1: LocalKafka, topic1: TopicFactory, by_name: bool
+) -> None:
+    """What is known of the leaders is still of the old one. Of the new one not a record is read in its place."""
+    names = [topic1(1) for _ in range(3)]
+    for name in names:
+        produce(kafka1, name, range(15))
+    with KafkaProxy.of(kafka1) as proxy:
+        if by_name:
+            proxy.replies[API_VERSIONS] = only_by_name
+        with Client(parse_client({"bootstrap.servers": proxy.servers})) as client:
+            wanted = [Range(name, 0, 10, 15, topic_id=client.topic(name).topic_id) for name in names]
+            for each in wanted:
+                assert len(rows_of(reader(client, [each]))[each]) == 5
+            recreate(kafka1, *names)
+            for name, length in zip(names, [4, 15, 20], strict=True):
+                produce(kafka1, name, range(length))
+            consumer = reader(client, wanted, on_loss=skip_recreated)
+            assert rows_of(consumer) == {}
+            assert sorted(each.topic for each in consumer.skipped) == sorted(names)
+            assert sum(each.until_offset - each.from_offset for each in consumer.skipped) == 15
+
+
+# -- logs that the cleaner has been at ------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cleaned(kafka1: LocalKafka) -> Iterator[tuple[Client, str, str]]:
+    """A client, a topic with a gap of 2,000 offsets at the end of a batch, and one with an empty control batch."""
+    folder = kafka1.data_folder(1)
+    with pytest.MonkeyPatch.context() as patch, client_of(kafka1) as client:
+        for name in ("COMPACTED", "EMPTY_CONTROL_BATCHES"):
+            usual: Topic = getattr(awkward_topics, name)
+            mine = Topic(f"ranges-{usual.name}", usual.partitions, usual.settings)
+            patch.setattr(awkward_topics, name, mine)
+        gaps, controls = awkward_topics.COMPACTED, awkward_topics.EMPTY_CONTROL_BATCHES
+        awkward_topics.create(kafka1.bootstrap_servers, [gaps, controls])
+        awkward_topics.write_compacted(kafka1.bootstrap_servers)
+        started_ms = awkward_topics.write_aborted_transaction_to_compact(kafka1.bootstrap_servers)
+        awkward_topics.wait_until_compacted(folder, version_numbers(kafka1.version) >= (3, 1))
+        awkward_topics.overwrite_until_control_batch_is_empty(kafka1.bootstrap_servers, folder, started_ms)
+        awkward_topics.stop_the_cleaner(kafka1.bootstrap_servers, folder)
+        yield client, gaps.name, controls.name
+
+
+def test_a_gap_of_2000_offsets_costs_at_most_3_fetches(cleaned: tuple[Client, str, str]) -> None:
+    client, name, _ = cleaned
+    # Fetches so small that the batch behind the gap does not fit in with the one before it.
+    consumer = reader(client, [Range(name, 0, 0, 2_001)], {"max.partition.fetch.bytes": 100})
+    rows = rows_of(consumer)
+    assert rows[Range(name, 0, 0, 2_001)][0][0] == 0
+    assert consumer.fetches <= 3
+    inside = reader(client, [Range(name, 0, 500, 1_500)])
+    assert rows_of(inside) == {}
+    assert inside.fetches == 1
+
+
+@pytest.mark.parametrize("isolation_level", ["read_committed", "read_uncommitted"])
+def test_ranges_without_a_visible_row_end_at_once(
+    kafka1: LocalKafka, cleaned: tuple[Client, str, str], isolation_level: str
+) -> None:
+    client, _, name = cleaned
+    controls = [batch for batch in stored_batches(kafka1.data_folder(1), name) if batch.control]
+    empty = [batch for batch in controls if not batch.records]
+    assert empty, "the cleaner has left no empty control batch"
+    for batch in [*controls[:3], *empty[:3]]:
+        wanted = Range(name, 0, batch.base_offset, batch.last_offset + 1)
+        took_s = []
+        for _ in range(3):
+            started_s = time.monotonic()
+            consumer = reader(client, [wanted], {"isolation.level": isolation_level})
+            assert rows_of(consumer) == {}
+            took_s.append(time.monotonic() - started_s)
+            assert consumer.fetches == 1
+        assert min(took_s) < 0.2
+
+
+@pytest.mark.parametrize("isolation_level", ["read_committed", "read_uncommitted"])
+def test_cleaned_logs_read_as_by_librdkafka(
+    cleaned: tuple[Client, str, str], kafka1: LocalKafka, isolation_level: str
+) -> None:
+    client, gaps, controls = cleaned
+    for name, partitions in ((gaps, 3), (controls, 1)):
+        ranges = ranges_of(client, name, partitions)
+        found = rows_of(reader(client, ranges, {"isolation.level": isolation_level}))
+        rows = sorted((each.partition, *row) for each, read in found.items() for row in read)
+        assert rows == _by_librdkafka(kafka1, ranges, isolation_level)
+
+
+def _by_librdkafka(kafka: LocalKafka, ranges: Sequence[Range], isolation_level: str) -> list[tuple[int, int, bytes]]:
+    from confluent_kafka import Consumer, KafkaError
+
+    settings = {"group.id": "x", "enable.auto.commit": False, "enable.partition.eof": True, "log_level": 0}
+    consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "isolation.level": isolation_level, **settings})
+    consumer.assign([TopicPartition(each.topic, each.partition, each.from_offset) for each in ranges])
+    rows, ended = [], set()
+    try:
+        while len(ended) < len(ranges):
+            for message in consumer.consume(1_000, timeout=0.2):
+                if message.error() is None:
+                    rows.append((message.partition(), message.offset(), message.value()))
+                else:
+                    assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
+                    ended.add(message.partition())
+    finally:
+        consumer.close()
+    return sorted(rows)

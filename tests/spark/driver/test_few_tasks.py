@@ -1,0 +1,78 @@
+"""Tasks of several ranges: they read what many would, and each of few leaders, which the checkpoint names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_kafka_source.driver.stream_reader import KafkaStreamReader
+from spark_kafka_source.local_kafka import LocalKafka
+from spark_kafka_source.options.parsing import parse_source_options
+from tests.conftest import TopicFactory
+
+PARTITIONS = 9
+ROWS = 4_500
+
+
+def content(rows: DataFrame) -> list[tuple[Any, ...]]:
+    return sorted(tuple(row) for row in rows.collect())
+
+
+def test_few_tasks_read_many_partitions_with_the_same_rows(
+    spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
+) -> None:
+    name = topic(PARTITIONS)
+    fill(kafka, name)
+    common = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "subscribe": name, "startingOffsets": "earliest"}
+    # The JVM connector's consumers wait that long once or twice in each task.
+    theirs = content(spark.read.format("kafka").options(**common, **{"kafka.fetch.max.wait.ms": "20"}).load())
+    assert len(theirs) == ROWS
+    for more, tasks in (
+        ({"maxInputPartitions": 3}, 3),
+        ({"maxInputPartitions": 2, "maxRecordsPerPartition": 70}, 2),
+        ({"maxRecordsPerPartition": 300}, 18),
+    ):
+        ours = spark.read.format("pykafka-group").options(**common, **more).load()
+        assert ours.rdd.getNumPartitions() == tasks
+        assert content(ours) == theirs
+
+    options = {**common, "maxInputPartitions": "3"}
+    rows = spark.readStream.format("pykafka-group").options(**options).load()
+    writer = rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path))
+    query = writer.trigger(availableNow=True).start()
+    assert query.awaitTermination(120)
+    assert sum(progress.numInputRows for progress in query.recentProgress) == ROWS
+    start = {name: {str(n): 0 for n in range(PARTITIONS)}}
+    end = json.loads((tmp_path / "offsets" / "0").read_text().splitlines()[-1])
+    leaders = leaders_of(kafka, name)
+    assert end["@leaders"] == {name: {str(n): leader for n, leader in leaders.items()}}
+    given = parse_source_options(options, streaming=True)
+    # The tasks of a replay.
+    first, second = ([task.ranges for task in KafkaStreamReader(given).partitions(start, end)] for _ in range(2))
+    assert first == second
+    assert len(first) == 3
+    sizes = [sum(one.size for one in task) for task in first]
+    assert sum(sizes) == ROWS
+    assert max(sizes) <= 1_500 + 900
+    changes = sum(len({leaders[one.partition] for one in task}) - 1 for task in first)
+    assert changes <= 2, "at most one task at each border between leaders reads from two"
+
+
+def fill(kafka: LocalKafka, topic: str) -> None:
+    """100 records into the first partition, 200 into the second, …"""
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0, "linger.ms": 20})
+    for partition in range(PARTITIONS):
+        for n in range(100 * (partition + 1)):
+            producer.produce(topic, value=f"v{n}", key=f"k{n % 3}", partition=partition)
+    assert producer.flush(30) == 0
+
+
+def leaders_of(kafka: LocalKafka, topic: str) -> dict[int, int]:
+    client = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
+    partitions = client.list_topics(topic, timeout=10).topics[topic].partitions
+    return {number: partitions[number].leader for number in sorted(partitions)}
