@@ -1,4 +1,5 @@
-"""Requests about classic consumer groups: JoinGroup, SyncGroup, Heartbeat, LeaveGroup, DescribeGroups.
+"""Requests about groups: JoinGroup, SyncGroup, Heartbeat, LeaveGroup and DescribeGroups of classic ones, and
+ConsumerGroupHeartbeat.
 
 The rules are those of Kafka's `GroupMetadataManager`. Who coordinates a group is decided elsewhere.
 """
@@ -9,19 +10,22 @@ import uuid
 from collections.abc import Mapping
 
 from protocol.broker_errors import ErrorCode
+from tests.fake_kafka.consumer_group import ConsumerGroup
+from tests.fake_kafka.controller import TopicImage
 from tests.fake_kafka.group import Group, Member, State, Waiting
 from tests.fake_kafka.requests import Body, Pending, Refused, Request
 
 
 class Groups:
-    """All groups."""
+    """All groups: `groups` of the classic protocol, and `consumer_groups` of the consumer protocol."""
 
     def __init__(self, settings: Mapping[str, str]) -> None:
         self.groups: dict[str, Group] = {}
+        self.consumer_groups: dict[str, ConsumerGroup] = {}
         self._settings = settings
 
     def tick(self, now_s: float) -> None:
-        for group in self.groups.values():
+        for group in (*self.groups.values(), *self.consumer_groups.values()):
             group.tick(now_s)
 
     def get(self, group_id: str) -> Group:
@@ -34,6 +38,26 @@ class Groups:
         """The group, made if need be."""
         delay_s = int(self._settings["group.initial.rebalance.delay.ms"]) / 1000
         return self.groups.setdefault(group_id, Group(group_id, delay_s))
+
+    def check_commit(
+        self, group_id: str, member_id: str, instance_id: str | None, generation: int, *, in_transaction: bool
+    ) -> None:
+        """Whether offsets may be committed by who says so. Raises `Refused`."""
+        if group_id in self.consumer_groups:
+            self.consumer_groups[group_id].check_commit(member_id, generation)
+        elif group_id in self.groups:
+            self.groups[group_id].check_commit(member_id, instance_id, generation, in_transaction=in_transaction)
+        elif generation >= 0:
+            raise Refused(ErrorCode.ILLEGAL_GENERATION if in_transaction else ErrorCode.GROUP_ID_NOT_FOUND)
+
+    # -- ConsumerGroupHeartbeat ---------------------------------------------------------------
+
+    def consumer_heartbeat(self, request: Request, now_s: float, topics: Mapping[str, TopicImage]) -> Body:
+        body = request.body
+        if (body["server_assignor"] or "range") not in ("range", "uniform"):
+            raise Refused(ErrorCode.UNSUPPORTED_ASSIGNOR)
+        group = self.consumer_groups.setdefault(body["group_id"], ConsumerGroup(body["group_id"]))
+        return group.heartbeat(body, request.client_id, topics, now_s)
 
     # -- JoinGroup ----------------------------------------------------------------------------
 

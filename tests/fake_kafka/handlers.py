@@ -30,6 +30,7 @@ from protocol.wire.messages.m25_add_offsets_to_txn import ADD_OFFSETS_TO_TXN
 from protocol.wire.messages.m26_end_txn import END_TXN
 from protocol.wire.messages.m28_txn_offset_commit import TXN_OFFSET_COMMIT
 from protocol.wire.messages.m37_create_partitions import CREATE_PARTITIONS
+from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from protocol.wire.schema import Api
 from tests.fake_kafka.broker import Broker, named
 from tests.fake_kafka.fetch import fetch
@@ -142,6 +143,9 @@ HANDLERS: dict[Api, Handler] = {
     HEARTBEAT: _of_group(lambda broker, *rest: broker.cluster.groups.heartbeat(*rest)),
     LEAVE_GROUP: _of_group(lambda broker, *rest: broker.cluster.groups.leave(*rest)),
     SYNC_GROUP: _of_group(lambda broker, *rest: broker.cluster.groups.sync(*rest)),
+    CONSUMER_GROUP_HEARTBEAT: _of_group(
+        lambda broker, *rest: broker.cluster.groups.consumer_heartbeat(*rest, broker.image.topics)
+    ),
     DESCRIBE_GROUPS: describe_groups,
     LIST_GROUPS: list_groups,
     API_VERSIONS: api_versions,

@@ -63,6 +63,8 @@ class Offsets:
         def check() -> None:
             generation, member_id = body["generation_id_or_member_epoch"], body["member_id"]
             self._check(body, generation, in_transaction=False)
+            if body["group_id"] in self._groups.consumer_groups:
+                return
             group = self._groups.create(body["group_id"])
             if member_id in group.members:
                 member = group.members[member_id]
@@ -82,12 +84,8 @@ class Offsets:
         return self._commit(broker, request, check, by_group.setdefault(body["group_id"], {}))
 
     def _check(self, body: Body, generation: int, *, in_transaction: bool) -> None:
-        group = self._groups.groups.get(body["group_id"])
-        if group is None:
-            if generation >= 0:
-                raise Refused(ErrorCode.ILLEGAL_GENERATION if in_transaction else ErrorCode.GROUP_ID_NOT_FOUND)
-            return
-        group.check_commit(body["member_id"], body["group_instance_id"], generation, in_transaction=in_transaction)
+        who = body["member_id"], body["group_instance_id"], generation
+        self._groups.check_commit(body["group_id"], *who, in_transaction=in_transaction)
 
     def _commit(
         self, broker: Broker, request: Request, check: Callable[[], None], into: dict[TopicPartition, Committed]

@@ -1,0 +1,189 @@
+"""One group of the consumer protocol (KIP-848): members, epochs, and partitions that change hands one by one.
+
+The rules are those of Kafka's `ConsumerGroup` and `CurrentAssignmentBuilder`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from protocol.broker_errors import ErrorCode
+from tests.fake_kafka.controller import TopicImage
+from tests.fake_kafka.requests import Body, Refused
+
+SESSION_S = 45.0
+HEARTBEAT_INTERVAL_MS = 5_000
+
+Partition = tuple[bytes, int]
+"""Topic id, number."""
+
+_LEFT_FOR_A_WHILE = -2
+
+
+@dataclass
+class ConsumerMember:
+    """`revoking`: what it has yet to give up; `assigned`: what it may have. Both are nobody else's."""
+
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    epoch: int = 0
+    previous_epoch: int = 0
+    rebalance_timeout_ms: int = -1
+    names: tuple[str, ...] = ()
+    regex: str | None = None
+    assigned: set[Partition] = field(default_factory=set)
+    revoking: set[Partition] = field(default_factory=set)
+    expires_s: float = float("inf")
+    revoked_by_s: float = float("inf")
+
+    def wants(self, topic: str) -> bool:
+        return topic in self.names or bool(self.regex and re.fullmatch(self.regex, topic))
+
+
+@dataclass
+class ConsumerGroup:
+    """`epoch` moves with members and what they want; `target` is what each is to have in it."""
+
+    group_id: str
+    epoch: int = 0
+    members: dict[str, ConsumerMember] = field(default_factory=dict)
+    target: dict[str, set[Partition]] = field(default_factory=dict)
+    _seen: Any = None
+
+    # -- requests -----------------------------------------------------------------------------
+
+    def heartbeat(self, body: Body, client_id: str, topics: Mapping[str, TopicImage], now_s: float) -> Body:
+        if body["member_epoch"] < 0:
+            return self._leave(body)
+        joins = body["member_epoch"] == 0
+        if joins and (body["rebalance_timeout_ms"] < 0 or body["topic_partitions"] != []):
+            raise Refused(ErrorCode.INVALID_REQUEST)
+        member = self._joining(body, client_id) if joins else self._known(body)
+        owned = body["topic_partitions"] and {
+            (bytes(row["topic_id"]), number) for row in body["topic_partitions"] for number in row["partitions"]
+        }
+        if not joins and body["member_epoch"] != member.epoch:
+            late = body["member_epoch"] == member.previous_epoch and owned is not None
+            if not late or not set(owned or ()) <= member.assigned:
+                raise Refused(ErrorCode.FENCED_MEMBER_EPOCH)
+        self._update(member, body)
+        self.retarget(topics)
+        before = set(member.assigned)
+        self._reconcile(member, None if body["topic_partitions"] is None else set(owned or ()), now_s)
+        member.expires_s = now_s + SESSION_S
+        full = body["rebalance_timeout_ms"] >= 0 and body["topic_partitions"] is not None
+        return {
+            "member_id": member.member_id,
+            "member_epoch": member.epoch,
+            "heartbeat_interval_ms": HEARTBEAT_INTERVAL_MS,
+            "assignment": _rows(member.assigned) if joins or full or member.assigned != before else None,
+        }
+
+    def check_commit(self, member_id: str, epoch: int) -> None:
+        """Raises `Refused`."""
+        if epoch < 0 and not self.members:
+            return
+        if member_id not in self.members:
+            raise Refused(ErrorCode.UNKNOWN_MEMBER_ID)
+        if epoch != self.members[member_id].epoch:
+            raise Refused(ErrorCode.STALE_MEMBER_EPOCH)
+
+    # -- who is in it -------------------------------------------------------------------------
+
+    def _static(self, instance_id: str | None) -> ConsumerMember | None:
+        return next((each for each in self.members.values() if instance_id and each.instance_id == instance_id), None)
+
+    def _joining(self, body: Body, client_id: str) -> ConsumerMember:
+        member_id, instance_id = body["member_id"], body["instance_id"]
+        before = self._static(instance_id)
+        if before is not None and before.member_id != member_id:
+            if before.epoch != _LEFT_FOR_A_WHILE:
+                raise Refused(ErrorCode.UNRELEASED_INSTANCE_ID)
+            # Goes on as the one that left for a while.
+            self.target[member_id] = self.target.pop(before.member_id, set())
+            del self.members[before.member_id]
+            before.member_id, before.epoch, before.previous_epoch = member_id, 0, 0
+            return self.members.setdefault(member_id, before)
+        return self.members.setdefault(member_id, ConsumerMember(member_id, instance_id, client_id))
+
+    def _known(self, body: Body) -> ConsumerMember:
+        static = self._static(body["instance_id"])
+        if static is not None and static.member_id != body["member_id"]:
+            raise Refused(ErrorCode.FENCED_INSTANCE_ID)
+        if body["member_id"] not in self.members:
+            raise Refused(ErrorCode.UNKNOWN_MEMBER_ID)
+        return self.members[body["member_id"]]
+
+    def _leave(self, body: Body) -> Body:
+        member = self._known(body)
+        if body["member_epoch"] == _LEFT_FOR_A_WHILE:
+            member.epoch = _LEFT_FOR_A_WHILE
+        else:
+            self.remove(member.member_id)
+        return {"member_id": body["member_id"], "member_epoch": body["member_epoch"]}
+
+    def remove(self, member_id: str) -> None:
+        del self.members[member_id]
+        self.target.pop(member_id, None)
+        self._seen = None
+
+    def _update(self, member: ConsumerMember, body: Body) -> None:
+        member.names = member.names if body["subscribed_topic_names"] is None else tuple(body["subscribed_topic_names"])
+        member.regex = member.regex if body["subscribed_topic_regex"] is None else body["subscribed_topic_regex"]
+        if body["rebalance_timeout_ms"] >= 0:
+            member.rebalance_timeout_ms = body["rebalance_timeout_ms"]
+
+    # -- what each is to have, and may have ---------------------------------------------------
+
+    def retarget(self, topics: Mapping[str, TopicImage]) -> None:
+        """A new epoch if members, subscriptions or topics have changed: a range of each topic for each subscriber."""
+        wanted = {name: sorted(m for m, each in self.members.items() if each.wants(name)) for name in sorted(topics)}
+        seen = sorted(self.members), wanted, {n: (t.topic_id, len(t.partitions)) for n, t in topics.items()}
+        if seen == self._seen:
+            return
+        self._seen, self.epoch = seen, self.epoch + 1
+        self.target = {member_id: set() for member_id in self.members}
+        for name, subscribers in wanted.items():
+            for number in range(len(topics[name].partitions) if subscribers else 0):
+                place = number * len(subscribers) // len(topics[name].partitions)
+                self.target[subscribers[place]].add((topics[name].topic_id, number))
+
+    def _reconcile(self, member: ConsumerMember, owned: set[Partition] | None, now_s: float) -> None:
+        if member.revoking and (owned is None or owned & member.revoking):
+            return
+        member.revoking, member.revoked_by_s = set(), float("inf")
+        target = self.target[member.member_id]
+        kept = member.assigned & target
+        revoking = member.assigned - target
+        if revoking and (owned is None or owned & revoking):
+            member.assigned, member.revoking = kept, revoking
+            member.revoked_by_s = now_s + member.rebalance_timeout_ms / 1000
+            return
+        held = {
+            partition
+            for each in self.members.values()
+            if each is not member
+            for partition in each.assigned | each.revoking
+        }
+        member.assigned = kept | (target - held)
+        if member.epoch != self.epoch:
+            member.previous_epoch, member.epoch = member.epoch, self.epoch
+
+    # -- time ---------------------------------------------------------------------------------
+
+    def tick(self, now_s: float) -> None:
+        """Members that were not heard of, or have not given up what they should, are out."""
+        for member in list(self.members.values()):
+            if now_s >= min(member.expires_s, member.revoked_by_s):
+                self.remove(member.member_id)
+
+
+def _rows(partitions: set[Partition]) -> Body:
+    by_id: dict[bytes, list[int]] = {}
+    for topic_id, number in sorted(partitions):
+        by_id.setdefault(topic_id, []).append(number)
+    return {"topic_partitions": [{"topic_id": key, "partitions": numbers} for key, numbers in by_id.items()]}
