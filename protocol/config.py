@@ -14,11 +14,13 @@ from typing import Any, Literal
 
 from protocol.errors import ConfigurationError
 from protocol.once import warn_once
-from protocol.properties import MAX_INT32, Role, read
+from protocol.properties import Role, read
+from protocol.property_kinds import MAX_INT32
 from protocol.secret import pickled_with_secrets
 
 IsolationLevel = Literal["read_uncommitted", "read_committed"]
 OffsetReset = Literal["earliest", "latest", "none"]
+GroupProtocol = Literal["none", "classic", "consumer"]
 Compression = Literal["none", "gzip", "snappy", "lz4", "zstd"]
 PartitionStrategy = Literal["murmur2", "fnv1a", "crc32", "random", "round_robin"]
 
@@ -65,7 +67,14 @@ class ConsumerConfig:
     """How to read records, and for which group."""
 
     group_id: str | None = None
-    group_protocol: Literal["none"] = "none"
+    group_protocol: GroupProtocol = "none"
+    group_instance_id: str | None = None
+    session_timeout_ms: int = 45_000
+    heartbeat_interval_ms: int = 3_000
+    max_poll_interval_ms: int = 300_000
+    # Java's. All of a group have both until the last member that has nothing but the first is gone (KIP-429).
+    partition_assignment_strategy: str = "range,cooperative-sticky"
+    group_remote_assignor: str | None = None
     auto_offset_reset: OffsetReset = "latest"
     isolation_level: IsolationLevel = "read_uncommitted"
     fetch_min_bytes: int = 1
@@ -127,6 +136,7 @@ def parse_client(properties: Mapping[str, object], *, prefix: str = "") -> Clien
 def parse_consumer(properties: Mapping[str, object], *, prefix: str = "") -> ConsumerConfig:
     """The reading part of `properties`, like `parse_client`. A producer's property is a warning, logged once."""
     config = ConsumerConfig(**read(properties, Role.CONSUMER, prefix=prefix))
+    _check_membership(config, properties, prefix)
     timeout_ms = _request_timeout_ms(properties, prefix)
     if config.fetch_max_wait_ms >= timeout_ms:
         raise ConfigurationError(
@@ -134,6 +144,36 @@ def parse_consumer(properties: Mapping[str, object], *, prefix: str = "") -> Con
             f"({timeout_ms}): every idle fetch would time out. Lower the one or raise the other."
         )
     return config
+
+
+# What only the members of a group heed, by the protocols in which they do. As in Java's consumer, one that has chosen
+# another protocol must not name it.
+_OF_MEMBERS: Mapping[str, tuple[GroupProtocol, ...]] = {
+    "group.instance.id": ("classic", "consumer"),
+    "session.timeout.ms": ("classic",),
+    "heartbeat.interval.ms": ("classic",),
+    "max.poll.interval.ms": ("classic", "consumer"),
+    "partition.assignment.strategy": ("classic",),
+    "group.remote.assignor": ("consumer",),
+}
+
+
+def _check_membership(config: ConsumerConfig, properties: Mapping[str, object], prefix: str) -> None:
+    protocol = config.group_protocol
+    if protocol != "none" and config.group_id is None:
+        raise ConfigurationError(f"{prefix}group.protocol is {protocol}, but there is no group; set {prefix}group.id.")
+    for name, protocols in _OF_MEMBERS.items():
+        if name not in properties or protocol in protocols:
+            continue
+        why = f"{prefix}group.protocol is {protocol}, and only {' and '.join(protocols)} heed it"
+        if protocol != "none" or name == "group.instance.id":
+            raise ConfigurationError(f"{prefix}{name} is given, but {why}. Leave out one of the two.")
+        warn_once(f"{prefix}{name} has no effect: {why}")
+    if config.heartbeat_interval_ms >= config.session_timeout_ms and protocol == "classic":
+        raise ConfigurationError(
+            f"{prefix}heartbeat.interval.ms is {config.heartbeat_interval_ms}, which is not below "
+            f"{prefix}session.timeout.ms ({config.session_timeout_ms}). Lower the one or raise the other."
+        )
 
 
 def parse_producer(properties: Mapping[str, object], *, prefix: str = "") -> ProducerConfig:

@@ -1,7 +1,7 @@
 """The table of Kafka's client properties: what each one is, which values it takes, and what it does here.
 
-Owns the names, the kinds of values and what becomes of one property (applies, without effect, forbidden, not
-supported yet). Read by `protocol.config`, which holds the defaults, and by whoever prints the table.
+Owns the names and what becomes of one property (applies, without effect, forbidden, not supported yet). Read by
+`protocol.config`, which holds the defaults, and by whoever prints the table.
 May not know what the values are used for. No message ever shows the value of a property it does not know,
 nor of anything that belongs to TLS or SASL: it could be a secret.
 """
@@ -9,142 +9,30 @@ nor of anything that belongs to TLS or SASL: it could be a secret.
 from __future__ import annotations
 
 import enum
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from protocol.errors import ConfigurationError
 from protocol.once import warn_once
-from protocol.secret import HIDDEN, Secret
+from protocol.property_kinds import (
+    ACKS,
+    ADDRESSES,
+    BOOLEAN,
+    MAX_INT64,
+    MILLISECONDS,
+    NONEMPTY,
+    PARTITIONER,
+    POSITIVE_MILLISECONDS,
+    SECURITY_PROTOCOL,
+    SOCKET_BUFFER,
+    TEXT,
+    Kind,
+    integer,
+    one_of,
+)
 from protocol.spelling import meant
-
-MAX_INT32 = 2**31 - 1
-MAX_INT64 = 2**63 - 1
-_MOST_SHOWN = 200
-
-
-# -- kinds of values ------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A kind of value: how it is read from text (`ValueError`: not one of it) and, in words, what is allowed.
-
-    What is `secret` is shown by no message; the `ValueError` must not, either.
-    """
-
-    allowed: str
-    parse: Callable[[str], Any]
-    secret: bool = False
-
-    def read(self, name: str, text: str, remedy: str = "") -> Any:
-        """Raises `ConfigurationError` that names the property, the value, what is allowed and the remedy."""
-        try:
-            return self.parse(text.strip())
-        except ValueError as error:
-            detail = f" ({error})" if str(error) else ""
-            given = HIDDEN if self.secret else shown(text)
-            raise ConfigurationError(
-                f"{name} is {given}{detail}; allowed: {self.allowed}.{' ' + remedy if remedy else ''}", name=name
-            ) from error
-
-
-def shown(text: str) -> str:
-    """A value as messages show it: quoted, cut short, and without what stands before an @ (user:password@host)."""
-    quoted = repr(re.sub(r"[^,\s/]*@", "***@", text))
-    return quoted if len(quoted) <= _MOST_SHOWN else f"{quoted[:_MOST_SHOWN]}... ({len(text)} characters)"
-
-
-def integer(minimum: int = 0, maximum: int = MAX_INT32, *, also: Mapping[int, Any] | None = None) -> Kind:
-    """Whole numbers of a range; `also` maps values outside of it to what they mean."""
-    others = dict(also or {})
-
-    def parse(text: str) -> Any:
-        if not re.fullmatch(r"[+-]?[0-9]{1,20}", text):
-            raise ValueError("not a whole number")
-        value = int(text)
-        if value in others:
-            return others[value]
-        if not minimum <= value <= maximum:
-            raise ValueError("out of range")
-        return value
-
-    return Kind(f"{minimum} to {maximum}" + "".join(f" or {other}" for other in others), parse)
-
-
-def one_of(*words: str, meanings: Mapping[str, Any] | None = None, otherwise: str = "") -> Kind:
-    """Words, in upper or lower case, that stand for themselves or for a meaning. `otherwise`: why not another."""
-    known: dict[str, Any] = {**{word: word for word in words}, **(meanings or {})}
-    by_lower = {word.lower(): meaning for word, meaning in known.items()}
-
-    def parse(text: str) -> Any:
-        if text.lower() not in by_lower:
-            raise ValueError(otherwise)
-        return by_lower[text.lower()]
-
-    return Kind(", ".join(known), parse)
-
-
-def _nonempty(text: str) -> str:
-    if not text:
-        raise ValueError("empty")
-    return text
-
-
-_ADDRESS = re.compile(r"(?:(?P<scheme>[\w.%-]+)://)?(?:\[(?P<ipv6>[0-9A-Fa-f:.%]+)\]|(?P<host>[\w.%-]+)):(?P<port>\d+)")
-
-
-def _addresses(text: str) -> tuple[tuple[str, int], ...]:
-    """`host:port,[ipv6]:port` -> pairs in the order given, each once."""
-    found: dict[tuple[str, int], None] = {}
-    for item in filter(None, (part.strip() for part in text.split(","))):
-        match = _ADDRESS.fullmatch(item)
-        if not match:
-            raise ValueError("an entry is not host:port")
-        # Java's clients take no notice of what else stands there: a listener's name, or http from a habit.
-        if (match["scheme"] or "").upper().startswith(("SSL", "SASL", "HTTPS")):
-            raise ValueError("TLS and SASL listeners are not supported yet")
-        if int(match["port"]) not in range(1, 65536):
-            raise ValueError("a port is 1 to 65535")
-        if match["host"]:
-            _require_encodable(match["host"])
-        found[match["ipv6"] or match["host"], int(match["port"])] = None
-    if not found:
-        raise ValueError("no address")
-    return tuple(found)
-
-
-def _require_encodable(host: str) -> None:
-    try:
-        host.encode("idna")
-    except UnicodeError as error:
-        raise ValueError(f"{host} cannot be a host name: {error}") from error
-
-
-BOOLEAN = one_of(meanings={"true": True, "false": False})
-MILLISECONDS = integer(0)
-POSITIVE_MILLISECONDS = integer(1)
-SOCKET_BUFFER = integer(1, also={-1: -1})
-TEXT = Kind("any text", str)
-NONEMPTY = Kind("any text but the empty one", _nonempty)
-SECRET = Kind(NONEMPTY.allowed, lambda text: Secret(_nonempty(text)), secret=True)
-ADDRESSES = Kind("host:port[,host:port...]", _addresses)
-ACKS = one_of(meanings={"all": -1, "-1": -1, "1": 1, "0": 0})
-SECURITY_PROTOCOL = one_of(
-    meanings={"PLAINTEXT": "PLAINTEXT"},
-    otherwise="TLS and SASL are not supported yet, and nothing falls back to plain text in silence",
-)
-PARTITIONER = one_of(
-    *("murmur2", "fnv1a", "crc32", "random", "round_robin"),
-    meanings={
-        "org.apache.kafka.clients.producer.internals.DefaultPartitioner": "murmur2",
-        "org.apache.kafka.clients.producer.RoundRobinPartitioner": "round_robin",
-    },
-    otherwise="other classes cannot run here; give rows a partition instead",
-)
-
 
 # -- the table ------------------------------------------------------------------------------------
 
@@ -276,8 +164,40 @@ PROPERTIES: tuple[Property, ...] = (
     _applies(
         _CONSUMER,
         "group.protocol",
-        one_of("none", otherwise="membership in the group is not supported yet"),
-        "none: offsets are committed without joining the group",
+        one_of("none", "classic", "consumer"),
+        "none: offsets are committed without joining the group. Members of one share its partitions: by JoinGroup "
+        "(classic), or as the brokers assign them (consumer, KIP-848, since Kafka 4.0)",
+    ),
+    _applies(
+        _CONSUMER,
+        "group.instance.id",
+        NONEMPTY,
+        "a static member, that may come back within session.timeout.ms to what it had (KIP-345)",
+    ),
+    _applies(
+        _CONSUMER,
+        "session.timeout.ms",
+        POSITIVE_MILLISECONDS,
+        "classic: a member that the coordinator has not heard of for so long has lost its partitions",
+    ),
+    _applies(
+        _CONSUMER, "heartbeat.interval.ms", POSITIVE_MILLISECONDS, "classic: how often a member tells that it is there"
+    ),
+    _applies(
+        _CONSUMER,
+        "max.poll.interval.ms",
+        POSITIVE_MILLISECONDS,
+        "a member whose owner asks nothing of it for so long leaves; so long do others wait for it in a rebalance",
+    ),
+    _applies(
+        _CONSUMER,
+        "partition.assignment.strategy",
+        NONEMPTY,
+        "classic: how the leader assigns, the preferred ones first: range, roundrobin, sticky, cooperative-sticky, or "
+        "Java's classes of these",
+    ),
+    _applies(
+        _CONSUMER, "group.remote.assignor", NONEMPTY, "consumer: how the brokers assign; by default as they prefer"
     ),
     _applies(_PRODUCER, "acks", ACKS, "how many replicas confirm a write"),
     _applies(
@@ -341,12 +261,6 @@ PROPERTIES: tuple[Property, ...] = (
         "auto.include.jmx.reporter enable.metrics.push",
         "there are no JVM metrics here",
     ),
-    *_no_effect(
-        _CONSUMER,
-        "session.timeout.ms heartbeat.interval.ms max.poll.interval.ms partition.assignment.strategy "
-        "group.remote.assignor",
-        "offsets are committed for the group without joining it, so there is no membership to tune",
-    ),
     *_no_effect(_CONSUMER, "auto.commit.interval.ms", "offsets are committed when their records have been processed"),
     *_no_effect(_CONSUMER, "max.poll.records", "records come in columns, some thousands of rows at a time"),
     *_no_effect(_CONSUMER, "exclude.internal.topics", "a pattern never matches Kafka's internal topics"),
@@ -372,7 +286,6 @@ PROPERTIES: tuple[Property, ...] = (
     ),
     *_forbidden(_CLIENT, "config.providers", "values are taken as they are; put the resolved value in its place"),
     *_forbidden(_CLIENT, "security.providers", "JVM classes cannot run here"),
-    *_not_yet(_CONSUMER, "group.instance.id", "it needs membership in the group"),
     *_not_yet(_PRODUCER, "transactional.id transaction.timeout.ms", "transactions are not supported yet"),
     *_not_yet(_PRODUCER, "partitioner.ignore.keys", "leave the key column null to spread rows over partitions"),
 )

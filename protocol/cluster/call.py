@@ -13,14 +13,14 @@ from typing import Any
 
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
-from protocol.cluster.client import CONTROL, GROUP, TRANSACTION, Body, Client, listed
+from protocol.cluster.client import CONTROL, GROUP, TRANSACTION, Client, listed
 from protocol.cluster.coordinators import CoordinatorKey, group_coordinator, transaction_coordinator
 from protocol.cluster.metadata import Broker
 from protocol.cluster.unknown_topic import is_unknown_topic
 from protocol.errors import BrokerError, Corrupt, KafkaError, UsageError
 from protocol.kafka_terms import TopicPartition
 from protocol.wire.parts import Part, partition_request, parts_of
-from protocol.wire.schema import Api, Route
+from protocol.wire.schema import Api, Body, Route
 
 Row = Mapping[str, Any]
 Handle = Callable[[TopicPartition, Row, Broker, BrokerError | None], KafkaError | None]

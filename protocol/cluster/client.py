@@ -32,15 +32,12 @@ from protocol.net.connection import Connection, Reply
 from protocol.net.pool import ConnectionPool
 from protocol.wire.messages.m03_metadata import FIRST_WITH_ALLOW_AUTO_TOPIC_CREATION, METADATA
 from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR
-from protocol.wire.schema import Api
+from protocol.wire.schema import Api, Body
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-
-# A body may depend on the version that was chosen for it (fields that moved or were replaced).
-Body = dict[str, Any] | Callable[[int], dict[str, Any]]
 
 CONTROL = "control"
 FETCH = "fetch"
@@ -103,6 +100,10 @@ class Client:
     def disconnect(self, connection: Connection) -> None:
         """Closes one connection for good; whoever waits on it gets `ConnectionLost`."""
         self._pool.discard(connection)
+
+    def hang_up(self, purpose: str) -> None:
+        """Closes the connections of one purpose; whoever waits on one gets `ConnectionLost`."""
+        self._pool.discard_purpose(purpose)
 
     def send(
         self,

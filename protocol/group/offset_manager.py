@@ -69,10 +69,16 @@ class OffsetManager:
         self._thread: threading.Thread | None = None
 
     def join(self, member: GroupMember) -> None:
-        """Who commits from now on. What was marked under another id or generation is dropped."""
+        """Who commits from now on. What was marked by another one, or under claims that have ended, is dropped.
+
+        What was refused because the generation or epoch had moved on is committed again, with the new one.
+        """
         with self._changed:
             if not member.has_claims_of(self._member):
                 self._marks = {}
+            for key, mark in self._marks.items():
+                if mark.refused is not None and _ends_claims(mark.refused):
+                    self._marks[key] = _Mark(mark.to)
             self._member = member
             self._changed.notify_all()
 
@@ -173,6 +179,8 @@ class OffsetManager:
         except Exception as error:  # also a fault in this client: nobody else commits
             failure = error
         with self._changed:  # who waits in `flush` finds marks and counts changed together
+            if self._member != member:
+                answers = {key: error for key, error in answers.items() if error is None or not _ends_claims(error)}
             for key, refused in answers.items():
                 due[key].answered_at_s, due[key].refused = self._client.clock.now_s(), refused
             if not self._member.has_claims_of(member) or not due.keys() & self._marks.keys():
@@ -180,7 +188,7 @@ class OffsetManager:
             refused = next((error for error in answers.values() if error is not None), None)
             if refused is not None:
                 self._note(refused, final=True)
-            if failure is not None or refused is None:
+            if failure is not None or (answers and refused is None):
                 self._note(failure)
             self._changed.notify_all()
         return failure is None
@@ -200,6 +208,10 @@ class OffsetManager:
             log.warning("group %s: a commit was refused and will not be tried again: %s", self.group, words)
         elif was_healthy:
             log.warning("group %s: a commit failed and will be tried again: %s", self.group, words, exc_info=fault)
+
+
+def _ends_claims(error: BrokerError) -> bool:
+    return error_row(error.code).ends is Ends.CLAIMS
 
 
 def _is_final(error: BrokerError, member: GroupMember) -> bool:

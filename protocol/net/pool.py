@@ -79,6 +79,12 @@ class ConnectionPool:
                 if value is connection:
                     del self._connections[key]
 
+    def discard_purpose(self, purpose: str) -> None:
+        with self._lock:
+            gone = [connection for key, connection in self._connections.items() if key[2] == purpose]
+        for connection in gone:
+            self.discard(connection)
+
     def close(self) -> None:
         """Closes all, also what is just being opened."""
         with self._lock:

@@ -6,7 +6,7 @@ into encoders and decoders of one version. Nothing here touches bytes, and build
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal, Union
@@ -41,6 +41,9 @@ class Route(Enum):
     CONTROLLER = "the controller"
     BROKER = "one broker: each answers for itself"
 
+
+Body = dict[str, Any] | Callable[[int], dict[str, Any]]
+"""Of a request; it may depend on the version that is chosen for it (fields that moved or were replaced)."""
 
 _SAYS_WHICH = {Route.GROUP: "group_id", Route.TRANSACTION: "transactional_id"}
 

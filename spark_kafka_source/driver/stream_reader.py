@@ -18,7 +18,7 @@ from protocol.consumer.listed_offset import ListedOffset
 from protocol.errors import KafkaError
 from protocol.kafka_terms import TopicPartition
 from protocol.once import log_once
-from protocol.properties import MAX_INT64
+from protocol.property_kinds import MAX_INT64
 from spark_kafka_source.driver import replay
 from spark_kafka_source.driver.discovery import discover_present, retry_unknown_topics
 from spark_kafka_source.driver.group_checks import warn_of_other_offsets

@@ -10,7 +10,7 @@ from typing import Any
 
 from protocol.errors import ConfigurationError
 from protocol.once import warn_once
-from protocol.properties import shown
+from protocol.property_kinds import shown
 from spark_kafka_source import error_classes
 from spark_kafka_source.options import selection, start_positions
 from spark_kafka_source.options.stray_options import PREFIX
@@ -43,6 +43,11 @@ def _check_topics(options: SourceOptions) -> None:
 
 
 def _check_group(options: SourceOptions) -> None:
+    if options.consumer.group_protocol != "none":
+        raise ConfigurationError(
+            f"{PREFIX}group.protocol is {options.consumer.group_protocol}, but a query is not a member of its group "
+            "yet. Leave it out: offsets are committed without joining the group."
+        )
     if options.consumer.group_id is None and (options.start == "group" or options.commit_offsets):
         said = "startingOffsets is group" if options.start == "group" else "commitOffsets is true"
         raise ConfigurationError(f"{said}, but there is no group; set kafka.group.id.")

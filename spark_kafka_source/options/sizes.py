@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from protocol.properties import MAX_INT64
+from protocol.property_kinds import MAX_INT64
 
 # As Spark's JavaUtils.byteStringAsBytes has them.
 _UNITS_BYTES = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "p": 1 << 50}

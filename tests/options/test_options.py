@@ -429,6 +429,7 @@ def test_a_wrong_value_is_refused_with_name_value_and_what_is_allowed(name: str,
         ("group.id", "Kafka's properties take a prefix: kafka.group.id"),
         ("groupId", "Kafka's properties take a prefix: kafka.group.id"),
         ("bootstrap_servers", "Kafka's properties take a prefix: kafka.bootstrap.servers"),
+        ("session.timeout.ms", "Kafka's properties take a prefix: kafka.session.timeout.ms"),
         ("isolation.level", "Kafka's properties take a prefix: kafka.isolation.level"),
         ("security.protocol", "Kafka's properties take a prefix: kafka.security.protocol"),
         ("sasl.jaas.config", "Kafka's properties take a prefix: kafka.sasl.jaas.config"),
@@ -487,7 +488,7 @@ STRAYS = """
     schema.registry.url specific.avro.reader zookeeper.connect kafka_topic stopGracefullyOnShutdown maxRatePerPartition
     maxPartitions useDeprecatedOffsetFetching spark.default.parallelism spark.streaming.kafka.maxRatePerPartition
     spark.sql.shuffle.partitions offsets outputMode trigger key.deserializer value.deserializer key.serializer
-    value.serializer enable.auto.commit session.timeout.ms max.poll.records auto.commit.interval.ms metric.reporters
+    value.serializer enable.auto.commit max.poll.records auto.commit.interval.ms metric.reporters
     kafka.fetch.message.max.bytes kafka.poll.timeout.ms kafka.queue.buffering.max.messages kafka.zookeeper.connect
     kafka.timeout.ms kafka.metadata.fetch.timeout.ms kafka.max.poll.interval kafka.isolation.levle overwriteSchema
     triggerInterval window hi format name type key value timeZone

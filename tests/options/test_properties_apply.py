@@ -11,6 +11,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,8 @@ from protocol.consumer.consumer import Consumer
 from protocol.consumer.range import Range
 from protocol.consumer.range_consumer import RangeConsumer
 from protocol.errors import KafkaError
+from protocol.group.membership.membership import Membership
+from protocol.group.membership.topic_subscription import TopicSubscription
 from protocol.kafka_terms import EARLIEST
 from protocol.producer.async_producer import AsyncProducer
 from protocol.properties import PROPERTIES, Effect
@@ -34,8 +37,12 @@ from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR
+from protocol.wire.messages.m11_join_group import JOIN_GROUP
+from protocol.wire.messages.m12_heartbeat import HEARTBEAT
 from protocol.wire.messages.m18_api_versions import API_VERSIONS
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
+from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
+from protocol.wire.schema import Api
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.plan.offsets import JsonDict
@@ -198,6 +205,39 @@ def first_batch(reader: KafkaStreamReader) -> JsonDict:
 def group_asked_about(cluster: TenRecords, given: dict[str, str]) -> object:
     first_batch(reader_of(cluster, given))
     return {key for body in cluster.asked(FIND_COORDINATOR) for key in body["coordinator_keys"]}
+
+
+def of_member(api: Api, what: Callable[[dict[str, Any]], object]) -> Observe:
+    """Something of the first request of one kind by which a member joins its group."""
+
+    def observe(cluster: TenRecords, given: dict[str, str]) -> object:
+        protocol = "classic" if api is JOIN_GROUP else "consumer"
+        with member_of(cluster, {"group.protocol": protocol, **given}):
+            return what(cluster.asked(api)[0])
+
+    return observe
+
+
+@contextmanager
+def member_of(cluster: TenRecords, given: Properties) -> Iterator[Membership]:
+    client = client_of(cluster, {})
+    config = parse_consumer({"group.id": "g", **given})
+    with Membership(client, config, TopicSubscription(frozenset({"orders"}))) as member:
+        member.take_up(client.deadline(5_000))
+        yield member
+
+
+def joins_by(cluster: TenRecords, given: dict[str, str]) -> object:
+    told = outcome(lambda: member_of(cluster, given).__enter__().close())
+    return told, bool(cluster.asked(JOIN_GROUP)), bool(cluster.asked(CONSUMER_GROUP_HEARTBEAT))
+
+
+def tells_that_it_is_there(cluster: TenRecords, given: dict[str, str]) -> bool:
+    with member_of(cluster, {"group.protocol": "classic", "session.timeout.ms": "90000", **given}):
+        deadline = SYSTEM_CLOCK.now_s() + BETWEEN_S
+        while not cluster.asked(HEARTBEAT) and SYSTEM_CLOCK.now_s() < deadline:
+            time.sleep(0.01)
+        return bool(cluster.asked(HEARTBEAT))
 
 
 def beginning(cluster: TenRecords, given: dict[str, str]) -> object:
@@ -415,7 +455,28 @@ SEEN: dict[str, tuple[Observe, dict[str, Any]]] = {
     "max.processing.time.ms": (is_left_out, {SHORT: True, "60000": False}),
     "check.crcs": (reads_corrupt_records, {"true": False, "false": True}),
     "max.decompressed.batch.bytes": (unpacks, {"1024": False, "1000000": True}),
-    "group.protocol": (taken, {"none": "done", "classic": "ConfigurationError"}),
+    "group.protocol": (
+        joins_by,
+        {"none": ("UsageError", False, False), "classic": ("done", True, False), "consumer": ("done", False, True)},
+    ),
+    "group.instance.id": (of_member(JOIN_GROUP, lambda body: body["group_instance_id"]), {"a": "a", "b": "b"}),
+    "session.timeout.ms": (
+        of_member(JOIN_GROUP, lambda body: body["session_timeout_ms"]),
+        {"7000": 7000, "8000": 8000},
+    ),
+    "heartbeat.interval.ms": (tells_that_it_is_there, {SHORT: True, "60000": False}),
+    "max.poll.interval.ms": (
+        of_member(JOIN_GROUP, lambda body: body["rebalance_timeout_ms"]),
+        {"70000": 70000, "80000": 80000},
+    ),
+    "partition.assignment.strategy": (
+        of_member(JOIN_GROUP, lambda body: [row["name"] for row in body["protocols"]]),
+        {"sticky": ["sticky"], "roundrobin,range": ["roundrobin", "range"]},
+    ),
+    "group.remote.assignor": (
+        of_member(CONSUMER_GROUP_HEARTBEAT, lambda body: body["server_assignor"]),
+        {"uniform": "uniform", "range": "range"},
+    ),
     "acks": (of_produce(lambda body: body["acks"], rows()), {"all": [-1], "1": [1], "0": [0]}),
     "compression.type": (of_produce(codec, rows()), {"none": [0], "gzip": [1], "snappy": [2], "lz4": [3], "zstd": [4]}),
     "compression.gzip.level": (size_at_level("gzip"), {"1": DIFFER, "9": DIFFER}),

@@ -11,7 +11,7 @@ import pytest
 
 from protocol import once
 from protocol.errors import ConfigurationError
-from protocol.properties import SECRET
+from protocol.property_kinds import SECRET
 from protocol.secret import Secret
 from spark_kafka_source.lag.seconds import configs
 from spark_kafka_source.options.parsing import parse_sink_options, parse_source_options, row_columns

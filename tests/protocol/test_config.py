@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -99,7 +100,7 @@ def test_bootstrap_servers_are_required() -> None:
         (parse_consumer, "check.crcs", "yes", "true, false"),
         (parse_consumer, "isolation.level", "serializable", "read_uncommitted, read_committed"),
         (parse_consumer, "auto.offset.reset", "by_duration:PT1H", "earliest, latest, none"),
-        (parse_consumer, "group.protocol", "classic", "none"),
+        (parse_consumer, "group.protocol", "share", "none, classic, consumer"),
         (parse_consumer, "fetch.min.bytes", "1.5", "0 to 2147483647"),
         (parse_producer, "acks", "2", "all, -1, 1, 0"),
         (parse_producer, "compression.type", "brotli", "none, gzip, snappy, lz4, zstd"),
@@ -114,6 +115,34 @@ def test_a_wrong_value_is_refused_with_name_value_and_what_is_allowed(
     assert message.startswith(f"kafka.{name} is {value!r}")
     assert f"allowed: {allowed}" in message
     assert "Leave it out for the default." in message
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"group.protocol": "classic"}, "there is no group; set kafka.group.id"),
+        ({"group.protocol": "classic", "group.remote.assignor": "range"}, "only consumer heed it"),
+        ({"group.protocol": "consumer", "session.timeout.ms": 9000}, "only classic heed it"),
+        ({"group.protocol": "consumer", "heartbeat.interval.ms": 9000}, "only classic heed it"),
+        ({"group.protocol": "consumer", "partition.assignment.strategy": "range"}, "only classic heed it"),
+        ({"group.instance.id": "a"}, "kafka.group.protocol is none, and only classic and consumer heed it"),
+        (
+            {"group.protocol": "classic", "session.timeout.ms": 3000},
+            "kafka.heartbeat.interval.ms is 3000, which is not below kafka.session.timeout.ms (3000)",
+        ),
+    ],
+)
+def test_what_members_of_a_group_cannot_mean_is_refused_as_by_java(given: dict[str, object], words: str) -> None:
+    group = {} if "no group" in words else {"group.id": "g"}
+    with pytest.raises(ConfigurationError, match=re.escape(words)):
+        parse_consumer({**group, **given}, prefix="kafka.")
+
+
+def test_who_does_not_join_is_told_what_only_members_heed(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        parse_consumer({"group.id": "g", "max.poll.interval.ms": 900_001}, prefix="kafka.")
+    (told,) = caplog.messages
+    assert "kafka.max.poll.interval.ms has no effect: kafka.group.protocol is none" in told
 
 
 def test_a_value_of_another_type_is_refused() -> None:

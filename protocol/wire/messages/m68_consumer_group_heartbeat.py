@@ -50,3 +50,5 @@ CONSUMER_GROUP_HEARTBEAT = Api(
     flexible_since=0,
     route=Route.GROUP,
 )
+
+FIRST_WITH_REGEX = 1

@@ -1,0 +1,254 @@
+"""A member by the classic protocol: JoinGroup, SyncGroup, Heartbeat, LeaveGroup, as a pure state machine.
+
+A rebalance is a new generation that all members join; the one that leads assigns. With an eager assignor a member gives
+up everything before it joins; with cooperative ones alone (KIP-429) it joins at once, keeps what it has, gives up what
+it was not assigned again, and joins once more. Static members: KIP-345, KIP-814.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from protocol.broker_errors import ErrorCode
+from protocol.cluster.metadata import Metadata
+from protocol.config import ClientConfig, ConsumerConfig
+from protocol.errors import BrokerError, Corrupt
+from protocol.group.assignors.assignor import Subscription
+from protocol.group.assignors.consumer_protocol import decode_assignment, encode_subscription
+from protocol.group.assignors.table import parse_strategy
+from protocol.group.member import GroupMember
+from protocol.group.membership.cause import Cause
+from protocol.group.membership.leader import GroupLeader
+from protocol.group.membership.machine import NOTHING, MemberMachine
+from protocol.group.membership.states import CLASSIC_MOVES, MemberState
+from protocol.group.membership.steps import Ask, Step
+from protocol.group.membership.topic_subscription import TopicSubscription
+from protocol.kafka_terms import TopicPartition
+from protocol.wire.messages.m11_join_group import JOIN_GROUP
+from protocol.wire.messages.m12_heartbeat import HEARTBEAT
+from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
+from protocol.wire.messages.m14_sync_group import SYNC_GROUP
+from protocol.wire.schema import Api
+
+_PROTOCOL_TYPE = "consumer"
+_NO_GENERATION = -1
+# As Java: a coordinator that has waited for the others until the end has some time left to say so.
+_HELD_LONGER_MS = 5_000
+# From these versions on, requests say which static member it is.
+_FIRST_STATIC = {JOIN_GROUP: 5, SYNC_GROUP: 3, HEARTBEAT: 3, LEAVE_GROUP: 3}
+_ANSWERS = frozenset({ErrorCode.NONE, ErrorCode.MEMBER_ID_REQUIRED, ErrorCode.REBALANCE_IN_PROGRESS})
+_JOINED = (MemberState.STABLE, MemberState.RECONCILING)
+_REMEDIES: dict[int, tuple[str, str]] = {
+    ErrorCode.INCONSISTENT_GROUP_PROTOCOL: (
+        "partition.assignment.strategy",
+        "name a strategy that all members have, or use a group of its own",
+    ),
+    ErrorCode.INVALID_SESSION_TIMEOUT: (
+        "session.timeout.ms",
+        "brokers allow group.min.session.timeout.ms to group.max.session.timeout.ms",
+    ),
+    ErrorCode.GROUP_MAX_SIZE_REACHED: ("group.id", "stop a member, or use another group"),
+    ErrorCode.UNSUPPORTED_VERSION: ("group.instance.id", "brokers know static members since Kafka 2.3; leave it out"),
+    ErrorCode.FENCED_INSTANCE_ID: ("group.instance.id", "give each member one of its own"),
+}
+
+
+class ClassicMember(MemberMachine):
+    """What `generation_id` and `member_id` are is the coordinator's to say."""
+
+    moves = CLASSIC_MOVES
+    remedies = _REMEDIES
+
+    def __init__(
+        self, client: ClientConfig, config: ConsumerConfig, subscription: TopicSubscription, now_s: float
+    ) -> None:
+        super().__init__(client, config, subscription, now_s)
+        self._assignors = {each.name: each for each in parse_strategy(config.partition_assignment_strategy)}
+        self._cooperative = all(assignor.cooperative for assignor in self._assignors.values())
+        self._member_id = ""
+        self._generation_id = _NO_GENERATION
+        self._claimed_in: int | None = None
+        self._assignment = NOTHING
+        # What this member gives up is another one's in the next generation (KIP-429).
+        self._joins_again = False
+        # What it was assigned last and in which generation, for sticky leaders.
+        self._last: tuple[frozenset[TopicPartition], int] = NOTHING, _NO_GENERATION
+        self._joined_topics: frozenset[str] = frozenset()
+        self._assignor_name = ""
+        self._leader: GroupLeader | None = None
+        # For SyncGroup; None while the leader, who is this member, has yet to assign.
+        self._assignments: dict[str, bytes] | None = None
+
+    @property
+    def member(self) -> GroupMember:
+        instance_id = self.config.group_instance_id
+        return GroupMember(
+            self._member_id, self._generation_id, group_instance_id=instance_id, claimed_in=self._claimed_in
+        )
+
+    # -- what is sent -------------------------------------------------------------------------
+
+    def _next_step(self, now_s: float) -> Step:
+        if self.state in _JOINED and self._topics != self._joined_topics:
+            self._rebalance(Cause("the topics that this member subscribes to are others now"))
+        if self.state is MemberState.JOINING:
+            return self._join_group()
+        if self.state is MemberState.SYNCING:
+            return self._look_up(now_s) if self._assignments is None else self._sync_group(self._assignments)
+        return self._heartbeat() if now_s >= self._heartbeat_s else self._watch(now_s)
+
+    def _join_group(self) -> Ask:
+        assert self._topics is not None
+        self._joined_topics = self._topics
+        config = self.config
+        body = {
+            "session_timeout_ms": config.session_timeout_ms,
+            "rebalance_timeout_ms": config.max_poll_interval_ms,
+            "protocol_type": _PROTOCOL_TYPE,
+            "protocols": [
+                {"name": each.name, "metadata": encode_subscription(self._subscription(each.user_data(*self._last)))}
+                for each in self._assignors.values()
+            ],
+            "reason": str(self.cause)[:255],
+        }
+        return self._ask(JOIN_GROUP, body, held=True, timeout_ms=self._held_timeout_ms)
+
+    def _subscription(self, user_data: bytes | None) -> Subscription:
+        assert self._topics is not None
+        rack = self.config.client_rack or None
+        owned = self.owned if self._cooperative else NOTHING
+        return Subscription(self._topics, owned, self._last[1], rack, user_data)
+
+    def _sync_group(self, assignments: Mapping[str, bytes]) -> Ask:
+        body = {
+            "generation_id": self._generation_id,
+            "protocol_type": _PROTOCOL_TYPE,
+            "protocol_name": self._assignor_name,
+            "assignments": [{"member_id": name, "assignment": each} for name, each in assignments.items()],
+        }
+        return self._ask(SYNC_GROUP, body, held=True, timeout_ms=self._held_timeout_ms)
+
+    def _heartbeat(self) -> Ask:
+        return self._ask(HEARTBEAT, {"generation_id": self._generation_id}, timeout_ms=self._heartbeat_timeout_ms)
+
+    def _leave_request(self, for_good: bool | None) -> Ask | None:
+        instance_id = self.config.group_instance_id
+        leaves = instance_id is None if for_good is None else for_good
+        if not leaves or not self._member_id:
+            return None
+        who = {"member_id": self._member_id, "group_instance_id": instance_id, "reason": "the member was closed"}
+
+        def body(version: int) -> dict[str, Any]:
+            several = version >= _FIRST_STATIC[LEAVE_GROUP]
+            return {"group_id": self.group, **({"members": [who]} if several else {"member_id": who["member_id"]})}
+
+        at_least = 0 if instance_id is None else _FIRST_STATIC[LEAVE_GROUP]
+        return Ask(LEAVE_GROUP, body, self._heartbeat_timeout_ms, at_least)
+
+    def _ask(self, api: Api, fields: dict[str, Any], **options: Any) -> Ask:
+        instance_id = self.config.group_instance_id
+        who = {"group_id": self.group, "member_id": self._member_id, "group_instance_id": instance_id}
+        at_least = 0 if instance_id is None else _FIRST_STATIC[api]
+        return Ask(api, {**who, **fields}, at_least=at_least, accept=_ANSWERS, **options)
+
+    @property
+    def _held_timeout_ms(self) -> float:
+        return max(self._request_timeout_ms, self.config.max_poll_interval_ms + _HELD_LONGER_MS)
+
+    # -- what is answered ---------------------------------------------------------------------
+
+    def _answered(self, ask: Ask, reply: Mapping[str, Any], now_s: float) -> None:
+        self._heartbeat_s = now_s + self.config.heartbeat_interval_ms / 1000
+        if reply["error_code"] == ErrorCode.REBALANCE_IN_PROGRESS:
+            self._rebalance(Cause("the group rebalances: members join or leave, or want other topics"))
+            if self.state is MemberState.JOINING and ask.api is JOIN_GROUP:
+                self._try_again(now_s)
+        elif ask.api is JOIN_GROUP and self.state is MemberState.JOINING:
+            self._joined(reply)
+        elif ask.api is SYNC_GROUP and self.state is MemberState.SYNCING:
+            self._synced(decode_assignment(reply["assignment"]))
+
+    def _joined(self, reply: Mapping[str, Any]) -> None:
+        self._member_id = reply["member_id"]
+        if reply["error_code"] == ErrorCode.MEMBER_ID_REQUIRED:
+            return  # KIP-394: joins again, with the id that it was given
+        if reply["protocol_name"] not in self._assignors:
+            raise Corrupt(f"JoinGroup of group {self.group}: {reply['protocol_name']!r} was not offered")
+        self._assignor_name, self._generation_id = reply["protocol_name"], reply["generation_id"]
+        if self._claimed_in is None or not self._cooperative:
+            self._claimed_in = self._generation_id
+        leads = reply["leader"] == self._member_id
+        self._leader = GroupLeader(self._assignors[reply["protocol_name"]], reply["members"]) if leads else None
+        # KIP-814: a static member that came back leads, and the assignment stands.
+        self._assignments = None if leads and not reply["skip_assignment"] else {}
+        self._look_up_s = -math.inf if leads else self._look_up_s
+        self._life.transition(MemberState.SYNCING, Cause(f"generation {self._generation_id} begins"))
+
+    def _found(self, cluster: Metadata, now_s: float) -> None:
+        if self._leader is None:
+            return
+        if self.state is MemberState.SYNCING:
+            self._assignments = self._leader.assign(cluster)
+        elif topic := self._leader.changed(cluster):
+            self._rebalance(Cause(f"topic {topic} has other partitions now"))
+
+    def _synced(self, assignment: frozenset[TopicPartition]) -> None:
+        self._joins_again = bool(self.owned - assignment)
+        self._assignment, self._last = assignment, (assignment, self._generation_id)
+        what = Cause(f"generation {self._generation_id} has assigned {len(assignment)} partitions")
+        self._life.transition(MemberState.STABLE if assignment == self.owned else MemberState.RECONCILING, what)
+
+    # -- rebalances ---------------------------------------------------------------------------
+
+    @property
+    def _assigned(self) -> frozenset[TopicPartition]:
+        return self._assignment
+
+    def _to_give_up(self) -> frozenset[TopicPartition]:
+        if self.state is MemberState.RECONCILING:
+            return self.owned - self._assignment
+        return self._to_give_up_to_join() if self.state is MemberState.REBALANCING else NOTHING
+
+    def _to_give_up_to_join(self) -> frozenset[TopicPartition]:
+        if not self._cooperative:
+            return self.owned
+        return frozenset(key for key in self.owned if self._topics is not None and key[0] not in self._topics)
+
+    @property
+    def _may_take(self) -> bool:
+        return True
+
+    def _taken(self) -> None:
+        if self._joins_again:
+            self._join(Cause("it has given up partitions, for others to have them"))
+        else:
+            self._life.transition(MemberState.STABLE, self.cause)
+
+    def _rebalance(self, cause: Cause) -> None:
+        if self.state not in (MemberState.JOINING, MemberState.REBALANCING):
+            if self._to_give_up_to_join():
+                self._life.transition(MemberState.REBALANCING, cause)
+            else:
+                self._join(cause)
+
+    @property
+    def _watches(self) -> bool:
+        """The leader is the one who sees that a topic, of whatever member, has other partitions."""
+        return self._leader is not None or self._matches_here
+
+    @property
+    def _watched(self) -> frozenset[str] | None:
+        return None if self._matches_here or self._leader is None else self._leader.topics
+
+    def _fenced(self, error: BrokerError) -> None:
+        if error.code == ErrorCode.UNKNOWN_MEMBER_ID:
+            self._member_id = ""
+
+    def _unanswered(self) -> None:
+        pass  # each of its requests may be repeated
+
+    def _end_session(self) -> None:
+        self._generation_id, self._claimed_in, self._assignment = _NO_GENERATION, None, NOTHING
+        self._leader = None

@@ -1,0 +1,214 @@
+"""A member by the consumer protocol (KIP-848): ConsumerGroupHeartbeat for everything, as a pure state machine.
+
+The coordinator assigns, and an epoch takes the place of the generation. A member hears what it may have from now on,
+and says what it has: what it gives up goes to others only when it has said so, and nobody else has to wait for that.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from protocol.broker_errors import ErrorCode
+from protocol.cluster.metadata import Metadata
+from protocol.config import ClientConfig, ConsumerConfig
+from protocol.errors import BrokerError
+from protocol.group.member import GroupMember
+from protocol.group.membership.cause import Cause
+from protocol.group.membership.machine import NOTHING, MemberMachine
+from protocol.group.membership.states import CONSUMER_MOVES, MemberState
+from protocol.group.membership.steps import Ask, Step
+from protocol.group.membership.topic_subscription import TopicSubscription
+from protocol.kafka_terms import TopicPartition
+from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT, FIRST_WITH_REGEX
+
+# Epochs that say something else than how far a member has come.
+_JOIN, _LEAVE, _LEAVE_FOR_A_WHILE = 0, -1, -2
+_REMEDIES: dict[int, tuple[str, str]] = {
+    ErrorCode.UNSUPPORTED_ASSIGNOR: ("group.remote.assignor", "brokers list theirs in group.consumer.assignors"),
+    ErrorCode.INVALID_REGULAR_EXPRESSION: ("the pattern", "brokers take RE2's syntax, without look-around"),
+    ErrorCode.GROUP_MAX_SIZE_REACHED: ("group.id", "stop a member, or use another group"),
+    ErrorCode.FENCED_INSTANCE_ID: ("group.instance.id", "give each member one of its own"),
+    ErrorCode.UNRELEASED_INSTANCE_ID: (
+        "group.instance.id",
+        "give each member one of its own; one that was killed holds it until its session ends",
+    ),
+    ErrorCode.UNSUPPORTED_VERSION: ("group.protocol", "brokers speak it since Kafka 4.0; use classic"),
+}
+# A coordinator that asks for more is not believed.
+_LEAST_INTERVAL_MS = 50
+
+
+class ConsumerMember(MemberMachine):
+    """Names itself: `member_id` is its own, for as long as it lives."""
+
+    moves = CONSUMER_MOVES
+    remedies = _REMEDIES
+    broker_matches = True
+
+    def __init__(
+        self, client: ClientConfig, config: ConsumerConfig, subscription: TopicSubscription, now_s: float
+    ) -> None:
+        super().__init__(client, config, subscription, now_s)
+        self._member_id = str(uuid.uuid4())
+        self._epoch = _JOIN
+        self._claimed_in: int | None = None
+        # What was said in the last request, and what the coordinator has answered to: the rest is said again.
+        self._says: dict[str, Any] = {}
+        self._heard: dict[str, Any] = {}
+        # Whether it has answered since it was told what the owner has: what it was not told of, it gives to others.
+        self._agreed = True
+        # Partitions by topic id, as assigned; then those of topics whose names are known, with their topic's id.
+        self._target: dict[bytes, list[int]] = {}
+        self._names: dict[bytes, str] = {}
+        self._ids: dict[TopicPartition, bytes] = {}
+        self._owned_ids: dict[TopicPartition, bytes] = {}
+
+    @property
+    def member(self) -> GroupMember:
+        epoch = self._epoch if self._epoch > _JOIN else -1
+        instance_id = self.config.group_instance_id
+        return GroupMember(
+            self._member_id, member_epoch=epoch, group_instance_id=instance_id, claimed_in=self._claimed_in
+        )
+
+    # -- what is sent -------------------------------------------------------------------------
+
+    def _next_step(self, now_s: float) -> Step:
+        due = self._epoch == _JOIN or self.state is MemberState.ACKNOWLEDGING or now_s >= self._heartbeat_s
+        return self._heartbeat() if due or self._subscribed() != self._subscribed_before else self._watch(now_s)
+
+    def _heartbeat(self) -> Ask:
+        self._says = {
+            **self._subscribed(),
+            "rack_id": self.config.client_rack or None,
+            "rebalance_timeout_ms": self.config.max_poll_interval_ms,
+            "server_assignor": self.config.group_remote_assignor,
+            "topic_partitions": self._owned_rows(),
+        }
+        news = {field: value for field, value in self._says.items() if self._heard.get(field) != value}
+        self._agreed = self._agreed and "topic_partitions" not in news
+        at_least = FIRST_WITH_REGEX if news.get("subscribed_topic_regex") is not None else 0
+        return self._ask(self._epoch, news, at_least)
+
+    def _subscribed(self) -> dict[str, Any]:
+        regex = None if self._matches_here else self.subscription.re2
+        # The empty one takes back what was said before.
+        said = self._heard.get("subscribed_topic_regex")
+        return {"subscribed_topic_names": sorted(self._topics or ()), "subscribed_topic_regex": regex or (said and "")}
+
+    @property
+    def _subscribed_before(self) -> dict[str, Any]:
+        return {field: self._heard.get(field) for field in ("subscribed_topic_names", "subscribed_topic_regex")}
+
+    def _owned_rows(self) -> list[dict[str, Any]]:
+        by_id: dict[bytes, list[int]] = {}
+        for key in sorted(self.owned):
+            by_id.setdefault(self._owned_ids[key], []).append(key[1])
+        return [{"topic_id": topic_id, "partitions": numbers} for topic_id, numbers in by_id.items()]
+
+    def _leave_request(self, for_good: bool | None) -> Ask | None:
+        if self._claimed_in is None or for_good is False:
+            return None
+        static = self.config.group_instance_id is not None and for_good is None
+        return self._ask(_LEAVE_FOR_A_WHILE if static else _LEAVE, {}, 0)
+
+    def _ask(self, epoch: int, fields: dict[str, Any], at_least: int) -> Ask:
+        who = {"group_id": self.group, "member_id": self._member_id, "instance_id": self.config.group_instance_id}
+        body = {**who, "member_epoch": epoch, **fields}
+        return Ask(CONSUMER_GROUP_HEARTBEAT, body, self._heartbeat_timeout_ms, at_least)
+
+    # -- what is answered ---------------------------------------------------------------------
+
+    def _answered(self, ask: Ask, reply: Mapping[str, Any], now_s: float) -> None:
+        self._heard, self._agreed = self._says, True
+        self._heartbeat_s = now_s + max(_LEAST_INTERVAL_MS, reply["heartbeat_interval_ms"]) / 1000
+        self._epoch = reply["member_epoch"]
+        if self._claimed_in is None:
+            self._claimed_in = self._epoch
+        if reply["assignment"] is not None:
+            self._assign(reply["assignment"]["topic_partitions"])
+        self._reconcile()
+        if self._nameless:
+            self._look_up_s = min(self._look_up_s, now_s)
+
+    def _assign(self, rows: list[dict[str, Any]]) -> None:
+        """Another assignment is to be acknowledged, also by who has just that: one in between may not be known here."""
+        target = {bytes(row["topic_id"]): row["partitions"] for row in rows}
+        if target != self._target:
+            self._target, self._heard = target, {**self._heard, "topic_partitions": None}
+
+    def _found(self, cluster: Metadata, now_s: float) -> None:
+        self._names.update((topic.topic_id, name) for name, topic in cluster.topics.items())
+        self._reconcile()
+        if self._nameless:
+            self._look_up_s = now_s + self._backoff.next_s()
+
+    def _reconcile(self) -> None:
+        """Compares what is assigned with what the owner has, and that with what the coordinator knows of it."""
+        self._ids = {
+            (self._names[topic_id], number): topic_id
+            for topic_id, numbers in self._target.items()
+            if topic_id in self._names
+            for number in numbers
+        }
+        if self._epoch == _JOIN:
+            return
+        if self._ids != {key: self._owned_ids[key] for key in self.owned}:
+            state = MemberState.RECONCILING
+        elif self.state is MemberState.JOINING and self._nameless:
+            return  # not that it has nothing: it is not known what it has
+        elif self._heard.get("topic_partitions") != self._owned_rows():
+            state = MemberState.ACKNOWLEDGING
+        else:
+            state = MemberState.STABLE
+        if state is not self.state:
+            self._life.transition(state, Cause(f"epoch {self._epoch} has assigned {len(self._ids)} partitions"))
+
+    # -- what the owner has -------------------------------------------------------------------
+
+    @property
+    def _assigned(self) -> frozenset[TopicPartition]:
+        return frozenset(self._ids)
+
+    def _to_give_up(self) -> frozenset[TopicPartition]:
+        """Also of a topic that was recreated: its name is the same, its id is not."""
+        if self.state is not MemberState.RECONCILING:
+            return NOTHING
+        return frozenset(key for key in self.owned if self._ids.get(key) != self._owned_ids[key])
+
+    @property
+    def _may_take(self) -> bool:
+        return self._agreed
+
+    def _taken(self) -> None:
+        self._owned_ids = dict(self._ids)
+        self._life.transition(MemberState.ACKNOWLEDGING, self.cause)
+
+    # -- what is looked up ----------------------------------------------------------------------
+
+    @property
+    def _nameless(self) -> bool:
+        """Whether it is assigned a topic that metadata have not told the name of."""
+        return any(topic_id not in self._names for topic_id in self._target)
+
+    @property
+    def _watches(self) -> bool:
+        return self._matches_here or self._nameless
+
+    @property
+    def _watched(self) -> frozenset[str] | None:
+        return self._topics if self.subscription.pattern is None else None
+
+    # -- ends ---------------------------------------------------------------------------------
+
+    def _fenced(self, error: BrokerError) -> None:
+        pass  # joins again under the same id
+
+    def _unanswered(self) -> None:
+        self._heard = {}
+
+    def _end_session(self) -> None:
+        self._epoch, self._claimed_in = _JOIN, None
+        self._heard, self._target, self._ids, self._owned_ids = {}, {}, {}, {}

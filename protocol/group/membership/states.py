@@ -1,0 +1,101 @@
+"""In which state a member of a group is, and which state may follow which: data, for both protocols.
+
+Used by `classic` and `consumer`. The words are Java's (`MemberState`) where that has them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from enum import Enum
+
+from protocol.errors import UsageError
+from protocol.group.membership.cause import Cause
+
+log = logging.getLogger(__name__)
+
+
+class MemberState(Enum):
+    """What a member is doing, for the coordinator and for its owner."""
+
+    UNJOINED = "is no member yet"
+    JOINING = "asks to be let in"
+    SYNCING = "waits for what it is assigned"
+    RECONCILING = "was assigned something else than its owner has"
+    ACKNOWLEDGING = "tells the coordinator what its owner has"
+    STABLE = "has what it was assigned"
+    REBALANCING = "must give up partitions before it may join again"
+    LOST = "has lost its claims, and its owner does not know"
+    LEAVING = "is leaving"
+    LEFT = "has left"
+    FAILED = "cannot be a member"
+
+
+Moves = Mapping[MemberState, frozenset[MemberState]]
+
+_S = MemberState
+
+
+def _moves(own: Mapping[MemberState, set[MemberState]]) -> Moves:
+    """What any living member may do beside its own moves: leave, and fail."""
+    ends = {_S.LEAVING, _S.LEFT, _S.FAILED}
+    return {
+        **{state: frozenset(to | ends) for state, to in own.items()},
+        _S.LEAVING: frozenset({_S.LEFT}),
+        _S.FAILED: frozenset({_S.LEFT}),
+        _S.LEFT: frozenset(),
+    }
+
+
+CLASSIC_MOVES = _moves(
+    {
+        _S.UNJOINED: {_S.JOINING},
+        _S.JOINING: {_S.SYNCING, _S.LOST},
+        _S.SYNCING: {_S.RECONCILING, _S.STABLE, _S.REBALANCING, _S.JOINING, _S.LOST},
+        _S.RECONCILING: {_S.STABLE, _S.REBALANCING, _S.JOINING, _S.LOST},
+        _S.STABLE: {_S.REBALANCING, _S.JOINING, _S.LOST},
+        _S.REBALANCING: {_S.JOINING, _S.LOST},
+        _S.LOST: {_S.JOINING},
+    }
+)
+"""JoinGroup, SyncGroup, and Heartbeat until the group rebalances."""
+
+CONSUMER_MOVES = _moves(
+    {
+        _S.UNJOINED: {_S.JOINING},
+        _S.JOINING: {_S.RECONCILING, _S.STABLE, _S.LOST},
+        _S.RECONCILING: {_S.ACKNOWLEDGING, _S.STABLE, _S.JOINING, _S.LOST},
+        _S.ACKNOWLEDGING: {_S.RECONCILING, _S.STABLE, _S.JOINING, _S.LOST},
+        _S.STABLE: {_S.RECONCILING, _S.ACKNOWLEDGING, _S.JOINING, _S.LOST},
+        _S.LOST: {_S.JOINING},
+    }
+)
+"""KIP-848: one kind of request, and partitions change hands one by one."""
+
+HAS_TO_HEAR = frozenset({_S.UNJOINED, _S.RECONCILING, _S.REBALANCING, _S.LOST, _S.FAILED})
+"""Where a member goes on only when its owner has acted."""
+
+IN_SESSION = frozenset({_S.JOINING, _S.SYNCING, _S.RECONCILING, _S.ACKNOWLEDGING, _S.STABLE, _S.REBALANCING})
+"""Where the coordinator counts on the member, or soon will."""
+
+SETTLED = frozenset({_S.ACKNOWLEDGING, _S.STABLE})
+"""Where the owner has all that was assigned."""
+
+OVER = frozenset({_S.LEFT, _S.FAILED})
+
+
+class Lifecycle:
+    """The state of one member, and why it is in it."""
+
+    def __init__(self, name: str, moves: Moves) -> None:
+        self.state = MemberState.UNJOINED
+        self.cause = Cause("it has not joined the group yet")
+        self._name = name
+        self._moves = moves
+
+    def transition(self, to: MemberState, cause: Cause) -> None:
+        """The only way into another state. Raises `UsageError` for one that may not follow: a fault in this client."""
+        if to not in self._moves.get(self.state, ()):
+            raise UsageError(f"{self._name}: {to.name} may not follow {self.state.name} ({cause})")
+        log.debug("%s: %s -> %s: %s", self._name, self.state.name, to.name, cause)
+        self.state, self.cause = to, cause

@@ -1,0 +1,84 @@
+"""Members of real groups and of the model's, by both protocols."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from protocol.cluster.client import Client
+from protocol.config import parse_consumer
+from protocol.group.member import GroupMember
+from protocol.group.membership.assignment import Assignment, Revocation
+from protocol.group.membership.membership import Membership
+from protocol.group.membership.topic_subscription import TopicSubscription
+
+NewMember = Callable[..., "Owner"]
+
+PROTOCOLS = ("classic", "consumer")
+
+
+class Owner:
+    """Who has a member: takes up what is pending, and notes what it is told."""
+
+    def __init__(self, client: Client, group: str, subscription: TopicSubscription, **properties: Any) -> None:
+        self.client = client
+        self.group = group
+        self.told: list[GroupMember] = []
+        self.revoked: list[Revocation] = []
+        config = parse_consumer({"group.id": group, **properties})
+        self.membership = Membership(client, config, subscription, self.told.append)
+
+    def take_up(self, timeout_ms: float = 0) -> Assignment:
+        return self.membership.take_up(self.client.deadline(timeout_ms), self.revoked.append)
+
+    @property
+    def numbers(self) -> list[int]:
+        return sorted(number for _, number in self.membership.owned)
+
+
+def settle(*owners: Owner, until: Callable[[], bool], timeout_ms: float = 20_000) -> None:
+    """Every owner takes up what is pending, until this is so."""
+    deadline = owners[0].client.deadline(timeout_ms)
+    while True:
+        for owner in owners:
+            if owner.membership.rebalance_pending or not owner.membership.owned:
+                owner.take_up(50)
+        if until():
+            return
+        assert not deadline.passed, [(owner.membership.member, owner.numbers) for owner in owners]
+        owners[0].client.clock.sleep_s(0.02)
+
+
+@pytest.fixture(params=PROTOCOLS)
+def protocol(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def group() -> str:
+    return f"group-{uuid.uuid4().hex[:10]}"
+
+
+@pytest.fixture
+def owners() -> Iterator[list[Owner]]:
+    """Closed after the test."""
+    made: list[Owner] = []
+    yield made
+    for owner in made:
+        owner.membership.close(timeout_ms=1_000)
+
+
+@pytest.fixture
+def new_member(owners: list[Owner], protocol: str, group: str) -> NewMember:
+    """`new_member(client, "orders", "paid", **properties)`: a member that has not joined yet."""
+
+    def create(client: Client, *topics: str, subscription: TopicSubscription | None = None, **given: Any) -> Owner:
+        properties = {name.replace("_", "."): value for name, value in given.items()}
+        properties = {"group.protocol": protocol, **properties}
+        owners.append(Owner(client, group, subscription or TopicSubscription(frozenset(topics)), **properties))
+        return owners[-1]
+
+    return create

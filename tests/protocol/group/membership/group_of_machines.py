@@ -1,0 +1,141 @@
+"""Members without sockets or threads, against the model of a cluster, in one thread: every order of events is a test's.
+
+What a member asks is heard at once and answered when the model answers, or is lost, by choice of who drives it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from protocol.broker_errors import ErrorCode, broker_error
+from protocol.cluster.metadata import Metadata
+from protocol.config import parse_client, parse_consumer
+from protocol.errors import ConnectionLost
+from protocol.group.membership.assignment import Revocation
+from protocol.group.membership.classic import ClassicMember
+from protocol.group.membership.consumer import ConsumerMember
+from protocol.group.membership.machine import MemberMachine
+from protocol.group.membership.steps import Ask, LookUp, Wait
+from protocol.group.membership.topic_subscription import TopicSubscription
+from protocol.kafka_terms import TopicPartition
+from protocol.wire.messages.m03_metadata import METADATA
+from tests.fake_kafka.clock import ManualClock
+from tests.fake_kafka.cluster import Cluster
+from tests.fake_kafka.requests import Pending, Request
+
+GROUP = "etl"
+ORDERS = TopicSubscription(frozenset({"orders"}))
+CLIENT = parse_client({"bootstrap.servers": "127.0.0.1:9092", "retry.backoff.ms": 10})
+
+
+def machine(protocol: str, now_s: float = 0.0, *, subscription: TopicSubscription = ORDERS, **given: Any) -> Any:
+    """A machine of one protocol; `given` are properties with _ for the dots."""
+    properties = {name.replace("_", "."): value for name, value in given.items()}
+    config = parse_consumer({"group.id": GROUP, "group.protocol": protocol, **properties})
+    kind: type[MemberMachine] = {"classic": ClassicMember, "consumer": ConsumerMember}[protocol]
+    return kind(CLIENT, config, subscription, now_s)
+
+
+@dataclass
+class Driven:
+    """One member, its owner, and the request that it waits for."""
+
+    cluster: Cluster
+    machine: MemberMachine
+    revoked: list[Revocation] = field(default_factory=list)
+    sent: list[Ask] = field(default_factory=list)
+    _asked: tuple[Ask, float, Pending | dict[str, Any]] | None = None
+
+    @property
+    def now_s(self) -> float:
+        return self.cluster.clock.now_s()
+
+    def act(self, *, lose: bool = False, refuse: ErrorCode | None = None) -> bool:
+        """One step of its thread; whether there was anything to do. `lose`: no answer, though the request is heard."""
+        if self._asked is not None:
+            return self._take_answer(lose)
+        step = self.machine.next_step(self.now_s)
+        if isinstance(step, Wait):
+            assert step.until_s > self.now_s, "it would spin"
+            return False
+        if isinstance(step, LookUp):
+            names = None if step.topics is None else [{"name": name} for name in sorted(step.topics)]
+            reply = self.cluster.ask(1, METADATA, {"topics": names, "allow_auto_topic_creation": False})
+            self.machine.found(Metadata.from_reply(reply), self.now_s)
+            return True
+        if refuse is not None:
+            self.machine.failed(step, broker_error(refuse, step.api.name), self.now_s)
+            return True
+        self.sent.append(step)
+        fields = step.body(step.api.last) if callable(step.body) else step.body
+        whole = {each.name: each.default_value() for each in step.api.request.fields} | fields
+        self._asked = step, self.now_s, self.cluster.handle(1, Request(step.api, step.api.last, whole, "member"))
+        return True
+
+    def _take_answer(self, lose: bool) -> bool:
+        assert self._asked is not None
+        ask, since_s, given = self._asked
+        reply = self.cluster.look(given) if callable(given) else given
+        if reply is None and not lose:
+            if ask.held:
+                self.machine.still_waited_for(ask, since_s, self.now_s)
+                self._asked = ask, self.now_s, given
+            return False
+        self._asked = None
+        if reply is None or lose:
+            self.machine.failed(ask, ConnectionLost("as if"), self.now_s)
+        else:
+            self._hand_over(ask, {each.name: each.default_value() for each in ask.api.response.fields} | reply, since_s)
+        return True
+
+    def _hand_over(self, ask: Ask, reply: dict[str, Any], since_s: float) -> None:
+        code = reply["error_code"]
+        if code in ask.accept:
+            self.machine.answered(ask, reply, since_s, self.now_s)
+        else:
+            self.machine.failed(ask, broker_error(code, ask.api.name), self.now_s)
+
+    def hang_up(self) -> None:
+        """Whatever it waits for does not come."""
+        if self._asked is not None:
+            ask, self._asked = self._asked[0], None
+            self.machine.failed(ask, ConnectionLost("as if"), self.now_s)
+
+    def own(self) -> frozenset[TopicPartition]:
+        """What its owner does when it calls `take_up`, as far as it can get by itself; what it has then."""
+        self.machine.progress(self.now_s)
+        while (revocation := self.machine.revocation(self.now_s)) is not None:
+            self.revoked.append(revocation)
+            self.machine.give_up(revocation, self.now_s)
+        self.machine.take(self.now_s)
+        return self.machine.owned
+
+    @property
+    def claims(self) -> frozenset[TopicPartition]:
+        """What its owner may believe to have: nothing, if by its own clock the session is over."""
+        self.machine.tick(self.now_s)
+        lost = self.machine.revocation(self.now_s)
+        return frozenset() if lost is not None and lost.lost else self.machine.owned
+
+
+def until_settled(*members: Driven, partitions: int = 4, rounds: int = 400) -> None:
+    """All act in turn, owners too, until nothing more happens and all partitions are owned, each once."""
+    for _ in range(rounds):
+        moved = [member.act() for member in members]
+        for member in members:
+            if member.machine.pending(member.now_s):
+                member.own()
+                moved.append(True)
+        if not any(moved):
+            owned = sorted(number for member in members for _, number in member.machine.owned)
+            if all(member.machine.settled for member in members) and owned == list(range(partitions)):
+                return
+            members[0].cluster.clock.advance(0.5)  # type: ignore[attr-defined]
+    raise AssertionError([(each.machine.state, str(each.machine.cause), each.machine.owned) for each in members])
+
+
+def new_cluster(partitions: int = 4) -> Cluster:
+    cluster = Cluster(1, clock=ManualClock())
+    cluster.create_topic("orders", partitions)
+    return cluster

@@ -1,0 +1,275 @@
+"""Every end of a session, and what follows it: error by error, deadline by deadline, with the cause that is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from protocol.broker_errors import ErrorCode, broker_error
+from protocol.errors import BrokerError, ConnectionLost, UnsupportedVersion, UsageError
+from protocol.group.membership.cause import Cause
+from protocol.group.membership.states import CLASSIC_MOVES, Lifecycle, MemberState
+from protocol.group.membership.steps import Ask
+from protocol.wire.messages.m11_join_group import JOIN_GROUP
+from protocol.wire.messages.m12_heartbeat import HEARTBEAT
+from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
+from protocol.wire.messages.m14_sync_group import SYNC_GROUP
+from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
+from tests.fake_kafka.cluster import Cluster
+from tests.protocol.group.membership.group_of_machines import Driven, machine, new_cluster, until_settled
+
+CLASSIC = {"protocol": "classic", "session_timeout_ms": 10_000, "max_poll_interval_ms": 60_000}
+COOPERATIVE = {**CLASSIC, "partition_assignment_strategy": "cooperative-sticky"}
+CONSUMER = {"protocol": "consumer", "max_poll_interval_ms": 60_000}
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return new_cluster()
+
+
+def member_of(cluster: Cluster, **given: Any) -> Driven:
+    """One that has all four partitions."""
+    member = Driven(cluster, machine(now_s=cluster.clock.now_s(), **given))
+    until_settled(member)
+    return member
+
+
+def next_request(member: Driven) -> Ask:
+    """What it sends next, at its time."""
+    while True:
+        step = member.machine.next_step(member.now_s)
+        if isinstance(step, Ask):
+            return step
+        member.cluster.clock.advance(step.until_s - member.now_s)  # type: ignore[attr-defined, union-attr]
+
+
+def refused(member: Driven, code: ErrorCode) -> str:
+    """The next request is answered with this code; what its owner is told."""
+    member.machine.failed(next_request(member), broker_error(code, "as if"), member.now_s)
+    return str(member.machine.pending(member.now_s))
+
+
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [
+        (CLASSIC, ErrorCode.UNKNOWN_MEMBER_ID),
+        (CLASSIC, ErrorCode.ILLEGAL_GENERATION),
+        (COOPERATIVE, ErrorCode.UNKNOWN_MEMBER_ID),
+        (CONSUMER, ErrorCode.UNKNOWN_MEMBER_ID),
+        (CONSUMER, ErrorCode.FENCED_MEMBER_EPOCH),
+    ],
+)
+def test_claims_that_have_ended_are_lost_and_the_member_joins_again(
+    cluster: Cluster, given: dict[str, Any], code: ErrorCode
+) -> None:
+    member = member_of(cluster, **given)
+    before = member.machine.member
+    assert code.name in refused(member, code)
+    assert member.machine.member.generation_id_or_member_epoch == -1
+    assert not member.machine.member.has_claims_of(before)
+    revocation = member.machine.revocation(member.now_s)
+    assert revocation is not None
+    assert (revocation.lost, len(revocation.partitions)) == (True, 4)
+    member.own()
+    assert member.machine.owned == frozenset()
+    known = member.machine.member.member_id
+    assert (known == "") == (given["protocol"] == "classic" and code == ErrorCode.UNKNOWN_MEMBER_ID)
+    until_settled(member)
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "setting"),
+    [
+        (CLASSIC, ErrorCode.FENCED_INSTANCE_ID, "group.instance.id"),
+        (CLASSIC, ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "partition.assignment.strategy"),
+        (CLASSIC, ErrorCode.INVALID_SESSION_TIMEOUT, "session.timeout.ms"),
+        (CLASSIC, ErrorCode.GROUP_MAX_SIZE_REACHED, "group.id"),
+        (CLASSIC, ErrorCode.GROUP_AUTHORIZATION_FAILED, ""),
+        (CLASSIC, ErrorCode.INVALID_GROUP_ID, ""),
+        (CONSUMER, ErrorCode.FENCED_INSTANCE_ID, "group.instance.id"),
+        (CONSUMER, ErrorCode.UNRELEASED_INSTANCE_ID, "group.instance.id"),
+        (CONSUMER, ErrorCode.UNSUPPORTED_ASSIGNOR, "group.remote.assignor"),
+        (CONSUMER, ErrorCode.UNSUPPORTED_VERSION, "group.protocol"),
+        (CONSUMER, ErrorCode.GROUP_AUTHORIZATION_FAILED, ""),
+        (CONSUMER, ErrorCode.INVALID_REGULAR_EXPRESSION, "the pattern"),
+    ],
+)
+def test_what_ends_a_member_for_good_names_the_setting(
+    cluster: Cluster, given: dict[str, Any], code: ErrorCode, setting: str
+) -> None:
+    member = member_of(cluster, **given)
+    assert code.name in refused(member, code)
+    assert member.machine.state is MemberState.FAILED
+    assert isinstance(member.machine.error, BrokerError)
+    assert setting in str(member.machine.error)
+    assert member.machine.error.settings == ({setting} if setting else set())
+    assert not member.act(), "nothing more is sent"
+
+
+def test_brokers_that_do_not_speak_the_protocol_are_told_of_with_the_remedy(cluster: Cluster) -> None:
+    member = Driven(cluster, machine(**CONSUMER))
+    member.own()
+    member.machine.failed(next_request(member), UnsupportedVersion("the broker does not know it"), 0.0)
+    assert isinstance(member.machine.error, UnsupportedVersion)
+    assert "group.protocol: brokers speak it since Kafka 4.0; use classic" in str(member.machine.error)
+    assert member.machine.error.settings == {"group.protocol"}
+
+
+@pytest.mark.parametrize("given", [CLASSIC, CONSUMER], ids=["classic", "consumer"])
+@pytest.mark.parametrize(
+    "error",
+    [ConnectionLost("as if"), *(broker_error(code, "") for code in (14, 15, 16))],
+    ids=["connection", "loading", "not available", "not coordinator"],
+)
+def test_what_may_mend_itself_is_tried_again_after_a_while_and_costs_nothing(
+    cluster: Cluster, given: dict[str, Any], error: Any
+) -> None:
+    member = member_of(cluster, **given)
+    for _ in range(3):
+        member.machine.failed(next_request(member), error, member.now_s)
+        assert member.machine.next_step(member.now_s).until_s > member.now_s  # type: ignore[union-attr]
+        assert member.machine.pending(member.now_s) is None
+    until_settled(member)
+    assert member.revoked == []
+
+
+@pytest.mark.parametrize(("given", "session_s"), [(CLASSIC, 10), (COOPERATIVE, 10), (CONSUMER, 45)])
+def test_a_coordinator_that_is_silent_ends_the_session_by_the_members_own_clock(
+    cluster: Cluster, given: dict[str, Any], session_s: float
+) -> None:
+    member = member_of(cluster, **given)
+    request = next_request(member)
+    heard_s = member.now_s
+    member.machine.answered(request, {"error_code": 0, **_epoch(member)}, heard_s, heard_s)
+    cluster.clock.advance(session_s - 0.1)  # type: ignore[attr-defined]
+    assert member.machine.pending(member.now_s) is None
+    cluster.clock.advance(0.1)  # type: ignore[attr-defined]
+    assert "no answer of the coordinator" in str(member.machine.pending(member.now_s))
+    assert member.claims == frozenset()
+
+
+def test_an_answer_that_has_waited_while_the_process_stood_still_is_too_late(cluster: Cluster) -> None:
+    member = member_of(cluster, **CLASSIC)
+    request = next_request(member)
+    sent_s = member.now_s
+    member.machine._session_ends_s = float("inf")  # as if an answer had come in between
+    member.machine.answered(request, {"error_code": 0}, sent_s, sent_s + 11)
+    assert "stood still for 11 s" in str(member.machine.pending(sent_s + 11))
+    assert member.machine.member.generation_id == -1
+
+
+@pytest.mark.parametrize(("given", "api"), [(CLASSIC, LEAVE_GROUP), (CONSUMER, CONSUMER_GROUP_HEARTBEAT)])
+def test_an_owner_that_does_nothing_for_too_long_has_its_member_leave(
+    cluster: Cluster, given: dict[str, Any], api: object
+) -> None:
+    member = member_of(cluster, **given)
+    began_s = member.now_s
+    while member.now_s < began_s + 59:
+        cluster.clock.advance(0.5)  # type: ignore[attr-defined]
+        member.act()
+    member.machine.progress(member.now_s)
+    while member.now_s < began_s + 118:
+        cluster.clock.advance(0.5)  # type: ignore[attr-defined]
+        member.act()
+    assert member.machine.pending(member.now_s) is None
+    member.hang_up()
+    cluster.clock.advance(2)  # type: ignore[attr-defined]
+    farewell = next_request(member)
+    assert farewell.api is api
+    assert "max.poll.interval.ms" in str(member.machine.pending(member.now_s))
+    member.act()
+    member.act()
+    cluster.clock.advance(100)  # type: ignore[attr-defined]
+    assert not member.act(), "it stays out until its owner is there again"
+    member.own()
+    until_settled(member)
+    assert [revocation.lost for revocation in member.revoked] == [True]
+
+
+def test_a_static_member_whose_owner_does_nothing_is_just_not_heard_of(cluster: Cluster) -> None:
+    member = member_of(cluster, **CLASSIC, group_instance_id="a")
+    cluster.clock.advance(9)  # type: ignore[attr-defined]
+    member.act()
+    member.machine._polled_s -= 60
+    assert "max.poll.interval.ms" in str(member.machine.pending(member.now_s))
+    member.hang_up()
+    assert not member.act()
+
+
+@pytest.mark.parametrize(
+    ("given", "leave", "told"),
+    [
+        (CLASSIC, None, True),
+        (CLASSIC, False, False),
+        ({**CLASSIC, "group_instance_id": "a"}, None, False),
+        ({**CLASSIC, "group_instance_id": "a"}, True, True),
+        (CONSUMER, None, -1),
+        (CONSUMER, False, None),
+        ({**CONSUMER, "group_instance_id": "a"}, None, -2),
+        ({**CONSUMER, "group_instance_id": "a"}, True, -1),
+    ],
+)
+def test_who_leaves_says_so_unless_it_may_come_back(
+    cluster: Cluster, given: dict[str, Any], leave: bool | None, told: Any
+) -> None:
+    member = member_of(cluster, **given)
+    member.machine.leave(for_good=leave)
+    step = member.machine.next_step(member.now_s)
+    if not told:
+        assert member.machine.state is MemberState.LEFT
+        assert not isinstance(step, Ask)
+        return
+    assert isinstance(step, Ask)
+    assert callable(step.body) or step.body["member_epoch"] == told
+    member.act()
+    member.act()
+    assert member.machine.state is MemberState.LEFT
+
+
+def test_no_state_follows_another_but_by_the_table() -> None:
+    life = Lifecycle("member", CLASSIC_MOVES)
+    with pytest.raises(UsageError, match="STABLE may not follow UNJOINED"):
+        life.transition(MemberState.STABLE, Cause("as if"))
+    assert life.state is MemberState.UNJOINED
+
+
+def test_late_answers_of_a_session_that_is_over_are_nobodys(cluster: Cluster) -> None:
+    member = member_of(cluster, **CONSUMER)
+    late = next_request(member)
+    cluster.clock.advance(50)  # type: ignore[attr-defined]
+    assert member.machine.pending(member.now_s)
+    member.own()
+    member.machine.answered(late, {"error_code": 0, **_epoch(member, 7)}, member.now_s, member.now_s)
+    assert (member.machine.state, member.machine.member.member_epoch) == (MemberState.JOINING, -1)
+
+
+def _epoch(member: Driven, epoch: int | None = None) -> dict[str, Any]:
+    epoch = member.machine.member.member_epoch if epoch is None else epoch
+    return {"member_epoch": epoch, "heartbeat_interval_ms": 5_000, "assignment": None}
+
+
+class TestRequests:
+    """What is asked, and how long for."""
+
+    def test_only_what_is_answered_when_others_have_acted_may_take_long(self, cluster: Cluster) -> None:
+        member = member_of(cluster, **CLASSIC)
+        cluster.clock.advance(5)  # type: ignore[attr-defined]
+        member.act()
+        seen = {ask.api: (ask.held, ask.timeout_ms) for ask in member.sent}
+        assert seen[JOIN_GROUP] == seen[SYNC_GROUP] == (True, 65_000)
+        held, timeout_ms = seen[HEARTBEAT]
+        assert not held
+        assert timeout_ms < 10_000 / 2, "there is time to find another coordinator"
+
+    def test_the_consumer_protocol_says_again_only_what_is_new_or_may_not_have_been_heard(
+        self, cluster: Cluster
+    ) -> None:
+        member = member_of(cluster, **CONSUMER)
+        always = {"group_id", "member_id", "instance_id", "member_epoch"}
+        request = next_request(member)
+        assert request.body.keys() == always  # type: ignore[union-attr]
+        member.machine.failed(request, ConnectionLost("as if"), member.now_s)
+        again = {"subscribed_topic_names", "rebalance_timeout_ms", "topic_partitions"}
+        assert next_request(member).body.keys() == always | again  # type: ignore[union-attr]

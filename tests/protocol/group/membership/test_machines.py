@@ -1,0 +1,80 @@
+"""Whatever happens to members, and in whichever order: no partition has two owners, and in the end all have one."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.broker_errors import ErrorCode
+from protocol.group.membership.states import MemberState
+from tests.protocol.group.membership.group_of_machines import Driven, machine, new_cluster, until_settled
+
+_REFUSALS = (
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ErrorCode.NOT_COORDINATOR,
+    ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.UNKNOWN_MEMBER_ID,
+)
+_OF_CLASSIC = (ErrorCode.ILLEGAL_GENERATION,)
+_OF_CONSUMER = (ErrorCode.FENCED_MEMBER_EPOCH,)
+EVENTS = {"act": 40, "own": 20, "lose": 5, "refuse": 4, "wait": 20, "sleep": 2, "leave": 1, "die": 1}
+"""How often each, in relation to the others."""
+
+KINDS = {
+    "eager": {"protocol": "classic"},
+    "cooperative": {"protocol": "classic", "partition_assignment_strategy": "cooperative-sticky"},
+    "consumer": {"protocol": "consumer"},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32))
+def test_no_partition_has_two_owners_and_in_the_end_each_has_one(kind: str, seed: int) -> None:
+    chance, cluster = random.Random(seed), new_cluster(partitions=5)
+    options = {"session_timeout_ms": 10_000, "max_poll_interval_ms": 60_000} if kind != "consumer" else {}
+    protocol = KINDS[kind]["protocol"]
+    refusals = _REFUSALS + (_OF_CONSUMER if protocol == "consumer" else _OF_CLASSIC)
+
+    def new() -> Driven:
+        return Driven(cluster, machine(now_s=cluster.clock.now_s(), **KINDS[kind], **options))
+
+    members = [new() for _ in range(3)]
+    gone: list[Driven] = []
+    for _ in range(150):
+        member = chance.choice(members)
+        match chance.choices(list(EVENTS), list(EVENTS.values()))[0]:
+            case "act":
+                member.act()
+            case "own":
+                member.own()
+            case "lose":
+                member.act(lose=True)
+            case "refuse":
+                member.act(refuse=chance.choice(refusals))
+            case "wait":
+                cluster.clock.advance(chance.random() * 2)
+                for each in members:
+                    each.act()
+            case "sleep":
+                cluster.clock.advance(chance.choice((5, 30, 100)))
+            case "leave":
+                member.machine.leave(for_good=None)
+                member.hang_up()
+                while member.act():
+                    pass
+                assert member.machine.state in (MemberState.LEFT, MemberState.LEAVING)
+                members[members.index(member)] = new()
+            case "die":
+                gone.append(member)
+                members[members.index(member)] = new()
+        cluster.advance()
+        owners = Counter(key for each in members + gone for key in each.claims)
+        assert max(owners.values(), default=0) <= 1, owners
+        for each in members:
+            assert each.machine.state is not MemberState.FAILED, each.machine.error
+    until_settled(*members, partitions=5)

@@ -1,0 +1,202 @@
+"""The thread of a member and its owner's calls, against the model behind sockets: who waits for whom."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from protocol.broker_errors import ErrorCode
+from protocol.cluster.client import Client
+from protocol.errors import BrokerError, UsageError
+from protocol.group.member import GroupMember
+from protocol.group.membership.assignment import Revocation
+from protocol.group.membership.machine import MemberMachine
+from protocol.group.offset_manager import OffsetManager
+from protocol.group.offsets import CommittedOffset, fetch_offsets
+from protocol.wire.messages.m11_join_group import JOIN_GROUP
+from protocol.wire.messages.m12_heartbeat import HEARTBEAT
+from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
+from tests.fake_kafka import consumer_group
+from tests.fake_kafka.server import FakeKafka
+from tests.protocol.consumer.consuming import client_of
+from tests.protocol.group.membership.conftest import NewMember, Owner, settle
+
+QUICK = {"heartbeat_interval_ms": 50}
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKafka]:
+    monkeypatch.setattr(consumer_group, "HEARTBEAT_INTERVAL_MS", 50)
+    with FakeKafka(3) as kafka:
+        kafka.create_topic("orders", 4)
+        yield kafka
+
+
+@pytest.fixture
+def client(fake: FakeKafka) -> Iterator[Client]:
+    with client_of(fake.bootstrap_servers) as client:
+        yield client
+
+
+@pytest.fixture
+def joined(client: Client, new_member: NewMember, protocol: str) -> Callable[..., Owner]:
+    """`joined(**properties)`: a member that has all partitions, and whose heartbeats are frequent."""
+
+    def join(**properties: object) -> Owner:
+        owner = new_member(client, "orders", **{**(QUICK if protocol == "classic" else {}), **properties})
+        owner.take_up(10_000)
+        return owner
+
+    return join
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float = 10) -> None:
+    give_up_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < give_up_s
+        time.sleep(0.005)
+
+
+def beats(fake: FakeKafka) -> int:
+    return len(fake.asked(HEARTBEAT)) + len(fake.asked(CONSUMER_GROUP_HEARTBEAT))
+
+
+def test_heartbeats_go_on_while_the_owner_is_at_work(fake: FakeKafka, joined: Callable[..., Owner]) -> None:
+    owner = joined()
+    before = beats(fake)
+    wait_until(lambda: beats(fake) >= before + 3)
+    assert owner.membership.rebalance_pending is None
+
+
+@pytest.mark.parametrize("protocol", ["classic"])
+def test_who_waits_for_others_is_told_so_and_comes_in_without_waiting(
+    client: Client, joined: Callable[..., Owner], new_member: NewMember
+) -> None:
+    """Both use one client: the JoinGroup of one does not stand before the heartbeats of the other."""
+    one, two = joined(), new_member(client, "orders", **QUICK)
+    began_s = time.monotonic()
+    assignment = two.take_up(200)
+    assert 0.2 <= time.monotonic() - began_s < 2
+    assert (assignment.owned, str(assignment.joining)) == (frozenset(), "it joins for the first time")
+    assert two.membership.rebalance_pending is None, "there is nothing yet to be taken up"
+    wait_until(lambda: one.membership.rebalance_pending)
+    one.take_up()
+    wait_until(lambda: two.membership.rebalance_pending)
+    assert len(two.take_up().added) == 2
+
+
+@pytest.mark.parametrize("protocol", ["classic"])
+def test_who_is_closed_while_it_waits_for_others_leaves_at_once(
+    fake: FakeKafka, client: Client, joined: Callable[..., Owner], new_member: NewMember, group: str
+) -> None:
+    joined()
+    two = new_member(client, "orders", **QUICK)
+    two.take_up(100)
+    wait_until(lambda: len(fake.groups.groups[group].members) == 2)
+    began_s = time.monotonic()
+    two.membership.close()
+    assert time.monotonic() - began_s < 2
+    assert len(fake.groups.groups[group].members) == 1
+
+
+def test_a_coordinator_that_moves_is_found_again(
+    fake: FakeKafka, client: Client, joined: Callable[..., Owner], group: str
+) -> None:
+    owner = joined()
+    for broker in (1, 2, 3):
+        fake.move_coordinator(group, broker)
+        before = beats(fake)
+        wait_until(lambda before=before: beats(fake) >= before + 4)
+        settle(owner, until=lambda: owner.numbers == [0, 1, 2, 3])
+    assert not any(each.lost for each in owner.revoked)
+
+
+def test_what_the_owner_raises_is_its_own_and_nothing_is_given_up(
+    client: Client, joined: Callable[..., Owner], new_member: NewMember, protocol: str
+) -> None:
+    one = joined()
+    two = new_member(client, "orders", **(QUICK if protocol == "classic" else {}))
+    two.take_up(50)
+    wait_until(lambda: one.membership.rebalance_pending)
+
+    def cannot(revocation: Revocation) -> None:
+        raise ZeroDivisionError("as if")
+
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            one.membership.take_up(client.deadline(1_000), cannot)
+        assert one.numbers == [0, 1, 2, 3]
+    settle(one, two, until=lambda: len(one.numbers) == len(two.numbers) == 2)
+
+
+def test_what_ends_the_member_is_raised_where_its_owner_looks(
+    fake: FakeKafka, client: Client, joined: Callable[..., Owner]
+) -> None:
+    owner = joined()
+    for api in (HEARTBEAT, CONSUMER_GROUP_HEARTBEAT):
+        fake.refuse(api, ErrorCode.GROUP_AUTHORIZATION_FAILED)
+    wait_until(lambda: owner.membership.rebalance_pending)
+    for _ in range(2):
+        with pytest.raises(BrokerError, match="GROUP_AUTHORIZATION_FAILED"):
+            owner.take_up()
+
+
+def test_a_fault_of_this_client_is_told_to_the_owner(
+    joined: Callable[..., Owner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = joined()
+    monkeypatch.setattr(MemberMachine, "next_step", lambda *given: 1 / 0)
+    wait_until(lambda: owner.membership.rebalance_pending)
+    with pytest.raises(UsageError, match="ZeroDivisionError"):
+        owner.take_up()
+
+
+def test_nothing_is_left_of_who_has_left(fake: FakeKafka, client: Client, joined: Callable[..., Owner]) -> None:
+    before = threading.active_count()
+    owner = joined()
+    owner.membership.close()
+    owner.membership.close()
+    wait_until(lambda: threading.active_count() <= before + 3)  # of the model's three connections
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("member ")]
+    with pytest.raises(UsageError, match="was closed"):
+        owner.take_up()
+
+
+@pytest.mark.parametrize("protocol", ["classic"])
+def test_commits_outlast_a_generation_that_leaves_the_claims_as_they_were(
+    fake: FakeKafka, client: Client, new_member: NewMember, group: str
+) -> None:
+    """Cooperative: what was read in one generation is committed in the next, also if the first one was refused."""
+    given = {**QUICK, "partition_assignment_strategy": "cooperative-sticky"}
+    owner = new_member(client, "orders", **given)
+    offsets = OffsetManager(client, group)
+    owner.membership._on_member = offsets.join
+    first = owner.take_up(10_000).member
+    fake.refuse(JOIN_GROUP, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, 10)
+    fake.rebalance(group)
+    wait_until(lambda: fake.asked(JOIN_GROUP)[2:])
+    fake.groups.groups[group].generation += 7
+    offsets.mark({("orders", 1): CommittedOffset(5)}, first)
+    assert not offsets.flush(client.deadline(300))
+    wait_until(lambda: owner.membership.member.generation_id > first.generation_id)
+    assert offsets.flush(client.deadline(10_000))
+    offsets.mark({("orders", 2): CommittedOffset(6)}, first)
+    assert offsets.flush(client.deadline(10_000))
+    offsets.close()
+    found = fetch_offsets(client, group, None, client.deadline())
+    assert {key: each.offset for key, each in found.items()} == {("orders", 1): 5, ("orders", 2): 6}
+    assert (owner.numbers, owner.revoked) == ([0, 1, 2, 3], [])
+
+
+def test_claims_hold_by_the_generation_since_which_they_have_been_kept() -> None:
+    eager = [GroupMember("m", generation) for generation in (1, 2)]
+    cooperative = [GroupMember("m", generation, claimed_in=1) for generation in (1, 2)]
+    epochs = [GroupMember("m", member_epoch=epoch, claimed_in=1) for epoch in (1, 2)]
+    fenced = GroupMember("m", member_epoch=3, claimed_in=3)
+    assert not eager[1].has_claims_of(eager[0])
+    assert cooperative[1].has_claims_of(cooperative[0])
+    assert epochs[1].has_claims_of(epochs[0])
+    assert not fenced.has_claims_of(epochs[1])

@@ -1,0 +1,104 @@
+"""Members of one group: this client's, librdkafka's and Java's. Each partition has one owner, whoever leads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import confluent_kafka
+import pytest
+
+from protocol.cluster.client import Client
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.conftest import TopicFactory
+from tests.protocol.consumer.consuming import client_of
+from tests.protocol.group.membership.conftest import NewMember, Owner, settle
+
+QUICK = {"heartbeat.interval.ms": "200"}
+PARTITIONS = [0, 1, 2, 3, 4, 5]
+KINDS = {
+    "eager": ("classic", {"partition.assignment.strategy": "range", **QUICK}),
+    "cooperative": ("classic", {"partition.assignment.strategy": "cooperative-sticky", **QUICK}),
+    "consumer": ("consumer", {}),
+}
+
+
+@pytest.fixture
+def client(kafka1: LocalKafka) -> Iterator[Client]:
+    with client_of(kafka1) as client:
+        yield client
+
+
+@pytest.fixture
+def strategy(request: pytest.FixtureRequest) -> dict[str, str]:
+    protocol, strategy = KINDS[request.param]
+    return {"group.protocol": protocol, **strategy}
+
+
+class Librdkafka:
+    """A consumer of librdkafka, which lives as long as it is asked for something."""
+
+    def __init__(self, kafka: LocalKafka, group: str, topic: str, given: dict[str, str]) -> None:
+        settings = {"bootstrap.servers": kafka.bootstrap_servers, "group.id": group, "log_level": 0, **given}
+        self._consumer = confluent_kafka.Consumer(settings)
+        self._consumer.subscribe([topic])
+
+    @property
+    def numbers(self) -> list[int]:
+        self._consumer.poll(0.02)
+        return sorted(each.partition for each in self._consumer.assignment())
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+@pytest.mark.parametrize("strategy", KINDS, indirect=True)
+@pytest.mark.parametrize("protocol", [""])
+def test_partitions_are_shared_with_librdkafka_and_come_back(
+    client: Client,
+    kafka1: LocalKafka,
+    topic1: TopicFactory,
+    group: str,
+    new_member: NewMember,
+    strategy: dict[str, str],
+) -> None:
+    name = topic1(len(PARTITIONS))
+    ours = new_member(client, name, **{key.replace(".", "_"): value for key, value in strategy.items()})
+    ours.take_up(20_000)
+    theirs = Librdkafka(kafka1, group, name, strategy)
+    try:
+        settle(ours, until=lambda: len(theirs.numbers) == 3 == len(ours.numbers))
+        assert sorted(ours.numbers + theirs.numbers) == PARTITIONS
+        # Theirs may lead from now on.
+        ours.membership.close()
+        ours = new_member(client, name, **{key.replace(".", "_"): value for key, value in strategy.items()})
+        settle(ours, until=lambda: len(theirs.numbers) == 3 == len(ours.numbers))
+        assert sorted(ours.numbers + theirs.numbers) == PARTITIONS
+    finally:
+        theirs.close()
+    settle(ours, until=lambda: ours.numbers == PARTITIONS)
+    assert not any(each.lost for each in ours.revoked)
+
+
+def test_partitions_are_shared_with_java(
+    client: Client, kafka1: LocalKafka, topic1: TopicFactory, group: str, new_member: NewMember, protocol: str
+) -> None:
+    name = topic1(len(PARTITIONS))
+    ours = new_member(client, name)
+    ours.take_up(20_000)
+    settings = ["--group", group, "--topic", name, "--timeout-ms", "5000"]
+    settings += ["--bootstrap-server", kafka1.bootstrap_servers, "--consumer-property", f"group.protocol={protocol}"]
+    tool = "org.apache.kafka.tools.consumer.ConsoleConsumer"
+    theirs = threading.Thread(target=kafka1.run_tool, args=(tool, *settings))
+    theirs.start()
+    settle(ours, until=lambda: len(ours.numbers) == 3, timeout_ms=60_000)
+    assert described(kafka1, group, ours) == set(ours.numbers)
+    theirs.join()
+    settle(ours, until=lambda: ours.numbers == PARTITIONS)
+    assert not any(each.lost for each in ours.revoked)
+
+
+def described(kafka: LocalKafka, group: str, owner: Owner) -> set[int]:
+    """The partitions that Kafka's tool says a member has."""
+    rows = [line.split() for line in kafka.describe_group(group).splitlines()]
+    return {int(row[2]) for row in rows if row[6:7] == [owner.membership.member.member_id]}
