@@ -1,0 +1,58 @@
+"""A member in a process of its own, which can be stopped and killed: takes up what is pending, and says what it has.
+
+`python -m tests.protocol.group.membership.in_a_process BOOTSTRAP TOPIC PROPERTIES`, where the properties are JSON. Each
+line it prints is JSON: `owned` are partitions, `lost` is why claims have ended, `committed` is whether a commit of
+what it had read went through. It commits offset 1 of all that it owns, ten times a second.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+from protocol.cluster.client import Client
+from protocol.config import parse_client, parse_consumer
+from protocol.errors import KafkaError
+from protocol.group.member import GroupMember
+from protocol.group.membership.assignment import Revocation
+from protocol.group.membership.membership import Membership
+from protocol.group.membership.topic_subscription import TopicSubscription
+from protocol.group.offsets import CommittedOffset, commit_offsets
+
+
+def say(**what: object) -> None:
+    print(json.dumps(what), flush=True)
+
+
+def main(bootstrap: str, topic: str, properties: str) -> None:
+    client = Client(parse_client({"bootstrap.servers": bootstrap}))
+    config = parse_consumer(json.loads(properties))
+    membership = Membership(client, config, TopicSubscription(frozenset({topic})))
+    read_by: GroupMember | None = None
+
+    def before_revoke(revocation: Revocation) -> None:
+        if revocation.lost:
+            say(lost=str(revocation.cause))
+
+    while True:
+        if membership.rebalance_pending:
+            if read_by is not None:
+                # What it has read under claims that may have ended: it tries all the same.
+                say(committed=commits(client, str(config.group_id), topic, read_by))
+            assignment = membership.take_up(client.deadline(1_000), before_revoke)
+            read_by = assignment.member if assignment.owned else None
+            say(owned=sorted(number for _, number in assignment.owned), member=assignment.member.member_id)
+        time.sleep(0.1)
+
+
+def commits(client: Client, group: str, topic: str, member: GroupMember) -> str:
+    try:
+        commit_offsets(client, group, {(topic, 0): CommittedOffset(1)}, client.deadline(5_000), member)
+    except KafkaError as error:
+        return str(error)
+    return ""
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,108 @@
+"""Coordinators that are killed or go dark, members that stand still: claims survive, or end before others have them."""
+
+from __future__ import annotations
+
+import json
+import queue
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from protocol.cluster.client import Client
+from protocol.group.offsets import CommittedOffset, commit_offsets, fetch_offsets
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.conftest import ROOT, TopicFactory
+from tests.consumer_groups import coordinator_of
+from tests.protocol.consumer.consuming import client_of
+from tests.protocol.group.membership.conftest import NewMember, settle
+from tests.soak import SOAK
+
+PARTITIONS = [0, 1, 2, 3]
+
+
+@pytest.fixture
+def client(kafka: LocalKafka) -> Iterator[Client]:
+    with client_of(kafka) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("protocol", "how"),
+    [("classic", "killed"), ("consumer", "dark"), *([("classic", "dark"), ("consumer", "killed")] if SOAK else [])],
+)
+def test_a_member_outlives_its_coordinator(
+    client: Client, kafka: LocalKafka, topic: TopicFactory, group: str, new_member: NewMember, how: str
+) -> None:
+    name = topic(len(PARTITIONS), replication_factor=3)
+    one, two = new_member(client, name), new_member(client, name)
+    one.take_up(20_000)
+    settle(one, two, until=lambda: len(one.numbers) == len(two.numbers) == 2)
+    broker = coordinator_of(kafka, group)
+    (kafka.kill if how == "killed" else kafka.pause)(broker)
+    try:
+        commit_as_member(client, group, name, one.numbers[0], one)
+        settle(one, two, until=lambda: sorted(one.numbers + two.numbers) == PARTITIONS, timeout_ms=15_000)
+        assert not any(each.lost for each in one.revoked + two.revoked)
+    finally:
+        (kafka.start if how == "killed" else kafka.resume)(broker)
+
+
+def commit_as_member(client: Client, group: str, topic: str, number: int, owner: Any) -> None:
+    member = owner.membership.member
+    commit_offsets(client, group, {(topic, number): CommittedOffset(7)}, client.deadline(25_000), member)
+    assert fetch_offsets(client, group, None, client.deadline())[topic, number].offset == 7
+
+
+class InAProcess:
+    """`in_a_process` with a member of its own."""
+
+    def __init__(self, kafka: LocalKafka, topic: str, properties: dict[str, Any]) -> None:
+        module = "tests.protocol.group.membership.in_a_process"
+        command = [sys.executable, "-m", module, kafka.bootstrap_servers, topic, json.dumps(properties)]
+        self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        self._said: queue.Queue[dict[str, Any]] = queue.Queue()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._said.put(json.loads(line))
+
+    def says(self, what: str, timeout_s: float = 30) -> Any:
+        """The next thing of this kind that it says."""
+        while True:
+            said = self._said.get(timeout=timeout_s)
+            if what in said:
+                return said[what]
+
+
+@pytest.mark.parametrize("protocol", ["classic"])
+def test_a_member_that_has_stood_still_knows_that_its_claims_are_gone_and_rewinds_nobody(
+    client: Client, kafka: LocalKafka, topic: TopicFactory, group: str, new_member: NewMember
+) -> None:
+    name = topic(len(PARTITIONS))
+    quick = {"session.timeout.ms": "2000", "heartbeat.interval.ms": "200"}
+    zombie = InAProcess(kafka, name, {"group.id": group, "group.protocol": "classic", **quick})
+    try:
+        while zombie.says("owned") != PARTITIONS:
+            pass
+        zombie.process.send_signal(signal.SIGSTOP)
+        other = new_member(client, name, session_timeout_ms=2_000, heartbeat_interval_ms=200)
+        settle(other, until=lambda: other.numbers == PARTITIONS, timeout_ms=30_000)
+        commit_as_member(client, group, name, 0, other)
+        zombie.process.send_signal(signal.SIGCONT)
+        assert re.search("ILLEGAL_GENERATION|UNKNOWN_MEMBER_ID", zombie.says("committed"))
+        assert "session.timeout.ms" in zombie.says("lost")
+        settle(other, until=lambda: len(other.numbers) == 2)
+        while len(zombie.says("owned")) != 2:
+            pass
+        assert fetch_offsets(client, group, None, client.deadline())[name, 0].offset == 7
+    finally:
+        zombie.process.kill()
+        zombie.process.wait()
