@@ -56,6 +56,8 @@ class Groups:
         body = request.body
         if (body["server_assignor"] or "range") not in ("range", "uniform"):
             raise Refused(ErrorCode.UNSUPPORTED_ASSIGNOR)
+        if body["member_epoch"] and body["group_id"] not in self.consumer_groups:
+            raise Refused(ErrorCode.GROUP_ID_NOT_FOUND)
         group = self.consumer_groups.setdefault(body["group_id"], ConsumerGroup(body["group_id"]))
         return group.heartbeat(body, request.client_id, topics, now_s)
 

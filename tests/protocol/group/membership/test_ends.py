@@ -59,6 +59,7 @@ def refused(member: Driven, code: ErrorCode) -> str:
         (COOPERATIVE, ErrorCode.UNKNOWN_MEMBER_ID),
         (CONSUMER, ErrorCode.UNKNOWN_MEMBER_ID),
         (CONSUMER, ErrorCode.FENCED_MEMBER_EPOCH),
+        (CONSUMER, ErrorCode.GROUP_ID_NOT_FOUND),
     ],
 )
 def test_claims_that_have_ended_are_lost_and_the_member_joins_again(

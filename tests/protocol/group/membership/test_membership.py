@@ -24,8 +24,6 @@ from tests.fake_kafka.server import FakeKafka
 from tests.protocol.consumer.consuming import client_of
 from tests.protocol.group.membership.conftest import NewMember, Owner, settle
 
-QUICK = {"heartbeat_interval_ms": 50}
-
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKafka]:
@@ -42,11 +40,11 @@ def client(fake: FakeKafka) -> Iterator[Client]:
 
 
 @pytest.fixture
-def joined(client: Client, new_member: NewMember, protocol: str) -> Callable[..., Owner]:
+def joined(client: Client, new_member: NewMember) -> Callable[..., Owner]:
     """`joined(**properties)`: a member that has all partitions, and whose heartbeats are frequent."""
 
     def join(**properties: object) -> Owner:
-        owner = new_member(client, "orders", **{**(QUICK if protocol == "classic" else {}), **properties})
+        owner = new_member(client, "orders", **properties)
         owner.take_up(10_000)
         return owner
 
@@ -76,7 +74,7 @@ def test_who_waits_for_others_is_told_so_and_comes_in_without_waiting(
     client: Client, joined: Callable[..., Owner], new_member: NewMember
 ) -> None:
     """Both use one client: the JoinGroup of one does not stand before the heartbeats of the other."""
-    one, two = joined(), new_member(client, "orders", **QUICK)
+    one, two = joined(), new_member(client, "orders")
     began_s = time.monotonic()
     assignment = two.take_up(200)
     assert 0.2 <= time.monotonic() - began_s < 2
@@ -93,7 +91,7 @@ def test_who_is_closed_while_it_waits_for_others_leaves_at_once(
     fake: FakeKafka, client: Client, joined: Callable[..., Owner], new_member: NewMember, group: str
 ) -> None:
     joined()
-    two = new_member(client, "orders", **QUICK)
+    two = new_member(client, "orders")
     two.take_up(100)
     wait_until(lambda: len(fake.groups.groups[group].members) == 2)
     began_s = time.monotonic()
@@ -115,10 +113,10 @@ def test_a_coordinator_that_moves_is_found_again(
 
 
 def test_what_the_owner_raises_is_its_own_and_nothing_is_given_up(
-    client: Client, joined: Callable[..., Owner], new_member: NewMember, protocol: str
+    client: Client, joined: Callable[..., Owner], new_member: NewMember
 ) -> None:
     one = joined()
-    two = new_member(client, "orders", **(QUICK if protocol == "classic" else {}))
+    two = new_member(client, "orders")
     two.take_up(50)
     wait_until(lambda: one.membership.rebalance_pending)
 
@@ -170,12 +168,12 @@ def test_commits_outlast_a_generation_that_leaves_the_claims_as_they_were(
     fake: FakeKafka, client: Client, new_member: NewMember, group: str
 ) -> None:
     """Cooperative: what was read in one generation is committed in the next, also if the first one was refused."""
-    given = {**QUICK, "partition_assignment_strategy": "cooperative-sticky"}
+    given = {"partition_assignment_strategy": "cooperative-sticky"}
     owner = new_member(client, "orders", **given)
     offsets = OffsetManager(client, group)
     owner.membership._on_member = offsets.join
     first = owner.take_up(10_000).member
-    fake.refuse(JOIN_GROUP, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, 10)
+    fake.refuse(JOIN_GROUP, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, 4)
     fake.rebalance(group)
     wait_until(lambda: fake.asked(JOIN_GROUP)[2:])
     fake.groups.groups[group].generation += 7

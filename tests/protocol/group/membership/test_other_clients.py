@@ -10,15 +10,15 @@ import pytest
 
 from protocol.cluster.client import Client
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.conftest import TopicFactory
+from spark_kafka_source.local_kafka.config import version_numbers
+from tests.conftest import KAFKA_VERSION, TopicFactory
 from tests.protocol.consumer.consuming import client_of
 from tests.protocol.group.membership.conftest import NewMember, Owner, settle
 
-QUICK = {"heartbeat.interval.ms": "200"}
 PARTITIONS = [0, 1, 2, 3, 4, 5]
 KINDS = {
-    "eager": ("classic", {"partition.assignment.strategy": "range", **QUICK}),
-    "cooperative": ("classic", {"partition.assignment.strategy": "cooperative-sticky", **QUICK}),
+    "eager": ("classic", {"partition.assignment.strategy": "range"}),
+    "cooperative": ("classic", {"partition.assignment.strategy": "cooperative-sticky"}),
     "consumer": ("consumer", {}),
 }
 
@@ -32,6 +32,8 @@ def client(kafka1: LocalKafka) -> Iterator[Client]:
 @pytest.fixture
 def strategy(request: pytest.FixtureRequest) -> dict[str, str]:
     protocol, strategy = KINDS[request.param]
+    if protocol == "consumer" and version_numbers(KAFKA_VERSION) < (4, 0):
+        pytest.skip("the consumer protocol begins with Kafka 4.0")
     return {"group.protocol": protocol, **strategy}
 
 
@@ -88,7 +90,8 @@ def test_partitions_are_shared_with_java(
     ours.take_up(20_000)
     settings = ["--group", group, "--topic", name, "--timeout-ms", "5000"]
     settings += ["--bootstrap-server", kafka1.bootstrap_servers, "--consumer-property", f"group.protocol={protocol}"]
-    tool = "org.apache.kafka.tools.consumer.ConsoleConsumer"
+    old = version_numbers(kafka1.version) < (3, 9)
+    tool = "kafka.tools.ConsoleConsumer" if old else "org.apache.kafka.tools.consumer.ConsoleConsumer"
     theirs = threading.Thread(target=kafka1.run_tool, args=(tool, *settings))
     theirs.start()
     settle(ours, until=lambda: len(ours.numbers) == 3, timeout_ms=60_000)

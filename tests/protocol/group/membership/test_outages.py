@@ -35,6 +35,7 @@ def client(kafka: LocalKafka) -> Iterator[Client]:
 @pytest.mark.parametrize(
     ("protocol", "how"),
     [("classic", "killed"), ("consumer", "dark"), *([("classic", "dark"), ("consumer", "killed")] if SOAK else [])],
+    indirect=["protocol"],
 )
 def test_a_member_outlives_its_coordinator(
     client: Client, kafka: LocalKafka, topic: TopicFactory, group: str, new_member: NewMember, how: str

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
 
+from protocol.admin.topics import NewTopic, create_partitions, create_topic, delete_topic
 from protocol.cluster.client import Client
+from protocol.errors import BrokerError
+from protocol.group.membership.topic_subscription import TopicSubscription
 from protocol.group.offset_manager import OffsetManager
 from protocol.group.offsets import CommittedOffset, fetch_offsets
+from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.protocol.consumer.consuming import client_of
@@ -53,3 +58,113 @@ def test_two_members_share_and_who_leaves_is_missed_at_once(
     assert not any(each.lost for each in one.revoked)
     two.membership.close()
     settle(one, until=lambda: one.numbers == [0, 1, 2, 3])
+
+
+@pytest.fixture
+def curious(kafka1: LocalKafka) -> Iterator[Client]:
+    """Whose members see soon that topics have changed."""
+    with client_of(kafka1, metadata_max_age_ms=200) as client:
+        yield client
+
+
+def test_new_partitions_and_topics_of_a_pattern_are_shared_and_deleted_ones_given_up(
+    curious: Client, kafka1: LocalKafka, topic1: TopicFactory, new_member: NewMember
+) -> None:
+    first = topic1(1)
+    pattern = TopicSubscription(pattern=re.compile(f"{first}.*"))
+    one, two = (new_member(curious, subscription=pattern) for _ in range(2))
+    both = (one, two)
+
+    def owned() -> set[TopicPartition]:
+        return set(one.membership.owned | two.membership.owned)
+
+    settle(*both, until=lambda: owned() == {(first, 0)})
+    create_partitions(curious, first, 2)
+    settle(*both, until=lambda: owned() == {(first, 0), (first, 1)})
+    create_topic(curious, NewTopic(f"{first}-more", 1))
+    settle(*both, until=lambda: owned() == {(first, 0), (first, 1), (f"{first}-more", 0)})
+    delete_topic(curious, f"{first}-more")
+    settle(*both, until=lambda: owned() == {(first, 0), (first, 1)})
+
+
+@pytest.mark.parametrize("protocol", ["consumer"], indirect=True)
+def test_a_pattern_that_brokers_match(client: Client, topic1: TopicFactory, new_member: NewMember) -> None:
+    first = topic1(2)
+    pattern = TopicSubscription(pattern=re.compile("never"), re2=f"{first}.*")
+    owner = new_member(client, subscription=pattern)
+    settle(owner, until=lambda: owner.membership.owned == {(first, 0), (first, 1)})
+    owner.membership.subscribe(TopicSubscription(frozenset({first, "nothing"})))
+    settle(owner, until=lambda: owner.membership.owned == {(first, 0), (first, 1)})
+    owner.membership.subscribe(TopicSubscription(pattern=re.compile("never"), re2="(?!never)"))
+    with pytest.raises(BrokerError, match=r"INVALID_REGULAR_EXPRESSION.*RE2"):
+        settle(owner, until=lambda: False)
+
+
+def test_who_subscribes_to_something_else_gives_up_what_it_had(
+    client: Client, topic1: TopicFactory, new_member: NewMember
+) -> None:
+    first, second = topic1(2), topic1(1)
+    owner = new_member(client, first)
+    owner.take_up(10_000)
+    owner.membership.subscribe(TopicSubscription(frozenset({second})))
+    settle(owner, until=lambda: owner.membership.owned == {(second, 0)})
+    assert not any(each.lost for each in owner.revoked)
+
+
+def test_a_static_member_that_is_started_again_has_what_it_had_and_nobody_else_notices(
+    client: Client, topic1: TopicFactory, new_member: NewMember
+) -> None:
+    name = topic1(4)
+    one, two = (new_member(client, name, group_instance_id=each) for each in "ab")
+    one.take_up(20_000)
+    two.take_up()
+    settle(one, two, until=lambda: len(one.numbers) == len(two.numbers) == 2)
+    had, revoked, generation = one.numbers, len(two.revoked), two.membership.member.generation_id
+    one.membership.close()
+    again = new_member(client, name, group_instance_id="a")
+    settle(again, two, until=lambda: again.numbers == had)
+    assert again.membership.member.member_id != one.membership.member.member_id
+    assert (len(two.revoked), two.membership.member.generation_id) == (revoked, generation)
+
+
+def test_another_member_under_the_same_instance_id_ends_the_first_one_or_is_refused(
+    client: Client, topic1: TopicFactory, new_member: NewMember
+) -> None:
+    """Classic: the newer one wins. KIP-848: the older one, until it has left."""
+    name = topic1(1)
+    one, two = (new_member(client, name, group_instance_id="a") for _ in range(2))
+    settle(one, until=lambda: one.numbers == [0])
+    with pytest.raises(BrokerError, match=r"FENCED_INSTANCE_ID|UNRELEASED_INSTANCE_ID") as raised:
+        settle(two, one, until=lambda: False)
+    assert raised.value.settings == {"group.instance.id"}
+
+
+@pytest.mark.parametrize("protocol", ["classic"])
+def test_members_without_a_strategy_in_common_are_told_which_setting_it_is(
+    client: Client, topic1: TopicFactory, new_member: NewMember
+) -> None:
+    name = topic1(1)
+    new_member(client, name, partition_assignment_strategy="range").take_up(10_000)
+    with pytest.raises(BrokerError, match=r"INCONSISTENT_GROUP_PROTOCOL.*partition\.assignment\.strategy"):
+        new_member(client, name, partition_assignment_strategy="sticky").take_up(10_000)
+
+
+@pytest.mark.parametrize("protocol", ["classic"])
+def test_a_group_changes_from_eager_to_cooperative_member_by_member(
+    client: Client, topic1: TopicFactory, new_member: NewMember
+) -> None:
+    """KIP-429: first all have both strategies, then each is started again with the cooperative one alone."""
+    name = topic1(4)
+    both = {"partition_assignment_strategy": "range,cooperative-sticky"}
+    alone = {"partition_assignment_strategy": "cooperative-sticky"}
+    one, two = new_member(client, name, **both), new_member(client, name, **both)
+    settle(one, two, until=lambda: len(one.numbers) == len(two.numbers) == 2)
+    two.membership.close()
+    two = new_member(client, name, **alone)
+    settle(one, two, until=lambda: sorted(one.numbers + two.numbers) == [0, 1, 2, 3] and len(two.numbers) == 2)
+    one.membership.close()
+    settle(two, until=lambda: len(two.numbers) == 4)
+    two.revoked.clear()
+    one = new_member(client, name, **alone)
+    settle(one, two, until=lambda: len(one.numbers) == len(two.numbers) == 2)
+    assert [len(each.partitions) for each in two.revoked] == [2], "what stays is not given up for a while"

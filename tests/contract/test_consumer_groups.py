@@ -1,0 +1,165 @@
+"""Groups of the consumer protocol (KIP-848): epochs, and partitions that change hands one by one."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass, field
+
+import pytest
+
+from protocol.broker_errors import ErrorCode
+from protocol.cluster.client import Client
+from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
+from tests.contract.asking import Row
+from tests.contract.conftest import NewTopic
+from tests.contract.members import ask_coordinator, commit, new_group
+
+JOINS = {"rebalance_timeout_ms": 60_000, "topic_partitions": []}
+
+
+@dataclass
+class Member:
+    """By raw requests; `owned` is what it says, and `assigned` what it was told last, of one topic."""
+
+    client: Client
+    group: str
+    topic: str
+    instance_id: str | None = None
+    member_id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    epoch: int = 0
+    assigned: list[int] = field(default_factory=list)
+
+    def beat(self, **fields: object) -> int:
+        """The code of the answer."""
+        who = {"group_id": self.group, "member_id": self.member_id, "instance_id": self.instance_id}
+        body = {**who, "member_epoch": self.epoch, **fields}
+        self.reply: Row = ask_coordinator(self.client, self.group, CONSUMER_GROUP_HEARTBEAT, body)
+        if not self.reply["error_code"]:
+            self.epoch = self.reply["member_epoch"]
+            if self.reply["assignment"] is not None:
+                rows = self.reply["assignment"]["topic_partitions"]
+                self.assigned = sorted(number for row in rows for number in row["partitions"])
+        return int(self.reply["error_code"])
+
+    def join(self, **fields: object) -> int:
+        self.epoch = 0
+        return self.beat(subscribed_topic_names=[self.topic], **{**JOINS, **fields})
+
+    def own(self, *numbers: int) -> int:
+        rows = [{"topic_id": self.client.topic(self.topic).topic_id, "partitions": list(numbers)}] if numbers else []
+        return self.beat(topic_partitions=rows)
+
+    def beat_until(self, *numbers: int) -> None:
+        give_up_s = time.monotonic() + 20
+        while self.assigned != list(numbers):
+            assert time.monotonic() < give_up_s
+            assert self.beat() == 0
+            time.sleep(0.02)
+
+
+@pytest.fixture
+def topic(new_topic: NewTopic) -> str:
+    return new_topic(2)
+
+
+@pytest.fixture
+def member(client: Client, topic: str) -> Member:
+    """One that has both partitions."""
+    first = Member(client, new_group(), topic)
+    assert first.join() == 0
+    assert first.own(*first.assigned) == 0
+    first.beat_until(0, 1)
+    assert first.own(0, 1) == 0
+    return first
+
+
+def another(member: Member, **given: str) -> Member:
+    return Member(member.client, member.group, member.topic, **given)
+
+
+def test_a_short_heartbeat_is_told_nothing_that_it_knows(member: Member) -> None:
+    assert member.epoch > 0
+    assert member.reply["heartbeat_interval_ms"] > 0
+    assert member.beat() == 0
+    assert member.reply["assignment"] is None
+    assert member.beat(subscribed_topic_names=[member.topic], rebalance_timeout_ms=60_000, topic_partitions=[]) == 0
+    assert member.reply["assignment"] is not None, "who says everything may have missed everything"
+
+
+def test_a_partition_goes_to_another_one_when_it_was_given_up(member: Member) -> None:
+    other = another(member)
+    assert other.join() == 0
+    assert (other.assigned, other.epoch) == ([], member.epoch + 1)
+    assert member.beat() == 0
+    (kept,) = member.assigned
+    assert member.epoch == other.epoch - 1
+    assert other.beat() == 0
+    assert other.assigned == []
+    assert member.own(kept) == 0
+    assert member.epoch == other.epoch
+    other.beat_until(1 - kept)
+
+
+def test_who_leaves_has_nothing_and_is_not_known(member: Member) -> None:
+    other = another(member)
+    other.join()
+    assert member.beat(member_epoch=-1) == 0
+    assert member.reply["member_epoch"] == -1
+    other.beat_until(0, 1)
+    member.epoch = 5
+    assert member.beat() == ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_an_epoch_that_it_does_not_have_is_fenced(member: Member) -> None:
+    assert member.beat(member_epoch=member.epoch + 1) == ErrorCode.FENCED_MEMBER_EPOCH
+    assert member.beat() == 0
+
+
+def test_commits_go_by_the_epoch(member: Member) -> None:
+    def code(**fields: object) -> int:
+        return commit(member.client, member.group, member.topic, 5, **fields)
+
+    epoch = member.epoch
+    assert code(member_id=member.member_id, generation_id_or_member_epoch=epoch) == 0
+    assert code(member_id=member.member_id, generation_id_or_member_epoch=epoch - 1) == ErrorCode.STALE_MEMBER_EPOCH
+    assert code(member_id="nobody", generation_id_or_member_epoch=epoch) == ErrorCode.UNKNOWN_MEMBER_ID
+    assert code() == ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_a_static_member_comes_back_under_another_id_to_what_it_had(client: Client, topic: str) -> None:
+    first = Member(client, new_group(), topic, instance_id="a")
+    first.join()
+    first.beat_until(0, 1)
+    first.own(0, 1)
+    epoch, again = first.epoch, another(first, instance_id="a")
+    assert again.join() == ErrorCode.UNRELEASED_INSTANCE_ID
+    assert first.beat(member_epoch=-2) == 0
+    other = another(first)
+    assert other.join() == 0
+    assert again.join() == 0
+    again.beat_until(*again.assigned)
+    assert len(again.assigned) >= 1
+    first.epoch = epoch
+    assert first.beat() == ErrorCode.FENCED_INSTANCE_ID
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"server_assignor": "mine"}, ErrorCode.UNSUPPORTED_ASSIGNOR),
+        ({"rebalance_timeout_ms": -1}, ErrorCode.INVALID_REQUEST),
+        ({"topic_partitions": None}, ErrorCode.INVALID_REQUEST),
+        ({"member_epoch": 3}, ErrorCode.GROUP_ID_NOT_FOUND),
+    ],
+)
+def test_who_cannot_join(client: Client, topic: str, fields: dict[str, object], code: ErrorCode) -> None:
+    refused = Member(client, new_group(), topic)
+    given = {"subscribed_topic_names": [topic], **JOINS, **fields}
+    assert refused.beat(**given) == code
+
+
+def test_a_pattern_is_matched_by_the_coordinator(client: Client, topic: str) -> None:
+    member = Member(client, new_group(), topic)
+    assert member.beat(subscribed_topic_names=[], subscribed_topic_regex=f"{topic}.*", **JOINS) == 0
+    member.beat_until(0, 1)
