@@ -31,7 +31,7 @@ def parse_strategy(text: str) -> tuple[Assignor, ...]:
             raise ConfigurationError(
                 f"partition.assignment.strategy is {text!r}: {name.strip()!r} {wrong}; allowed: some of "
                 f"{', '.join(ASSIGNORS)}, or the names of Java's classes ({STICKY.java_class}), with commas between.",
-                name="partition.assignment.strategy",
+                settings=("partition.assignment.strategy",),
             )
         found.append(assignor)
     return tuple(found)
