@@ -46,7 +46,9 @@ _EAGER_CLEANING = {
     "replica.fetch.wait.max.ms": "250",
     # Brokers that wait for a test need not write twice a second that nothing has happened.
     "metadata.max.idle.interval.ms": "5000",
+    "replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector",
 }
+_RACKS = {broker_id: {"broker.rack": f"rack-{broker_id}"} for broker_id in (1, 2, 3)}
 
 # The port of a broker that a test has stopped must not be taken by another process of `pytest -n 3`.
 if (worker := os.environ.get("PYTEST_XDIST_WORKER", "gw")[2:]).isdigit():
@@ -76,10 +78,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def kafka(pytestconfig: pytest.Config) -> Iterator[LocalKafka]:
-    """Three brokers, ids 1 to 3. A test that kills or pauses one starts or resumes it again."""
+    """Three brokers, ids 1 to 3, in racks `rack-1` to `rack-3`. Who kills or pauses one starts or resumes it again."""
     from tests.three_starts import THREE
 
-    with LocalKafka(3, KAFKA_VERSION, settings=_EAGER_CLEANING, jvm_options=BRIEF_LIFE) as running:
+    with LocalKafka(
+        3, KAFKA_VERSION, settings=_EAGER_CLEANING, broker_settings=_RACKS, jvm_options=BRIEF_LIFE
+    ) as running:
         pytestconfig.stash[THREE] = running
         yield running
 
