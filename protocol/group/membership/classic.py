@@ -163,8 +163,8 @@ class ClassicMember(MemberMachine):
         self._heartbeat_s = now_s + self.config.heartbeat_interval_ms / 1000
         if reply["error_code"] == ErrorCode.REBALANCE_IN_PROGRESS:
             self._rebalance(Cause("the group rebalances: members join or leave, or want other topics"))
-            if self.state is MemberState.JOINING and ask.api is JOIN_GROUP:
-                self._try_again(now_s)
+            if ask.api is JOIN_GROUP:
+                self._retry_s = now_s + self._backoff.next_s()
         elif ask.api is JOIN_GROUP and self.state is MemberState.JOINING:
             self._joined(reply)
         elif ask.api is SYNC_GROUP and self.state is MemberState.SYNCING:

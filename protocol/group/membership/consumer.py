@@ -6,6 +6,7 @@ and says what it has: what it gives up goes to others only when it has said so, 
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.metadata import Metadata
 from protocol.config import ClientConfig, ConsumerConfig
-from protocol.errors import BrokerError
+from protocol.errors import BrokerError, KafkaError
 from protocol.group.member import GroupMember
 from protocol.group.membership.cause import Cause
 from protocol.group.membership.machine import NOTHING, MemberMachine
@@ -32,10 +33,12 @@ _REMEDIES: dict[int, tuple[str, str]] = {
     ErrorCode.FENCED_INSTANCE_ID: ("group.instance.id", "give each member one of its own"),
     ErrorCode.UNRELEASED_INSTANCE_ID: (
         "group.instance.id",
-        "give each member one of its own; one that was killed holds it until its session ends",
+        "give each member one of its own; one that was killed has held it until its session was over",
     ),
     ErrorCode.UNSUPPORTED_VERSION: ("group.protocol", "brokers speak it since Kafka 4.0; use classic"),
 }
+# So long may a static member that was killed hold its instance id: the session that brokers give it, and some more.
+_RELEASED_IN_S = 60.0
 # A coordinator that asks for more is not believed.
 _LEAST_INTERVAL_MS = 50
 
@@ -54,6 +57,8 @@ class ConsumerMember(MemberMachine):
         self._member_id = str(uuid.uuid4())
         self._epoch = _JOIN
         self._claimed_in: int | None = None
+        # When its instance id must be free: from the first time that it was not.
+        self._released_s = math.inf
         # What was said in the last request, and what the coordinator has answered to: the rest is said again.
         self._says: dict[str, Any] = {}
         self._heard: dict[str, Any] = {}
@@ -121,8 +126,17 @@ class ConsumerMember(MemberMachine):
 
     # -- what is answered ---------------------------------------------------------------------
 
+    def failed(self, ask: Ask, error: KafkaError, now_s: float) -> None:
+        """Who is started again after it was killed waits until the member that it was has lost the instance id."""
+        unreleased = isinstance(error, BrokerError) and error.code == ErrorCode.UNRELEASED_INSTANCE_ID
+        if unreleased and ask is self._asked:
+            self._released_s = min(self._released_s, now_s + _RELEASED_IN_S)
+            if now_s < self._released_s:
+                return self._try_again(error, now_s)
+        super().failed(ask, error, now_s)
+
     def _answered(self, ask: Ask, reply: Mapping[str, Any], now_s: float) -> None:
-        self._heard, self._agreed = self._says, True
+        self._heard, self._agreed, self._released_s = self._says, True, math.inf
         self._heartbeat_s = now_s + max(_LEAST_INTERVAL_MS, reply["heartbeat_interval_ms"]) / 1000
         self._epoch = reply["member_epoch"]
         if self._claimed_in is None:

@@ -201,13 +201,13 @@ class MemberMachine(ABC):
         """No answer, or one with an error code, whose row in `broker_errors` says what that ends."""
         if ask is self._farewell:
             if self.state is MemberState.LEAVING and is_retriable(error):
-                self._try_again(now_s)
+                self._try_again(error, now_s)
             else:
                 self._said_farewell()
         elif ask is not self._asked:
             return  # it is of a session that is over
         elif is_retriable(error):
-            self._try_again(now_s)
+            self._try_again(error, now_s)
             self._unanswered()
         elif isinstance(error, BrokerError) and error_row(error.code).ends is Ends.CLAIMS:
             self._fenced(error)
@@ -264,8 +264,10 @@ class MemberMachine(ABC):
         if self.state is MemberState.LEAVING:
             self._life.transition(MemberState.LEFT, self.cause)
 
-    def _try_again(self, now_s: float) -> None:
+    def _try_again(self, error: KafkaError, now_s: float) -> None:
         self._retry_s = now_s + self._backoff.next_s()
+        if self.state in (MemberState.JOINING, MemberState.SYNCING):
+            self._life.stay(Cause.of(error))
 
     def _until(self, *moments_s: float) -> float:
         """The first of these, or when a session or the owner's time is over."""

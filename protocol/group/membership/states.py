@@ -99,3 +99,8 @@ class Lifecycle:
             raise UsageError(f"{self._name}: {to.name} may not follow {self.state.name} ({cause})")
         log.debug("%s: %s -> %s: %s", self._name, self.state.name, to.name, cause)
         self.state, self.cause = to, cause
+
+    def stay(self, cause: Cause) -> None:
+        """It is in the same state for another reason now."""
+        log.debug("%s: still %s: %s", self._name, self.state.name, cause)
+        self.cause = cause

@@ -90,7 +90,6 @@ def test_claims_that_have_ended_are_lost_and_the_member_joins_again(
         (CLASSIC, ErrorCode.GROUP_AUTHORIZATION_FAILED, ""),
         (CLASSIC, ErrorCode.INVALID_GROUP_ID, ""),
         (CONSUMER, ErrorCode.FENCED_INSTANCE_ID, "group.instance.id"),
-        (CONSUMER, ErrorCode.UNRELEASED_INSTANCE_ID, "group.instance.id"),
         (CONSUMER, ErrorCode.UNSUPPORTED_ASSIGNOR, "group.remote.assignor"),
         (CONSUMER, ErrorCode.UNSUPPORTED_VERSION, "group.protocol"),
         (CONSUMER, ErrorCode.GROUP_AUTHORIZATION_FAILED, ""),
@@ -107,6 +106,17 @@ def test_what_ends_a_member_for_good_names_the_setting(
     assert setting in str(member.machine.error)
     assert member.machine.error.settings == ({setting} if setting else set())
     assert not member.act(), "nothing more is sent"
+
+
+def test_an_instance_id_that_is_never_released_ends_the_member_after_a_minute(cluster: Cluster) -> None:
+    member = Driven(cluster, machine(**CONSUMER, group_instance_id="a"))
+    while member.machine.state is not MemberState.FAILED:
+        assert member.now_s < 61
+        member.own()
+        refused(member, ErrorCode.UNRELEASED_INSTANCE_ID)
+        assert "UNRELEASED_INSTANCE_ID" in str(member.machine.cause)
+    assert member.now_s >= 60
+    assert member.machine.error.settings == {"group.instance.id"}  # type: ignore[union-attr]
 
 
 def test_brokers_that_do_not_speak_the_protocol_are_told_of_with_the_remedy(cluster: Cluster) -> None:

@@ -127,16 +127,29 @@ def test_a_static_member_that_is_started_again_has_what_it_had_and_nobody_else_n
     assert (len(two.revoked), two.membership.member.generation_id) == (revoked, generation)
 
 
-def test_another_member_under_the_same_instance_id_ends_the_first_one_or_is_refused(
+@pytest.mark.parametrize("protocol", ["classic"])
+def test_another_member_under_the_same_instance_id_ends_the_first_one(
     client: Client, topic1: TopicFactory, new_member: NewMember
 ) -> None:
-    """Classic: the newer one wins. KIP-848: the older one, until it has left."""
     name = topic1(1)
     one, two = (new_member(client, name, group_instance_id="a") for _ in range(2))
     settle(one, until=lambda: one.numbers == [0])
-    with pytest.raises(BrokerError, match=r"FENCED_INSTANCE_ID|UNRELEASED_INSTANCE_ID") as raised:
+    with pytest.raises(BrokerError, match="FENCED_INSTANCE_ID") as raised:
         settle(two, one, until=lambda: False)
     assert raised.value.settings == {"group.instance.id"}
+
+
+@pytest.mark.parametrize("protocol", ["consumer"], indirect=True)
+def test_an_instance_id_is_waited_for_until_the_member_that_holds_it_is_gone(
+    client: Client, topic1: TopicFactory, new_member: NewMember
+) -> None:
+    """As after a kill: with KIP-848 the older one has it until it has left, or its session is over."""
+    name = topic1(1)
+    one, two = (new_member(client, name, group_instance_id="a") for _ in range(2))
+    settle(one, until=lambda: one.numbers == [0])
+    assert "UNRELEASED_INSTANCE_ID" in str(two.take_up(300).joining)
+    one.membership.close()
+    settle(two, until=lambda: two.numbers == [0])
 
 
 @pytest.mark.parametrize("protocol", ["classic"])

@@ -1,0 +1,155 @@
+"""Members that come and go all the time: no partition has two owners, no offset goes back, and in the end all is owned.
+
+`make soak` has it go on for a minute each.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Mapping
+
+import pytest
+
+from protocol.broker_errors import Ends, ErrorCode, error_row
+from protocol.cluster.client import Client
+from protocol.config import parse_consumer
+from protocol.errors import BrokerError
+from protocol.group.membership.assignment import Revocation
+from protocol.group.membership.membership import Membership
+from protocol.group.membership.topic_subscription import TopicSubscription
+from protocol.group.offsets import CommittedOffset, commit_offsets, fetch_offsets
+from protocol.kafka_terms import TopicPartition
+from spark_kafka_source.local_kafka import LocalKafka
+from spark_kafka_source.local_kafka.config import version_numbers
+from tests.conftest import KAFKA_VERSION, TopicFactory
+from tests.protocol.consumer.consuming import client_of
+from tests.soak import SOAK
+
+PARTITIONS, MEMBERS, STORM_S = 7, 4, 60 if SOAK else 4
+KINDS = {
+    "eager": {"group.protocol": "classic", "heartbeat.interval.ms": "100"},
+    "cooperative": {
+        "group.protocol": "classic",
+        "heartbeat.interval.ms": "100",
+        "partition.assignment.strategy": "cooperative-sticky",
+    },
+    "consumer": {"group.protocol": "consumer"},
+}
+
+
+class Ledger:
+    """Who has what, and which offsets were committed. Notes what must not be."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.owners: dict[TopicPartition, Worker] = {}
+        self.committed: dict[TopicPartition, int] = {}
+        self.faults: list[str] = []
+        self.handed_over = 0
+
+    def claim(self, worker: Worker, found: Mapping[TopicPartition, int]) -> None:
+        with self._lock:
+            for key, offset in found.items():
+                if self.owners.setdefault(key, worker) is not worker:
+                    self.faults.append(f"{key} has two owners")
+                if offset < self.committed.get(key, 0):
+                    self.faults.append(f"{key} begins at {offset}, but {self.committed[key]} was committed")
+                self.handed_over += 1
+
+    def release(self, worker: Worker, partitions: frozenset[TopicPartition]) -> None:
+        with self._lock:
+            for key in partitions:
+                if self.owners.pop(key, None) is not worker:
+                    self.faults.append(f"{key} is given up by who does not have it")
+
+    def note_commit(self, offsets: Mapping[TopicPartition, int]) -> None:
+        with self._lock:
+            self.committed.update(offsets)
+
+
+class Worker(threading.Thread):
+    """An owner: takes up what is pending, works a little, commits one offset more of all that it has."""
+
+    def __init__(self, client: Client, ledger: Ledger, topic: str, given: dict[str, str]) -> None:
+        super().__init__(daemon=True)
+        self.client, self.ledger, self.group = client, ledger, given["group.id"]
+        self.membership = Membership(client, parse_consumer(given), TopicSubscription(frozenset({topic})))
+        self.offsets: dict[TopicPartition, int] = {}
+        self.ends = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        try:
+            while not self.ends.is_set():
+                if self.membership.rebalance_pending or not self.offsets:
+                    self.take_up()
+                time.sleep(random.random() / 20)
+                self.commit()
+            self.ledger.release(self, frozenset(self.offsets))
+            self.membership.close()
+        except BaseException as fault:
+            self.ledger.faults.append(repr(fault))
+            raise
+
+    def take_up(self) -> None:
+        assignment = self.membership.take_up(self.client.deadline(500), self.before_revoke)
+        added = dict.fromkeys(assignment.added, 0)
+        found = fetch_offsets(self.client, self.group, added, self.client.deadline()) if added else {}
+        added |= {key: each.offset for key, each in found.items()}
+        self.ledger.claim(self, added)
+        self.offsets |= added
+        if self.offsets.keys() != assignment.owned:
+            self.ledger.faults.append(f"{self.offsets.keys()} is not {assignment.owned}")
+
+    def before_revoke(self, revocation: Revocation) -> None:
+        if not revocation.lost:
+            self.commit()
+        self.ledger.release(self, revocation.partitions & self.offsets.keys())
+        self.offsets = {key: offset for key, offset in self.offsets.items() if key not in revocation.partitions}
+
+    def commit(self) -> None:
+        """Of the classic protocol a generation may be completing, or have moved on: then nothing is committed."""
+        newer = {key: offset + 1 for key, offset in self.offsets.items()}
+        offsets = {key: CommittedOffset(offset) for key, offset in newer.items()}
+        try:
+            commit_offsets(self.client, self.group, offsets, self.client.deadline(), self.membership.member)
+        except BrokerError as error:
+            expected = error.code in (ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.STALE_MEMBER_EPOCH)
+            if not expected and error_row(error.code).ends is not Ends.CLAIMS:
+                raise
+        else:
+            self.offsets = newer
+            self.ledger.note_commit(newer)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.timeout(STORM_S + 60)
+def test_members_come_and_go(kafka1: LocalKafka, topic1: TopicFactory, group: str, kind: str) -> None:
+    if kind == "consumer" and version_numbers(KAFKA_VERSION) < (4, 0):
+        pytest.skip("the consumer protocol begins with Kafka 4.0")
+    ledger, name = Ledger(), topic1(PARTITIONS)
+    with client_of(kafka1) as client:
+
+        def new() -> Worker:
+            return Worker(client, ledger, name, {"group.id": group, **KINDS[kind]})
+
+        workers = [new() for _ in range(MEMBERS)]
+        storm_ends = client.deadline(STORM_S * 1_000)
+        while not storm_ends.passed and not ledger.faults:
+            time.sleep(random.random())
+            gone = random.choice(workers)
+            gone.ends.set()
+            gone.join(20)
+            workers[workers.index(gone)] = new()
+        settled_by = client.deadline(10_000)
+        while len(ledger.owners) < PARTITIONS and not settled_by.passed and not ledger.faults:
+            time.sleep(0.05)
+        assert (ledger.faults, len(ledger.owners)) == ([], PARTITIONS)
+        for worker in workers:
+            worker.ends.set()
+        for worker in workers:
+            worker.join(20)
+        assert (ledger.faults, ledger.owners) == ([], {})
+        assert ledger.handed_over > PARTITIONS
