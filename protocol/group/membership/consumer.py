@@ -187,10 +187,7 @@ class ConsumerMember(MemberMachine):
         return frozenset(self._ids)
 
     def _to_give_up(self) -> frozenset[TopicPartition]:
-        """Also of a topic that was recreated: its name is the same, its id is not."""
-        if self.state is not MemberState.RECONCILING:
-            return NOTHING
-        return frozenset(key for key in self.owned if self._ids.get(key) != self._owned_ids[key])
+        return self.owned - self._assigned if self.state is MemberState.RECONCILING else NOTHING
 
     @property
     def _may_take(self) -> bool:

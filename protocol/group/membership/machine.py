@@ -178,7 +178,7 @@ class MemberMachine(ABC):
         return step
 
     def answered(self, ask: Ask, reply: Mapping[str, Any], since_s: float, now_s: float) -> None:
-        """`since_s`: when the coordinator can have heard of this member last, at the earliest."""
+        """`since_s`: since when the coordinator has known for sure that this member is there."""
         self._backoff.reset()
         self.still_waited_for(ask, since_s, now_s)
         if ask is self._farewell:
@@ -187,7 +187,7 @@ class MemberMachine(ABC):
             self._answered(ask, reply, now_s)
 
     def still_waited_for(self, ask: Ask, since_s: float, now_s: float) -> None:
-        """The coordinator has known of it since then: it has answered, or holds an answer back because of others."""
+        """As `answered`; or it holds its answer back because of others, and counts no session meanwhile."""
         self.tick(now_s)
         if ask is not self._asked:
             return  # it is of a session that is over
@@ -248,7 +248,9 @@ class MemberMachine(ABC):
         self._forget_session()
         if self.owned or wait:
             self._life.transition(MemberState.LOST, cause)
-        elif self.state is not MemberState.JOINING:
+        elif self.state is MemberState.JOINING:
+            self._life.stay(cause)
+        else:
             self._join(cause)
 
     def _leave_for_its_owner(self) -> None:

@@ -44,8 +44,9 @@ _numbers = itertools.count(1)
 class Membership:
     """One member of the group `config.group_id`, by the protocol `config.group_protocol`.
 
-    Joins with the first `take_up`. `on_member` is told of each new generation or epoch, from whichever thread finds it,
-    and of none any more: `OffsetManager.join`. Raises `ConfigurationError` for what cannot be a member.
+    Joins with the first `take_up`. `on_member` is told of each new generation or epoch, and of none any more, from
+    whichever thread finds it: `OffsetManager.join`. It must not call this member. Raises `ConfigurationError` for what
+    cannot be a member.
     """
 
     def __init__(

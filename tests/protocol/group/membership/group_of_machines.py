@@ -26,7 +26,7 @@ from tests.fake_kafka.requests import Pending, Request
 
 GROUP = "etl"
 ORDERS = TopicSubscription(frozenset({"orders"}))
-CLIENT = parse_client({"bootstrap.servers": "127.0.0.1:9092", "retry.backoff.ms": 10})
+CLIENT = parse_client({"bootstrap.servers": "127.0.0.1:9092", "retry.backoff.ms": 10, "metadata.max.age.ms": 1_000})
 
 
 def machine(protocol: str, now_s: float = 0.0, *, subscription: TopicSubscription = ORDERS, **given: Any) -> Any:
@@ -125,8 +125,9 @@ def until_settled(*members: Driven, partitions: int = 4, rounds: int = 400) -> N
         moved = [member.act() for member in members]
         for member in members:
             if member.machine.pending(member.now_s):
+                before = member.machine.state, member.machine.owned
                 member.own()
-                moved.append(True)
+                moved.append((member.machine.state, member.machine.owned) != before)
         if not any(moved):
             owned = sorted(number for member in members for _, number in member.machine.owned)
             if all(member.machine.settled for member in members) and owned == list(range(partitions)):

@@ -10,7 +10,7 @@ from protocol.broker_errors import ErrorCode, broker_error
 from protocol.errors import BrokerError, ConnectionLost, UnsupportedVersion, UsageError
 from protocol.group.membership.cause import Cause
 from protocol.group.membership.states import CLASSIC_MOVES, Lifecycle, MemberState
-from protocol.group.membership.steps import Ask
+from protocol.group.membership.steps import Ask, LookUp
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
 from protocol.wire.messages.m12_heartbeat import HEARTBEAT
 from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
@@ -42,7 +42,10 @@ def next_request(member: Driven) -> Ask:
         step = member.machine.next_step(member.now_s)
         if isinstance(step, Ask):
             return step
-        member.cluster.clock.advance(step.until_s - member.now_s)  # type: ignore[attr-defined, union-attr]
+        if isinstance(step, LookUp):
+            member.act()
+        else:
+            member.cluster.clock.advance(step.until_s - member.now_s)  # type: ignore[attr-defined]
 
 
 def refused(member: Driven, code: ErrorCode) -> str:
@@ -259,6 +262,33 @@ def test_late_answers_of_a_session_that_is_over_are_nobodys(cluster: Cluster) ->
 def _epoch(member: Driven, epoch: int | None = None) -> dict[str, Any]:
     epoch = member.machine.member.member_epoch if epoch is None else epoch
     return {"member_epoch": epoch, "heartbeat_interval_ms": 5_000, "assignment": None}
+
+
+def test_a_topic_that_was_recreated_is_given_up_and_taken_anew(cluster: Cluster) -> None:
+    """Its name is the same, and so are its partitions' numbers."""
+    member = member_of(cluster, **CONSUMER)
+    cluster.delete_topic("orders")
+    cluster.create_topic("orders", 4)
+    while not member.revoked:
+        cluster.clock.advance(1)  # type: ignore[attr-defined]
+        until_settled(member)
+    assert [(len(each.partitions), each.lost) for each in member.revoked] == [(4, False)]
+    (row,) = member.sent[-1].body["topic_partitions"]  # type: ignore[index]
+    assert row == {"topic_id": cluster.controller.topic("orders").topic_id, "partitions": [0, 1, 2, 3]}
+
+
+def test_a_static_leader_that_was_started_again_leaves_the_assignment_as_it_was_and_leads_on(cluster: Cluster) -> None:
+    """KIP-814."""
+    first, other = (Driven(cluster, machine(**CLASSIC, group_instance_id=each)) for each in "ab")
+    until_settled(first, other)
+    had = first.machine.owned
+    first.machine.leave(for_good=None)
+    again = Driven(cluster, machine(now_s=first.now_s, **CLASSIC, group_instance_id="a"))
+    until_settled(again, other)
+    assert again.machine.owned == had
+    assert [ask.body["assignments"] for ask in again.sent if ask.api is SYNC_GROUP] == [[]]  # type: ignore[index]
+    cluster.create_partitions("orders", 6)
+    until_settled(again, other, partitions=6)
 
 
 class TestRequests:

@@ -12,6 +12,7 @@ from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.errors import BrokerError, UsageError
 from protocol.group.member import GroupMember
+from protocol.group.membership import membership
 from protocol.group.membership.assignment import Revocation
 from protocol.group.membership.machine import MemberMachine
 from protocol.group.offset_manager import OffsetManager
@@ -19,6 +20,8 @@ from protocol.group.offsets import CommittedOffset, fetch_offsets
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
 from protocol.wire.messages.m12_heartbeat import HEARTBEAT
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
+from tests.contract.members import GroupMember as GroupMemberByHand
+from tests.contract.members import subscription
 from tests.fake_kafka import consumer_group
 from tests.fake_kafka.server import FakeKafka
 from tests.protocol.consumer.consuming import client_of
@@ -161,6 +164,30 @@ def test_nothing_is_left_of_who_has_left(fake: FakeKafka, client: Client, joined
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("member ")]
     with pytest.raises(UsageError, match="was closed"):
         owner.take_up()
+
+
+@pytest.mark.parametrize("protocol", ["classic"])
+def test_who_waits_long_for_others_keeps_what_it_has(
+    fake: FakeKafka, client: Client, new_member: NewMember, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cooperative. While the coordinator holds JoinGroup back it counts no session, and nor does the member."""
+    monkeypatch.setattr(membership, "_STILL_WAITING_S", 0.05)
+    strategy = {"partition_assignment_strategy": "cooperative-sticky"}
+    owner = new_member(client, "orders", session_timeout_ms=1_000, **strategy)
+    owner.take_up(10_000)
+    slow = GroupMemberByHand(client, group, protocols={"cooperative-sticky": subscription()})
+    reply = slow.begin()
+    slow.end(reply)
+    wait_until(lambda: owner.membership.member.generation_id == 2)
+    fake.rebalance(group)
+    wait_until(lambda: fake.groups.groups[group].members[owner.membership.member.member_id].joining)
+    give_up_s = time.monotonic() + 1.5
+    while time.monotonic() < give_up_s:
+        assert owner.membership.rebalance_pending is None
+        time.sleep(0.05)
+    slow.leave()
+    wait_until(lambda: owner.membership.member.generation_id == 3)
+    assert (owner.numbers, owner.revoked) == ([0, 1, 2, 3], [])
 
 
 @pytest.mark.parametrize("protocol", ["classic"])
