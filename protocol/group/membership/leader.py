@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from protocol.cluster.metadata import Metadata
-from protocol.group.assignors.assignor import Assignor, Topics
+from protocol.errors import ProtocolError
+from protocol.group.assignors.assignor import Assignor, Subscription, Topics
 from protocol.group.assignors.consumer_protocol import decode_subscription, encode_assignment
 from protocol.group.membership.topic_subscription import there
 
@@ -18,9 +19,7 @@ class GroupLeader:
 
     def __init__(self, assignor: Assignor, members: list[dict[str, Any]]) -> None:
         self._assignor = assignor
-        self._members = {
-            row["member_id"]: decode_subscription(row["metadata"], row["group_instance_id"]) for row in members
-        }
+        self._members = {row["member_id"]: _subscription(row) for row in members}
         self._partitions: Topics | None = None
 
     @property
@@ -50,3 +49,10 @@ class GroupLeader:
             ]
             for name in self.topics & there(cluster)
         }
+
+
+def _subscription(row: dict[str, Any]) -> Subscription:
+    try:
+        return decode_subscription(row["metadata"], row["group_instance_id"])
+    except ProtocolError as error:
+        raise type(error)(f"what member {row['member_id']} says of its subscription: {error}") from error

@@ -10,7 +10,7 @@ import pytest
 
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
-from protocol.errors import BrokerError, UsageError
+from protocol.errors import BrokerError, ProtocolError, UsageError
 from protocol.group.member import GroupMember
 from protocol.group.membership import membership
 from protocol.group.membership.assignment import Revocation
@@ -143,6 +143,20 @@ def test_what_ends_the_member_is_raised_where_its_owner_looks(
     for _ in range(2):
         with pytest.raises(BrokerError, match="GROUP_AUTHORIZATION_FAILED"):
             owner.take_up()
+
+
+@pytest.mark.parametrize("protocol", ["classic"])
+@pytest.mark.parametrize("nonsense", [b"", b"\x00\x01", b"\x00\x03\x7f\xff\xff\xff", b"\xff" * 40])
+def test_a_leader_says_whose_bytes_make_no_sense(
+    client: Client, new_member: NewMember, group: str, nonsense: bytes
+) -> None:
+    owner = new_member(client, "orders", partition_assignment_strategy="range")
+    owner.take_up(10_000)
+    other = GroupMemberByHand(client, group, protocols={"range": nonsense})
+    other.begin()
+    wait_until(lambda: owner.membership.rebalance_pending)
+    with pytest.raises(ProtocolError, match=f"what member {other.member_id} says of its subscription"):
+        owner.take_up(10_000)
 
 
 def test_a_fault_of_this_client_is_told_to_the_owner(

@@ -88,7 +88,7 @@ def test_partitions_are_shared_with_java(
     name = topic1(len(PARTITIONS))
     ours = new_member(client, name)
     ours.take_up(20_000)
-    settings = ["--group", group, "--topic", name, "--timeout-ms", "5000"]
+    settings = ["--group", group, "--topic", name, "--timeout-ms", "3000"]
     settings += ["--bootstrap-server", kafka1.bootstrap_servers, "--consumer-property", f"group.protocol={protocol}"]
     old = version_numbers(kafka1.version) < (3, 9)
     tool = "kafka.tools.ConsoleConsumer" if old else "org.apache.kafka.tools.consumer.ConsoleConsumer"

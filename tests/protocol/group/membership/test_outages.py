@@ -83,22 +83,25 @@ class InAProcess:
                 return said[what]
 
 
-@pytest.mark.parametrize("protocol", ["classic"])
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("protocol", ["classic", *(["consumer"] if SOAK else [])], indirect=True)
 def test_a_member_that_has_stood_still_knows_that_its_claims_are_gone_and_rewinds_nobody(
-    client: Client, kafka: LocalKafka, topic: TopicFactory, group: str, new_member: NewMember
+    client: Client, kafka: LocalKafka, topic: TopicFactory, group: str, new_member: NewMember, protocol: str
 ) -> None:
+    """In the consumer protocol the session is the brokers' to say: 45 seconds."""
     name = topic(len(PARTITIONS))
-    quick = {"session.timeout.ms": "2000", "heartbeat.interval.ms": "200"}
-    zombie = InAProcess(kafka, name, {"group.id": group, "group.protocol": "classic", **quick})
+    quick = {"session_timeout_ms": "2000", "heartbeat_interval_ms": "200"} if protocol == "classic" else {}
+    properties = {each.replace("_", "."): value for each, value in quick.items()}
+    zombie = InAProcess(kafka, name, {"group.id": group, "group.protocol": protocol, **properties})
     try:
         while zombie.says("owned") != PARTITIONS:
             pass
         zombie.process.send_signal(signal.SIGSTOP)
-        other = new_member(client, name, session_timeout_ms=2_000, heartbeat_interval_ms=200)
-        settle(other, until=lambda: other.numbers == PARTITIONS, timeout_ms=30_000)
+        other = new_member(client, name, **quick)
+        settle(other, until=lambda: other.numbers == PARTITIONS, timeout_ms=90_000)
         commit_as_member(client, group, name, 0, other)
         zombie.process.send_signal(signal.SIGCONT)
-        assert re.search("ILLEGAL_GENERATION|UNKNOWN_MEMBER_ID", zombie.says("committed"))
+        assert re.search("ILLEGAL_GENERATION|UNKNOWN_MEMBER_ID|FENCED", zombie.says("committed"))
         assert "session.timeout.ms" in zombie.says("lost")
         settle(other, until=lambda: len(other.numbers) == 2)
         while len(zombie.says("owned")) != 2:
