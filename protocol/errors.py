@@ -136,3 +136,15 @@ class LogTruncated(DataLoss):
 
 class TopicRecreated(DataLoss):
     """The topic was deleted and recreated under its name: what was to be read went with the old one."""
+
+
+class NoOffset(KafkaError):
+    """`auto.offset.reset` is `none`, and the group has no offset to begin at."""
+
+
+class CommitFailed(KafkaError):
+    """Offsets were not committed. The cause says why: refused, no answer in time, or another member's by now."""
+
+
+class WakeUp(KafkaError):
+    """A `KafkaConsumer` was woken out of `poll` by another thread."""

@@ -38,6 +38,16 @@ class ConsumerMessage(NamedTuple):
     headers: list[tuple[str, bytes | None]] | None
 
 
+def messages_of(topic: str, partition: int, batch: pa.RecordBatch) -> Iterator[ConsumerMessage]:
+    """The records of a batch, one by one. Makes Python objects: for convenience, not for many records."""
+    nothing = [None] * batch.num_rows
+    names = ConsumerMessage._fields[2:]
+    columns = [batch[name].to_pylist() if name in batch.schema.names else nothing for name in names]
+    for *row, headers in zip(*columns, strict=True):
+        pairs = None if headers is None else [(header["key"], header["value"]) for header in headers]
+        yield ConsumerMessage._make([topic, partition, *row, pairs])
+
+
 class PartitionStream:
     """The records of one partition from some offset on; made by `Consumer.consume_partition`.
 
@@ -114,14 +124,11 @@ class PartitionStream:
     def messages(self, timeout_ms: float | None = None) -> Iterator[ConsumerMessage]:
         """The same, record by record. Makes Python objects: for convenience, not for many records."""
         for batch in self.batches(timeout_ms):
-            seeks, nothing = self._seeks, [None] * batch.num_rows
-            names = ConsumerMessage._fields[2:]
-            columns = [batch[name].to_pylist() if name in batch.schema.names else nothing for name in names]
-            for *row, headers in zip(*columns, strict=True):
+            seeks = self._seeks
+            for message in messages_of(self.topic, self.partition, batch):
                 if self._seeks != seeks:
                     break
-                pairs = None if headers is None else [(header["key"], header["value"]) for header in headers]
-                yield ConsumerMessage._make([self.topic, self.partition, *row, pairs])
+                yield message
 
     def poll(self, timeout_ms: float | None = None) -> pa.RecordBatch | None:
         """The next record batch; None when none came in time (None: no limit) or the stream is closed."""

@@ -13,12 +13,12 @@ import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from protocol.broker_errors import Ends, error_row
+from protocol.broker_errors import Ends, ErrorCode, error_row
 from protocol.clock import Backoff, Deadline
 from protocol.cluster.call import Row
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import Broker
-from protocol.errors import BrokerError, KafkaError
+from protocol.errors import BrokerError, DeadlineExceeded, KafkaError, UsageError
 from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.group.offsets import CommittedOffset, commit_offsets
 from protocol.kafka_terms import TopicPartition
@@ -88,25 +88,41 @@ class OffsetManager:
             self._marks = {key: mark for key, mark in self._marks.items() if key in owned}
             self._changed.notify_all()
 
-    def mark(self, offsets: Mapping[TopicPartition, CommittedOffset], member: GroupMember = NO_MEMBER) -> None:
+    def mark(self, offsets: Mapping[TopicPartition, CommittedOffset], member: GroupMember = NO_MEMBER) -> bool:
         """The group should hold these offsets, where it should not hold later ones already. Returns at once.
 
-        `member`: who owned the partitions when they were read; nothing is marked if its claims have ended.
+        `member`: who owned the partitions when they were read; nothing is marked, and False, if its claims have ended.
         """
         with self._changed:
             before = {key: mark.to.offset for key, mark in self._marks.items()}
-            self.reset({key: to for key, to in offsets.items() if to.offset >= before.get(key, 0)}, member)
+            return self.reset({key: to for key, to in offsets.items() if to.offset >= before.get(key, 0)}, member)
 
-    def reset(self, offsets: Mapping[TopicPartition, CommittedOffset], member: GroupMember = NO_MEMBER) -> None:
+    def reset(self, offsets: Mapping[TopicPartition, CommittedOffset], member: GroupMember = NO_MEMBER) -> bool:
         """As `mark`, and also back to earlier offsets."""
         with self._changed:
-            if member.has_claims_of(self._member):
+            if taken := member.has_claims_of(self._member):
                 for key, to in offsets.items():
                     if key not in self._marks or self._marks[key].to != to:
                         self._marks[key] = _Mark(to)
             if self._thread is None and not self._closed:
                 self._start()
             self._changed.notify_all()
+            return taken
+
+    def failure(self, offsets: Mapping[TopicPartition, CommittedOffset]) -> KafkaError | None:
+        """Why these are not committed, though marked: refused, revoked, or (`DeadlineExceeded`) no answer yet."""
+        with self._changed:
+            marks = {key: self._marks.get(key) for key in offsets}
+            for (topic, partition), mark in marks.items():
+                if mark is None:
+                    return UsageError(f"{topic}-{partition} is not this member's any more")
+                if mark.refused is not None:
+                    return mark.refused
+            if any(mark.answered_at_s is None for mark in marks.values() if mark is not None):
+                return DeadlineExceeded(
+                    f"the coordinator has not answered: {self.counts.last_failure or 'no error yet'}"
+                )
+            return None
 
     def flush(self, deadline: Deadline) -> bool:
         """Waits until everything marked is committed; False when the deadline passed first, or some is refused."""
@@ -163,11 +179,15 @@ class OffsetManager:
                     self._changed.wait(wait_until.remaining_s())
 
     def _commit(self, due: Mapping[TopicPartition, _Mark], member: GroupMember) -> bool:
-        """Whether nothing of it need be tried again."""
+        """Whether nothing of it need be tried again. What is too large for one request goes in halves."""
         failure: Exception | None = None
         answers: dict[TopicPartition, BrokerError | None] = {}
+        too_large: list[TopicPartition] = []
 
         def handle(key: TopicPartition, row: Row, broker: Broker, error: BrokerError | None) -> BrokerError | None:
+            if error is not None and error.code == ErrorCode.INVALID_COMMIT_OFFSET_SIZE and len(due) > 1:
+                too_large.append(key)
+                return None
             if error is not None and not _is_final(error, member):
                 return error
             answers[key] = error
@@ -191,7 +211,10 @@ class OffsetManager:
             if failure is not None or (answers and refused is None):
                 self._note(failure)
             self._changed.notify_all()
-        return failure is None
+        half = len(too_large) // 2
+        halves = [{key: due[key] for key in keys} for keys in (too_large[:half], too_large[half:]) if keys]
+        done = [self._commit(each, member) for each in halves]
+        return failure is None and all(done)
 
     def _note(self, failure: Exception | None, *, final: bool = False) -> None:
         """Counts, and says what is given up, when commits begin to fail and when they go through again."""

@@ -1,0 +1,93 @@
+"""Commits of one member: waiting, with a callback, or every `auto.commit.interval.ms`.
+
+All go through the one `OffsetManager`, so a later commit is never overtaken by an earlier one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+from protocol.clock import Deadline
+from protocol.cluster.client import Client
+from protocol.consumer_group.config import GroupConsumerConfig
+from protocol.errors import CommitFailed, DeadlineExceeded, KafkaError, UsageError
+from protocol.group.member import GroupMember
+from protocol.group.offset_manager import OffsetManager
+from protocol.group.offsets import CommittedOffset
+from protocol.kafka_terms import TopicPartition
+
+Offsets = Mapping[TopicPartition, CommittedOffset]
+OnCommit = Callable[[Offsets, "CommitFailed | None"], None]
+
+
+class Commits:
+    """`join`, `keep`, `hand_on` and `wait` are for any thread, the rest for one."""
+
+    def __init__(self, client: Client, config: GroupConsumerConfig) -> None:
+        self._client = client
+        self._group = config.consumer.group_id
+        self._manager = OffsetManager(client, self._group) if self._group else None
+        self._interval_s = config.auto_commit_interval_ms / 1000
+        self.auto = config.enable_auto_commit and self._manager is not None
+        self._due_s = client.clock.now_s() + self._interval_s
+        self._unanswered: list[tuple[Offsets, OnCommit]] = []
+
+    def join(self, member: GroupMember) -> None:
+        """Who commits from now on."""
+        if self._manager is not None:
+            self._manager.join(member)
+
+    def keep(self, owned: Collection[TopicPartition]) -> None:
+        """Nothing of the others is committed any more."""
+        if self._manager is not None:
+            self._manager.keep(owned)
+
+    def hand_on(self, offsets: Offsets, member: GroupMember) -> None:
+        """They are committed in the background. Raises `CommitFailed` when the member's claims have ended."""
+        if offsets and not self._required().reset(offsets, member):
+            raise self._failed(UsageError("the claims under which they were read have ended"))
+
+    def wait(self, offsets: Offsets, deadline: Deadline) -> None:
+        """Until they are committed. Raises `CommitFailed`."""
+        if offsets:
+            self._required().flush(deadline)
+            if (failure := self._required().failure(offsets)) is not None:
+                raise self._failed(failure)
+
+    def call_back(self, offsets: Offsets, on_commit: OnCommit) -> None:
+        """When they have been committed or refused; see `tell`."""
+        self._unanswered.append((offsets, on_commit))
+
+    def tell(self) -> None:
+        """Calls back for what has been answered by now."""
+        waiting, self._unanswered = self._unanswered, []
+        for offsets, on_commit in waiting:
+            failure = self._required().failure(offsets)
+            if isinstance(failure, DeadlineExceeded):
+                self._unanswered.append((offsets, on_commit))
+            else:
+                on_commit(offsets, None if failure is None else self._failed(failure))
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to commit without being asked; once every interval."""
+        now_s = self._client.clock.now_s()
+        if not self.auto or now_s < self._due_s:
+            return False
+        self._due_s = now_s + self._interval_s
+        return True
+
+    def close(self) -> None:
+        """Ends without another commit."""
+        if self._manager is not None:
+            self._manager.close()
+
+    def _required(self) -> OffsetManager:
+        if self._manager is None:
+            raise UsageError("offsets are committed for a group: set group.id", settings=("group.id",))
+        return self._manager
+
+    def _failed(self, why: KafkaError) -> CommitFailed:
+        failed = CommitFailed(f"group {self._group}: offsets were not committed: {why}")
+        failed.__cause__ = why
+        return failed

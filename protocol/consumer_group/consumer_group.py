@@ -1,0 +1,290 @@
+"""A member of a group that calls a handler for each partition it is given: sarama's `ConsumerGroup`.
+
+`consume` runs one session in the caller's thread: it goes along with the group's rebalances and commits what handlers
+have marked. Each claim has a thread of its own, in which the handler reads it.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+from protocol.clock import Deadline
+from protocol.cluster.client import Client
+from protocol.consumer_group.commits import Commits, Offsets
+from protocol.consumer_group.config import GroupConsumerConfig
+from protocol.consumer_group.group_streams import GroupStreams
+from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
+from protocol.errors import CommitFailed, KafkaError, UsageError
+from protocol.group.membership.assignment import Assignment, Revocation
+from protocol.group.membership.cause import Cause
+from protocol.group.membership.membership import Membership
+from protocol.group.membership.topic_subscription import TopicSubscription
+from protocol.kafka_terms import TopicPartition
+from protocol.records.decode import ALL_COLUMNS
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 0.05
+_LOOK_MS = _LOOK_S * 1000
+
+Handles = Callable[[KafkaError], None]
+
+
+class ConsumerGroupHandler(Protocol):
+    """What the user gives. Whatever it raises ends the session, and is raised by `consume`."""
+
+    def setup(self, session: ConsumerGroupSession) -> None:
+        """Before any claim is read. `session.reset_offset` says where to begin instead."""
+
+    def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+        """Reads one claim until that ends, in a thread of its own. To return earlier ends the session."""
+
+    def cleanup(self, session: ConsumerGroupSession) -> None:
+        """After all claims have ended, and before what is marked is committed for the last time."""
+
+
+def _log(error: KafkaError) -> None:
+    log.warning("%s", error)
+
+
+class ConsumerGroup:
+    """One member of `config.consumer.group_id`.
+
+    `columns`: as of `Consumer`. `on_error` hears what goes wrong and ends nothing, such as a commit that is refused
+    (sarama's `Errors`); by default it is logged. `close` and `pause` may be called from any thread.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        config: GroupConsumerConfig,
+        *,
+        columns: Collection[str] = ALL_COLUMNS,
+        on_error: Handles = _log,
+    ) -> None:
+        if config.consumer.group_id is None:
+            raise UsageError("a consumer group needs group.id", settings=("group.id",))
+        self._client = client
+        self._config = config
+        self._on_error = on_error
+        self._streams = GroupStreams(client, config, columns)
+        self._commits = Commits(client, config)
+        self._subscription: TopicSubscription | None = None
+        self._membership: Membership | None = None
+        self._closing = threading.Event()
+        self._consuming = threading.Lock()
+
+    def __enter__(self) -> ConsumerGroup:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def consume(self, topics: Collection[str] | re.Pattern[str], handler: ConsumerGroupHandler) -> Cause:
+        """Joins, waits for claims, and runs one session; why that has ended. The caller calls it again until `closed`.
+
+        A pattern is matched with whole names of topics. Raises what the handler raises, and `KafkaError` when this
+        cannot be a member of the group for good.
+        """
+        if self.closed:
+            raise UsageError("this ConsumerGroup is closed")
+        if not self._consuming.acquire(blocking=False):
+            raise UsageError("this ConsumerGroup is consuming already")
+        try:
+            membership = self._subscribed(topics)
+            while not self.closed:
+                self._streams.drop(self._streams.partitions)
+                assignment = membership.take_up(self._client.deadline(_LOOK_MS), self._give_up_unread)
+                if assignment.joining is None:
+                    return _SessionRun(self, membership, handler, assignment).run()
+            return Cause("this ConsumerGroup was closed")
+        finally:
+            self._streams.drop(self._streams.partitions)
+            self._consuming.release()
+
+    def _subscribed(self, topics: Collection[str] | re.Pattern[str]) -> Membership:
+        if isinstance(topics, re.Pattern):
+            subscription = TopicSubscription(pattern=topics)
+        else:
+            subscription = TopicSubscription(frozenset(topics))
+        if self._membership is None:
+            self._membership = Membership(self._client, self._config.consumer, subscription, self._commits.join)
+        elif subscription != self._subscription:
+            self._membership.subscribe(subscription)
+        self._subscription = subscription
+        return self._membership
+
+    def _give_up_unread(self, revocation: Revocation) -> None:
+        """Between two sessions nothing is read, and what was marked is committed."""
+
+    # -- steering -----------------------------------------------------------------------------
+
+    def pause(self, partitions: Collection[TopicPartition]) -> None:
+        """Nothing of these claims is read or fetched until `resume`, or until they are claimed anew."""
+        self._streams.pause(partitions)
+
+    def resume(self, partitions: Collection[TopicPartition]) -> None:
+        self._streams.resume(partitions)
+
+    def pause_all(self) -> None:
+        self._streams.pause(list(self._streams.streams))
+
+    def resume_all(self) -> None:
+        self._streams.resume(list(self._streams.streams))
+
+    @property
+    def closed(self) -> bool:
+        return self._closing.is_set()
+
+    def close(self) -> None:
+        """Ends the session and waits for its handlers, commits, and leaves the group. May be called again."""
+        self._closing.set()
+        with self._consuming:
+            if self._membership is not None:
+                self._membership.close()
+            self._streams.close()
+            self._commits.close()
+
+
+class _SessionRun:
+    """One session, from `setup` to `cleanup`, in the thread of `consume`; each claim has one of its own."""
+
+    def __init__(
+        self, owner: ConsumerGroup, membership: Membership, handler: ConsumerGroupHandler, assignment: Assignment
+    ) -> None:
+        self._owner = owner
+        self._membership = membership
+        self._handler = handler
+        self._streams = owner._streams
+        self._commits = owner._commits
+        self._client = owner._client
+        self._session = ConsumerGroupSession(owner._client, membership, owner._commits, assignment)
+        self._assigned = assignment.owned
+        self._threads: dict[TopicPartition, threading.Thread] = {}
+        self._raised: list[BaseException] = []
+        self._cleaned = False
+
+    def run(self) -> Cause:
+        session = self._session
+        try:
+            self._handler.setup(session)
+            self._take(self._assigned)
+            while not session.ended.wait(_LOOK_S):
+                self._look()
+        finally:
+            self._end(Cause("it was interrupted"))
+        if self._raised:
+            raise self._raised[0]
+        assert session.cause is not None
+        return session.cause
+
+    def _look(self) -> None:
+        """What there is to do from time to time."""
+        self._commits.tell()
+        if self._owner.closed:
+            return self._session.end(Cause("this ConsumerGroup was closed"))
+        if not self._threads:
+            self._membership.progress()  # there is nobody else to say so
+        if self._membership.rebalance_pending is not None:
+            owned = self._membership.take_up(self._client.deadline(0), self._give_up).owned
+            if not self._session.ended.is_set():
+                self._take(owned - self._threads.keys())
+        elif self._commits.due:
+            self._commit_in_background()
+
+    def _take(self, partitions: Collection[TopicPartition]) -> None:
+        """Begins to read claims, each in a thread."""
+        if not partitions:
+            return
+        self._session.claim(partitions)
+        self._streams.add(partitions)
+        for key, to in self._session.marked.items():
+            if key in partitions:
+                self._streams.seek(key, to.offset)
+        self._streams.begin(self._client.deadline())
+        for key in sorted(partitions):
+            stream = self._streams[key]
+            self._session.begin(key, stream.position)
+            claim = ConsumerGroupClaim(self._session, stream, self._streams.recover)
+            thread = threading.Thread(target=self._consume, args=(claim,), name=f"claim {stream.name}", daemon=True)
+            self._threads[key] = thread
+            thread.start()
+
+    def _consume(self, claim: ConsumerGroupClaim) -> None:
+        name = f"{claim.topic}-{claim.partition}"
+        try:
+            self._handler.consume_claim(self._session, claim)
+        except BaseException as error:  # raised by `consume`
+            self._raised.append(error)
+            self._session.end(Cause(f"consume_claim of {name} has failed: {error!r}"))
+        else:
+            if not claim.revoked and self._session.holds():
+                self._session.end(Cause(f"consume_claim of {name} has returned"))
+
+    # -- the end of claims --------------------------------------------------------------------
+
+    def _give_up(self, revocation: Revocation) -> None:
+        """Claims end, and what is marked of them is committed while they are this member's."""
+        if revocation.lost or revocation.partitions >= self._threads.keys():
+            self._end(revocation.cause, lost=revocation.lost)
+        else:
+            self._stop(revocation.partitions, revocation.cause)
+            self._commit_marked()
+            self._session.unclaim(revocation.partitions)
+        self._commits.keep(self._membership.owned - revocation.partitions)
+
+    def _end(self, cause: Cause, *, lost: bool = False) -> None:
+        """Of the whole session: handlers return, `cleanup`, the last commit."""
+        if self._cleaned:
+            return
+        self._cleaned = True
+        self._session.end(cause)
+        self._stop(list(self._threads), cause)
+        try:
+            self._handler.cleanup(self._session)
+        finally:
+            if not lost:
+                self._commit_marked()
+
+    def _stop(self, partitions: Collection[TopicPartition], cause: Cause) -> None:
+        self._streams.drop(partitions)
+        threads = [self._threads.pop(key) for key in partitions if key in self._threads]
+        limit_ms = self._owner._config.consumer.max_poll_interval_ms
+        deadline = Deadline.after_ms(limit_ms, self._client.clock)
+        for thread in threads:
+            thread.join(deadline.remaining_s())
+            if thread.is_alive():
+                log.warning(
+                    "the handler of %s goes on %g s after its claim has ended (%s): the group goes on without this "
+                    "member, and what is marked from now on is not committed; return sooner, or raise "
+                    "max.poll.interval.ms",
+                    thread.name,
+                    limit_ms / 1000,
+                    cause,
+                )
+                thread.join()
+
+    def _commit_marked(self) -> None:
+        """Unless that is for the handler to do."""
+        if not self._commits.auto:
+            return
+        try:
+            self._session.commit(self._client.deadline(self._client.config.request_timeout_ms))
+        except CommitFailed as error:
+            self._owner._on_error(error)
+
+    def _commit_in_background(self) -> None:
+        try:
+            marked = self._session.hand_on()
+        except CommitFailed as error:
+            return self._owner._on_error(error)
+        if marked:
+            self._commits.call_back(marked, self._answered)
+
+    def _answered(self, offsets: Offsets, error: CommitFailed | None) -> None:
+        if error is not None:
+            self._owner._on_error(error)

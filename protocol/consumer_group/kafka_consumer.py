@@ -1,0 +1,340 @@
+"""A consumer that polls, for who comes from Java's `KafkaConsumer`: `subscribe` or `assign`, then `poll` in a loop.
+
+For one thread, but `wakeup`. It fetches, keeps its place in the group and commits in threads of its own; rebalances are
+taken up, and listeners and callbacks called, only within `poll`, `commit_sync` and `close`.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from protocol.clock import Deadline
+from protocol.cluster.client import Client
+from protocol.consumer.list_offsets import list_offsets
+from protocol.consumer.listed_offset import ListedOffset
+from protocol.consumer_group.begin_offsets import committed_offsets
+from protocol.consumer_group.commits import Commits, Offsets, OnCommit
+from protocol.consumer_group.config import GroupConsumerConfig
+from protocol.consumer_group.consumer_records import ConsumerRecords
+from protocol.consumer_group.group_streams import GroupStreams
+from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
+from protocol.errors import CommitFailed, KafkaError, UsageError, WakeUp
+from protocol.group.member import NO_MEMBER, GroupMember
+from protocol.group.membership.assignment import Revocation
+from protocol.group.membership.membership import Membership
+from protocol.group.membership.topic_subscription import TopicSubscription
+from protocol.group.offsets import CommittedOffset
+from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
+from protocol.records.decode import ALL_COLUMNS
+
+log = logging.getLogger(__name__)
+
+# A poll that waits looks so often for rebalances, wake-ups and answers to commits.
+_LOOK_MS = 50
+_ENOUGH_ROWS = 500
+
+
+@dataclass(frozen=True)
+class ConsumerGroupMetadata:
+    """Who would commit now, for a transaction that sends offsets (KIP-447)."""
+
+    group_id: str
+    member: GroupMember
+
+
+class KafkaConsumer:
+    """`columns`: as of `Consumer`. Raises `KafkaError` in `poll` when it cannot be a member of its group for good."""
+
+    def __init__(self, client: Client, config: GroupConsumerConfig, *, columns: Collection[str] = ALL_COLUMNS) -> None:
+        self._client = client
+        self._config = config
+        self._streams = GroupStreams(client, config, columns)
+        self._commits = Commits(client, config)
+        self._membership: Membership | None = None
+        self._member = NO_MEMBER
+        self._listener = ConsumerRebalanceListener()
+        self._subscription = TopicSubscription()
+        self._woken = threading.Event()
+        # What was wrong behind the records of the last poll.
+        self._error: KafkaError | None = None
+        self._closed = False
+
+    def __enter__(self) -> KafkaConsumer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- which partitions ---------------------------------------------------------------------
+
+    def subscribe(
+        self,
+        topics: Collection[str] | re.Pattern[str],
+        listener: ConsumerRebalanceListener | None = None,
+        *,
+        re2: str | None = None,
+    ) -> None:
+        """To topics by name, or to all whose whole name matches. Joins the group with the next `poll`.
+
+        `re2`: the pattern as brokers match it (Java's `SubscriptionPattern`), with `group.protocol=consumer`.
+        """
+        if isinstance(topics, re.Pattern):
+            self._subscription = TopicSubscription(pattern=topics, re2=re2)
+        else:
+            self._subscription = TopicSubscription(frozenset(topics))
+        if self._membership is not None:
+            self._membership.subscribe(self._subscription)
+        else:
+            if self._streams.partitions:
+                raise UsageError("partitions are assigned by hand; unsubscribe first")
+            config = self._config.consumer
+            self._membership = Membership(self._client, config, self._subscription, self._commits.join)
+        self._listener = listener or ConsumerRebalanceListener()
+
+    def assign(self, partitions: Collection[TopicPartition]) -> None:
+        """Reads exactly these, without a group that shares them. Those that are read already go on."""
+        if self._membership is not None:
+            raise UsageError("topics are subscribed to; unsubscribe first")
+        before = self._streams.partitions
+        self._streams.drop(before - set(partitions))
+        self._streams.add(set(partitions) - before)
+
+    def unsubscribe(self) -> None:
+        """From everything; leaves the group. What was polled is committed before, with `enable.auto.commit`."""
+        self._leave()
+        self._subscription = TopicSubscription()
+
+    @property
+    def subscription(self) -> TopicSubscription:
+        return self._subscription
+
+    @property
+    def assignment(self) -> frozenset[TopicPartition]:
+        return self._streams.partitions
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def poll(self, timeout_ms: float) -> ConsumerRecords:
+        """Records of the assigned partitions, at most a few thousand; none when none came in time.
+
+        Takes longer where partitions begin to be read, or a listener does. Raises `WakeUp`, what reading a partition
+        raises (once; the others go on), and what a listener raises.
+        """
+        deadline = self._client.deadline(timeout_ms)
+        while True:
+            self._go_along(deadline)
+            if self._woken.is_set():
+                self._woken.clear()
+                raise WakeUp("this consumer was woken up")
+            self._streams.begin(self._client.deadline())
+            records = self._read(min(deadline.remaining_s() * 1000, _LOOK_MS))
+            # This process may have slept, and the partitions may be another member's.
+            if records and self._still_claimed():
+                return records
+            if deadline.passed:
+                return ConsumerRecords({})
+
+    def _go_along(self, deadline: Deadline) -> None:
+        """With the group: what has to be given up, what is new; commits that are due."""
+        if (error := self._error) is not None:
+            self._error = None
+            raise error
+        self._commits.tell()
+        if (membership := self._membership) is not None:
+            membership.progress()
+            if membership.rebalance_pending is not None:
+                assignment = membership.take_up(deadline.at_most_ms(_LOOK_MS), self._give_up)
+                self._member = assignment.member
+                self._take(assignment.owned - self._streams.partitions)
+        if self._commits.due:
+            self.commit_async()
+
+    def _read(self, timeout_ms: float) -> ConsumerRecords:
+        batches: dict[TopicPartition, list[pa.RecordBatch]] = {}
+        rows = 0
+        while rows < _ENOUGH_ROWS:
+            try:
+                read = self._streams.poll(0 if rows else timeout_ms)
+            except KafkaError as error:
+                if not rows:
+                    raise
+                self._error = error
+                break
+            if read is None:
+                break
+            key, batch = read
+            batches.setdefault(key, []).append(batch)
+            rows += batch.num_rows
+        return ConsumerRecords(batches)
+
+    def _still_claimed(self) -> bool:
+        if self._membership is None:
+            return True
+        self._membership.progress()
+        return self._membership.member.has_claims_of(self._member)
+
+    def wakeup(self) -> None:
+        """From any thread: `poll`, this one or the next, raises `WakeUp`."""
+        self._woken.set()
+
+    # -- rebalances ---------------------------------------------------------------------------
+
+    def _give_up(self, revocation: Revocation) -> None:
+        partitions = revocation.partitions
+        if revocation.lost:
+            self._listener.on_partitions_lost(partitions)
+        else:
+            self._commit_positions(partitions)
+            self._listener.on_partitions_revoked(partitions)
+        self._streams.drop(partitions)
+        self._commits.keep(self._streams.partitions)
+
+    def _take(self, added: Collection[TopicPartition]) -> None:
+        if added:
+            self._streams.add(added)
+            self._listener.on_partitions_assigned(added)
+
+    def _commit_positions(self, partitions: Collection[TopicPartition]) -> None:
+        """Before they are given up, if commits are automatic. What fails is known to the log."""
+        if not self._commits.auto:
+            return
+        moved = self._streams.moved()
+        offsets = {key: CommittedOffset(moved[key]) for key in partitions if key in moved}
+        try:
+            self._commit(offsets, self._client.deadline(self._client.config.request_timeout_ms))
+        except CommitFailed as error:
+            log.warning("%s", error)
+
+    def enforce_rebalance(self, reason: str = "") -> None:
+        """Joins anew with the next `poll`, so that the group assigns again. By the consumer protocol brokers decide."""
+
+    def group_metadata(self) -> ConsumerGroupMetadata:
+        group = self._config.consumer.group_id
+        if group is None:
+            raise UsageError("there is no group: set group.id", settings=("group.id",))
+        return ConsumerGroupMetadata(group, NO_MEMBER if self._membership is None else self._membership.member)
+
+    # -- positions ----------------------------------------------------------------------------
+
+    def position(self, partition: TopicPartition) -> int:
+        """Offset of the next record that `poll` gives of it."""
+        self._streams.begin(self._client.deadline())
+        return self._streams[partition].position
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        """The next record is the one at `offset`, or the first after it."""
+        self._error = None
+        self._streams.seek(partition, offset)
+
+    def seek_to_beginning(self, partitions: Collection[TopicPartition] = ()) -> None:
+        """None given: of all that are assigned."""
+        self._seek_all(self.beginning_offsets(partitions or self.assignment))
+
+    def seek_to_end(self, partitions: Collection[TopicPartition] = ()) -> None:
+        """None given: of all that are assigned. With `read_committed`, to the last stable offset."""
+        self._seek_all(self.end_offsets(partitions or self.assignment))
+
+    def _seek_all(self, offsets: Mapping[TopicPartition, int]) -> None:
+        for partition, offset in offsets.items():
+            self.seek(partition, offset)
+
+    def beginning_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        return {key: each.offset for key, each in self._list(dict.fromkeys(partitions, EARLIEST)).items()}
+
+    def end_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """With `read_committed` the last stable offsets."""
+        return {key: each.offset for key, each in self._list(dict.fromkeys(partitions, LATEST)).items()}
+
+    def offsets_for_times(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, ListedOffset | None]:
+        """The first record at or after a time, since 1970; None where there is none."""
+        for (topic, partition), time_ms in times_ms.items():
+            if time_ms < 0:
+                raise UsageError(f"{topic}-{partition}: {time_ms} is no time")
+        return {key: each if each.offset >= 0 else None for key, each in self._list(times_ms).items()}
+
+    def _list(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, ListedOffset]:
+        return list_offsets(self._client, times, isolation_level=self._config.consumer.isolation_level) if times else {}
+
+    def current_lag(self, partition: TopicPartition) -> int | None:
+        """How many offsets its position is behind what can be read; None before the first reply."""
+        return self._streams[partition].lag
+
+    def pause(self, partitions: Collection[TopicPartition]) -> None:
+        """`poll` gives nothing of these until `resume`."""
+        self._streams.begin(self._client.deadline())
+        self._streams.pause(partitions)
+
+    def resume(self, partitions: Collection[TopicPartition]) -> None:
+        self._streams.resume(partitions)
+
+    @property
+    def paused(self) -> frozenset[TopicPartition]:
+        return self._streams.paused
+
+    # -- commits ------------------------------------------------------------------------------
+
+    def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, CommittedOffset | None]:
+        """The group's offsets; None where there is none."""
+        self.group_metadata()
+        found = committed_offsets(self._client, self._config, partitions, self._client.deadline())
+        return {key: found.get(key) for key in partitions}
+
+    def commit_sync(self, offsets: Offsets | None = None, timeout_ms: float | None = None) -> None:
+        """Commits these, None: the positions, and waits for it. Raises `CommitFailed`."""
+        self._commit(self._positions() if offsets is None else offsets, self._client.deadline(timeout_ms))
+        self._commits.tell()
+
+    def commit_async(self, offsets: Offsets | None = None, callback: OnCommit = lambda offsets, error: None) -> None:
+        """The same without waiting. `callback(offsets, error)` is called in a later `poll`, `commit_sync`, `close`."""
+        offsets = self._positions() if offsets is None else offsets
+        try:
+            self._hand_on(offsets)
+        except CommitFailed as error:
+            callback(offsets, error)
+        else:
+            self._commits.call_back(offsets, callback)
+
+    def _positions(self) -> Offsets:
+        return {key: CommittedOffset(position) for key, position in self._streams.moved().items()}
+
+    def _commit(self, offsets: Offsets, deadline: Deadline) -> None:
+        self._hand_on(offsets)
+        self._commits.wait(offsets, deadline)
+
+    def _hand_on(self, offsets: Offsets) -> None:
+        if self._membership is not None:
+            self._membership.progress()  # also finds out whether this process has slept for too long
+        self._commits.hand_on(offsets, self._member)
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def close(self, timeout_ms: float | None = None) -> None:
+        """Commits with `enable.auto.commit`, leaves the group, and ends all threads. May be called again."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._leave()
+            self._commits.tell()
+        finally:
+            self._streams.close(self._client.deadline(timeout_ms))
+            self._commits.close()
+
+    def _leave(self) -> None:
+        partitions = self._streams.partitions
+        self._commit_positions(partitions)
+        try:
+            if self._membership is not None and partitions:
+                self._listener.on_partitions_revoked(partitions)
+        finally:
+            self._streams.drop(partitions)
+            if self._membership is not None:
+                self._membership.close()
+            self._membership, self._member = None, NO_MEMBER
+            self._commits.join(NO_MEMBER)

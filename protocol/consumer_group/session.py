@@ -1,0 +1,188 @@
+"""A session of a consumer group, and its claims: what a handler sees. sarama's `ConsumerGroupSession` and `-Claim`.
+
+Made by `consumer_group`; a handler's threads call it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterator
+
+import pyarrow as pa
+
+from protocol.clock import Deadline
+from protocol.cluster.client import Client
+from protocol.consumer.partition_stream import ConsumerMessage, PartitionStream, messages_of
+from protocol.consumer_group.commits import Commits
+from protocol.consumer_group.marked_offsets import MarkedOffsets
+from protocol.errors import DataLoss, UsageError
+from protocol.group.membership.assignment import Assignment
+from protocol.group.membership.cause import Cause
+from protocol.group.membership.membership import Membership
+from protocol.group.offsets import CommittedOffset
+from protocol.kafka_terms import TopicPartition
+
+# A claim that waits for records says so often that its member is alive.
+_LONGEST_WAIT_MS = 500
+
+
+class ConsumerGroupSession:
+    """From when this member has got claims until a rebalance takes all of them away, or something else ends it.
+
+    A cooperative rebalance that leaves it some claims does not end it: those go on without a pause.
+
+    Attributes
+    ----------
+    ended : set when it is over, and handlers are to return (sarama's context). `cause`: why; None before.
+    """
+
+    def __init__(self, client: Client, membership: Membership, commits: Commits, assignment: Assignment) -> None:
+        self.ended = threading.Event()
+        self.cause: Cause | None = None
+        self.member = assignment.member
+        self._client = client
+        self._membership = membership
+        self._commits = commits
+        self._lock = threading.Lock()
+        self._marked = MarkedOffsets()
+        self._claimed: frozenset[TopicPartition] = assignment.owned
+
+    @property
+    def claims(self) -> dict[str, list[int]]:
+        """Partitions by topic."""
+        by_topic: dict[str, list[int]] = {}
+        for topic, partition in sorted(self._claimed):
+            by_topic.setdefault(topic, []).append(partition)
+        return by_topic
+
+    @property
+    def member_id(self) -> str:
+        return self.member.member_id
+
+    @property
+    def generation_id(self) -> int:
+        """Of the classic protocol; else the member's epoch. Moves on while the session lasts."""
+        return self._membership.member.generation_id_or_member_epoch
+
+    # -- offsets ------------------------------------------------------------------------------
+
+    def mark_offset(self, topic: str, partition: int, offset: int, metadata: str = "") -> None:
+        """All before `offset` is handled. Only forward: an earlier offset than before changes nothing.
+
+        It is committed within `auto.commit.interval.ms`, before the partition is revoked, and by `commit`.
+        """
+        self._mark((topic, partition), CommittedOffset(offset, metadata=metadata), self._marked.mark)
+
+    def reset_offset(self, topic: str, partition: int, offset: int, metadata: str = "") -> None:
+        """As `mark_offset`, only backward. In `setup` it also says where the claim begins."""
+        self._mark((topic, partition), CommittedOffset(offset, metadata=metadata), self._marked.reset)
+
+    def mark_message(self, message: ConsumerMessage, metadata: str = "") -> None:
+        """This record and all before it are handled."""
+        self.mark_offset(message.topic, message.partition, message.offset + 1, metadata)
+
+    def commit(self, deadline: Deadline | None = None) -> None:
+        """Commits what is marked, and waits for it. Raises `CommitFailed`."""
+        self._commits.wait(self.hand_on(), deadline or self._client.deadline())
+
+    def _mark(
+        self, key: TopicPartition, to: CommittedOffset, how: Callable[[TopicPartition, CommittedOffset], None]
+    ) -> None:
+        self._membership.progress()
+        with self._lock:
+            if key not in self._claimed:
+                raise UsageError(f"{key[0]}-{key[1]} is not claimed in this session")
+            how(key, to)
+
+    # -- for `consumer_group` and the claims ----------------------------------------------------
+
+    def hand_on(self) -> dict[TopicPartition, CommittedOffset]:
+        """What was marked since the last time, which is committed now. Raises `CommitFailed` when claims have ended."""
+        self._membership.progress()  # also finds out whether this process has slept for too long
+        with self._lock:
+            marked = self._marked.take()
+            self._commits.hand_on(marked, self.member)
+            return marked
+
+    @property
+    def marked(self) -> dict[TopicPartition, CommittedOffset]:
+        with self._lock:
+            return self._marked.dirty
+
+    def begin(self, key: TopicPartition, offset: int) -> None:
+        with self._lock:
+            self._marked.begin(key, offset)
+
+    def claim(self, partitions: Collection[TopicPartition]) -> None:
+        with self._lock:
+            self._claimed |= set(partitions)
+
+    def unclaim(self, partitions: Collection[TopicPartition]) -> None:
+        with self._lock:
+            self._claimed -= set(partitions)
+            self._marked.drop(partitions)
+
+    def end(self, cause: Cause) -> None:
+        with self._lock:
+            self.cause = self.cause or cause
+        self.ended.set()
+
+    def holds(self) -> bool:
+        """Whether its claims have not ended; looks at the clock."""
+        self._membership.progress()
+        return self._membership.member.has_claims_of(self.member)
+
+
+class ConsumerGroupClaim:
+    """One partition of a session. Iterating yields `pyarrow.RecordBatch`es until it is revoked or the session ends.
+
+    Errors that do not pass are raised, as of `PartitionStream`; what the log has lost goes by `auto.offset.reset`.
+    """
+
+    def __init__(
+        self, session: ConsumerGroupSession, stream: PartitionStream, recover: Callable[[DataLoss], None]
+    ) -> None:
+        self.topic = stream.topic
+        self.partition = stream.partition
+        self.initial_offset = stream.position
+        self._session = session
+        self._stream = stream
+        self._recover = recover
+
+    @property
+    def high_water_mark(self) -> int:
+        """The offset after the last record that is replicated, as of the last reply; -1 before the first."""
+        return self._stream.high_water_mark
+
+    @property
+    def revoked(self) -> bool:
+        return self._stream.closed
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        while (batch := self.poll()) is not None:
+            yield batch
+
+    def messages(self) -> Iterator[ConsumerMessage]:
+        """The same, record by record; ends between two of them when the claim does. Slower."""
+        for batch in self:
+            for message in messages_of(self.topic, self.partition, batch):
+                if self.revoked:
+                    return
+                yield message
+
+    def poll(self, timeout_ms: float | None = None) -> pa.RecordBatch | None:
+        """The next record batch; None when none came in time (None: no limit), or the claim has ended."""
+        session = self._session
+        deadline = session._client.deadline(float("inf") if timeout_ms is None else timeout_ms)
+        while not self.revoked and session.holds():
+            try:
+                batch = self._stream.poll(min(deadline.remaining_s() * 1000, _LONGEST_WAIT_MS))
+            except DataLoss as loss:
+                self._recover(loss)
+                continue
+            if batch is not None:
+                # This process may have slept, and the partition may be another member's.
+                return batch if session.holds() else None
+            if deadline.passed:
+                return None
+        return None
