@@ -93,8 +93,7 @@ class KafkaConsumer:
         else:
             if self._streams.partitions:
                 raise UsageError("partitions are assigned by hand; unsubscribe first")
-            config = self._config.consumer
-            self._membership = Membership(self._client, config, self._subscription, self._commits.join)
+            self._join()
         self._listener = listener or ConsumerRebalanceListener()
 
     def assign(self, partitions: Collection[TopicPartition]) -> None:
@@ -185,6 +184,10 @@ class KafkaConsumer:
 
     # -- rebalances ---------------------------------------------------------------------------
 
+    def _join(self) -> None:
+        """With the next `poll`."""
+        self._membership = Membership(self._client, self._config.consumer, self._subscription, self._commits.join)
+
     def _give_up(self, revocation: Revocation) -> None:
         partitions = revocation.partitions
         if revocation.lost:
@@ -211,8 +214,11 @@ class KafkaConsumer:
         except CommitFailed as error:
             log.warning("%s", error)
 
-    def enforce_rebalance(self, reason: str = "") -> None:
-        """Joins anew with the next `poll`, so that the group assigns again. By the consumer protocol brokers decide."""
+    def enforce_rebalance(self) -> None:
+        """Leaves the group at once, as `unsubscribe` does, and joins again with the next `poll`: it assigns anew."""
+        if self._membership is not None:
+            self._leave(for_good=True)
+            self._join()
 
     def group_metadata(self) -> ConsumerGroupMetadata:
         group = self._config.consumer.group_id
@@ -326,7 +332,8 @@ class KafkaConsumer:
             self._streams.close(self._client.deadline(timeout_ms))
             self._commits.close()
 
-    def _leave(self) -> None:
+    def _leave(self, for_good: bool | None = None) -> None:
+        """`for_good`: None: a static member's partitions wait for it."""
         partitions = self._streams.partitions
         self._commit_positions(partitions)
         try:
@@ -335,6 +342,6 @@ class KafkaConsumer:
         finally:
             self._streams.drop(partitions)
             if self._membership is not None:
-                self._membership.close()
+                self._membership.close(for_good)
             self._membership, self._member = None, NO_MEMBER
             self._commits.join(NO_MEMBER)

@@ -1,0 +1,50 @@
+"""The properties of a consumer in a group: Java's defaults, and durations as Java reads them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from protocol.config import parse_consumer
+from protocol.consumer_group.config import parse_group_consumer
+from protocol.errors import ConfigurationError
+
+
+def test_who_names_a_group_is_a_member_of_it_as_in_java() -> None:
+    config = parse_group_consumer({"group.id": "etl"})
+    assert (config.consumer.group_protocol, config.auto_offset_reset) == ("classic", "latest")
+    assert (config.enable_auto_commit, config.auto_commit_interval_ms) == (True, 5_000)
+    assert parse_group_consumer({"group.id": "etl", "group.protocol": "consumer"}).consumer.group_protocol == "consumer"
+    assert parse_group_consumer({}).consumer.group_protocol == "none"
+
+
+def test_who_commits_by_itself_refuses_a_commit_on_a_timer() -> None:
+    assert parse_group_consumer({"enable.auto.commit": "false"}).enable_auto_commit is False
+    with pytest.raises(ConfigurationError, match=r"enable\.auto\.commit is forbidden"):
+        parse_consumer({"enable.auto.commit": "false"})
+
+
+@pytest.mark.parametrize(
+    ("text", "length"),
+    [
+        ("P1D", timedelta(days=1)),
+        ("PT1H30M", timedelta(minutes=90)),
+        ("P2DT3H4M5.5S", timedelta(days=2, hours=3, minutes=4, seconds=5.5)),
+        ("pt0,25s", timedelta(milliseconds=250)),
+    ],
+)
+def test_a_duration_is_read_as_java_does(text: str, length: timedelta) -> None:
+    assert parse_group_consumer({"auto.offset.reset": f"by_duration:{text}"}).auto_offset_reset == length
+
+
+@pytest.mark.parametrize("text", ["first", "by_duration", "by_duration:", "by_duration:P", "by_duration:PT", "P1D"])
+def test_what_is_no_reset_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="allowed: earliest, latest, none, by_duration"):
+        parse_group_consumer({"auto.offset.reset": text})
+
+
+@pytest.mark.parametrize("text", ["by_duration:-P1D", "by_duration:P1Y", "by_duration:P1DT"])
+def test_a_length_of_time_that_kafka_refuses_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="not a duration"):
+        parse_group_consumer({"auto.offset.reset": text})

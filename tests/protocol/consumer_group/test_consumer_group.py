@@ -1,0 +1,240 @@
+"""Handlers in groups: every record is handled, by who owns its partition, whatever becomes of members and sessions."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from protocol.cluster.client import Client
+from protocol.consumer_group.config import parse_group_consumer
+from protocol.consumer_group.consumer_group import ConsumerGroup
+from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
+from protocol.errors import CommitFailed, UsageError
+from protocol.group.offsets import CommittedOffset, commit_offsets, fetch_offsets
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.conftest import TopicFactory
+from tests.protocol.consumer.consuming import produce
+from tests.protocol.consumer_group.conftest import EAGER, Member, wait_until
+
+NewMember = Callable[..., Member]
+PARTITIONS, COUNT = 4, 400
+
+
+@pytest.fixture(scope="module")
+def orders(kafka1: LocalKafka, lasting_topic: TopicFactory) -> str:
+    """Four partitions with 100 records each, in many record batches."""
+    name = lasting_topic(PARTITIONS)
+    produce(kafka1, name, range(COUNT), PARTITIONS, settings={"batch.num.messages": 10})
+    return name
+
+
+def all_records(*members: Member) -> set[tuple[int, int]]:
+    return {each for member in members for each in member.handled}
+
+
+def test_a_rebalance_in_the_middle_of_messages_loses_none(
+    client: Client, group: str, orders: str, new_member: NewMember, protocol: dict[str, object]
+) -> None:
+    one, two = new_member(orders, **protocol), None
+    one.slow_s = 0.005
+    wait_until(lambda: len(one.handled) > 40)
+    two = new_member(orders, **protocol)
+    two.slow_s = 0.005
+    wait_until(lambda: len(one.numbers) == len(two.numbers) == 2, lambda: (one.numbers, two.numbers))
+    wait_until(lambda: len(all_records(one, two)) == COUNT)
+    # What was handled before the revocation was committed: the next owner begins behind it, and nothing comes twice.
+    assert len(one.handled) + len(two.handled) == COUNT
+    owners: dict[tuple[int, int], int] = {}
+    for member in (one, two):
+        for generation, number, _ in member.claimed:
+            assert owners.setdefault((generation, number), id(member)) == id(member)
+    if protocol == EAGER:
+        assert [sorted(claims[orders]) for claims in one.cleanups] == [[0, 1, 2, 3]]
+        assert "rebalances" in str(one.causes[0])
+    else:
+        # What stays claimed goes on in the same session and the same threads.
+        assert (len(one.setups), one.cleanups, one.causes) == (1, [], [])
+        assert len(one.claimed) == PARTITIONS
+    two.close()
+    wait_until(lambda: sorted(one.numbers) == [0, 1, 2, 3])
+    one.close()
+    assert "closed" in str(one.causes[-1])
+    committed = fetch_offsets(client, group, None, client.deadline())
+    assert {key: each.offset for key, each in committed.items()} == {(orders, number): 100 for number in range(4)}
+    assert (one.errors, two.errors) == ([], [])
+
+
+class Handler:
+    """One session, of which a test says what its parts do."""
+
+    def __init__(self) -> None:
+        self.sessions: list[ConsumerGroupSession] = []
+        self.cleaned = 0
+        self.claims: dict[int, int] = {}
+
+    def setup(self, session: ConsumerGroupSession) -> None:
+        self.sessions.append(session)
+
+    def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+        self.claims[claim.partition] = claim.initial_offset
+        for _ in claim:
+            pass
+
+    def cleanup(self, session: ConsumerGroupSession) -> None:
+        self.cleaned += 1
+
+
+def consumer_group(client: Client, group: str, **properties: object) -> ConsumerGroup:
+    return ConsumerGroup(
+        client, parse_group_consumer({"group.id": group, "auto.offset.reset": "earliest", **properties})
+    )
+
+
+def test_what_a_handler_raises_ends_the_session_and_is_raised(client: Client, group: str, orders: str) -> None:
+    class Failing(Handler):
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            if claim.partition == 2:
+                raise ZeroDivisionError("as if")
+            super().consume_claim(session, claim)
+
+    handler = Failing()
+    with consumer_group(client, group) as members:
+        with pytest.raises(ZeroDivisionError, match="as if"):
+            members.consume([orders], handler)
+        assert handler.cleaned == 1
+        assert f"consume_claim of {orders}-2 has failed" in str(handler.sessions[0].cause)
+        # The claims are still this member's; the next session has them at once.
+        with pytest.raises(ZeroDivisionError):
+            members.consume([orders], handler)
+        assert [session.claims for session in handler.sessions] == [{orders: [0, 1, 2, 3]}] * 2
+        assert handler.sessions[0].generation_id == handler.sessions[1].generation_id
+    with pytest.raises(UsageError, match="is closed"):
+        members.consume([orders], handler)
+
+
+def test_a_handler_that_returns_ends_the_session(client: Client, group: str, orders: str) -> None:
+    class Ending(Handler):
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            batch = claim.poll()
+            assert batch is not None
+            session.mark_offset(claim.topic, claim.partition, batch["offset"][-1].as_py() + 1, metadata="so far")
+            session.commit()
+            if claim.partition != 1:
+                session.ended.wait(20)
+
+    with consumer_group(client, group, **{"enable.auto.commit": False}) as members:
+        assert f"consume_claim of {orders}-1 has returned" in str(members.consume([orders], Ending()))
+    committed = fetch_offsets(client, group, None, client.deadline())
+    assert committed[orders, 1].metadata == "so far"
+    assert committed[orders, 1].offset > 0
+
+
+def test_setup_may_say_where_to_begin(client: Client, group: str, orders: str) -> None:
+    begun = {(orders, 0): CommittedOffset(50), (orders, 1): CommittedOffset(60)}
+    commit_offsets(client, group, begun, client.deadline())
+
+    class Back(Handler):
+        def setup(self, session: ConsumerGroupSession) -> None:
+            session.reset_offset(orders, 1, 10)
+            with pytest.raises(UsageError, match="not claimed"):
+                session.mark_offset(orders, 9, 10)
+
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            self.claims[claim.partition] = claim.initial_offset
+            session.mark_offset(orders, 0, 40)  # before where it began: changes nothing
+            if len(self.claims) < PARTITIONS:
+                session.ended.wait(20)
+
+    handler = Back()
+    with consumer_group(client, group) as members:
+        members.consume([orders], handler)
+    assert handler.claims == {0: 50, 1: 10, 2: 0, 3: 0}
+    committed = fetch_offsets(client, group, None, client.deadline())
+    assert {key[1]: each.offset for key, each in committed.items()} == {0: 50, 1: 10}
+
+
+def test_paused_claims_wait(kafka1: LocalKafka, topic1: TopicFactory, new_member: NewMember) -> None:
+    name = topic1(2)
+    one = new_member(name)
+    wait_until(lambda: len(one.claimed) == 2)
+    one.group.pause([(name, 0)])
+    produce(kafka1, name, range(20), 2)
+    wait_until(lambda: len(one.handled) == 10)
+    assert {number for number, _ in one.handled} == {1}
+    one.group.resume_all()
+    wait_until(lambda: len(one.handled) == 20)
+    one.group.pause_all()
+    produce(kafka1, name, range(2), 2)
+    one.group.resume([(name, 0), (name, 1)])
+    wait_until(lambda: len(one.handled) == 22)
+
+
+def test_a_handler_that_is_too_slow_to_end_is_told_of_and_commits_nothing_late(
+    client: Client, group: str, orders: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A second member waits for no longer than the first one may take; what that marks afterwards is dropped."""
+    asked_to_end, come_back = threading.Event(), threading.Event()
+    refused: list[Exception] = []
+
+    class Slow(Handler):
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            if claim.partition == 0:
+                session.ended.wait(20)
+                asked_to_end.set()
+                come_back.wait(30)
+                session.mark_offset(orders, 0, 77)
+                try:
+                    session.commit()
+                except CommitFailed as error:
+                    refused.append(error)
+            else:
+                super().consume_claim(session, claim)
+
+    slow, properties = Slow(), {**EAGER, "max.poll.interval.ms": 1_500}
+    with consumer_group(client, group, **properties) as first, consumer_group(client, group, **properties) as second:
+        ending = threading.Thread(target=first.consume, args=([orders], slow))
+        ending.start()
+        wait_until(lambda: slow.sessions)
+        handler = Handler()
+        other = threading.Thread(target=second.consume, args=([orders], handler))
+        other.start()
+        assert asked_to_end.wait(20)
+        wait_until(lambda: len(handler.claims) == PARTITIONS)  # all, without the first one
+        wait_until(lambda: "raise max.poll.interval.ms" in caplog.text)
+        come_back.set()
+        ending.join(20)
+        assert not ending.is_alive()
+        assert f"the handler of claim {orders}-0 goes on" in caplog.text
+        assert len(refused) == 1
+        assert slow.cleaned == 1
+    other.join(20)
+    assert (orders, 0) not in fetch_offsets(client, group, None, client.deadline())
+
+
+def test_marks_are_committed_in_time(client: Client, group: str, orders: str, new_member: NewMember) -> None:
+    one = new_member(orders, **{"auto.commit.interval.ms": 50})
+    wait_until(lambda: len(one.handled) == COUNT)
+
+    def committed() -> list[int]:
+        return [each.offset for each in fetch_offsets(client, group, None, client.deadline()).values()]
+
+    wait_until(lambda: committed() == [100] * PARTITIONS)
+    manager = one.group._commits._manager
+    assert manager is not None
+    before = manager.counts.succeeded
+    time.sleep(0.2)  # several intervals: nothing dirty, nothing sent
+    assert manager.counts.succeeded == before
+
+
+def test_a_commit_that_is_refused_is_told_and_ends_nothing(
+    client: Client, group: str, orders: str, new_member: NewMember
+) -> None:
+    one = new_member(orders)
+    wait_until(lambda: len(one.handled) == COUNT)
+    one.setups[0].mark_offset(orders, 0, 101, metadata="x" * 5_000)
+    wait_until(lambda: one.errors)
+    assert "OFFSET_METADATA_TOO_LARGE" in str(one.errors[0])
+    assert not one.setups[0].ended.is_set()

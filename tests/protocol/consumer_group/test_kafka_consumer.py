@@ -1,0 +1,355 @@
+"""Every method of the consumer that polls, beside librdkafka's same call where it has one."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Collection, Iterator
+
+import confluent_kafka as other
+import pytest
+
+from protocol.cluster.client import Client
+from protocol.consumer_group.config import parse_group_consumer
+from protocol.consumer_group.kafka_consumer import KafkaConsumer
+from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
+from protocol.errors import CommitFailed, DataLoss, NoOffset, UsageError, WakeUp
+from protocol.group.offsets import CommittedOffset, commit_offsets
+from protocol.kafka_terms import TopicPartition
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.conftest import TopicFactory
+from tests.protocol.consumer.consuming import produce
+from tests.protocol.consumer_group.conftest import EAGER, KIP_848, NewConsumer, read, wait_until
+
+FIRST_MS, GONE, COUNT = 1_700_000_000_000, 4, 20
+
+
+@pytest.fixture(scope="module")
+def orders(kafka1: LocalKafka, lasting_topic: TopicFactory) -> str:
+    """Partitions 0 and 1 with 20 records each, one per second; the first four of partition 0 are deleted."""
+    name = lasting_topic(2, config={"retention.ms": "-1"})  # these times are long ago
+    producer = other.Producer({"bootstrap.servers": kafka1.bootstrap_servers})
+    for number in range(2 * COUNT):
+        when_ms = FIRST_MS + number // 2 * 1_000
+        producer.produce(name, b"%d" % number, partition=number % 2, timestamp=when_ms)
+    assert producer.flush(30) == 0
+    admin = other.admin.AdminClient({"bootstrap.servers": kafka1.bootstrap_servers})
+    for deleted in admin.delete_records([other.TopicPartition(name, 0, GONE)]).values():
+        deleted.result(30)
+    return name
+
+
+@pytest.fixture
+def theirs(kafka1: LocalKafka, group: str) -> Iterator[other.Consumer]:
+    """librdkafka's consumer, of the same group."""
+    settings = {"bootstrap.servers": kafka1.bootstrap_servers, "group.id": group, "enable.auto.commit": False}
+    consumer = other.Consumer({**settings, "auto.offset.reset": "earliest", "log_level": 0})
+    yield consumer
+    consumer.close()
+
+
+class Noted(ConsumerRebalanceListener):
+    def __init__(self) -> None:
+        self.told: list[tuple[str, list[int]]] = []
+
+    def _note(self, what: str, partitions: Collection[TopicPartition]) -> None:
+        self.told.append((what, sorted(number for _, number in partitions)))
+
+    def on_partitions_assigned(self, partitions: Collection[TopicPartition]) -> None:
+        self._note("assigned", partitions)
+
+    def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> None:
+        self._note("revoked", partitions)
+
+    def on_partitions_lost(self, partitions: Collection[TopicPartition]) -> None:
+        self._note("lost", partitions)
+
+
+# -- questions ------------------------------------------------------------------------------------
+
+
+def test_where_logs_begin_and_end(orders: str, new_consumer: NewConsumer, theirs: other.Consumer) -> None:
+    ours, keys = new_consumer(), [(orders, 0), (orders, 1)]
+    begins, ends = ours.beginning_offsets(keys), ours.end_offsets(keys)
+    watermarks = {key: theirs.get_watermark_offsets(other.TopicPartition(*key), timeout=20) for key in keys}
+    assert {key: (begins[key], ends[key]) for key in keys} == watermarks == {keys[0]: (4, 20), keys[1]: (0, 20)}
+
+
+def test_offsets_by_time(orders: str, new_consumer: NewConsumer, theirs: other.Consumer) -> None:
+    late_ms = FIRST_MS + 10**9
+    times_ms = {(orders, 0): FIRST_MS + 9_500, (orders, 1): late_ms}
+    ours = new_consumer().offsets_for_times(times_ms)
+    asked = [other.TopicPartition(*key, time_ms) for key, time_ms in times_ms.items()]
+    first, none = theirs.offsets_for_times(asked, timeout=20)
+    found = ours[orders, 0]
+    assert found is not None
+    assert (found.offset, found.timestamp_ms) == (first.offset, FIRST_MS + 10_000)
+    assert (ours[orders, 1], none.offset) == (None, other.OFFSET_END)
+    with pytest.raises(UsageError, match="no time"):
+        new_consumer().offsets_for_times({(orders, 0): -1})
+
+
+# -- partitions of one's choice -------------------------------------------------------------------
+
+
+def test_partitions_that_are_assigned_by_hand(orders: str, new_consumer: NewConsumer, theirs: other.Consumer) -> None:
+    ours = new_consumer()
+    ours.assign([(orders, 0)])
+    theirs.assign([other.TopicPartition(orders, 0)])
+    assert (ours.assignment, len(theirs.assignment())) == ({(orders, 0)}, 1)
+    messages = theirs.consume(COUNT - GONE, timeout=20)
+    records = ours.poll(20_000)
+    assert [(each.offset, each.value, each.timestamp_ms) for each in records.messages()] == [
+        (each.offset(), each.value(), each.timestamp()[1]) for each in messages
+    ]
+    assert list(records) == [(orders, 0)]
+    assert [batch.schema.names[0] for batch in records[orders, 0]] == ["key"]
+    assert ours.position((orders, 0)) == theirs.position([other.TopicPartition(orders, 0)])[0].offset == COUNT
+    assert ours.current_lag((orders, 0)) == 0
+    ours.assign([(orders, 1)])
+    assert read(ours, COUNT) == [(1, offset) for offset in range(COUNT)]
+    with pytest.raises(UsageError, match="not assigned"):
+        ours.position((orders, 0))
+    with pytest.raises(UsageError, match="unsubscribe first"):
+        ours.subscribe([orders])
+
+
+def test_seeks(orders: str, new_consumer: NewConsumer, theirs: other.Consumer) -> None:
+    ours, key = new_consumer(), (orders, 0)
+    ours.assign([key])
+    ours.seek(key, 15)  # before anything was read, and so not to where it begins otherwise
+    theirs.assign([other.TopicPartition(orders, 0, 15)])
+    message = theirs.poll(20)
+    assert message is not None
+    assert read(ours, 5)[0][1] == message.offset() == 15
+    ours.seek(key, 10)
+    theirs.seek(other.TopicPartition(orders, 0, 10))
+    message = theirs.poll(20)
+    assert message is not None
+    assert read(ours, 10)[0][1] == message.offset() == 10
+    ours.seek_to_beginning()
+    assert ours.position(key) == GONE
+    assert read(ours, 16)[0][1] == GONE
+    ours.seek_to_end([key])
+    assert ours.position(key) == COUNT
+    assert not ours.poll(0)
+
+
+def test_what_is_paused_is_not_given(orders: str, new_consumer: NewConsumer) -> None:
+    ours = new_consumer()
+    ours.assign([(orders, 0), (orders, 1)])
+    ours.pause([(orders, 0)])
+    assert ours.paused == {(orders, 0)}
+    assert {partition for partition, _ in read(ours, COUNT)} == {1}
+    assert not ours.poll(100)
+    ours.resume([(orders, 0)])
+    assert (ours.paused, read(ours, COUNT - GONE)[0]) == (frozenset(), (0, GONE))
+
+
+def test_who_waits_is_woken_by_another_thread(orders: str, new_consumer: NewConsumer) -> None:
+    ours = new_consumer()
+    ours.assign([(orders, 0)])
+    ours.seek_to_end()
+    waker = threading.Timer(0.2, ours.wakeup)
+    waker.start()
+    began_s = time.monotonic()
+    with pytest.raises(WakeUp):
+        ours.poll(60_000)
+    assert 0.15 < time.monotonic() - began_s < 30
+    waker.join()
+    assert not ours.poll(0)  # once
+
+
+# -- where to begin -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reset", "begins"),
+    [("earliest", [GONE, 0]), ("latest", [COUNT, COUNT]), ("by_duration:PT1S", [COUNT, COUNT])],
+)
+def test_a_group_without_offsets_begins_where_the_reset_says(
+    orders: str, new_consumer: NewConsumer, reset: str, begins: list[int]
+) -> None:
+    ours = new_consumer(**{"auto.offset.reset": reset})
+    ours.assign([(orders, 0), (orders, 1)])
+    assert [ours.position((orders, number)) for number in range(2)] == begins
+
+
+def test_a_duration_counts_from_now(orders: str, new_consumer: NewConsumer) -> None:
+    ago_s = time.time() - FIRST_MS / 1000 - 9.5
+    ours = new_consumer(**{"auto.offset.reset": f"by_duration:PT{ago_s:.1f}S"})
+    ours.assign([(orders, 0)])
+    assert ours.position((orders, 0)) in (10, 11)  # the second in which this is asked
+
+
+def test_none_fails_until_somebody_says_where(orders: str, new_consumer: NewConsumer) -> None:
+    ours = new_consumer(**{"auto.offset.reset": "none"})
+    ours.assign([(orders, 1)])
+    with pytest.raises(NoOffset, match=rf"{orders}-1: .*auto.offset.reset is none"):
+        ours.poll(0)
+    ours.seek((orders, 1), 18)
+    assert read(ours, 2) == [(1, 18), (1, 19)]
+
+
+@pytest.mark.parametrize(("committed", "reset", "begin"), [(2, "latest", 20), (99, "earliest", 4), (99, "none", None)])
+def test_a_group_offset_that_is_not_in_the_log_is_reset(
+    client: Client, group: str, orders: str, new_consumer: NewConsumer, committed: int, reset: str, begin: int | None
+) -> None:
+    commit_offsets(client, group, {(orders, 0): CommittedOffset(committed)}, client.deadline())
+    ours = new_consumer(**{"auto.offset.reset": reset})
+    ours.assign([(orders, 0)])
+    if begin is None:
+        with pytest.raises(DataLoss, match=f"{committed}"):
+            ours.poll(20_000)
+    else:
+        wait_until(lambda: ours.poll(50) or ours.position((orders, 0)) == begin)
+
+
+# -- commits --------------------------------------------------------------------------------------
+
+
+def test_commits_are_seen_by_others_and_theirs_are_seen_here(
+    orders: str, new_consumer: NewConsumer, theirs: other.Consumer
+) -> None:
+    ours, keys = new_consumer(), [(orders, 0), (orders, 1)]
+    assert ours.committed(keys) == dict.fromkeys(keys)
+    ours.commit_sync({keys[0]: CommittedOffset(7, metadata="seven")})
+    seen, none = theirs.committed([other.TopicPartition(*key) for key in keys], timeout=20)
+    assert (seen.offset, none.offset) == (7, other.OFFSET_INVALID)
+    # confluent-kafka adds a zero byte to what it commits, and reads on behind the end.
+    assert str(seen.metadata).startswith("seven")
+    theirs.commit(offsets=[other.TopicPartition(orders, 1, 3, "three")], asynchronous=False)
+    assert ours.committed(keys)[keys[1]] == CommittedOffset(3, metadata="three\x00")
+    ours.assign(keys)
+    assert [ours.position(key) for key in keys] == [7, 3]
+
+
+def test_a_commit_with_a_callback(orders: str, new_consumer: NewConsumer) -> None:
+    ours, key = new_consumer(), (orders, 0)
+    ours.assign([key])
+    read(ours, COUNT - GONE)
+    told: list[object] = []
+    ours.commit_async(callback=lambda offsets, error: told.append((dict(offsets), error)))
+    assert told == []
+    wait_until(lambda: ours.poll(0) or told)
+    assert told == [({key: CommittedOffset(COUNT)}, None)]
+    assert ours.committed([key]) == {key: CommittedOffset(COUNT)}
+
+
+def test_a_commit_that_is_refused(orders: str, new_consumer: NewConsumer) -> None:
+    ours, key = new_consumer(), (orders, 0)
+    too_long = {key: CommittedOffset(5, metadata="x" * 5_000)}
+    with pytest.raises(CommitFailed, match="OFFSET_METADATA_TOO_LARGE"):
+        ours.commit_sync(too_long)
+    told: list[str] = []
+    ours.commit_async(too_long, lambda offsets, error: told.append(str(error)))
+    wait_until(lambda: ours.poll(0) or told)
+    assert "OFFSET_METADATA_TOO_LARGE" in told[0]
+
+
+def test_nothing_is_committed_without_a_group(client: Client, orders: str) -> None:
+    with KafkaConsumer(client, parse_group_consumer({"auto.offset.reset": "earliest"})) as ours:
+        ours.assign([(orders, 0)])
+        assert len(read(ours, COUNT - GONE)) == COUNT - GONE
+        for refused in (ours.commit_sync, ours.group_metadata, lambda: ours.committed([(orders, 0)])):
+            with pytest.raises(UsageError, match=r"set group\.id"):
+                refused()
+
+
+def test_positions_are_committed_in_time_and_only_if_they_have_moved(
+    orders: str, new_consumer: NewConsumer, theirs: other.Consumer
+) -> None:
+    ours = new_consumer(**{"enable.auto.commit": True, "auto.commit.interval.ms": 50})
+    ours.assign([(orders, 0)])
+    read(ours, COUNT - GONE)
+    asked = [other.TopicPartition(orders, 0)]
+    wait_until(lambda: ours.poll(20) or theirs.committed(asked, timeout=20)[0].offset == COUNT)
+    manager = ours._commits._manager
+    assert manager is not None
+    before = manager.counts.succeeded
+    until_s = time.monotonic() + 0.3
+    wait_until(lambda: ours.poll(20) or time.monotonic() > until_s)
+    assert manager.counts.succeeded == before
+
+
+# -- membership -----------------------------------------------------------------------------------
+
+
+def test_a_listener_hears_of_every_rebalance_and_commits_before(
+    client: Client, orders: str, group: str, new_consumer: NewConsumer, protocol: dict[str, object]
+) -> None:
+    noted, automatic = Noted(), {**protocol, "enable.auto.commit": True}
+    one, two = new_consumer(**automatic), new_consumer(**automatic)
+    one.subscribe([orders], noted)
+    assert len(read(one, 2 * COUNT - GONE)) == 2 * COUNT - GONE
+    assert (one.subscription.names, noted.told) == ({orders}, [("assigned", [0, 1])])
+    assert one.assignment == {(orders, 0), (orders, 1)}
+    two.subscribe([orders])
+    wait_until(lambda: one.poll(20) or two.poll(20) or (len(one.assignment) == len(two.assignment) == 1))
+    kept = [number for _, number in one.assignment]
+    given = [number for _, number in two.assignment]
+    assert sorted(kept + given) == [0, 1]
+    if protocol == EAGER:
+        assert noted.told[1:] == [("revoked", [0, 1]), ("assigned", kept)]
+    else:
+        assert noted.told[1:] == [("revoked", given)]
+    # What the first one has read was committed before, so the other one reads nothing anew.
+    assert two.position((orders, given[0])) == COUNT
+    two.close()
+    wait_until(lambda: one.poll(20) or len(one.assignment) == 2)
+    one.close()
+    assert noted.told[-1] == ("revoked", [0, 1])
+
+
+def test_who_does_not_poll_loses_its_partitions(orders: str, new_consumer: NewConsumer) -> None:
+    noted, ours = Noted(), new_consumer(**EAGER, **{"max.poll.interval.ms": 300})
+    ours.subscribe([orders], noted)
+    read(ours, 1)
+    member = ours.group_metadata().member
+    wait_until(lambda: ours.group_metadata().member != member)
+    with pytest.raises(CommitFailed, match="claims under which they were read have ended"):
+        ours.commit_sync()
+    ours.poll(0)
+    assert noted.told[:2] == [("assigned", [0, 1]), ("lost", [0, 1])]
+    assert len(read(ours, 2 * COUNT - GONE)) == 2 * COUNT - GONE  # nothing was committed
+
+
+def test_a_pattern_finds_topics_that_are_new(
+    client: Client, kafka1: LocalKafka, topic1: TopicFactory, new_consumer: NewConsumer
+) -> None:
+    first = topic1(prefix="pattern-a")
+    produce(kafka1, first, range(5))
+    ours = new_consumer()
+    ours.subscribe(re.compile("pattern-.*"))
+    read(ours, 5)
+    second = topic1(prefix="pattern-b")
+    produce(kafka1, second, range(3))
+    read(ours, 3)
+    assert {topic for topic, _ in ours.assignment} == {first, second}
+    ours.subscribe([second])
+    wait_until(lambda: ours.poll(20) or {topic for topic, _ in ours.assignment} == {second})
+    ours.unsubscribe()
+    assert (ours.assignment, ours.subscription.names) == (frozenset(), frozenset())
+
+
+@pytest.mark.parametrize("protocol", [EAGER, KIP_848], ids=["classic", "consumer"])
+def test_the_member_that_it_says_it_is(
+    kafka1: LocalKafka, orders: str, group: str, new_consumer: NewConsumer, protocol: dict[str, object]
+) -> None:
+    ours = new_consumer(**protocol)
+    ours.subscribe([orders])
+    read(ours, 1)
+    admin = other.admin.AdminClient({"bootstrap.servers": kafka1.bootstrap_servers})
+
+    def described() -> list[str]:
+        return [each.member_id for each in admin.describe_consumer_groups([group])[group].result(20).members]
+
+    metadata = ours.group_metadata()
+    assert ([metadata.member.member_id], metadata.group_id) == (described(), group)
+    ours.enforce_rebalance()
+    wait_until(lambda: ours.poll(20) or len(ours.assignment) == 2)
+    again = ours.group_metadata()
+    assert [again.member.member_id] == described() != [metadata.member.member_id]
+    ours.close()
+    assert described() == []

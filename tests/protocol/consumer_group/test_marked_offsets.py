@@ -1,0 +1,38 @@
+"""Marks go as sarama's do: `MarkOffset` only forward, `ResetOffset` only backward, and what is not new is not dirty."""
+
+from __future__ import annotations
+
+from protocol.consumer_group.marked_offsets import MarkedOffsets
+from protocol.group.offsets import CommittedOffset
+
+KEY = ("orders", 0)
+
+
+def test_marks_go_forward_and_resets_back() -> None:
+    marked = MarkedOffsets()
+    marked.begin(KEY, 10)
+    marked.mark(KEY, CommittedOffset(9))
+    marked.mark(KEY, CommittedOffset(10))
+    marked.reset(KEY, CommittedOffset(11))
+    assert marked.take() == {}
+    marked.mark(KEY, CommittedOffset(12, metadata="so far"))
+    assert marked.take() == {KEY: CommittedOffset(12, metadata="so far")}
+    marked.reset(KEY, CommittedOffset(5))
+    assert marked.take() == {KEY: CommittedOffset(5)}
+
+
+def test_what_was_handed_on_is_not_dirty() -> None:
+    marked = MarkedOffsets()
+    marked.mark(KEY, CommittedOffset(1))
+    assert marked.dirty == marked.take()
+    marked.mark(KEY, CommittedOffset(1))
+    assert marked.take() == {}
+
+
+def test_what_was_given_up_is_forgotten() -> None:
+    marked = MarkedOffsets()
+    marked.mark(KEY, CommittedOffset(7))
+    marked.drop([KEY])
+    marked.begin(KEY, 3)
+    marked.mark(KEY, CommittedOffset(4))
+    assert marked.take() == {KEY: CommittedOffset(4)}
