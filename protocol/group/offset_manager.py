@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 _ONE_COMMIT_MS = 5_000
 _RETRY_INITIAL_MS = 200
 _RETRY_MAXIMUM_MS = 5_000
+# What coordinators say when a request does not fit into their log; those of Kafka 4 have no name for it.
+_TOO_LARGE = (ErrorCode.INVALID_COMMIT_OFFSET_SIZE, ErrorCode.UNKNOWN_SERVER_ERROR)
 
 
 @dataclass(frozen=True)
@@ -182,11 +184,11 @@ class OffsetManager:
         """Whether nothing of it need be tried again. What is too large for one request goes in halves."""
         failure: Exception | None = None
         answers: dict[TopicPartition, BrokerError | None] = {}
-        too_large: list[TopicPartition] = []
+        too_large: dict[TopicPartition, BrokerError] = {}
 
         def handle(key: TopicPartition, row: Row, broker: Broker, error: BrokerError | None) -> BrokerError | None:
-            if error is not None and error.code == ErrorCode.INVALID_COMMIT_OFFSET_SIZE and len(due) > 1:
-                too_large.append(key)
+            if error is not None and error.code in _TOO_LARGE:
+                too_large[key] = error
                 return None
             if error is not None and not _is_final(error, member):
                 return error
@@ -198,6 +200,12 @@ class OffsetManager:
             commit_offsets(self._client, self.group, offsets, self._client.deadline(_ONE_COMMIT_MS), member, handle)
         except Exception as error:  # also a fault in this client: nobody else commits
             failure = error
+        if len(too_large) == 1:  # it is not for the others
+            key, error = too_large.popitem()
+            if _is_final(error, member):
+                answers[key] = error
+            else:
+                failure = failure or error
         with self._changed:  # who waits in `flush` finds marks and counts changed together
             if self._member != member:
                 answers = {key: error for key, error in answers.items() if error is None or not _ends_claims(error)}
@@ -211,10 +219,10 @@ class OffsetManager:
             if failure is not None or (answers and refused is None):
                 self._note(failure)
             self._changed.notify_all()
-        half = len(too_large) // 2
-        halves = [{key: due[key] for key in keys} for keys in (too_large[:half], too_large[half:]) if keys]
-        done = [self._commit(each, member) for each in halves]
-        return failure is None and all(done)
+        keys, half = list(too_large), len(too_large) // 2
+        halves = [{key: due[key] for key in some} for some in (keys[:half], keys[half:]) if some]
+        # Where something else is wrong, one half shows it: that is not asked again and again.
+        return failure is None and all(self._commit(each, member) for each in halves)
 
     def _note(self, failure: Exception | None, *, final: bool = False) -> None:
         """Counts, and says what is given up, when commits begin to fail and when they go through again."""

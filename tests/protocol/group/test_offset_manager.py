@@ -166,6 +166,27 @@ def test_what_is_refused_for_good_is_not_repeated_with_the_others(fake: FakeKafk
     assert committed(client) == {("orders", 1): CommittedOffset(6)}
 
 
+@pytest.mark.parametrize("said", [ErrorCode.INVALID_COMMIT_OFFSET_SIZE, ErrorCode.UNKNOWN_SERVER_ERROR])
+def test_what_is_too_large_for_one_request_goes_in_halves(
+    fake: FakeKafka, client: Client, manager: OffsetManager, said: ErrorCode
+) -> None:
+    fake.create_topic("many", 5)
+    offsets = {("many", number): CommittedOffset(number + 1) for number in range(5)}
+
+    def most_of_two(body: dict[str, Any]) -> None:
+        if len(asked(fake)[-1]) > 2:
+            for key in offsets:
+                fake.refuse(OFFSET_COMMIT, said, partition=key)
+        else:
+            fake.faults.clear()
+
+    fake.before[OFFSET_COMMIT] = most_of_two
+    manager.mark(offsets)
+    assert flushed(client, manager)
+    assert committed(client) == offsets
+    assert asked(fake) == [[0, 1, 2, 3, 4], [0, 1], [2, 3, 4], [2], [3, 4]]
+
+
 @pytest.mark.parametrize(
     "answer", [ErrorCode.NONE, ErrorCode.OFFSET_METADATA_TOO_LARGE, ErrorCode.UNKNOWN_SERVER_ERROR]
 )
