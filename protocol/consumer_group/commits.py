@@ -21,7 +21,7 @@ OnCommit = Callable[[Offsets, "CommitFailed | None"], None]
 
 
 class Commits:
-    """`join`, `keep`, `hand_on` and `wait` are for any thread, the rest for one."""
+    """`join`, `hand_on` and `wait` are for any thread, the rest for one."""
 
     def __init__(self, client: Client, config: GroupConsumerConfig) -> None:
         self._client = client
@@ -38,7 +38,8 @@ class Commits:
             self._manager.join(member)
 
     def keep(self, owned: Collection[TopicPartition]) -> None:
-        """Nothing of the others is committed any more."""
+        """Nothing of the others is committed any more; calls back for what has been."""
+        self.tell()
         if self._manager is not None:
             self._manager.keep(owned)
 

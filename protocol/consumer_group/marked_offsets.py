@@ -14,6 +14,7 @@ class MarkedOffsets:
     def __init__(self) -> None:
         self._marked: dict[TopicPartition, CommittedOffset] = {}
         self._dirty: set[TopicPartition] = set()
+        self._taken: set[TopicPartition] = set()
 
     def begin(self, key: TopicPartition, offset: int) -> None:
         """Where it is read from; nothing before that is marked, unless by `reset`."""
@@ -40,12 +41,19 @@ class MarkedOffsets:
 
     def take(self) -> dict[TopicPartition, CommittedOffset]:
         """What was marked since the last time."""
-        taken = self.dirty
+        new = self.dirty
         self._dirty.clear()
-        return taken
+        self._taken |= new.keys()
+        return new
+
+    @property
+    def taken(self) -> dict[TopicPartition, CommittedOffset]:
+        """All that was marked by the last `take`, also if an earlier one has had it."""
+        return {key: self._marked[key] for key in self._taken - self._dirty}
 
     def drop(self, partitions: Collection[TopicPartition]) -> None:
         """They are not this session's any more."""
         for key in partitions:
             self._marked.pop(key, None)
             self._dirty.discard(key)
+            self._taken.discard(key)

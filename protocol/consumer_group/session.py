@@ -83,7 +83,10 @@ class ConsumerGroupSession:
 
     def commit(self, deadline: Deadline | None = None) -> None:
         """Commits what is marked, and waits for it. Raises `CommitFailed`."""
-        self._commits.wait(self.hand_on(), deadline or self._client.deadline())
+        self.hand_on()
+        with self._lock:
+            marked = self._marked.taken  # what was handed on earlier may not be committed yet
+        self._commits.wait(marked, deadline or self._client.deadline())
 
     def _mark(
         self, key: TopicPartition, to: CommittedOffset, how: Callable[[TopicPartition, CommittedOffset], None]

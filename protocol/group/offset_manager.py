@@ -201,11 +201,11 @@ class OffsetManager:
         except Exception as error:  # also a fault in this client: nobody else commits
             failure = error
         if len(too_large) == 1:  # it is not for the others
-            key, error = too_large.popitem()
-            if _is_final(error, member):
-                answers[key] = error
+            key, alone = too_large.popitem()
+            if _is_final(alone, member):
+                answers[key] = alone
             else:
-                failure = failure or error
+                failure = failure or alone
         with self._changed:  # who waits in `flush` finds marks and counts changed together
             if self._member != member:
                 answers = {key: error for key, error in answers.items() if error is None or not _ends_claims(error)}

@@ -48,6 +48,19 @@ def rows_of_sarama(program: Path, kafka: LocalKafka, partitions: Sequence[Partit
     return rows
 
 
+class GroupMember:
+    """A member of a group, from now until `close`, which gives the values that it was given."""
+
+    def __init__(self, program: Path, kafka: LocalKafka, topic: str, group: str) -> None:
+        command = [str(program), "group", kafka.bootstrap_servers, topic, group]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def close(self) -> list[bytes]:
+        said, _ = self._process.communicate(timeout=60)
+        assert self._process.returncode == 0
+        return [_bytes(json.loads(line)["value"]) or b"" for line in said.splitlines()]
+
+
 def _lines_of(written: Rows) -> dict[str, list[str]]:
     lines: dict[str, list[str]] = {}
     for (topic, partition), rows in written.items():

@@ -2,6 +2,7 @@
 //
 //	sarama produce BOOTSTRAP TOPIC         rows from standard input; partition n with codec n: none, gzip, snappy, lz4, zstd
 //	sarama consume BOOTSTRAP TOPIC COUNT   COUNT rows of all partitions
+//	sarama group BOOTSTRAP TOPIC GROUP     rows of what it is given as a member, until standard input ends
 //
 // A row is a JSON object on a line: partition, offset (when read), key, value, headers, timestamp_ms; bytes are Base64.
 // Ends with 1 after a minute without a row.
@@ -9,10 +10,13 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
+	"io"
 	"log"
 	"os"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/IBM/sarama"
@@ -41,8 +45,10 @@ func main() {
 		count, err := strconv.Atoi(os.Args[4])
 		check(err)
 		consume(bootstrap, topic, count)
+	case "group":
+		beMember(bootstrap, topic, os.Args[4])
 	default:
-		log.Fatalf("produce or consume, not %q", os.Args[1])
+		log.Fatalf("produce, consume or group, not %q", os.Args[1])
 	}
 }
 
@@ -113,6 +119,43 @@ func consume(bootstrap []string, topic string, count int) {
 			log.Fatalf("%d rows of %s did not come", count, topic)
 		}
 	}
+}
+
+func beMember(bootstrap []string, topic string, name string) {
+	config := settings()
+	config.Consumer.Offsets.Initial = sarama.OffsetOldest
+	config.Consumer.Group.Heartbeat.Interval = 100 * time.Millisecond
+	config.Consumer.Offsets.AutoCommit.Interval = 100 * time.Millisecond
+	group, err := sarama.NewConsumerGroup(bootstrap, name, config)
+	check(err)
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		cancel()
+	}()
+	handler := writer{out: json.NewEncoder(os.Stdout), lock: &sync.Mutex{}}
+	for ctx.Err() == nil {
+		check(group.Consume(ctx, []string{topic}, handler))
+	}
+	check(group.Close())
+}
+
+type writer struct {
+	out  *json.Encoder
+	lock *sync.Mutex
+}
+
+func (writer) Setup(sarama.ConsumerGroupSession) error   { return nil }
+func (writer) Cleanup(sarama.ConsumerGroupSession) error { return nil }
+
+func (w writer) ConsumeClaim(session sarama.ConsumerGroupSession, claim sarama.ConsumerGroupClaim) error {
+	for message := range claim.Messages() {
+		w.lock.Lock()
+		check(w.out.Encode(row(message)))
+		w.lock.Unlock()
+		session.MarkMessage(message, "")
+	}
+	return nil
 }
 
 func row(message *sarama.ConsumerMessage) Row {

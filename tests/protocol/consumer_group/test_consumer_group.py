@@ -8,16 +8,19 @@ from collections.abc import Callable
 
 import pytest
 
+from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.consumer_group.config import parse_group_consumer
 from protocol.consumer_group.consumer_group import ConsumerGroup
 from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.errors import CommitFailed, UsageError
 from protocol.group.offsets import CommittedOffset, commit_offsets, fetch_offsets
+from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.protocol.consumer.consuming import produce
-from tests.protocol.consumer_group.conftest import EAGER, Member, wait_until
+from tests.protocol.consumer.consuming import client_of, produce
+from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, Member, wait_until
+from tests.ten_records import END, TenRecords
 
 NewMember = Callable[..., Member]
 PARTITIONS, COUNT = 4, 400
@@ -238,3 +241,16 @@ def test_a_commit_that_is_refused_is_told_and_ends_nothing(
     wait_until(lambda: one.errors)
     assert "OFFSET_METADATA_TOO_LARGE" in str(one.errors[0])
     assert not one.setups[0].ended.is_set()
+
+
+def test_a_commit_that_is_still_tried_again_ends_before_a_claim_is_given_up() -> None:
+    """The timer has handed it on, and so it is not new when the partition is revoked."""
+    with TenRecords() as fake, client_of(fake.bootstrap_servers) as client:
+        fake.refuse(OFFSET_COMMIT, ErrorCode.REBALANCE_IN_PROGRESS, 3)
+        one = Member(client, "etl", "orders", **COOPERATIVE, **{"auto.commit.interval.ms": 10})
+        wait_until(lambda: fake.asked(OFFSET_COMMIT))
+        two = Member(client, "etl", "orders", **COOPERATIVE)
+        wait_until(lambda: two.claimed)
+        two.close()
+        one.close()
+        assert [begin for _, _, begin in two.claimed] == [END]

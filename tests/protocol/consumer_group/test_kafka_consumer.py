@@ -20,7 +20,7 @@ from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.protocol.consumer.consuming import produce
-from tests.protocol.consumer_group.conftest import EAGER, KIP_848, NewConsumer, read, wait_until
+from tests.protocol.consumer_group.conftest import EAGER, NewConsumer, read, wait_until
 
 FIRST_MS, GONE, COUNT = 1_700_000_000_000, 4, 20
 
@@ -333,7 +333,6 @@ def test_a_pattern_finds_topics_that_are_new(
     assert (ours.assignment, ours.subscription.names) == (frozenset(), frozenset())
 
 
-@pytest.mark.parametrize("protocol", [EAGER, KIP_848], ids=["classic", "consumer"])
 def test_the_member_that_it_says_it_is(
     kafka1: LocalKafka, orders: str, group: str, new_consumer: NewConsumer, protocol: dict[str, object]
 ) -> None:

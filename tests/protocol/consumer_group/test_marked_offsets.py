@@ -27,6 +27,7 @@ def test_what_was_handed_on_is_not_dirty() -> None:
     assert marked.dirty == marked.take()
     marked.mark(KEY, CommittedOffset(1))
     assert marked.take() == {}
+    assert marked.taken == {KEY: CommittedOffset(1)}
 
 
 def test_what_was_given_up_is_forgotten() -> None:

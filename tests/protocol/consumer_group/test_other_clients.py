@@ -1,0 +1,187 @@
+"""One group of this project's two consumers and another client's: all records are handled, each by who owns it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol
+
+import confluent_kafka
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from protocol.cluster.client import Client
+from protocol.consumer_group.kafka_consumer import KafkaConsumer
+from protocol.errors import WakeUp
+from protocol.group.offsets import fetch_offsets
+from spark_kafka_source.local_kafka import LocalKafka
+from tests import sarama
+from tests.conftest import TopicFactory
+from tests.protocol.consumer.consuming import produce
+from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848, Member, NewConsumer, wait_until
+
+PARTITIONS, COUNT = 6, 600
+CONSOLE = "org.apache.kafka.tools.consumer.ConsoleConsumer"
+
+
+class Other(Protocol):
+    """Another client's member of the group."""
+
+    def close(self) -> list[bytes]:
+        """It leaves; the values that it was given."""
+
+
+class Librdkafka:
+    def __init__(self, kafka: LocalKafka, topic: str, group: str, properties: dict[str, object]) -> None:
+        settings = {"bootstrap.servers": kafka.bootstrap_servers, "group.id": group, "log_level": 0, **properties}
+        self._consumer = confluent_kafka.Consumer(
+            {**settings, "auto.offset.reset": "earliest", "auto.commit.interval.ms": 100}
+        )
+        self._consumer.subscribe([topic])
+        self._closing = threading.Event()
+        self._given: list[bytes] = []
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            if (message := self._consumer.poll(0.05)) is not None:
+                assert message.error() is None
+                self._given.append(message.value())
+        self._consumer.close()
+
+    def close(self) -> list[bytes]:
+        self._closing.set()
+        self._thread.join(20)
+        return self._given
+
+
+class JavaConsole:
+    """Ends by itself when nothing has come for some seconds."""
+
+    def __init__(self, kafka: LocalKafka, topic: str, group: str) -> None:
+        where = ("--bootstrap-server", kafka.bootstrap_servers, "--topic", topic, "--group", group)
+        options = ["--from-beginning", "--timeout-ms", "6000"]
+        for each in ("heartbeat.interval.ms=100", "auto.commit.interval.ms=100"):
+            options += ["--consumer-property", each]
+        self._thread = ThreadPoolExecutor(1)
+        self._said = self._thread.submit(kafka.run_tool, CONSOLE, *where, *options)
+
+    def close(self) -> list[bytes]:
+        said = self._said.result(60)
+        self._thread.shutdown()
+        return [line for line in said.encode().splitlines() if line[:1].isdigit()]
+
+
+class Polling:
+    """A `KafkaConsumer` of this project that polls in a thread until it is closed."""
+
+    def __init__(self, consumer: KafkaConsumer, topic: str) -> None:
+        self.values: list[bytes] = []
+        self._consumer = consumer
+        consumer.subscribe([topic])
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with self._consumer as consumer:
+            try:
+                while True:
+                    self.values += [message.value or b"" for message in consumer.poll(1_000).messages()]
+            except WakeUp:
+                pass
+
+    def close(self) -> None:
+        self._consumer.wakeup()
+        self._thread.join(20)
+
+
+class Watch:
+    """Looks at a group from outside, again and again: its owners, and that no committed offset goes back."""
+
+    def __init__(self, kafka: LocalKafka, client: Client, group: str) -> None:
+        self._admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+        self._client = client
+        self._group = group
+        self._committed: dict[tuple[str, int], int] = {}
+
+    def owned(self) -> list[list[int]]:
+        """Of each member the partitions, in which no other one is."""
+        for key, each in fetch_offsets(self._client, self._group, None, self._client.deadline()).items():
+            assert each.offset >= self._committed.get(key, 0), f"{key} has gone back"
+            self._committed[key] = each.offset
+        members = self._admin.describe_consumer_groups([self._group])[self._group].result(20).members
+        owned = [sorted(each.partition for each in member.assignment.topic_partitions) for member in members]
+        everything = [number for numbers in owned for number in numbers]
+        assert len(everything) == len(set(everything)), owned
+        return owned
+
+    @property
+    def lag(self) -> int:
+        return COUNT - sum(self._committed.values())
+
+
+@pytest.fixture(scope="module")
+def sarama_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return sarama.build(tmp_path_factory.mktemp("sarama"))
+
+
+@pytest.fixture
+def others(request: pytest.FixtureRequest, kafka1: LocalKafka, group: str) -> Callable[[str, str], Other]:
+    def start(kind: str, topic: str) -> Other:
+        if kind == "sarama":
+            return sarama.GroupMember(request.getfixturevalue("sarama_program"), kafka1, topic, group)
+        if kind == "java":
+            return JavaConsole(kafka1, topic, group)
+        return Librdkafka(kafka1, topic, group, {"eager": EAGER, "cooperative": COOPERATIVE, "kip848": KIP_848}[kind])
+
+    return start
+
+
+@pytest.fixture
+def new_member(client: Client, group: str) -> Iterator[Callable[..., Member]]:
+    made: list[Member] = []
+    yield lambda *given, **properties: made.append(Member(client, group, *given, **properties)) or made[-1]
+    for member in made:
+        member.close()
+
+
+@pytest.mark.parametrize(
+    ("protocol", "kind"),
+    [(EAGER, "eager"), (COOPERATIVE, "cooperative"), (KIP_848, "kip848"), (EAGER, "java"), (EAGER, "sarama")],
+    indirect=["protocol"],
+    ids=["librdkafka, eager", "librdkafka, cooperative", "librdkafka, kip848", "java", "sarama"],
+)
+def test_records_are_shared_with_other_clients(
+    kafka1: LocalKafka,
+    client: Client,
+    topic1: TopicFactory,
+    group: str,
+    new_member: Callable[..., Member],
+    new_consumer: NewConsumer,
+    others: Callable[[str, str], Other],
+    protocol: dict[str, object],
+    kind: str,
+) -> None:
+    name, watch = topic1(PARTITIONS), Watch(kafka1, client, group)
+    produce(kafka1, name, range(COUNT // 2), PARTITIONS)
+    handler = new_member(name, **protocol)
+    wait_until(lambda: len(handler.handled) > COUNT // 10)
+    theirs = others(kind, name)
+    polling = Polling(new_consumer(**protocol, **{"enable.auto.commit": True, "auto.commit.interval.ms": 100}), name)
+    try:
+        wait_until(lambda: [len(each) for each in watch.owned()] == [2, 2, 2], watch.owned)
+        produce(kafka1, name, range(COUNT // 2, COUNT), PARTITIONS)
+        wait_until(lambda: watch.owned() and watch.lag == 0, lambda: watch.lag)
+    finally:
+        values = theirs.close()
+    wait_until(lambda: [len(each) for each in watch.owned()] == [3, 3], watch.owned)
+    wait_until(lambda: watch.owned() and watch.lag == 0, lambda: watch.lag)
+    polling.close()
+    handled = [b"%09d." % (offset * PARTITIONS + number) for number, offset in handler.handled]
+    assert sorted(handled + polling.values + values) == [b"%09d." % number for number in range(COUNT)]
+    assert values
+    assert polling.values
+    assert handler.errors == []
