@@ -33,6 +33,9 @@ PYTHON = {
     ("README.md", "lag_of_query("): HERE + "test_the_first_query_its_counts_and_its_lag",
     ("architecture.md", "RangeConsumer("): HERE + "test_a_range_is_read_without_spark",
     ("consuming.md", "stream = consumer"): "tests/protocol/consumer/test_examples.py::test_the_first_one",
+    ("consuming.md", "class Printer"): "tests/protocol/consumer/test_examples.py::test_a_group_reads_and_commits",
+    ("consuming.md", "consumer.commit_sync()"): "tests/protocol/consumer/test_examples.py::"
+    "test_a_group_reads_and_commits",
     ("consuming.md", "def consume("): "tests/protocol/consumer/test_examples.py::"
     "test_what_is_handled_is_committed_and_what_is_not_comes_again",
     ("migrating.md", 'mode("append")'): HERE + "test_batch_writes_and_updates_after_the_move",

@@ -16,7 +16,7 @@ from tests.consumer_groups import describe
 from tests.protocol.consumer.consuming import produce
 
 PAGE = Path(ROOT / "docs" / "consuming.md").read_text()
-FIRST, DECOUPLED = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+FIRST, HANDLER, POLLING, DECOUPLED = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 def test_the_first_one(kafka: LocalKafka, topic: TopicFactory, capsys: pytest.CaptureFixture[str]) -> None:
@@ -24,6 +24,34 @@ def test_the_first_one(kafka: LocalKafka, topic: TopicFactory, capsys: pytest.Ca
     produce(kafka, name, range(10))
     exec(FIRST, {"bootstrap_servers": kafka.bootstrap_servers, "topic": name})
     assert capsys.readouterr().out == "10 10 0\n"
+
+
+@pytest.mark.parametrize("example", [HANDLER, POLLING], ids=["a handler", "polling"])
+def test_a_group_reads_and_commits(
+    kafka: LocalKafka, topic: TopicFactory, capsys: pytest.CaptureFixture[str], example: str
+) -> None:
+    name = topic(1)
+    produce(kafka, name, range(10))
+    looks = iter([False, True])
+    names = {"bootstrap_servers": kafka.bootstrap_servers, "topic": name, "group": name}
+    if example == HANDLER:
+        # As whoever closes it from another thread would.
+        closing = "ConsumerGroup(client, config) as members:\n    close_soon(members)"
+        example = example.replace("ConsumerGroup(client, config) as members:", closing)
+        names["close_soon"] = lambda members: threading.Timer(0.1, close_when_read, (members,)).start()
+
+    def close_when_read(members: Any) -> None:
+        while not (rows := describe(kafka, name)) or rows[0].lag:
+            time.sleep(0.05)
+        members.close()
+
+    exec(example, {**names, "stopped": lambda: next(looks)})
+    said = capsys.readouterr().out
+    if "claims" in said:
+        assert said.splitlines() == [f"claims {{'{name}': [0]}}", "10", "ended: this ConsumerGroup was closed"]
+    else:
+        assert said == f"{name} 0 10\n"
+    assert [(row.current_offset, row.lag) for row in describe(kafka, name)] == [(10, 0)]
 
 
 def test_what_is_handled_is_committed_and_what_is_not_comes_again(kafka: LocalKafka, topic: TopicFactory) -> None:
