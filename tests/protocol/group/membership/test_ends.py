@@ -277,6 +277,16 @@ def test_a_topic_that_was_recreated_is_given_up_and_taken_anew(cluster: Cluster)
     assert row == {"topic_id": cluster.controller.topic("orders").topic_id, "partitions": [0, 1, 2, 3]}
 
 
+def test_a_topic_that_is_deleted_before_its_name_was_known_is_nobodys(cluster: Cluster) -> None:
+    member = Driven(cluster, machine(**CONSUMER))
+    member.own()
+    unknown = {"topic_partitions": [{"topic_id": b"\1" * 16, "partitions": [0]}]}
+    for assignment in (unknown, {"topic_partitions": []}):
+        answer = {"error_code": 0, **_epoch(member, 1), "assignment": assignment}
+        member.machine.answered(next_request(member), answer, member.now_s, member.now_s)
+    assert (member.machine.state, member.machine.owned) == (MemberState.ACKNOWLEDGING, frozenset())
+
+
 def test_a_static_leader_that_was_started_again_leaves_the_assignment_as_it_was_and_leads_on(cluster: Cluster) -> None:
     """KIP-814."""
     first, other = (Driven(cluster, machine(**CLASSIC, group_instance_id=each)) for each in "ab")
