@@ -61,7 +61,8 @@ matrix: setup ## the client's tests against Kafka 2.8, 3.9, 4.1 and 4.2
 	for version in 2.8.2 3.9.1 4.1.0 4.2.0; do \
 		echo "Kafka $$version"; \
 		SPARK_KAFKA_SOURCE_KAFKA_VERSION=$$version $(BIN)/python -m pytest -q -m kafka \
-			tests/protocol/consumer tests/protocol/cluster tests/protocol/producer tests/protocol/group || exit 1; \
+			tests/protocol/consumer tests/protocol/cluster tests/protocol/producer tests/protocol/group \
+			tests/protocol/consumer_group || exit 1; \
 	done
 
 kafka: setup ## three local brokers, until Ctrl-C

@@ -55,7 +55,8 @@ class ConsumerGroup:
     """One member of `config.consumer.group_id`.
 
     `columns`: as of `Consumer`. `on_error` hears what goes wrong and ends nothing, such as a commit that is refused
-    (sarama's `Errors`); by default it is logged. `close` and `pause` may be called from any thread.
+    (sarama's `Errors`), in any of the threads; by default it is logged. `close` may be called from any thread but a
+    handler's, `pause` and `resume` from all.
     """
 
     def __init__(
@@ -209,7 +210,7 @@ class _SessionRun:
         for key in sorted(partitions):
             stream = self._streams[key]
             self._session.begin(key, stream.position)
-            claim = ConsumerGroupClaim(self._session, stream, self._streams.recover)
+            claim = ConsumerGroupClaim(self._session, stream, self._streams.recover, self._owner._on_error)
             thread = threading.Thread(target=self._consume, args=(claim,), name=f"claim {stream.name}", daemon=True)
             self._threads[key] = thread
             thread.start()

@@ -18,6 +18,7 @@ from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.listed_offset import ListedOffset
+from protocol.consumer.partition_stream import PartitionStream
 from protocol.consumer_group.begin_offsets import committed_offsets
 from protocol.consumer_group.commits import Commits, Offsets, OnCommit
 from protocol.consumer_group.config import GroupConsumerConfig
@@ -230,12 +231,17 @@ class KafkaConsumer:
 
     def position(self, partition: TopicPartition) -> int:
         """Offset of the next record that `poll` gives of it."""
+        return self._stream(partition).position
+
+    def _stream(self, partition: TopicPartition) -> PartitionStream:
         self._streams.begin(self._client.deadline())
-        return self._streams[partition].position
+        return self._streams[partition]
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
         """The next record is the one at `offset`, or the first after it."""
-        self._error = None
+        about = self._error.context if self._error is not None else {}
+        if (about.get("topic"), about.get("partition")) == partition:
+            self._error = None
         self._streams.seek(partition, offset)
 
     def seek_to_beginning(self, partitions: Collection[TopicPartition] = ()) -> None:
@@ -269,7 +275,7 @@ class KafkaConsumer:
 
     def current_lag(self, partition: TopicPartition) -> int | None:
         """How many offsets its position is behind what can be read; None before the first reply."""
-        return self._streams[partition].lag
+        return self._stream(partition).lag
 
     def pause(self, partitions: Collection[TopicPartition]) -> None:
         """`poll` gives nothing of these until `resume`."""

@@ -15,7 +15,7 @@ from protocol.cluster.client import Client
 from protocol.consumer.partition_stream import ConsumerMessage, PartitionStream, messages_of
 from protocol.consumer_group.commits import Commits
 from protocol.consumer_group.marked_offsets import MarkedOffsets
-from protocol.errors import DataLoss, UsageError
+from protocol.errors import DataLoss, DeadlineExceeded, KafkaError, UsageError
 from protocol.group.membership.assignment import Assignment
 from protocol.group.membership.cause import Cause
 from protocol.group.membership.membership import Membership
@@ -139,11 +139,16 @@ class ConsumerGroupSession:
 class ConsumerGroupClaim:
     """One partition of a session. Iterating yields `pyarrow.RecordBatch`es until it is revoked or the session ends.
 
-    Errors that do not pass are raised, as of `PartitionStream`; what the log has lost goes by `auto.offset.reset`.
+    Errors that do not pass are raised, as of `PartitionStream`; what the log has lost goes by `auto.offset.reset`, and
+    while brokers fail for long, `on_error` is told.
     """
 
     def __init__(
-        self, session: ConsumerGroupSession, stream: PartitionStream, recover: Callable[[DataLoss], None]
+        self,
+        session: ConsumerGroupSession,
+        stream: PartitionStream,
+        recover: Callable[[DataLoss], None],
+        on_error: Callable[[KafkaError], None],
     ) -> None:
         self.topic = stream.topic
         self.partition = stream.partition
@@ -151,6 +156,7 @@ class ConsumerGroupClaim:
         self._session = session
         self._stream = stream
         self._recover = recover
+        self._on_error = on_error
 
     @property
     def high_water_mark(self) -> int:
@@ -182,6 +188,9 @@ class ConsumerGroupClaim:
                 batch = self._stream.poll(min(deadline.remaining_s() * 1000, _LONGEST_WAIT_MS))
             except DataLoss as loss:
                 self._recover(loss)
+                continue
+            except DeadlineExceeded as error:
+                self._on_error(error)
                 continue
             if batch is not None:
                 # This process may have slept, and the partition may be another member's.

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
+import pyarrow as pa
 import pytest
 
 from protocol.broker_errors import ErrorCode
@@ -15,9 +16,11 @@ from protocol.consumer_group.consumer_group import ConsumerGroup
 from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.errors import CommitFailed, UsageError
 from protocol.group.offsets import CommittedOffset, commit_offsets, fetch_offsets
+from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
+from tests.fake_kafka.faults import ALWAYS
 from tests.protocol.consumer.consuming import client_of, produce
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, Member, wait_until
 from tests.ten_records import END, TenRecords
@@ -243,6 +246,20 @@ def test_a_commit_that_is_refused_is_told_and_ends_nothing(
     assert not one.setups[0].ended.is_set()
 
 
+def test_brokers_that_fail_for_long_are_told_of_and_reading_goes_on() -> None:
+    with TenRecords() as fake, client_of(fake.bootstrap_servers, default_api_timeout_ms=500) as client:
+        fake.refuse(FETCH, ErrorCode.KAFKA_STORAGE_ERROR, ALWAYS)
+        one = Member(client, "etl", "orders", **EAGER)
+        try:
+            wait_until(lambda: one.errors)
+            fake.faults.clear()
+            wait_until(lambda: len(one.handled) == 2 * END)
+        finally:
+            one.close()
+        assert all("nothing could be read" in str(error) for error in one.errors)
+        assert len(one.setups) == 1
+
+
 def test_a_commit_that_is_still_tried_again_ends_before_a_claim_is_given_up() -> None:
     """The timer has handed it on, and so it is not new when the partition is revoked."""
     with TenRecords() as fake, client_of(fake.bootstrap_servers) as client:
@@ -254,3 +271,24 @@ def test_a_commit_that_is_still_tried_again_ends_before_a_claim_is_given_up() ->
         two.close()
         one.close()
         assert [begin for _, _, begin in two.claimed] == [END]
+
+
+def test_a_claim_that_ended_in_a_long_sleep_hands_out_nothing(
+    client: Client, group: str, orders: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Asleep(Handler):
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            poll = claim._stream.poll
+
+            def asleep(timeout_ms: float) -> pa.RecordBatch | None:
+                batch = poll(timeout_ms)
+                wait_until(lambda: not session._membership.member.has_claims_of(session.member))
+                return batch
+
+            monkeypatch.setattr(claim._stream, "poll", asleep)
+            self.batches = [*getattr(self, "batches", []), *claim]
+
+    handler = Asleep()
+    with consumer_group(client, group, **EAGER, **{"max.poll.interval.ms": 300}) as members:
+        assert "max.poll.interval.ms" in str(members.consume([orders], handler))
+    assert (handler.batches, handler.cleaned) == ([], 1)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Collection, Iterator
 
 import confluent_kafka as other
+import pyarrow as pa
 import pytest
 
 from protocol.cluster.client import Client
@@ -18,9 +19,10 @@ from protocol.errors import CommitFailed, DataLoss, NoOffset, UsageError, WakeUp
 from protocol.group.offsets import CommittedOffset, commit_offsets
 from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.conftest import TopicFactory
+from spark_kafka_source.local_kafka.config import version_numbers
+from tests.conftest import KAFKA_VERSION, TopicFactory
 from tests.protocol.consumer.consuming import produce
-from tests.protocol.consumer_group.conftest import EAGER, NewConsumer, read, wait_until
+from tests.protocol.consumer_group.conftest import EAGER, KIP_848, NewConsumer, read, wait_until
 
 FIRST_MS, GONE, COUNT = 1_700_000_000_000, 4, 20
 
@@ -286,7 +288,13 @@ def test_a_listener_hears_of_every_rebalance_and_commits_before(
     assert (one.subscription.names, noted.told) == ({orders}, [("assigned", [0, 1])])
     assert one.assignment == {(orders, 0), (orders, 1)}
     two.subscribe([orders])
-    wait_until(lambda: one.poll(20) or two.poll(20) or (len(one.assignment) == len(two.assignment) == 1))
+    again: list[int] = []
+
+    def shared() -> bool:
+        again.extend(consumer.poll(20).num_rows for consumer in (one, two))
+        return len(one.assignment) == len(two.assignment) == 1
+
+    wait_until(shared)
     kept = [number for _, number in one.assignment]
     given = [number for _, number in two.assignment]
     assert sorted(kept + given) == [0, 1]
@@ -295,7 +303,7 @@ def test_a_listener_hears_of_every_rebalance_and_commits_before(
     else:
         assert noted.told[1:] == [("revoked", given)]
     # What the first one has read was committed before, so the other one reads nothing anew.
-    assert two.position((orders, given[0])) == COUNT
+    assert (two.position((orders, given[0])), sum(again)) == (COUNT, 0)
     two.close()
     wait_until(lambda: one.poll(20) or len(one.assignment) == 2)
     one.close()
@@ -333,6 +341,14 @@ def test_a_pattern_finds_topics_that_are_new(
     assert (ours.assignment, ours.subscription.names) == (frozenset(), frozenset())
 
 
+def test_brokers_match_a_pattern_of_theirs(orders: str, new_consumer: NewConsumer) -> None:
+    if version_numbers(KAFKA_VERSION) < (4, 1):
+        pytest.skip("brokers match patterns since Kafka 4.1")
+    ours = new_consumer(**KIP_848)
+    ours.subscribe(re.compile("no such topic"), re2=f"{orders[:-1]}.")
+    wait_until(lambda: ours.poll(20) or len(ours.assignment) == 2)
+
+
 def test_the_member_that_it_says_it_is(
     kafka1: LocalKafka, orders: str, group: str, new_consumer: NewConsumer, protocol: dict[str, object]
 ) -> None:
@@ -352,3 +368,25 @@ def test_the_member_that_it_says_it_is(
     assert [again.member.member_id] == described() != [metadata.member.member_id]
     ours.close()
     assert described() == []
+
+
+def test_what_was_fetched_before_a_long_sleep_is_not_given_out(
+    orders: str, new_consumer: NewConsumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process stands still within `poll`, and the partitions may be another member's when it wakes."""
+    noted, ours = Noted(), new_consumer(**EAGER, **{"max.poll.interval.ms": 300})
+    ours.subscribe([orders], noted)
+    streams, slept = ours._streams, threading.Event()
+    poll = streams.poll
+
+    def asleep(timeout_ms: float) -> tuple[TopicPartition, pa.RecordBatch] | None:
+        read = poll(timeout_ms)
+        if read is not None and not slept.is_set():
+            slept.set()
+            member = ours.group_metadata().member
+            wait_until(lambda: not ours.group_metadata().member.has_claims_of(member))
+        return read
+
+    monkeypatch.setattr(streams, "poll", asleep)
+    assert len(set(read(ours, 2 * COUNT - GONE))) == 2 * COUNT - GONE  # each of them once
+    assert noted.told == [("assigned", [0, 1]), ("lost", [0, 1]), ("assigned", [0, 1])]

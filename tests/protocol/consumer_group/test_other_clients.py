@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
@@ -17,6 +17,7 @@ from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.errors import WakeUp
 from protocol.group.offsets import fetch_offsets
 from spark_kafka_source.local_kafka import LocalKafka
+from spark_kafka_source.local_kafka.config import tool_class, tool_command
 from tests import sarama
 from tests.conftest import TopicFactory
 from tests.protocol.consumer.consuming import produce
@@ -59,20 +60,19 @@ class Librdkafka:
 
 
 class JavaConsole:
-    """Ends by itself when nothing has come for some seconds."""
-
     def __init__(self, kafka: LocalKafka, topic: str, group: str) -> None:
         where = ("--bootstrap-server", kafka.bootstrap_servers, "--topic", topic, "--group", group)
-        options = ["--from-beginning", "--timeout-ms", "6000"]
+        options = ["--from-beginning"]
         for each in ("heartbeat.interval.ms=100", "auto.commit.interval.ms=100"):
             options += ["--consumer-property", each]
-        self._thread = ThreadPoolExecutor(1)
-        self._said = self._thread.submit(kafka.run_tool, CONSOLE, *where, *options)
+        tool = tool_class(kafka._config, CONSOLE, "kafka.tools.ConsoleConsumer")
+        command = tool_command(kafka._config, tool, *where, *options)
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
     def close(self) -> list[bytes]:
-        said = self._said.result(60)
-        self._thread.shutdown()
-        return [line for line in said.encode().splitlines() if line[:1].isdigit()]
+        self._process.terminate()
+        said, _ = self._process.communicate(timeout=60)
+        return [line for line in said.splitlines() if line[:1].isdigit()]
 
 
 class Polling:
