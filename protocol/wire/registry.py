@@ -29,6 +29,7 @@ from protocol.wire.messages.m25_add_offsets_to_txn import ADD_OFFSETS_TO_TXN
 from protocol.wire.messages.m26_end_txn import END_TXN
 from protocol.wire.messages.m28_txn_offset_commit import TXN_OFFSET_COMMIT
 from protocol.wire.messages.m37_create_partitions import CREATE_PARTITIONS
+from protocol.wire.messages.m42_delete_groups import DELETE_GROUPS
 from protocol.wire.messages.m60_describe_cluster import DESCRIBE_CLUSTER
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from protocol.wire.messages.m69_consumer_group_describe import CONSUMER_GROUP_DESCRIBE
@@ -61,6 +62,7 @@ API_BY_KEY: dict[int, Api] = {
         END_TXN,
         TXN_OFFSET_COMMIT,
         CREATE_PARTITIONS,
+        DELETE_GROUPS,
         DESCRIBE_CLUSTER,
         CONSUMER_GROUP_HEARTBEAT,
         CONSUMER_GROUP_DESCRIBE,

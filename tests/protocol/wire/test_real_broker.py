@@ -93,6 +93,7 @@ def bodies(topic: str, topic_id: bytes) -> dict[str, dict[str, Any]]:
         "EndTxn": {**producer, "committed": True},
         "TxnOffsetCommit": {**producer, "group_id": GROUP, "topics": [{**named, "partitions": [offset]}]},
         "CreatePartitions": {"topics": [{"name": topic, "count": 1, "assignments": None}], "timeout_ms": 1000},
+        "DeleteGroups": {"groups_names": ["no-such"]},
         "ConsumerGroupHeartbeat": {"group_id": GROUP, "member_id": "nobody", "member_epoch": 7},
         "ConsumerGroupDescribe": {"group_ids": [GROUP]},
     }

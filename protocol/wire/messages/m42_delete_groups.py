@@ -1,0 +1,31 @@
+"""DeleteGroups (key 42): deletes groups that have no members."""
+
+from __future__ import annotations
+
+from protocol.wire.schema import Api, Array, Field, Route, Struct
+
+DELETE_GROUPS_REQUEST = Struct(
+    Field("groups_names", Array("string")),
+)
+
+DELETABLE_GROUP_RESULT = Struct(
+    Field("group_id", "string"),
+    Field("error_code", "int16"),
+)
+
+DELETE_GROUPS_RESPONSE = Struct(
+    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
+    Field("results", Array(DELETABLE_GROUP_RESULT)),
+)
+
+DELETE_GROUPS = Api(
+    key=42,
+    name="DeleteGroups",
+    request=DELETE_GROUPS_REQUEST,
+    response=DELETE_GROUPS_RESPONSE,
+    first=0,
+    last=2,
+    flexible_since=2,
+    route=Route.GROUP,
+    says_which="groups_names",
+)
