@@ -110,9 +110,7 @@ def _consumer(row: Mapping[str, Any]) -> GroupDescription:
     return GroupDescription(row["group_id"], CONSUMER, row["group_state"], row["assignor_name"], tuple(members))
 
 
-def _member(
-    row: Mapping[str, Any], group_instance_id: str | None, assignment: frozenset[TopicPartition]
-) -> Member:
+def _member(row: Mapping[str, Any], group_instance_id: str | None, assignment: frozenset[TopicPartition]) -> Member:
     return Member(row["member_id"], group_instance_id, row["client_id"], row["client_host"], assignment)
 
 

@@ -15,10 +15,16 @@ Spark Connect carries too; a group's lag, and lag in seconds, are asked of the b
     spark.streams.addListener(listener)                 # then listener.latest, listener.to_pandas(), listener.plot()
 """
 
-from spark_kafka_source.lag.listener import HISTORY_SCHEMA, LagAtTime, LagListener
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from spark_kafka_source.lag.of_group import lag_of_group
 from spark_kafka_source.lag.of_query import lag_of_query
 from spark_kafka_source.lag.table import SCHEMA, Lag, PartitionLag
+
+if TYPE_CHECKING:
+    from spark_kafka_source.lag.listener import HISTORY_SCHEMA, LagAtTime, LagListener
 
 __all__ = [
     "HISTORY_SCHEMA",
@@ -30,3 +36,12 @@ __all__ = [
     "lag_of_group",
     "lag_of_query",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The listener brings PySpark along; the lag of a group needs none."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from spark_kafka_source.lag import listener
+
+    return getattr(listener, name)

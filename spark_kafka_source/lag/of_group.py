@@ -47,15 +47,16 @@ def lag_of_group(
     if not committed:
         log.warning("group %s has committed no offsets; is that its name?", group)
     names = sorted({topic for topic, _ in committed} if topics is None else set(topics))
-    keys = _partitions(client, names, deadline, must_exist=topics is not None)
+    keys = partitions_of(client, names, deadline, must_exist=topics is not None)
     ends = list_offsets(
         client, dict.fromkeys(keys, LATEST), isolation_level=consumer.isolation_level, deadline=deadline
     )
     lag = Lag(tuple(PartitionLag(*key, committed.get(key), ends[key].offset) for key in sorted(keys)))
-    return with_seconds(lag, config, consumer, min(sample_ms, deadline.remaining_ms())) if seconds else lag
+    return with_seconds(lag, client, consumer, min(sample_ms, deadline.remaining_ms())) if seconds else lag
 
 
-def _partitions(client: Client, topics: list[str], deadline: Deadline, *, must_exist: bool) -> list[TopicPartition]:
+def partitions_of(client: Client, topics: list[str], deadline: Deadline, *, must_exist: bool) -> list[TopicPartition]:
+    """As brokers have them now. Raises `BrokerError`, of an unknown topic only if it `must_exist`."""
     found = client.metadata(topics, deadline).topics if topics else {}
     keys: list[TopicPartition] = []
     for name in topics:

@@ -8,6 +8,7 @@ from typing import Any
 
 from protocol.errors import ConfigurationError, UsageError
 from protocol.kafka_terms import TopicPartition
+from spark_kafka_source.clients import client_for
 from spark_kafka_source.lag.seconds import SAMPLE_MS, Options, configs, with_seconds
 from spark_kafka_source.lag.table import Lag, PartitionLag
 from spark_kafka_source.plan.offsets import Offsets
@@ -23,7 +24,10 @@ def lag_of_query(query: Any, *, options: Options | None = None, sample_ms: float
     Raises `UsageError` for a query that has no progress yet, and `ConfigurationError` for options that are wrong.
     """
     lag = _lag_of_progress(_progress(query))
-    return lag if options is None else with_seconds(lag, *configs(options), sample_ms)
+    if options is None:
+        return lag
+    config, consumer = configs(options)
+    return with_seconds(lag, client_for(config), consumer, sample_ms)
 
 
 def _progress(query: Any) -> Mapping[str, Any]:

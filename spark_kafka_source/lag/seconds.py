@@ -17,7 +17,6 @@ from protocol.consumer.log_samples import log_samples
 from protocol.consumer.partition_consumer import Fetched
 from protocol.errors import KafkaError
 from protocol.kafka_terms import TopicPartition
-from spark_kafka_source.clients import client_for
 from spark_kafka_source.lag.table import Lag, PartitionLag
 from spark_kafka_source.options.partitions import name
 from spark_kafka_source.options.stray_options import PREFIX
@@ -40,9 +39,8 @@ def configs(options: Options) -> tuple[ClientConfig, ConsumerConfig]:
     return parse_client(kafka, prefix=PREFIX), parse_consumer(kafka, prefix=PREFIX)
 
 
-def with_seconds(lag: Lag, config: ClientConfig, consumer: ConsumerConfig, sample_ms: float) -> Lag:
+def with_seconds(lag: Lag, client: Client, consumer: ConsumerConfig, sample_ms: float) -> Lag:
     """Asks those first that are behind most."""
-    client = client_for(config)
     behind = sorted((row for row in lag if (row.offsets_behind or 0) > 0), key=lambda row: -(row.offsets_behind or 0))
     offsets = {(row.topic, row.partition): row.committed for row in behind if row.committed is not None}
     first_ms = _first_unread_ms(client, consumer, offsets, client.deadline(sample_ms))

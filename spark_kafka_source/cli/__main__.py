@@ -1,0 +1,20 @@
+"""The start of `pykafka`, which says what to install where its packages are missing."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    try:
+        from spark_kafka_source.cli.pykafka import pykafka
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        if package not in ("click", "rich"):
+            raise
+        sys.exit(f"pykafka needs {package}: pip install 'spark-kafka-source[cli]'")
+    pykafka(prog_name="pykafka")
+
+
+if __name__ == "__main__":
+    main()

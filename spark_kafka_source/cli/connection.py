@@ -1,0 +1,108 @@
+"""What every command that asks brokers takes: where they are, how to reach them, how long to wait."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from protocol.clock import Deadline
+from protocol.cluster.client import Client
+from protocol.config import ClientConfig, ConsumerConfig, parse_client, parse_consumer
+from protocol.errors import ConfigurationError, KafkaError
+from spark_kafka_source.cli.java_properties import ENCODING, parse_java_properties
+from spark_kafka_source.cli.values import DURATION
+
+_SERVERS = "bootstrap.servers"
+_VARIABLE = "KAFKA_BOOTSTRAP_SERVERS"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Whom a command asks, and until when. `consumer` says what counts as the end of a log."""
+
+    client: Client
+    consumer: ConsumerConfig
+    deadline: Deadline
+
+
+def asks_brokers(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command these options, and in their place a `Cluster` as its argument `cluster`.
+
+    Properties that are wrong end it as a wrong usage does (exit code 2), what brokers refuse with one line (1).
+    """
+
+    @functools.wraps(command)
+    def run(
+        bootstrap_server: str | None,
+        command_config: Path | None,
+        properties: Mapping[str, str],
+        timeout_ms: int | None,
+        **arguments: Any,
+    ) -> None:
+        config, consumer = _configs(bootstrap_server, command_config, properties)
+        with Client(config) as client:
+            try:
+                command(cluster=Cluster(client, consumer, client.deadline(timeout_ms)), **arguments)
+            except KafkaError as error:
+                raise click.ClickException(" ".join(str(error).split())) from error
+
+    for option in reversed(_OPTIONS):
+        run = option(run)
+    return run
+
+
+def _configs(
+    bootstrap_server: str | None, command_config: Path | None, properties: Mapping[str, str]
+) -> tuple[ClientConfig, ConsumerConfig]:
+    """What is said more closely counts: the environment, the file, --property, --bootstrap-server."""
+    servers = os.environ.get(_VARIABLE)
+    given = {_SERVERS: servers} if servers else {}
+    if command_config is not None:
+        given |= parse_java_properties(command_config.read_text(ENCODING))
+    given |= properties
+    if bootstrap_server is not None:
+        given[_SERVERS] = bootstrap_server
+    if _SERVERS not in given:
+        raise click.UsageError(f"Where are the brokers? Give --bootstrap-server HOST:PORT, or set {_VARIABLE}.")
+    try:
+        return parse_client(given), parse_consumer(given)
+    except ConfigurationError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _pairs(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    pairs = [value.partition("=") for value in values]
+    if any(not equals for _, equals, _ in pairs):
+        # What was given is not shown: it may be a password.
+        raise click.BadParameter("a property is given as NAME=VALUE")
+    return {name.strip(): value for name, _, value in pairs}
+
+
+_OPTIONS: tuple[Callable[[Callable[..., None]], Callable[..., None]], ...] = (
+    click.option("--bootstrap-server", metavar="HOST:PORT", help=f"Some of the brokers.  [env: {_VARIABLE}]"),
+    click.option(
+        "--command-config",
+        type=click.Path(exists=True, dir_okay=False, readable=True, path_type=Path),
+        help="A file of Kafka's properties, as Kafka's own tools take it. Passwords belong there.",
+    ),
+    click.option(
+        "--property",
+        "properties",
+        metavar="NAME=VALUE",
+        multiple=True,
+        callback=_pairs,
+        help="One of Kafka's properties; may be given again.",
+    ),
+    click.option(
+        "--timeout",
+        "timeout_ms",
+        type=DURATION,
+        help="The longest time for all of it: 30s, 2m, or milliseconds.  [default: default.api.timeout.ms, 1m]",
+    ),
+)

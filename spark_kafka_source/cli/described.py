@@ -1,0 +1,103 @@
+"""What `pykafka groups describe` shows of a group: its offsets, its members, its state, with the columns of each.
+
+The columns are those of Kafka's own tool, and lag in seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import groupby
+
+from protocol.admin.groups import GroupDescription
+from protocol.cluster.coordinators import group_coordinator
+from protocol.consumer.list_offsets import list_offsets
+from protocol.group.offsets import fetch_offsets
+from protocol.kafka_terms import LATEST, TopicPartition
+from spark_kafka_source.cli.connection import Cluster
+from spark_kafka_source.cli.rows import Columns, Rows
+from spark_kafka_source.lag.seconds import SAMPLE_MS, with_seconds
+from spark_kafka_source.lag.table import Lag, PartitionLag
+
+RowsOf = Callable[[Cluster, GroupDescription], Rows]
+
+_NOBODY = (None, None, None)
+
+
+def _offsets(cluster: Cluster, description: GroupDescription) -> Rows:
+    """Of every partition that the group has an offset for, or a member of it reads."""
+    owners = {
+        key: (member.member_id, member.client_host, member.client_id)
+        for member in description.members
+        for key in member.assignment
+    }
+    return [
+        (
+            *(description.group, row.topic, row.partition),
+            *(row.committed, row.end, row.offsets_behind, row.seconds_behind),
+            *owners.get((row.topic, row.partition), _NOBODY),
+        )
+        for row in _lag(cluster, description.group, owners)
+    ]
+
+
+def _lag(cluster: Cluster, group: str, assigned: Iterable[TopicPartition]) -> Lag:
+    client, deadline = cluster.client, cluster.deadline
+    committed = fetch_offsets(client, group, None, deadline, require_stable=False)
+    keys = sorted({*committed, *assigned})
+    # A topic that is gone, or has no leader just now, has no end; the group's offsets are there all the same.
+    led, _ = client.leaders(keys, deadline)
+    ends = list_offsets(
+        client, dict.fromkeys(led, LATEST), isolation_level=cluster.consumer.isolation_level, deadline=deadline
+    )
+    rows = (
+        PartitionLag(
+            *key,
+            committed[key].offset if key in committed else None,
+            ends[key].offset if key in ends else None,
+        )
+        for key in keys
+    )
+    return with_seconds(Lag(tuple(rows)), client, cluster.consumer, min(SAMPLE_MS, deadline.remaining_ms()))
+
+
+def _members(cluster: Cluster, description: GroupDescription) -> Rows:
+    return [
+        (
+            *(description.group, each.member_id, each.group_instance_id, each.client_host, each.client_id),
+            *(len(each.assignment), _listed(each.assignment) or None),
+        )
+        for each in sorted(description.members, key=lambda each: each.member_id)
+    ]
+
+
+def _listed(partitions: Iterable[TopicPartition]) -> str:
+    """`orders:0,1 paid:3`, as `--topic` takes each."""
+    by_topic = groupby(sorted(partitions), key=lambda key: key[0])
+    return " ".join(f"{topic}:{','.join(str(partition) for _, partition in keys)}" for topic, keys in by_topic)
+
+
+def _state(cluster: Cluster, description: GroupDescription) -> Rows:
+    # It has just answered, so it is known.
+    coordinator = cluster.client.coordinator(group_coordinator(description.group), cluster.deadline)
+    return [
+        (
+            *(description.group, str(coordinator), description.type, description.assignor or None),
+            *(description.state, len(description.members)),
+        )
+    ]
+
+
+VIEWS: dict[str, tuple[Columns, RowsOf]] = {
+    "offsets": (
+        (
+            *("group", "topic", "partition", "current_offset", "log_end_offset", "lag", "lag_seconds"),
+            *("consumer_id", "host", "client_id"),
+        ),
+        _offsets,
+    ),
+    "members": (
+        ("group", "consumer_id", "group_instance_id", "host", "client_id", "partitions", "assignment"),
+        _members,
+    ),
+    "state": (("group", "coordinator", "type", "assignment_strategy", "state", "members"), _state),
+}

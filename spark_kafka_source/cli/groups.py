@@ -1,0 +1,161 @@
+"""`pykafka groups`: which consumer groups there are, how far they have come, and where they go on."""
+
+from __future__ import annotations
+
+import click
+
+from protocol.admin.groups import CLASSIC, CONSUMER, delete_group, describe_group, list_groups
+from protocol.errors import BrokerError
+from protocol.group.offsets import CommittedOffset, commit_offsets, fetch_offsets
+from spark_kafka_source.cli import described
+from spark_kafka_source.cli.connection import Cluster, asks_brokers
+from spark_kafka_source.cli.new_offsets import new_offsets, partitions_to_reset, specification
+from spark_kafka_source.cli.rows import output_option, print_rows
+from spark_kafka_source.cli.values import DURATION, TIME, TOPIC_PARTITIONS
+
+_STATES = ("Empty", "Stable", "PreparingRebalance", "CompletingRebalance", "Assigning", "Reconciling", "Dead")
+_WITHOUT_MEMBERS = ("Empty", "Dead")
+
+
+@click.group()
+def groups() -> None:
+    """Consumer groups: which there are, how far they are, where they go on."""
+
+
+@groups.command("list")
+@click.option(
+    "--state", "states", multiple=True, type=click.Choice(_STATES, case_sensitive=False), help="Only groups in it."
+)
+@click.option(
+    "--type", "types", multiple=True, type=click.Choice((CLASSIC, CONSUMER), case_sensitive=False), help="Only these."
+)
+@output_option
+@asks_brokers
+def list_command(cluster: Cluster, states: tuple[str, ...], types: tuple[str, ...], output: str) -> None:
+    """All consumer groups, by their type (the protocol of their members) and state.
+
+    \b
+    Examples:
+      pykafka groups list --bootstrap-server broker-1:9092
+      pykafka groups list --state Empty --state Dead --output csv
+    """
+    found = list_groups(cluster.client, cluster.deadline)
+    rows = [
+        (each.group, each.type, each.state or None)
+        for each in found
+        if (not states or each.state in states) and (not types or each.type in types)
+    ]
+    print_rows(("group", "type", "state"), rows, output)
+
+
+@groups.command()
+@click.argument("names", metavar="GROUP...", nargs=-1, required=True)
+@click.option("--members", is_flag=True, help="Its members, and what each one reads.")
+@click.option("--state", is_flag=True, help="Its state, its coordinator, and how many members it has.")
+@output_option
+@asks_brokers
+def describe(cluster: Cluster, names: tuple[str, ...], members: bool, state: bool, output: str) -> None:
+    """How far a group is behind, partition by partition, in offsets and in seconds.
+
+    The seconds are the age of the first record that is not committed.
+
+    \b
+    Examples:
+      pykafka groups describe orders-etl --bootstrap-server broker-1:9092
+      pykafka groups describe orders-etl payments-etl --members
+      pykafka groups describe orders-etl --output json
+    """
+    if members and state:
+        raise click.UsageError("Give either --members or --state.")
+    descriptions = [describe_group(cluster.client, name, cluster.deadline) for name in dict.fromkeys(names)]
+    there = [each for each in descriptions if each.state != "Dead"]
+    columns, rows_of = described.VIEWS["members" if members else "state" if state else "offsets"]
+    if there:
+        print_rows(columns, [row for each in there for row in rows_of(cluster, each)], output)
+    missing = [each.group for each in descriptions if each not in there]
+    if missing:
+        raise click.ClickException(" ".join(f"Consumer group '{name}' does not exist." for name in missing))
+
+
+@groups.command()
+@click.argument("group")
+@click.option(
+    "--topic", "topics", type=TOPIC_PARTITIONS, multiple=True, metavar="TOPIC[:0,1]", help="Its partitions, or these."
+)
+@click.option("--all-topics", is_flag=True, help="All partitions that the group has offsets for.")
+@click.option("--to-earliest", type=bool, is_flag=True, default=None, help="To the beginning of the log.")
+@click.option("--to-latest", type=bool, is_flag=True, default=None, help="To its end.")
+@click.option("--to-datetime", type=TIME, help="To the first record at or after it: 2026-01-31T06:00:00Z.")
+@click.option("--by-duration", type=DURATION, help="To the first record since then: 7d, 90m, P1DT6H.")
+@click.option("--shift-by", type=int, help="So many offsets on; back, if it is negative.")
+@click.option("--to-offset", type=click.IntRange(0), help="To this one.")
+@click.option("--execute", is_flag=True, help="Do it. Without this nothing is changed.")
+@output_option
+@asks_brokers
+def reset(
+    cluster: Cluster,
+    group: str,
+    topics: tuple[tuple[str, tuple[int, ...] | None], ...],
+    all_topics: bool,
+    execute: bool,
+    output: str,
+    **ways: int | None,
+) -> None:
+    """Moves the offsets of a group that has no members. Shows what would be done, until --execute is given.
+
+    A query of this project is no member of its group: stop it before. With a checkpoint it goes on at that, and sets
+    the group back; only a query with a new checkpoint starts at the group's offsets.
+
+    \b
+    Examples:
+      pykafka groups reset orders-etl --all-topics --to-latest --bootstrap-server broker-1:9092
+      pykafka groups reset orders-etl --topic orders:0,1 --shift-by -100 --execute
+      pykafka groups reset orders-etl --topic orders --to-datetime 2026-01-31T06:00:00Z --execute
+    """
+    if bool(topics) == all_topics:
+        raise click.UsageError("Give either --topic or --all-topics.")
+    wanted = specification(ways)
+    state = describe_group(cluster.client, group, cluster.deadline).state
+    if state not in _WITHOUT_MEMBERS:
+        # In the words of Kafka's own tool.
+        raise click.ClickException(
+            f"Assignments can only be reset if the group '{group}' is inactive, but the current state is {state}."
+        )
+    client, deadline = cluster.client, cluster.deadline
+    committed = {
+        key: entry.offset for key, entry in fetch_offsets(client, group, None, deadline, require_stable=False).items()
+    }
+    keys = partitions_to_reset(client, topics, committed, deadline)
+    offsets = new_offsets(client, wanted, keys, committed, deadline)
+    if execute:
+        commit_offsets(client, group, {key: CommittedOffset(offset) for key, offset in offsets.items()}, deadline)
+    rows = [(group, *key, committed.get(key), offset) for key, offset in sorted(offsets.items())]
+    print_rows(("group", "topic", "partition", "current_offset", "new_offset"), rows, output)
+    if not execute:
+        click.echo("Nothing was changed: --execute does it.", err=True)
+
+
+@groups.command()
+@click.argument("names", metavar="GROUP...", nargs=-1, required=True)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@asks_brokers
+def delete(cluster: Cluster, names: tuple[str, ...], yes: bool) -> None:
+    """Deletes groups that have no members, with their offsets. Asks before.
+
+    \b
+    Examples:
+      pykafka groups delete orders-test --bootstrap-server broker-1:9092
+      pykafka groups delete orders-test payments-test --yes
+    """
+    if not yes:
+        click.confirm(f"Delete {', '.join(names)}, with all offsets?", abort=True, err=True)
+    refused = []
+    for name in names:
+        try:
+            delete_group(cluster.client, name, cluster.deadline)
+        except BrokerError as error:
+            refused.append(str(error))
+        else:
+            click.echo(f"deleted {name}")
+    if refused:
+        raise click.ClickException("; ".join(refused))

@@ -1,0 +1,110 @@
+"""Where `pykafka groups reset` moves a group: which partitions, and to which offset of each."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+
+import click
+
+from protocol.clock import Deadline
+from protocol.cluster.client import Client
+from protocol.consumer.list_offsets import list_offsets
+from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
+from protocol.property_kinds import MAX_INT64
+from spark_kafka_source.lag.of_group import partitions_of
+from spark_kafka_source.options.partitions import name
+
+log = logging.getLogger(__name__)
+
+
+class Specification(NamedTuple):
+    """`way` is the option, as an argument's name; `value` is an offset, a count of offsets, or milliseconds."""
+
+    way: str
+    value: int
+
+
+def specification(ways: Mapping[str, int | None]) -> Specification:
+    """The one that is given; raises `click.UsageError` for none or several."""
+    given = [Specification(way, value) for way, value in ways.items() if value is not None]
+    if len(given) != 1:
+        options = ", ".join(f"--{way.replace('_', '-')}" for way in sorted(ways))
+        raise click.UsageError(f"Give exactly one of {options}.")
+    return given[0]
+
+
+def partitions_to_reset(
+    client: Client,
+    topics: Iterable[tuple[str, tuple[int, ...] | None]],
+    committed: Collection[TopicPartition],
+    deadline: Deadline,
+) -> list[TopicPartition]:
+    """Those of `topics` (None: all of one), or without any those with a committed offset that are still there.
+
+    Raises `BrokerError` for an unknown topic, `click.ClickException` for an unknown partition and where none are left.
+    """
+    named = list(topics)
+    if not named:
+        there = set(partitions_of(client, sorted({topic for topic, _ in committed}), deadline, must_exist=False))
+        if not there & set(committed):
+            raise click.ClickException("The group has no committed offsets; name its topics with --topic.")
+        return sorted(there & set(committed))
+    keys = set()
+    there = set(partitions_of(client, sorted({topic for topic, _ in named}), deadline, must_exist=True))
+    for topic, numbers in named:
+        wanted = {key for key in there if key[0] == topic} if numbers is None else {(topic, each) for each in numbers}
+        if wanted - there:
+            raise click.ClickException(f"There is no partition {name(min(wanted - there))}.")
+        keys |= wanted
+    return sorted(keys)
+
+
+def new_offsets(
+    client: Client,
+    wanted: Specification,
+    keys: Collection[TopicPartition],
+    committed: Mapping[TopicPartition, int],
+    deadline: Deadline,
+) -> dict[TopicPartition, int]:
+    """As Kafka's own tool finds them: what is not in a log becomes its nearer end, which a warning says.
+
+    Raises `click.ClickException` where there is no offset to shift.
+    """
+    first, end = (list_offsets(client, dict.fromkeys(keys, time), deadline=deadline) for time in (EARLIEST, LATEST))
+    offsets = {}
+    for key, offset in _wanted_offsets(client, wanted, keys, committed, deadline).items():
+        offsets[key] = min(max(offset, first[key].offset), end[key].offset)
+        if offsets[key] != offset and wanted.way in ("shift_by", "to_offset"):
+            log.warning("%s: offset %d is not in the log, %d is the nearest", name(key), offset, offsets[key])
+    return offsets
+
+
+def _wanted_offsets(
+    client: Client,
+    wanted: Specification,
+    keys: Collection[TopicPartition],
+    committed: Mapping[TopicPartition, int],
+    deadline: Deadline,
+) -> dict[TopicPartition, int]:
+    """Perhaps beyond the ends of the logs."""
+    match wanted:
+        case ("to_earliest", _):
+            return dict.fromkeys(keys, 0)
+        case ("to_latest", _):
+            return dict.fromkeys(keys, MAX_INT64)
+        case ("to_offset", offset):
+            return dict.fromkeys(keys, offset)
+        case ("shift_by", count):
+            for key in keys:
+                if key not in committed:
+                    raise click.ClickException(
+                        f"Cannot shift offset for partition {name(key)} since there is no current committed offset."
+                    )
+            return {key: committed[key] + count for key in keys}
+        case (way, ms):
+            time_ms = ms if way == "to_datetime" else client.clock.wall_ms() - ms
+            listed = list_offsets(client, dict.fromkeys(keys, time_ms), deadline=deadline)
+            # Where no record is so young, all have been read.
+            return {key: found.offset if found.offset >= 0 else MAX_INT64 for key, found in listed.items()}

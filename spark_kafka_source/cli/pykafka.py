@@ -1,0 +1,20 @@
+"""The command itself: what it is about, by subject."""
+
+from __future__ import annotations
+
+import click
+
+from spark_kafka_source.cli.groups import groups
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(package_name="spark-kafka-source")
+def pykafka() -> None:
+    """Look at Kafka, and set it right, from a shell.
+
+    Where the brokers are stands in --bootstrap-server, in KAFKA_BOOTSTRAP_SERVERS, or in a file of properties as
+    Kafka's own tools take it (--command-config).
+    """
+
+
+pykafka.add_command(groups)

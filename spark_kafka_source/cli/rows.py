@@ -1,0 +1,68 @@
+"""Rows as people and programs read them: a table, JSON, CSV."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+Columns = Sequence[str]
+Rows = Sequence[Sequence[Any]]
+
+
+def print_rows(columns: Columns, rows: Rows, output: str) -> None:
+    """To standard output. `columns` are names such as `log_end_offset`; None is what is not known."""
+    _PRINTERS[output](columns, rows)
+
+
+def _print_table(columns: Columns, rows: Rows) -> None:
+    headings = [column.upper().replace("_", "-") for column in columns]
+    lines = [[_cell(value) for value in row] for row in rows]
+    if sys.stdout.isatty():
+        _print_on_terminal(headings, lines)
+    else:
+        widths = [max(map(len, column)) for column in zip(headings, *lines, strict=True)]
+        for line in (headings, *lines):
+            click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _print_on_terminal(headings: list[str], lines: list[list[str]]) -> None:
+    table = Table(box=SIMPLE_HEAD)
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    for line in lines:
+        table.add_row(*(Text(cell) for cell in line))
+    Console().print(table)
+
+
+def _print_json(columns: Columns, rows: Rows) -> None:
+    click.echo(json.dumps([dict(zip(columns, row, strict=True)) for row in rows], indent=2))
+
+
+def _print_csv(columns: Columns, rows: Rows) -> None:
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    text = f"{value:.3f}" if isinstance(value, float) else str(value)
+    # Names are chosen by others: none may steer a terminal.
+    return text if text.isprintable() else ascii(text)
+
+
+_PRINTERS: dict[str, Callable[[Columns, Rows], None]] = {"table": _print_table, "json": _print_json, "csv": _print_csv}
+
+output_option = click.option(
+    "--output", type=click.Choice(list(_PRINTERS)), default="table", show_default=True, help="How rows are printed."
+)

@@ -1,0 +1,50 @@
+"""Values of options that are more than text or a number: a time, a duration, partitions of a topic."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from spark_kafka_source.options.times import duration_ms, timestamp_ms
+
+
+class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5 only
+    """What `parse` reads from text; `ValueError` of it is a wrong usage."""
+
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return self._parse(value)
+        except ValueError as error:
+            self.fail(f"{value!r}: {error}", param, ctx)
+
+
+_ISO_DURATION = re.compile(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)S)?)?", re.IGNORECASE)
+_ISO_UNITS_MS = (86_400_000, 3_600_000, 60_000, 1_000)
+
+
+def _duration_ms(text: str) -> int:
+    """`7d`, `90s`, bare milliseconds, or ISO 8601 as Kafka's tools have it: `P7DT1H`."""
+    iso = _ISO_DURATION.fullmatch(text)
+    if iso is None or not any(iso.groups()):
+        return duration_ms(text)
+    return sum(int(count or 0) * unit_ms for count, unit_ms in zip(iso.groups(), _ISO_UNITS_MS, strict=True))
+
+
+def _topic_partitions(text: str) -> tuple[str, tuple[int, ...] | None]:
+    """`orders` -> all of its partitions, as None; `orders:0,1` -> these."""
+    name, colon, numbers = text.partition(":")
+    if not re.fullmatch(r"[0-9]+(,[0-9]+)*" if colon else "", numbers):
+        raise ValueError("a topic, or a topic and some of its partitions, such as orders:0,1")
+    return name, tuple(sorted({int(number) for number in numbers.split(",")})) if colon else None
+
+
+DURATION = Parsed("duration", _duration_ms)
+TIME = Parsed("time", timestamp_ms)
+TOPIC_PARTITIONS = Parsed("partitions", _topic_partitions)

@@ -1,0 +1,26 @@
+"""Files of properties, as the documentation of `java.util.Properties.load` has them."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_kafka_source.cli.java_properties import parse_java_properties
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("Truth = Beauty\n T2:Beauty\nT3    :Beauty", {"Truth": "Beauty", "T2": "Beauty", "T3": "Beauty"}),
+        ("fruits    apple, banana, \\\n     pear, \\\r\n  mango", {"fruits": "apple, banana, pear, mango"}),
+        ("cheeses\n\n  # a comment \\\n! another\nempty =", {"cheeses": "", "empty": ""}),
+        (r"a\:b\=c\ d = e\=f", {"a:b=c d": "e=f"}),
+        ("path = C\\:\\\\keys\\\\\nnext = \\u00e9\\t\\q", {"path": "C:\\keys\\", "next": "é\tq"}),
+        ("twice=1\ntwice = 2 ", {"twice": "2 "}),
+        ('jaas = Login required password="a=b:c#d";', {"jaas": 'Login required password="a=b:c#d";'}),
+        ("last = \\", {"last": ""}),
+        ("bad = \\u12", {"bad": "u12"}),
+        ("", {}),
+    ],
+)
+def test_they_are_read_as_java_reads_them(text: str, found: dict[str, str]) -> None:
+    assert parse_java_properties(text) == found

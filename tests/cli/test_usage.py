@@ -1,0 +1,94 @@
+"""How the command is used: what it takes, from where, its exit codes, and what is said without its packages."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from spark_kafka_source.cli.pykafka import pykafka
+from tests.fake_kafka.server import FakeKafka
+
+NOWHERE = "127.0.0.1:1"
+ONE_WAY = ("reset", "g", "--all-topics", "--to-latest")
+
+
+def run(*arguments: str, **env: str) -> Result:
+    """A `--timeout` among the arguments counts more."""
+    subject, *rest = arguments
+    without = {"KAFKA_BOOTSTRAP_SERVERS": None}
+    return CliRunner().invoke(pykafka, ["groups", subject, "--timeout", "10s", *rest], env={**without, **env})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("list",), "--bootstrap-server"),
+        (("list", "--property", "no-equals"), "NAME=VALUE"),
+        (("list", "--output", "xml"), "'xml' is not one of"),
+        (("list", "--state", "Asleep"), "'Asleep' is not one of"),
+        (("list", "--timeout", "soon"), "'soon': not a duration"),
+        (("list", "--command-config", "no-such-file"), "does not exist"),
+        (("describe",), "Missing argument"),
+        (("describe", "g", "--members", "--state"), "either --members or --state"),
+        (("reset", "g", "--to-latest"), "either --topic or --all-topics"),
+        (("reset", "g", "--all-topics", "--topic", "t", "--to-latest"), "either --topic or --all-topics"),
+        (("reset", "g", "--all-topics"), "exactly one of --by-duration, --shift-by"),
+        ((*ONE_WAY, "--shift-by", "0"), "exactly one of"),
+        (("reset", "g", "--topic", "t:0,", "--to-latest"), "orders:0,1"),
+        (("reset", "g", "--all-topics", "--to-datetime", "2026-01-31T06:00:00"), "time zone"),
+        (("reset", "g", "--all-topics", "--to-offset", "-1"), "x>=0"),
+    ],
+)
+def test_what_is_wrong_in_a_command_is_told_before_anybody_is_asked(arguments: tuple[str, ...], says: str) -> None:
+    where = () if says == "--bootstrap-server" else ("--bootstrap-server", NOWHERE)
+    result = run(*arguments, *where)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert says in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize("way", ["--property=sasl.jaas.config=geheim", "--property=geheim", "--command-config={file}"])
+def test_a_password_is_never_shown(way: str, tmp_path: Path) -> None:
+    file = tmp_path / "admin.properties"
+    file.write_text("sasl.jaas.config = x password=geheim\nmy.token=geheim\n")
+    result = run("list", "--bootstrap-server", NOWHERE, way.format(file=file))
+    assert result.exit_code == 2
+    assert "geheim" not in result.output
+
+
+def test_where_the_brokers_are(tmp_path: Path) -> None:
+    """What stands closer to the command counts."""
+    file = tmp_path / "admin.properties"
+    with FakeKafka() as kafka:
+        assert run("list", KAFKA_BOOTSTRAP_SERVERS=kafka.bootstrap_servers).exit_code == 0
+        file.write_text(f"bootstrap.servers={kafka.bootstrap_servers}\n")
+        assert run("list", "--command-config", str(file), KAFKA_BOOTSTRAP_SERVERS=NOWHERE).exit_code == 0
+        file.write_text(f"bootstrap.servers={NOWHERE}\n")
+        both = ("--command-config", str(file), "--property", f"bootstrap.servers={kafka.bootstrap_servers}")
+        assert run("list", *both).exit_code == 0
+        assert run("list", *both[:2], "--bootstrap-server", kafka.bootstrap_servers).exit_code == 0
+
+
+def test_a_broker_that_is_not_there_is_one_line_in_time() -> None:
+    result = run("describe", "g", "--bootstrap-server", NOWHERE, "--timeout", "200ms")
+    assert (result.exit_code, result.stdout) == (1, "")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("Error: ")
+    assert f"bootstrap.servers={NOWHERE}" in line
+
+
+@pytest.mark.parametrize("missing", ["click", "rich"])
+def test_without_its_packages_it_says_which_extra_has_them(missing: str) -> None:
+    program = f"import sys; sys.modules[{missing!r}] = None; from spark_kafka_source.cli.__main__ import main; main()"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr == f"pykafka needs {missing}: pip install 'spark-kafka-source[cli]'\n"
+
+
+def test_it_brings_no_spark_along() -> None:
+    program = "import sys, spark_kafka_source.cli.pykafka; print({'pyspark', 'pandas'} & sys.modules.keys())"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (ended.stdout, ended.stderr) == ("set()\n", "")

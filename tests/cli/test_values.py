@@ -1,0 +1,43 @@
+"""Values of options: durations of two kinds, and partitions of a topic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import pytest
+
+from spark_kafka_source.cli.values import DURATION, TOPIC_PARTITIONS
+
+HOUR_MS = 3_600_000
+
+
+@pytest.mark.parametrize(
+    ("text", "duration_ms"),
+    [
+        *(("7d", 7 * 24 * HOUR_MS), ("90s", 90_000), ("250", 250), ("p1d", 24 * HOUR_MS)),
+        *(("PT1H30M", HOUR_MS * 3 // 2), ("P2DT3H4M5S", 51 * HOUR_MS + 245_000), ("PT0S", 0)),
+    ],
+)
+def test_durations(text: str, duration_ms: int) -> None:
+    assert DURATION.convert(text, None, None) == duration_ms
+
+
+@pytest.mark.parametrize("text", ["P", "PT", "P1H", "", "soon", "-1s"])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="not a duration"):
+        DURATION.convert(text, None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("orders", ("orders", None)), ("orders:0", ("orders", (0,))), ("orders:3,1,3", ("orders", (1, 3)))],
+)
+def test_partitions(text: str, found: Any) -> None:
+    assert TOPIC_PARTITIONS.convert(text, None, None) == found
+
+
+@pytest.mark.parametrize("text", ["orders:", "orders:x", "orders:1,", "orders:0:1", "orders:-1"])
+def test_what_are_no_partitions(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="orders:0,1"):
+        TOPIC_PARTITIONS.convert(text, None, None)

@@ -1,0 +1,318 @@
+"""`pykafka groups` on a real broker: the same rows, offsets and words as Kafka's own ConsumerGroupCommand."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from confluent_kafka import Consumer, Producer
+
+from protocol.admin.topics import delete_records
+from protocol.cluster.client import Client
+from protocol.config import parse_client
+from spark_kafka_source.cli.pykafka import pykafka
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.conftest import topic_factory
+from tests.consumer_groups import describe, move_group
+from tests.documents import commands
+
+TOOL = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
+MINUTE_MS = 60_000
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Names:
+    """`idle` has offsets alone; `classic` two members and offsets of a topic that nobody reads, `consumer` one."""
+
+    orders: str
+    paid: str
+    idle: str
+    classic: str
+    consumer: str
+
+
+@pytest.fixture(scope="module")
+def names(kafka1: LocalKafka) -> Iterator[Names]:
+    topics = topic_factory(kafka1)
+    create = next(topics)
+    orders, paid = create(3, prefix="orders"), create(1, prefix="paid")
+    group = f"group-{uuid.uuid4().hex[:8]}"
+    made = Names(orders, paid, f"{group}-idle", f"{group}-classic", f"{group}-consumer")
+    write(kafka1, orders, {0: 30, 1: 20})
+    write(kafka1, paid, {0: 5})
+    with Client(parse_client({"bootstrap.servers": kafka1.bootstrap_servers})) as client:
+        delete_records(client, {(orders, 0): 4})
+    move_group(kafka1, made.idle, {(orders, 0): 10, (orders, 1): 20, (paid, 0): 3})
+    move_group(kafka1, made.classic, {(orders, 0): 12, (paid, 0): 1})
+    members = [
+        *(join(kafka1, made.classic, orders, "classic", str(number)) for number in range(2)),
+        join(kafka1, made.consumer, orders, "consumer", "alone", **{"group.instance.id": "static-1"}),
+    ]
+    wait_until_assigned(members)
+    yield made
+    for member in members:
+        member.close()
+    next(topics, None)
+
+
+def write(kafka: LocalKafka, topic: str, counts: dict[int, int]) -> None:
+    """A record for each minute, the newest one half a minute old."""
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    now_ms = time.time_ns() // 1_000_000
+    for partition, count in counts.items():
+        for age in range(count, 0, -1):
+            producer.produce(topic, b"v", partition=partition, timestamp=now_ms - age * MINUTE_MS + MINUTE_MS // 2)
+    assert producer.flush(30) == 0
+
+
+def join(kafka: LocalKafka, group: str, topic: str, protocol: str, client_id: str, **settings: str) -> Consumer:
+    where = {"bootstrap.servers": kafka.bootstrap_servers, "group.id": group, "client.id": client_id}
+    strategy = {"partition.assignment.strategy": "roundrobin"} if protocol == "classic" else {}
+    consumer = Consumer({**where, "group.protocol": protocol, "enable.auto.commit": False, **strategy, **settings})
+    consumer.subscribe([topic])
+    return consumer
+
+
+def wait_until_assigned(members: list[Consumer], timeout_s: float = 60) -> None:
+    """The two classic ones share three partitions, the other one has them all."""
+    give_up_s = time.monotonic() + timeout_s
+    while sorted(len(member.assignment()) for member in members) != [1, 2, 3]:
+        assert time.monotonic() < give_up_s
+        for member in members:
+            member.poll(0.05)
+
+
+def run(kafka: LocalKafka, *arguments: str, input: str | None = None) -> Result:
+    return CliRunner().invoke(
+        pykafka, ["groups", *arguments], input=input, env={"KAFKA_BOOTSTRAP_SERVERS": kafka.bootstrap_servers}
+    )
+
+
+def rows(kafka: LocalKafka, *arguments: str) -> list[Row]:
+    result = run(kafka, *arguments, "--output", "json")
+    assert result.exit_code == 0, result.output
+    found: list[Row] = json.loads(result.stdout)
+    return found
+
+
+def tool(kafka: LocalKafka, *arguments: str) -> str:
+    return kafka.run_tool(TOOL, "--bootstrap-server", kafka.bootstrap_servers, *arguments)
+
+
+def of_groups(*names: str) -> list[str]:
+    return [word for name in names for word in ("--group", name)]
+
+
+def tool_rows(kafka: LocalKafka, *arguments: str) -> list[dict[str, str]]:
+    """The tables that Kafka's tool prints, one for each group."""
+    found, header = [], []
+    for words in filter(None, map(str.split, tool(kafka, *arguments).splitlines())):
+        if words[0] == "GROUP":
+            header = words
+        elif header:
+            found.append(dict(zip(header, words, strict=False)))
+    return found
+
+
+def as_text(value: object) -> str:
+    return "-" if value is None else str(value)
+
+
+def compare(ours: list[Row], theirs: list[dict[str, str]], columns: dict[str, str]) -> None:
+    """`columns`: ours -> theirs."""
+    assert theirs
+    assert sorted(tuple(as_text(row[mine]) for mine in columns) for row in ours) == sorted(
+        tuple(row.get(other, "-") for other in columns.values()) for row in theirs
+    )
+
+
+# -- describe and list ----------------------------------------------------------------------------
+
+OFFSETS = {
+    "group": "GROUP",
+    "topic": "TOPIC",
+    "partition": "PARTITION",
+    "current_offset": "CURRENT-OFFSET",
+    "log_end_offset": "LOG-END-OFFSET",
+    "lag": "LAG",
+    "consumer_id": "CONSUMER-ID",
+    "host": "HOST",
+    "client_id": "CLIENT-ID",
+}
+MEMBERS = {
+    "group": "GROUP",
+    "consumer_id": "CONSUMER-ID",
+    "group_instance_id": "GROUP-INSTANCE-ID",
+    "host": "HOST",
+    "client_id": "CLIENT-ID",
+    "partitions": "#PARTITIONS",
+    "assignment": "CURRENT-ASSIGNMENT",
+}
+
+
+def test_offsets_and_owners_are_those_of_kafkas_tool(kafka1: LocalKafka, names: Names) -> None:
+    three = (names.idle, names.classic, names.consumer)
+    ours = rows(kafka1, "describe", *three)
+    compare(ours, tool_rows(kafka1, "--describe", *of_groups(*three)), OFFSETS)
+    assert len(ours) == 3 + 4 + 3
+    seconds = {(row["topic"], row["partition"]): row["lag_seconds"] for row in ours if row["group"] == names.idle}
+    assert seconds[names.orders, 1] == 0
+    assert seconds[names.orders, 0] == pytest.approx(19.5 * 60, abs=30)
+    table = run(kafka1, "describe", names.idle).stdout.splitlines()
+    assert table[0].split()[:6] == ["GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG"]
+    assert len(table) == 1 + 3
+
+
+def test_members_are_those_of_kafkas_tool(kafka1: LocalKafka, names: Names) -> None:
+    both = (names.classic, names.consumer)
+    ours = rows(kafka1, "describe", "--members", *both, names.idle)
+    compare(ours, tool_rows(kafka1, "--describe", "--members", "--verbose", *of_groups(*both)), MEMBERS)
+    assert sorted(row["partitions"] for row in ours) == [1, 2, 3]
+
+
+def test_states_are_those_of_kafkas_tool(kafka1: LocalKafka, names: Names) -> None:
+    three = (names.idle, names.classic, names.consumer)
+    ours = {row["group"]: row for row in rows(kafka1, "describe", "--state", *three)}
+    told = [line.split() for line in tool(kafka1, "--describe", "--state", *of_groups(*three)).splitlines()]
+    theirs = {words[0]: words[1:] for words in told if words and words[0] in three}
+    for name, (address, broker_id, *strategy, state, members) in theirs.items():
+        row = ours.pop(name)
+        assert row["coordinator"] == f"{address} (broker {broker_id.strip('()')})"
+        assert [row["assignment_strategy"] or "", row["state"], row["members"]] == [
+            *("".join(strategy).strip("-"), state, int(members))
+        ]
+    assert not ours
+
+
+def test_groups_are_listed_as_by_kafkas_tool(kafka1: LocalKafka, names: Names) -> None:
+    columns = {"group": "GROUP", "type": "TYPE", "state": "STATE"}
+    theirs = [{**row, "TYPE": row["TYPE"].lower()} for row in tool_rows(kafka1, "--list", "--state", "--type")]
+    compare(rows(kafka1, "list"), theirs, columns)
+    mine = {names.idle: "Empty", names.classic: "Stable", names.consumer: "Stable"}
+
+    def listed(*arguments: str) -> set[str]:
+        return {row["group"] for row in rows(kafka1, "list", *arguments)} & set(mine)
+
+    assert listed("--state", "stable") == {names.classic, names.consumer}
+    assert listed("--state", "Empty", "--state", "Dead") == {names.idle}
+    assert listed("--type", "consumer") == {names.consumer}
+    assert listed("--type", "classic", "--state", "Stable") == {names.classic}
+
+
+def test_a_group_that_is_not_there(kafka1: LocalKafka, names: Names) -> None:
+    result = run(kafka1, "describe", "nobody-knows", names.idle)
+    assert result.exit_code == 1
+    assert result.stderr == "Error: Consumer group 'nobody-knows' does not exist.\n"
+    assert len(result.stdout.splitlines()) == 1 + 3
+
+
+# -- reset ----------------------------------------------------------------------------------------
+
+
+def ago(minutes: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(time.time() - minutes * 60))
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        ("--to-earliest",),
+        ("--to-latest",),
+        ("--to-datetime", ago(15)),
+        ("--by-duration", "PT25M"),
+        ("--by-duration", "PT1S"),
+        ("--shift-by", "-8"),
+        ("--to-offset", "22"),
+    ],
+    ids=lambda way: way[0],
+)
+def test_a_reset_finds_the_offsets_that_kafkas_tool_finds(
+    kafka1: LocalKafka, names: Names, way: tuple[str, ...]
+) -> None:
+    """Where a log begins after 0, one is empty, and one ends before the offset."""
+    which = ("--all-topics",) if way[0] == "--shift-by" else ("--topic", names.orders, "--topic", f"{names.paid}:0")
+    before = describe(kafka1, names.idle)
+    ours = rows(kafka1, "reset", names.idle, *which, *way)
+    theirs = tool_rows(kafka1, "--reset-offsets", "--group", names.idle, *which, *way, "--dry-run")
+    compare(ours, theirs, {"group": "GROUP", "topic": "TOPIC", "partition": "PARTITION", "new_offset": "NEW-OFFSET"})
+    committed = {(row.topic, row.partition): row.current_offset for row in before}
+    assert all(row["current_offset"] == committed.get((row["topic"], row["partition"])) for row in ours)
+    assert describe(kafka1, names.idle) == before, "nothing was executed"
+
+
+def test_a_reset_is_done_when_it_is_executed(kafka1: LocalKafka, names: Names) -> None:
+    group = f"group-{uuid.uuid4().hex[:8]}"
+    first = run(kafka1, "reset", group, "--topic", f"{names.orders}:0,2", "--to-earliest", "--execute")
+    assert (first.exit_code, first.stderr) == (0, "")
+    assert [(row.partition, row.current_offset) for row in describe(kafka1, group)] == [(0, 4), (2, 0)]
+    (again,) = rows(kafka1, "reset", group, "--topic", f"{names.orders}:0", "--shift-by", "5", "--execute")
+    assert (again["current_offset"], again["new_offset"]) == (4, 9)
+    assert [(row.partition, row.current_offset) for row in describe(kafka1, group)] == [(0, 9), (2, 0)]
+
+
+def test_a_reset_that_cannot_be_done(kafka1: LocalKafka, names: Names) -> None:
+    cases = {
+        (names.idle, "--topic", f"{names.orders}:7", "--to-latest"): f"There is no partition {names.orders}-7.",
+        (names.idle, "--topic", "no-such-topic", "--to-latest"): "UNKNOWN_TOPIC_OR_PARTITION",
+        (names.idle, "--topic", f"{names.orders}:2", "--shift-by", "1"): "Cannot shift offset for partition",
+        ("nobody-knows", "--all-topics", "--to-latest"): "no committed offsets",
+    }
+    for arguments, says in cases.items():
+        result = run(kafka1, "reset", *arguments, "--execute")
+        assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (1, "", 1), result.output
+        assert says in result.stderr
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_group_with_members_is_neither_reset_nor_deleted(kafka1: LocalKafka, names: Names, protocol: str) -> None:
+    group = getattr(names, protocol)
+    before = describe(kafka1, group)
+    arguments = ("--topic", names.orders, "--to-latest", "--execute")
+    result = run(kafka1, "reset", group, *arguments)
+    assert (result.exit_code, result.stdout) == (1, "")
+    theirs = tool(kafka1, "--reset-offsets", "--group", group, *arguments)
+    assert result.stderr.removeprefix("Error: ").strip() in theirs
+    result = run(kafka1, "delete", group, "--yes")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "NON_EMPTY_GROUP" in result.stderr
+    assert describe(kafka1, group) == before
+
+
+# -- delete, and the page -------------------------------------------------------------------------
+
+
+def test_groups_are_deleted_by_who_is_sure(kafka1: LocalKafka, names: Names) -> None:
+    first, second = (f"group-{uuid.uuid4().hex[:8]}" for _ in range(2))
+    for group in (first, second):
+        move_group(kafka1, group, {(names.paid, 0): 2})
+    for answer in ("n\n", ""):
+        result = run(kafka1, "delete", first, second, input=answer)
+        assert (result.exit_code, len(describe(kafka1, first))) == (1, 1)
+        assert f"Delete {first}, {second}, with all offsets?" in result.stderr
+    result = run(kafka1, "delete", first, "nobody-knows", second, input="y\n")
+    assert (result.exit_code, result.stdout.splitlines()[-2:]) == (1, [f"deleted {first}", f"deleted {second}"])
+    assert "GROUP_ID_NOT_FOUND" in result.stderr
+    assert not {first, second} & {row["group"] for row in rows(kafka1, "list")}
+
+
+def test_the_commands_of_the_docs_do_what_they_say(kafka1: LocalKafka, names: Names) -> None:
+    """And those of the help."""
+    examples = [command for command in sorted(commands()) if command.startswith("pykafka groups")]
+    helps = [CliRunner().invoke(pykafka, ["groups", each, "--help"]).stdout for each in ("list", "describe", "reset")]
+    examples += [line.strip() for text in helps for line in text.splitlines() if "  pykafka groups" in line]
+    assert len(examples) > 10
+    renamed = {"broker-1:9092": kafka1.bootstrap_servers, "orders": names.orders, "orders:0,1": f"{names.orders}:0,1"}
+    groups = {name: f"{name}-{uuid.uuid4().hex[:8]}" for name in ("orders-etl", "payments-etl", "orders-test")}
+    for example in examples:
+        for group in groups.values():  # what was deleted is there again
+            move_group(kafka1, group, {(names.orders, 0): 10, (names.orders, 1): 15})
+        _, _, *arguments = (renamed.get(word) or groups.get(word) or word for word in example.split())
+        result = run(kafka1, *arguments, input="y\n")
+        assert result.exit_code == 0, f"{example}: {result.output}"
