@@ -1,0 +1,60 @@
+"""Groups from outside, as far as a single real broker cannot show it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from protocol.admin.groups import ListedGroup, describe_group, list_groups
+from protocol.group.assignors.consumer_protocol import encode_assignment
+from protocol.group.offsets import CommittedOffset, commit_offsets
+from protocol.wire.messages.m15_describe_groups import DESCRIBE_GROUPS
+from protocol.wire.messages.m16_list_groups import LIST_GROUPS
+from tests.fake_kafka.server import FakeKafka
+from tests.protocol.consumer.consuming import client_of
+
+
+def test_every_broker_is_asked_for_its_groups() -> None:
+    with FakeKafka(3) as kafka, client_of(kafka.bootstrap_servers) as client:
+        kafka.create_topic("t", 1)
+        for group in ("c", "b", "a"):
+            commit_offsets(client, group, {("t", 0): CommittedOffset(1)}, client.deadline())
+        assert len(set(kafka.coordinators.values())) == 3
+        assert list_groups(client) == [ListedGroup(group, "classic", "Empty") for group in "abc"]
+
+
+def test_only_groups_of_consumers_are_listed() -> None:
+    def row(group: str, protocol_type: str, type: str) -> dict[str, str]:
+        return {"group_id": group, "protocol_type": protocol_type, "group_state": "Stable", "group_type": type}
+
+    rows = [
+        *(row("of KIP-848", "consumer", "consumer"), row("from before types", "consumer", "")),
+        *(row("of shares", "share", "share"), row("Connect's", "connect", "classic")),
+    ]
+    with FakeKafka() as kafka, client_of(kafka.bootstrap_servers) as client:
+        kafka.handlers[LIST_GROUPS] = lambda body, version: {"groups": rows}
+        assert [(each.group, each.type) for each in list_groups(client)] == [
+            ("from before types", "classic"),
+            ("of KIP-848", "consumer"),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("protocol_type", "written", "read"),
+    [
+        ("consumer", encode_assignment([("t", 1)]), {("t", 1)}),
+        ("consumer", b"", set()),
+        ("consumer", b"its own way", set()),
+        ("connect", encode_assignment([("t", 1)]), set()),
+    ],
+)
+def test_whatever_a_leader_has_written_the_members_are_told(protocol_type: str, written: bytes, read: set[Any]) -> None:
+    member = {"member_id": "m-1", "client_id": "m", "client_host": "/h", "member_metadata": b""}
+    row = {"group_id": "g", "group_state": "Stable", "protocol_type": protocol_type, "protocol_data": "range"}
+    with FakeKafka() as kafka, client_of(kafka.bootstrap_servers) as client:
+        kafka.handlers[DESCRIBE_GROUPS] = lambda body, version: {
+            "groups": [{**row, "members": [{**member, "member_assignment": written}]}]
+        }
+        (found,) = describe_group(client, "g").members
+        assert (found.member_id, found.client_id, found.client_host, found.assignment) == ("m-1", "m", "/h", read)
