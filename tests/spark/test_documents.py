@@ -58,9 +58,12 @@ COMMANDS: dict[str, str] = {
     "python -m spark_kafka_source.options > docs/options.md": OPTIONS_TESTS + "test_the_page_of_options_is_current",
     "pip install .": HERE + "test_the_wheel_holds_what_is_needed",
     "pip install '.[spark]'": HERE + "test_the_wheel_holds_what_is_needed",
+    "pip install '.[cli]'": HERE + "test_the_wheel_holds_what_is_needed",
     "pip wheel . --no-deps": HERE + "test_the_wheel_holds_what_is_needed",
 }
 BENCHMARK = "python -m tests.benchmarks.run"
+# tests/spark/cli/test_groups.py::test_the_commands_of_the_docs_do_what_they_say
+COMMAND_LINE = "pykafka groups"
 
 
 def test_every_block_of_code_is_run_by_a_test() -> None:
@@ -79,7 +82,7 @@ def claims(page: str, text: str) -> list[str]:
 
 
 def test_every_command_is_run_by_a_test() -> None:
-    assert {each for each in commands() if not each.startswith(BENCHMARK)} == set(COMMANDS)
+    assert {each for each in commands() if not each.startswith((BENCHMARK, COMMAND_LINE))} == set(COMMANDS)
 
 
 def test_the_tests_that_are_named_are_there() -> None:
@@ -134,8 +137,10 @@ def test_the_wheel_holds_what_is_needed(tmp_path: Path) -> None:
     name, file = said.stdout.split()
     assert name == "pykafka-group"
     assert Path(file).is_relative_to(tmp_path)
-    metadata = next((tmp_path / "site").glob("*.dist-info")) / "METADATA"
-    assert re.search(r"^Provides-Extra: spark$", metadata.read_text(), re.MULTILINE)
+    (about,) = (tmp_path / "site").glob("*.dist-info")
+    extras = re.findall(r"^Provides-Extra: (.*)$", (about / "METADATA").read_text(), re.MULTILINE)
+    assert {"spark", "cli"} <= set(extras)
+    assert "pykafka = spark_kafka_source.cli.__main__:main" in (about / "entry_points.txt").read_text()
 
 
 # -- blocks ---------------------------------------------------------------------------------------
