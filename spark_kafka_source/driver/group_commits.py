@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 
 from protocol.clock import Deadline
+from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.group.offset_manager import OffsetManager
 from protocol.group.offsets import CommittedOffset
 from protocol.kafka_terms import NO_LEADER_EPOCH
@@ -22,7 +23,8 @@ log = logging.getLogger(__name__)
 # A trigger waits this long for the commit it has sent, so that the group is up to date when it ends. A coordinator
 # that is in trouble already is not waited for: the commit goes on in the background.
 _AWAIT_COMMIT_MS = 1_000
-# With nothing new to read, Spark may end the query right after (availableNow): then a commit gets more time.
+# With nothing new to read, Spark may end the query right after (availableNow), and what is revoked goes to another
+# member: then a commit gets more time.
 _AWAIT_LAST_COMMIT_MS = 10_000
 
 
@@ -34,15 +36,23 @@ class GroupCommits:
         self._manager: OffsetManager | None = None
 
     def begin(self, deadline: Deadline) -> None:
-        """Raises `ConfigurationError` when the group has live members."""
+        """Raises `ConfigurationError` when the group has live members, and this query is not to be one of them."""
         group = self._options.consumer.group_id
         if group is not None and self._options.commits and self._manager is None:
             client = client_for(self._options.client)
-            require_no_members(client, group, deadline)
+            if not self._options.is_member:
+                require_no_members(client, group, deadline)
             self._manager = OffsetManager(client, group)
 
-    def mark(self, complete: Offsets, claims: Claims) -> None:
+    def join(self, member: GroupMember) -> None:
+        """Who commits from now on. Called in the thread that sends heartbeats, too."""
+        if self._manager is not None:
+            self._manager.join(member)
+
+    def mark(self, complete: Offsets, claims: Claims, member: GroupMember = NO_MEMBER) -> None:
         """`complete`, and where partitions are claimed, is to be committed: of what is owned, if it is the same topic.
+
+        `member`: who had the `claims`; nothing is committed if it has lost them meanwhile.
 
         For a recreated topic they would be positions in a log that they say nothing of, and so for one that may be
         recreated before the commit gets through. What is revoked another member commits.
@@ -56,22 +66,26 @@ class GroupCommits:
             }
             self._manager.keep(offsets)
             # A log that was truncated, or recreated, is read again from an earlier offset on.
-            self._manager.reset(offsets)
+            self._manager.reset(offsets, member)
 
-    def wait(self, *, last: bool) -> None:
-        """Until what is marked is committed, but not for long; for the `last` commit of a run a bit longer."""
-        if self._manager is None:
-            return
-        in_time_ms = _AWAIT_COMMIT_MS if self._manager.healthy else 0
-        deadline = client_for(self._options.client).deadline(_AWAIT_LAST_COMMIT_MS if last else in_time_ms)
-        if not self._manager.flush(deadline) and last:
+    def wait(self) -> None:
+        """Until what is marked is committed, but not for long."""
+        if self._manager is not None:
+            self._flush(self._manager, _AWAIT_COMMIT_MS if self._manager.healthy else 0)
+
+    def wait_for_last(self, otherwise: str) -> None:
+        """As `wait`, for longer, and with a warning if that was not enough. `otherwise`: what happens then."""
+        if self._manager is not None and not self._flush(self._manager, _AWAIT_LAST_COMMIT_MS):
             log.warning(
-                "group %s: the last commit could not be made in %d s; the checkpoint has the offsets, and the next run "
-                "commits them: %s",
+                "group %s: the last commit could not be made in %d s; %s: %s",
                 self._manager.group,
                 _AWAIT_LAST_COMMIT_MS // 1000,
+                otherwise,
                 self._manager.counts.last_failure,
             )
+
+    def _flush(self, manager: OffsetManager, timeout_ms: float) -> bool:
+        return manager.flush(client_for(self._options.client).deadline(timeout_ms))
 
     def close(self) -> None:
         if self._manager is not None:

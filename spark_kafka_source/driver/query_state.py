@@ -10,7 +10,7 @@ Spark's calls in a run of a query, in one process on the driver, one after the o
       reportLatestOffset()            for the query's progress
       partitions(start, end)          if `latestOffset` gave another end
       commit(start)                   only when the next batch is planned, so never for the last one: a repetition
-    stop()                            hardly ever: the process of a query that is stopped is killed
+    stop()                            hardly ever: the process of a query that is stopped is killed (`at_sigterm`)
 
 Before PySpark 4.2 the first and the fifth are missing, `latestOffset` has no arguments, and a run that goes on from a
 checkpoint begins with `partitions(end, end)` of the last complete batch.
@@ -22,10 +22,12 @@ from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.consumer.listed_offset import ListedOffset
 from protocol.consumer.record_sizes import RecordSizes
+from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.clients import client_for
 from spark_kafka_source.driver.discovery import discover
 from spark_kafka_source.driver.group_commits import GroupCommits
+from spark_kafka_source.driver.membership import QueryMembership
 from spark_kafka_source.driver.start_offsets import starting_offsets
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.plan.backlog import LogSnapshot
@@ -37,6 +39,7 @@ class QueryState:
 
     Attributes
     ----------
+    membership : this query in its group; None if it is no member of one, and reads all that it subscribes to.
     running : whether a trigger has begun: what is planned before that is a replay.
     target : where the logs ended when an `availableNow` run began; None with other triggers.
     planned_end : of the batch that `partitions` saw last: before PySpark 4.2 it is what is complete.
@@ -48,6 +51,7 @@ class QueryState:
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
         self.commits = GroupCommits(options)
+        self.membership = QueryMembership(options, self.commits) if options.is_member else None
         self.record_sizes = RecordSizes(options.consumer)
         self.running = False
         self.target: dict[TopicPartition, ListedOffset] | None = None
@@ -64,6 +68,11 @@ class QueryState:
     def deadline(self) -> Deadline:
         """Of one call. As long as Spark's connector would try: `fetchOffset.numRetries` times more than once."""
         return self.client.deadline(self.options.offsets_timeout_ms)
+
+    @property
+    def member(self) -> GroupMember:
+        """Who commits."""
+        return NO_MEMBER if self.membership is None else self.membership.member
 
     def starting_offsets(self, deadline: Deadline) -> Offsets:
         """Where the first batch begins; the answer stays the same. Raises as `latestOffset`."""

@@ -21,7 +21,7 @@ from spark_kafka_source.error_classes import (
     TIMESTAMPS_DO_NOT_MATCH_ASSIGNED,
     named,
 )
-from spark_kafka_source.options.partitions import ByPartition, name
+from spark_kafka_source.options.partitions import ByPartition, listed, name
 from spark_kafka_source.options.start_positions import AtTime
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.plan.data_loss import Loss, raise_or_warn
@@ -50,7 +50,7 @@ def starting_offsets(
         found, without = _at_time(client, options, where, partitions, deadline)
         if without and options.starting_offsets_by_timestamp_strategy == "error":
             raise ConfigurationError(
-                f"{where.option}: no record of {_listed(without)} is that new. Name an earlier time, or set "
+                f"{where.option}: no record of {listed(without)} is that new. Name an earlier time, or set "
                 "startingOffsetsByTimestampStrategy=latest to begin at the end there"
             )
         return found
@@ -150,10 +150,10 @@ def _require_same_partitions(
 ) -> None:
     unknown, missing = sorted(set(wanted) - set(partitions)), sorted(set(partitions) - set(wanted))
     if unknown:
-        what = f"names {_listed(unknown)}, which the query does not subscribe to or which do not exist"
-        raise ConfigurationError(named(error_class, f"{option} {what}; subscribed: {_listed(sorted(partitions))}"))
+        what = f"names {listed(unknown)}, which the query does not subscribe to or which do not exist"
+        raise ConfigurationError(named(error_class, f"{option} {what}; subscribed: {listed(sorted(partitions))}"))
     if missing:
-        what = f"lacks {_listed(missing)}: as JSON it must name every partition of the subscription"
+        what = f"lacks {listed(missing)}: as JSON it must name every partition of the subscription"
         also = " (-2 means earliest, -1 latest)" if error_class == OFFSETS_DO_NOT_MATCH_ASSIGNED else ""
         raise ConfigurationError(named(error_class, f"{option} {what}{also}"))
 
@@ -185,38 +185,56 @@ def _require_in_log(
             raise ConfigurationError(f"{message}. Name an offset that is there, or -1 for the log's end")
 
 
+def group_offsets(
+    client: Client,
+    options: SourceOptions,
+    partitions: Collection[TopicPartition],
+    deadline: Deadline,
+    *,
+    after: Mapping[TopicPartition, int] | None = None,
+) -> dict[TopicPartition, int]:
+    """What the group has committed, of partitions for which it has, and of those of `after` only if it is further.
+
+    Where that is not in the log: what `kafka.auto.offset.reset` or `failOnDataLoss=false` say, else raises `DataLoss`.
+    """
+    group, after = options.consumer.group_id, after or {}
+    assert group is not None
+    found = fetch_offsets(client, group, partitions, deadline)
+    committed = {key: entry for key, entry in found.items() if entry.offset > after.get(key, -1)}
+    if not committed:
+        return {}
+    starts = log_starts(client, committed, deadline)
+    epochs = {key: entry.leader_epoch for key, entry in committed.items()}
+    last = _newest_high_watermarks(client, committed, epochs, deadline)
+    offsets = {key: entry.offset for key, entry in committed.items()}
+    out = [key for key, offset in offsets.items() if not starts[key] <= offset <= last[key]]
+    latest = {key: entry.offset for key, entry in log_ends(client, options, out, deadline).items()} if out else {}
+    for key in out:
+        offsets[key] = _reset(options, key, offsets[key], (starts[key], last[key]), latest[key])
+    return offsets
+
+
 def _from_group(
     client: Client, options: SourceOptions, partitions: Collection[TopicPartition], deadline: Deadline
 ) -> dict[TopicPartition, int]:
-    group = options.consumer.group_id
-    assert group is not None
-    committed = fetch_offsets(client, group, partitions, deadline)
-    without = sorted(set(partitions) - set(committed))
+    offsets = group_offsets(client, options, partitions, deadline)
+    without = [key for key in partitions if key not in offsets]
     reset = options.consumer.auto_offset_reset
     if without and reset == "none":
         raise ConfigurationError(
-            f"group {group} has no committed offset for {_listed(without)} and kafka.auto.offset.reset=none; set "
-            "kafka.auto.offset.reset=earliest or latest, or startingOffsets"
+            f"group {options.consumer.group_id} has no committed offset for {listed(without)} and "
+            "kafka.auto.offset.reset=none; set kafka.auto.offset.reset=earliest or latest, or startingOffsets"
         )
-    starts = log_starts(client, partitions, deadline)
-    epochs = {key: entry.leader_epoch for key, entry in committed.items()}
-    last = _newest_high_watermarks(client, partitions, epochs, deadline)
-    ends = last
-    if options.consumer.isolation_level == "read_committed":
-        ends = {key: entry.offset for key, entry in log_ends(client, options, partitions, deadline).items()}
-    offsets = {key: starts[key] if reset == "earliest" else ends[key] for key in without}
-    for key, entry in committed.items():
-        in_log = starts[key] <= entry.offset <= last[key]
-        there = (starts[key], last[key])
-        offsets[key] = entry.offset if in_log else _reset(options, key, entry.offset, there, ends[key])
     log.info(
         "group %s: %d partition(s) begin at the group's offsets, %d at %s (kafka.auto.offset.reset)",
-        group,
-        len(committed),
+        options.consumer.group_id,
+        len(offsets),
         len(without),
         reset,
     )
-    return offsets
+    if reset == "earliest":
+        return offsets | log_starts(client, without, deadline)
+    return offsets | {key: entry.offset for key, entry in log_ends(client, options, without, deadline).items()}
 
 
 def _reset(options: SourceOptions, key: TopicPartition, offset: int, there: tuple[int, int], latest: int) -> int:
@@ -267,7 +285,3 @@ def _newest_high_watermarks(
 
 def _flat(numbers: ByPartition) -> dict[TopicPartition, int]:
     return {(topic, partition): number for topic, each in numbers.items() for partition, number in each.items()}
-
-
-def _listed(partitions: list[TopicPartition]) -> str:
-    return ", ".join(map(name, partitions[:10])) + (f" and {len(partitions) - 10} more" if partitions[10:] else "")

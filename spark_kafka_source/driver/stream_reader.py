@@ -80,7 +80,8 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: JsonDict | None = None, limit: ReadLimit | None = None) -> JsonDict:
         """Commits `start`, whose batch is complete, and returns where the next one ends: `start` if nothing is new.
 
-        A query's first batch is planned even if there is nothing to read, since its end records where the query begins.
+        A query's first batch is planned even if there is nothing to read, since its end records where the query begins;
+        as a member of a group only when it has been assigned a partition.
         PySpark before 4.2 passes no arguments: then the batch that `partitions` was last called for is complete.
         Raises `DataLoss` for a topic that was deleted, recreated, or is shorter than before, and
         `DeadlineExceeded` when no broker has answered through all of `fetchOffset.numRetries`. At a query's start also
@@ -96,18 +97,22 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         starting: Mapping[TopicPartition, int] = {}
         if start == STARTING_OFFSETS:
             read = query.starting_offsets(deadline)
-            start, starting, read = read.to_json_dict(), read.ends, replace(read, ends={})
+            start = read.to_json_dict() if query.membership is None else start
+            starting, read = read.ends, replace(read, ends={})
         else:
             read = Offsets.from_json_dict(start)
-            if not query.running:
+            if not query.running and query.membership is None:
                 warn_of_other_offsets(query.client, self._options, read, deadline)
         query.running = True
         try:
             end = Trigger(query, read, starting, limit, deadline).plan()
         except KafkaError:
-            query.commits.wait(last=False)
+            query.commits.wait()
             raise
-        query.commits.wait(last=end is None and query.target is not None)
+        if end is None and query.target is not None:
+            query.commits.wait_for_last("the checkpoint has the offsets, and the next run commits them")
+        else:
+            query.commits.wait()
         return start if end is None else end.to_json_dict()
 
     def reportLatestOffset(self) -> JsonDict | None:
@@ -143,7 +148,9 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: JsonDict) -> None:
         if self._query.logs is not None:
-            self._query.commits.mark(Offsets.from_json_dict(end), self._query.logs.claims)
+            self._query.commits.mark(Offsets.from_json_dict(end), self._query.logs.claims, self._query.member)
 
     def stop(self) -> None:
+        if self._query.membership is not None:
+            self._query.membership.close()
         self._query.commits.close()

@@ -63,7 +63,10 @@ class Trigger:
         known = self.read.ends.keys() | self.starting.keys()
         claims = claim_all(self._client, self._options, known, self.deadline)
         claims = replace(claims, added={**self.starting, **claims.added})
-        self.query.commits.mark(self.read, claims)
+        if self.query.membership is not None:
+            ends_soon = self.query.target is not None
+            claims = self.query.membership.claims(claims, self.read, ends_soon=ends_soon, deadline=self.deadline)
+        self.query.commits.mark(self.read, claims, self.query.member)
         logs = LogSnapshot(self.read, claims, log_ends(self._client, self._options, claims.owned, self.deadline))
         if self._options.consumer.isolation_level == "read_committed" and (epochs := logs.held_back()):
             last = high_watermarks(self._client, epochs, self.deadline, known_epochs=epochs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 from protocol.kafka_terms import TopicPartition
@@ -21,6 +21,12 @@ _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
 def name(tp: TopicPartition) -> str:
     """`orders-3`, as Kafka's tools write it."""
     return f"{tp[0]}-{tp[1]}"
+
+
+def listed(partitions: Collection[TopicPartition]) -> str:
+    """The first ten, sorted, and how many more."""
+    more = f" and {len(partitions) - 10} more" if len(partitions) > 10 else ""
+    return ", ".join(map(name, sorted(partitions)[:10])) + more
 
 
 def legal_topic(topic: str) -> str:

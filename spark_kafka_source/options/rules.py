@@ -22,6 +22,7 @@ def check_source(options: SourceOptions, texts: Mapping[str, str]) -> None:
     texts = {name.lower(): text for name, text in texts.items()}
     _check_topics(options)
     _check_group(options)
+    _check_membership(options)
     start_option = _deciding(options, "starting")
     if not options.streaming and options.consumer.group_id is not None and options.start != "group":
         warn_once(f"{PREFIX}group.id has no effect: this batch does not start from the group, and commits nothing")
@@ -64,6 +65,25 @@ def _check_group(options: SourceOptions) -> None:
         raise ConfigurationError(
             "commitOffsets is true, but a batch read cannot commit: nobody tells it whether its query completed. "
             "Use a stream with trigger(availableNow=True), or leave commitOffsets out."
+        )
+
+
+def _check_membership(options: SourceOptions) -> None:
+    said = f"{PREFIX}group.protocol is {options.consumer.group_protocol}"
+    if options.consumer.group_protocol != "none" and not options.streaming:
+        warn_once(f"{said}, which has no effect: a batch reads all that it names, and joins no group")
+    if not options.is_member:
+        return
+    if options.consumer.group_id is None:
+        raise ConfigurationError(f"{said}, but there is no group; set kafka.group.id.")
+    if options.assign is not None:
+        raise ConfigurationError(
+            f"{said}, so the group assigns partitions, but assign names some; use subscribe, or leave out the protocol."
+        )
+    if options.commit_offsets is False:
+        raise ConfigurationError(
+            f"{said}, but commitOffsets is false: whoever gets a partition from this query would read again all that "
+            "it has read. Leave out one of the two."
         )
 
 

@@ -290,6 +290,11 @@ class SourceOptions:
         return self.streaming and self.consumer.group_id is not None and self.commit_offsets is not False
 
     @property
+    def is_member(self) -> bool:
+        """Whether the query joins its group, and shares the partitions with the other members."""
+        return self.streaming and self.consumer.group_protocol != "none"
+
+    @property
     def row_columns(self) -> tuple[str, ...]:
         """The columns of the rows, in their order."""
         return selection.row_columns(self.columns, self.include_headers)
