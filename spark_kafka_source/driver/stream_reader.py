@@ -80,8 +80,8 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: JsonDict | None = None, limit: ReadLimit | None = None) -> JsonDict:
         """Commits `start`, whose batch is complete, and returns where the next one ends: `start` if nothing is new.
 
-        A query's first batch is planned even if there is nothing to read, since its end records where the query begins;
-        as a member of a group only when it has been assigned a partition.
+        A query's first batch is planned even if there is nothing to read, since its end records where the query begins.
+        A member of a group that has been assigned nothing yet is as new as before.
         PySpark before 4.2 passes no arguments: then the batch that `partitions` was last called for is complete.
         Raises `DataLoss` for a topic that was deleted, recreated, or is shorter than before, and
         `DeadlineExceeded` when no broker has answered through all of `fetchOffset.numRetries`. At a query's start also
@@ -95,14 +95,14 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not query.running:
             query.commits.begin(deadline)
         starting: Mapping[TopicPartition, int] = {}
-        if start == STARTING_OFFSETS:
-            read = query.starting_offsets(deadline)
-            start = read.to_json_dict() if query.membership is None else start
-            starting, read = read.ends, replace(read, ends={})
-        else:
-            read = Offsets.from_json_dict(start)
-            if not query.running and query.membership is None:
-                warn_of_other_offsets(query.client, self._options, read, deadline)
+        is_new, is_member = start == STARTING_OFFSETS, query.membership is not None
+        read = Offsets({}) if is_new else Offsets.from_json_dict(start)
+        if is_new or (is_member and not read.ends):
+            begin = query.starting_offsets(deadline)
+            start = (Offsets({}) if is_member else begin).to_json_dict()
+            starting, read = begin.ends, replace(begin, ends={})
+        elif not query.running and not is_member:
+            warn_of_other_offsets(query.client, self._options, read, deadline)
         query.running = True
         try:
             end = Trigger(query, read, starting, limit, deadline).plan()

@@ -44,11 +44,6 @@ def _check_topics(options: SourceOptions) -> None:
 
 
 def _check_group(options: SourceOptions) -> None:
-    if options.consumer.group_protocol != "none":
-        raise ConfigurationError(
-            f"{PREFIX}group.protocol is {options.consumer.group_protocol}, but a query is not a member of its group "
-            "yet. Leave it out: offsets are committed without joining the group."
-        )
     if options.consumer.group_id is None and (options.start == "group" or options.commit_offsets):
         said = "startingOffsets is group" if options.start == "group" else "commitOffsets is true"
         raise ConfigurationError(f"{said}, but there is no group; set kafka.group.id.")
