@@ -35,8 +35,8 @@ ROOT = Path(__file__).parent.parent
 # `make matrix` runs the tests of the client against older brokers, too.
 KAFKA_VERSION = os.environ.get("SPARK_KAFKA_SOURCE_KAFKA_VERSION", DEFAULT_VERSION)
 
-# Compaction and retention at a pace that tests can wait for.
-_EAGER_CLEANING = {
+# At a pace that tests can wait for.
+_EAGER = {
     "log.cleaner.backoff.ms": "500",
     "log.retention.check.interval.ms": "1000",
     "log.initial.task.delay.ms": "500",
@@ -47,6 +47,9 @@ _EAGER_CLEANING = {
     # Brokers that wait for a test need not write twice a second that nothing has happened.
     "metadata.max.idle.interval.ms": "5000",
     "replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector",
+    # Members of KIP-848 may be gone after some seconds, and hear of each other every half second.
+    "group.consumer.session.timeout.ms": "6000",
+    "group.consumer.heartbeat.interval.ms": "500",
 }
 _RACKS = {broker_id: {"broker.rack": f"rack-{broker_id}"} for broker_id in (1, 2, 3)}
 
@@ -82,7 +85,7 @@ def kafka(pytestconfig: pytest.Config) -> Iterator[LocalKafka]:
     from tests.three_starts import THREE
 
     with LocalKafka(
-        3, KAFKA_VERSION, settings=_EAGER_CLEANING, broker_settings=_RACKS, jvm_options=BRIEF_LIFE
+        3, KAFKA_VERSION, settings=_EAGER, broker_settings=_RACKS, jvm_options=BRIEF_LIFE
     ) as running:
         pytestconfig.stash[THREE] = running
         yield running
@@ -91,7 +94,7 @@ def kafka(pytestconfig: pytest.Config) -> Iterator[LocalKafka]:
 @pytest.fixture(scope="session")
 def kafka1() -> Iterator[LocalKafka]:
     """One broker, for tests that need no other."""
-    with LocalKafka(1, KAFKA_VERSION, settings=_EAGER_CLEANING, jvm_options=BRIEF_LIFE) as running:
+    with LocalKafka(1, KAFKA_VERSION, settings=_EAGER, jvm_options=BRIEF_LIFE) as running:
         yield running
 
 

@@ -16,6 +16,7 @@ from protocol.cluster.metadata import topic_id_text
 from protocol.config import ConsumerConfig
 from protocol.consumer.range import Range
 from protocol.errors import DataLoss, DeadlineExceeded
+from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.group.offsets import CommittedOffset
 from protocol.kafka_terms import EARLIEST
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
@@ -454,7 +455,8 @@ class Marks:
     def keep(self, owned: Iterable[tuple[str, int]]) -> None:
         self.kept = list(owned)
 
-    def reset(self, offsets: Mapping[tuple[str, int], CommittedOffset]) -> None:
+    def reset(self, offsets: Mapping[tuple[str, int], CommittedOffset], member: GroupMember) -> None:
+        assert member == NO_MEMBER
         assert self.kept == list(offsets)
         self.marked.append({key: entry.offset for key, entry in offsets.items()})
 

@@ -24,9 +24,16 @@ def fill(kafka: LocalKafka, topic: str, partitions: int, records: int) -> None:
     assert producer.flush(30) == 0
 
 
-def stream(spark: SparkSession, kafka: LocalKafka, topic: str, group: str, **options: str) -> DataFrame:
+# Who commits: no member of the group, or one by either protocol.
+MODES = pytest.mark.parametrize("mode", ["none", "classic", "consumer"])
+
+
+def stream(
+    spark: SparkSession, kafka: LocalKafka, topic: str, group: str, mode: str = "none", **options: str
+) -> DataFrame:
     reader = spark.readStream.format("pykafka-group").option("kafka.bootstrap.servers", kafka.bootstrap_servers)
     reader = reader.option("subscribe", topic).option("kafka.group.id", group)
+    reader = reader.option("kafka.group.protocol", mode)
     return reader.option("kafka.auto.offset.reset", "earliest").options(**options).load()
 
 
@@ -35,13 +42,14 @@ def new_group() -> str:
 
 
 @pytest.mark.parametrize("options", [{}, {"maxOffsetsPerTrigger": "70"}], ids=["one batch", "several batches"])
+@MODES
 def test_after_available_now_the_lag_is_zero_on_every_partition_empty_ones_too(
-    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, options: dict[str, str]
+    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, mode: str, options: dict[str, str]
 ) -> None:
     name, group = topic1(4), new_group()
     fill(kafka1, name, partitions=3, records=100)
     query = (
-        stream(spark, kafka1, name, group, **options)
+        stream(spark, kafka1, name, group, mode, **options)
         .writeStream.format("noop")
         .option("checkpointLocation", str(tmp_path))
         .trigger(availableNow=True)
@@ -58,12 +66,13 @@ def test_after_available_now_the_lag_is_zero_on_every_partition_empty_ones_too(
     assert sum(progress.numInputRows for progress in query.recentProgress) == 300
 
 
+@MODES
 def test_a_stream_gone_idle_has_lag_zero(
-    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
+    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, mode: str
 ) -> None:
     name, group = topic1(2), new_group()
     query = (
-        stream(spark, kafka1, name, group)
+        stream(spark, kafka1, name, group, mode)
         .writeStream.format("noop")
         .option("checkpointLocation", str(tmp_path))
         .trigger(processingTime="200 milliseconds")
@@ -75,8 +84,9 @@ def test_a_stream_gone_idle_has_lag_zero(
     assert [row.current_offset for row in rows] == [50, 50]
 
 
+@MODES
 def test_a_log_that_ends_in_a_transaction_marker_has_lag_zero(
-    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
+    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, mode: str
 ) -> None:
     name, group = topic1(1), new_group()
     producer = Producer({"bootstrap.servers": kafka1.bootstrap_servers, "transactional.id": uuid.uuid4().hex})
@@ -89,7 +99,7 @@ def test_a_log_that_ends_in_a_transaction_marker_has_lag_zero(
         end(30)
     wait_until_decided(kafka1, [(name, 0)])
     query = (
-        stream(spark, kafka1, name, group, **{"kafka.isolation.level": "read_committed"})
+        stream(spark, kafka1, name, group, mode, **{"kafka.isolation.level": "read_committed"})
         .writeStream.format("noop")
         .option("checkpointLocation", str(tmp_path))
         .trigger(availableNow=True)
@@ -101,8 +111,9 @@ def test_a_log_that_ends_in_a_transaction_marker_has_lag_zero(
     assert sum(progress.numInputRows for progress in query.recentProgress) == 10
 
 
+@MODES
 def test_a_new_query_resumes_at_the_groups_offsets_without_a_gap_or_a_repeat(
-    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
+    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, mode: str
 ) -> None:
     name, group = topic1(2), new_group()
     seen: list[list[str]] = []
@@ -113,7 +124,7 @@ def test_a_new_query_resumes_at_the_groups_offsets_without_a_gap_or_a_repeat(
     for run in range(2):
         fill(kafka1, name, partitions=2, records=5)
         query = (
-            stream(spark, kafka1, name, group)
+            stream(spark, kafka1, name, group, mode)
             .writeStream.foreachBatch(keep)
             .option("checkpointLocation", str(tmp_path / str(run)))
             .trigger(availableNow=True)
@@ -126,14 +137,15 @@ def test_a_new_query_resumes_at_the_groups_offsets_without_a_gap_or_a_repeat(
     ]
 
 
+@MODES
 def test_a_restart_takes_the_checkpoint_and_sets_the_group_right(
-    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
+    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, mode: str
 ) -> None:
     name, group = topic1(1), new_group()
     for _ in range(2):
         fill(kafka1, name, partitions=1, records=10)
         query = (
-            stream(spark, kafka1, name, group)
+            stream(spark, kafka1, name, group, mode)
             .writeStream.format("noop")
             .option("checkpointLocation", str(tmp_path))
             .trigger(availableNow=True)
@@ -156,7 +168,7 @@ def test_a_restart_takes_the_checkpoint_and_sets_the_group_right(
         kafka1.run_tool(tool, "--bootstrap-server", kafka1.bootstrap_servers, *arguments)
         assert [row.current_offset for row in describe(kafka1, group)] == [0]
     query = (
-        stream(spark, kafka1, name, group)
+        stream(spark, kafka1, name, group, mode)
         .writeStream.format("noop")
         .option("checkpointLocation", str(tmp_path))
         .trigger(availableNow=True)

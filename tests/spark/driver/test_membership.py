@@ -5,6 +5,9 @@ Other members are queries, and consumers of librdkafka, in both protocols.
 
 from __future__ import annotations
 
+import contextlib
+import re
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -12,14 +15,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.consumer_groups import described_by_kafka, wait_for_lag_zero
+from tests.consumer_groups import wait_for_lag_zero
 
 PROTOCOLS = pytest.mark.parametrize("protocol", ["classic", "consumer"])
 
@@ -32,9 +37,39 @@ class Run:
     def __init__(self) -> None:
         self.rows: list[Key] = []
         self.query: StreamingQuery
+        self.first_batch, self.last_batch = -1, -1
+        self.fail = False
+        self.go_on = threading.Event()
+        self.go_on.set()
+
+    def start(
+        self,
+        spark: SparkSession,
+        kafka: LocalKafka,
+        topic: str,
+        group: str,
+        protocol: str,
+        checkpoint: Path,
+        **options: str,
+    ) -> None:
+        """`options`: with `_` for `.`"""
+        given = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "kafka.group.id": group}
+        given |= {"kafka.group.protocol": protocol, "kafka.auto.offset.reset": "earliest"}
+        given |= {} if "subscribePattern" in options else {"subscribe": topic}
+        if protocol == "classic":
+            given |= {"kafka.session.timeout.ms": "6000", "kafka.heartbeat.interval.ms": "200"}
+        given |= {name.replace("_", "."): value for name, value in options.items()}
+        rows = spark.readStream.format("pykafka-group").options(**given).load()
+        writer = rows.writeStream.foreachBatch(self.keep).option("checkpointLocation", str(checkpoint))
+        self.query = writer.trigger(processingTime="100 milliseconds").start()
 
     def keep(self, batch: DataFrame, batch_id: int) -> None:
-        self.rows += [(row.partition, row.offset) for row in batch.select("partition", "offset").collect()]
+        rows = batch.select("partition", "offset").collect()
+        self.rows += [(row.partition, row.offset) for row in rows]
+        self.first_batch, self.last_batch = batch_id if self.first_batch < 0 else self.first_batch, batch_id
+        assert self.go_on.wait(60)
+        if self.fail and rows:
+            raise RuntimeError("on purpose")
 
     @property
     def partitions(self) -> set[int]:
@@ -58,17 +93,10 @@ def fill(kafka: LocalKafka, topic: str, partitions: int, records: int) -> None:
 
 
 @contextmanager
-def query_of(
-    spark: SparkSession, kafka: LocalKafka, topic: str, group: str, protocol: str, checkpoint: Path, **options: str
-) -> Iterator[Run]:
+def query_of(*arguments: Any, **options: str) -> Iterator[Run]:
+    """As `Run.start`."""
     run = Run()
-    reader = spark.readStream.format("pykafka-group").option("kafka.bootstrap.servers", kafka.bootstrap_servers)
-    reader = reader.option("subscribe", topic).option("kafka.group.id", group).option("kafka.group.protocol", protocol)
-    reader = reader.option("kafka.auto.offset.reset", "earliest").options(**options)
-    if protocol == "classic":
-        reader = reader.option("kafka.session.timeout.ms", "10000").option("kafka.heartbeat.interval.ms", "200")
-    writer = reader.load().writeStream.foreachBatch(run.keep).option("checkpointLocation", str(checkpoint))
-    run.query = writer.trigger(processingTime="100 milliseconds").start()
+    run.start(*arguments, **options)
     try:
         yield run
         assert run.query.exception() is None
@@ -76,27 +104,62 @@ def query_of(
         run.query.stop()
 
 
-@contextmanager
-def librdkafka_of(kafka: LocalKafka, topic: str, group: str, protocol: str) -> Iterator[Consumer]:
-    settings: dict[str, Any] = {
-        "bootstrap.servers": kafka.bootstrap_servers,
-        "group.id": group,
-        "group.protocol": protocol,
-        "auto.offset.reset": "earliest",
-        "enable.auto.commit": False,
-    }
-    if protocol == "classic":
-        settings |= {"partition.assignment.strategy": "cooperative-sticky", "heartbeat.interval.ms": 200}
-    consumer = Consumer(settings)
-    consumer.subscribe([topic])
-    try:
-        yield consumer
-    finally:
-        consumer.close()
+class Librdkafka:
+    """A consumer in a thread. `rows`: what it has handled, and committed one by one."""
+
+    def __init__(self, kafka: LocalKafka, topic: str, group: str, protocol: str) -> None:
+        settings: dict[str, Any] = {
+            "bootstrap.servers": kafka.bootstrap_servers,
+            "client.id": "librdkafka",
+            "group.id": group,
+            "group.protocol": protocol,
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+        }
+        if protocol == "classic":
+            settings |= {"session.timeout.ms": 6000, "heartbeat.interval.ms": 200}
+        self.rows: list[Key] = []
+        self.assignments = 0
+        self._consumer = Consumer(settings)
+        self._consumer.subscribe([topic], on_assign=self._on_assign)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _on_assign(self, consumer: Consumer, partitions: list[Any]) -> None:
+        self.assignments += 1
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            message = self._consumer.poll(0.1)
+            if message is None or message.error():
+                continue
+            self.rows.append((message.partition(), message.offset()))
+            with contextlib.suppress(KafkaException):  # its claims may have ended just now
+                self._consumer.commit(message, asynchronous=False)
+        self._consumer.close()
+
+    def __enter__(self) -> Librdkafka:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
 
 
 def new_group() -> str:
     return f"group-{uuid.uuid4().hex[:8]}"
+
+
+def members_of(kafka: LocalKafka, group: str) -> list[Any]:
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
+    return list(admin.describe_consumer_groups([group])[group].result(30).members)
+
+
+def drivers() -> set[psutil.Process]:
+    """Spark's processes that run sources of streaming queries."""
+    every = psutil.Process().children(recursive=True)
+    return {each for each in every if "python_streaming_source_runner" in " ".join(each.cmdline())}
 
 
 @PROTOCOLS
@@ -118,7 +181,168 @@ def test_two_queries_share_a_topic_and_each_row_is_of_one_of_them(
         stopped_s, before = time.monotonic(), len(first.rows)
         fill(kafka1, name, 4, 5)
         first.await_(lambda: len(first.rows) >= before + 20)
-        assert time.monotonic() - stopped_s < 8, "who is stopped leaves at once, not when its session ends"
+        assert time.monotonic() - stopped_s < 5, "who is stopped leaves at once, not when its session ends"
         ends = {row.partition: row.current_offset or 0 for row in wait_for_lag_zero(kafka1, group, 4)}
     rows = sorted(first.rows + second.rows)
     assert rows == [(partition, offset) for partition, end in ends.items() for offset in range(end)], "each row once"
+
+
+@PROTOCOLS
+def test_a_query_shares_with_librdkafka_and_takes_everything_back(
+    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, protocol: str
+) -> None:
+    name, group = topic1(4), new_group()
+    options = {"kafka_client_id": "the-query"}
+    with query_of(spark, kafka1, name, group, protocol, tmp_path, **options) as ours:
+        with Librdkafka(kafka1, name, group, protocol) as other:
+
+            def shared() -> bool:
+                fill(kafka1, name, 4, 1)
+                time.sleep(0.2)
+                return len({partition for partition, _ in other.rows[-8:]}) == 2
+
+            ours.await_(shared)
+            members = kafka1.describe_group(group, "--members", "--verbose")
+            assert len(re.findall(rf"{group} .*/127.0.0.1 +the-query +2 ", members)) == 1, members
+            assert len(re.findall(rf"{group} .*/127.0.0.1 +librdkafka +2 ", members)) == 1, members
+            wait_for_lag_zero(kafka1, group, 4)
+        before = len(ours.rows)
+        fill(kafka1, name, 4, 5)
+        ours.await_(lambda: len(ours.rows) >= before + 20)
+        ends = {row.partition: row.current_offset or 0 for row in wait_for_lag_zero(kafka1, group, 4)}
+    every = {(partition, offset) for partition, end in ends.items() for offset in range(end)}
+    assert set(ours.rows) | set(other.rows) == every
+
+
+@PROTOCOLS
+def test_a_query_without_claims_stays_up_and_takes_over(
+    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, protocol: str
+) -> None:
+    name, group = topic1(1), new_group()
+    fill(kafka1, name, 1, 10)
+    with query_of(spark, kafka1, name, group, protocol, tmp_path / "a") as first:
+        first.await_(lambda: len(first.rows) == 10)
+        with query_of(spark, kafka1, name, group, protocol, tmp_path / "b") as second:
+            second.await_(lambda: len(members_of(kafka1, group)) == 2)
+            # Whichever of the two has it.
+            fill(kafka1, name, 1, 10)
+            second.await_(lambda: len(first.rows) + len(second.rows) == 20)
+            wait_for_lag_zero(kafka1, group, 1)
+            first.query.stop()
+            fill(kafka1, name, 1, 10)
+            second.await_(lambda: len(first.rows) + len(second.rows) == 30)
+    assert sorted(first.rows + second.rows) == [(0, offset) for offset in range(30)]
+
+
+@PROTOCOLS
+def test_a_batch_that_gained_partitions_is_replayed_as_it_was_planned(
+    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, protocol: str
+) -> None:
+    """The query fails in it; meanwhile another member reads on, and the restarted query is assigned something else."""
+    name, group = topic1(2), new_group()
+    with query_of(spark, kafka1, name, group, protocol, tmp_path / "other") as other:
+        fill(kafka1, name, 2, 5)
+        other.await_(lambda: len(other.rows) == 10)
+        wait_for_lag_zero(kafka1, group, 2)
+        ours = Run()
+        ours.fail = True
+        ours.start(spark, kafka1, name, group, protocol, tmp_path / "ours")
+        while not (error := ours.query.exception()):
+            fill(kafka1, name, 2, 1)
+            time.sleep(0.1)
+        assert "on purpose" in str(error)
+        failed = list(ours.rows)
+        assert failed
+        assert min(offset for _, offset in failed) >= 5, "it began at the group's offset"
+        wait_for_lag_zero(kafka1, group, 2)  # the other one has read on
+        with query_of(spark, kafka1, name, group, protocol, tmp_path / "ours") as again:
+            again.await_(lambda: len(again.rows) >= len(failed))
+            assert again.rows[: len(failed)] == failed
+            assert again.first_batch == ours.last_batch
+
+
+@PROTOCOLS
+def test_a_batch_that_takes_too_long_rewinds_nobody(
+    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, protocol: str
+) -> None:
+    name, group = topic1(1), new_group()
+    fill(kafka1, name, 1, 10)
+    with query_of(spark, kafka1, name, group, protocol, tmp_path, kafka_max_poll_interval_ms="2000") as ours:
+        ours.go_on.clear()
+        ours.await_(lambda: len(ours.rows) == 10)
+        with Librdkafka(kafka1, name, group, protocol) as other:
+            fill(kafka1, name, 1, 10)
+            ours.await_(lambda: len(other.rows) == 20)
+            ours.go_on.set()
+            ours.await_(lambda: len(members_of(kafka1, group)) == 2)
+            assert [row.current_offset for row in wait_for_lag_zero(kafka1, group, 1)] == [20]
+        fill(kafka1, name, 1, 10)
+        ours.await_(lambda: len(ours.rows) == 20)
+        wait_for_lag_zero(kafka1, group, 1)
+    assert ours.rows == [(0, offset) for offset in [*range(10), *range(20, 30)]]
+
+
+@PROTOCOLS
+def test_a_driver_that_was_stopped_wakes_without_its_claims(
+    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, protocol: str
+) -> None:
+    name, group = topic1(2), new_group()
+    fill(kafka1, name, 2, 10)
+    others = drivers()
+    with query_of(spark, kafka1, name, group, protocol, tmp_path) as ours:
+        ours.await_(lambda: len(ours.rows) == 20)
+        wait_for_lag_zero(kafka1, group, 2)
+        (driver,) = drivers() - others
+        driver.suspend()
+        try:
+            with Librdkafka(kafka1, name, group, protocol) as other:
+                fill(kafka1, name, 2, 10)
+                ours.await_(lambda: len(other.rows) == 20)
+                driver.resume()
+                ours.await_(lambda: len(members_of(kafka1, group)) == 2)
+                wait_for_lag_zero(kafka1, group, 2)
+        finally:
+            driver.resume()
+        fill(kafka1, name, 2, 10)
+        ours.await_(lambda: len(ours.rows) == 40)
+        assert [row.current_offset for row in wait_for_lag_zero(kafka1, group, 2)] == [30, 30]
+    assert set(ours.rows) & set(other.rows) == set()
+
+
+@PROTOCOLS
+def test_topics_that_match_later_are_read_too(
+    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, protocol: str
+) -> None:
+    prefix, group = f"match{uuid.uuid4().hex[:6]}", new_group()
+    first = topic1(1, prefix=prefix)
+    fill(kafka1, first, 1, 5)
+    options = {"subscribePattern": f"{prefix}.*", "kafka_metadata_max_age_ms": "500"}
+    with query_of(spark, kafka1, first, group, protocol, tmp_path, **options) as ours:
+        ours.await_(lambda: len(ours.rows) == 5)
+        fill(kafka1, topic1(2, prefix=prefix), 2, 5)
+        ours.await_(lambda: len(ours.rows) == 15)
+
+
+@PROTOCOLS
+def test_a_static_member_that_is_restarted_causes_no_rebalance(
+    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, protocol: str
+) -> None:
+    name, group = topic1(2), new_group()
+    options = {"kafka_group_instance_id": "a"}
+    if protocol == "classic":
+        options["kafka_session_timeout_ms"] = "20000"
+    with Librdkafka(kafka1, name, group, protocol) as other:
+        with query_of(spark, kafka1, name, group, protocol, tmp_path, **options) as ours:
+
+            def shared() -> bool:
+                fill(kafka1, name, 2, 1)
+                time.sleep(0.2)
+                return len(ours.rows) > 0
+
+            ours.await_(shared)
+        before, (mine,) = other.assignments, ours.partitions
+        fill(kafka1, name, 2, 5)
+        with query_of(spark, kafka1, name, group, protocol, tmp_path, **options) as ours:
+            ours.await_(lambda: len(ours.rows) >= 5)
+            assert ours.partitions == {mine}
+            assert other.assignments == before
