@@ -69,6 +69,9 @@ class MemberMachine(ABC):
         self._topics = None if self._matches_here else subscription.names
         # What is under way, unless the session that it is of is over; and what is said on leaving.
         self._asked: Ask | None = None
+        # Why nobody knows whether the claims still hold. Brokers alone know when a session of KIP-848 ends.
+        self._doubt: Cause | None = None
+        self._doubted_s = now_s
         self._farewell: Ask | None = None
 
     # -- for the owner ------------------------------------------------------------------------
@@ -79,12 +82,12 @@ class MemberMachine(ABC):
 
     @property
     def cause(self) -> Cause:
-        """Why it is in its state."""
-        return self._life.cause
+        """Why it is in its state, or in doubt."""
+        return self._doubt or self._life.cause
 
     @property
     def settled(self) -> bool:
-        return self.state in SETTLED
+        return self.state in SETTLED and self._doubt is None
 
     @property
     @abstractmethod
@@ -94,7 +97,7 @@ class MemberMachine(ABC):
     def pending(self, now_s: float) -> Cause | None:
         """Why the owner has to act; None: it need not."""
         self.tick(now_s)
-        return self.cause if self.state in HAS_TO_HEAR else None
+        return self.cause if self.state in HAS_TO_HEAR else self._doubt
 
     def progress(self, now_s: float) -> None:
         """The owner is alive: `max.poll.interval.ms` begins anew. Not if it is over already."""
@@ -164,6 +167,11 @@ class MemberMachine(ABC):
         elif now_s >= self._polled_s + self._poll_interval_s:
             self._leave_for_its_owner()
 
+    def doubt(self, cause: Cause, now_s: float) -> None:
+        """Its claims may have ended: the coordinator is asked at once, and until it answers the owner has to wait."""
+        if self.state in IN_SESSION:
+            self._doubt, self._doubted_s, self._heartbeat_s = cause, now_s, now_s
+
     def next_step(self, now_s: float) -> Step:
         """What to do now. Gives a `Wait` where nothing is due."""
         self.tick(now_s)
@@ -185,6 +193,10 @@ class MemberMachine(ABC):
             self._said_farewell()
         elif ask is self._asked:
             self._answered(ask, reply, now_s)
+            if since_s >= self._doubted_s:
+                self._doubt = None
+            elif self._doubt is not None:
+                self._heartbeat_s = now_s  # an answer of before says nothing
 
     def still_waited_for(self, ask: Ask, since_s: float, now_s: float) -> None:
         """As `answered`; or it holds its answer back because of others, and counts no session meanwhile."""
@@ -296,7 +308,7 @@ class MemberMachine(ABC):
         return min(self._request_timeout_ms, self.config.session_timeout_ms / 3)
 
     def _forget_session(self) -> None:
-        self._session_ends_s, self._asked = math.inf, None
+        self._session_ends_s, self._asked, self._doubt = math.inf, None, None
         self._end_session()
 
     def _in_words(self, error: KafkaError) -> KafkaError:

@@ -33,8 +33,10 @@ from protocol.net.readiness import ready
 
 log = logging.getLogger(__name__)
 
-# While a coordinator holds back an answer, it is noted this often that the member still waits for it.
+# The machine is told this often that time has passed, or that a coordinator holds back an answer.
 _STILL_WAITING_S = 1.0
+# When nobody has looked at the clock for so long, this process has stood still.
+_STOOD_STILL_S = 3.0
 _CLOSE_MS = 5_000
 
 _MACHINES: dict[str, type[MemberMachine]] = {"classic": ClassicMember, "consumer": ConsumerMember}
@@ -68,6 +70,7 @@ class Membership:
         self._told = self._machine.state, self._machine.member
         self._changed = threading.Condition()
         self._asks = False
+        self._looked_s = self._clock.now_s()
         self._thread: threading.Thread | None = None
 
     # -- for the owner ------------------------------------------------------------------------
@@ -81,7 +84,7 @@ class Membership:
         """
         with self._changed:
             try:
-                return self._machine.pending(self._clock.now_s())
+                return self._machine.pending(self._now_s())
             finally:
                 self._tell()
 
@@ -99,7 +102,7 @@ class Membership:
     def progress(self) -> None:
         """The owner is at work: `max.poll.interval.ms` begins anew. `take_up` says so, too."""
         with self._changed:
-            self._machine.progress(self._clock.now_s())
+            self._machine.progress(self._now_s())
             self._tell()
 
     def subscribe(self, subscription: TopicSubscription) -> None:
@@ -124,7 +127,7 @@ class Membership:
         added = NOTHING
         while True:
             with self._changed:
-                now_s = self._clock.now_s()
+                now_s = self._now_s()
                 self._machine.progress(now_s)
                 self._raise_if_over()
                 revocation = self._machine.revocation(now_s)
@@ -209,13 +212,13 @@ class Membership:
         """Waits until there is something to do; None: nothing ever."""
         with self._changed:
             while self._machine.state not in OVER:
-                now_s = self._clock.now_s()
+                now_s = self._now_s()
                 step = self._machine.next_step(now_s)
                 self._tell()
                 if isinstance(step, (Ask, LookUp)):
                     self._asks = isinstance(step, Ask)
                     return step
-                self._changed.wait(min(max(0.0, step.until_s - now_s), 3600.0))
+                self._changed.wait(min(max(0.0, step.until_s - now_s), _STILL_WAITING_S))
             return None
 
     def _ask(self, ask: Ask) -> None:
@@ -230,7 +233,7 @@ class Membership:
             options: dict[str, Any] = {"purpose": self._purpose, "at_least": ask.at_least}
             reply = self._client.send(broker, ask.api, ask.body, deadline, **options)
             while not ready([reply], _STILL_WAITING_S, deadline) and not deadline.passed:
-                since_s = self._still_waiting(ask, since_s) if ask.held else since_s
+                since_s = self._still_waiting(ask, since_s)
             body = reply.result(deadline)
             if body["error_code"] not in ask.accept:
                 own = f": {body['error_message']}" if body.get("error_message") else ""
@@ -269,11 +272,22 @@ class Membership:
             self._changed.notify_all()
 
     def _still_waiting(self, ask: Ask, since_s: float) -> float:
+        """Since when the coordinator is known to hold an answer back, rather than to be silent."""
         with self._changed:
-            now_s = self._clock.now_s()
-            self._machine.still_waited_for(ask, since_s, now_s)
+            now_s = self._now_s()
+            if ask.held:
+                self._machine.still_waited_for(ask, since_s, now_s)
             self._tell()
-            return now_s
+            return now_s if ask.held else since_s
+
+    def _now_s(self) -> float:
+        """Under the lock. Brokers alone know when a session of KIP-848 ends, so after a long sleep they are asked."""
+        now_s = self._clock.now_s()
+        if self._thread is not None and now_s - self._looked_s >= _STOOD_STILL_S:
+            words = f"this process has stood still for {now_s - self._looked_s:.0f} s, and may have lost its claims"
+            self._machine.doubt(Cause(words), now_s)
+        self._looked_s = now_s
+        return now_s
 
 
 def _of_attempt(error: KafkaError) -> KafkaError:
