@@ -25,6 +25,7 @@ from pyspark.sql.streaming import StreamingQuery
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.consumer_groups import wait_for_lag_zero
+from tests.documents import block
 
 PROTOCOLS = pytest.mark.parametrize("protocol", ["classic", "consumer"])
 
@@ -346,3 +347,23 @@ def test_a_static_member_that_is_restarted_causes_no_rebalance(
             ours.await_(lambda: len(ours.rows) >= 5)
             assert ours.partitions == {mine}
             assert other.assignments == before
+
+
+def test_the_example_shares_a_topic(
+    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
+) -> None:
+    name, group = topic1(2), new_group()
+    names = {"broker-1:9092": kafka1.bootstrap_servers, '"orders"': repr(name), "orders-etl": group}
+    found: dict[str, Any] = {"spark": spark}
+    exec(block("groups.md", "group.protocol").with_names(names), found)
+    run = Run()
+    writer = found["rows"].writeStream.foreachBatch(run.keep).option("checkpointLocation", str(tmp_path))
+    run.query = writer.start()
+    try:
+        run.await_(lambda: len(members_of(kafka1, group)) == 1)
+        wait_for_lag_zero(kafka1, group, 2)
+        fill(kafka1, name, 2, 5)
+        run.await_(lambda: len(run.rows) == 10)
+    finally:
+        run.query.stop()
+    run.await_(lambda: members_of(kafka1, group) == [])
