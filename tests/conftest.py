@@ -84,9 +84,7 @@ def kafka(pytestconfig: pytest.Config) -> Iterator[LocalKafka]:
     """Three brokers, ids 1 to 3, in racks `rack-1` to `rack-3`. Who kills or pauses one starts or resumes it again."""
     from tests.three_starts import THREE
 
-    with LocalKafka(
-        3, KAFKA_VERSION, settings=_EAGER, broker_settings=_RACKS, jvm_options=BRIEF_LIFE
-    ) as running:
+    with LocalKafka(3, KAFKA_VERSION, settings=_EAGER, broker_settings=_RACKS, jvm_options=BRIEF_LIFE) as running:
         pytestconfig.stash[THREE] = running
         yield running
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.admin import AdminClient, MemberDescription, OffsetSpec
 
 from protocol.cluster.client import Client
 from protocol.cluster.coordinators import group_coordinator
@@ -66,6 +66,11 @@ def describe(kafka: LocalKafka, group: str) -> list[GroupRow]:
         current = None if offsets[key] < 0 else offsets[key]
         rows.append(GroupRow(*key, current, log_end, None if current is None else log_end - current))
     return sorted(rows, key=lambda row: (row.topic, row.partition))
+
+
+def members_of(kafka: LocalKafka, group: str) -> list[MemberDescription]:
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
+    return list(_again_until_ready(lambda: admin.describe_consumer_groups([group])[group].result(30)).members)
 
 
 def _again_until_ready(ask: Callable[[], T], timeout_s: float = 60) -> T:

@@ -18,13 +18,12 @@ from typing import Any
 import psutil
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer
-from confluent_kafka.admin import AdminClient
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.consumer_groups import wait_for_lag_zero
+from tests.consumer_groups import members_of, wait_for_lag_zero
 from tests.documents import block
 
 PROTOCOLS = pytest.mark.parametrize("protocol", ["classic", "consumer"])
@@ -152,15 +151,19 @@ def new_group() -> str:
     return f"group-{uuid.uuid4().hex[:8]}"
 
 
-def members_of(kafka: LocalKafka, group: str) -> list[Any]:
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
-    return list(admin.describe_consumer_groups([group])[group].result(30).members)
+def shares(kafka: LocalKafka, group: str) -> list[int]:
+    """How many partitions each member has, as the coordinator says."""
+    return sorted(len(each.assignment.topic_partitions) for each in members_of(kafka, group))
 
 
 def drivers() -> set[psutil.Process]:
     """Spark's processes that run sources of streaming queries."""
-    every = psutil.Process().children(recursive=True)
-    return {each for each in every if "python_streaming_source_runner" in " ".join(each.cmdline())}
+    found = set()
+    for each in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            if "python_streaming_source_runner" in " ".join(each.cmdline()):
+                found.add(each)
+    return found
 
 
 @PROTOCOLS
@@ -196,13 +199,9 @@ def test_a_query_shares_with_librdkafka_and_takes_everything_back(
     options = {"kafka_client_id": "the-query"}
     with query_of(spark, kafka1, name, group, protocol, tmp_path, **options) as ours:
         with Librdkafka(kafka1, name, group, protocol) as other:
-
-            def shared() -> bool:
-                fill(kafka1, name, 4, 1)
-                time.sleep(0.2)
-                return len({partition for partition, _ in other.rows[-8:]}) == 2
-
-            ours.await_(shared)
+            fill(kafka1, name, 4, 1)
+            ours.await_(lambda: shares(kafka1, group) == [2, 2])
+            fill(kafka1, name, 4, 10)
             members = kafka1.describe_group(group, "--members", "--verbose")
             assert len(re.findall(rf"{group} .*/127.0.0.1 +the-query +2 ", members)) == 1, members
             assert len(re.findall(rf"{group} .*/127.0.0.1 +librdkafka +2 ", members)) == 1, members
@@ -338,7 +337,7 @@ def test_a_static_member_that_is_restarted_causes_no_rebalance(
             def shared() -> bool:
                 fill(kafka1, name, 2, 1)
                 time.sleep(0.2)
-                return len(ours.rows) > 0
+                return len(ours.rows) > 0 and shares(kafka1, group) == [1, 1]
 
             ours.await_(shared)
         before, (mine,) = other.assignments, ours.partitions
