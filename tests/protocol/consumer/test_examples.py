@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from protocol.group.offsets import fetch_offsets
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import ROOT, TopicFactory
 from tests.consumer_groups import describe
-from tests.protocol.consumer.consuming import produce
+from tests.protocol.consumer.consuming import client_of, produce
 
 PAGE = Path(ROOT / "docs" / "consuming.md").read_text()
 FIRST, HANDLER, POLLING, DECOUPLED = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -41,8 +42,9 @@ def test_a_group_reads_and_commits(
         names["close_soon"] = lambda members: threading.Timer(0.1, close_when_read, (members,)).start()
 
     def close_when_read(members: Any) -> None:
-        while not (rows := describe(kafka, name)) or rows[0].lag:
-            time.sleep(0.05)
+        with client_of(kafka) as client:
+            while not fetch_offsets(client, name, None, client.deadline()):
+                time.sleep(0.05)
         members.close()
 
     exec(example, {**names, "stopped": lambda: next(looks)})
