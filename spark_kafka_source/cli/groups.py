@@ -103,8 +103,8 @@ def reset(
 ) -> None:
     """Moves the offsets of a group that has no members. Shows what would be done, until --execute is given.
 
-    A query of this project is no member of its group: stop it before. With a checkpoint it goes on at that, and sets
-    the group back; only a query with a new checkpoint starts at the group's offsets.
+    Stop the group's queries before; one that is no member of its group does not keep a reset from being made. With a
+    checkpoint a query goes on at that, and sets the group back; only a new checkpoint starts at the group's offsets.
 
     \b
     Examples:
