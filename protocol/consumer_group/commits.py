@@ -45,7 +45,8 @@ class Commits:
 
     def hand_on(self, offsets: Offsets, member: GroupMember) -> None:
         """They are committed in the background. Raises `CommitFailed` when the member's claims have ended."""
-        if offsets and not self._required().reset(offsets, member):
+        manager = self._required()
+        if offsets and not manager.reset(offsets, member):
             raise self._failed(UsageError("the claims under which they were read have ended"))
 
     def wait(self, offsets: Offsets, deadline: Deadline) -> None:
@@ -58,6 +59,12 @@ class Commits:
     def call_back(self, offsets: Offsets, on_commit: OnCommit) -> None:
         """When they have been committed or refused; see `tell`."""
         self._unanswered.append((offsets, on_commit))
+
+    def finish(self, deadline: Deadline) -> None:
+        """Waits for all that somebody wants to be called back for, and calls."""
+        if self._unanswered:
+            self._required().flush(deadline)
+            self.tell()
 
     def tell(self) -> None:
         """Calls back for what has been answered by now."""

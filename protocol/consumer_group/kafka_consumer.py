@@ -205,15 +205,15 @@ class KafkaConsumer:
             self._listener.on_partitions_assigned(added)
 
     def _commit_positions(self, partitions: Collection[TopicPartition]) -> None:
-        """Before they are given up, if commits are automatic. What fails is known to the log."""
-        if not self._commits.auto:
-            return
-        moved = self._streams.moved()
-        offsets = {key: CommittedOffset(moved[key]) for key in partitions if key in moved}
-        try:
-            self._commit(offsets, self._client.deadline(self._client.config.request_timeout_ms))
-        except CommitFailed as error:
-            log.warning("%s", error)
+        """Before they are given up, if commits are automatic; others that are under way end, too."""
+        deadline = self._client.deadline(self._client.config.request_timeout_ms)
+        if self._commits.auto:
+            moved = self._streams.moved()
+            try:
+                self._commit({key: CommittedOffset(moved[key]) for key in partitions if key in moved}, deadline)
+            except CommitFailed as error:
+                log.warning("%s", error)
+        self._commits.finish(deadline)
 
     def enforce_rebalance(self) -> None:
         """Leaves the group at once, as `unsubscribe` does, and joins again with the next `poll`: it assigns anew."""

@@ -22,7 +22,8 @@ from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.fake_kafka.faults import ALWAYS
 from tests.protocol.consumer.consuming import client_of, produce
-from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, Member, wait_until
+from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER
+from tests.protocol.consumer_group.members import Member, wait_until
 from tests.ten_records import END, TenRecords
 
 NewMember = Callable[..., Member]

@@ -16,13 +16,14 @@ from protocol.consumer_group.config import parse_group_consumer
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
 from protocol.errors import CommitFailed, DataLoss, NoOffset, UsageError, WakeUp
-from protocol.group.offsets import CommittedOffset, commit_offsets
+from protocol.group.offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.config import version_numbers
 from tests.conftest import KAFKA_VERSION, TopicFactory
 from tests.protocol.consumer.consuming import produce
-from tests.protocol.consumer_group.conftest import EAGER, KIP_848, NewConsumer, read, wait_until
+from tests.protocol.consumer_group.conftest import EAGER, KIP_848, NewConsumer
+from tests.protocol.consumer_group.members import read, wait_until
 
 FIRST_MS, GONE, COUNT = 1_700_000_000_000, 4, 20
 
@@ -237,6 +238,18 @@ def test_a_commit_with_a_callback(orders: str, new_consumer: NewConsumer) -> Non
     wait_until(lambda: ours.poll(0) or told)
     assert told == [({key: CommittedOffset(COUNT)}, None)]
     assert ours.committed([key]) == {key: CommittedOffset(COUNT)}
+
+
+def test_a_commit_that_is_under_way_ends_before_the_consumer_does(client: Client, group: str, orders: str) -> None:
+    told: list[object] = []
+    given = {"group.id": group, "auto.offset.reset": "earliest", "enable.auto.commit": False}
+    with KafkaConsumer(client, parse_group_consumer(given)) as ours:
+        ours.subscribe([orders])
+        read(ours, 2 * COUNT - GONE)
+        ours.commit_async(callback=lambda offsets, error: told.append(error))
+    assert told == [None]
+    committed = fetch_offsets(client, group, None, client.deadline())
+    assert {each.offset for each in committed.values()} == {COUNT}
 
 
 def test_a_commit_that_is_refused(orders: str, new_consumer: NewConsumer) -> None:

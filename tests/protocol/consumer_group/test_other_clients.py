@@ -10,18 +10,15 @@ from typing import Protocol
 
 import confluent_kafka
 import pytest
-from confluent_kafka.admin import AdminClient
 
 from protocol.cluster.client import Client
-from protocol.consumer_group.kafka_consumer import KafkaConsumer
-from protocol.errors import WakeUp
-from protocol.group.offsets import fetch_offsets
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.config import tool_class, tool_command
 from tests import sarama
 from tests.conftest import TopicFactory
 from tests.protocol.consumer.consuming import produce
-from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848, Member, NewConsumer, wait_until
+from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848, NewConsumer
+from tests.protocol.consumer_group.members import Member, Polling, Watch, wait_until
 
 PARTITIONS, COUNT = 6, 600
 CONSOLE = "org.apache.kafka.tools.consumer.ConsoleConsumer"
@@ -75,54 +72,6 @@ class JavaConsole:
         return [line for line in said.splitlines() if line[:1].isdigit()]
 
 
-class Polling:
-    """A `KafkaConsumer` of this project that polls in a thread until it is closed."""
-
-    def __init__(self, consumer: KafkaConsumer, topic: str) -> None:
-        self.values: list[bytes] = []
-        self._consumer = consumer
-        consumer.subscribe([topic])
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        with self._consumer as consumer:
-            try:
-                while True:
-                    self.values += [message.value or b"" for message in consumer.poll(1_000).messages()]
-            except WakeUp:
-                pass
-
-    def close(self) -> None:
-        self._consumer.wakeup()
-        self._thread.join(20)
-
-
-class Watch:
-    """Looks at a group from outside, again and again: its owners, and that no committed offset goes back."""
-
-    def __init__(self, kafka: LocalKafka, client: Client, group: str) -> None:
-        self._admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-        self._client = client
-        self._group = group
-        self._committed: dict[tuple[str, int], int] = {}
-
-    def owned(self) -> list[list[int]]:
-        """Of each member the partitions, in which no other one is."""
-        for key, each in fetch_offsets(self._client, self._group, None, self._client.deadline()).items():
-            assert each.offset >= self._committed.get(key, 0), f"{key} has gone back"
-            self._committed[key] = each.offset
-        members = self._admin.describe_consumer_groups([self._group])[self._group].result(20).members
-        owned = [sorted(each.partition for each in member.assignment.topic_partitions) for member in members]
-        everything = [number for numbers in owned for number in numbers]
-        assert len(everything) == len(set(everything)), owned
-        return owned
-
-    @property
-    def lag(self) -> int:
-        return COUNT - sum(self._committed.values())
-
-
 @pytest.fixture(scope="module")
 def sarama_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return sarama.build(tmp_path_factory.mktemp("sarama"))
@@ -174,14 +123,13 @@ def test_records_are_shared_with_other_clients(
     try:
         wait_until(lambda: [len(each) for each in watch.owned()] == [2, 2, 2], watch.owned)
         produce(kafka1, name, range(COUNT // 2, COUNT), PARTITIONS)
-        wait_until(lambda: watch.owned() and watch.lag == 0, lambda: watch.lag)
+        wait_until(lambda: watch.owned() and watch.committed == COUNT, lambda: watch.committed)
     finally:
         values = theirs.close()
     wait_until(lambda: [len(each) for each in watch.owned()] == [3, 3], watch.owned)
-    wait_until(lambda: watch.owned() and watch.lag == 0, lambda: watch.lag)
+    wait_until(lambda: watch.owned() and watch.committed == COUNT, lambda: watch.committed)
     polling.close()
-    handled = [b"%09d." % (offset * PARTITIONS + number) for number, offset in handler.handled]
-    assert sorted(handled + polling.values + values) == [b"%09d." % number for number in range(COUNT)]
+    assert sorted(handler.values + polling.values + values) == [b"%09d." % number for number in range(COUNT)]
     assert values
     assert polling.values
     assert handler.errors == []

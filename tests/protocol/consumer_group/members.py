@@ -1,0 +1,138 @@
+"""Members of groups that handle in threads of their own what they are given, and who looks at a group from outside."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from confluent_kafka.admin import AdminClient
+
+from protocol.cluster.client import Client
+from protocol.consumer_group.config import parse_group_consumer
+from protocol.consumer_group.consumer_group import ConsumerGroup
+from protocol.consumer_group.kafka_consumer import KafkaConsumer
+from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
+from protocol.errors import WakeUp
+from protocol.group.membership.cause import Cause
+from protocol.group.offsets import fetch_offsets
+from spark_kafka_source.local_kafka import LocalKafka
+
+
+class Member:
+    """A `ConsumerGroup` that consumes in a thread until it is closed, and notes what it sees: a handler, too."""
+
+    def __init__(self, client: Client, group: str, topic: str, **properties: object) -> None:
+        given = {"group.id": group, "auto.offset.reset": "earliest", "auto.commit.interval.ms": 100, **properties}
+        self.errors: list[Exception] = []
+        self.group = ConsumerGroup(client, parse_group_consumer(given), on_error=self.errors.append)
+        self.setups: list[ConsumerGroupSession] = []
+        self.cleanups: list[dict[str, list[int]]] = []
+        self.claimed: list[tuple[int, int, int]] = []  # generation, partition, offset at which it began
+        self.handled: list[tuple[int, int]] = []  # partition, offset
+        self.values: list[bytes] = []
+        self.causes: list[Cause] = []
+        self.slow_s = 0.0
+        self._topic = topic
+        self._thread = threading.Thread(target=self._run, name=f"member of {group}")
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self.group.closed:
+            self.causes.append(self.group.consume([self._topic], self))
+
+    def setup(self, session: ConsumerGroupSession) -> None:
+        self.setups.append(session)
+
+    def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+        self.claimed.append((session.generation_id, claim.partition, claim.initial_offset))
+        for message in claim.messages():
+            time.sleep(self.slow_s)
+            self.handled.append((claim.partition, message.offset))
+            self.values.append(message.value or b"")
+            session.mark_message(message)
+
+    def cleanup(self, session: ConsumerGroupSession) -> None:
+        self.cleanups.append(session.claims)
+
+    @property
+    def numbers(self) -> list[int]:
+        """The partitions that it has."""
+        if not self.setups or self.setups[-1].ended.is_set():
+            return []
+        return [number for numbers in self.setups[-1].claims.values() for number in numbers]
+
+    def close(self) -> None:
+        self.group.close()
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+
+class Polling:
+    """A `KafkaConsumer` of this project that polls in a thread until it is closed."""
+
+    def __init__(self, consumer: KafkaConsumer, topic: str) -> None:
+        self.values: list[bytes] = []
+        self._consumer = consumer
+        consumer.subscribe([topic])
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with self._consumer as consumer:
+            try:
+                while True:
+                    self.values += [message.value or b"" for message in consumer.poll(1_000).messages()]
+            except WakeUp:
+                pass
+
+    def close(self) -> None:
+        self._consumer.wakeup()
+        self._thread.join(20)
+
+
+class Watch:
+    """Looks at a group from outside, again and again: its owners, and that no committed offset goes back."""
+
+    def __init__(self, kafka: LocalKafka, client: Client, group: str) -> None:
+        self._admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+        self._client = client
+        self._group = group
+        self._committed: dict[tuple[str, int], int] = {}
+
+    def owned(self) -> list[list[int]]:
+        """Of each member the partitions, in which no other one is."""
+        for key, each in fetch_offsets(self._client, self._group, None, self._client.deadline()).items():
+            assert each.offset >= self._committed.get(key, 0), f"{key} has gone back"
+            self._committed[key] = each.offset
+        members = self._admin.describe_consumer_groups([self._group])[self._group].result(20).members
+        owned = [sorted(each.partition for each in member.assignment.topic_partitions) for member in members]
+        everything = [number for numbers in owned for number in numbers]
+        assert len(everything) == len(set(everything)), owned
+        return owned
+
+    @property
+    def committed(self) -> int:
+        """How many records, as `owned` has seen it last."""
+        return sum(self._committed.values())
+
+
+def wait_until(condition: Callable[[], Any], what: Callable[[], object] = lambda: "", timeout_s: float = 30) -> None:
+    give_up_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < give_up_s, what()
+        time.sleep(0.01)
+
+
+def read(consumer: KafkaConsumer, count: int, timeout_s: float = 30) -> list[tuple[int, int]]:
+    """So many records: partition and offset of each."""
+    found: list[tuple[int, int]] = []
+    wait_until(
+        lambda: (
+            found.extend((each.partition, each.offset) for each in consumer.poll(50).messages()) or len(found) >= count
+        ),
+        lambda: f"{len(found)} records of {count}",
+        timeout_s,
+    )
+    return found
