@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, MemberDescription, OffsetSpec
+from confluent_kafka.admin import AdminClient, OffsetSpec
 
+from protocol.admin.groups import Member, describe_group
 from protocol.cluster.client import Client
 from protocol.cluster.coordinators import group_coordinator
 from protocol.config import parse_client
@@ -68,9 +69,10 @@ def describe(kafka: LocalKafka, group: str) -> list[GroupRow]:
     return sorted(rows, key=lambda row: (row.topic, row.partition))
 
 
-def members_of(kafka: LocalKafka, group: str) -> list[MemberDescription]:
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
-    return list(_again_until_ready(lambda: admin.describe_consumer_groups([group])[group].result(30)).members)
+def members_of(kafka: LocalKafka, group: str) -> tuple[Member, ...]:
+    """By this project's own request: librdkafka's may take the process down while a group is just made."""
+    with Client(parse_client({"bootstrap.servers": kafka.bootstrap_servers})) as client:
+        return describe_group(client, group).members
 
 
 def _again_until_ready(ask: Callable[[], T], timeout_s: float = 60) -> T:
