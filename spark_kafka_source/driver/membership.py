@@ -148,9 +148,9 @@ class QueryMembership:
         unread = [key for key in gained if key not in offsets and key not in read.ends]
         offsets.update({key: self._starting[key] for key in unread if key in self._starting})
         self._claimed.update({key: _Claim(topic_id, offsets.get(key)) for key, topic_id in gained.items()})
-        if known := sorted(key for key in gained if key in read.ends):
-            log.info(
-                "group %s: of the checkpoint's offsets and the group's the larger ones count: the group is ahead in %s",
+        if ahead := [key for key in gained if key in read.ends and key in offsets]:
+            log.warning(
+                "group %s is ahead of the checkpoint, since others have read on: goes on at the group's offsets in %s",
                 options.consumer.group_id,
-                listed([key for key in known if key in offsets]) or "none",
+                listed(ahead),
             )
