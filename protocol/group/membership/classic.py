@@ -128,7 +128,8 @@ class ClassicMember(MemberMachine):
             "protocol_name": self._assignor_name,
             "assignments": [{"member_id": name, "assignment": each} for name, each in assignments.items()],
         }
-        return self._ask(SYNC_GROUP, body, held=True, timeout_ms=self._held_timeout_ms)
+        # Since Kafka 3.7 a group that is stable answers, and counts no session anew.
+        return self._ask(SYNC_GROUP, body, held=True, renews=False, timeout_ms=self._held_timeout_ms)
 
     def _heartbeat(self) -> Ask:
         return self._ask(HEARTBEAT, {"generation_id": self._generation_id}, timeout_ms=self._heartbeat_timeout_ms)

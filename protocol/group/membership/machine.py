@@ -188,7 +188,10 @@ class MemberMachine(ABC):
     def answered(self, ask: Ask, reply: Mapping[str, Any], since_s: float, now_s: float) -> None:
         """`since_s`: since when the coordinator has known for sure that this member is there."""
         self._backoff.reset()
-        self.still_waited_for(ask, since_s, now_s)
+        if ask.renews:
+            self.still_waited_for(ask, since_s, now_s)
+        else:
+            self.tick(now_s)
         if ask is self._farewell:
             self._said_farewell()
         elif ask is self._asked:

@@ -12,7 +12,8 @@ from protocol.wire.schema import Api, Body
 class Ask:
     """One request to the coordinator; its reply, or why there is none, goes to the machine.
 
-    `held`: the coordinator answers when other members have acted. `accept`: error codes that are an answer.
+    `held`: the coordinator answers when other members have acted. `renews`: who is answered has a whole session before
+    it. `accept`: error codes that are an answer.
     """
 
     api: Api
@@ -20,6 +21,7 @@ class Ask:
     timeout_ms: float
     at_least: int = 0
     held: bool = False
+    renews: bool = True
     accept: frozenset[int] = field(default=frozenset({ErrorCode.NONE}))
 
 
