@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,15 +12,14 @@ import pytest
 
 from protocol.cluster.client import Client
 from spark_kafka_source.local_kafka import LocalKafka
-from spark_kafka_source.local_kafka.config import tool_class, tool_command
 from tests import sarama
 from tests.conftest import TopicFactory
+from tests.console_consumer import ConsoleConsumer
 from tests.protocol.consumer.consuming import produce
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848, NewConsumer
 from tests.protocol.consumer_group.members import Member, Polling, Watch, wait_until
 
 PARTITIONS, COUNT = 6, 600
-CONSOLE = "org.apache.kafka.tools.consumer.ConsoleConsumer"
 
 
 class Other(Protocol):
@@ -56,22 +54,6 @@ class Librdkafka:
         return self._given
 
 
-class JavaConsole:
-    def __init__(self, kafka: LocalKafka, topic: str, group: str) -> None:
-        where = ("--bootstrap-server", kafka.bootstrap_servers, "--topic", topic, "--group", group)
-        options = ["--from-beginning"]
-        for each in ("heartbeat.interval.ms=100", "auto.commit.interval.ms=100"):
-            options += ["--consumer-property", each]
-        tool = tool_class(kafka._config, CONSOLE, "kafka.tools.ConsoleConsumer")
-        command = tool_command(kafka._config, tool, *where, *options)
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-
-    def close(self) -> list[bytes]:
-        self._process.terminate()
-        said, _ = self._process.communicate(timeout=60)
-        return [line for line in said.splitlines() if line[:1].isdigit()]
-
-
 @pytest.fixture(scope="module")
 def sarama_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return sarama.build(tmp_path_factory.mktemp("sarama"))
@@ -83,7 +65,7 @@ def others(request: pytest.FixtureRequest, kafka1: LocalKafka, group: str) -> Ca
         if kind == "sarama":
             return sarama.GroupMember(request.getfixturevalue("sarama_program"), kafka1, topic, group)
         if kind == "java":
-            return JavaConsole(kafka1, topic, group)
+            return ConsoleConsumer(kafka1, topic, group)
         return Librdkafka(kafka1, topic, group, {"eager": EAGER, "cooperative": COOPERATIVE, "kip848": KIP_848}[kind])
 
     return start

@@ -10,98 +10,20 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
-from confluent_kafka import Consumer, KafkaException, Producer
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from confluent_kafka import Consumer, KafkaException
+from pyspark.sql import SparkSession
 
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.consumer_groups import members_of, wait_for_lag_zero
 from tests.documents import block
+from tests.member_queries import Key, Run, drivers, fill, new_group, query_of
 
 PROTOCOLS = pytest.mark.parametrize("protocol", ["classic", "consumer"])
-
-Key = tuple[int, int]
-
-
-class Run:
-    """One run of a query. `rows`: (partition, offset) of all that it has handed over, in the order of its batches."""
-
-    def __init__(self) -> None:
-        self.rows: list[Key] = []
-        self.query: StreamingQuery
-        self.first_batch, self.last_batch = -1, -1
-        self.fail = False
-        self.go_on = threading.Event()
-        self.go_on.set()
-
-    def start(
-        self,
-        spark: SparkSession,
-        kafka: LocalKafka,
-        topic: str,
-        group: str,
-        protocol: str,
-        checkpoint: Path,
-        **options: str,
-    ) -> None:
-        """`options`: with `_` for `.`"""
-        given = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "kafka.group.id": group}
-        given |= {"kafka.group.protocol": protocol, "kafka.auto.offset.reset": "earliest"}
-        given |= {} if "subscribePattern" in options else {"subscribe": topic}
-        if protocol == "classic":
-            given |= {"kafka.session.timeout.ms": "6000", "kafka.heartbeat.interval.ms": "200"}
-        given |= {name.replace("_", "."): value for name, value in options.items()}
-        rows = spark.readStream.format("pykafka-group").options(**given).load()
-        writer = rows.writeStream.foreachBatch(self.keep).option("checkpointLocation", str(checkpoint))
-        self.query = writer.trigger(processingTime="100 milliseconds").start()
-
-    def keep(self, batch: DataFrame, batch_id: int) -> None:
-        rows = batch.select("partition", "offset").collect()
-        self.rows += [(row.partition, row.offset) for row in rows]
-        self.first_batch, self.last_batch = batch_id if self.first_batch < 0 else self.first_batch, batch_id
-        assert self.go_on.wait(60)
-        if self.fail and rows:
-            raise RuntimeError("on purpose")
-
-    @property
-    def partitions(self) -> set[int]:
-        return {partition for partition, _ in self.rows}
-
-    def await_(self, condition: Callable[[], object], timeout_s: float = 60) -> None:
-        give_up_s = time.monotonic() + timeout_s
-        while not condition():
-            if error := self.query.exception():
-                raise error
-            assert time.monotonic() < give_up_s, f"not so after {timeout_s:.0f} s"
-            time.sleep(0.05)
-
-
-def fill(kafka: LocalKafka, topic: str, partitions: int, records: int) -> None:
-    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "linger.ms": 20})
-    for partition in range(partitions):
-        for n in range(records):
-            producer.produce(topic, value=f"v{n}", partition=partition)
-    assert producer.flush(30) == 0
-
-
-@contextmanager
-def query_of(*arguments: Any, **options: str) -> Iterator[Run]:
-    """As `Run.start`."""
-    run = Run()
-    run.start(*arguments, **options)
-    try:
-        yield run
-        assert run.query.exception() is None
-    finally:
-        run.query.stop()
 
 
 class Librdkafka:
@@ -147,23 +69,9 @@ class Librdkafka:
         self._thread.join()
 
 
-def new_group() -> str:
-    return f"group-{uuid.uuid4().hex[:8]}"
-
-
 def shares(kafka: LocalKafka, group: str) -> list[int]:
     """How many partitions each member has, as the coordinator says."""
     return sorted(len(each.assignment) for each in members_of(kafka, group))
-
-
-def drivers() -> set[psutil.Process]:
-    """Spark's processes that run sources of streaming queries."""
-    found = set()
-    for each in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):  # it has just ended
-            if "python_streaming_source_runner" in " ".join(each.cmdline()):
-                found.add(each)
-    return found
 
 
 @PROTOCOLS

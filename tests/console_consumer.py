@@ -1,0 +1,35 @@
+"""Kafka's console consumer as a member of a group."""
+
+from __future__ import annotations
+
+import subprocess
+
+from spark_kafka_source.local_kafka import LocalKafka
+from spark_kafka_source.local_kafka.config import tool_class, tool_command
+
+CONSOLE = "org.apache.kafka.tools.consumer.ConsoleConsumer"
+
+
+def console_command(kafka: LocalKafka, topic: str, group: str, **properties: str) -> list[str]:
+    """`properties`: of the consumer, with `_` for `.`"""
+    given = {"auto_commit_interval_ms": "100", "heartbeat_interval_ms": "100", **properties}
+    if given.get("group_protocol") == "consumer":
+        del given["heartbeat_interval_ms"]  # brokers say that, and Java refuses it
+    where = ("--bootstrap-server", kafka.bootstrap_servers, "--topic", topic, "--group", group)
+    options = [f"--consumer-property={name.replace('_', '.')}={value}" for name, value in given.items()]
+    tool = tool_class(kafka._config, CONSOLE, "kafka.tools.ConsoleConsumer")
+    return tool_command(kafka._config, tool, *where, "--from-beginning", *options)
+
+
+class ConsoleConsumer:
+    """A member from now until `close`, which gives the values that it was given: of lines that begin with a digit."""
+
+    def __init__(self, kafka: LocalKafka, topic: str, group: str, **properties: str) -> None:
+        """As `console_command`."""
+        command = console_command(kafka, topic, group, **properties)
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+
+    def close(self) -> list[bytes]:
+        self._process.terminate()
+        said, _ = self._process.communicate(timeout=60)
+        return [line for line in said.splitlines() if line[:1].isdigit()]

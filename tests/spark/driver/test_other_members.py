@@ -1,0 +1,72 @@
+"""A query and sarama, or Kafka's console consumer, in one group: each row is of the one that owns its partition.
+
+Queries and librdkafka's consumers in one group: test_membership.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from protocol.cluster.client import Client
+from spark_kafka_source.local_kafka import LocalKafka
+from tests import sarama
+from tests.conftest import TopicFactory
+from tests.console_consumer import ConsoleConsumer
+from tests.member_queries import new_group, query_of
+from tests.protocol.consumer.consuming import client_of, produce
+from tests.protocol.consumer_group.members import Watch
+from tests.soak import SOAK
+
+PARTITIONS, COUNT = 4, 200
+OTHERS = [("classic", "sarama"), ("consumer", "java"), *([("classic", "java")] if SOAK else [])]
+
+
+@pytest.fixture
+def client(kafka1: LocalKafka) -> Iterator[Client]:
+    with client_of(kafka1) as client:
+        yield client
+
+
+@pytest.mark.parametrize(("protocol", "kind"), OTHERS)
+def test_a_query_shares_with_another_client_and_takes_everything_back(
+    spark: SparkSession,
+    kafka1: LocalKafka,
+    client: Client,
+    topic1: TopicFactory,
+    tmp_path: Path,
+    protocol: str,
+    kind: str,
+) -> None:
+    name, group = topic1(PARTITIONS), new_group()
+    watch = Watch(kafka1, client, group)
+    program = sarama.build(tmp_path) if kind == "sarama" else None
+    with query_of(spark, kafka1, name, group, protocol, tmp_path / "checkpoint", kafka_client_id="the-query") as ours:
+        produce(kafka1, name, range(COUNT // 4), PARTITIONS)
+        ours.await_(lambda: len(ours.rows) == COUNT // 4)
+        other: Any
+        if program:
+            other = sarama.GroupMember(program, kafka1, name, group)
+        else:
+            other = ConsoleConsumer(kafka1, name, group, group_protocol=protocol)
+        try:
+            ours.await_(lambda: [len(each) for each in watch.owned()] == [2, 2])
+            members = kafka1.describe_group(group, "--members", "--verbose")
+            assert len(re.findall(rf"{group} .*/127.0.0.1 +the-query +2 ", members)) == 1, members
+            produce(kafka1, name, range(COUNT // 4, COUNT * 3 // 4), PARTITIONS)
+            ours.await_(lambda: watch.owned() and watch.committed == COUNT * 3 // 4)
+        finally:
+            values = other.close()
+        ours.await_(lambda: [len(each) for each in watch.owned()] == [4])
+        before = len(ours.rows)
+        produce(kafka1, name, range(COUNT * 3 // 4, COUNT), PARTITIONS)
+        ours.await_(lambda: watch.owned() and watch.committed == COUNT)
+        assert len(ours.rows) == before + COUNT // 4
+    rows = [b"%09d." % (offset * PARTITIONS + partition) for partition, offset in ours.rows]
+    assert sorted(rows + values) == [b"%09d." % number for number in range(COUNT)]
+    assert values
