@@ -1,0 +1,94 @@
+"""A query is killed in a batch in which it has gained partitions: restarted, it reads what the checkpoint has of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from protocol.config import parse_consumer
+from protocol.group.membership.membership import Membership
+from protocol.group.membership.topic_subscription import TopicSubscription
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.conftest import TopicFactory
+from tests.consumer_groups import members_of, move_group, wait_for_lag_zero
+from tests.member_queries import Key, fill, new_group, query_of
+from tests.protocol.consumer.consuming import client_of
+from tests.protocol.consumer_group.members import wait_until
+from tests.soak import SOAK
+
+PARTITIONS = 4
+
+
+@contextmanager
+def job_of(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "tests.jobs.be_member", *arguments]
+    # A session of its own: the JVM and the Python workers die with it.
+    job = subprocess.Popen(command, start_new_session=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        yield job
+    finally:
+        os.killpg(job.pid, signal.SIGKILL)
+        job.communicate()
+
+
+def next_batch(job: subprocess.Popen[str]) -> tuple[int, list[Key]]:
+    assert job.stdout is not None
+    number, rows = json.loads(job.stdout.readline())
+    return number, [(partition, offset) for partition, offset in rows]
+
+
+def planned(checkpoint: Path, batch: int, topic: str) -> list[Key]:
+    """The rows of a batch by the offsets in the checkpoint: from the end of the one before, or where it has joined."""
+
+    def logged(number: int) -> dict[str, dict[str, dict[str, int]]]:
+        return dict(json.loads((checkpoint / "offsets" / str(number)).read_text().splitlines()[-1]))
+
+    end = logged(batch)
+    begin = logged(batch - 1).get(topic, {}) | end.get("@joined", {}).get(topic, {})
+    return [(int(key), offset) for key, until in end[topic].items() for offset in range(begin[key], until)]
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"] if SOAK else ["consumer"])
+def test_a_query_killed_in_a_batch_that_gained_partitions_replays_it(
+    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, protocol: str
+) -> None:
+    name, group = topic1(PARTITIONS), new_group()
+    fill(kafka1, name, PARTITIONS, 10)
+    move_group(kafka1, group, {(name, number): 5 for number in range(PARTITIONS)})
+    arguments = (kafka1.bootstrap_servers, name, group, protocol, str(tmp_path))
+    config = parse_consumer({"group.id": group, "group.protocol": protocol})
+    with client_of(kafka1) as client, job_of(*arguments) as job:
+        # It has two partitions, and reads nothing.
+        with Membership(client, config, TopicSubscription(frozenset({name}))) as idle:
+
+            def shared() -> bool:
+                idle.take_up(client.deadline(50))
+                return len(idle.owned) == 2 and len(members_of(kafka1, group)) == 2
+
+            wait_until(shared, timeout_s=60)
+            own = next_batch(job)[1]
+        assert job.stdin is not None
+        print(file=job.stdin, flush=True)
+        batch, rows = next_batch(job)
+    gained = {partition for partition, _ in rows}
+    assert gained
+    assert gained.isdisjoint(partition for partition, _ in own)
+    assert sorted(rows) == sorted(planned(tmp_path, batch, name))
+    assert not (tmp_path / "commits" / str(batch)).exists()
+    with query_of(spark, kafka1, name, group, protocol, tmp_path / "other") as other:
+        fill(kafka1, name, PARTITIONS, 10)
+        other.await_(lambda: set(other.rows) >= {(number, 19) for number in range(PARTITIONS)})
+        wait_for_lag_zero(kafka1, group, PARTITIONS)
+        with query_of(spark, kafka1, name, group, protocol, tmp_path) as again:
+            again.await_(lambda: len(again.rows) >= len(rows))
+            assert sorted(again.rows[: len(rows)]) == sorted(rows)
+            assert again.first_batch == batch
