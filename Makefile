@@ -53,9 +53,10 @@ soak: setup ## the tests that kill, cut off, count and spoil, for longer
 	$(BIN)/python -m pytest -s --timeout 1800 \
 	tests/spark/test_killed_query.py tests/spark/test_broker_outage.py tests/spark/test_memory.py \
 	tests/protocol tests/options tests/plan tests/spark/test_transaction_scripts.py tests/spark/driver/test_data_loss.py \
-	tests/spark/test_equal_to_jvm_connector.py tests/spark/local_kafka tests/spark/task/test_bad_input_source.py
+	tests/spark/test_equal_to_jvm_connector.py tests/spark/local_kafka tests/spark/task/test_bad_input_source.py \
+	tests/spark/driver/test_killed_member.py tests/spark/driver/test_other_members.py
 	SPARK_KAFKA_SOURCE_SCRIPTS=24 SPARK_KAFKA_SOURCE_KILLS=5 $(BIN)/python -m pytest -s --timeout 3600 \
-	tests/spark/driver/test_first_batch_scripts.py tests/spark/driver/test_dark_coordinator.py
+	tests/spark/driver/test_first_batch_scripts.py tests/spark/driver/test_lost_coordinator.py
 
 matrix: setup ## the client's tests against Kafka 2.8, 3.9, 4.1 and 4.2
 	for version in 2.8.2 3.9.1 4.1.0 4.2.0; do \

@@ -2,85 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
 import subprocess
 import sys
-import threading
 import time
 import uuid
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.consumer_groups import described_by_kafka
+from tests.group_watch import GroupWatch
 from tests.jobs import copy_to_parquet
 
 # The soak run (`make soak`) asks for more.
 KILLS = int(os.environ.get("SPARK_KAFKA_SOURCE_KILLS", "1"))
 PARTITIONS = 6
 RECORDS = 1_000 * KILLS
-
-
-class GroupWatch:
-    """Asks the group's offsets all the time, and holds them against what the checkpoint says is complete."""
-
-    def __init__(self, kafka: LocalKafka, topic: str, group: str, checkpoint: Path) -> None:
-        # It only asks: without subscribing it is no member of the group.
-        settings = {"bootstrap.servers": kafka.bootstrap_servers, "group.id": group, "log_level": 0}
-        self._consumer = Consumer({**settings, "enable.auto.commit": False})
-        self._topic = topic
-        self._checkpoint = checkpoint
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self.looks = 0
-        self.moved = 0
-        self.wrong: list[str] = []
-        self._thread.start()
-
-    def close(self) -> None:
-        """After one more look, at what the query has left."""
-        begun = self.looks + 1
-        while self.looks <= begun and self._thread.is_alive():
-            time.sleep(0.02)
-        self._ended.set()
-        self._thread.join(60)
-        self._consumer.close()
-
-    def _watch(self) -> None:
-        before: dict[int, int] = {}
-        while not self._ended.wait(0.02):
-            # In this order: the checkpoint only goes forward, so one read later can only excuse, never accuse.
-            try:
-                committed = self._committed()
-            except KafkaException:  # a coordinator that is just loading
-                continue
-            complete = self._complete()
-            self.looks += 1
-            self.moved += committed != before
-            for partition, offset in committed.items():
-                if offset > complete.get(partition, 0):
-                    self.wrong.append(f"partition {partition}: group {offset}, checkpoint {complete}")
-                if offset < before.get(partition, 0):
-                    self.wrong.append(f"partition {partition}: went back from {before[partition]} to {offset}")
-            before = committed
-
-    def _committed(self) -> dict[int, int]:
-        rows = self._consumer.committed([TopicPartition(self._topic, p) for p in range(PARTITIONS)], timeout=30)
-        return {row.partition: row.offset for row in rows if row.offset >= 0}
-
-    def _complete(self) -> dict[int, int]:
-        commits = [int(path.name) for path in (self._checkpoint / "commits").glob("*") if path.name.isdigit()]
-        if not commits:
-            return {}
-        log = (self._checkpoint / "offsets" / str(max(commits))).read_text().splitlines()
-        return {int(partition): offset for partition, offset in json.loads(log[-1])[self._topic].items()}
 
 
 @pytest.mark.timeout(300 + 120 * KILLS)
@@ -96,7 +40,7 @@ def test_no_offset_is_ever_ahead_of_the_checkpoint_and_nothing_is_lost(
     assert producer.flush(30) == 0
     checkpoint, output = tmp_path / "checkpoint", tmp_path / "output"
     arguments = [kafka1.bootstrap_servers, name, group, str(checkpoint), str(output)]
-    watch = GroupWatch(kafka1, name, group, checkpoint)
+    watch = GroupWatch(kafka1, name, PARTITIONS, group, checkpoint)
     dice = random.Random(4)
     for _ in range(KILLS):
         batches = len(list((checkpoint / "commits").glob("[0-9]*"))) if checkpoint.exists() else 0

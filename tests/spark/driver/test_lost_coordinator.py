@@ -1,4 +1,7 @@
-"""The host of the group's coordinator goes dark under load: no reset, no answer. Commits go on, and nothing is lost."""
+"""The group's coordinator is lost under load. Commits go on, none is early, and nothing is lost.
+
+Its host goes dark (no reset, no answer), or its process is killed under a query that is a member.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ from spark_kafka_source.local_kafka import LocalKafka
 from tests.background import background
 from tests.conftest import TopicFactory
 from tests.consumer_groups import coordinator_of, wait_for_lag_zero
+from tests.group_watch import GroupWatch
 from tests.protocol.consumer.consuming import client_of
 from tests.wait_for_brokers import wait_until_known
 
@@ -27,7 +31,8 @@ from tests.wait_for_brokers import wait_until_known
 KILLS = int(os.environ.get("SPARK_KAFKA_SOURCE_KILLS", "0"))
 PARTITIONS = 3
 # The cluster itself takes nine seconds to notice that a broker is gone.
-COMMITS_GO_ON_WITHIN_S = 30.0
+DARK = ("none", LocalKafka.pause, LocalKafka.resume, 30.0)
+KILLED = (LocalKafka.kill, LocalKafka.start, 15.0)
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float) -> float:
@@ -69,8 +74,20 @@ class Load:
 
 @pytest.mark.skipif(not KILLS, reason="takes a minute each time; `make soak` runs it")
 @pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("protocol", "lose", "bring_back", "commits_go_on_within_s"),
+    [DARK, ("classic", *KILLED), ("consumer", *KILLED)],
+    ids=["dark", "killed, classic", "killed, consumer"],
+)
 def test_a_query_s_commits_go_on_again_and_again(
-    spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
+    spark: SparkSession,
+    kafka: LocalKafka,
+    topic: TopicFactory,
+    tmp_path: Path,
+    protocol: str,
+    lose: Callable[[LocalKafka, int], None],
+    bring_back: Callable[[LocalKafka, int], None],
+    commits_go_on_within_s: float,
 ) -> None:
     name, group = topic(PARTITIONS, replication_factor=3), f"group-{uuid.uuid4().hex[:8]}"
     rows: dict[int, list[tuple[int, int]]] = {}
@@ -83,6 +100,7 @@ def test_a_query_s_commits_go_on_again_and_again(
         .option("kafka.bootstrap.servers", kafka.bootstrap_servers)
         .option("subscribe", name)
         .option("kafka.group.id", group)
+        .option("kafka.group.protocol", protocol)
         .option("kafka.auto.offset.reset", "earliest")
         .load()
         .writeStream.foreachBatch(keep)
@@ -90,23 +108,23 @@ def test_a_query_s_commits_go_on_again_and_again(
         .trigger(processingTime="200 milliseconds")
         .start()
     )
-    load = Load(kafka, name)
+    load, watch = Load(kafka, name), GroupWatch(kafka, name, PARTITIONS, group, tmp_path)
     took_s = []
     with client_of(kafka) as client, background(load.run):
         try:
             wait_for(lambda: committed(client, group) > 0, 120)
             for _ in range(KILLS):
-                dark, seen = coordinator_of(kafka, group), committed(client, group)
-                kafka.pause(dark)
-                dark_since_s = time.monotonic()
+                lost, seen = coordinator_of(kafka, group), committed(client, group)
+                lose(kafka, lost)
+                lost_since_s = time.monotonic()
                 try:
                     # What was on its way may come once; the next one is of afterwards.
                     for _ in range(2):
                         wait_for(lambda: committed(client, group) > seen, 120)  # noqa: B023
                         seen = max(seen, committed(client, group))
-                    took_s.append(time.monotonic() - dark_since_s)
+                    took_s.append(time.monotonic() - lost_since_s)
                 finally:
-                    kafka.resume(dark)
+                    bring_back(kafka, lost)
                 print(f"commits went on after {took_s[-1]:.1f} s")
                 assert query.isActive, query.exception()
                 wait_until_in_sync(kafka, name)
@@ -114,9 +132,11 @@ def test_a_query_s_commits_go_on_again_and_again(
             load.ended.set()
     wait_for_lag_zero(kafka, group, PARTITIONS, 120)
     query.stop()
+    watch.close()
     read = sorted(row for batch in rows.values() for row in batch)
     assert read == [(partition, offset) for partition in range(PARTITIONS) for offset in range(load.sent // PARTITIONS)]
-    assert max(took_s) < COMMITS_GO_ON_WITHIN_S
+    assert watch.wrong == []
+    assert max(took_s) < commits_go_on_within_s
 
 
 def committed(client: Client, group: str) -> int:
