@@ -124,6 +124,7 @@ func consume(bootstrap []string, topic string, count int) {
 func beMember(bootstrap []string, topic string, name string) {
 	config := settings()
 	config.Consumer.Offsets.Initial = sarama.OffsetOldest
+	config.Consumer.Group.Session.Timeout = 6 * time.Second
 	config.Consumer.Group.Heartbeat.Interval = 100 * time.Millisecond
 	config.Consumer.Offsets.AutoCommit.Interval = 100 * time.Millisecond
 	group, err := sarama.NewConsumerGroup(bootstrap, name, config)
@@ -135,7 +136,9 @@ func beMember(bootstrap []string, topic string, name string) {
 	}()
 	handler := writer{out: json.NewEncoder(os.Stdout), lock: &sync.Mutex{}}
 	for ctx.Err() == nil {
-		check(group.Consume(ctx, []string{topic}, handler))
+		if err := group.Consume(ctx, []string{topic}, handler); ctx.Err() == nil {
+			check(err)
+		}
 	}
 	check(group.Close())
 }

@@ -93,19 +93,22 @@ class Polling:
 
 
 class Watch:
-    """Looks at a group from outside, again and again: its owners, and that no committed offset goes back."""
+    """Looks at a group from outside, again and again: its owners, and that no committed offset goes back.
+
+    `by_partition`: the committed offsets, as `owned` has seen them last.
+    """
 
     def __init__(self, kafka: LocalKafka, client: Client, group: str) -> None:
         self._admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
         self._client = client
         self._group = group
-        self._committed: dict[tuple[str, int], int] = {}
+        self.by_partition: dict[tuple[str, int], int] = {}
 
     def owned(self) -> list[list[int]]:
         """Of each member the partitions, in which no other one is."""
         for key, each in fetch_offsets(self._client, self._group, None, self._client.deadline()).items():
-            assert each.offset >= self._committed.get(key, 0), f"{key} has gone back"
-            self._committed[key] = each.offset
+            assert each.offset >= self.by_partition.get(key, 0), f"{key} has gone back"
+            self.by_partition[key] = each.offset
         members = self._admin.describe_consumer_groups([self._group])[self._group].result(20).members
         owned = [sorted(each.partition for each in member.assignment.topic_partitions) for member in members]
         everything = [number for numbers in owned for number in numbers]
@@ -115,7 +118,7 @@ class Watch:
     @property
     def committed(self) -> int:
         """How many records, as `owned` has seen it last."""
-        return sum(self._committed.values())
+        return sum(self.by_partition.values())
 
 
 def wait_until(condition: Callable[[], Any], what: Callable[[], object] = lambda: "", timeout_s: float = 30) -> None:

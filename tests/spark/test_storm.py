@@ -1,0 +1,305 @@
+"""Twelve members of one group come, go, stand still and are killed: two queries, this project's consumers, others.
+
+`make soak` has it go on for five minutes by each protocol. Who has what, is said by the members themselves with their
+generation, and by the coordinator.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from itertools import chain
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+import pytest
+from confluent_kafka import Producer
+from pyspark.sql import SparkSession
+
+from spark_kafka_source.local_kafka import LocalKafka
+from tests import sarama
+from tests.background import background
+from tests.conftest import TopicFactory
+from tests.console_consumer import console_command
+from tests.member_queries import Key, Run, drivers, new_group
+from tests.protocol.consumer.consuming import client_of
+from tests.protocol.consumer_group.members import Watch, wait_until
+
+STORM_S = float(os.environ.get("SPARK_KAFKA_SOURCE_STORM_S", "0"))
+PARTITIONS, MEMBERS, MOST_DOWN = 31, 12, 3
+SETTLED_WITHIN_S = 10
+REBALANCES_PER_S = 150 / 300
+
+SESSION = {"session.timeout.ms": "3000", "heartbeat.interval.ms": "300"}
+KINDS = {
+    "range": {"group.protocol": "classic", "partition.assignment.strategy": "range", **SESSION},
+    "cooperative": {"group.protocol": "classic", "partition.assignment.strategy": "cooperative-sticky", **SESSION},
+    "consumer": {"group.protocol": "consumer"},
+}
+COOPERATIVE_IN_JAVA = "org.apache.kafka.clients.consumer.CooperativeStickyAssignor"
+
+
+class Member(Protocol):
+    """`up`: it runs, if only it is not `still`."""
+
+    still: bool
+
+    @property
+    def up(self) -> bool: ...
+    def come(self) -> None: ...
+    def leave(self) -> None: ...
+    def signal(self, number: int) -> None:
+        """SIGSTOP, SIGCONT or SIGKILL."""
+
+
+class ProcessMember:
+    """`said`: where all that it prints goes, in all its lives."""
+
+    def __init__(self, command: list[str], said: Path, leaves_by: int | None = None) -> None:
+        """`leaves_by`: a signal; None: it leaves when its standard input ends."""
+        self.said, self.still = said, False
+        self._command = command
+        self._leaves_by = leaves_by
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def up(self) -> bool:
+        assert self._process is None or self._process.poll() is None, f"{self.said} has ended by itself"
+        return self._process is not None
+
+    def come(self) -> None:
+        with self.said.open("ab") as out, self.said.with_suffix(".err").open("ab") as errors:
+            self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=out, stderr=errors)
+
+    def leave(self) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        if self._leaves_by is not None:
+            self._process.send_signal(self._leaves_by)
+        assert self._process.wait(30) in (0, 128 + (self._leaves_by or 0)), self.said
+        self._process = None
+
+    def signal(self, number: int) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+            if number == signal.SIGKILL:
+                self._process.wait()
+                self._process = None
+
+    def lines(self) -> list[str]:
+        """Without the last one, which may be half of one, if it was killed in it."""
+        return self.said.read_text().split("\n")[:-1] if self.said.exists() else []
+
+
+class QueryMember(Run):
+    """A query of one checkpoint in all its lives. What is stopped and killed is the process of its driver's source."""
+
+    def __init__(self, start: Callable[[QueryMember], None]) -> None:
+        super().__init__()
+        self.still, self.every = False, "1 second"
+        self._start = start
+        self._driver: psutil.Process | None = None
+
+    @property
+    def up(self) -> bool:
+        assert self._driver is None or self.query.isActive, self.query.exception()
+        return self._driver is not None
+
+    def come(self) -> None:
+        others = drivers()
+        self._start(self)
+        wait_until(lambda: drivers() - others, timeout_s=60)
+        (self._driver,) = drivers() - others
+
+    def leave(self) -> None:
+        self.query.stop()
+        self._driver = None
+
+    def signal(self, number: int) -> None:
+        if self._driver is not None:
+            self._driver.send_signal(number)
+            if number == signal.SIGKILL:
+                wait_until(lambda: not self.query.isActive, timeout_s=60)
+                self._driver = None
+
+
+class Source:
+    """Numbers for all partitions, until `ended`."""
+
+    def __init__(self, kafka: LocalKafka, topic: str) -> None:
+        self.ended = threading.Event()
+        self.each = 0
+        self._producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
+        self._topic = topic
+
+    def run(self) -> None:
+        while not self.ended.wait(0.25):
+            for partition in range(PARTITIONS):
+                self._producer.produce(self._topic, f"{partition}:{self.each}.", partition=partition)
+            self.each += 1
+            self._producer.poll(0)
+        assert self._producer.flush(60) == 0
+
+
+def one_change(members: list[Member], dice: random.Random, counts: Counter[str]) -> None:
+    """To one of them; most are up at any time."""
+    absent = [member for member in members if member.still or not member.up]
+    member = dice.choice(absent if len(absent) > MOST_DOWN else members)
+    if member.still:
+        what = "goes on"
+        member.signal(signal.SIGCONT)
+        member.still = False
+    elif not member.up:
+        what = "comes"
+        member.come()
+    else:
+        (what,) = dice.choices(["leaves", "is killed", "stands still"], [4, 2, 1])
+        if what == "leaves":
+            member.leave()
+        else:
+            member.still = what == "stands still"
+            member.signal(signal.SIGSTOP if member.still else signal.SIGKILL)
+    counts[what] += 1
+
+
+def all_come(members: list[Member]) -> None:
+    for member in members:
+        if member.still:
+            member.signal(signal.SIGCONT)
+            member.still = False
+        if not member.up:
+            member.come()
+
+
+def owned_by_generation(processes: list[ProcessMember]) -> dict[tuple[int, int], set[str]]:
+    """(generation, partition) -> ids of the members that say that they have it."""
+    owners: dict[tuple[int, int], set[str]] = {}
+    for process in processes:
+        for line in process.lines():
+            if line.startswith('{"generation"'):
+                said = json.loads(line)
+                for partition in said["owned"]:
+                    owners.setdefault((said["generation"], partition), set()).add(said["member"])
+    return owners
+
+
+def handled(processes: list[ProcessMember], queries: list[QueryMember]) -> Counter[Key]:
+    """(partition, offset) -> how often."""
+    rows: Counter[Key] = Counter(key for query in queries for key in query.rows)
+    for process in processes:
+        for line in process.lines():
+            if line.startswith("["):
+                partition, first, last = json.loads(line)
+                rows.update((partition, offset) for offset in range(first, last + 1))
+            elif line.startswith('{"partition"'):  # sarama's
+                row = json.loads(line)
+                rows[row["partition"], row["offset"]] += 1
+            elif line[:1].isdigit():  # the console consumer's values
+                partition, offset = line.rstrip(".").split(":")
+                rows[int(partition), int(offset)] += 1
+    return rows
+
+
+def twelve(
+    spark: SparkSession, kafka: LocalKafka, topic: str, group: str, folder: Path, kind: str
+) -> tuple[list[ProcessMember], list[QueryMember]]:
+    protocol, settings = KINDS[kind]["group.protocol"], KINDS[kind]
+    options = {name.replace(".", "_"): value for name, value in settings.items()}
+    properties = json.dumps({"group.id": group, "auto.offset.reset": "earliest", **settings})
+
+    def own_process(number: int, api: str) -> ProcessMember:
+        command = [sys.executable, "-m", "tests.jobs.be_in_storm", api, kafka.bootstrap_servers, topic, properties]
+        return ProcessMember(command, folder / f"{api}-{number}")
+
+    def start(query: QueryMember) -> None:
+        given = {f"kafka_{name}": value for name, value in options.items() if name != "group_protocol"}
+        query.start(spark, kafka, topic, group, protocol, folder / f"query-{queries.index(query)}", **given)
+
+    queries = [QueryMember(start) for _ in range(2)]
+    processes = [own_process(number, ("ConsumerGroup", "KafkaConsumer")[number % 2]) for number in range(MEMBERS - 4)]
+    processes.append(own_process(MEMBERS - 4, "librdkafka"))
+    if kind == "range":
+        command = [str(sarama.build(folder)), "group", kafka.bootstrap_servers, topic, group]
+        processes.append(ProcessMember(command, folder / "sarama-rows"))
+    else:
+        java = {"partition_assignment_strategy": COOPERATIVE_IN_JAVA} if kind == "cooperative" else {}
+        command = console_command(kafka, topic, group, **{**options, **java})
+        processes.append(ProcessMember(command, folder / "java", leaves_by=signal.SIGTERM))
+    return processes, queries
+
+
+class Look:
+    """Looks at the group until `ended`."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.ended = threading.Event()
+        self._watch = watch
+        self._owned: list[list[int]] = []
+
+    def run(self) -> None:
+        while not self.ended.wait(0.1):
+            self._owned = self._watch.owned()
+
+    def wait_until_settled(self, members: list[Member], timeout_s: float) -> float:
+        """Until they are all there is in the group, and have all partitions; seconds that it took."""
+        since_s = time.monotonic()
+
+        def settled() -> bool:
+            present = sum(member.up for member in members) == len(self._owned) == len(members)
+            return present and sorted(chain.from_iterable(self._owned)) == list(range(PARTITIONS))
+
+        wait_until(settled, lambda: self._owned, timeout_s)
+        return time.monotonic() - since_s
+
+
+@pytest.mark.skipif(not STORM_S, reason="takes five minutes for each protocol; `make soak` runs it")
+@pytest.mark.timeout(STORM_S + 400)
+@pytest.mark.parametrize("kind", KINDS)
+def test_twelve_members_in_a_storm(
+    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, kind: str
+) -> None:
+    name, group, dice, counts = topic1(PARTITIONS), new_group(), random.Random(4), Counter[str]()
+    processes, queries = twelve(spark, kafka1, name, group, tmp_path, kind)
+    members: list[Member] = [*processes, *queries]
+    with ExitStack() as stack:
+        watch = Watch(kafka1, stack.enter_context(client_of(kafka1)), group)
+        look, source = Look(watch), Source(kafka1, name)
+        for each in (look, source):
+            stack.enter_context(background(each.run))
+            stack.callback(each.ended.set)
+        stack.callback(lambda: [each.signal(signal.SIGKILL) for each in members])
+        all_come(members)
+        look.wait_until_settled(members, 120)
+        ends_s = time.monotonic() + STORM_S
+        while time.monotonic() < ends_s:
+            time.sleep(dice.uniform(1, 2))
+            one_change(members, dice, counts)
+        all_come(members)
+        look.wait_until_settled(members, 120)
+        members.pop(0).signal(signal.SIGKILL)
+        settled_s = look.wait_until_settled(members, 60)
+        source.ended.set()
+        print(f"{kind}: {dict(counts)}, settled after {settled_s:.1f} s")
+        wait_until(lambda: watch.committed == PARTITIONS * source.each, lambda: (source.each, watch.by_partition), 60)
+        for member in members:
+            member.leave()
+    owners = owned_by_generation(processes)
+    rows = handled(processes, queries)
+    generations = [generation for generation, _ in owners]
+    rebalances = max(generations) - min(generations)
+    print(f"{kind}: {rebalances} rebalances, {rows.total()} rows handled of {len(rows)}")
+    assert {key: ids for key, ids in owners.items() if len(ids) > 1} == {}
+    assert rows.keys() == {(partition, offset) for partition in range(PARTITIONS) for offset in range(source.each)}
+    assert settled_s < SETTLED_WITHIN_S
+    assert rebalances >= STORM_S * REBALANCES_PER_S
