@@ -41,8 +41,9 @@ def job_of(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def next_batch(job: subprocess.Popen[str]) -> tuple[int, list[Key]]:
+    """The job's next line of JSON; the JVM may say something, too."""
     assert job.stdout is not None
-    number, rows = json.loads(job.stdout.readline())
+    number, rows = json.loads(next(line for line in job.stdout if line.startswith("[")))
     return number, [(partition, offset) for partition, offset in rows]
 
 
