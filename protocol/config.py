@@ -22,7 +22,19 @@ IsolationLevel = Literal["read_uncommitted", "read_committed"]
 OffsetReset = Literal["earliest", "latest", "none"]
 GroupProtocol = Literal["none", "classic", "consumer"]
 Compression = Literal["none", "gzip", "snappy", "lz4", "zstd"]
-PartitionStrategy = Literal["murmur2", "fnv1a", "crc32", "random", "round_robin"]
+PartitionStrategy = Literal[
+    "murmur2",
+    "fnv1a",
+    "fnv1a_reference",
+    "crc32",
+    "consistent",
+    "consistent_random",
+    "murmur2_consistent",
+    "fnv1a_consistent",
+    "random",
+    "round_robin",
+    "manual",
+]
 
 _MOST_IN_FLIGHT_IF_IDEMPOTENT = 5  # A broker remembers the last five batches of a producer, no more.
 
@@ -109,6 +121,9 @@ class ProducerConfig:
     retries: int = MAX_INT32
     delivery_timeout_ms: int = 120_000
     partitioner: PartitionStrategy = "murmur2"
+    partitioner_ignore_keys: bool = False
+    partitioner_adaptive_partitioning_enable: bool = True
+    partitioner_availability_timeout_ms: int = 0
     # Twice Java's 32 MiB: whole columns come at once, and a record batch of each partition is 1 MiB.
     buffer_memory_bytes: int = 64 * 1024 * 1024
 
@@ -186,6 +201,7 @@ def parse_producer(properties: Mapping[str, object], *, prefix: str = "") -> Pro
     values = read(properties, Role.PRODUCER, prefix=prefix)
     levels = {codec: values.pop(f"{codec}_level", None) for codec in ("gzip", "lz4", "zstd")}
     values["compression_level"] = levels.get(values.get("compression_type", "none"))
+    _resolve_partitioner(values, prefix)
     _resolve_idempotence(values, prefix)
     _resolve_batch_size(values, prefix)
     _resolve_delivery_timeout(values, _request_timeout_ms(properties, prefix), prefix)
@@ -220,6 +236,17 @@ def _resolve_idempotence(values: dict[str, Any], prefix: str) -> None:
     if "enable_idempotence" not in values:
         warn_once(f"{prefix}enable.idempotence is off, because {prefix}{conflict}: retries can make duplicates")
     values["enable_idempotence"] = False
+
+
+def _resolve_partitioner(values: dict[str, Any], prefix: str) -> None:
+    of_librdkafka = values.pop("librdkafka_partitioner", None)
+    if of_librdkafka is None:
+        return
+    if "partitioner" in values:
+        raise ConfigurationError(
+            f"{prefix}partitioner and {prefix}partitioner.class say the same in two ways. Leave out one of the two."
+        )
+    values["partitioner"] = of_librdkafka
 
 
 def _resolve_batch_size(values: dict[str, Any], prefix: str) -> None:

@@ -20,6 +20,7 @@ from protocol.property_kinds import (
     ACKS,
     ADDRESSES,
     BOOLEAN,
+    LIBRDKAFKA_PARTITIONER,
     MAX_INT64,
     MILLISECONDS,
     NONEMPTY,
@@ -233,9 +234,30 @@ PROPERTIES: tuple[Property, ...] = (
         _PRODUCER,
         "partitioner.class",
         PARTITIONER,
-        "which partition a row goes to: by a hash of its key as Java has it (murmur2), sarama (fnv1a) or librdkafka "
-        "(crc32), or without looking at keys. Rows with a null key go to another partition every 16 KiB",
+        "which partition a row goes to: by a hash of its key as Java has it (murmur2), or sarama (fnv1a, "
+        "fnv1a_reference, crc32), without looking at keys (random, round_robin), or only as rows say themselves "
+        "(manual). Rows with a null key go to another partition every 16 KiB",
         field="partitioner",
+    ),
+    _applies(
+        _PRODUCER,
+        "partitioner",
+        LIBRDKAFKA_PARTITIONER,
+        "the same by librdkafka's names; with consistent, murmur2 and fnv1a null keys are hashed as if they were empty",
+        field="librdkafka_partitioner",
+    ),
+    _applies(_PRODUCER, "partitioner.ignore.keys", BOOLEAN, "rows with a key are spread as those without"),
+    _applies(
+        _PRODUCER,
+        "partitioner.adaptive.partitioning.enable",
+        BOOLEAN,
+        "rows without a key go rather to partitions for which fewer record batches wait (KIP-794)",
+    ),
+    _applies(
+        _PRODUCER,
+        "partitioner.availability.timeout.ms",
+        MILLISECONDS,
+        "and not to partitions whose leader has taken nothing for so long; 0: however long",
     ),
     _applies(
         _PRODUCER,
@@ -267,11 +289,6 @@ PROPERTIES: tuple[Property, ...] = (
     *_no_effect(_CONSUMER, "allow.auto.create.topics", "reading a topic never creates it"),
     *_no_effect(_PRODUCER, "max.block.ms", "a topic that is not there is looked for again for ten seconds"),
     *_no_effect(_PRODUCER, "metadata.max.idle.ms", "metadata is kept by metadata.max.age.ms alone"),
-    *_no_effect(
-        _PRODUCER,
-        "partitioner.adaptive.partitioning.enable partitioner.availability.timeout.ms",
-        "null keys are spread evenly",
-    ),
     *_forbidden(
         _CONSUMER | _PRODUCER,
         "interceptor.classes",
@@ -287,7 +304,6 @@ PROPERTIES: tuple[Property, ...] = (
     *_forbidden(_CLIENT, "config.providers", "values are taken as they are; put the resolved value in its place"),
     *_forbidden(_CLIENT, "security.providers", "JVM classes cannot run here"),
     *_not_yet(_PRODUCER, "transactional.id transaction.timeout.ms", "transactions are not supported yet"),
-    *_not_yet(_PRODUCER, "partitioner.ignore.keys", "leave the key column null to spread rows over partitions"),
 )
 
 _SECURITY = ("ssl.", "sasl.")

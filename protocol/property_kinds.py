@@ -127,10 +127,21 @@ SECURITY_PROTOCOL = one_of(
     otherwise="TLS and SASL are not supported yet, and nothing falls back to plain text in silence",
 )
 PARTITIONER = one_of(
-    *("murmur2", "fnv1a", "crc32", "random", "round_robin"),
+    *("murmur2", "fnv1a", "fnv1a_reference", "crc32", "random", "round_robin", "manual"),
     meanings={
         "org.apache.kafka.clients.producer.internals.DefaultPartitioner": "murmur2",
         "org.apache.kafka.clients.producer.RoundRobinPartitioner": "round_robin",
     },
     otherwise="other classes cannot run here; give rows a partition instead",
+)
+LIBRDKAFKA_PARTITIONER = one_of(
+    "random",
+    "consistent",
+    "consistent_random",
+    meanings={
+        "murmur2": "murmur2_consistent",
+        "murmur2_random": "murmur2",
+        "fnv1a": "fnv1a_consistent",
+        "fnv1a_random": "fnv1a",
+    },
 )

@@ -11,8 +11,6 @@ import logging
 from collections.abc import Iterable
 from functools import partial
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from protocol.clock import Backoff, Deadline, PausableClock
@@ -26,10 +24,10 @@ from protocol.net.readiness import ready
 from protocol.producer.accumulator import Accumulator, Gathered, check_sizes
 from protocol.producer.broker_producer import BrokerProducer
 from protocol.producer.idempotence import AnonymousSession, IdempotentSession, ProducerSession
+from protocol.producer.partition_choice import GivenPartitions, PartitionChoice
 from protocol.producer.partition_producer import PartitionProducer, ProducedRange, ProducerBatch
-from protocol.producer.partitioner import Partitioner
-from protocol.producer.topics import Leaders, topic_to_write
-from protocol.records.arrow_numpy import to_arrow, to_numpy, valid
+from protocol.producer.partitioner import PartitionFunction
+from protocol.producer.topics import Leaders
 from protocol.records.encode import encode_batches, record_sizes
 from protocol.records.record_columns import record_columns
 
@@ -51,18 +49,26 @@ class AsyncProducer:
     `buffer.memory` bounds what is not acknowledged yet: `send_columns` waits when there is more.
     Of the time between two calls only a second counts towards `delivery.timeout.ms`: what fails while the caller is
     away has its next try when it comes back.
+    `partitioner` chooses partitions in place of what `config` says; see `PartitionFunction`.
     `session` is for transactions; None is an idempotent or anonymous one, as `config` says.
     """
 
-    def __init__(self, client: Client, config: ProducerConfig, *, session: ProducerSession | None = None) -> None:
+    def __init__(
+        self,
+        client: Client,
+        config: ProducerConfig,
+        *,
+        partitioner: PartitionFunction | None = None,
+        session: ProducerSession | None = None,
+    ) -> None:
         self._client = client
         self._config = config
         self._session = session or (IdempotentSession(client) if config.enable_idempotence else AnonymousSession())
         self._accumulator = Accumulator(config.batch_size_bytes)
         self._encode = partial(encode_batches, compression=config.compression_type, level=config.compression_level)
-        self._partitioners: dict[str, Partitioner] = {}
         self._partitions: dict[TopicPartition, PartitionProducer] = {}
         self._busy: dict[TopicPartition, PartitionProducer] = {}
+        self._choice = PartitionChoice(client, config, self._busy, partitioner)
         self._brokers: dict[Broker, BrokerProducer] = {}
         self._expired_at_s: dict[str, float] = {}
         # Of the time in which record batches are to be delivered.
@@ -82,9 +88,7 @@ class AsyncProducer:
 
     # -- in -----------------------------------------------------------------------------------
 
-    def send_columns(
-        self, topic: str, columns: pa.RecordBatch, partitions: pa.Int32Array | npt.NDArray[np.int32] | None = None
-    ) -> None:
+    def send_columns(self, topic: str, columns: pa.RecordBatch, partitions: GivenPartitions | None = None) -> None:
         """Takes rows in; waits while too much is unacknowledged.
 
         Parameters
@@ -106,7 +110,8 @@ class AsyncProducer:
         sizes = record_sizes(rows)
         check_sizes(topic, sizes, self._config.max_request_size_bytes)
         with self._clock.running(_LONGEST_PAUSE_S):
-            chosen = self._choose(topic, rows, sizes, partitions)
+            known, named = self._choice.look_up(topic, rows.num_rows, partitions)
+            chosen = self._choice.choose(known, rows, sizes, named)
             self._begin_account()
             self._enqueue(self._accumulator.append(topic, rows, chosen, sizes, self._client.clock.now_s()))
             self._go_on()
@@ -205,29 +210,6 @@ class AsyncProducer:
             raise UsageError("this producer is closed")
 
     # -- rows to record batches ---------------------------------------------------------------
-
-    def _choose(
-        self,
-        topic: str,
-        rows: pa.RecordBatch,
-        sizes: npt.NDArray[np.int64],
-        partitions: pa.Int32Array | npt.NDArray[np.int32] | None,
-    ) -> npt.NDArray[np.int32]:
-        given = None if partitions is None else _int32(partitions)
-        if given is not None and len(given) != rows.num_rows:
-            raise UsageError(f"{len(given)} partitions were given for {rows.num_rows} rows of topic {topic}")
-        known = topic_to_write(self._client, topic, None if given is None else to_numpy(given)[valid(given)])
-        if given is not None and not given.null_count:
-            return to_numpy(given)
-        if topic not in self._partitioners:
-            self._partitioners[topic] = Partitioner(self._config.partitioner)
-        keys = rows.column("key") if "key" in rows.schema.names else None
-        available = [number for number, each in known.partitions.items() if each.leader >= 0]
-        chosen = self._partitioners[topic].choose(keys, sizes, len(known.partitions), available)
-        if given is not None:
-            named = valid(given)
-            chosen[named] = to_numpy(given)[named]
-        return chosen
 
     def _enqueue(self, gathered: Iterable[Gathered]) -> None:
         now_s = self._clock.now_s()
@@ -360,9 +342,3 @@ class AsyncProducer:
         if now_s - self._expired_at_s.get(topic, float("-inf")) >= self._client.config.retry_backoff_ms / 1000:
             self._expired_at_s[topic] = now_s
             self._client.expire_metadata([topic])
-
-
-def _int32(partitions: pa.Array | npt.NDArray[np.int32]) -> pa.Int32Array:
-    if isinstance(partitions, np.ndarray):
-        return to_arrow(partitions.astype(np.int32, copy=False))
-    return partitions if partitions.type == pa.int32() else partitions.cast(pa.int32())

@@ -115,6 +115,8 @@ class PartitionProducer:
     in_flight: int = 0
     leader_id: int = -1
     sent_at_s: float = 0.0
+    waits_since_s: float = 0.0
+    """Since when its leader has taken nothing, if anything is to be sent."""
     sequences: Sequences | None = None
     """None: the driver has to call `begin` before it sends (`broken_identity` is what to succeed to, if any)."""
     broken_identity: ProducerIdentity | None = None
@@ -139,6 +141,11 @@ class PartitionProducer:
         return sum(len(batch.records) for batch in self._queue)
 
     @property
+    def unsent(self) -> int:
+        """How many record batches are not under way."""
+        return len(self._queue) - self.in_flight
+
+    @property
     def trouble(self) -> str:
         """In words, why the oldest record batch is not written yet, if something went wrong."""
         return f"; the last failure: {self.failure}" if self.failure else ""
@@ -153,6 +160,8 @@ class PartitionProducer:
         return None if self.idle or self.in_flight else self._retry_at_s
 
     def append(self, batch: ProducerBatch) -> None:
+        if not self.unsent:
+            self.waits_since_s = batch.created_s
         self._queue.append(batch)
 
     # -- out ----------------------------------------------------------------------------------
@@ -188,7 +197,7 @@ class PartitionProducer:
         batch.in_flight = True
         self.in_flight += 1
         self.leader_id = leader_id
-        self.sent_at_s = now_s
+        self.sent_at_s = self.waits_since_s = now_s
 
     # -- outcomes -----------------------------------------------------------------------------
 

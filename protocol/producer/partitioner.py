@@ -1,65 +1,115 @@
 """Which partition each row goes to: by the hash of its key, or spread where there is no key.
 
 Called by `async_producer` with the columns of one batch, one `Partitioner` per topic. Knows no broker: it is told how
-many partitions there are and which of them have a leader. The hashes are in `key_hash`.
+many partitions there are, which of them have a leader, and how many record batches wait for each. The hashes are in
+`key_hash`, the spreading of rows without a key in `sticky_spread`.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from protocol.config import PartitionStrategy
 from protocol.errors import UsageError
 from protocol.producer.key_hash import crc32, fnv1a, murmur2
-from protocol.records.arrow_numpy import valid
+from protocol.producer.sticky_spread import StickySpread
+from protocol.records.arrow_numpy import binaries, to_numpy, valid
 
 # After so many bytes rows without a key go to another partition: Java's default (KIP-794). There it is `batch.size`,
 # which is 16 KiB as well; here record batches are larger, and a task of some thousand rows would fill just one.
 STICKY_BYTES = 16_384
 
 Partitions = npt.NDArray[np.int32]
+PartitionFunction = Callable[[str, pa.RecordBatch, int], Any]
+"""A partitioner of one's own: (topic, columns, partitions of the topic) to an int32 array, one number per row.
+
+Where the array is null, the strategy chooses."""
+
+
+# -- by key ---------------------------------------------------------------------------------------
 
 
 def by_murmur2(keys: pa.BinaryArray, partition_count: int) -> Partitions:
     """As Java's producer: the hash without its sign bit, modulo the partitions. An empty key is a key like others."""
-    positive = murmur2(keys) & np.uint32(0x7FFFFFFF)
-    return _int32(positive % np.uint32(partition_count))
+    return _positive(murmur2(keys), partition_count)
 
 
 def by_fnv1a(keys: pa.BinaryArray, partition_count: int) -> Partitions:
-    """As sarama's hash partitioner: the remainder of the signed hash, without its sign."""
+    """As sarama's `HashPartitioner`: the remainder of the signed hash, without its sign."""
     signed = fnv1a(keys).view(np.int32).astype(np.int64)
     return _int32(np.abs(np.fmod(signed, partition_count)))
 
 
+def by_fnv1a_reference(keys: pa.BinaryArray, partition_count: int) -> Partitions:
+    """As sarama's `ReferenceHashPartitioner`: the hash without its sign bit, modulo the partitions."""
+    return _positive(fnv1a(keys), partition_count)
+
+
 def by_crc32(keys: pa.BinaryArray, partition_count: int) -> Partitions:
-    """As librdkafka's `consistent` partitioner."""
+    """As librdkafka's `consistent` partitioner, and sarama's `ConsistentCRCHashPartitioner`."""
     return _int32(crc32(keys) % np.uint32(partition_count))
+
+
+def _positive(hashes: npt.NDArray[np.uint32], partition_count: int) -> Partitions:
+    return _int32((hashes & np.uint32(0x7FFFFFFF)) % np.uint32(partition_count))
 
 
 def _int32(numbers: npt.NDArray[Any]) -> Partitions:
     return numbers.astype(np.int32)
 
 
-_BY_KEY: dict[str, Callable[[pa.BinaryArray, int], Partitions]] = {
-    "murmur2": by_murmur2,
-    "fnv1a": by_fnv1a,
-    "crc32": by_crc32,
+class _ByKey(NamedTuple):
+    """A hash, and the keys that are not hashed: their rows are spread. What is null and hashed counts as empty."""
+
+    hashed: Callable[[pa.BinaryArray, int], Partitions]
+    spreads: Literal["null", "null and empty", "nothing"] = "null"
+
+
+_BY_KEY: dict[str, _ByKey] = {
+    "murmur2": _ByKey(by_murmur2),
+    "fnv1a": _ByKey(by_fnv1a),
+    "fnv1a_reference": _ByKey(by_fnv1a_reference),
+    "crc32": _ByKey(by_crc32),
+    "consistent": _ByKey(by_crc32, "nothing"),
+    "consistent_random": _ByKey(by_crc32, "null and empty"),
+    "murmur2_consistent": _ByKey(by_murmur2, "nothing"),
+    "fnv1a_consistent": _ByKey(by_fnv1a, "nothing"),
 }
+
+
+def partition_of(key: bytes, partition_count: int, strategy: PartitionStrategy = "murmur2") -> int:
+    """The partition of one key, by a strategy that looks at keys."""
+    return int(_BY_KEY[strategy].hashed(binaries([key]), partition_count)[0])
+
+
+def by_each_key(choose: Callable[[bytes | None, int], int]) -> PartitionFunction:
+    """A partitioner of one's own out of a function of one key (None: no key) and the number of partitions."""
+
+    def partitions_of(topic: str, columns: pa.RecordBatch, partition_count: int) -> Partitions:
+        if "key" not in columns.schema.names:
+            keys: list[bytes | None] = [None] * columns.num_rows
+        else:
+            keys = columns.column("key").to_pylist()
+        return np.array([choose(key, partition_count) for key in keys], np.int32)
+
+    return partitions_of
+
+
+# -- of a topic -----------------------------------------------------------------------------------
 
 
 class Partitioner:
     """Chooses partitions for the rows of one topic, batch after batch.
 
-    The hash strategies ("murmur2", Java's default; "fnv1a", sarama's; "crc32", librdkafka's) spread rows whose key is
-    null: they stay with one partition for `sticky_bytes`, as in Java, then go on to the next, in an order drawn once.
-    "random" and "round_robin" do not look at keys.
+    What a strategy does not hash stays with one partition for `sticky_bytes`, as in Java, then goes on to another.
+    "random" and "round_robin" do not look at keys, nor does any strategy with `ignore_keys`. "manual" chooses nothing.
     """
 
     def __init__(
@@ -67,16 +117,17 @@ class Partitioner:
         strategy: PartitionStrategy = "murmur2",
         sticky_bytes: int = STICKY_BYTES,
         rng: random.Random | None = None,
+        *,
+        ignore_keys: bool = False,
     ) -> None:
-        if strategy not in (*_BY_KEY, "random", "round_robin"):
-            known = ", ".join((*_BY_KEY, "random", "round_robin"))
-            raise UsageError(f"partitioner {strategy!r} is not known; choose one of {known}")
+        known = (*_BY_KEY, "random", "round_robin", "manual")
+        if strategy not in known:
+            raise UsageError(f"partitioner {strategy!r} is not known; choose one of {', '.join(known)}")
         self._strategy = strategy
-        self._sticky_bytes = max(1, sticky_bytes)
+        self._by_key = None if ignore_keys else _BY_KEY.get(strategy)
         self._rng = rng or random.Random()  # noqa: S311
-        self._order: npt.NDArray[np.int32] = np.empty(0, np.int32)
-        self._turn = 0
-        self._bytes_at_turn = 0
+        # A turn of one byte is over with each row.
+        self._sticky = StickySpread(1 if strategy == "round_robin" else sticky_bytes, self._rng)
 
     def choose(
         self,
@@ -84,44 +135,53 @@ class Partitioner:
         sizes: npt.NDArray[np.int64],
         partition_count: int,
         available: Sequence[int] | None = None,
+        queued: Sequence[int] | None = None,
     ) -> Partitions:
         """One partition per row, int32. `keys` None: no row has one. `sizes` are the records' bytes.
 
-        `available` are the partitions that have a leader: rows without a key go only to them, if there are any.
+        `available` are the partitions that have a leader: rows without a key go only to them, if there are any; and
+        `queued` is how many record batches wait for each of these.
         """
-        rows = len(sizes)
-        by_key = _BY_KEY.get(self._strategy)
-        if by_key is None or keys is None or keys.null_count == rows:
-            return self._spread(sizes, partition_count, available)
-        chosen = by_key(keys, partition_count)
-        if keys.null_count:
-            without_key = np.flatnonzero(~valid(keys))
-            chosen[without_key] = self._spread(sizes[without_key], partition_count, available)
+        if self._by_key is None:
+            return self._spread(sizes, partition_count, available, queued)
+        hashed, spreads = self._by_key
+        if spreads == "nothing":
+            return _hash_all(hashed, keys, len(sizes), partition_count)
+        if keys is None or keys.null_count == len(sizes):
+            return self._spread(sizes, partition_count, available, queued)
+        chosen = hashed(keys, partition_count)
+        spread = ~valid(keys) if keys.null_count else np.zeros(len(sizes), np.bool_)
+        if spreads == "null and empty":
+            spread |= to_numpy(pc.binary_length(keys)) == 0
+        if spread.any():
+            chosen[spread] = self._spread(sizes[spread], partition_count, available, queued)
         return chosen
 
     def _spread(
-        self, sizes: npt.NDArray[np.int64], partition_count: int, available: Sequence[int] | None
+        self,
+        sizes: npt.NDArray[np.int64],
+        partition_count: int,
+        available: Sequence[int] | None,
+        queued: Sequence[int] | None,
     ) -> Partitions:
-        order = self._drawn_order(available or range(partition_count))
+        candidates = available or range(partition_count)
+        if self._strategy == "manual":
+            raise UsageError(
+                f"{len(sizes)} rows have no partition, and partitioner.class is manual: give every row one",
+                settings=("partitioner.class",),
+            )
         if self._strategy == "random":
             generator = np.random.default_rng(self._rng.getrandbits(64))
-            return order[generator.integers(len(order), size=len(sizes))]
-        if self._strategy == "round_robin":
-            turns = self._turn + np.arange(len(sizes))
-            self._turn += len(sizes)
-            return order[turns % len(order)]
-        # A row belongs to the turn in which its first byte falls.
-        before = self._bytes_at_turn + np.cumsum(sizes) - sizes
-        turns = self._turn + before // self._sticky_bytes
-        total = self._bytes_at_turn + int(sizes.sum())
-        self._turn += total // self._sticky_bytes
-        self._bytes_at_turn = total % self._sticky_bytes
-        return order[turns % len(order)]
+            return np.array(candidates, np.int32)[generator.integers(len(candidates), size=len(sizes))]
+        told = queued if available and self._strategy != "round_robin" else None
+        return self._sticky.choose(sizes, candidates, told)
 
-    def _drawn_order(self, candidates: Sequence[int]) -> npt.NDArray[np.int32]:
-        """The candidates in an order drawn once: many short-lived producers must not all begin with partition 0."""
-        wanted = sorted(candidates)
-        if sorted(self._order.tolist()) != wanted:
-            self._rng.shuffle(wanted)
-            self._order = np.array(wanted, np.int32)
-        return self._order
+
+def _hash_all(
+    hashed: Callable[[pa.BinaryArray, int], Partitions], keys: pa.BinaryArray | None, rows: int, partition_count: int
+) -> Partitions:
+    """Also null keys, as if they were empty."""
+    (of_null,) = hashed(binaries([b""]), partition_count)
+    if keys is None:
+        return np.full(rows, of_null)
+    return np.where(valid(keys), hashed(keys, partition_count), of_null)

@@ -18,7 +18,9 @@ from protocol.errors import BrokerError, DeadlineExceeded, KafkaError, UsageErro
 from protocol.producer.partition_producer import PartitionProducer
 
 
-def topic_to_write(client: Client, name: str, partitions: npt.NDArray[np.int32] | None) -> Topic:
+def topic_to_write(
+    client: Client, name: str, partitions: npt.NDArray[np.int32] | None, deadline: Deadline | None = None
+) -> Topic:
     """The topic, with all of these partitions (None: whichever it has).
 
     What is not there is looked for again for ten seconds: brokers may be creating it, or it is new and not every
@@ -27,7 +29,7 @@ def topic_to_write(client: Client, name: str, partitions: npt.NDArray[np.int32] 
     lowest, highest = 0, 0
     if partitions is not None and len(partitions):
         lowest, highest = int(partitions.min()), int(partitions.max())
-    deadline = client.deadline()
+    deadline = deadline or client.deadline()
 
     def look() -> Topic:
         known = client.topic(name, deadline, create=True)

@@ -48,6 +48,7 @@ from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.plan.offsets import JsonDict
 from tests.fake_kafka.clock import ManualClock
 from tests.fake_kafka.faults import ALWAYS
+from tests.fake_kafka.server import FakeKafka
 from tests.ten_records import TenRecords, ten_records
 
 Properties = Mapping[str, str]
@@ -419,6 +420,29 @@ def held(cluster: TenRecords, given: dict[str, str]) -> bool:
         producer.abort()
 
 
+def same_key(count: int) -> pa.RecordBatch:
+    """Rows of 1 KiB."""
+    columns = {"key": pa.array([b"same"] * count, pa.binary()), "value": pa.array([b"." * 1_024] * count, pa.binary())}
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def share_of_the_silent(cluster: TenRecords, given: dict[str, str]) -> float:
+    """Of rows without a key, how many go to the partition whose leader answers nothing, and for which some wait."""
+    with FakeKafka(2) as two:
+        two.create_topic("orders", 2)
+        known = {"bootstrap.servers": two.bootstrap_servers, "batch.size": "1000", **given}
+        with Client(parse_client(known)) as client:
+            leader = client.leader("orders", 0)[0]
+            two.listeners[leader.node_id].handlers[PRODUCE.key] = lambda body, version: None
+            producer = AsyncProducer(client, parse_producer(known))
+            producer.send_columns("orders", rows(40, size=100), np.zeros(40, np.int32))
+            time.sleep(0.1)
+            many = rows(2_000, size=1_000)
+            chosen = producer._choice.choose(client.topic("orders"), many, np.full(2_000, 1_000), None)
+            producer.abort()
+    return float((chosen == 0).mean())
+
+
 # -- the table ------------------------------------------------------------------------------------
 
 # The two values are told apart, whatever is seen.
@@ -496,6 +520,22 @@ SEEN: dict[str, tuple[Observe, dict[str, Any]]] = {
     "partitioner.class": (
         of_produce(values_by_partition, rows(20, key=True)),
         {"murmur2": DIFFER, "crc32": DIFFER, "fnv1a": DIFFER},
+    ),
+    "partitioner": (
+        of_produce(values_by_partition, rows(20, key=True)),
+        {"murmur2_random": DIFFER, "consistent": DIFFER, "fnv1a": DIFFER},
+    ),
+    "partitioner.ignore.keys": (
+        of_produce(lambda body: len(body["topic_data"][0]["partition_data"]), same_key(40)),
+        {"false": [1], "true": [2]},
+    ),
+    "partitioner.adaptive.partitioning.enable": (
+        lambda *given: share_of_the_silent(*given) < 0.3,
+        {"false": False, "true": True},
+    ),
+    "partitioner.availability.timeout.ms": (
+        lambda *given: share_of_the_silent(*given) == 0,
+        {"0": False, "50": True},
     ),
 }
 

@@ -164,13 +164,13 @@ def test_configurations_pickle_and_can_be_keys() -> None:
 
 
 def test_every_property_that_applies_has_a_field_and_every_field_a_property() -> None:
-    levels = {"gzip_level", "lz4_level", "zstd_level"}
+    others = {"gzip_level", "lz4_level", "zstd_level", "librdkafka_partitioner"}
     for role, config in (
         (Role.CLIENT, ClientConfig),
         (Role.CONSUMER, ConsumerConfig),
         (Role.PRODUCER, ProducerConfig),
     ):
-        fields = {row.field for row in PROPERTIES if row.role is role and row.effect is Effect.APPLIES} - levels
+        fields = {row.field for row in PROPERTIES if row.role is role and row.effect is Effect.APPLIES} - others
         assert fields == set(config.__dataclass_fields__) - {"compression_level"}
 
 
@@ -337,3 +337,9 @@ def test_a_write_is_given_time_for_at_least_one_request() -> None:
 def test_an_idle_fetch_ends_before_its_request_times_out() -> None:
     message = refusal(parse_consumer, {"request.timeout.ms": "400"})
     assert "kafka.fetch.max.wait.ms is 500, which is not below kafka.request.timeout.ms (400)" in message
+
+
+def test_a_partitioner_has_one_name() -> None:
+    assert parse_producer({"partitioner": "consistent_random"}).partitioner == "consistent_random"
+    with pytest.raises(ConfigurationError, match=r"kafka\.partitioner and kafka\.partitioner\.class"):
+        parse_producer({"partitioner": "fnv1a", "partitioner.class": "fnv1a"}, prefix="kafka.")

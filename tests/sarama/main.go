@@ -3,6 +3,7 @@
 //	sarama produce BOOTSTRAP TOPIC         rows from standard input; partition n with codec n: none, gzip, snappy, lz4, zstd
 //	sarama consume BOOTSTRAP TOPIC COUNT   COUNT rows of all partitions
 //	sarama group BOOTSTRAP TOPIC GROUP     rows of what it is given as a member, until standard input ends
+//	sarama partition COUNT                 for keys in Base64 from standard input: hash, reference hash, CRC-32, murmur2
 //
 // A row is a JSON object on a line: partition, offset (when read), key, value, headers, timestamp_ms; bytes are Base64.
 // Ends with 1 after a minute without a row.
@@ -11,7 +12,9 @@ package main
 import (
 	"bufio"
 	"context"
+	"encoding/base64"
 	"encoding/json"
+	"fmt"
 	"io"
 	"log"
 	"os"
@@ -37,6 +40,12 @@ type Row struct {
 }
 
 func main() {
+	if os.Args[1] == "partition" {
+		count, err := strconv.Atoi(os.Args[2])
+		check(err)
+		partition(int32(count))
+		return
+	}
 	bootstrap, topic := []string{os.Args[2]}, os.Args[3]
 	switch os.Args[1] {
 	case "produce":
@@ -48,7 +57,7 @@ func main() {
 	case "group":
 		beMember(bootstrap, topic, os.Args[4])
 	default:
-		log.Fatalf("produce, consume or group, not %q", os.Args[1])
+		log.Fatalf("produce, consume, group or partition, not %q", os.Args[1])
 	}
 }
 
@@ -159,6 +168,26 @@ func (w writer) ConsumeClaim(session sarama.ConsumerGroupSession, claim sarama.C
 		session.MarkMessage(message, "")
 	}
 	return nil
+}
+
+func partition(count int32) {
+	partitioners := []sarama.Partitioner{
+		sarama.NewHashPartitioner(""), sarama.NewReferenceHashPartitioner(""),
+		sarama.NewConsistentCRCHashPartitioner(""), sarama.NewMurmur2Partitioner(""),
+	}
+	out := bufio.NewWriter(os.Stdout)
+	defer out.Flush()
+	lines := bufio.NewReader(os.Stdin)
+	for line, err := lines.ReadString('\n'); err == nil; line, err = lines.ReadString('\n') {
+		key, err := base64.StdEncoding.DecodeString(line[:len(line)-1])
+		check(err)
+		for _, each := range partitioners {
+			chosen, err := each.Partition(&sarama.ProducerMessage{Key: sarama.ByteEncoder(key)}, count)
+			check(err)
+			fmt.Fprintf(out, "%d ", chosen)
+		}
+		fmt.Fprintln(out)
+	}
 }
 
 func row(message *sarama.ConsumerMessage) Row {

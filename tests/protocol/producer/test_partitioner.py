@@ -13,7 +13,7 @@ from kafka.partitioner.default import murmur2 as murmur2_of_kafka_python
 
 from protocol.errors import UsageError
 from protocol.producer.key_hash import crc32, fnv1a, murmur2
-from protocol.producer.partitioner import Partitioner, by_crc32, by_fnv1a, by_murmur2
+from protocol.producer.partitioner import Partitioner, by_crc32, by_each_key, by_fnv1a, by_murmur2
 
 VECTORS = Path(__file__).parent / "vectors" / "murmur2.txt"
 
@@ -120,8 +120,47 @@ class TestRowsWithoutAKey:
         firsts = {int(Partitioner().choose(None, ones(1), 8)[0]) for _ in range(200)}
         assert firsts == set(range(8))
 
+    def test_large_rows_still_take_turns(self) -> None:
+        chosen = Partitioner(sticky_bytes=1_000).choose(None, ones(10, 2_000), 2)
+        assert chosen[0] != chosen[1]
+        assert chosen.tolist() == chosen[:2].tolist() * 5
+
+    def test_the_fewer_record_batches_wait_the_likelier_a_partition_is_chosen(self) -> None:
+        # As in Java: the longest queue and one, less the partition's own queue.
+        chosen = Partitioner(sticky_bytes=100).choose(None, ones(12_000), 3, available=[0, 1, 2], queued=[3, 0, 1])
+        share = np.bincount(chosen, minlength=3) / 12_000
+        assert share == pytest.approx([1 / 8, 4 / 8, 3 / 8], abs=0.03)
+
+    def test_a_turn_goes_on_whatever_waits_meanwhile(self) -> None:
+        partitioner = Partitioner(sticky_bytes=1_000)
+        (first,) = set(partitioner.choose(None, ones(5), 4, available=[0, 1, 2, 3]).tolist())
+        queued = [9 if number == first else 0 for number in range(4)]
+        rest = partitioner.choose(None, ones(6), 4, available=[0, 1, 2, 3], queued=queued).tolist()
+        assert rest[:5] == [first] * 5
+
+    def test_a_turn_ends_when_its_partition_has_no_leader_any_more(self) -> None:
+        partitioner = Partitioner(sticky_bytes=1_000)
+        (first,) = set(partitioner.choose(None, ones(5), 3, available=[0, 1, 2]).tolist())
+        others = [number for number in range(3) if number != first]
+        assert set(partitioner.choose(None, ones(4), 3, available=others).tolist()) < set(others)
+
 
 class TestStrategies:
+    def test_keys_that_are_to_be_ignored_are(self) -> None:
+        keys = binary([b"same"] * 1_000)
+        chosen = Partitioner(sticky_bytes=1_000, ignore_keys=True).choose(keys, ones(1_000), 4)
+        assert np.bincount(chosen, minlength=4).tolist() == [250] * 4
+
+    def test_manual_takes_no_row_without_a_partition(self) -> None:
+        with pytest.raises(UsageError, match=r"3 rows have no partition, and partitioner\.class is manual"):
+            Partitioner("manual").choose(None, ones(3), 4)
+
+    def test_a_function_of_one_key_becomes_one_of_columns(self) -> None:
+        of_columns = by_each_key(lambda key, count: count - 1 if key is None else key[0] % count)
+        rows = pa.RecordBatch.from_pydict({"key": binary([b"a", None, b"c"]), "value": binary([b"", b"", b""])})
+        assert of_columns("t", rows, 5).tolist() == [ord("a") % 5, 4, ord("c") % 5]
+        assert of_columns("t", rows.select(["value"]), 5).tolist() == [4, 4, 4]
+
     def test_round_robin_takes_turns_across_columns_and_ignores_keys(self) -> None:
         partitioner = Partitioner("round_robin", rng=random.Random(1))
         keys = binary([b"same"] * 5)
@@ -134,5 +173,5 @@ class TestStrategies:
         assert min(np.bincount(chosen, minlength=4)) > 150
 
     def test_an_unknown_strategy_is_refused_with_the_known_ones(self) -> None:
-        with pytest.raises(UsageError, match="murmur2, fnv1a, crc32, random, round_robin"):
+        with pytest.raises(UsageError, match=r"murmur2, fnv1a, .*, random, round_robin, manual"):
             Partitioner("murmur3")  # type: ignore[arg-type]

@@ -1,9 +1,8 @@
-"""Kafka's own assignors, in a JVM of their own that compiles `JavaAssignors.java` by way of Spark's Janino."""
+"""Kafka's own assignors, in a JVM of their own that runs `JavaAssignors.java`."""
 
 from __future__ import annotations
 
 import base64
-import importlib.util
 import json
 import subprocess
 from pathlib import Path
@@ -12,26 +11,17 @@ from typing import Any
 
 from protocol.group.assignors.assignor import Assignment
 from protocol.group.assignors.consumer_protocol import decode_assignment
-from spark_kafka_source.local_kafka.cluster import DEFAULT_VERSION
-from spark_kafka_source.local_kafka.jars import find_java, kafka_jars
+from tests.janino import java_command
 from tests.protocol.group.assignors.random_groups import Group
-from tests.spark_home import BRIEF_LIFE
 
 _PROGRAM = Path(__file__).with_name("JavaAssignors.java")
 
 
 class JavaAssignors:
     def __enter__(self) -> JavaAssignors:
-        spark = importlib.util.find_spec("pyspark")
-        assert spark is not None
-        assert spark.origin is not None
-        jars = Path(spark.origin).parent / "jars"
-        janino = [*jars.glob("janino-*.jar"), *jars.glob("commons-compiler-*.jar")]
-        class_path = ":".join(map(str, [*janino, kafka_jars(DEFAULT_VERSION) / "*"]))
-        quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=off"
-        command = [find_java(), *BRIEF_LIFE, "-XX:+UseSerialGC", quiet, "-cp", class_path]
-        command += ["org.codehaus.janino.SimpleCompiler", str(_PROGRAM), "JavaAssignors"]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            java_command(_PROGRAM), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

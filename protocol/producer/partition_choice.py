@@ -1,0 +1,94 @@
+"""The partition of each row that a producer takes: the one it names, or a function's of one's own, or a strategy's.
+
+Called by `async_producer` with the rows of one topic. Asks metadata which partitions there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from protocol.clock import Deadline
+from protocol.cluster.client import Client
+from protocol.cluster.metadata import Topic
+from protocol.config import ProducerConfig
+from protocol.errors import UsageError
+from protocol.kafka_terms import TopicPartition
+from protocol.producer.partition_load import partition_load
+from protocol.producer.partition_producer import PartitionProducer
+from protocol.producer.partitioner import Partitioner, PartitionFunction, Partitions
+from protocol.producer.topics import topic_to_write
+from protocol.records.arrow_numpy import to_arrow, to_numpy, valid
+
+GivenPartitions = Any  # pa.Int32Array | npt.NDArray[np.int32]; pyarrow has no type stubs
+
+
+class PartitionChoice:
+    """`busy` are the partitions for which something waits, as the producer has it just now."""
+
+    def __init__(
+        self,
+        client: Client,
+        config: ProducerConfig,
+        busy: Mapping[TopicPartition, PartitionProducer],
+        function: PartitionFunction | None,
+    ) -> None:
+        self._client = client
+        self._config = config
+        self._busy = busy
+        self._function = function
+        self._partitioners: dict[str, Partitioner] = {}
+
+    def look_up(
+        self, topic: str, rows: int, given: GivenPartitions | None, deadline: Deadline | None = None
+    ) -> tuple[Topic, pa.Int32Array | None]:
+        """What `choose` needs to know. Raises `UsageError` for partitions that are not there."""
+        named = None if given is None else _int32(given, rows, f"for {rows} rows of topic {topic}")
+        numbers = None if named is None else to_numpy(named)[valid(named)]
+        return topic_to_write(self._client, topic, numbers, deadline), named
+
+    def choose(
+        self, topic: Topic, rows: pa.RecordBatch, sizes: npt.NDArray[np.int64], named: pa.Int32Array | None
+    ) -> Partitions:
+        """One partition per row, for one caller at a time. `sizes` are the records' bytes, `named` what rows say."""
+        if named is not None and not named.null_count:
+            return to_numpy(named)
+        by = self._by_strategy if self._function is None else self._by_function
+        chosen = by(topic, rows, sizes)
+        return chosen if named is None else _first_of(named, chosen)
+
+    def _by_function(self, topic: Topic, rows: pa.RecordBatch, sizes: npt.NDArray[np.int64]) -> Partitions:
+        assert self._function is not None
+        count, words = len(topic.partitions), f"by the partitioner for {rows.num_rows} rows"
+        found = _int32(self._function(topic.name, rows, count), rows.num_rows, words)
+        named = to_numpy(found)[valid(found)]
+        if len(named) and not 0 <= int(named.min()) <= int(named.max()) < count:
+            raise UsageError(
+                f"the partitioner chose partitions {named.min()} to {named.max()}, but topic {topic.name} has {count}",
+                topic=topic.name,
+            )
+        return _first_of(found, self._by_strategy(topic, rows, sizes)) if found.null_count else to_numpy(found)
+
+    def _by_strategy(self, topic: Topic, rows: pa.RecordBatch, sizes: npt.NDArray[np.int64]) -> Partitions:
+        if topic.name not in self._partitioners:
+            ignore_keys = self._config.partitioner_ignore_keys
+            self._partitioners[topic.name] = Partitioner(self._config.partitioner, ignore_keys=ignore_keys)
+        keys = rows.column("key") if "key" in rows.schema.names else None
+        load = partition_load(topic, self._busy, self._config, self._client.clock.now_s())
+        return self._partitioners[topic.name].choose(keys, sizes, len(topic.partitions), *load)
+
+
+def _int32(partitions: GivenPartitions, rows: int, words: str) -> pa.Int32Array:
+    if len(partitions) != rows:
+        raise UsageError(f"{len(partitions)} partitions were given {words}")
+    if isinstance(partitions, np.ndarray):
+        return to_arrow(partitions.astype(np.int32, copy=False))
+    return partitions if partitions.type == pa.int32() else partitions.cast(pa.int32())
+
+
+def _first_of(named: pa.Int32Array, otherwise: Partitions) -> Partitions:
+    return np.where(valid(named), to_numpy(named), otherwise)

@@ -1,0 +1,23 @@
+"""Small programs in Java that ask Kafka's own classes, compiled by way of Spark's Janino when they start."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from spark_kafka_source.local_kafka.cluster import DEFAULT_VERSION
+from spark_kafka_source.local_kafka.jars import find_java, kafka_jars
+from tests.spark_home import BRIEF_LIFE
+
+
+def java_command(program: Path) -> list[str]:
+    """What runs the class of a file `NAME.java`, whose name is NAME."""
+    spark = importlib.util.find_spec("pyspark")
+    assert spark is not None
+    assert spark.origin is not None
+    jars = Path(spark.origin).parent / "jars"
+    janino = [*jars.glob("janino-*.jar"), *jars.glob("commons-compiler-*.jar")]
+    class_path = ":".join(map(str, [*janino, kafka_jars(DEFAULT_VERSION) / "*"]))
+    quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=off"
+    command = [find_java(), *BRIEF_LIFE, "-XX:+UseSerialGC", quiet, "-cp", class_path]
+    return [*command, "org.codehaus.janino.SimpleCompiler", str(program), program.stem]
