@@ -1,8 +1,8 @@
 """The families of errors this package raises; what each one is for, and whose fault it says it was.
 
-Four families under one root: ours or the caller's (`UsageError`), the peer's bytes (`ProtocolError`),
-the transport (`TransportError`), and the configuration (`ConfigurationError`). What a broker answers
-with an error code is a `BrokerError`; the table of codes is `protocol.broker_errors`.
+Five families under one root: ours or the caller's (`UsageError`), the peer's bytes (`ProtocolError`), the transport
+(`TransportError`), who trusts whom (`SecurityError`), and the configuration (`ConfigurationError`). What a broker
+answers with an error code is a `BrokerError`; the table of codes is `protocol.broker_errors`.
 
 Every error here pickles (executors send them to the driver) and keeps its `__cause__` when raised `from`.
 """
@@ -105,6 +105,18 @@ class TopicUnknown(DeadlineExceeded):
         """What was said last."""
         assert isinstance(self.__cause__, BrokerError)
         return self.__cause__
+
+
+class SecurityError(KafkaError):
+    """Client and broker do not accept each other. No retry mends that: somebody has to change something."""
+
+
+class TLSFailed(SecurityError):
+    """A certificate, a host name, or what both ends speak of TLS was refused, here or there."""
+
+
+class AuthenticationFailed(SecurityError):
+    """The broker does not take our credentials, or has not proved that it knows them."""
 
 
 class BrokerError(KafkaError):

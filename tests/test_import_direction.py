@@ -16,6 +16,13 @@ ROOT = Path(__file__).parent.parent
 MAY_IMPORT = {
     "protocol/wire": {"protocol.errors"},
     "protocol/records": {"protocol.errors", "protocol.kafka_terms", "protocol.wire.primitives"},
+    "protocol/sasl": {
+        "protocol.config_providers",
+        "protocol.errors",
+        "protocol.property",
+        "protocol.property_kinds",
+        "protocol.secret",
+    },
     "protocol/group/assignors": {"protocol.errors", "protocol.kafka_terms", "protocol.wire"},
 }
 # Bytes, and what is decided from them, know nothing of sockets, threads and time: so they are tested without any.

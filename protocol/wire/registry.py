@@ -18,6 +18,7 @@ from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
 from protocol.wire.messages.m14_sync_group import SYNC_GROUP
 from protocol.wire.messages.m15_describe_groups import DESCRIBE_GROUPS
 from protocol.wire.messages.m16_list_groups import LIST_GROUPS
+from protocol.wire.messages.m17_sasl_handshake import SASL_HANDSHAKE
 from protocol.wire.messages.m18_api_versions import API_VERSIONS
 from protocol.wire.messages.m19_create_topics import CREATE_TOPICS
 from protocol.wire.messages.m20_delete_topics import DELETE_TOPICS
@@ -28,6 +29,7 @@ from protocol.wire.messages.m24_add_partitions_to_txn import ADD_PARTITIONS_TO_T
 from protocol.wire.messages.m25_add_offsets_to_txn import ADD_OFFSETS_TO_TXN
 from protocol.wire.messages.m26_end_txn import END_TXN
 from protocol.wire.messages.m28_txn_offset_commit import TXN_OFFSET_COMMIT
+from protocol.wire.messages.m36_sasl_authenticate import SASL_AUTHENTICATE
 from protocol.wire.messages.m37_create_partitions import CREATE_PARTITIONS
 from protocol.wire.messages.m42_delete_groups import DELETE_GROUPS
 from protocol.wire.messages.m60_describe_cluster import DESCRIBE_CLUSTER
@@ -51,6 +53,7 @@ API_BY_KEY: dict[int, Api] = {
         SYNC_GROUP,
         DESCRIBE_GROUPS,
         LIST_GROUPS,
+        SASL_HANDSHAKE,
         API_VERSIONS,
         CREATE_TOPICS,
         DELETE_TOPICS,
@@ -61,6 +64,7 @@ API_BY_KEY: dict[int, Api] = {
         ADD_OFFSETS_TO_TXN,
         END_TXN,
         TXN_OFFSET_COMMIT,
+        SASL_AUTHENTICATE,
         CREATE_PARTITIONS,
         DELETE_GROUPS,
         DESCRIBE_CLUSTER,

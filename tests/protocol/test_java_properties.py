@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_kafka_source.cli.java_properties import parse_java_properties
+from protocol.java_properties import parse_java_properties
 
 
 @pytest.mark.parametrize(

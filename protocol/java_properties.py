@@ -1,4 +1,4 @@
-"""A file of properties as Java's `Properties.load` reads it: what Kafka's own tools take. Pure."""
+"""A file of properties as Java's `Properties.load` reads it: what Kafka's own tools and `${file:…}` take. Pure."""
 
 from __future__ import annotations
 

@@ -1,0 +1,79 @@
+"""The text of `sasl.jaas.config`, as Java reads it: one login module and its options. Pure.
+
+    org.apache.kafka.common.security.plain.PlainLoginModule required username="alice" password='pa"ss';
+
+The rules are those of Java's `StreamTokenizer` as Kafka's newest `JaasConfig` sets it up (until 4.2 fewer words go without
+quotes): both kinds of quotes, escapes as in C, comments, which a lone slash begins, too. No message shows the text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from protocol.errors import ConfigurationError
+from protocol.secret import Secret
+
+_TOKEN = re.compile(
+    r"""
+      [\x00-\x20]+ | /\*.*?(?:\*/|\Z) | /(?:.[^\r\n]*)?                          # skipped
+    | (?P<quote>["'])(?P<quoted>(?:\\.|(?!(?P=quote))[^\\\r\n])*)(?:(?P=quote)|(?=[\r\n])|\Z)
+    | (?P<word>[^\x00-\x20"'/;=\x81-\x9f]+)
+    | (?P<sign>.)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_ESCAPE = re.compile(r"\\(?:([0-3][0-7]{0,2}|[4-7][0-7]?)|(.))", re.DOTALL)
+_CONTROLS = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
+_FLAGS = ("required", "requisite", "sufficient", "optional")
+
+
+@dataclass(frozen=True)
+class LoginModule:
+    """`name`: the Java class, as it was given. `options`: by name; any of them may be a secret."""
+
+    name: str
+    options: Mapping[str, Secret]
+
+
+def parse_jaas(text: Secret) -> LoginModule:
+    """Raises `ConfigurationError` with what is wrong, but none of the text."""
+    tokens = _tokens(text.reveal())
+    if len(tokens) < 2 or tokens[0][1] or tokens[1][1] or tokens[1][0].lower() not in _FLAGS:
+        raise _wrong("it begins with the class of a login module and the word required")
+    if tokens[-1] != (";", True):
+        raise _wrong("it ends with a semicolon")
+    given = tokens[2:-1]
+    if (";", True) in given:
+        raise _wrong("it has one login module; what follows the first semicolon is another")
+    if len(given) % 3 or any(
+        name_is_sign or equals != ("=", True) or value_is_sign
+        for (_, name_is_sign), equals, (_, value_is_sign) in zip(given[::3], given[1::3], given[2::3], strict=True)
+    ):
+        raise _wrong("each setting is NAME=VALUE; a value with blanks or any of = ; / \" ' stands in quotes")
+    options = {name: Secret(value) for (name, _), (value, _) in zip(given[::3], given[2::3], strict=True)}
+    return LoginModule(tokens[0][0], options)
+
+
+def _tokens(text: str) -> list[tuple[str, bool]]:
+    """Words, quoted or not, and signs: each with whether it is a sign."""
+    found: list[tuple[str, bool]] = []
+    for match in _TOKEN.finditer(text):
+        if match["quote"]:
+            found.append((_ESCAPE.sub(_unescaped, match["quoted"]), False))
+        elif match["word"]:
+            found.append((match["word"], False))
+        elif match["sign"]:
+            found.append((match["sign"], True))
+    return found
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    return chr(int(match[1], 8)) if match[1] else _CONTROLS.get(match[2], match[2])
+
+
+def _wrong(why: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"sasl.jaas.config is [hidden], which cannot be read: {why}.", settings=("sasl.jaas.config",)
+    )

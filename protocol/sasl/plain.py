@@ -1,0 +1,15 @@
+"""PLAIN (RFC 4616): the password as it is. Who listens has it, so it belongs on a connection with TLS."""
+
+from __future__ import annotations
+
+from protocol.errors import ConfigurationError
+from protocol.sasl.exchange import Exchange
+from protocol.secret import Secret
+
+
+def plain(username: Secret, password: Secret) -> Exchange:
+    """Raises `ConfigurationError` for a name or a password that the message cannot hold."""
+    parts = ("", username.reveal(), password.reveal())
+    if any("\0" in part for part in parts):
+        raise ConfigurationError("the user's name or password contains a NUL, which PLAIN cannot carry.")
+    yield "\0".join(parts).encode()

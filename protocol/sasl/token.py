@@ -1,0 +1,73 @@
+"""A token for OAUTHBEARER: when it ends, when it is due for another one, and one that nobody has signed. Pure."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from protocol.errors import ConfigurationError
+from protocol.secret import Secret
+
+# As Java's client by default (sasl.login.refresh.window.factor).
+_RENEWED_AT = 0.8
+_UNSECURED = "unsecuredLogin"
+
+
+@dataclass(frozen=True)
+class Token:
+    """Times are in seconds since 1970. `ends_at_s` None: not known, so it is good for one connection only."""
+
+    value: Secret
+    obtained_at_s: float
+    ends_at_s: float | None = None
+    extensions: Mapping[str, str] = field(default_factory=dict)
+
+    def due(self, now_s: float) -> bool:
+        """Whether another one should be asked for."""
+        if self.ends_at_s is None:
+            return True
+        return now_s >= self.obtained_at_s + _RENEWED_AT * (self.ends_at_s - self.obtained_at_s)
+
+    def ended(self, now_s: float) -> bool:
+        return self.ends_at_s is None or now_s >= self.ends_at_s
+
+
+def end_of_jwt(text: str) -> float | None:
+    """When a JSON Web Token (RFC 7519) says that it ends; None for another kind of token, or one that does not say."""
+    parts = text.split(".")
+    if len(parts) != 3:
+        return None
+    try:
+        claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+    except (ValueError, RecursionError):
+        return None
+    end = claims.get("exp") if isinstance(claims, dict) else None
+    return float(end) if isinstance(end, (int, float)) else None
+
+
+def unsecured_token(options: Mapping[str, str], now_s: float) -> Token:
+    """The token that the options of Java's `OAuthBearerUnsecuredLoginCallbackHandler` describe."""
+    try:
+        lifetime_s = int(options.get(f"{_UNSECURED}LifetimeSeconds", "3600"))
+        claims: dict[str, Any] = {"iat": now_s, "exp": now_s + lifetime_s}
+        claims |= _named(options, "StringClaim_")
+        claims |= {name: float(value) for name, value in _named(options, "NumberClaim_").items()}
+        claims |= {
+            name: value[1:].split(value[0]) if value else [] for name, value in _named(options, "ListClaim_").items()
+        }
+    except ValueError as error:
+        raise ConfigurationError(f"sasl.jaas.config: a setting {_UNSECURED}… is no number.") from error
+    parts = (_base64(json.dumps(part).encode()) for part in ({"alg": "none"}, claims))
+    return Token(Secret(".".join(parts) + "."), now_s, claims["exp"], _named(options, "Extension_"))
+
+
+def _named(options: Mapping[str, str], kind: str) -> dict[str, str]:
+    prefix = _UNSECURED + kind
+    return {name.removeprefix(prefix): value for name, value in options.items() if name.startswith(prefix)}
+
+
+def _base64(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).decode().rstrip("=")

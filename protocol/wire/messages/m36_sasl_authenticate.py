@@ -1,0 +1,27 @@
+"""SaslAuthenticate (key 36): carries one step of a SASL exchange."""
+
+from __future__ import annotations
+
+from protocol.wire.schema import Api, Field, Route, Struct
+
+SASL_AUTHENTICATE_REQUEST = Struct(
+    Field("auth_bytes", "bytes"),
+)
+
+SASL_AUTHENTICATE_RESPONSE = Struct(
+    Field("error_code", "int16"),
+    Field("error_message", "string", nullable_since=0),
+    Field("auth_bytes", "bytes"),
+    Field("session_lifetime_ms", "int64", since=1, ignorable=True, doc="0: the session does not end"),
+)
+
+SASL_AUTHENTICATE = Api(
+    key=36,
+    name="SaslAuthenticate",
+    request=SASL_AUTHENTICATE_REQUEST,
+    response=SASL_AUTHENTICATE_RESPONSE,
+    first=0,
+    last=2,
+    flexible_since=2,
+    route=Route.BROKER,
+)

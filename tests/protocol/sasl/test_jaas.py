@@ -1,0 +1,135 @@
+"""`sasl.jaas.config` means here what it means to Kafka's Java client, which is asked itself."""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import random
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from protocol.errors import ConfigurationError
+from protocol.sasl.jaas import parse_jaas
+from protocol.secret import Secret
+from spark_kafka_source.local_kafka.cluster import DEFAULT_VERSION
+from spark_kafka_source.local_kafka.jars import find_java, kafka_jars
+from tests.soak import SOAK
+from tests.spark_home import BRIEF_LIFE
+
+MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"
+
+TEXTS = {
+    "as documented": f'{MODULE} required username="alice" password="alice-secret";',
+    "single quotes": f"{MODULE} required username='alice' password='a\"b';",
+    "no quotes": f"{MODULE} required username=alice password=se$cret!{{}};",
+    "escapes": rf'{MODULE} required password="a\"b\\c\td\101\7\477e\x";',
+    "a flag in capitals": f"{MODULE} REQUIRED a=b;",
+    "lines and comments": f"// who\n{MODULE} /* is it */ required\n  username=alice / the rest\n password=b;",
+    "a slash ends a word": f"{MODULE} required password=a/b;\n;",
+    "a slash in quotes": f'{MODULE} required keyTab="/etc/kafka.keytab";',
+    "an option in quotes": f'{MODULE} required "user name"="a b";',
+    "twice the same option": f"{MODULE} required a=b a=c;",
+    "letters of the world": f'{MODULE} required username="Ж中\U0001f600" password=é;',
+    "control characters": f"{MODULE} required password=a\x7fb;",
+    "nothing but the module": f"{MODULE} required;",
+    "no semicolon": f"{MODULE} required a=b",
+    "two modules": f"{MODULE} required a=b; {MODULE} required a=b;",
+    "two semicolons": f"{MODULE} required a=b;;",
+    "no flag": f'{MODULE} username="a";',
+    "no value": f"{MODULE} required a=;",
+    "no name": f"{MODULE} required =b;",
+    "a quote that does not end": f'{MODULE} required a="b;\nc=d;',
+    "a quote that never ends": f'{MODULE} required a="b;',
+    "nothing": "",
+    "blanks": "  \n ",
+    "only a semicolon": ";",
+}
+
+
+def told(text: str) -> str:
+    """As JavaJaas tells it."""
+    try:
+        module = parse_jaas(Secret(text))
+    except ConfigurationError:
+        return "refused"
+    options = {name: value.reveal() for name, value in module.options.items()}
+    order = sorted(options, key=lambda name: name.encode("utf-16-be"))
+    return " ".join([coded(module.name), *(f"{coded(name)}={coded(options[name])}" for name in order)])
+
+
+def coded(text: str) -> str:
+    return "." + base64.b64encode(text.encode()).decode().rstrip("=")
+
+
+def told_by_java(texts: list[str]) -> list[str]:
+    spark = importlib.util.find_spec("pyspark")
+    assert spark is not None
+    assert spark.origin is not None
+    jars = Path(spark.origin).parent / "jars"
+    janino = [*jars.glob("janino-*.jar"), *jars.glob("commons-compiler-*.jar")]
+    class_path = ":".join(map(str, [*janino, kafka_jars(DEFAULT_VERSION) / "*"]))
+    quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=off"
+    program = Path(__file__).with_name("JavaJaas.java")
+    command = [find_java(), *BRIEF_LIFE, "-XX:+UseSerialGC", quiet, "-cp", class_path]
+    command += ["org.codehaus.janino.SimpleCompiler", str(program), "JavaJaas"]
+    lines = "".join(base64.b64encode(text.encode()).decode() + "\n" for text in texts)
+    ended = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=120, check=True)
+    return ended.stdout.splitlines()
+
+
+def random_texts(count: int) -> list[str]:
+    dice = random.Random(7)
+    pieces = [
+        MODULE,
+        " required ",
+        "a",
+        "=",
+        "b",
+        ";",
+        '"',
+        "'",
+        "\\",
+        "\n",
+        "/",
+        "//",
+        "/*",
+        "*/",
+        " ",
+        "\\1",
+        "\\n",
+        "é",
+    ]
+    whole = list(TEXTS.values())
+    made = []
+    for _ in range(count):
+        text = dice.choice(whole)
+        for _ in range(dice.randrange(1, 4)):
+            at = dice.randrange(len(text) + 1)
+            text = text[:at] + dice.choice(pieces) + text[at + dice.randrange(3) :]
+        made.append(text)
+    return made
+
+
+@pytest.mark.kafka
+def test_kafka_reads_the_same() -> None:
+    texts = [*TEXTS.values(), *random_texts(20_000 if SOAK else 2_000)]
+    ours, java = [told(text) for text in texts], told_by_java(texts)
+    assert len(java) == len(texts)
+    # Kafka 4.2 takes words of letters only; later versions take all else that is no sign, as is done here.
+    taken = [(text, one, other) for text, one, other in zip(texts, ours, java, strict=True) if other != "refused"]
+    assert [each for each in taken if each[1] != each[2]] == []
+    assert 100 < len(taken) < len(java) - 100
+
+
+@pytest.mark.parametrize("text", [text for text in TEXTS.values() if told(text) == "refused"])
+def test_what_is_wrong_is_said_without_the_text(text: str) -> None:
+    secret = text.replace("b", "hunter2")
+    with pytest.raises(ConfigurationError, match=r"sasl.jaas.config is \[hidden\]") as refused:
+        parse_jaas(Secret(secret))
+    assert "hunter2" not in str(refused.value)
+
+
+def test_the_options_are_hidden() -> None:
+    assert "alice" not in repr(parse_jaas(Secret(TEXTS["as documented"])))

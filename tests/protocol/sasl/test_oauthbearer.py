@@ -1,0 +1,47 @@
+"""OAUTHBEARER: the frames of KIP-255, and what a token must not hold."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.errors import AuthenticationFailed, ConfigurationError
+from protocol.sasl.oauthbearer import oauthbearer
+from protocol.secret import Secret
+
+
+def test_the_message_of_rfc_7628() -> None:
+    exchange = oauthbearer(Secret("vF9dft4qmTc2Nvb3RlckBhbHRhdmlzdGEuY29tCg=="), {"traceId": "12 3"})
+    token = b"auth=Bearer vF9dft4qmTc2Nvb3RlckBhbHRhdmlzdGEuY29tCg=="
+    assert next(exchange) == b"n,,\x01" + token + b"\x01traceId=12 3\x01\x01"
+    with pytest.raises(StopIteration):
+        exchange.send(b"")
+
+
+@pytest.mark.parametrize(
+    ("challenge", "said"),
+    [
+        (b'{"status":"invalid_token","scope":"a b"}', r"refused the token \(status: invalid_token, scope: a b\)"),
+        (b"not json", r"refused the token$"),
+        (b"[" * 100_000, r"refused the token$"),
+        (b'{"status":7}', r"refused the token$"),
+    ],
+)
+def test_a_refusal_is_acknowledged_before_it_is_told(challenge: bytes, said: str) -> None:
+    exchange = oauthbearer(Secret("token"), {})
+    next(exchange)
+    assert exchange.send(challenge) == b"\x01"
+    with pytest.raises(AuthenticationFailed, match=said):
+        exchange.send(b"")
+
+
+@pytest.mark.parametrize("token", ["", "a\x01auth=Bearer b", "a b", "tökén", "a=b"])
+def test_a_token_that_is_none_is_not_sent(token: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        next(oauthbearer(Secret(token), {}))
+    assert not token or token not in str(refused.value)
+
+
+@pytest.mark.parametrize("extensions", [{"auth": "x"}, {"a1": "x"}, {"a": ""}, {"a": "x\x01b=y"}, {"": "x"}])
+def test_extensions_are_what_kafka_takes(extensions: dict[str, str]) -> None:
+    with pytest.raises(ConfigurationError, match="extension"):
+        next(oauthbearer(Secret("token"), extensions))

@@ -1,0 +1,104 @@
+"""SCRAM: the exchange of RFC 7677, and servers that are none, or try to make a client work for nothing."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import time
+
+import pytest
+
+from protocol.errors import AuthenticationFailed
+from protocol.sasl.exchange import Exchange
+from protocol.sasl.scram import scram
+from protocol.secret import Secret
+
+NONCE = "rOprNGfwEbeRWgbNEkqO"
+SERVER_NONCE = f"{NONCE}%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0"
+SALT = "W22ZaJ0SNY7soEsUEjb6gQ=="
+SERVER_FIRST = f"r={SERVER_NONCE},s={SALT},i=4096".encode()
+SIGNATURE = "6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4="
+
+
+def begun(username: str = "user", password: str = "pencil", *, token_auth: bool = False) -> tuple[Exchange, bytes]:
+    exchange = scram("sha256", Secret(username), Secret(password), token_auth=token_auth, nonce=NONCE)
+    return exchange, next(exchange)
+
+
+def test_the_exchange_of_rfc_7677() -> None:
+    exchange, first = begun()
+    assert first == f"n,,n=user,r={NONCE}".encode()
+    proof = "dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ="
+    assert exchange.send(SERVER_FIRST) == f"c=biws,r={SERVER_NONCE},p={proof}".encode()
+    with pytest.raises(StopIteration):
+        exchange.send(f"v={SIGNATURE}".encode())
+
+
+@pytest.mark.parametrize("hash_name", ["sha256", "sha512"])
+def test_a_server_that_knows_the_password_is_believed(hash_name: str) -> None:
+    """By the formulas of RFC 5802, written down another time."""
+    exchange = scram(hash_name, Secret("a,b=c"), Secret("pässwörd"))
+    bare = next(exchange).decode().removeprefix("n,,")
+    assert bare.startswith("n=a=2Cb=3Dc,r=")
+    nonce = f"{bare.partition(',r=')[2]}more"
+    first = f"r={nonce},s={SALT},i=5000,ext=ignored"
+    final = exchange.send(first.encode()).decode()
+    salted = hashlib.pbkdf2_hmac(hash_name, "pässwörd".encode(), base64.b64decode(SALT), 5000)
+    said = f"{bare},{first},{final.partition(',p=')[0]}".encode()
+    key = hmac.new(salted, b"Client Key", hash_name).digest()
+    mask = hmac.new(hashlib.new(hash_name, key).digest(), said, hash_name).digest()
+    assert base64.b64decode(final.partition(",p=")[2]) == bytes(a ^ b for a, b in zip(key, mask, strict=True))
+    signature = hmac.new(hmac.new(salted, b"Server Key", hash_name).digest(), said, hash_name).digest()
+    with pytest.raises(StopIteration):
+        exchange.send(b"v=" + base64.b64encode(signature))
+
+
+def test_a_delegation_token_says_that_it_is_one() -> None:
+    assert begun(token_auth=True)[1] == f"n,,n=user,r={NONCE},tokenauth=true".encode()
+
+
+def test_each_exchange_has_a_nonce_of_its_own() -> None:
+    assert next(scram("sha256", Secret("u"), Secret("p"))) != next(scram("sha256", Secret("u"), Secret("p")))
+
+
+@pytest.mark.parametrize(
+    ("first", "why"),
+    [
+        (f"r={SERVER_NONCE},s={SALT},i=1", "asks for 1 iterations"),
+        (f"r={SERVER_NONCE},s={SALT},i=4095", "asks for 4095 iterations"),
+        (f"r={SERVER_NONCE},s={SALT},i=1000001", "asks for 1000001 iterations"),
+        (f"r={SERVER_NONCE},s={SALT},i=2147483647", "only 4096 to 1000000"),
+        (f"r={NONCE},s={SALT},i=4096", "does not extend ours"),
+        (f"r=other{NONCE},s={SALT},i=4096", "does not extend ours"),
+        (f"r={SERVER_NONCE},s={SALT},i=99999999999999", "not one of SCRAM"),
+        (f"r={SERVER_NONCE},s=?,i=4096", "not one of SCRAM"),
+        (f"m=x,r={SERVER_NONCE},s={SALT},i=4096", "not one of SCRAM"),
+        ("", "not one of SCRAM"),
+        ("\udcff", "not one of SCRAM"),
+    ],
+)
+def test_a_first_message_that_cannot_be_is_refused_at_once(first: str, why: str) -> None:
+    exchange, _ = begun()
+    began_s = time.process_time()
+    with pytest.raises(AuthenticationFailed, match=why):
+        exchange.send(first.encode("utf-8", "surrogateescape"))
+    assert time.process_time() - began_s < 0.1
+
+
+@pytest.mark.parametrize(
+    ("final", "why"),
+    [
+        ("", "signature is missing"),
+        ("v", "signature is missing"),
+        (f"v={base64.b64encode(bytes(32)).decode()}", "signature is wrong"),
+        ("v=", "signature is wrong"),
+        ("e=invalid-proof", "the broker says invalid-proof"),
+        (f"e=invalid-proof,v={SIGNATURE}", "the broker says invalid-proof|signature is missing"),
+    ],
+)
+def test_who_does_not_prove_to_know_the_password_is_no_broker(final: str, why: str) -> None:
+    exchange, _ = begun()
+    exchange.send(SERVER_FIRST)
+    with pytest.raises(AuthenticationFailed, match=why):
+        exchange.send(final.encode())

@@ -1,0 +1,69 @@
+"""References to secrets that stand elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from protocol.config_providers import is_reference, resolved
+from protocol.errors import ConfigurationError
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PASSWORD_OF_A_TEST", "hunter2")
+    (tmp_path / "secrets.properties").write_text("user.name = alice\npassword=caf\\u00e9 \\\n  au lait\n")
+    (tmp_path / "token").write_text("a\nb\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("${env:PASSWORD_OF_A_TEST}", "hunter2"),
+        ("a ${env:PASSWORD_OF_A_TEST}-${env:PASSWORD_OF_A_TEST}", "a hunter2-hunter2"),
+        ("${file:FOLDER/secrets.properties:user.name}", "alice"),
+        ("${file:FOLDER/secrets.properties:password}", "café au lait"),
+        ("${dir:FOLDER:token}", "a\nb"),
+        ("plain", "plain"),
+        ("$ConnectionString", "$ConnectionString"),
+        ("${other:PASSWORD_OF_A_TEST}", "${other:PASSWORD_OF_A_TEST}"),
+        ("${env:}", "${env:}"),
+        ("${env:PASSWORD_OF_A_TEST", "${env:PASSWORD_OF_A_TEST"),
+    ],
+)
+def test_a_reference_is_what_it_refers_to(folder: Path, text: str, value: str) -> None:
+    assert resolved(text.replace("FOLDER", str(folder))) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("${env:NOT_THERE_OF_A_TEST}", "no such name in this process's environment"),
+        ("${file:FOLDER/secrets.properties:other}", "no such name in that file"),
+        ("${file:FOLDER/none.properties:other}", "No such file or directory"),
+        ("${dir:FOLDER:none}", "No such file or directory"),
+        ("${dir:FOLDER:../token}", "a file is named without a path"),
+    ],
+)
+def test_one_that_leads_nowhere_is_an_error_that_says_where(folder: Path, text: str, why: str) -> None:
+    text = text.replace("FOLDER", str(folder))
+    with pytest.raises(ConfigurationError, match=why) as refused:
+        resolved(text)
+    assert text in str(refused.value)
+
+
+def test_what_is_read_from_a_file_is_not_shown_when_it_is_no_text(folder: Path) -> None:
+    (folder / "binary").write_bytes(b"hunter2\xff")
+    with pytest.raises(ConfigurationError) as refused:
+        resolved(f"${{dir:{folder}:binary}}")
+    error: BaseException | None = refused.value
+    while error is not None:
+        assert "hunter2" not in f"{error!r} {vars(error)}"
+        error = error.__cause__
+
+
+def test_whether_all_of_it_stands_elsewhere() -> None:
+    assert is_reference(" ${env:A} ")
+    assert not is_reference('x password="${env:A}";')
