@@ -2,8 +2,9 @@
 
     org.apache.kafka.common.security.plain.PlainLoginModule required username="alice" password='pa"ss';
 
-The rules are those of Java's `StreamTokenizer` as Kafka's newest `JaasConfig` sets it up (until 4.2 fewer words go without
-quotes): both kinds of quotes, escapes as in C, comments, which a lone slash begins, too. No message shows the text.
+The rules are those of Java's `StreamTokenizer` as Kafka's newest `JaasConfig` sets it up (until 4.2 fewer words went
+without quotes): both kinds of quotes, escapes as in C, comments, which a lone slash begins, too. No message shows the
+text.
 """
 
 from __future__ import annotations
