@@ -31,11 +31,20 @@ class Ends(Enum):
     MEMBER = "the member: it must stop and say why, since to join again does not help either"
 
 
+class Breaks(Enum):
+    """What a code breaks for a transactional producer, if no retry mends it. As in Java's `TransactionManager`."""
+
+    TRANSACTION = "the transaction: it must be aborted, and the producer goes on"
+    PRODUCER = "the producer: all that it can do is to close"
+    FENCED = "the producer: another one has taken its place"
+
+
 _NOTHING: dict[str, Any] = {}
 _RETRY: dict[str, Any] = {"retriable": True}
 _METADATA: dict[str, Any] = {"refresh": Refresh.METADATA}
 _RETRY_METADATA, _RETRY_COORDINATOR = _RETRY | _METADATA, _RETRY | {"refresh": Refresh.COORDINATOR}
 _REFUSED, _FENCED, _FATAL = {"ends": Ends.MARK}, {"ends": Ends.CLAIMS}, {"ends": Ends.MEMBER}
+_STOPS, _FENCES = {"breaks": Breaks.PRODUCER}, {"breaks": Breaks.FENCED}
 
 
 class ErrorCode(IntEnum):
@@ -89,11 +98,11 @@ class ErrorCode(IntEnum):
     INVALID_COMMIT_OFFSET_SIZE = 28, "the committed offset and its text are too large", _REFUSED
     TOPIC_AUTHORIZATION_FAILED = 29, "this user may not do that on the topic; check its ACLs"
     GROUP_AUTHORIZATION_FAILED = 30, "this user may not use the group; check its ACLs", _FATAL
-    CLUSTER_AUTHORIZATION_FAILED = 31, "this user may not do that on the cluster; check its ACLs", _FATAL
+    CLUSTER_AUTHORIZATION_FAILED = 31, "this user may not do that on the cluster; check its ACLs", _FATAL | _STOPS
     INVALID_TIMESTAMP = 32, "a record's timestamp is outside the range the topic allows"
     UNSUPPORTED_SASL_MECHANISM = 33, "the broker has not enabled this SASL mechanism", _FATAL
     ILLEGAL_SASL_STATE = 34, "the request does not fit the state of the SASL exchange", _FATAL
-    UNSUPPORTED_VERSION = 35, "the broker does not speak this version of the API", _FATAL
+    UNSUPPORTED_VERSION = 35, "the broker does not speak this version of the API", _FATAL | _STOPS
     TOPIC_ALREADY_EXISTS = 36, "a topic of this name exists"
     INVALID_PARTITIONS = 37, "the number of partitions is not valid"
     INVALID_REPLICATION_FACTOR = 38, "the replication factor is below 1 or above the number of brokers"
@@ -101,22 +110,22 @@ class ErrorCode(IntEnum):
     INVALID_CONFIG = 40, "a configuration value is not valid"
     NOT_CONTROLLER = 41, "the broker is not, or no longer, the controller", _RETRY_METADATA
     INVALID_REQUEST = 42, "the broker calls the request malformed; its log says why", _FATAL
-    UNSUPPORTED_FOR_MESSAGE_FORMAT = 43, "the topic's message format is too old for this"
+    UNSUPPORTED_FOR_MESSAGE_FORMAT = 43, "the topic's message format is too old for this", _STOPS
     POLICY_VIOLATION = 44, "the request breaks a policy that is configured on the broker"
     OUT_OF_ORDER_SEQUENCE_NUMBER = 45, "a batch's sequence number does not follow the last one: something was lost"
     DUPLICATE_SEQUENCE_NUMBER = 46, "the broker already has a batch with this sequence number"
-    INVALID_PRODUCER_EPOCH = 47, "the producer's epoch is an old one: a newer producer has taken over"
-    INVALID_TXN_STATE = 48, "the transaction is not in a state that allows this"
-    INVALID_PRODUCER_ID_MAPPING = 49, "the producer id is not the one now assigned to the transactional id"
-    INVALID_TRANSACTION_TIMEOUT = 50, "the transaction timeout is above the broker's transaction.max.timeout.ms"
+    INVALID_PRODUCER_EPOCH = 47, "the producer's epoch is an old one: a newer producer has taken over", _FENCES
+    INVALID_TXN_STATE = 48, "the transaction is not in a state that allows this", _STOPS
+    INVALID_PRODUCER_ID_MAPPING = 49, "the producer id is not the one now assigned to the transactional id", _FENCES
+    INVALID_TRANSACTION_TIMEOUT = 50, "the transaction timeout is above the broker's transaction.max.timeout.ms", _STOPS
     CONCURRENT_TRANSACTIONS = 51, "the last change of the same transaction is not finished", _RETRY
     TRANSACTION_COORDINATOR_FENCED = 52, "the transaction's marker came from a coordinator that is no longer the one"
-    TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53, "this user may not use the transactional id; check its ACLs"
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53, "this user may not use the transactional id; check its ACLs", _STOPS
     SECURITY_DISABLED = 54, "the broker has no authorizer configured"
     OPERATION_NOT_ATTEMPTED = 55, "not tried, because another part of the same request failed"
     KAFKA_STORAGE_ERROR = 56, "the broker has a disk error", _RETRY_METADATA
     LOG_DIR_NOT_FOUND = 57, "the broker has no such log directory"
-    SASL_AUTHENTICATION_FAILED = 58, "the credentials were refused", _FATAL
+    SASL_AUTHENTICATION_FAILED = 58, "the credentials were refused", _FATAL | _STOPS
     UNKNOWN_PRODUCER_ID = 59, "the broker knows nothing of this producer id (its last records may be deleted)"
     REASSIGNMENT_IN_PROGRESS = 60, "the partition is being reassigned"
     DELEGATION_TOKEN_AUTH_DISABLED = 61, "delegation tokens are not enabled"
@@ -148,7 +157,7 @@ class ErrorCode(IntEnum):
     INVALID_RECORD = 87, "the broker refuses a record; its answer may say which and why"
     UNSTABLE_OFFSET_COMMIT = 88, "a transaction is about to commit these offsets; ask again when it has ended", _RETRY
     THROTTLING_QUOTA_EXCEEDED = 89, "more changes than the quota allows", _RETRY
-    PRODUCER_FENCED = 90, "a newer producer with the same transactional id has taken over"
+    PRODUCER_FENCED = 90, "a newer producer with the same transactional id has taken over", _FENCES
     RESOURCE_NOT_FOUND = 91, "there is no such resource"
     DUPLICATE_RESOURCE = 92, "the request names the same resource twice"
     UNACCEPTABLE_CREDENTIAL = 93, "the credential does not meet the broker's rules"
@@ -199,6 +208,7 @@ class ErrorRow:
     """What one code means.
 
     `text`: one line for a human. `retriable`: the same request may succeed later. `refresh`: what to look up first.
+    `ends` and `breaks`: for members of groups, and for transactions.
     """
 
     code: int
@@ -207,6 +217,7 @@ class ErrorRow:
     retriable: bool = False
     refresh: Refresh = Refresh.NONE
     ends: Ends = Ends.NOTHING
+    breaks: Breaks = Breaks.TRANSACTION
 
 
 BY_CODE = {int(code): ErrorRow(int(code), code.name, **code._row) for code in ErrorCode}

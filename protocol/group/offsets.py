@@ -34,6 +34,18 @@ class CommittedOffset:
     metadata: str = ""
 
 
+def offset_rows(offsets: Mapping[TopicPartition, CommittedOffset]) -> dict[TopicPartition, dict[str, Any]]:
+    """As OffsetCommit and TxnOffsetCommit have them."""
+    return {
+        key: {
+            "committed_offset": entry.offset,
+            "committed_leader_epoch": entry.leader_epoch,
+            "committed_metadata": entry.metadata,
+        }
+        for key, entry in offsets.items()
+    }
+
+
 def commit_offsets(
     client: Client,
     group: str,
@@ -46,14 +58,6 @@ def commit_offsets(
 
     `handle` hears each answer, as of `call_partitions`.
     """
-    rows = {
-        key: {
-            "committed_offset": entry.offset,
-            "committed_leader_epoch": entry.leader_epoch,
-            "committed_metadata": entry.metadata,
-        }
-        for key, entry in offsets.items()
-    }
     who = {
         "group_id": group,
         "member_id": member.member_id,
@@ -63,7 +67,7 @@ def commit_offsets(
     # The names of topics are what is known here, and not their ids.
     at_most = m08_offset_commit.LAST_WITH_TOPIC_NAMES
     try:
-        call_partitions(client, OFFSET_COMMIT, who, rows, deadline, handle=handle, at_most=at_most)
+        call_partitions(client, OFFSET_COMMIT, who, offset_rows(offsets), deadline, handle=handle, at_most=at_most)
     except BrokerError as error:
         if member != NO_MEMBER or error.code not in _REFUSED_FOR_MEMBERS:
             raise

@@ -70,7 +70,7 @@ class Reply:
 
 
 class Connection:
-    """An open connection, after `handshake` with the versions that its broker speaks.
+    """An open connection, after `handshake` with the versions that its broker speaks, and its cluster's features.
 
     `on_failure` is called when the broker broke it, or did not answer in time; `is_departed` when a reply is late: if
     others say so in time that the broker is gone, the connection is given up long before the reply's deadline.
@@ -88,6 +88,7 @@ class Connection:
     ) -> None:
         self.address = stream.address
         self.versions: Mapping[int, tuple[int, int]] = {}
+        self.features: Mapping[str, int] = {}
         self.last_used_s = clock.now_s()
         self._stream = stream
         self._client_id = client_id
@@ -133,6 +134,7 @@ class Connection:
         if reply["error_code"]:
             raise Corrupt(f"{self.address}: ApiVersions was answered with error {reply['error_code']}")
         self.versions = {row["api_key"]: (row["min_version"], row["max_version"]) for row in reply["api_keys"]}
+        self.features = {row["name"]: row["max_version_level"] for row in reply["finalized_features"]}
 
     def choose_version(self, api: Api, at_least: int = 0, at_most: int | None = None) -> int:
         """The version to speak with this broker. Raises `UnsupportedVersion`."""

@@ -28,11 +28,16 @@ from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER
 from protocol.wire.messages.m24_add_partitions_to_txn import ADD_PARTITIONS_TO_TXN
 from protocol.wire.messages.m25_add_offsets_to_txn import ADD_OFFSETS_TO_TXN
 from protocol.wire.messages.m26_end_txn import END_TXN
+from protocol.wire.messages.m27_write_txn_markers import WRITE_TXN_MARKERS
 from protocol.wire.messages.m28_txn_offset_commit import TXN_OFFSET_COMMIT
+from protocol.wire.messages.m32_describe_configs import DESCRIBE_CONFIGS
 from protocol.wire.messages.m36_sasl_authenticate import SASL_AUTHENTICATE
 from protocol.wire.messages.m37_create_partitions import CREATE_PARTITIONS
 from protocol.wire.messages.m42_delete_groups import DELETE_GROUPS
 from protocol.wire.messages.m60_describe_cluster import DESCRIBE_CLUSTER
+from protocol.wire.messages.m61_describe_producers import DESCRIBE_PRODUCERS
+from protocol.wire.messages.m65_describe_transactions import DESCRIBE_TRANSACTIONS
+from protocol.wire.messages.m66_list_transactions import LIST_TRANSACTIONS
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from protocol.wire.messages.m69_consumer_group_describe import CONSUMER_GROUP_DESCRIBE
 from protocol.wire.schema import Api
@@ -63,11 +68,16 @@ API_BY_KEY: dict[int, Api] = {
         ADD_PARTITIONS_TO_TXN,
         ADD_OFFSETS_TO_TXN,
         END_TXN,
+        WRITE_TXN_MARKERS,
         TXN_OFFSET_COMMIT,
+        DESCRIBE_CONFIGS,
         SASL_AUTHENTICATE,
         CREATE_PARTITIONS,
         DELETE_GROUPS,
         DESCRIBE_CLUSTER,
+        DESCRIBE_PRODUCERS,
+        DESCRIBE_TRANSACTIONS,
+        LIST_TRANSACTIONS,
         CONSUMER_GROUP_HEARTBEAT,
         CONSUMER_GROUP_DESCRIBE,
     )

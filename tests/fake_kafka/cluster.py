@@ -41,8 +41,9 @@ DEFAULT_SETTINGS = {
     "num.partitions": "1",
     "offset.metadata.max.bytes": "4096",
     "transaction.max.timeout.ms": "900000",
+    "transaction.version": "2",
 }
-"""Kafka's names, for brokers and topics; as in `conf/kafka-broker.properties` where that has them."""
+"""Kafka's names, for brokers, topics and features; as in `conf/kafka-broker.properties` where that has them."""
 
 
 def _step(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:

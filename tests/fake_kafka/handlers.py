@@ -44,7 +44,7 @@ Handler = Callable[[Broker, Request], "Body | Pending"]
 
 def api_versions(broker: Broker, request: Request) -> Body:
     rows = [{"api_key": api.key, "min_version": first, "max_version": last} for api, (first, last) in VERSIONS.items()]
-    features = {"transaction.version": 2, "group.version": 1}
+    features = {"transaction.version": int(broker.cluster.settings["transaction.version"]), "group.version": 1}
     return {
         "api_keys": rows,
         "supported_features": [{"name": k, "min_version": 0, "max_version": v} for k, v in features.items()],

@@ -36,3 +36,6 @@ INIT_PRODUCER_ID = Api(
     flexible_since=2,
     route=Route.TRANSACTION,
 )
+
+FIRST_WITH_EXPECTED_IDENTITY = 3
+"""The first one that fences whoever has been succeeded by another producer (KIP-360)."""

@@ -92,8 +92,11 @@ def bodies(topic: str, topic_id: bytes) -> dict[str, dict[str, Any]]:
         "AddOffsetsToTxn": {**producer, "group_id": GROUP},
         "EndTxn": {**producer, "committed": True},
         "TxnOffsetCommit": {**producer, "group_id": GROUP, "topics": [{**named, "partitions": [offset]}]},
+        "DescribeConfigs": {"resources": [{"resource_type": 2, "resource_name": topic, "configuration_keys": None}]},
         "CreatePartitions": {"topics": [{"name": topic, "count": 1, "assignments": None}], "timeout_ms": 1000},
         "DeleteGroups": {"groups_names": ["no-such"]},
+        "DescribeProducers": {"topics": one},
+        "DescribeTransactions": {"transactional_ids": [TXN]},
         "ConsumerGroupHeartbeat": {"group_id": GROUP, "member_id": "nobody", "member_epoch": 7},
         "ConsumerGroupDescribe": {"group_ids": [GROUP]},
     }

@@ -1,0 +1,44 @@
+"""DescribeTransactions (key 65): state and partitions of transactions: tells what became of an EndTxn whose answer was
+lost.
+"""
+
+from __future__ import annotations
+
+from protocol.wire.schema import Api, Array, Field, Route, Struct
+
+DESCRIBE_TRANSACTIONS_REQUEST = Struct(
+    Field("transactional_ids", Array("string")),
+)
+
+TOPIC_DATA = Struct(
+    Field("topic", "string"),
+    Field("partitions", Array("int32")),
+)
+
+TRANSACTION_STATE = Struct(
+    Field("error_code", "int16"),
+    Field("transactional_id", "string"),
+    Field("transaction_state", "string"),
+    Field("transaction_timeout_ms", "int32"),
+    Field("transaction_start_time_ms", "int64", doc="-1: not started"),
+    Field("producer_id", "int64"),
+    Field("producer_epoch", "int16"),
+    Field("topics", Array(TOPIC_DATA)),
+)
+
+DESCRIBE_TRANSACTIONS_RESPONSE = Struct(
+    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
+    Field("transaction_states", Array(TRANSACTION_STATE)),
+)
+
+DESCRIBE_TRANSACTIONS = Api(
+    key=65,
+    name="DescribeTransactions",
+    request=DESCRIBE_TRANSACTIONS_REQUEST,
+    response=DESCRIBE_TRANSACTIONS_RESPONSE,
+    first=0,
+    last=0,
+    flexible_since=0,
+    route=Route.TRANSACTION,
+    says_which="transactional_ids",
+)

@@ -1,0 +1,39 @@
+"""A model of a cluster, with transactions as before KIP-890 and as since then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from protocol.cluster.client import Client
+from protocol.config import parse_client
+from tests.fake_kafka.clock import ManualClock
+from tests.fake_kafka.server import FakeKafka
+
+QUICK = {"retry.backoff.ms": 10, "reconnect.backoff.ms": 0}
+
+
+@pytest.fixture(params=["1", "2"], ids=["before KIP-890", "since KIP-890"])
+def transaction_version(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """The cluster's own."""
+    return ManualClock()
+
+
+@pytest.fixture
+def fake(transaction_version: str, clock: ManualClock) -> Iterator[FakeKafka]:
+    """Three brokers; topic `orders` has three partitions."""
+    with FakeKafka(3, clock=clock, settings={"transaction.version": transaction_version}) as fake:
+        fake.create_topic("orders", 3)
+        yield fake
+
+
+@pytest.fixture
+def client(fake: FakeKafka) -> Iterator[Client]:
+    with Client(parse_client({"bootstrap.servers": fake.bootstrap_servers, **QUICK})) as client:
+        yield client

@@ -1,0 +1,98 @@
+"""What a coordinator is asked before a transaction ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.broker_errors import ErrorCode
+from protocol.cluster.client import Client
+from protocol.errors import BrokerError
+from protocol.group.member import GroupMember
+from protocol.group.offsets import CommittedOffset, fetch_offsets
+from protocol.transaction.coordinator import add_offsets, add_partitions, init_producer_id, speaks_v2
+from protocol.transaction.end_transaction import Outcome, end_transaction
+from protocol.transaction.identity import TransactionalIdentity
+from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
+from protocol.wire.messages.m24_add_partitions_to_txn import ADD_PARTITIONS_TO_TXN
+from protocol.wire.messages.m25_add_offsets_to_txn import ADD_OFFSETS_TO_TXN
+from tests.fake_kafka.server import FakeKafka
+
+
+def init(client: Client, held: TransactionalIdentity | None = None) -> TransactionalIdentity:
+    return init_producer_id(client, "etl-0", 10_000, client.deadline(), held=held)
+
+
+def test_the_cluster_says_which_protocol_it_speaks(client: Client, transaction_version: str) -> None:
+    assert speaks_v2(client, "etl-0", client.deadline()) is (transaction_version == "2")
+
+
+def test_every_producer_fences_those_before_it(client: Client) -> None:
+    first, second = init(client), init(client)
+    assert (second.producer_id, second.producer_epoch) == (first.producer_id, first.producer_epoch + 1)
+    with pytest.raises(BrokerError, match="PRODUCER_FENCED"):
+        init(client, held=first)
+    third = init(client, held=second)
+    assert third.producer_epoch == second.producer_epoch + 1
+
+
+def test_an_answer_that_was_lost_costs_no_producer_its_identity(fake: FakeKafka, client: Client) -> None:
+    held = init(client)
+    fake.lose_replies(INIT_PRODUCER_ID)
+    assert init(client, held).producer_epoch == held.producer_epoch + 1
+
+
+def test_what_an_older_producer_left_open_is_waited_for(fake: FakeKafka, client: Client) -> None:
+    old = init(client)
+    add_partitions(client, old, [("orders", 0)], client.deadline())
+    fake.hold_markers()
+    asked = iter(range(10))
+    fake.before[INIT_PRODUCER_ID] = lambda _: fake.hold_markers(next(asked) < 3)
+    new = init(client)
+    assert new.producer_epoch > old.producer_epoch + 1, "one epoch was for the abort"
+    assert end_transaction(client, old, commit=True, deadline=client.deadline()).outcome is Outcome.FENCED
+
+
+def test_partitions_are_added_together(fake: FakeKafka, client: Client) -> None:
+    identity = init(client)
+    fake.create_topic("bills", 2)
+    partitions = {("orders", 0), ("orders", 2), ("bills", 1)}
+    add_partitions(client, identity, partitions, client.deadline())
+    assert fake.transactions.transactions["etl-0"].partitions == partitions
+    assert len(fake.asked(ADD_PARTITIONS_TO_TXN)) == 1
+
+
+def test_a_partition_that_is_not_there_yet_is_asked_for_again(fake: FakeKafka, client: Client) -> None:
+    identity = init(client)
+    asked = iter(range(10))
+    fake.before[ADD_PARTITIONS_TO_TXN] = lambda _: next(asked) == 2 and fake.create_topic("bills")
+    add_partitions(client, identity, [("orders", 0), ("bills", 0)], client.deadline())
+    assert fake.transactions.transactions["etl-0"].partitions == {("orders", 0), ("bills", 0)}
+
+
+@pytest.mark.parametrize("code", [ErrorCode.PRODUCER_FENCED, ErrorCode.TOPIC_AUTHORIZATION_FAILED])
+def test_partitions_that_are_refused(fake: FakeKafka, client: Client, code: ErrorCode) -> None:
+    identity = init(client)
+    fake.refuse(ADD_PARTITIONS_TO_TXN, code)
+    with pytest.raises(BrokerError, match=code.name):
+        add_partitions(client, identity, [("orders", 0)], client.deadline())
+
+
+def test_offsets_count_when_the_transaction_is_committed(
+    fake: FakeKafka, client: Client, transaction_version: str
+) -> None:
+    identity = init(client)
+    offsets = {("orders", 0): CommittedOffset(7, metadata="task 0 of 3"), ("orders", 1): CommittedOffset(8)}
+    add_offsets(client, identity, "etl", offsets, client.deadline())
+    assert len(fake.asked(ADD_OFFSETS_TO_TXN)) == (1 if transaction_version == "1" else 0)
+    assert fetch_offsets(client, "etl", None, client.deadline(), require_stable=False) == {}
+    end_transaction(client, identity, commit=True, deadline=client.deadline())
+    assert fetch_offsets(client, "etl", None, client.deadline()) == offsets
+
+
+def test_offsets_of_a_member_that_is_none(client: Client) -> None:
+    stranger = GroupMember("nobody", generation_id=3)
+    with pytest.raises(BrokerError) as refused:
+        add_offsets(
+            client, init(client), "etl", {("orders", 0): CommittedOffset(7)}, client.deadline(), member=stranger
+        )
+    assert refused.value.code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION)

@@ -1,0 +1,156 @@
+"""How transactions end: every outcome, when answers are lost, and how many are ended at once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from protocol.broker_errors import ErrorCode
+from protocol.cluster.client import Client
+from protocol.cluster.coordinators import transaction_coordinator
+from protocol.group.offsets import CommittedOffset, fetch_offsets
+from protocol.transaction.coordinator import add_offsets, init_producer_id
+from protocol.transaction.end_transaction import Outcome, end_transaction, end_transactions
+from protocol.transaction.identity import TransactionalIdentity
+from protocol.wire.messages.m10_find_coordinator import TRANSACTION
+from protocol.wire.messages.m26_end_txn import END_TXN
+from tests.fake_kafka.clock import ManualClock
+from tests.fake_kafka.server import FakeKafka
+
+MARKER = {("orders", 0): CommittedOffset(7)}
+
+
+def begun(client: Client, transactional_id: str = "etl-0") -> TransactionalIdentity:
+    """A transaction that commits an offset of the group of the same name."""
+    identity = init_producer_id(client, transactional_id, 10_000, client.deadline())
+    add_offsets(client, identity, transactional_id, MARKER, client.deadline())
+    return identity
+
+
+def committed(client: Client, group: str = "etl-0") -> bool:
+    return bool(fetch_offsets(client, group, None, client.deadline(), require_stable=False))
+
+
+@pytest.mark.parametrize("commit", [True, False])
+class TestWhatWasWanted:
+    def test_is_done_once(self, client: Client, transaction_version: str, commit: bool) -> None:
+        identity = begun(client)
+        ended = end_transaction(client, identity, commit=commit, deadline=client.deadline())
+        raised = 1 if transaction_version == "2" else 0
+        assert ended.outcome is (Outcome.COMMITTED if commit else Outcome.ABORTED)
+        assert ended.identity == replace(identity, producer_epoch=identity.producer_epoch + raised)
+        assert (ended.cause, ended.repeated, committed(client)) == (None, False, commit)
+
+    def test_is_asked_again_when_the_answer_was_lost(self, fake: FakeKafka, client: Client, commit: bool) -> None:
+        identity = begun(client)
+        fake.lose_replies(END_TXN, 2)
+        ended = end_transaction(client, identity, commit=commit, deadline=client.deadline())
+        assert ended.outcome is (Outcome.COMMITTED if commit else Outcome.ABORTED)
+        assert ended.repeated, "an earlier request may still be on its way"
+        again = end_transaction(client, identity, commit=commit, deadline=client.deadline(), asked_before=True)
+        assert (again.outcome, again.identity) == (ended.outcome, ended.identity)
+        assert committed(client) is commit
+
+    def test_is_asked_again_until_the_markers_are_written(self, fake: FakeKafka, client: Client, commit: bool) -> None:
+        identity = begun(client)
+        fake.lose_replies(END_TXN)
+        fake.hold_markers()
+        asked = iter(range(10))
+        fake.before[END_TXN] = lambda _: fake.hold_markers(next(asked) < 3)
+        ended = end_transaction(client, identity, commit=commit, deadline=client.deadline())
+        assert ended.outcome is (Outcome.COMMITTED if commit else Outcome.ABORTED)
+        assert next(asked) > 3
+
+    def test_is_done_by_a_coordinator_that_has_moved(self, fake: FakeKafka, client: Client, commit: bool) -> None:
+        identity = begun(client)
+        here = client.coordinator(transaction_coordinator("etl-0"), client.deadline()).node_id
+        fake.move_coordinator("etl-0", here % 3 + 1, TRANSACTION)
+        ended = end_transaction(client, identity, commit=commit, deadline=client.deadline())
+        assert ended.outcome is (Outcome.COMMITTED if commit else Outcome.ABORTED)
+
+
+class TestWhatWasNot:
+    def test_a_newer_producer_has_come(self, client: Client) -> None:
+        old = begun(client)
+        begun(client)
+        ended = end_transaction(client, old, commit=True, deadline=client.deadline())
+        assert ended.outcome is Outcome.FENCED
+        assert "PRODUCER_FENCED" in str(ended.cause)
+        assert not committed(client), "the newer one is still open"
+
+    def test_the_broker_has_timed_it_out(self, client: Client, fake: FakeKafka, clock: ManualClock) -> None:
+        identity = begun(client)
+        clock.advance(11)
+        ended = end_transaction(client, identity, commit=True, deadline=client.deadline())
+        assert ended.outcome in (Outcome.FENCED, Outcome.ABORTED)
+        assert not committed(client)
+
+    def test_it_was_aborted_before(self, client: Client) -> None:
+        identity = begun(client)
+        end_transaction(client, identity, commit=False, deadline=client.deadline())
+        assert end_transaction(client, identity, commit=True, deadline=client.deadline()).outcome is Outcome.ABORTED
+
+    def test_the_coordinator_refuses(self, fake: FakeKafka, client: Client) -> None:
+        identity = begun(client)
+        fake.refuse(END_TXN, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+        ended = end_transaction(client, identity, commit=True, deadline=client.deadline())
+        assert ended.outcome is Outcome.REFUSED
+        assert "TRANSACTIONAL_ID_AUTHORIZATION_FAILED" in str(ended.cause)
+
+    @pytest.mark.parametrize("earlier", ["lost", "not available", "another process"])
+    def test_what_may_have_been_done_before_is_never_denied(
+        self, fake: FakeKafka, client: Client, earlier: str
+    ) -> None:
+        """A newer producer comes after the transaction was committed, and before that is heard."""
+        identity = begun(client)
+        if earlier == "another process":
+            end_transaction(client, identity, commit=True, deadline=client.deadline())
+            init_producer_id(client, "etl-0", 10_000, client.deadline())
+        else:
+            newer = iter([lambda: None, lambda: _fence(fake, identity)])
+            fake.before[END_TXN] = lambda _: next(newer, lambda: None)()
+            if earlier == "lost":
+                fake.lose_replies(END_TXN)
+            else:
+                fake.edit_replies(END_TXN, lambda body: {"error_code": ErrorCode.COORDINATOR_NOT_AVAILABLE}, 1)
+        asked_before = earlier == "another process"
+        ended = end_transaction(client, identity, commit=True, deadline=client.deadline(), asked_before=asked_before)
+        assert ended.outcome is Outcome.UNKNOWN
+        assert committed(client)
+
+    def test_the_broker_failed_in_the_middle(self, fake: FakeKafka, client: Client) -> None:
+        identity = begun(client)
+        fake.refuse(END_TXN, ErrorCode.UNKNOWN_SERVER_ERROR)
+        ended = end_transaction(client, identity, commit=True, deadline=client.deadline())
+        assert ended.outcome is Outcome.UNKNOWN
+        again = end_transaction(client, identity, commit=True, deadline=client.deadline(), asked_before=True)
+        assert again.outcome is Outcome.COMMITTED
+
+    def test_nobody_answers_in_time(self, fake: FakeKafka, client: Client) -> None:
+        identity = begun(client)
+        fake.lose_replies(END_TXN, 1_000)
+        ended = end_transaction(client, identity, commit=True, deadline=client.deadline(300))
+        assert (ended.outcome, ended.repeated) == (Outcome.UNKNOWN, True)
+        assert "EndTxn of etl-0" in str(ended.cause)
+
+
+def _fence(fake: FakeKafka, identity: TransactionalIdentity) -> None:
+    transaction = fake.transactions.transactions[identity.transactional_id]
+    transaction.producer_epoch += 5
+
+
+class TestMany:
+    def test_they_are_ended_together(self, fake: FakeKafka, client: Client) -> None:
+        identities = [begun(client, f"etl-{number}") for number in range(12)]
+        fake.lose_replies(END_TXN, 2)
+        newer = begun(client, "etl-7")
+        ended = end_transactions(client, identities, commit=True, deadline=client.deadline())
+        outcomes = {each.transactional_id: ended[each].outcome for each in identities}
+        assert outcomes.pop("etl-7") in (Outcome.FENCED, Outcome.UNKNOWN)
+        assert set(outcomes.values()) == {Outcome.COMMITTED}
+        assert [committed(client, f"etl-{number}") for number in range(12)] == [number != 7 for number in range(12)]
+        assert end_transaction(client, newer, commit=True, deadline=client.deadline()).outcome is Outcome.COMMITTED
+
+    def test_none(self, client: Client) -> None:
+        assert end_transactions(client, [], commit=True, deadline=client.deadline()) == {}
