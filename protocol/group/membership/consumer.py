@@ -36,6 +36,11 @@ _REMEDIES: dict[int, tuple[str, str]] = {
         "give each member one of its own; one that was killed has held it until its session was over",
     ),
     ErrorCode.UNSUPPORTED_VERSION: ("group.protocol", "brokers speak it since Kafka 4.0; use classic"),
+    ErrorCode.GROUP_ID_NOT_FOUND: (
+        "group.protocol",
+        "the group has members of the classic protocol, and brokers do not convert it "
+        "(group.consumer.migration.policy); stop them, or use classic",
+    ),
 }
 # So long may a static member that was killed hold its instance id: the session that brokers give it, and some more.
 _RELEASED_IN_S = 60.0
@@ -213,6 +218,10 @@ class ConsumerMember(MemberMachine):
         return self._topics if self.subscription.pattern is None else None
 
     # -- ends ---------------------------------------------------------------------------------
+
+    def _ends_claims(self, error: BrokerError) -> bool:
+        """Who joins makes a group that is not there: if that is not found, it is one of the other protocol."""
+        return super()._ends_claims(error) and (error.code != ErrorCode.GROUP_ID_NOT_FOUND or self._epoch != _JOIN)
 
     def _fenced(self, error: BrokerError) -> None:
         pass  # joins again under the same id

@@ -224,8 +224,10 @@ class MemberMachine(ABC):
         elif is_retriable(error):
             self._try_again(error, now_s)
             self._unanswered()
-        elif isinstance(error, BrokerError) and error_row(error.code).ends is Ends.CLAIMS:
+        elif isinstance(error, BrokerError) and self._ends_claims(error):
             self._fenced(error)
+            if self.state is MemberState.JOINING:
+                self._retry_s = now_s + self._backoff.next_s()
             self._lose(Cause.of(error))
         else:
             self.fail(self._in_words(error))
@@ -254,6 +256,10 @@ class MemberMachine(ABC):
         self._forget_session()
 
     # -- what both protocols do ---------------------------------------------------------------
+
+    def _ends_claims(self, error: BrokerError) -> bool:
+        """Whether to join (again) may help."""
+        return error_row(error.code).ends is Ends.CLAIMS
 
     def _join(self, cause: Cause) -> None:
         self._life.transition(MemberState.JOINING, cause)

@@ -131,6 +131,23 @@ def test_brokers_that_do_not_speak_the_protocol_are_told_of_with_the_remedy(clus
     assert member.machine.error.settings == {"group.protocol"}
 
 
+def test_a_group_of_the_other_protocol_that_brokers_do_not_convert_is_told_of_with_the_remedy(cluster: Cluster) -> None:
+    member = Driven(cluster, machine(**CONSUMER))
+    member.own()
+    refused(member, ErrorCode.GROUP_ID_NOT_FOUND)
+    assert "group.protocol: the group has members of the classic protocol" in str(member.machine.error)
+    assert not member.act(), "nothing more is sent"
+
+
+@pytest.mark.parametrize("given", [CLASSIC, CONSUMER], ids=["classic", "consumer"])
+def test_who_is_not_let_in_asks_again_after_a_while(cluster: Cluster, given: dict[str, Any]) -> None:
+    member = Driven(cluster, machine(**given))
+    member.own()
+    for _ in range(3):
+        refused(member, ErrorCode.UNKNOWN_MEMBER_ID)
+        assert member.machine.next_step(member.now_s).until_s > member.now_s  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("given", [CLASSIC, CONSUMER], ids=["classic", "consumer"])
 @pytest.mark.parametrize(
     "error",
