@@ -53,7 +53,8 @@ class QueryMembership:
         self._commits = commits
         self._membership: Membership | None = None
         self._topics: frozenset[str] = frozenset()
-        self._starting: Mapping[TopicPartition, int] = {}
+        # Where `startingOffsets` were when the query began, of the topics that there were then.
+        self._starting: dict[TopicPartition, _Claim] = {}
         self._claimed: dict[TopicPartition, _Claim] = {}
         self._before = Claims({})
         self.member = NO_MEMBER
@@ -67,11 +68,13 @@ class QueryMembership:
         what is there and ends, so it waits for its assignment as long as it may. Raises `KafkaError` for what cannot be
         a member, and what `start_offsets` raises for offsets of the group that are not in the log.
         """
-        self._starting = {**self._starting, **there.added}
+        for key, offset in there.added.items():
+            if key in there.owned:
+                self._starting.setdefault(key, _Claim(there.owned[key], offset))
         membership = self._subscribed(there)
         membership.progress()
         if membership.rebalance_pending is not None:
-            self._take_up(membership, read, deadline if ends_soon else self._patience(deadline))
+            self._take_up(membership, there, read, deadline if ends_soon else self._patience(deadline))
             if ends_soon and (cause := membership.rebalance_pending) is not None:
                 raise DeadlineExceeded(f"the group has assigned no partitions to this query yet: {cause}")
         owned = {key: topic_id for key, topic_id in there.owned.items() if key in membership.owned}
@@ -109,12 +112,14 @@ class QueryMembership:
     def _patience(self, deadline: Deadline) -> Deadline:
         return deadline.at_most_ms(_AWAIT_ASSIGNMENT_MS if self._claimed else _AWAIT_FIRST_ASSIGNMENT_MS)
 
-    def _take_up(self, membership: Membership, read: Offsets, deadline: Deadline) -> None:
+    def _take_up(self, membership: Membership, there: Claims, read: Offsets, deadline: Deadline) -> None:
         group = self._options.consumer.group_id
 
         def before_revoke(revocation: Revocation) -> None:
             if not revocation.lost:
-                self._commits.mark(read, self._before, self.member)
+                # A topic that was recreated since has other records at these offsets.
+                same_topics = dict(self._before.owned.items() & there.owned.items())
+                self._commits.mark(read, replace(self._before, owned=same_topics), self.member)
                 self._commits.wait_for_last("whoever gets the partitions reads again what this query has read last")
             log.info(
                 "group %s: %s %s: %s",
@@ -145,9 +150,10 @@ class QueryMembership:
             return
         client, options = client_for(self._options.client), self._options
         offsets = group_offsets(client, options, gained, deadline, after=read.ends)
-        unread = [key for key in gained if key not in offsets and key not in read.ends]
-        offsets.update({key: self._starting[key] for key in unread if key in self._starting})
-        self._claimed.update({key: _Claim(topic_id, offsets.get(key)) for key, topic_id in gained.items()})
+        unread = gained.items() & {(key, start.topic_id) for key, start in self._starting.items()}
+        begins = {key: self._starting[key].offset for key, _ in unread if key not in read.ends}
+        begins.update(offsets)
+        self._claimed.update({key: _Claim(topic_id, begins.get(key)) for key, topic_id in gained.items()})
         if ahead := [key for key in gained if key in read.ends and key in offsets]:
             log.warning(
                 "group %s is ahead of the checkpoint, since others have read on: goes on at the group's offsets in %s",
