@@ -41,13 +41,17 @@ class ListedGroup:
 
 @dataclass(frozen=True)
 class Member:
-    """One live member, as the coordinator knows it. `assignment` is empty during a rebalance of a classic group."""
+    """One live member, as the coordinator knows it. `assignment` is empty during a rebalance of a classic group.
+
+    `target`: what it will have when others have given that up (KIP-848); of a classic group the assignment.
+    """
 
     member_id: str
     group_instance_id: str | None
     client_id: str
     client_host: str
     assignment: frozenset[TopicPartition]
+    target: frozenset[TopicPartition]
 
 
 @dataclass(frozen=True)
@@ -101,17 +105,23 @@ def delete_group(client: Client, group: str, deadline: Deadline | None = None) -
 
 
 def _classic(row: Mapping[str, Any]) -> GroupDescription:
-    members = (_member(each, each["group_instance_id"], _embedded(row, each)) for each in row["members"])
+    members = []
+    for each in row["members"]:
+        assignment = _embedded(row, each)
+        members.append(_member(each, each["group_instance_id"], assignment, assignment))
     return GroupDescription(row["group_id"], CLASSIC, row["group_state"], row["protocol_data"], tuple(members))
 
 
 def _consumer(row: Mapping[str, Any]) -> GroupDescription:
-    members = (_member(each, each["instance_id"], _assigned(each)) for each in row["members"])
+    members = (
+        _member(each, each["instance_id"], _partitions(each["assignment"]), _partitions(each["target_assignment"]))
+        for each in row["members"]
+    )
     return GroupDescription(row["group_id"], CONSUMER, row["group_state"], row["assignor_name"], tuple(members))
 
 
-def _member(row: Mapping[str, Any], group_instance_id: str | None, assignment: frozenset[TopicPartition]) -> Member:
-    return Member(row["member_id"], group_instance_id, row["client_id"], row["client_host"], assignment)
+def _member(row: Mapping[str, Any], group_instance_id: str | None, *partitions: frozenset[TopicPartition]) -> Member:
+    return Member(row["member_id"], group_instance_id, row["client_id"], row["client_host"], *partitions)
 
 
 def _embedded(group: Mapping[str, Any], member: Mapping[str, Any]) -> frozenset[TopicPartition]:
@@ -122,6 +132,6 @@ def _embedded(group: Mapping[str, Any], member: Mapping[str, Any]) -> frozenset[
     return frozenset()
 
 
-def _assigned(member: Mapping[str, Any]) -> frozenset[TopicPartition]:
-    topics = member["assignment"]["topic_partitions"]
+def _partitions(assignment: Mapping[str, Any]) -> frozenset[TopicPartition]:
+    topics = assignment["topic_partitions"]
     return frozenset((topic["topic_name"], partition) for topic in topics for partition in topic["partitions"])

@@ -10,8 +10,9 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from protocol.admin.groups import describe_group
 from protocol.clock import Deadline
-from protocol.errors import DeadlineExceeded
+from protocol.errors import DeadlineExceeded, KafkaError
 from protocol.group.member import NO_MEMBER
 from protocol.group.membership.assignment import Revocation
 from protocol.group.membership.membership import Membership
@@ -25,6 +26,7 @@ from spark_kafka_source.options.partitions import listed
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.plan.claims import Claims
 from spark_kafka_source.plan.offsets import Offsets
+from spark_kafka_source.remedies import in_options
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +34,7 @@ log = logging.getLogger(__name__)
 # first assignment of a group for 3 s by default (group.initial.rebalance.delay.ms).
 _AWAIT_ASSIGNMENT_MS = 5_000
 _AWAIT_FIRST_ASSIGNMENT_MS = 15_000
+_LOOK_AGAIN_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -75,8 +78,11 @@ class QueryMembership:
         membership.progress()
         if membership.rebalance_pending is not None:
             self._take_up(membership, there, read, deadline if ends_soon else self._patience(deadline))
-            if ends_soon and (cause := membership.rebalance_pending) is not None:
-                raise DeadlineExceeded(f"the group has assigned no partitions to this query yet: {cause}")
+            while ends_soon and (missing := self._missing(membership, there, deadline)):
+                if deadline.passed:
+                    raise DeadlineExceeded(f"the group has not assigned its partitions to this query yet: {missing}")
+                deadline.clock.sleep_s(_LOOK_AGAIN_S)
+                self._take_up(membership, there, read, deadline)
         owned = {key: topic_id for key, topic_id in there.owned.items() if key in membership.owned}
         self._claim(owned, read, deadline)
         added = {
@@ -111,6 +117,25 @@ class QueryMembership:
 
     def _patience(self, deadline: Deadline) -> Deadline:
         return deadline.at_most_ms(_AWAIT_ASSIGNMENT_MS if self._claimed else _AWAIT_FIRST_ASSIGNMENT_MS)
+
+    def _missing(self, membership: Membership, there: Claims, deadline: Deadline) -> str | None:
+        """Why more is to come of what this member is to have: only the coordinator knows what others hold yet."""
+        if (cause := membership.rebalance_pending) is not None:
+            return str(cause)
+        group = str(self._options.consumer.group_id)
+        try:
+            members = describe_group(client_for(self._options.client), group, deadline).members
+        except KafkaError as error:
+            log.info(
+                "group %s: cannot tell whether others have yet to give up partitions: %s", group, in_options(error)
+            )
+            return None
+        targets = {member.member_id: member.target for member in members}
+        due = targets.get(membership.member.member_id, frozenset()) - membership.owned
+        if not membership.owned:
+            # In a cooperative rebalance of a classic group, what changes hands is nobody's for one generation.
+            due |= there.owned.keys() - frozenset[TopicPartition]().union(*targets.values())
+        return f"other members have yet to give up {listed(sorted(due))}" if due else None
 
     def _take_up(self, membership: Membership, there: Claims, read: Offsets, deadline: Deadline) -> None:
         group = self._options.consumer.group_id

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+
 import pytest
 
 from protocol.cluster import unknown_topic
+from protocol.cluster.client import Client
+from protocol.config import parse_consumer
+from protocol.group.membership.membership import Membership
+from protocol.group.membership.topic_subscription import TopicSubscription
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
+from spark_kafka_source.local_kafka import LocalKafka
+from spark_kafka_source.local_kafka.config import version_numbers
 from spark_kafka_source.options.parsing import parse_source_options
+from tests.conftest import KAFKA_VERSION, TopicFactory
 from tests.fake_kafka.server import FakeKafka
-from tests.protocol.consumer.consuming import records
+from tests.member_queries import fill
+from tests.protocol.consumer.consuming import client_of, records
+from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
 from tests.protocol.consumer_group.members import wait_until
 
 
@@ -17,6 +31,39 @@ def reader_of(bootstrap_servers: str, topic: str, group: str, **options: str) ->
     given = {"kafka.bootstrap.servers": bootstrap_servers, "subscribe": topic, "kafka.group.id": group}
     given |= {"kafka.group.protocol": "classic", "kafka.auto.offset.reset": "earliest"}
     return KafkaStreamReader(parse_source_options({**given, **options}, streaming=True))
+
+
+@contextmanager
+def member_of(client: Client, topic: str, group: str, properties: dict[str, object]) -> Iterator[Membership]:
+    """One that has all partitions."""
+    config = parse_consumer({"group.id": group, **properties})
+    with Membership(client, config, TopicSubscription(frozenset({topic}))) as member:
+        assert member.take_up(client.deadline(20_000)).joining is None
+        yield member
+
+
+@pytest.mark.parametrize("properties", [EAGER, COOPERATIVE, KIP_848], ids=["eager", "cooperative", "kip848"])
+def test_a_run_that_ends_waits_for_its_share(
+    kafka1: LocalKafka, topic1: TopicFactory, properties: dict[str, str]
+) -> None:
+    """Another member has all partitions, and takes its time to give some of them up."""
+    if properties is KIP_848 and version_numbers(KAFKA_VERSION) < (4, 0):
+        pytest.skip("the consumer protocol begins with Kafka 4.0")
+    name, group = topic1(2), f"group-{uuid.uuid4().hex[:8]}"
+    fill(kafka1, name, 2, 10)
+    given = {f"kafka.{key}": str(value) for key, value in properties.items()}
+    reader = reader_of(kafka1.bootstrap_servers, name, group, **given)
+    with client_of(kafka1) as client, member_of(client, name, group, properties) as other, ThreadPoolExecutor() as pool:
+        reader.prepareForTriggerAvailableNow()
+        planned = pool.submit(reader.latestOffset, reader.initialOffset(), reader.getDefaultReadLimit())
+        while not planned.done():
+            if other.rebalance_pending is not None:
+                wait([planned], 0.3)
+                other.take_up(client.deadline(100))
+            wait([planned], 0.05)
+        (end,) = planned.result()[name].values()
+        assert end == 10
+        reader.stop()
 
 
 # -- topics that are deleted and recreated --------------------------------------------------------
