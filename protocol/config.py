@@ -118,6 +118,8 @@ class ProducerConfig:
     max_request_size_bytes: int = 1_048_576
     max_in_flight_requests_per_connection: int = 5
     enable_idempotence: bool = True
+    transactional_id: str | None = None
+    transaction_timeout_ms: int = 60_000
     retries: int = MAX_INT32
     delivery_timeout_ms: int = 120_000
     partitioner: PartitionStrategy = "murmur2"
@@ -131,6 +133,10 @@ class ProducerConfig:
         conflict = _not_idempotent(self.acks, self.retries, self.max_in_flight_requests_per_connection)
         if self.enable_idempotence and conflict:
             raise ConfigurationError(f"enable.idempotence is true, but {conflict}. Change one of the two.")
+        if self.transactional_id is not None and not self.enable_idempotence:
+            raise ConfigurationError(
+                "transactional.id is given, but enable.idempotence is off, which it needs. Leave out one of the two."
+            )
 
 
 def parse_client(properties: Mapping[str, object], *, prefix: str = "") -> ClientConfig:

@@ -158,5 +158,17 @@ class CommitFailed(KafkaError):
     """Offsets were not committed. The cause says why: refused, no answer in time, or another member's by now."""
 
 
+class TransactionFailed(KafkaError):
+    """A transaction cannot be committed, and must be aborted; nothing of it is or will be visible. See the cause."""
+
+
+class ProducerFenced(KafkaError):
+    """Another producer with the same transactional id has come, or the broker has timed the transaction out."""
+
+
+class OutcomeUnknown(KafkaError):
+    """Whether a transaction was committed is not known: nobody answered in time, or nobody can tell any more."""
+
+
 class WakeUp(KafkaError):
     """A `KafkaConsumer` was woken out of `poll` by another thread."""

@@ -223,6 +223,19 @@ PROPERTIES: tuple[Property, ...] = (
         "requests that wait for their reply at once; with idempotence at most 5",
     ),
     _applies(_PRODUCER, "enable.idempotence", BOOLEAN, "retries make no duplicates, order is kept"),
+    _applies(
+        _PRODUCER,
+        "transactional.id",
+        NONEMPTY,
+        "who a producer of transactions is, through restarts: a newer one of this id fences the older",
+    ),
+    _applies(
+        _PRODUCER,
+        "transaction.timeout.ms",
+        POSITIVE_MILLISECONDS,
+        "a transaction that has not ended after so long is aborted by its coordinator; brokers allow at most their "
+        "transaction.max.timeout.ms",
+    ),
     _applies(_PRODUCER, "retries", integer(0), "how often a write is tried again within delivery.timeout.ms"),
     _applies(
         _PRODUCER,
@@ -303,7 +316,6 @@ PROPERTIES: tuple[Property, ...] = (
     ),
     *_forbidden(_CLIENT, "config.providers", "values are taken as they are; put the resolved value in its place"),
     *_forbidden(_CLIENT, "security.providers", "JVM classes cannot run here"),
-    *_not_yet(_PRODUCER, "transactional.id transaction.timeout.ms", "transactions are not supported yet"),
 )
 
 _SECURITY = ("ssl.", "sasl.")

@@ -10,7 +10,6 @@ import logging
 import re
 import threading
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -26,7 +25,7 @@ from protocol.consumer_group.consumer_records import ConsumerRecords
 from protocol.consumer_group.group_streams import GroupStreams
 from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
 from protocol.errors import CommitFailed, KafkaError, UsageError, WakeUp
-from protocol.group.member import NO_MEMBER, GroupMember
+from protocol.group.member import NO_MEMBER, ConsumerGroupMetadata
 from protocol.group.membership.assignment import Revocation
 from protocol.group.membership.membership import Membership
 from protocol.group.membership.topic_subscription import TopicSubscription
@@ -39,14 +38,6 @@ log = logging.getLogger(__name__)
 # A poll that waits looks so often for rebalances, wake-ups and answers to commits.
 _LOOK_MS = 50
 _ENOUGH_ROWS = 500
-
-
-@dataclass(frozen=True)
-class ConsumerGroupMetadata:
-    """Who would commit now, for a transaction that sends offsets (KIP-447)."""
-
-    group_id: str
-    member: GroupMember
 
 
 class KafkaConsumer:

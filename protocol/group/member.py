@@ -44,3 +44,11 @@ class GroupMember:
 
 NO_MEMBER = GroupMember()
 """May commit for a group that has no members."""
+
+
+@dataclass(frozen=True)
+class ConsumerGroupMetadata:
+    """Who would commit now, for a transaction that sends offsets (KIP-447)."""
+
+    group_id: str
+    member: GroupMember = NO_MEMBER

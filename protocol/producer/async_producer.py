@@ -50,7 +50,7 @@ class AsyncProducer:
     Of the time between two calls only a second counts towards `delivery.timeout.ms`: what fails while the caller is
     away has its next try when it comes back.
     `partitioner` chooses partitions in place of what `config` says; see `PartitionFunction`.
-    `session` is for transactions; None is an idempotent or anonymous one, as `config` says.
+    `session` is for transactions (`TransactionalProducer`); None is an idempotent or anonymous one, as `config` says.
     """
 
     def __init__(
@@ -61,6 +61,8 @@ class AsyncProducer:
         partitioner: PartitionFunction | None = None,
         session: ProducerSession | None = None,
     ) -> None:
+        if config.transactional_id is not None and session is None:
+            raise UsageError("transactional.id is for a TransactionalProducer", settings=("transactional.id",))
         self._client = client
         self._config = config
         self._session = session or (IdempotentSession(client) if config.enable_idempotence else AnonymousSession())
@@ -193,6 +195,18 @@ class AsyncProducer:
         for broker in self._brokers.values():
             broker.forget()
 
+    def begin_anew(self) -> None:
+        """Drops what is not sent yet, and waits for the answers to what is; then every partition counts from 0 again.
+
+        For a new epoch of the session's identity: nothing of the one before is under way any more.
+        """
+        self._accumulator.clear()
+        while any(broker.in_flight for broker in self._brokers.values()):
+            self._take_replies(_LONGEST_WAIT_S, self._client.deadline())
+        self._partitions.clear()
+        self._busy.clear()
+        self._failures = []
+
     def _begin_account(self) -> None:
         if self._flushed:
             self._flushed = False
@@ -254,6 +268,8 @@ class AsyncProducer:
         for key, partition in list(self._busy.items()):
             partition.expire(self._clock.now_s())
             if partition.failures:
+                for error in partition.failures:
+                    self._session.failed(error)
                 self._failures += partition.failures
                 partition.failures = []
             if partition.idle:
@@ -266,7 +282,12 @@ class AsyncProducer:
         leaders = Leaders(self._client, deadline.at_most_ms(self._client.config.request_timeout_ms))
         for broker, partitions in self._sendable(leaders, now_s).items():
             producer = self._brokers[broker]
-            self._session.before_produce([(each.topic, each.partition) for each in partitions], deadline)
+            try:
+                self._session.before_produce([(each.topic, each.partition) for each in partitions], deadline)
+            except KafkaError as error:
+                for partition in partitions:
+                    partition.abandon(error)
+                continue
             # Whoever has waited longest comes first, so that each gets its turn.
             partitions.sort(key=lambda each: each.sent_at_s)
             sent |= producer.send(partitions, leaders.topic_ids)
@@ -288,7 +309,8 @@ class AsyncProducer:
                 self._identify(partition)
             except KafkaError as error:
                 if not is_retriable(error):
-                    raise
+                    partition.abandon(error)
+                    continue
                 self._stale(partition.topic)
                 partition.postpone(error, now_s)
                 continue

@@ -1,8 +1,8 @@
 """Who a producer is to the brokers (producer id and epoch), and how it numbers what it writes to one partition.
 
 `Sequences` is pure: numbers of one partition under one identity. A `ProducerSession` says which identity that is:
-`AnonymousSession` has none, `IdempotentSession` asks a broker for one, and a transaction is a third kind. Used by
-`partition_producer` (numbers) and `async_producer` (session). Knows nothing of queues, retries or Produce requests.
+`AnonymousSession` has none, `IdempotentSession` asks a broker for one, and `transaction_session` has a third kind. Used
+by `partition_producer` (numbers) and `async_producer` (session). Knows nothing of queues, retries or Produce requests.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Protocol
 from protocol.clock import Deadline
 from protocol.cluster.call import call
 from protocol.cluster.client import Client
+from protocol.errors import KafkaError
 from protocol.kafka_terms import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, TopicPartition
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
 
@@ -84,6 +85,9 @@ class ProducerSession(Protocol):
     def before_produce(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
         """Called before records go to these partitions; a transaction adds those that are new to it."""
 
+    def failed(self, error: KafkaError) -> None:
+        """Called when records could not be written; a transaction must not be committed then."""
+
 
 class AnonymousSession:
     """No idempotence: a retry may write twice."""
@@ -98,6 +102,9 @@ class AnonymousSession:
         return ANONYMOUS
 
     def before_produce(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
+        pass
+
+    def failed(self, error: KafkaError) -> None:
         pass
 
 

@@ -50,6 +50,9 @@ _NOT_WRITTEN = frozenset(
         ErrorCode.INVALID_PRODUCER_EPOCH,
         ErrorCode.PRODUCER_FENCED,
         ErrorCode.INVALID_TXN_STATE,
+        ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+        ErrorCode.CONCURRENT_TRANSACTIONS,
+        ErrorCode.TRANSACTION_ABORTABLE,
         ErrorCode.TOPIC_AUTHORIZATION_FAILED,
         ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
         ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
@@ -265,6 +268,11 @@ class PartitionProducer:
         if self._queue:
             self._queue[0].last_error = error
         self._back_off(now_s)
+
+    def abandon(self, error: KafkaError) -> None:
+        """Nothing more is sent: what waits fails with this error, once what is under way is answered."""
+        self._give_up(error)
+        self._finish_draining()
 
     def expire(self, now_s: float) -> None:
         """Fails what has waited for longer than `delivery.timeout.ms`, by the clock that says when it was created."""

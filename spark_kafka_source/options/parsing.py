@@ -33,6 +33,7 @@ _FORBIDDEN = {
     "value.deserializer": "the column value is binary; use functions such as from_json or from_avro in the query",
     "key.serializer": "the column key is written as it is, string or binary; prepare it in the query",
     "value.serializer": "the column value is written as it is, string or binary; prepare it in the query",
+    "transactional.id": "each task would need one of its own",
     "interceptor.classes": "JVM classes that may change records cannot run here; change columns in the query",
 }
 

@@ -198,6 +198,13 @@ class TestEnds:
         producer.epoch = epoch
         assert producer.try_end(commit=not commit) == ErrorCode.INVALID_TXN_STATE
         assert until_decided(client, name) == 2
+        if v2:
+            producer.epoch = after
+            producer.send(name, b"b")
+            producer.epoch = epoch
+            assert producer.try_end(commit=commit) == ErrorCode.PRODUCER_FENCED, "that would be another one"
+            producer.epoch = after
+            producer.end(commit=commit)
 
     @V1_AND_V2
     def test_one_without_records(self, client: Client, v2: bool) -> None:

@@ -189,7 +189,9 @@ class Transactions:
         repeated = raises_epoch and transaction.bumped and body["producer_epoch"] == transaction.producer_epoch - 1
         if body["producer_epoch"] != transaction.producer_epoch and not repeated:
             raise Refused(ErrorCode.PRODUCER_FENCED)
-        if transaction.state is State.ONGOING and not repeated:
+        if transaction.state is State.ONGOING:
+            if repeated:
+                raise Refused(ErrorCode.PRODUCER_FENCED)
             self._prepare(transaction, wanted, raises_epoch=raises_epoch)
         elif raises_epoch and not repeated:
             self._end_empty(transaction, wanted)

@@ -704,7 +704,7 @@ def test_acks_alone_says_what_is_guaranteed(caplog: pytest.LogCaptureFixture) ->
         ({"deliveryGuarantee": "none", "kafka.enable.idempotence": "true"}, "kafka.acks is 0, not all"),
         ({"topic": "a b"}, "topic is 'a b' ('a b' is no topic name"),
         ({"topic": ""}, "topic is ''"),
-        ({"kafka.transactional.id": "x"}, "transactions are not supported yet"),
+        ({"kafka.transactional.id": "x"}, "each task would need one of its own"),
     ],
 )
 def test_what_the_sink_cannot_do_is_refused(given: dict[str, str], message: str) -> None:

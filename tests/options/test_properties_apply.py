@@ -32,6 +32,7 @@ from protocol.group.membership.membership import Membership
 from protocol.group.membership.topic_subscription import TopicSubscription
 from protocol.kafka_terms import EARLIEST
 from protocol.producer.async_producer import AsyncProducer
+from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.properties import PROPERTIES, Effect
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m01_fetch import FETCH
@@ -41,6 +42,7 @@ from protocol.wire.messages.m11_join_group import JOIN_GROUP
 from protocol.wire.messages.m12_heartbeat import HEARTBEAT
 from protocol.wire.messages.m18_api_versions import API_VERSIONS
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
+from protocol.wire.messages.m26_end_txn import END_TXN
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from protocol.wire.schema import Api
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
@@ -391,6 +393,25 @@ def under_way(cluster: TenRecords, given: dict[str, str]) -> int:
     return sent
 
 
+def commit_in_transaction(cluster: TenRecords, given: dict[str, str]) -> None:
+    config = parse_producer({"transactional.id": "etl-0", **given})
+    with TransactionalProducer(client_of(cluster, {}), config) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send_columns("orders", rows())
+        producer.commit_transaction()
+
+
+def who_commits(cluster: TenRecords, given: dict[str, str]) -> object:
+    commit_in_transaction(cluster, given)
+    return [body["transactional_id"] for body in cluster.asked(END_TXN)]
+
+
+def transaction_timeout(cluster: TenRecords, given: dict[str, str]) -> object:
+    commit_in_transaction(cluster, given)
+    return [body["transaction_timeout_ms"] for body in cluster.asked(INIT_PRODUCER_ID)]
+
+
 def attempts(cluster: TenRecords, given: dict[str, str]) -> int:
     cluster.refuse(PRODUCE, ErrorCode.NOT_ENOUGH_REPLICAS, ALWAYS)
     quick = {"enable.idempotence": "false", "retry.backoff.ms": "1", "retry.backoff.max.ms": "1"}
@@ -514,6 +535,8 @@ SEEN: dict[str, tuple[Observe, dict[str, Any]]] = {
         lambda cluster, given: (produce(cluster, given, rows()), len(cluster.asked(INIT_PRODUCER_ID))),
         {"true": ("done", 1), "false": ("done", 0)},
     ),
+    "transactional.id": (who_commits, {"etl-0": ["etl-0"], "etl-1": ["etl-1"]}),
+    "transaction.timeout.ms": (transaction_timeout, {"5000": [5_000], "60000": [60_000]}),
     "retries": (attempts, {"0": 1, "2": 3}),
     "delivery.timeout.ms": (delivery_takes_long, {"100": False, "1000": True}),
     "buffer.memory": (held, {"5000": False, "500000": True}),

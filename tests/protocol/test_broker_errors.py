@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.broker_errors import BY_CODE, Ends, ErrorCode, Refresh, broker_error, error_row
+from protocol.broker_errors import BY_CODE, Breaks, Ends, ErrorCode, Refresh, broker_error, error_row
 from protocol.errors import BrokerError
 
 # Refreshed though Java's exception is no InvalidMetadataException; its callers refresh by hand.
@@ -70,6 +70,26 @@ def test_what_a_refused_commit_ends_is_not_tried_again() -> None:
         ErrorCode.FENCED_MEMBER_EPOCH,
     }
     assert not any(row.retriable for row in BY_CODE.values() if row.ends is not Ends.NOTHING)
+
+
+def test_what_ends_a_producer_of_transactions_is_what_does_in_java() -> None:
+    """As in its `TransactionManager`; there a producer id that was given away is mended where brokers allow it."""
+    broken = {what: {row.code for row in BY_CODE.values() if row.breaks is what} for what in Breaks}
+    assert broken[Breaks.FENCED] == {
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+        ErrorCode.PRODUCER_FENCED,
+        ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+    }
+    assert broken[Breaks.PRODUCER] == {
+        ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+        ErrorCode.UNSUPPORTED_VERSION,
+        ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+        ErrorCode.INVALID_TXN_STATE,
+        ErrorCode.INVALID_TRANSACTION_TIMEOUT,
+        ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        ErrorCode.SASL_AUTHENTICATION_FAILED,
+    }
+    assert not any(row.retriable for row in BY_CODE.values() if row.breaks is not Breaks.TRANSACTION)
 
 
 def test_codes_and_names_agree_with_librdkafka() -> None:

@@ -1,0 +1,132 @@
+"""A producer of transactions: Java's transactional `KafkaProducer`, sarama's `AsyncProducer` with a transactional id.
+
+For any program, and for Spark's sink, whose tasks hand their transactions over to the driver. The calls that begin and
+end a transaction come from one thread, one after the other; records may be sent by several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext, suppress
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from protocol.clock import Deadline
+from protocol.cluster.client import Client
+from protocol.config import ProducerConfig
+from protocol.errors import KafkaError, UsageError
+from protocol.group.member import ConsumerGroupMetadata
+from protocol.group.offsets import CommittedOffset
+from protocol.kafka_terms import TopicPartition
+from protocol.producer.async_producer import AsyncProducer
+from protocol.producer.transaction_session import TransactionSession
+from protocol.transaction.identity import TransactionalIdentity
+from protocol.transaction.states import TransactionState
+
+_S = TransactionState
+
+
+class TransactionalProducer(AsyncProducer):
+    """Writes columns in transactions: `init_transactions` once, then `begin_transaction`, …, `commit_transaction`.
+
+    Both protocols are spoken: since KIP-890 (`transaction.version` 2) each transaction has an epoch of its own.
+
+    Errors, beside those of `AsyncProducer`:
+
+    TransactionFailed : the transaction that is open cannot be committed: `abort_transaction`, then begin the next.
+    ProducerFenced : a newer producer has come: close this one. Nothing of the open transaction is visible.
+    OutcomeUnknown : of a commit or an abort: nobody has said what became of it. Call the same again, or leave it to a
+        new producer, and look whether the records are there.
+    """
+
+    _session: TransactionSession
+
+    def __init__(self, client: Client, config: ProducerConfig, **options: Any) -> None:
+        """`options` as of `AsyncProducer`. Raises `UsageError` without `transactional.id`."""
+        if config.transactional_id is None:
+            raise UsageError("a producer of transactions needs transactional.id", settings=("transactional.id",))
+        session = TransactionSession(client, config.transactional_id, config.transaction_timeout_ms)
+        super().__init__(client, config, session=session, **options)
+
+    @property
+    def transaction_state(self) -> TransactionState:
+        return self._session.state
+
+    # -- transactions -------------------------------------------------------------------------
+
+    def init_transactions(self, deadline: Deadline | None = None) -> None:
+        """Fences every older producer of this transactional id, and has its open transaction aborted.
+
+        Raises `DeadlineExceeded` (it may be called again), `BrokerError`.
+        """
+        self._session.init(deadline or self._client.deadline())
+
+    def begin_transaction(self, deadline: Deadline | None = None) -> None:
+        """The coordinator hears of it with the first record, or offset."""
+        self._raise_if_unusable()
+        if self._session.begin(deadline or self._client.deadline()):
+            self.begin_anew()
+
+    def send_columns(
+        self, topic: str, columns: pa.RecordBatch, partitions: pa.Int32Array | npt.NDArray[np.int32] | None = None
+    ) -> None:
+        """As `AsyncProducer.send_columns`, within a transaction. After any error that must be aborted."""
+        self._session.require(_S.IN_TRANSACTION)
+        try:
+            super().send_columns(topic, columns, partitions)
+        except KafkaError as error:
+            self._session.failed(error)
+            raise
+
+    def send_offsets_to_transaction(
+        self,
+        offsets: Mapping[TopicPartition, CommittedOffset],
+        group_metadata: ConsumerGroupMetadata,
+        deadline: Deadline | None = None,
+    ) -> None:
+        """Commits a group's offsets when, and only if, this transaction is committed.
+
+        `group_metadata`: `KafkaConsumer.group_metadata()`; a group refuses those of a member that has lost its claims.
+        """
+        if offsets:
+            self._session.send_offsets(offsets, group_metadata, deadline or self._client.deadline())
+
+    def commit_transaction(self, deadline: Deadline | None = None) -> None:
+        """Flushes, and commits. Returns only when the coordinator has said that it is committed."""
+        if self._session.state is not _S.COMMITTING_TRANSACTION:
+            self._session.require(_S.IN_TRANSACTION)
+            self.flush(deadline)
+        self._session.begin_to_end(commit=True)
+        self._session.end(commit=True, deadline=deadline or self._client.deadline())
+
+    def abort_transaction(self, deadline: Deadline | None = None) -> None:
+        """Drops what is not sent yet, and aborts."""
+        self._session.begin_to_end(commit=False)
+        self.begin_anew()
+        self._session.end(commit=False, deadline=deadline or self._client.deadline())
+
+    def prepare_transaction(self, deadline: Deadline | None = None) -> TransactionalIdentity:
+        """Flushes, and hands the transaction over: whoever has this identity ends it, with `end_transaction`.
+
+        This producer may begin another one only with `init_transactions`, which aborts what is open by then.
+        """
+        self._session.require(_S.IN_TRANSACTION)
+        self.flush(deadline)
+        return self._session.prepare()
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with suppress(KafkaError) if kind is not None else nullcontext():
+            self.close()
+
+    def close(self, deadline: Deadline | None = None) -> None:
+        """Aborts a transaction that is open, unless it was handed over. The client stays open."""
+        try:
+            if self._session.state in (_S.IN_TRANSACTION, _S.ABORTABLE_ERROR, _S.ABORTING_TRANSACTION):
+                self.abort_transaction(deadline)
+        finally:
+            self.abort()

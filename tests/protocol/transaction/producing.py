@@ -1,0 +1,43 @@
+"""Transactional producers of tests, and what a reader of committed records sees."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+
+from protocol.cluster.client import Client
+from protocol.config import parse_consumer, parse_producer
+from protocol.consumer.list_offsets import list_offsets
+from protocol.consumer.range import Range
+from protocol.consumer.range_consumer import RangeConsumer
+from protocol.kafka_terms import LATEST
+from protocol.producer.transactional_producer import TransactionalProducer
+
+
+def new_id() -> str:
+    return f"txn-{uuid.uuid4().hex[:10]}"
+
+
+def producer_of(client: Client, transactional_id: str, **properties: object) -> TransactionalProducer:
+    """`properties` with `_` for `.`; small record batches."""
+    given = {name.replace("_", "."): value for name, value in properties.items()}
+    config = parse_producer({"transactional.id": transactional_id, "batch.size": 4_096, **given})
+    return TransactionalProducer(client, config)
+
+
+def started(client: Client, transactional_id: str, **properties: object) -> TransactionalProducer:
+    producer = producer_of(client, transactional_id, **properties)
+    producer.init_transactions()
+    return producer
+
+
+def numbers_in(client: Client, topic: str, partitions: int, isolation_level: str = "read_committed") -> list[list[int]]:
+    """By partition, the numbers that the values begin with."""
+    config = parse_consumer({"isolation.level": isolation_level})
+    keys: Mapping[tuple[str, int], int] = {(topic, number): LATEST for number in range(partitions)}
+    ends = list_offsets(client, keys, isolation_level=config.isolation_level)
+    ranges = [Range(topic, number, 0, ends[topic, number].offset) for number in range(partitions)]
+    found: list[list[int]] = [[] for _ in range(partitions)]
+    for read, rows in RangeConsumer(client, config, ranges):
+        found[read.partition] += [int(value[:9]) for value in rows["value"].to_pylist()]
+    return found

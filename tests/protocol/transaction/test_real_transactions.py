@@ -1,0 +1,273 @@
+"""Transactions on a real Kafka, with both protocols; the judges are librdkafka, Kafka's own tools and our consumer."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from protocol.broker_errors import ErrorCode
+from protocol.cluster.client import Client
+from protocol.cluster.coordinators import transaction_coordinator
+from protocol.config import parse_client
+from protocol.errors import KafkaError, OutcomeUnknown, ProducerFenced, TransactionFailed
+from protocol.group.member import ConsumerGroupMetadata
+from protocol.group.offsets import CommittedOffset
+from protocol.producer.transactional_producer import TransactionalProducer
+from protocol.transaction.end_transaction import Outcome, end_transaction
+from protocol.wire.messages.m00_produce import PRODUCE
+from protocol.wire.messages.m26_end_txn import END_TXN
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.conftest import TopicFactory
+from tests.console_consumer import console_command
+from tests.consumer_groups import GroupRow, described_by_kafka
+from tests.kafka_proxy import Exchange, Fate, KafkaProxy
+from tests.protocol.producer.producing import numbered, send_numbered
+from tests.protocol.transaction.producing import new_id, numbers_in, started
+from tests.transaction_version import transactions_before_kip_890
+from tests.wait_for_brokers import wait_until_decided
+from tests.whole_rows import rows_of_librdkafka
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["before KIP-890", "since KIP-890"])
+def one_broker(request: pytest.FixtureRequest, kafka1: LocalKafka) -> Iterator[LocalKafka]:
+    if request.param == 2:
+        yield kafka1
+        return
+    with transactions_before_kip_890(kafka1):
+        yield kafka1
+
+
+@pytest.fixture
+def client(one_broker: LocalKafka) -> Iterator[Client]:
+    with Client(parse_client({"bootstrap.servers": one_broker.bootstrap_servers})) as client:
+        yield client
+
+
+@pytest.fixture
+def proxy(one_broker: LocalKafka) -> Iterator[KafkaProxy]:
+    with KafkaProxy.of(one_broker) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def through_proxy(proxy: KafkaProxy) -> Iterator[Client]:
+    with Client(parse_client({"bootstrap.servers": proxy.servers, "retry.backoff.ms": 20})) as client:
+        yield client
+
+
+def every_third(exchange: Exchange) -> Fate:
+    return Fate.CUT if exchange.number % 3 == 0 else Fate.PASS
+
+
+def test_a_reader_of_committed_records_sees_what_was_committed(
+    one_broker: LocalKafka, client: Client, topic1: TopicFactory
+) -> None:
+    name, producer = topic1(3), started(client, new_id())
+    for first in range(0, 3_000, 500):
+        producer.begin_transaction()
+        send_numbered(producer, name, first, 500, 3)
+        if first % 1_000:
+            producer.flush()
+            producer.abort_transaction()
+        else:
+            producer.commit_transaction()
+    wait_until_decided(one_broker, [(name, number) for number in range(3)])
+    committed = [number for number in range(3_000) if number % 1_000 < 500]
+    expected = [[number for number in committed if number % 3 == partition] for partition in range(3)]
+    assert numbers_in(client, name, 3) == expected
+    theirs = rows_of_librdkafka(one_broker, [(name, number) for number in range(3)], "read_committed")
+    assert [[int(row[2][:9]) for row in theirs[name, number]] for number in range(3)] == expected
+    assert seen_by_java(one_broker, name, len(committed)) == committed
+
+
+def seen_by_java(kafka: LocalKafka, topic: str, count: int) -> list[int]:
+    """The numbers that Kafka's console consumer prints, sorted."""
+    command = console_command(kafka, topic, new_id(), isolation_level="read_committed")
+    done = subprocess.run(
+        [*command, "--timeout-ms", "2000"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=60, check=False
+    )
+    found = sorted(int(line[:9]) for line in done.stdout.splitlines() if line[:1].isdigit())
+    assert len(found) == count
+    return found
+
+
+def test_offsets_are_there_when_the_transaction_is_committed(
+    one_broker: LocalKafka, client: Client, topic1: TopicFactory
+) -> None:
+    name, group, producer = topic1(2), new_id(), started(client, new_id())
+    for offset, end in ((1, producer.commit_transaction), (2, producer.abort_transaction)):
+        producer.begin_transaction()
+        send_numbered(producer, name, 0, 10, 2)
+        offsets = {(name, number): CommittedOffset(offset) for number in range(2)}
+        producer.send_offsets_to_transaction(offsets, ConsumerGroupMetadata(group))
+        end()
+    wait_until_decided(one_broker, [(name, 0), (name, 1)])
+    rows = described_by_kafka(one_broker, group)
+    assert [(row.partition, row.current_offset) for row in rows if isinstance(row, GroupRow)] == [(0, 1), (1, 1)]
+
+
+def test_transactions_without_records_end_well(client: Client, topic1: TopicFactory) -> None:
+    name, producer = topic1(), started(client, new_id())
+    for end in (producer.commit_transaction, producer.abort_transaction, producer.commit_transaction):
+        producer.begin_transaction()
+        end()
+    producer.begin_transaction()
+    producer.send_columns(name, numbered(0, 1))
+    producer.commit_transaction()
+
+
+def old_sends(name: str, old: TransactionalProducer) -> None:
+    old.send_columns(name, numbered(10, 10))
+    old.flush()
+
+
+def test_an_older_producer_is_fenced(one_broker: LocalKafka, client: Client, topic1: TopicFactory) -> None:
+    name, transactional_id = topic1(), new_id()
+    old = started(client, transactional_id)
+    old.begin_transaction()
+    old.send_columns(name, numbered(0, 10))
+    old.flush()
+    new = started(client, transactional_id)
+    with pytest.raises(KafkaError):
+        old_sends(name, old)
+    with pytest.raises((ProducerFenced, TransactionFailed)):
+        old.commit_transaction()
+    with pytest.raises(ProducerFenced):
+        old.abort_transaction()
+    new.begin_transaction()
+    new.send_columns(name, numbered(20, 10))
+    new.commit_transaction()
+    wait_until_decided(one_broker, [(name, 0)])
+    assert numbers_in(client, name, 1) == [list(range(20, 30))]
+
+
+def test_answers_that_are_lost_cost_nothing(
+    one_broker: LocalKafka, proxy: KafkaProxy, through_proxy: Client, client: Client, topic1: TopicFactory
+) -> None:
+    name, producer = topic1(3), started(through_proxy, new_id())
+    proxy.replies[END_TXN] = every_third
+    proxy.replies[PRODUCE] = lambda exchange: Fate.CUT if exchange.number % 7 == 0 else Fate.PASS
+    for first in range(0, 3_000, 300):
+        producer.begin_transaction()
+        send_numbered(producer, name, first, 300, 3)
+        producer.commit_transaction()
+    wait_until_decided(one_broker, [(name, number) for number in range(3)])
+    assert numbers_in(client, name, 3) == [list(range(number, 3_000, 3)) for number in range(3)]
+
+
+def test_a_commit_that_nobody_answers_is_unknown_until_somebody_does(
+    one_broker: LocalKafka, proxy: KafkaProxy, through_proxy: Client, client: Client, topic1: TopicFactory
+) -> None:
+    name, producer = topic1(), started(through_proxy, new_id())
+    producer.begin_transaction()
+    producer.send_columns(name, numbered(0, 10))
+    producer.flush()
+    proxy.replies[END_TXN] = lambda exchange: Fate.CUT
+    with pytest.raises(OutcomeUnknown):
+        producer.commit_transaction(through_proxy.deadline(300))
+    proxy.replies.clear()
+    producer.commit_transaction()
+    wait_until_decided(one_broker, [(name, 0)])
+    assert numbers_in(client, name, 1) == [list(range(10))]
+
+
+def test_a_late_request_does_not_end_the_next_transaction(
+    one_broker: LocalKafka, proxy: KafkaProxy, through_proxy: Client, client: Client, topic1: TopicFactory
+) -> None:
+    """As Jepsen has it: the EndTxn whose answer was lost reaches the coordinator once more, later."""
+    name, transactional_id = topic1(), new_id()
+    producer, late = started(through_proxy, transactional_id), []
+
+    def lose_the_first(exchange: Exchange) -> Fate:
+        return Fate.CUT if exchange.number == 1 else Fate.PASS
+
+    def keep(exchange: Exchange) -> Fate:
+        late.append((exchange.version, exchange.request()))
+        return Fate.PASS
+
+    proxy.requests[END_TXN], proxy.replies[END_TXN] = keep, lose_the_first
+    producer.begin_transaction()
+    producer.send_columns(name, numbered(0, 10))
+    producer.commit_transaction()
+    producer.begin_transaction()
+    producer.send_columns(name, numbered(10, 10))
+    producer.flush()
+    version, body = late[0]
+    broker = client.coordinator(transaction_coordinator(transactional_id), client.deadline())
+    answer = client.ask(broker, END_TXN, body, client.deadline(), at_least=version, at_most=version)
+    assert answer["error_code"] in (ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH)
+    producer.abort_transaction()
+    wait_until_decided(one_broker, [(name, 0)])
+    assert numbers_in(client, name, 1) == [list(range(10))]
+
+
+def test_one_that_takes_too_long_is_aborted(one_broker: LocalKafka, client: Client, topic1: TopicFactory) -> None:
+    name, transactional_id = topic1(), new_id()
+    producer = started(client, transactional_id, transaction_timeout_ms=500)
+    producer.begin_transaction()
+    producer.send_columns(name, numbered(0, 10))
+    producer.flush()
+    wait_until_decided(one_broker, [(name, 0)])
+    with pytest.raises((ProducerFenced, TransactionFailed)):
+        producer.commit_transaction()
+    assert numbers_in(client, name, 1) == [[]]
+    newer = started(client, transactional_id)
+    newer.begin_transaction()
+    newer.send_columns(name, numbered(10, 10))
+    newer.commit_transaction()
+    wait_until_decided(one_broker, [(name, 0)])
+    assert numbers_in(client, name, 1) == [list(range(10, 20))]
+
+
+def test_records_that_are_too_large_break_one_transaction(
+    one_broker: LocalKafka, client: Client, topic1: TopicFactory
+) -> None:
+    name, producer = topic1(config={"max.message.bytes": "2000"}), started(client, new_id())
+    producer.begin_transaction()
+    producer.send_columns(name, numbered(0, 10))
+    producer.send_columns(name, numbered(10, 1, 3_000))
+    with pytest.raises(KafkaError, match="MESSAGE_TOO_LARGE"):
+        producer.commit_transaction()
+    producer.abort_transaction()
+    producer.begin_transaction()
+    producer.send_columns(name, numbered(20, 10))
+    producer.commit_transaction()
+    wait_until_decided(one_broker, [(name, 0)])
+    assert numbers_in(client, name, 1) == [list(range(20, 30))]
+
+
+def test_another_process_ends_it(one_broker: LocalKafka, client: Client, topic1: TopicFactory) -> None:
+    name, producer = topic1(), started(client, new_id())
+    producer.begin_transaction()
+    producer.send_columns(name, numbered(0, 10))
+    identity = producer.prepare_transaction()
+    producer.close()
+    with Client(parse_client({"bootstrap.servers": one_broker.bootstrap_servers})) as other:
+        for asked_before in (False, True):
+            ended = end_transaction(other, identity, commit=True, deadline=other.deadline(), asked_before=asked_before)
+            assert ended.outcome is Outcome.COMMITTED
+    wait_until_decided(one_broker, [(name, 0)])
+    assert numbers_in(client, name, 1) == [list(range(10))]
+
+
+def test_the_coordinator_is_killed(kafka: LocalKafka, topic: TopicFactory) -> None:
+    """Between the records and the commit: whoever takes over knows of the transaction."""
+    name, transactional_id = topic(3, 3), new_id()
+    with Client(parse_client({"bootstrap.servers": kafka.bootstrap_servers})) as client:
+        producer: TransactionalProducer = started(client, transactional_id)
+        producer.begin_transaction()
+        send_numbered(producer, name, 0, 300, 3)
+        producer.flush()
+        coordinator = client.coordinator(transaction_coordinator(transactional_id), client.deadline()).node_id
+        kafka.kill(coordinator)
+        try:
+            producer.commit_transaction()
+            producer.begin_transaction()
+            send_numbered(producer, name, 300, 300, 3)
+            producer.commit_transaction()
+        finally:
+            kafka.start(coordinator)
+        wait_until_decided(kafka, [(name, number) for number in range(3)])
+        assert numbers_in(client, name, 3) == [list(range(number, 600, 3)) for number in range(3)]
