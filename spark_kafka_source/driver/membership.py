@@ -151,7 +151,7 @@ class QueryMembership:
                 group,
                 "lost" if revocation.lost else "revoked",
                 listed(sorted(revocation.partitions)),
-                revocation.cause,
+                in_options(revocation.cause.error),
             )
             for key in revocation.partitions:
                 self._claimed.pop(key, None)

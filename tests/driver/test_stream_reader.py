@@ -29,6 +29,7 @@ from spark_kafka_source.task import range_reader
 from tests.fake_kafka.faults import ALWAYS
 from tests.fake_kafka.server import FakeKafka
 from tests.protocol.consumer.consuming import records
+from tests.protocol.consumer_group.members import wait_until
 from tests.protocol.records.reference import TRANSACTIONAL, Batch, Record, write_batch
 
 OLD_ID, NEW_ID, ID_OF_B = b"o" * 16, b"n" * 16, b"b" * 16
@@ -557,3 +558,20 @@ def test_a_pattern_that_nothing_fits_yet_has_an_empty_first_batch(cluster: Clust
     cluster.add("a", (0, 20), (0, 20))
     after = reader.latestOffset(end, reader.getDefaultReadLimit())
     assert ranges(reader, end, after) == [(0, 0, 20), (1, 0, 20)]
+
+
+def test_a_batch_that_takes_too_long_says_which_option_to_raise(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {"kafka.group.protocol": "classic", "kafka.max.poll.interval.ms": "1000"}
+    reader = cluster.reader(**options, **{"kafka.group.id": "g", "kafka.heartbeat.interval.ms": "200"})
+    begin = reader.initialOffset()
+    read = reader.latestOffset(begin, reader.getDefaultReadLimit())
+    assert reader._query.membership is not None
+    membership = reader._query.membership._membership
+    assert membership is not None
+    wait_until(lambda: membership.rebalance_pending, timeout_s=10)
+    reader.latestOffset(read, reader.getDefaultReadLimit())
+    (said,) = (each.message for each in caplog.records if each.levelno == logging.WARNING)
+    assert said.startswith("group g: all claims are lost: kafka.max.poll.interval.ms: ")
+    reader.stop()

@@ -107,7 +107,7 @@ class QueryMember(Run):
 
     def __init__(self, start: Callable[[QueryMember], None]) -> None:
         super().__init__()
-        self.still, self.every = False, "1 second"
+        self.still, self.every = False, "300 milliseconds"
         self._start = start
         self._driver: psutil.Process | None = None
 
@@ -283,7 +283,7 @@ def test_twelve_members_in_a_storm(
         look.wait_until_settled(members, 120)
         ends_s = time.monotonic() + STORM_S
         while time.monotonic() < ends_s:
-            time.sleep(dice.uniform(1, 2))
+            time.sleep(dice.uniform(1, 1.6))
             one_change(members, dice, counts)
         all_come(members)
         look.wait_until_settled(members, 120)

@@ -9,14 +9,19 @@ from protocol.errors import KafkaError
 
 @dataclass(frozen=True)
 class Cause:
-    """Which error or deadline it was, in words; `error`: what a broker or the transport said, if it was that."""
+    """Which error or deadline it was, in words; `settings`: those among them that whoever reads it may set."""
 
     words: str
-    error: KafkaError | None = None
+    settings: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
         return self.words
 
+    @property
+    def error(self) -> KafkaError:
+        """For whom it is one."""
+        return KafkaError(self.words, settings=self.settings)
+
     @classmethod
     def of(cls, error: KafkaError) -> Cause:
-        return cls(str(error), error)
+        return cls(str(error), error.settings)

@@ -28,6 +28,9 @@ from protocol.kafka_terms import TopicPartition
 
 # A topic that is not there (yet) is looked for again sooner than metadata grow old.
 _MISSING_TOPIC_S = 5.0
+# What its user may set, where that was too short.
+_SESSION_TIMEOUT = frozenset({"session.timeout.ms"})
+_MAX_POLL_INTERVAL = frozenset({"max.poll.interval.ms"})
 
 NOTHING: frozenset[TopicPartition] = frozenset()
 
@@ -163,7 +166,7 @@ class MemberMachine(ABC):
             return
         if now_s >= self._session_ends_s:
             words = f"no answer of the coordinator for {self._session_s:g} s (session.timeout.ms)"
-            self._lose(Cause(words))
+            self._lose(Cause(words, _SESSION_TIMEOUT))
         elif now_s >= self._polled_s + self._poll_interval_s:
             self._leave_for_its_owner()
 
@@ -210,7 +213,7 @@ class MemberMachine(ABC):
             self._session_ends_s = since_s + self._session_s
         else:
             words = f"this process has stood still for {now_s - since_s:.0f} s, longer than session.timeout.ms"
-            self._lose(Cause(words))
+            self._lose(Cause(words, _SESSION_TIMEOUT))
 
     def failed(self, ask: Ask, error: KafkaError, now_s: float) -> None:
         """No answer, or one with an error code, whose row in `broker_errors` says what that ends."""
@@ -280,7 +283,7 @@ class MemberMachine(ABC):
             "the group; raise it, or take less at once"
         )
         self._farewell = self._leave_request(None)
-        self._lose(Cause(words), wait=True)
+        self._lose(Cause(words, _MAX_POLL_INTERVAL), wait=True)
 
     def _said_farewell(self) -> None:
         self._farewell = None

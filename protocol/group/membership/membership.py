@@ -140,7 +140,8 @@ class Membership:
                     self._changed.wait(min(deadline.remaining_s(), _STILL_WAITING_S))
                     continue
             if revocation.lost:
-                log.warning("group %s: all claims are lost: %s", self._machine.group, revocation.cause)
+                words = self._client.words(revocation.cause.error)
+                log.warning("group %s: all claims are lost: %s", self._machine.group, words)
             before_revoke(revocation)
             added -= revocation.partitions
             with self._changed:
