@@ -133,7 +133,7 @@ func consume(bootstrap []string, topic string, count int) {
 func beMember(bootstrap []string, topic string, name string) {
 	config := settings()
 	config.Consumer.Offsets.Initial = sarama.OffsetOldest
-	config.Consumer.Group.Session.Timeout = 3 * time.Second
+	config.Consumer.Group.Session.Timeout = 1500 * time.Millisecond
 	config.Consumer.Group.Heartbeat.Interval = 100 * time.Millisecond
 	config.Consumer.Offsets.AutoCommit.Interval = 100 * time.Millisecond
 	group, err := sarama.NewConsumerGroup(bootstrap, name, config)
