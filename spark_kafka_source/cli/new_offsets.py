@@ -51,6 +51,13 @@ def partitions_to_reset(
         if not there & set(committed):
             raise click.ClickException("The group has no committed offsets; name its topics with --topic.")
         return sorted(there & set(committed))
+    return named_partitions(client, named, deadline)
+
+
+def named_partitions(
+    client: Client, named: Collection[tuple[str, tuple[int, ...] | None]], deadline: Deadline
+) -> list[TopicPartition]:
+    """Those of some topics; None: all of one. Raises as `partitions_to_reset`."""
     keys = set()
     there = set(partitions_of(client, sorted({topic for topic, _ in named}), deadline, must_exist=True))
     for topic, numbers in named:

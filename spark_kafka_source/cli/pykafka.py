@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from spark_kafka_source.cli.groups import groups
+from spark_kafka_source.cli.txn import txn
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -18,3 +19,4 @@ def pykafka() -> None:
 
 
 pykafka.add_command(groups)
+pykafka.add_command(txn)

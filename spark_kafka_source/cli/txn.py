@@ -1,0 +1,185 @@
+"""`pykafka txn`: which transactions there are, what they hold up, and how they are ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+
+import click
+
+from protocol.admin.transactions import (
+    OPEN_STATES,
+    STATES,
+    OpenTransaction,
+    abort_hanging,
+    abort_transaction,
+    describe_transactions,
+    list_transactions,
+    open_transactions,
+)
+from spark_kafka_source.cli.connection import Cluster, asks_brokers
+from spark_kafka_source.cli.new_offsets import named_partitions
+from spark_kafka_source.cli.rows import output_option, print_rows
+from spark_kafka_source.cli.values import DURATION, TOPIC_PARTITIONS
+
+_OPEN = ("topic", "partition", "start_offset", "producer_id", "producer_epoch", "coordinator_epoch", "last_timestamp")
+
+
+@click.group()
+def txn() -> None:
+    """Transactions: which there are, what they hold up, how they end."""
+
+
+@txn.command("list")
+@click.option("--prefix", default="", help="Only transactional ids that begin with it.")
+@click.option(
+    "--state", "states", multiple=True, type=click.Choice(STATES, case_sensitive=False), help="Only those in it."
+)
+@click.option("--running-longer-than", "running_ms", type=DURATION, help="Only those that are open for longer: 1h.")
+@output_option
+@asks_brokers
+def list_command(cluster: Cluster, prefix: str, states: tuple[str, ...], running_ms: int | None, output: str) -> None:
+    """All transactional ids, with their coordinator, producer id and state.
+
+    \b
+    Examples:
+      pykafka txn list --state Ongoing --bootstrap-server broker-1:9092
+      pykafka txn list --prefix orders-etl --running-longer-than 15m --output csv
+    """
+    found = list_transactions(cluster.client, cluster.deadline, prefix=prefix, states=states, running_ms=running_ms)
+    rows = [(each.transactional_id, each.coordinator, each.producer_id, each.state) for each in found]
+    print_rows(("transactional_id", "coordinator", "producer_id", "transaction_state"), rows, output)
+
+
+@txn.command()
+@click.argument("transactional_ids", metavar="TRANSACTIONAL-ID...", nargs=-1, required=True)
+@output_option
+@asks_brokers
+def describe(cluster: Cluster, transactional_ids: tuple[str, ...], output: str) -> None:
+    """What a transaction is about: its producer, since when it is open, and which partitions it holds up.
+
+    \b
+    Examples:
+      pykafka txn describe orders-etl-0 --bootstrap-server broker-1:9092
+      pykafka txn describe orders-etl-0 orders-etl-1 --output json
+    """
+    rows = []
+    known = describe_transactions(cluster.client, transactional_ids, cluster.deadline)
+    for name, found in known.items():
+        duration_ms = None if found.start_ms is None else max(0, time.time_ns() // 1_000_000 - found.start_ms)
+        partitions = ",".join(f"{topic}-{partition}" for topic, partition in sorted(found.partitions))
+        identity = (found.identity.producer_id, found.identity.producer_epoch)
+        times = (found.timeout_ms, found.start_ms, duration_ms)
+        rows.append((name, found.coordinator, *identity, found.state, *times, partitions or None))
+    if rows:
+        identity_columns = ("transactional_id", "coordinator", "producer_id", "producer_epoch", "transaction_state")
+        times_columns = ("timeout_ms", "start_time_ms", "duration_ms", "partitions")
+        print_rows((*identity_columns, *times_columns), rows, output)
+    _complain_of(set(transactional_ids) - set(known))
+
+
+@txn.command()
+@click.argument("topics", metavar="TOPIC[:0,1]...", type=TOPIC_PARTITIONS, nargs=-1, required=True)
+@output_option
+@asks_brokers
+def hanging(cluster: Cluster, topics: tuple[tuple[str, tuple[int, ...] | None], ...], output: str) -> None:
+    """What holds partitions up, as their leaders know it: readers of committed records wait at START-OFFSET.
+
+    \b
+    Examples:
+      pykafka txn hanging orders orders-upper:0,1 --bootstrap-server broker-1:9092
+    """
+    keys = named_partitions(cluster.client, topics, cluster.deadline)
+    found = open_transactions(cluster.client, keys, cluster.deadline)
+    print_rows(_OPEN, [_row(each) for each in found], output)
+
+
+@txn.command()
+@click.argument("transactional_ids", metavar="[TRANSACTIONAL-ID]...", nargs=-1)
+@click.option("--topic", help="Of a transaction that hangs in one partition, and that no coordinator knows.")
+@click.option("--partition", type=click.IntRange(0), help="With --topic.")
+@click.option("--start-offset", type=click.IntRange(0), help="With --topic: where it begins, as `hanging` shows it.")
+@click.option("--execute", is_flag=True, help="Do it. Without this nothing is changed.")
+@output_option
+@asks_brokers
+def abort(
+    cluster: Cluster,
+    transactional_ids: tuple[str, ...],
+    topic: str | None,
+    partition: int | None,
+    start_offset: int | None,
+    execute: bool,
+    output: str,
+) -> None:
+    """Aborts transactions, and fences their producers. Shows what would be done, until --execute is given.
+
+    By transactional id, which is the way for all that `txn list` knows. With --topic, --partition and --start-offset an
+    abort is written into that partition alone: for what is left when its coordinator has forgotten it.
+
+    \b
+    Examples:
+      pykafka txn abort orders-etl-0 orders-etl-1 --bootstrap-server broker-1:9092
+      pykafka txn abort orders-etl-0 --execute
+      pykafka txn abort --topic orders --partition 0 --start-offset 1200 --execute
+    """
+    place = (topic, partition, start_offset)
+    if bool(transactional_ids) == any(each is not None for each in place):
+        raise click.UsageError("Give either transactional ids, or --topic, --partition and --start-offset.")
+    if transactional_ids:
+        _abort_known(cluster, transactional_ids, execute, output)
+    elif topic is None or partition is None or start_offset is None:
+        raise click.UsageError("--topic, --partition and --start-offset belong together.")
+    else:
+        _abort_hanging(cluster, topic, partition, start_offset, execute, output)
+    if not execute:
+        click.echo("Nothing was changed: --execute does it.", err=True)
+
+
+def _abort_known(cluster: Cluster, transactional_ids: tuple[str, ...], execute: bool, output: str) -> None:
+    rows = []
+    known = describe_transactions(cluster.client, transactional_ids, cluster.deadline)
+    for name, found in known.items():
+        after = abort_transaction(cluster.client, name, cluster.deadline) if execute else None
+        epoch = None if after is None else after.producer_epoch
+        rows.append((name, found.state, found.state in OPEN_STATES, found.identity.producer_epoch, epoch))
+    if rows:
+        columns = ("transactional_id", "transaction_state", "open", "producer_epoch", "new_producer_epoch")
+        print_rows(columns, rows, output)
+    _complain_of(set(transactional_ids) - set(known))
+
+
+def _complain_of(missing: Collection[str]) -> None:
+    if missing:
+        raise click.ClickException(" ".join(f"Transactional id '{name}' does not exist." for name in sorted(missing)))
+
+
+def _abort_hanging(cluster: Cluster, topic: str, partition: int, start_offset: int, execute: bool, output: str) -> None:
+    every = open_transactions(cluster.client, [(topic, partition)], cluster.deadline)
+    found = [each for each in every if each.start_offset == start_offset]
+    if not found:
+        # In the words of Kafka's own tool.
+        raise click.ClickException(
+            f"Could not find any open transactions starting at offset {start_offset} on partition {topic}-{partition}"
+        )
+    known = list_transactions(cluster.client, cluster.deadline, producer_ids=[found[0].producer_id])
+    owners = [each for each in known if each.state in OPEN_STATES]
+    if owners:
+        raise click.ClickException(
+            f"It is of the transactional id '{owners[0].transactional_id}', which its coordinator knows: abort that, "
+            "or its other partitions would not be aborted with it."
+        )
+    if execute:
+        abort_hanging(cluster.client, found[0], cluster.deadline)
+    print_rows(_OPEN, [_row(each) for each in found], output)
+
+
+def _row(found: OpenTransaction) -> tuple[str | int | None, ...]:
+    return (
+        found.topic,
+        found.partition,
+        found.start_offset,
+        found.producer_id,
+        found.producer_epoch,
+        found.coordinator_epoch if found.coordinator_epoch >= 0 else None,
+        found.last_timestamp_ms if found.last_timestamp_ms >= 0 else None,
+    )

@@ -1,0 +1,216 @@
+"""`pykafka txn` on a real broker: the same rows as Kafka's own TransactionsCommand, and what it aborts is aborted."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+
+from protocol.admin.transactions import list_transactions
+from protocol.cluster.client import Client
+from protocol.config import parse_client
+from protocol.errors import ProducerFenced
+from protocol.group.member import ConsumerGroupMetadata
+from protocol.group.offsets import CommittedOffset
+from protocol.producer.transactional_producer import TransactionalProducer
+from protocol.wire.messages.m00_produce import LAST_BEFORE_TRANSACTION_V2
+from spark_kafka_source.cli.pykafka import pykafka
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.conftest import TopicFactory
+from tests.contract.asking import batch, produce
+from tests.contract.transactions import TransactionalProducer as RawProducer
+from tests.documents import commands
+from tests.protocol.producer.producing import numbered, send_numbered
+from tests.protocol.transaction.producing import new_id, numbers_in, started
+from tests.wait_for_brokers import wait_until_decided
+
+TOOL = "org.apache.kafka.tools.TransactionsCommand"
+Row = dict[str, Any]
+
+
+@pytest.fixture
+def client(kafka1: LocalKafka) -> Iterator[Client]:
+    with Client(parse_client({"bootstrap.servers": kafka1.bootstrap_servers})) as client:
+        yield client
+
+
+@dataclass(frozen=True)
+class Open:
+    """Transactional ids `PREFIX-open` and `PREFIX-done`; the first holds two partitions of `topic` up."""
+
+    prefix: str
+    topic: str
+    producer: TransactionalProducer
+
+
+@pytest.fixture
+def open_(client: Client, topic1: TopicFactory) -> Iterator[Open]:
+    prefix, topic = new_id(), topic1(2)
+    done = started(client, f"{prefix}-done")
+    done.begin_transaction()
+    done.send_columns(topic, numbered(0, 1))
+    done.commit_transaction()
+    producer = started(client, f"{prefix}-open")
+    producer.begin_transaction()
+    send_numbered(producer, topic, 10, 10, 2)
+    producer.send_offsets_to_transaction({(topic, 0): CommittedOffset(1)}, ConsumerGroupMetadata(prefix))
+    producer.flush()
+    yield Open(prefix, topic, producer)
+    producer.close()
+    assert list_transactions(client, prefix=prefix, states=["Ongoing"]) == []
+
+
+def run(kafka: LocalKafka, *arguments: str) -> Result:
+    return CliRunner().invoke(pykafka, ["txn", *arguments], env={"KAFKA_BOOTSTRAP_SERVERS": kafka.bootstrap_servers})
+
+
+def rows(kafka: LocalKafka, *arguments: str) -> list[Row]:
+    result = run(kafka, *arguments, "--output", "json")
+    assert result.exit_code == 0, result.output
+    found: list[Row] = json.loads(result.stdout)
+    return found
+
+
+def tool_rows(kafka: LocalKafka, *arguments: str) -> list[dict[str, str]]:
+    """The table that Kafka's tool prints; its columns are named as ours."""
+    lines = kafka.run_tool(TOOL, "--bootstrap-server", kafka.bootstrap_servers, *arguments).splitlines()
+    header, *others = [re.split(r"\s+", line.strip()) for line in lines if line.strip()]
+    names = [re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower() for name in header]
+    return [dict(zip(names, row, strict=False)) for row in others]
+
+
+def test_the_list_is_that_of_kafkas_tool(kafka1: LocalKafka, open_: Open) -> None:
+    theirs = {row["transactional_id"]: row for row in tool_rows(kafka1, "list")}
+    ours = {row["transactional_id"]: row for row in rows(kafka1, "list")}
+    assert {name: {key: str(value) for key, value in row.items()} for name, row in ours.items()} == theirs
+    assert {f"{open_.prefix}-open", f"{open_.prefix}-done"} <= ours.keys()
+
+    def listed(*arguments: str) -> list[str]:
+        found = rows(kafka1, "list", "--prefix", open_.prefix, *arguments)
+        return [row["transactional_id"].removeprefix(f"{open_.prefix}-") for row in found]
+
+    assert listed() == ["done", "open"]
+    assert listed("--state", "Ongoing") == ["open"]
+    assert listed("--state", "completecommit", "--state", "Empty") == ["done"]
+    assert listed("--running-longer-than", "1ms") == ["open"]
+    assert listed("--running-longer-than", "1h") == []
+
+
+def test_a_description_is_that_of_kafkas_tool(kafka1: LocalKafka, open_: Open) -> None:
+    name = f"{open_.prefix}-open"
+    (ours,) = rows(kafka1, "describe", name)
+    (theirs,) = tool_rows(kafka1, "describe", "--transactional-id", name)
+    same = {"coordinator": "coordinator_id", "start_time_ms": "current_transaction_start_time_ms"}
+    same |= {"timeout_ms": "transaction_timeout_ms"}
+    same |= {key: key for key in ("transactional_id", "producer_id", "producer_epoch", "transaction_state")}
+    assert {key: str(ours[key]) for key in same} == {key: theirs[other] for key, other in same.items()}
+    assert sorted(ours["partitions"].split(",")) == sorted(theirs["topic_partitions"].split(","))
+    assert {f"{open_.topic}-0", f"{open_.topic}-1"} < set(ours["partitions"].split(",")), "and of the offsets"
+    (done,) = rows(kafka1, "describe", f"{open_.prefix}-done")
+    assert done["partitions"] is None
+
+
+def test_an_abort_is_shown_before_it_is_done(kafka1: LocalKafka, client: Client, open_: Open) -> None:
+    name = f"{open_.prefix}-open"
+    shown = run(kafka1, "abort", name)
+    assert (shown.exit_code, shown.stderr) == (0, "Nothing was changed: --execute does it.\n")
+    assert [each.state for each in list_transactions(client, prefix=name)] == ["Ongoing"]
+    (row,) = rows(kafka1, "abort", name, "--execute")
+    assert (row["transaction_state"], row["open"]) == ("Ongoing", True)
+    assert row["new_producer_epoch"] > row["producer_epoch"]
+    wait_until_decided(kafka1, [(open_.topic, number) for number in range(2)])
+    with pytest.raises(ProducerFenced):
+        open_.producer.commit_transaction()
+    assert [number for numbers in numbers_in(client, open_.topic, 2) for number in numbers] == [0]
+
+
+def test_who_is_not_known(kafka1: LocalKafka, open_: Open) -> None:
+    for command in (["describe"], ["abort"], ["abort", "--execute"]):
+        result = run(kafka1, *command, "nobody-knows", f"{open_.prefix}-done")
+        assert result.exit_code == 1
+        assert "Error: Transactional id 'nobody-knows' does not exist.\n" in result.stderr
+        assert f"{open_.prefix}-done" in result.stdout
+
+
+@pytest.fixture
+def unverified(kafka1: LocalKafka) -> Iterator[None]:
+    """Leaders take records of transactions that their coordinator has not heard of, as before Kafka 3.6."""
+    for value in ("false", "true"):
+        entry = ConfigEntry(
+            "transaction.partition.verification.enable", value, incremental_operation=AlterConfigOpType.SET
+        )
+        resource = ConfigResource(ResourceType.BROKER, "1", incremental_configs=[entry])
+        admin = AdminClient({"bootstrap.servers": kafka1.bootstrap_servers, "log_level": 0})
+        admin.incremental_alter_configs([resource])[resource].result(30)
+        if value == "false":
+            yield
+
+
+def test_one_that_hangs_is_found_and_aborted(
+    kafka1: LocalKafka, client: Client, topic1: TopicFactory, unverified: None
+) -> None:
+    name, raw = topic1(), RawProducer(client).init()
+    produce(client, name, batch(b"before"))
+    records = batch(b"hangs", producer=(raw.producer_id, raw.epoch), sequence=0, transactional=True)
+    version = LAST_BEFORE_TRANSACTION_V2
+    row = produce(client, name, records, version=version, transactional_id=raw.transactional_id)
+    assert row["error_code"] == 0
+    (found,) = rows(kafka1, "hanging", name)
+    assert (found["start_offset"], found["producer_id"]) == (1, raw.producer_id)
+    place = ("--topic", name, "--partition", "0", "--start-offset")
+    wrong = run(kafka1, "abort", *place, "0", "--execute")
+    assert (wrong.exit_code, wrong.stdout) == (1, "")
+    assert f"Could not find any open transactions starting at offset 0 on partition {name}-0" in wrong.stderr
+    assert run(kafka1, "abort", *place, "1").exit_code == 0
+    assert rows(kafka1, "hanging", f"{name}:0") == [found]
+    assert rows(kafka1, "abort", *place, "1", "--execute") == [found]
+    assert rows(kafka1, "hanging", name) == []
+    wait_until_decided(kafka1, [(name, 0)])
+
+
+def test_one_that_is_known_is_not_torn(kafka1: LocalKafka, open_: Open) -> None:
+    (first, *_) = rows(kafka1, "hanging", open_.topic)
+    place = ("--topic", first["topic"], "--partition", str(first["partition"]))
+    result = run(kafka1, "abort", *place, "--start-offset", str(first["start_offset"]), "--execute")
+    assert result.exit_code == 1
+    assert f"It is of the transactional id '{open_.prefix}-open'" in result.stderr
+    open_.producer.commit_transaction()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "either transactional ids, or --topic"),
+        (("etl-0", "--topic", "orders"), "either transactional ids, or --topic"),
+        (("--topic", "orders", "--partition", "0"), "belong together"),
+        (("--topic", "orders", "--partition", "-1"), "x>=0"),
+    ],
+)
+def test_a_wrong_usage_is_told_before_anybody_is_asked(arguments: tuple[str, ...], says: str) -> None:
+    result = CliRunner().invoke(pykafka, ["txn", "abort", *arguments, "--bootstrap-server", "127.0.0.1:1"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert says in " ".join(result.stderr.split())
+
+
+def test_the_commands_of_the_docs_do_what_they_say(kafka1: LocalKafka, open_: Open) -> None:
+    """And those of the help."""
+    subjects = ("list", "describe", "hanging", "abort")
+    helps = [CliRunner().invoke(pykafka, ["txn", each, "--help"]).stdout for each in subjects]
+    examples = [command for command in sorted(commands()) if command.startswith("pykafka txn")]
+    examples += [line.strip() for text in helps for line in text.splitlines() if "  pykafka txn" in line]
+    assert len(examples) > 8
+    words = {"broker-1:9092": kafka1.bootstrap_servers, "orders": open_.topic, "orders-upper:0,1": f"{open_.topic}:0,1"}
+    words |= {"orders-etl-0": f"{open_.prefix}-done", "orders-etl-1": f"{open_.prefix}-open"}
+    for example in examples:
+        _, _, *arguments = (words.get(word, word) for word in example.split())
+        if "--start-offset" in arguments:
+            assert "Could not find any open transactions" in run(kafka1, *arguments).stderr
+        else:
+            result = run(kafka1, *arguments)
+            assert result.exit_code == 0, f"{example}: {result.output}"
