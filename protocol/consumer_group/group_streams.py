@@ -33,7 +33,7 @@ class GroupStreams:
         self._streams: dict[TopicPartition, PartitionStream] = {}
         # Those that are not read yet, with where they are to begin if somebody has said so.
         self._to_begin: dict[TopicPartition, int | None] = {}
-        # Where the group's offset was when a partition began.
+        # Where the group's offset was when a partition began, until another one is committed.
         self._committed: dict[TopicPartition, int] = {}
 
     @property
@@ -84,8 +84,13 @@ class GroupStreams:
         return {key: stream.position for key, stream in self._streams.items()}
 
     def moved(self) -> dict[TopicPartition, int]:
-        """The positions that are others than the group's offsets were."""
+        """The positions that may be others than the group's offsets."""
         return {key: position for key, position in self.positions().items() if self._committed.get(key) != position}
+
+    def committed(self, partitions: Collection[TopicPartition]) -> None:
+        """The group may have other offsets of these now."""
+        for key in partitions:
+            self._committed.pop(key, None)
 
     def poll(self, timeout_ms: float) -> tuple[TopicPartition, pa.RecordBatch] | None:
         """As `Consumer.poll`; None also when something was lost, and is gone on with."""

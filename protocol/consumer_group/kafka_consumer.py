@@ -27,7 +27,7 @@ from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
 from protocol.errors import CommitFailed, KafkaError, UsageError, WakeUp
 from protocol.group.member import NO_MEMBER, ConsumerGroupMetadata
 from protocol.group.membership.assignment import Revocation
-from protocol.group.membership.membership import Membership
+from protocol.group.membership.membership import LEAVE_MS, Membership
 from protocol.group.membership.topic_subscription import TopicSubscription
 from protocol.group.offsets import CommittedOffset
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 # A poll that waits looks so often for rebalances, wake-ups and answers to commits.
 _LOOK_MS = 50
 _ENOUGH_ROWS = 500
+
+Batches = dict[TopicPartition, list[pa.RecordBatch]]
 
 
 class KafkaConsumer:
@@ -76,6 +78,7 @@ class KafkaConsumer:
 
         `re2`: the pattern as brokers match it (Java's `SubscriptionPattern`), with `group.protocol=consumer`.
         """
+        self._require_open()
         if isinstance(topics, re.Pattern):
             self._subscription = TopicSubscription(pattern=topics, re2=re2)
         else:
@@ -90,6 +93,7 @@ class KafkaConsumer:
 
     def assign(self, partitions: Collection[TopicPartition]) -> None:
         """Reads exactly these, without a group that shares them. Those that are read already go on."""
+        self._require_open()
         if self._membership is not None:
             raise UsageError("topics are subscribed to; unsubscribe first")
         before = self._streams.partitions
@@ -117,6 +121,7 @@ class KafkaConsumer:
         Takes longer where partitions begin to be read, or a listener does. Raises `WakeUp`, what reading a partition
         raises (once; the others go on), and what a listener raises.
         """
+        self._require_open()
         deadline = self._client.deadline(timeout_ms)
         while True:
             self._go_along(deadline)
@@ -124,10 +129,16 @@ class KafkaConsumer:
                 self._woken.clear()
                 raise WakeUp("this consumer was woken up")
             self._streams.begin(self._client.deadline())
-            records = self._read(min(deadline.remaining_s() * 1000, _LOOK_MS))
-            # This process may have slept, and the partitions may be another member's.
-            if records and self._still_claimed():
-                return records
+            batches: Batches = {}
+            try:
+                self._read(batches, min(deadline.remaining_s() * 1000, _LOOK_MS))
+                # This process may have slept, and the partitions may be another member's.
+                if batches and self._still_claimed():
+                    return ConsumerRecords(batches)
+            except BaseException:  # such as Ctrl-C: what nobody was given is not to be committed
+                for key, (first, *_) in batches.items():
+                    self._streams.seek(key, first.column("offset")[0].as_py())
+                raise
             if deadline.passed:
                 return ConsumerRecords({})
 
@@ -146,8 +157,7 @@ class KafkaConsumer:
         if self._commits.due:
             self.commit_async()
 
-    def _read(self, timeout_ms: float) -> ConsumerRecords:
-        batches: dict[TopicPartition, list[pa.RecordBatch]] = {}
+    def _read(self, batches: Batches, timeout_ms: float) -> None:
         rows = 0
         while rows < _ENOUGH_ROWS:
             try:
@@ -162,7 +172,6 @@ class KafkaConsumer:
             key, batch = read
             batches.setdefault(key, []).append(batch)
             rows += batch.num_rows
-        return ConsumerRecords(batches)
 
     def _still_claimed(self) -> bool:
         if self._membership is None:
@@ -185,7 +194,7 @@ class KafkaConsumer:
         if revocation.lost:
             self._listener.on_partitions_lost(partitions)
         else:
-            self._commit_positions(partitions)
+            self._commit_positions(partitions, self._client.deadline())
             self._listener.on_partitions_revoked(partitions)
         self._streams.drop(partitions)
         self._commits.keep(self._streams.partitions)
@@ -195,9 +204,9 @@ class KafkaConsumer:
             self._streams.add(added)
             self._listener.on_partitions_assigned(added)
 
-    def _commit_positions(self, partitions: Collection[TopicPartition]) -> None:
+    def _commit_positions(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
         """Before they are given up, if commits are automatic; others that are under way end, too."""
-        deadline = self._client.deadline(self._client.config.request_timeout_ms)
+        deadline = deadline.at_most_ms(self._client.config.request_timeout_ms)
         if self._commits.auto:
             moved = self._streams.moved()
             try:
@@ -290,11 +299,13 @@ class KafkaConsumer:
 
     def commit_sync(self, offsets: Offsets | None = None, timeout_ms: float | None = None) -> None:
         """Commits these, None: the positions, and waits for it. Raises `CommitFailed`."""
+        self._require_open()
         self._commit(self._positions() if offsets is None else offsets, self._client.deadline(timeout_ms))
         self._commits.tell()
 
     def commit_async(self, offsets: Offsets | None = None, callback: OnCommit = lambda offsets, error: None) -> None:
         """The same without waiting. `callback(offsets, error)` is called in a later `poll`, `commit_sync`, `close`."""
+        self._require_open()
         offsets = self._positions() if offsets is None else offsets
         try:
             self._hand_on(offsets)
@@ -313,32 +324,42 @@ class KafkaConsumer:
     def _hand_on(self, offsets: Offsets) -> None:
         if self._membership is not None:
             self._membership.progress()  # also finds out whether this process has slept for too long
+        self._streams.committed(offsets)
         self._commits.hand_on(offsets, self._member)
 
     # -- the end ------------------------------------------------------------------------------
 
     def close(self, timeout_ms: float | None = None) -> None:
-        """Commits with `enable.auto.commit`, leaves the group, and ends all threads. May be called again."""
+        """Commits with `enable.auto.commit`, leaves the group, and ends all threads. May be called again.
+
+        timeout_ms : how long brokers may take to answer; None: `default.api.timeout.ms`.
+        """
         if self._closed:
             return
         self._closed = True
+        deadline = self._client.deadline(timeout_ms)
         try:
-            self._leave()
+            self._leave(deadline=deadline)
             self._commits.tell()
         finally:
-            self._streams.close(self._client.deadline(timeout_ms))
+            self._streams.close(deadline)
             self._commits.close()
 
-    def _leave(self, for_good: bool | None = None) -> None:
+    def _require_open(self) -> None:
+        if self._closed:
+            raise UsageError("this consumer is closed")
+
+    def _leave(self, for_good: bool | None = None, deadline: Deadline | None = None) -> None:
         """`for_good`: None: a static member's partitions wait for it."""
+        deadline = deadline or self._client.deadline()
         partitions = self._streams.partitions
-        self._commit_positions(partitions)
+        self._commit_positions(partitions, deadline)
         try:
             if self._membership is not None and partitions:
                 self._listener.on_partitions_revoked(partitions)
         finally:
             self._streams.drop(partitions)
             if self._membership is not None:
-                self._membership.close(for_good)
+                self._membership.close(for_good, min(LEAVE_MS, deadline.remaining_ms()))
             self._membership, self._member = None, NO_MEMBER
             self._commits.join(NO_MEMBER)

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 _STILL_WAITING_S = 1.0
 # When nobody has looked at the clock for so long, this process has stood still.
 _STOOD_STILL_S = 3.0
-_CLOSE_MS = 5_000
+LEAVE_MS = 5_000
 
 _MACHINES: dict[str, type[MemberMachine]] = {"classic": ClassicMember, "consumer": ConsumerMember}
 _numbers = itertools.count(1)
@@ -148,7 +148,7 @@ class Membership:
                 self._machine.give_up(revocation, self._clock.now_s())
                 self._tell()
 
-    def close(self, leave: bool | None = None, timeout_ms: float = _CLOSE_MS) -> None:
+    def close(self, leave: bool | None = None, timeout_ms: float = LEAVE_MS) -> None:
         """Leaves the group at once, and ends the thread. What is to be committed should be by now.
 
         leave : False: the coordinator is not told, and waits for the session's end; None: of a static member, so

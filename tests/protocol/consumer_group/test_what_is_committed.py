@@ -1,0 +1,103 @@
+"""What a consumer that polls commits after a seek, and when it is interrupted or closed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pyarrow as pa
+import pytest
+
+from protocol.consumer_group.config import parse_group_consumer
+from protocol.consumer_group.kafka_consumer import KafkaConsumer
+from protocol.errors import UsageError
+from protocol.group.offsets import CommittedOffset
+from protocol.kafka_terms import TopicPartition
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.conftest import TopicFactory
+from tests.member_queries import fill
+from tests.protocol.consumer.consuming import client_of
+from tests.protocol.consumer_group.conftest import NewConsumer
+from tests.protocol.consumer_group.members import read
+from tests.ten_records import END, TenRecords
+
+COUNT = 20
+
+
+@pytest.fixture
+def key(kafka1: LocalKafka, topic1: TopicFactory) -> TopicPartition:
+    """A partition with 20 records."""
+    name = topic1(1)
+    fill(kafka1, name, 1, COUNT)
+    return name, 0
+
+
+def test_who_goes_back_to_where_the_group_was_commits_that(key: TopicPartition, new_consumer: NewConsumer) -> None:
+    ours = new_consumer()
+    ours.commit_sync({key: CommittedOffset(5)})
+    ours.assign([key])
+    read(ours, COUNT - 5)
+    ours.commit_sync()
+    ours.seek(key, 5)
+    ours.commit_sync()
+    assert ours.committed([key]) == {key: CommittedOffset(5)}
+
+
+def test_what_an_interrupted_poll_has_read_is_not_committed(
+    key: TopicPartition, new_consumer: NewConsumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C may come when something was read that nobody has seen."""
+    ours = new_consumer(**{"enable.auto.commit": True})
+    ours.assign([key])
+    monkeypatch.setattr(ours._streams, "poll", interrupted_after_a_batch(ours._streams.poll))
+    with pytest.raises(KeyboardInterrupt):
+        ours.poll(30_000)
+    monkeypatch.undo()
+    assert ours.position(key) == 0
+    ours.close()
+    assert new_consumer().committed([key]) == {key: CommittedOffset(0)}
+
+
+Read = tuple[TopicPartition, pa.RecordBatch] | None
+
+
+def interrupted_after_a_batch(poll: Callable[[float], Read]) -> Callable[[float], Read]:
+    before: list[Read] = []
+
+    def interrupted(timeout_ms: float) -> Read:
+        if any(before):
+            raise KeyboardInterrupt
+        before.append(poll(timeout_ms))
+        return before[-1]
+
+    return interrupted
+
+
+def test_who_is_closed_says_so(key: TopicPartition, new_consumer: NewConsumer) -> None:
+    """Nothing is read, and nothing committed, without a word."""
+    ours = new_consumer()
+    ours.assign([key])
+    ours.close()
+    ours.close()
+    calls: list[Callable[[], object]] = [
+        lambda: ours.poll(100),
+        lambda: ours.assign([key]),
+        lambda: ours.subscribe([key[0]]),
+        ours.commit_sync,
+        ours.commit_async,
+    ]
+    for call in calls:
+        with pytest.raises(UsageError, match="this consumer is closed"):
+            call()
+
+
+def test_close_ends_by_its_deadline() -> None:
+    with TenRecords() as fake, client_of(fake.bootstrap_servers) as client:
+        given = {"group.id": "etl", "group.protocol": "classic", "auto.offset.reset": "earliest"}
+        ours = KafkaConsumer(client, parse_group_consumer(given))
+        ours.subscribe(["orders"])
+        assert len(read(ours, 2 * END)) == 2 * END
+        fake.silence(1)
+        since_s = time.monotonic()
+        ours.close(timeout_ms=500)
+        assert time.monotonic() - since_s < 3
