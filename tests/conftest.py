@@ -46,6 +46,8 @@ _EAGER = {
     "replica.fetch.wait.max.ms": "250",
     # Brokers that wait for a test need not write twice a second that nothing has happened.
     "metadata.max.idle.interval.ms": "5000",
+    # A transaction that is timed out is aborted soon after.
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
     "replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector",
     # Members of KIP-848 may be gone after some seconds, and hear of each other every half second.
     "group.consumer.session.timeout.ms": "6000",

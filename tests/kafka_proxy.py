@@ -56,6 +56,8 @@ class Exchange:
     number: int
     frame: bytes
     """Without the size in front."""
+    client: tuple[str, int]
+    """The address of who asks."""
 
     def request(self) -> dict[str, Any]:
         return frame.decode_request(self.frame)[4]
@@ -68,6 +70,9 @@ class Exchange:
         correlation_id = frame.correlation_id(self.frame)
         return b"".join(frame.encode_response(self.api, self.version, correlation_id, dict(body)))[4:]
 
+
+# A broker's id, and the address of a client.
+_Where = tuple[int, tuple[str, int]]
 
 # A rule gives a fate, seconds to wait before the frame goes on, or another frame in its place.
 Rule = Callable[[Exchange], "Fate | float | bytes"]
@@ -150,18 +155,19 @@ class KafkaProxy:
             with self._lock:
                 self._sockets[broker_id] += [client, broker]
             asked: dict[int, tuple[Api, int]] = {}
+            where = (broker_id, client.getpeername())
             for pump in (self._pump_requests, self._pump_replies):
-                threading.Thread(target=pump, args=(broker_id, client, broker, asked), daemon=True).start()
+                threading.Thread(target=pump, args=(where, client, broker, asked), daemon=True).start()
 
     def _pump_requests(
-        self, broker_id: int, client: socket.socket, broker: socket.socket, asked: dict[int, tuple[Api, int]]
+        self, where: _Where, client: socket.socket, broker: socket.socket, asked: dict[int, tuple[Api, int]]
     ) -> None:
         with contextlib.suppress(OSError):
             while (request := _read_frame(client)) is not None:
                 key, version, correlation_id = _REQUEST_HEADER.unpack_from(request)
                 api = API_BY_KEY[key]
                 asked[correlation_id] = (api, version)
-                fated = self._fated(self.requests, "request", broker_id, api, version, request)
+                fated = self._fated(self.requests, "request", where, api, version, request)
                 if fated is None:
                     break
                 broker.sendall(_sized(fated))
@@ -169,12 +175,12 @@ class KafkaProxy:
         _reset(broker)
 
     def _pump_replies(
-        self, broker_id: int, client: socket.socket, broker: socket.socket, asked: dict[int, tuple[Api, int]]
+        self, where: _Where, client: socket.socket, broker: socket.socket, asked: dict[int, tuple[Api, int]]
     ) -> None:
         with contextlib.suppress(OSError):
             while (reply := _read_frame(broker)) is not None:
                 api, version = asked.pop(frame.correlation_id(reply))
-                fated = self._fated(self.replies, "reply", broker_id, api, version, reply)
+                fated = self._fated(self.replies, "reply", where, api, version, reply)
                 if fated is None:
                     break
                 client.sendall(_sized(self._through_here(api, version, fated)))
@@ -182,13 +188,13 @@ class KafkaProxy:
         _reset(broker)
 
     def _fated(
-        self, rules: Mapping[Api, Rule], direction: str, broker_id: int, api: Api, version: int, bytes_: bytes
+        self, rules: Mapping[Api, Rule], direction: str, where: _Where, api: Api, version: int, bytes_: bytes
     ) -> bytes | None:
         with self._lock:
             self.seen[api.name, direction] += 1
             number = self.seen[api.name, direction]
         rule = rules.get(api)
-        fate = rule(Exchange(broker_id, api, version, number, bytes_)) if rule else Fate.PASS
+        fate = rule(Exchange(where[0], api, version, number, bytes_, where[1])) if rule else Fate.PASS
         if fate is Fate.CUT:
             return None
         if isinstance(fate, bytes):

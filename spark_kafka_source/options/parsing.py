@@ -33,9 +33,14 @@ _FORBIDDEN = {
     "value.deserializer": "the column value is binary; use functions such as from_json or from_avro in the query",
     "key.serializer": "the column key is written as it is, string or binary; prepare it in the query",
     "value.serializer": "the column value is written as it is, string or binary; prepare it in the query",
-    "transactional.id": "each task would need one of its own",
+    "transactional.id": "every task has one of its own; use deliveryGuarantee=exactly-once and transactionalIdPrefix",
     "interceptor.classes": "JVM classes that may change records cannot run here; change columns in the query",
 }
+
+_TRANSACTION_TIMEOUT = "transaction.timeout.ms"
+# What brokers allow at most by default (transaction.max.timeout.ms): a transaction is open from a task's first row
+# until all other tasks have ended, so it must outlast the longest batch.
+_TRANSACTION_TIMEOUT_MS = 900_000
 
 
 def row_columns(options: Mapping[str, str]) -> tuple[str, ...]:
@@ -66,16 +71,38 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
     guarantee = given.pop("delivery_guarantee", None)
     if guarantee == "none" and "acks" not in kafka:
         kafka = {"enable.idempotence": "false", **kafka, "acks": "0"}
+    _check_transactions(guarantee, given, kafka)
+    if guarantee == "exactly-once":
+        kafka = {_TRANSACTION_TIMEOUT: str(_TRANSACTION_TIMEOUT_MS), **kafka}
     producer = parse_producer(kafka, prefix=PREFIX)
-    wanted = {"none": 0, "at-least-once": -1}
-    if guarantee is not None and producer.acks != wanted[guarantee]:
+    if guarantee is not None and producer.acks != (0 if guarantee == "none" else -1):
         raise ConfigurationError(
             f"deliveryGuarantee is {guarantee}, but {PREFIX}acks is {producer.acks}. Leave {PREFIX}acks out."
         )
+    if guarantee == "exactly-once" and not producer.enable_idempotence:
+        raise ConfigurationError(
+            f"deliveryGuarantee is {guarantee}, but idempotence is off: {PREFIX}enable.idempotence, {PREFIX}retries or "
+            f"{PREFIX}max.in.flight.requests.per.connection rules it out. Leave these out."
+        )
     if guarantee is None and producer.acks == 1:
         warn_once(f"{PREFIX}acks is 1: records that the leader alone has are lost when it fails")
-    confirmed: Literal["none", "at-least-once"] = "none" if producer.acks == 0 else "at-least-once"
-    return SinkOptions(client=client, producer=producer, delivery_guarantee=confirmed, **given)
+    of_acks: Literal["none", "at-least-once"] = "none" if producer.acks == 0 else "at-least-once"
+    return SinkOptions(client=client, producer=producer, delivery_guarantee=guarantee or of_acks, **given)
+
+
+def _check_transactions(guarantee: str | None, given: Mapping[str, Any], kafka: Mapping[str, str]) -> None:
+    if guarantee == "exactly-once" and given.get("transactional_id_prefix") is None:
+        raise ConfigurationError(
+            "deliveryGuarantee is exactly-once, but there is no transactionalIdPrefix; set one that no other "
+            "application uses.",
+            name="transactionalIdPrefix",
+        )
+    there = {
+        "transactionalIdPrefix": "transactional_id_prefix" in given,
+        PREFIX + _TRANSACTION_TIMEOUT: _TRANSACTION_TIMEOUT in kafka,
+    }
+    for name in (name for name, is_there in there.items() if is_there and guarantee != "exactly-once"):
+        warn_once(f"{name} has no effect without deliveryGuarantee exactly-once")
 
 
 def _read(options: Mapping[str, str], use: Use) -> tuple[dict[str, Any], dict[str, str]]:

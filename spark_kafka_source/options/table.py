@@ -18,6 +18,7 @@ from protocol.config import ClientConfig, ConsumerConfig, OffsetReset, ProducerC
 from protocol.properties import Effect
 from protocol.property_kinds import BOOLEAN, MAX_INT64, Kind, integer, one_of
 from spark_kafka_source.options import selection, start_positions
+from spark_kafka_source.options.id_prefix import id_prefix
 from spark_kafka_source.options.partitions import ByPartition, legal_topic
 from spark_kafka_source.options.sizes import size_bytes
 from spark_kafka_source.options.start_positions import OffsetSpec, at_time
@@ -68,7 +69,8 @@ _TIMESTAMPS = Kind(
 )
 _DURATION = Kind("a number with us, ms, s, m, min, h or d; without, it is milliseconds", duration_ms)
 _BYTES = Kind("a number with b, k, m, g or t (powers of 1024); without, it is bytes; at least 1", size_bytes)
-_DELIVERY = one_of("at-least-once", "none", otherwise="exactly-once is not supported yet")
+_DELIVERY = one_of("at-least-once", "exactly-once", "none")
+_PREFIX = Kind("letters, digits, `.`, `_` and `-`, at most 200 of them", id_prefix)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -326,13 +328,22 @@ class SinkOptions:
         Kind("the name of a topic", legal_topic),
         "the topic of all rows, whatever a column `topic` says; without it that column is needed",
     )
-    delivery_guarantee: Literal["at-least-once", "none"] | None = option(
+    delivery_guarantee: Literal["at-least-once", "exactly-once", "none"] | None = option(
         "deliveryGuarantee",
         Use.WRITE,
         _DELIVERY,
         "at-least-once: all in-sync replicas confirm (acks=all), retries make no duplicates, a batch that Spark "
-        "repeats is written again. none: nobody confirms (acks=0), records can get lost",
+        "repeats is written again. exactly-once: in transactions, so that who reads with "
+        "`isolation.level=read_committed` sees every row of a stream once ([delivery.md](delivery.md)). none: nobody "
+        "confirms (acks=0), records can get lost",
         default_text="at-least-once, or what `kafka.acks` makes of it",
+    )
+    transactional_id_prefix: str | None = option(
+        "transactionalIdPrefix",
+        Use.WRITE,
+        _PREFIX,
+        "needed for exactly-once: what the transactional ids of the query and its groups begin with, PREFIX-QUERYID "
+        "and PREFIX-QUERYID-TASK; ACLs must allow both, transactional ids and groups",
     )
 
 

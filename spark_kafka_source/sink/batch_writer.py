@@ -1,6 +1,7 @@
 """The batch sink: `df.write`. Checks on the driver, lets the tasks write, logs one line.
 
-At least once: rows of a task that failed, or that Spark ran twice, may be in Kafka more than once.
+At least once, unless `deliveryGuarantee` says more: rows of a task that failed, or that Spark ran twice, may be in
+Kafka more than once.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from pyspark.sql.types import StructType
 
 from protocol.errors import ConfigurationError
 from spark_kafka_source.options.table import SinkOptions
+from spark_kafka_source.sink import delivery
 from spark_kafka_source.sink.columns import plan_sink
-from spark_kafka_source.sink.task_writer import TaskWriter, TaskWritten, summary
+from spark_kafka_source.sink.task_writer import TaskWritten, summary
 
 log = logging.getLogger(__name__)
 
@@ -28,13 +30,17 @@ class KafkaBatchWriter(DataSourceArrowWriter):
                 'save mode "overwrite" is not possible: records are only ever added to a topic. Use .mode("append"); '
                 "to empty a topic first, delete it or its records with Kafka's tools."
             )
-        self._task = TaskWriter(options.client, options.producer, plan_sink(schema, options.topic))
+        self._options = options
+        self._task = delivery.task_writer(options, plan_sink(schema, options.topic), streaming=False)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWritten:
         return self._task.write(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        delivery.commit(self._options, messages)
         log.info("%s", summary(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        log.warning("the write is not complete. What was written stays in Kafka (%s)", summary(messages))
+        delivery.abort(self._options, messages)
+        if self._options.delivery_guarantee != "exactly-once":
+            log.warning("the write is not complete. What was written stays in Kafka (%s)", summary(messages))

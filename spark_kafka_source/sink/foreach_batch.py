@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from protocol.errors import ConfigurationError
 from protocol.once import held_back
 from spark_kafka_source.options.parsing import parse_sink_options
 
@@ -28,7 +29,13 @@ def kafka_batches(options: Mapping[str, object]) -> KafkaBatches:
     """
     texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
     with held_back():  # the first batch says the warnings
-        parse_sink_options(texts)
+        guarantee = parse_sink_options(texts).delivery_guarantee
+    if guarantee == "exactly-once":
+        raise ConfigurationError(
+            "deliveryGuarantee is exactly-once, which foreachBatch cannot be: a batch that Spark repeats would be "
+            'written again. Use writeStream.format("pykafka-group"), or at-least-once.',
+            name="deliveryGuarantee",
+        )
     return KafkaBatches(tuple(texts.items()))
 
 

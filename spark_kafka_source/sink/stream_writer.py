@@ -1,7 +1,7 @@
 """The streaming sink: `df.writeStream`. Checks on the driver, lets the tasks write, logs one line per batch.
 
 Spark makes two writers for every batch, in different processes: one whose copies write, and one that is told how the
-batch ended. At least once: a batch that Spark runs again is written again.
+batch ended. At least once, unless `deliveryGuarantee` says more: a batch that Spark runs again is written again.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from pyspark.sql.types import StructType
 
 from protocol.once import log_once
 from spark_kafka_source.options.table import SinkOptions
+from spark_kafka_source.sink import delivery
 from spark_kafka_source.sink.columns import plan_sink
 from spark_kafka_source.sink.rows import arrow_batches
-from spark_kafka_source.sink.task_writer import TaskWriter, TaskWritten, summary
+from spark_kafka_source.sink.task_writer import TaskWritten, summary
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +33,8 @@ class RowStreamWriter(DataSourceStreamWriter):
 
         `warnings`: what there is to say about the options, when a query's first batch has ended.
         """
-        self._task = TaskWriter(options.client, options.producer, plan_sink(schema, options.topic))
+        self._options = options
+        self._task = delivery.task_writer(options, plan_sink(schema, options.topic), streaming=True)
         self._schema = schema
         self._warnings = warnings
 
@@ -41,12 +43,14 @@ class RowStreamWriter(DataSourceStreamWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         self._say_warnings()
+        delivery.commit(self._options, messages)
         log.info("batch %d: %s", batchId, summary(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         self._say_warnings()
         # Spark calls this for a query that was stopped exactly as for one that failed. A failure needs no words here:
         # it ends the query with an error, and a task of ours that fails says there what it had written.
+        delivery.abort(self._options, messages)
         log.info(
             "batch %d is not complete, and is written again when the query goes on: %s", batchId, summary(messages)
         )

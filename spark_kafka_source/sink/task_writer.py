@@ -15,6 +15,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from protocol.config import ClientConfig, ProducerConfig
 from protocol.errors import KafkaError
 from protocol.kafka_terms import TopicPartition
+from protocol.producer.async_producer import AsyncProducer
 from protocol.producer.partition_producer import ProducedRange
 from spark_kafka_source.remedies import with_remedies
 from spark_kafka_source.sink.columns import SinkPlan, topic_columns
@@ -47,9 +48,7 @@ class TaskWriter:
         """
         with borrowed_producer(self.client, self.producer) as producer:
             try:
-                for batch in batches:
-                    for rows in topic_columns(self.plan, batch):
-                        producer.send_columns(rows.topic, rows.columns, rows.partitions)
+                send_rows(producer, self.plan, batches)
                 producer.flush()
             except KafkaError as error:
                 producer.take_answers()
@@ -60,6 +59,13 @@ class TaskWriter:
             written = TaskWritten(producer.acknowledged)
         tune_worker()
         return written
+
+
+def send_rows(producer: AsyncProducer, plan: SinkPlan, batches: Iterable[pa.RecordBatch]) -> None:
+    """Hands all rows to the producer. Raises `UsageError` for those that Kafka cannot take."""
+    for batch in batches:
+        for rows in topic_columns(plan, batch):
+            producer.send_columns(rows.topic, rows.columns, rows.partitions)
 
 
 def summary(messages: Sequence[WriterCommitMessage | None]) -> str:

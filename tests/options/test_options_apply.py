@@ -21,6 +21,7 @@ from protocol.properties import Effect
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
+from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
 from spark_kafka_source.driver.batch_reader import KafkaBatchReader
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.options.parsing import parse_sink_options, parse_source_options, row_columns
@@ -29,6 +30,7 @@ from spark_kafka_source.plan.offsets import JsonDict
 from spark_kafka_source.sink.stream_writer import KafkaStreamWriter
 from spark_kafka_source.task.range_reader import read_range
 from tests.protocol.consumer.consuming import records
+from tests.spark_task import spark_task
 from tests.ten_records import END, FIRST_TIMESTAMP_MS, TenRecords
 
 Observe = Callable[[TenRecords, dict[str, str]], object]
@@ -183,7 +185,8 @@ def patience(cluster: TenRecords, given: dict[str, str]) -> list[bool]:
 def write(cluster: TenRecords, given: dict[str, str]) -> list[dict[str, Any]]:
     options = parse_sink_options({"kafka.bootstrap.servers": cluster.bootstrap_servers, "topic": "orders", **given})
     schema = StructType.fromJson({"type": "struct", "fields": [field("value", "string")]})
-    KafkaStreamWriter(options, schema).write(iter([pa.record_batch({"value": ["v"]})]))
+    with spark_task():
+        KafkaStreamWriter(options, schema).write(iter([pa.record_batch({"value": ["v"]})]))
     give_up_s = time.monotonic() + 10  # acks=0 waits for no answer
     while not cluster.asked(PRODUCE) and time.monotonic() < give_up_s:
         time.sleep(0.01)
@@ -200,7 +203,15 @@ def written_topic(cluster: TenRecords, given: dict[str, str]) -> object:
 
 
 def asked_acks(cluster: TenRecords, given: dict[str, str]) -> object:
-    return [body["acks"] for body in write(cluster, given)]
+    """And with which transactional id."""
+    return [
+        (body["acks"], body["transactional_id"]) for body in write(cluster, {"transactionalIdPrefix": "p", **given})
+    ]
+
+
+def transactional_ids(cluster: TenRecords, given: dict[str, str]) -> object:
+    write(cluster, {"deliveryGuarantee": "exactly-once", **given})
+    return sorted({body["transactional_id"] for body in cluster.asked(INIT_PRODUCER_ID)})
 
 
 # -- the table ------------------------------------------------------------------------------------
@@ -246,7 +257,14 @@ SEEN: dict[str, tuple[Observe, dict[str, Any]]] = {
     "fetchOffset.retryIntervalMs": (patience, {"0": [False] * 3, "800": [True] * 3}),
     "kafkaConsumer.pollTimeoutMs": (gives_up_late, {"100": False, "1000": True}),
     "topic": (written_topic, {"orders": ["orders"], "bills": ["bills"]}),
-    "deliveryGuarantee": (asked_acks, {"at-least-once": [-1], "none": [0]}),
+    "deliveryGuarantee": (
+        asked_acks,
+        {"at-least-once": [(-1, None)], "exactly-once": [(-1, "p-query-0")], "none": [(0, None)]},
+    ),
+    "transactionalIdPrefix": (
+        transactional_ids,
+        {"a": ["a-query", "a-query-0"], "b": ["b-query", "b-query-0"]},
+    ),
 }
 
 

@@ -38,6 +38,7 @@ PYTHON = {
     "test_a_group_reads_and_commits",
     ("consuming.md", "def consume("): "tests/protocol/consumer/test_examples.py::"
     "test_what_is_handled_is_committed_and_what_is_not_comes_again",
+    ("delivery.md", "exactly-once"): "tests/spark/sink/test_exactly_once.py::test_the_example_of_the_docs",
     ("groups.md", "group.protocol"): "tests/spark/driver/test_membership.py::test_the_example_shares_a_topic",
     ("migrating.md", 'mode("append")'): HERE + "test_batch_writes_and_updates_after_the_move",
     ("migrating.md", "kafka_batches("): HERE + "test_batch_writes_and_updates_after_the_move",

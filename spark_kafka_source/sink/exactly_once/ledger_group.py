@@ -1,0 +1,68 @@
+"""A query's ledger in Kafka: read, and rewritten in a transaction of the query's own id.
+
+To rewrite is to read, to change and to write while nobody else does: InitProducerId fences whoever is about to, so of
+several only the last one commits, and what it has changed is what it has read. Runs in tasks (a start takes over) and
+in the driver (a batch is decided).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from protocol.broker_errors import Breaks, ErrorCode, broker_error, error_row
+from protocol.clock import Deadline
+from protocol.cluster.client import Client
+from protocol.errors import BrokerError, KafkaError, ProducerFenced
+from protocol.group.offsets import fetch_offsets
+from protocol.transaction.coordinator import add_offsets, init_producer_id
+from protocol.transaction.end_transaction import Outcome, end_transaction
+from spark_kafka_source.sink.exactly_once.ledger import Ledger, from_offsets, to_offsets
+from spark_kafka_source.sink.exactly_once.query import Query
+
+L = TypeVar("L", bound="Ledger | None")
+
+
+def read_ledger(client: Client, query: Query, deadline: Deadline, *, settled: bool = False) -> Ledger | None:
+    """The ledger as it was committed last. `settled`: not while somebody rewrites it, who may be dead."""
+    return from_offsets(fetch_offsets(client, query.transactional_id, None, deadline, require_stable=settled))
+
+
+def rewrite_ledger(
+    client: Client,
+    query: Query,
+    change: Callable[[Ledger | None], L],
+    transaction_timeout_ms: int,
+    deadline: Deadline,
+) -> L:
+    """What `change` makes of the ledger, committed; if it changes nothing, what is there, with nobody writing.
+
+    One try. Raises what `change` does, and a retriable error when another has come in between, or when it is not known
+    whether this one was committed: the next try reads it.
+    """
+    identity = init_producer_id(client, query.transactional_id, transaction_timeout_ms, deadline)
+    before = read_ledger(client, query, deadline, settled=True)
+    after = change(before)
+    if after is None or after == before:
+        return after
+    offsets = to_offsets(after, len(client.topic(after.topic, deadline).partitions))
+    try:
+        add_offsets(client, identity, query.transactional_id, offsets, deadline)
+    except BrokerError as error:
+        if is_fenced(error):
+            raise _contended(query, error) from error
+        raise
+    ended = end_transaction(client, identity, commit=True, deadline=deadline)
+    if ended.outcome is not Outcome.COMMITTED:
+        raise _contended(query, ended.cause) from ended.cause
+    return after
+
+
+def is_fenced(error: KafkaError) -> bool:
+    """Whether another producer of the same transactional id has come."""
+    by_broker = isinstance(error, BrokerError) and error_row(error.code).breaks is Breaks.FENCED
+    return by_broker or isinstance(error, ProducerFenced)
+
+
+def _contended(query: Query, cause: KafkaError | None) -> BrokerError:
+    return broker_error(ErrorCode.CONCURRENT_TRANSACTIONS, f"the ledger of {query.transactional_id} ({cause})")

@@ -1,0 +1,72 @@
+"""A start of a query takes over: from now on it alone writes, and what the one before left open is settled.
+
+Every task of a start that finds another one in the ledger does this, before it touches a transaction of its own: from
+then on no driver of an older start can decide anything, so what it has decided does not change any more. Runs in the
+executors.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from protocol.clock import Deadline
+from protocol.cluster.client import Client
+from protocol.errors import ProducerFenced
+from protocol.transaction.end_transaction import end_transactions
+from spark_kafka_source.sink.exactly_once.ledger import Ledger
+from spark_kafka_source.sink.exactly_once.ledger_group import read_ledger, rewrite_ledger
+from spark_kafka_source.sink.exactly_once.open_transactions import open_transactions
+from spark_kafka_source.sink.exactly_once.query import Query, StreamBatch
+
+log = logging.getLogger(__name__)
+
+
+def ledger_of_start(
+    client: Client, batch: StreamBatch, topic: str | None, transaction_timeout_ms: int, deadline: Deadline
+) -> Ledger | None:
+    """The ledger, once it is this start's. `topic` is to hold its keys, if there is none yet; None: then there is none.
+
+    Raises `ProducerFenced`, and what requests to brokers do.
+    """
+
+    def begin(before: Ledger | None) -> Ledger:
+        if before is None:
+            assert topic is not None
+            return Ledger(topic, (batch.start_id,))
+        require_newest(before, batch)
+        if before.start_id == batch.start_id:
+            return before
+        _settle(client, batch.query, before, deadline)
+        return before.started(batch.start_id)
+
+    def attempt() -> Ledger | None:
+        seen = read_ledger(client, batch.query, deadline)
+        if seen is None and topic is None:
+            return None
+        if seen is not None:
+            require_newest(seen, batch)
+            if seen.start_id == batch.start_id:
+                return seen
+        return rewrite_ledger(client, batch.query, begin, transaction_timeout_ms, deadline)
+
+    return client.retrying(f"ledger of {batch.query.transactional_id}", attempt, deadline)
+
+
+def require_newest(ledger: Ledger, batch: StreamBatch) -> None:
+    """Raises `ProducerFenced` if there is a newer start than that of `batch`."""
+    if ledger.is_superseded(batch.start_id):
+        raise ProducerFenced(
+            f"batch {batch.batch_id} is fenced: the query {batch.query.query_id} was started again elsewhere, and that "
+            f"start writes under transactionalIdPrefix {batch.query.prefix} now. This one has written nothing of the "
+            "batch that can be read; end it, or give it a checkpoint of its own."
+        )
+
+
+def _settle(client: Client, query: Query, ledger: Ledger, deadline: Deadline) -> None:
+    """Ends what the start before left open: commits what was decided, and aborts the rest."""
+    decided = query.identities(ledger.transactions)
+    end_transactions(client, decided, commit=True, deadline=deadline, asked_before=True)
+    left = [each for each in open_transactions(client, query.task_prefix, deadline) if each not in decided]
+    if left:
+        log.info("%s: %d transactions of an earlier start are aborted", query.transactional_id, len(left))
+        end_transactions(client, left, commit=False, deadline=deadline, asked_before=True)

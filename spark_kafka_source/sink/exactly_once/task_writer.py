@@ -1,0 +1,145 @@
+"""What a task of an exactly-once write does in an executor: its rows in a transaction, which it leaves open.
+
+A micro-batch that an earlier start of the query has decided is there, or comes to be there, without being written
+again; only what the broker has timed out since is. Beside its rows the transaction has a marker, the number of the next
+batch as an offset of the group that is named as the task's transactional id: it tells which of the two it is.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import chain
+
+import pyarrow as pa
+
+from protocol.cluster.client import Client
+from protocol.config import ClientConfig, ProducerConfig
+from protocol.errors import KafkaError
+from protocol.group.member import ConsumerGroupMetadata
+from protocol.group.offsets import CommittedOffset, fetch_offsets
+from protocol.kafka_terms import TopicPartition
+from protocol.producer.idempotence import ProducerIdentity
+from protocol.producer.topics import topic_to_write
+from protocol.producer.transactional_producer import TransactionalProducer
+from protocol.transaction.end_transaction import Outcome, end_transaction
+from spark_kafka_source.clients import client_for
+from spark_kafka_source.remedies import with_remedies
+from spark_kafka_source.sink.columns import SinkPlan, topic_columns
+from spark_kafka_source.sink.exactly_once.ledger import Ledger
+from spark_kafka_source.sink.exactly_once.ledger_group import is_fenced, read_ledger
+from spark_kafka_source.sink.exactly_once.query import Query, StreamBatch, this_batch, this_task
+from spark_kafka_source.sink.exactly_once.start import ledger_of_start, require_newest
+from spark_kafka_source.sink.exactly_once.timeout import allowed_timeout
+from spark_kafka_source.sink.task_writer import TaskWritten, send_rows
+from spark_kafka_source.task.worker_tuning import tune_worker
+
+
+@dataclass(frozen=True)
+class PreparedWrite(TaskWritten):
+    """A task's transaction, ready to be committed.
+
+    Attributes
+    ----------
+    batch : None in a batch write.
+    identity : under which its transaction was written; None: it has none, since there was nothing to write.
+    decided_task_count : how many tasks the batch had when an earlier start decided it, if one has.
+    """
+
+    query: Query
+    batch: StreamBatch | None
+    task: int
+    identity: ProducerIdentity | None = None
+    decided_task_count: int | None = None
+
+
+@dataclass(frozen=True)
+class TransactionalTaskWriter:
+    """Writes the rows of one task, as `TaskWriter` does, in a transaction.
+
+    `write_id`: of a batch write, made on the driver; None: of a stream, whose batches Spark numbers.
+    """
+
+    client: ClientConfig
+    producer: ProducerConfig
+    plan: SinkPlan
+    prefix: str
+    write_id: str | None = None
+
+    @with_remedies()
+    def write(self, batches: Iterable[pa.RecordBatch]) -> PreparedWrite:
+        """Raises as `TaskWriter.write`, and `ProducerFenced`. What a task that fails has written is aborted."""
+        client = client_for(self.client)
+        rows: Iterator[pa.RecordBatch] = (batch for batch in batches if batch.num_rows)
+        first = next(rows, None)
+        rows = rows if first is None else chain([first], rows)
+        with allowed_timeout(client, self.producer.transaction_timeout_ms):
+            if self.write_id is None:
+                written = self._write_stream(client, first, rows)
+            else:
+                nothing = PreparedWrite({}, Query(self.prefix, self.write_id), None, this_task())
+                written = nothing if first is None else self._write_rows(client, nothing, rows, {})
+        tune_worker()
+        return written
+
+    def _write_stream(
+        self, client: Client, first: pa.RecordBatch | None, rows: Iterator[pa.RecordBatch]
+    ) -> PreparedWrite:
+        task, batch = this_task(), this_batch(self.prefix)
+        topic = None if first is None else next(topic_columns(self.plan, first)).topic
+        if topic is not None:
+            topic_to_write(client, topic, None)
+        ledger = ledger_of_start(client, batch, topic, self.producer.transaction_timeout_ms, client.deadline())
+        nothing = PreparedWrite({}, batch.query, batch, task)
+        if ledger is None:
+            return nothing
+        if ledger.batch_id >= batch.batch_id:
+            nothing = PreparedWrite(
+                {}, batch.query, batch, task, decided_task_count=ledger.task_count_of(batch.batch_id)
+            )
+            if _is_there(client, ledger, batch, task):
+                deque(rows, maxlen=0)  # Spark wants its rows to be taken
+                return nothing
+        if first is None:
+            return nothing
+        marker = {ledger.marker_key: CommittedOffset(batch.batch_id + 1)}
+        try:
+            return self._write_rows(client, nothing, rows, marker)
+        except KafkaError as error:
+            if is_fenced(error) and (newest := read_ledger(client, batch.query, client.deadline())):
+                require_newest(newest, batch)
+            raise
+
+    def _write_rows(
+        self,
+        client: Client,
+        nothing: PreparedWrite,
+        rows: Iterable[pa.RecordBatch],
+        marker: Mapping[TopicPartition, CommittedOffset],
+    ) -> PreparedWrite:
+        transactional_id = nothing.query.task(nothing.task)
+        producer = TransactionalProducer(client, replace(self.producer, transactional_id=transactional_id))
+        with producer:
+            producer.init_transactions()  # fences older attempts of this task
+            producer.begin_transaction()
+            send_rows(producer, self.plan, rows)
+            producer.send_offsets_to_transaction(marker, ConsumerGroupMetadata(transactional_id))
+            prepared = producer.prepare_transaction()
+            identity = ProducerIdentity(prepared.producer_id, prepared.producer_epoch)
+            return replace(nothing, ranges=producer.acknowledged, identity=identity)
+
+
+def _is_there(client: Client, ledger: Ledger, batch: StreamBatch, task: int) -> bool:
+    """Whether what was decided of this task can be read: its transaction is committed now, or was before.
+
+    If not, it was aborted, as its marker proves: brokers do not tell that while the transaction is open.
+    """
+    if ledger.batch_id > batch.batch_id or task not in ledger.transactions:
+        return True
+    (decided,) = batch.query.identities({task: ledger.transactions[task]})
+    ended = end_transaction(client, decided, commit=True, deadline=client.deadline(), asked_before=True)
+    if ended.outcome is Outcome.COMMITTED:
+        return True
+    markers = fetch_offsets(client, batch.query.task(task), [ledger.marker_key], client.deadline())
+    return ledger.marker_key in markers and markers[ledger.marker_key].offset > batch.batch_id

@@ -1,0 +1,44 @@
+"""A query in a process of its own that copies a topic exactly once, for tests that kill it anywhere.
+
+    python -m tests.jobs.copy_exactly_once BOOTSTRAP SOURCE TARGET CHECKPOINT [OPTION=VALUE …]
+
+Options are the sink's, but for those of the source in `_OF_SOURCE`, and `shuffled`: each row goes to any of so many
+tasks then, another one in every attempt. It ends when it has copied what there was (availableNow).
+"""
+
+from __future__ import annotations
+
+import sys
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as sf
+from pyspark.sql.streaming import StreamingQuery
+
+_OF_SOURCE = ("maxOffsetsPerTrigger", "kafka.group.id")
+
+
+def main(bootstrap: str, source: str, target: str, checkpoint: str, *options: str) -> None:
+    given = dict(option.split("=", 1) for option in options)
+    spark = SparkSession.builder.appName("copy exactly once").getOrCreate()
+    start(spark, bootstrap, source, target, checkpoint, given).awaitTermination()
+
+
+def start(
+    spark: SparkSession, bootstrap: str, source: str, target: str, checkpoint: str, options: dict[str, str]
+) -> StreamingQuery:
+    """The query of this job, also for a session that is there already. Rows keep their partitions, unless shuffled."""
+    sink = {"deliveryGuarantee": "exactly-once", "transactionalIdPrefix": "copy", **options}
+    reader = spark.readStream.format("pykafka-group").options(
+        **{"kafka.bootstrap.servers": bootstrap, "subscribe": source, "startingOffsets": "earliest"},
+        **{name: sink.pop(name) for name in _OF_SOURCE if name in sink},
+    )
+    rows = reader.load().select("value", "partition")
+    if shuffled := int(sink.pop("shuffled", 0)):
+        rows = rows.repartition(shuffled, sf.rand()).select("value")
+    writer = rows.writeStream.format("pykafka-group").options(**sink, topic=target)
+    writer = writer.option("kafka.bootstrap.servers", bootstrap).option("checkpointLocation", checkpoint)
+    return writer.trigger(availableNow=True).start()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,69 @@
+"""The ledger of an exactly-once query as offsets of a group, and back."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.errors import Corrupt, UsageError
+from protocol.group.offsets import CommittedOffset
+from protocol.producer.idempotence import ProducerIdentity
+from spark_kafka_source.sink.exactly_once.ledger import Ledger, from_offsets, to_offsets
+
+DICE = random.Random(1)
+IDS = {task: ProducerIdentity(DICE.getrandbits(60), DICE.getrandbits(14)) for task in range(900)}
+MANY = Ledger("t").decided(7, 900, IDS)
+IDENTITIES = st.builds(ProducerIdentity, st.integers(0, 2**63 - 1), st.integers(0, 2**15 - 1))
+
+
+@given(
+    st.lists(st.uuids().map(str), max_size=20),
+    st.integers(-1, 2**62),
+    st.dictionaries(st.integers(0, 2**31 - 1), IDENTITIES, max_size=500),
+)
+def test_what_is_written_is_read(starts: list[str], batch_id: int, transactions: dict[int, ProducerIdentity]) -> None:
+    ledger = Ledger("orders")
+    for start in starts:
+        ledger = ledger.started(start)
+    ledger = ledger.decided(batch_id, len(transactions), transactions)
+    offsets = to_offsets(ledger, partition_count=20)
+    assert from_offsets(offsets) == ledger
+    assert {entry.offset for entry in offsets.values()} == {batch_id + 1}
+    assert all(len(entry.metadata.encode()) <= 4_096 for entry in offsets.values())
+
+
+def test_a_short_one_after_a_long_one_is_read_without_what_the_long_one_has_left() -> None:
+    offsets = to_offsets(MANY, 20)
+    assert len(offsets) > 2
+    short = Ledger("t").decided(8, 1, {0: ProducerIdentity(5, 0)})
+    assert from_offsets({**offsets, **to_offsets(short, 20)}) == short
+
+
+def test_five_hundred_tasks_of_one_query_need_one_partition() -> None:
+    """Their producer ids lie beside each other, as brokers hand them out."""
+    ledger = Ledger("t", ("a" * 36,) * 20).decided(7, 500, {n: ProducerIdentity(4_000 + n, 12) for n in range(500)})
+    assert len(to_offsets(ledger, 1)) == 1
+
+
+def test_more_tasks_than_the_topic_s_partitions_have_room_for_are_refused_with_the_remedy() -> None:
+    with pytest.raises(UsageError, match=r"900 tasks needs \d partitions of topic t .* coalesce"):
+        to_offsets(MANY, 1)
+
+
+def test_only_the_newest_start_is_not_superseded() -> None:
+    ledger = Ledger("t").started("a").started("b")
+    assert [ledger.is_superseded(start) for start in ("a", "b", "c")] == [True, False, False]
+    assert ledger.start_id == "b"
+
+
+def test_nothing_committed_is_no_ledger() -> None:
+    assert from_offsets({}) is None
+
+
+@pytest.mark.parametrize("metadata", ["", "1/1 {}", "1/2 {", "x", '1/1 {"starts":[],"tasks":1,"transactions":"AAAA"}'])
+def test_offsets_of_somebody_else_are_no_ledger(metadata: str) -> None:
+    with pytest.raises(Corrupt, match="used by somebody else"):
+        from_offsets({("t", 0): CommittedOffset(5, metadata=metadata)})

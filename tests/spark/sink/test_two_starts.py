@@ -1,0 +1,226 @@
+"""Tasks and drivers of several starts of one query, on a real broker: who writes, who is fenced, what stays.
+
+Without Spark, whose calls are made here: `write` of a task in an executor, `commit` and `abort` of the driver.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pytest
+
+from protocol.errors import BrokerError, ConfigurationError, KafkaError, ProducerFenced
+from protocol.transaction.coordinator import init_producer_id
+from spark_kafka_source.clients import client_for
+from spark_kafka_source.local_kafka import LocalKafka
+from spark_kafka_source.options.parsing import parse_sink_options
+from spark_kafka_source.sink import delivery
+from spark_kafka_source.sink.columns import SinkPlan
+from spark_kafka_source.sink.exactly_once import batch_commit
+from spark_kafka_source.sink.exactly_once.open_transactions import open_transactions
+from spark_kafka_source.sink.exactly_once.task_writer import PreparedWrite
+from tests import read_committed
+from tests.conftest import TopicFactory
+from tests.spark_task import spark_task
+from tests.transaction_version import transactions_before_kip_890
+
+
+@dataclass
+class Query:
+    """One query that writes to the topics that its rows name, whoever starts it."""
+
+    kafka: LocalKafka
+    query_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    settings: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        address = {"kafka.bootstrap.servers": self.kafka.bootstrap_servers}
+        given = {"deliveryGuarantee": "exactly-once", "transactionalIdPrefix": "starts", **self.settings}
+        self.options = parse_sink_options({**address, **given})
+        self.client = client_for(self.options.client)
+
+    def task(self, start: str, batch: int, task: int, *rows: tuple[str, str], **properties: str) -> PreparedWrite:
+        """Writes rows (topic, value)."""
+        plan = SinkPlan(None, frozenset({"topic", "value"}))
+        columns = pa.record_batch({"topic": [topic for topic, _ in rows], "value": [value for _, value in rows]})
+        with spark_task(task, query_id=self.query_id, start_id=start, batch_id=batch, **properties):
+            written = delivery.task_writer(self.options, plan, streaming=True).write([columns])
+        assert isinstance(written, PreparedWrite)
+        return written
+
+    def commit(self, *messages: PreparedWrite) -> None:
+        delivery.commit(self.options, messages)
+
+    def decide(self, *messages: PreparedWrite) -> None:
+        """A driver that dies right after its decision."""
+        batch = messages[0].batch
+        assert batch is not None
+        batch_commit._decide(self.client, messages, batch, 60_000)
+
+    def left_open(self) -> list[str]:
+        found = open_transactions(self.client, f"starts-{self.query_id}", self.client.deadline())
+        return [each.transactional_id.rsplit("-", 1)[1] for each in found]
+
+    def seen(self, *topics: str) -> list[bytes]:
+        """By a reader of committed transactions that waits until all are ended."""
+        assert self.left_open() == []
+        found = [read_committed.by_librdkafka(self.kafka, topic) for topic in topics]
+        return sorted(value for values in found for each in values.values() for value in each)
+
+
+@pytest.fixture(params=["transaction.version 2", "transaction.version 1"], scope="module", autouse=True)
+def _protocol(request: pytest.FixtureRequest, kafka1: LocalKafka) -> Iterator[None]:
+    client_for.cache_clear()
+    if request.param.endswith("1"):
+        with transactions_before_kip_890(kafka1):
+            yield
+    else:
+        yield
+    client_for.cache_clear()
+
+
+@pytest.fixture
+def query(kafka1: LocalKafka) -> Query:
+    return Query(kafka1)
+
+
+@pytest.fixture
+def name(topic1: TopicFactory) -> str:
+    return topic1()
+
+
+def test_the_newer_of_two_drivers_survives_and_the_older_is_told(query: Query, name: str) -> None:
+    first = [query.task("A", 0, task, (name, f"A{task}")) for task in (0, 1)]
+    second = [query.task("B", 0, task, (name, f"B{task}")) for task in (0, 1)]
+    told = "the query .* was started again elsewhere"
+    with pytest.raises(ProducerFenced, match=told):
+        query.commit(*first)
+    delivery.abort(query.options, first)
+    with pytest.raises(ProducerFenced, match=told):
+        query.task("A", 1, 0, (name, "A"))
+    query.commit(*second)
+    with pytest.raises(ProducerFenced, match=told):
+        query.commit(*first)
+    assert query.seen(name) == [b"B0", b"B1"]
+
+
+def test_a_driver_decides_nothing_once_a_single_task_of_a_newer_start_has_begun(query: Query, name: str) -> None:
+    first = [query.task("A", 0, task, (name, f"A{task}")) for task in (0, 1)]
+    second = query.task("B", 0, 1, (name, "B1"))
+    assert query.left_open() == ["1"], "what the older one had written was aborted"
+    with pytest.raises(ProducerFenced):
+        query.decide(*first)
+    query.commit(query.task("B", 0, 0, (name, "B0")), second)
+    assert query.seen(name) == [b"B0", b"B1"]
+
+
+def test_an_older_task_that_goes_on_is_told(query: Query, name: str) -> None:
+    query.task("A", 0, 0, (name, "A0"))
+    query.task("B", 0, 0, (name, "B0"))
+    with pytest.raises(ProducerFenced, match="was started again elsewhere"):
+        query.task("A", 0, 1, (name, "A1"))
+    query.commit(query.task("B", 0, 0, (name, "B0")))
+    assert query.seen(name) == [b"B0"]
+
+
+def test_what_was_decided_is_committed_as_it_was_whatever_rows_there_are_now(query: Query, name: str) -> None:
+    first = [query.task("A", 0, task, (name, f"A{task}")) for task in (0, 1)]
+    query.decide(*first)
+    second = [query.task("B", 0, task, (name, f"B{task}")) for task in (0, 1)]
+    assert [each.ranges for each in second] == [{}, {}]
+    query.commit(*second)
+    assert query.seen(name) == [b"A0", b"A1"]
+    query.commit(*(query.task("B", 1, task, (name, f"C{task}")) for task in (0, 1)))
+    assert query.seen(name) == [b"A0", b"A1", b"C0", b"C1"]
+
+
+def test_what_was_decided_is_committed_though_no_task_has_rows_any_more(query: Query, name: str) -> None:
+    query.decide(query.task("A", 0, 0, (name, "A0")), query.task("A", 0, 1, (name, "A1")))
+    query.commit(query.task("B", 0, 0), query.task("B", 0, 1))
+    assert query.seen(name) == [b"A0", b"A1"]
+
+
+def test_what_was_decided_and_timed_out_since_is_written_again_and_nothing_else(query: Query, name: str) -> None:
+    first = [query.task("A", 0, task, (name, f"A{task}")) for task in (0, 1)]
+    query.decide(*first)
+    init_producer_id(query.client, first[1].query.task(1), 60_000, query.client.deadline())  # as a coordinator does
+    second = [query.task("B", 0, task, (name, f"B{task}")) for task in (0, 1)]
+    query.commit(*second)
+    assert query.seen(name) == [b"A0", b"B1"]
+    third = [query.task("C", 0, task, (name, f"C{task}")) for task in (0, 1)]
+    query.commit(*third)
+    assert query.seen(name) == [b"A0", b"B1"], "the one that was written again is marked as the first was"
+
+
+def test_a_batch_is_found_committed_though_a_later_one_had_begun(query: Query, name: str) -> None:
+    query.commit(query.task("A", 0, 0, (name, "A0")))
+    query.task("A", 1, 0, (name, "A1"))
+    query.commit(query.task("B", 0, 0, (name, "B0")))
+    query.commit(query.task("B", 1, 0, (name, "B1")))
+    query.commit(query.task("C", 0, 0, (name, "C0")))
+    assert query.seen(name) == [b"A0", b"B1"]
+
+
+def test_another_number_of_tasks_is_refused(query: Query, name: str) -> None:
+    query.decide(query.task("A", 0, 0, (name, "A0")), query.task("A", 0, 1, (name, "A1")))
+    with pytest.raises(KafkaError, match=r"decided with 2 tasks .* and has 1 now"):
+        query.commit(query.task("B", 0, 0, (name, "B0")))
+    assert query.seen(name) == [b"A0", b"A1"]
+
+
+def test_a_transaction_that_is_over_before_the_decision_fails_the_batch_as_a_whole(query: Query, name: str) -> None:
+    first = [query.task("A", 0, task, (name, f"A{task}")) for task in (0, 1)]
+    init_producer_id(query.client, first[1].query.task(1), 60_000, query.client.deadline())  # as a coordinator does
+    with pytest.raises(KafkaError, match=r"1 of 2 transactions are over .* kafka.transaction.timeout.ms"):
+        query.commit(*first)
+    delivery.abort(query.options, first)
+    assert query.seen(name) == []
+
+
+def test_a_batch_that_is_given_up_is_aborted_unless_it_is_decided(query: Query, name: str) -> None:
+    delivery.abort(query.options, [query.task("A", 0, 0, (name, "A0")), None])
+    assert query.left_open() == []
+    first = [query.task("A", 0, task, (name, f"A{task}")) for task in (0, 1)]
+    query.decide(*first)
+    delivery.abort(query.options, first)
+    assert query.left_open() == ["0", "1"]
+    query.commit(query.task("B", 0, 0), query.task("B", 0, 1))
+    assert query.seen(name) == [b"A0", b"A1"]
+
+
+def test_more_tasks_than_there_are_now_have_left_nothing_open(query: Query, name: str) -> None:
+    for task in range(4):
+        query.task("A", 0, task, (name, f"A{task}"))
+    query.commit(query.task("B", 0, 0, (name, "B0")))
+    assert query.seen(name) == [b"B0"]
+
+
+def test_tasks_without_rows_and_rows_of_several_topics(query: Query, topic1: TopicFactory) -> None:
+    one, other = topic1(), topic1()
+    assert query.task("A", 0, 0).identity is None
+    query.commit(query.task("A", 0, 0), query.task("A", 0, 1))
+    query.commit(query.task("A", 1, 0), query.task("A", 1, 1, (one, "1"), (other, "2")))
+    query.decide(query.task("A", 2, 0, (other, "3")), query.task("A", 2, 1))
+    query.commit(query.task("B", 2, 0, (one, "4")), query.task("B", 2, 1, (one, "5")))
+    assert query.seen(one, other) == [b"1", b"2", b"3"]
+
+
+def test_a_task_that_fails_leaves_nothing_open(kafka1: LocalKafka, name: str) -> None:
+    query = Query(kafka1, settings={"kafka.batch.size": "1"})  # so that the first row is on its way
+    with pytest.raises(BrokerError, match="INVALID_TOPIC"):
+        query.task("A", 0, 0, (name, "A0"), ("no topic of this name", "A1"))
+    assert query.seen(name) == []
+
+
+def test_speculative_copies_are_refused(query: Query, name: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"spark.speculation is true.*Set spark.speculation to false"):
+        query.task("A", 0, 0, (name, "A0"), spark_speculation="true")
+
+
+def test_a_timeout_that_brokers_do_not_allow_is_refused(kafka1: LocalKafka, name: str) -> None:
+    query = Query(kafka1, settings={"kafka.transaction.timeout.ms": "900001"})
+    with pytest.raises(ConfigurationError, match=r"kafka.transaction.timeout.ms is 900001.* at most 900000"):
+        query.task("A", 0, 0, (name, "A0"))

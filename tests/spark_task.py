@@ -1,0 +1,23 @@
+"""A task of a streaming query as Python code in it sees it, without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pyspark import TaskContext
+
+
+@contextmanager
+def spark_task(
+    task: int = 0, *, query_id: str = "query", start_id: str = "start", batch_id: int = 0, **properties: str
+) -> Iterator[None]:
+    """`properties`: more local properties, with `_` for `.`"""
+    local = {"sql.streaming.queryId": query_id, "spark.jobGroup.id": start_id, "streaming.sql.batchId": str(batch_id)}
+    context = TaskContext._getOrCreate()
+    context._partitionId = task
+    context._localProperties = {**local, **{name.replace("_", "."): value for name, value in properties.items()}}
+    try:
+        yield
+    finally:
+        TaskContext._setTaskContext(None)
