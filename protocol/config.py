@@ -14,14 +14,17 @@ from typing import Any, Literal
 
 from protocol.errors import ConfigurationError
 from protocol.once import warn_once
-from protocol.properties import Role, read
+from protocol.properties import read
+from protocol.property import Role
 from protocol.property_kinds import MAX_INT32
 from protocol.secret import pickled_with_secrets
+from protocol.security.tls_config import DEFAULT_TLS, TLSConfig, parse_tls
 
 IsolationLevel = Literal["read_uncommitted", "read_committed"]
 OffsetReset = Literal["earliest", "latest", "none"]
 GroupProtocol = Literal["none", "classic", "consumer"]
 Compression = Literal["none", "gzip", "snappy", "lz4", "zstd"]
+SecurityProtocol = Literal["PLAINTEXT", "SSL"]
 PartitionStrategy = Literal[
     "murmur2",
     "fnv1a",
@@ -45,7 +48,7 @@ class ClientConfig:
 
     bootstrap_servers: tuple[tuple[str, int], ...]
     client_id: str = "spark-kafka-source"
-    security_protocol: Literal["PLAINTEXT"] = "PLAINTEXT"
+    security_protocol: SecurityProtocol = "PLAINTEXT"
     request_timeout_ms: int = 30_000
     default_api_timeout_ms: int = 60_000
     socket_connection_setup_timeout_ms: int = 10_000
@@ -60,6 +63,7 @@ class ClientConfig:
     receive_buffer_bytes: int = -1
     send_buffer_bytes: int = -1
     max_response_bytes: int = 104_857_600
+    tls: TLSConfig = DEFAULT_TLS
 
     def __post_init__(self) -> None:
         if not self.bootstrap_servers:
@@ -142,8 +146,8 @@ class ProducerConfig:
 def parse_client(properties: Mapping[str, object], *, prefix: str = "") -> ClientConfig:
     """The connection part of `properties` (Kafka's names, values as text, numbers or booleans).
 
-    Properties of consumers and producers are skipped; an unknown name, a wrong value and anything of TLS or SASL
-    raises `ConfigurationError`, which puts `prefix` ("kafka.") before the name.
+    Properties of consumers and producers are skipped; a wrong value and anything of SASL raises `ConfigurationError`,
+    which puts `prefix` ("kafka.") before the name.
     """
     values = read(properties, Role.CLIENT, prefix=prefix)
     if "bootstrap_servers" not in values:
@@ -151,7 +155,16 @@ def parse_client(properties: Mapping[str, object], *, prefix: str = "") -> Clien
     # As in Java's client: who names the first wait alone does not mean the longest one to be shorter.
     least_ms = values.get("reconnect_backoff_ms", ClientConfig.reconnect_backoff_ms)
     values.setdefault("reconnect_backoff_max_ms", max(ClientConfig.reconnect_backoff_max_ms, least_ms))
+    _resolve_tls(values, prefix)
     return ClientConfig(**values)
+
+
+def _resolve_tls(values: dict[str, Any], prefix: str) -> None:
+    given = {name.removeprefix("ssl_"): values.pop(name) for name in list(values) if name.startswith("ssl_")}
+    if "security_protocol" in values and values["security_protocol"] != "PLAINTEXT":
+        values["tls"] = parse_tls(given, prefix=prefix)
+    elif given:
+        warn_once(f"{prefix}ssl.* has no effect: {prefix}security.protocol is PLAINTEXT")
 
 
 def parse_consumer(properties: Mapping[str, object], *, prefix: str = "") -> ConsumerConfig:

@@ -1,21 +1,19 @@
 """The table of Kafka's client properties: what each one is, which values it takes, and what it does here.
 
-Owns the names and what becomes of one property (applies, without effect, forbidden, not supported yet). Read by
-`protocol.config`, which holds the defaults, and by whoever prints the table.
+Owns the names and what becomes of one property (applies, without effect, forbidden, not supported yet); those of TLS
+are in `protocol.security`. Read by `protocol.config`, which holds the defaults, and by whoever prints the table.
 May not know what the values are used for. No message ever shows the value of a property it does not know,
 nor of anything that belongs to TLS or SASL: it could be a secret.
 """
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from protocol.errors import ConfigurationError
 from protocol.once import warn_once
+from protocol.property import Effect, Property, Role, applies, forbidden, no_effect
 from protocol.property_kinds import (
     ACKS,
     ADDRESSES,
@@ -28,222 +26,178 @@ from protocol.property_kinds import (
     POSITIVE_MILLISECONDS,
     SECURITY_PROTOCOL,
     SOCKET_BUFFER,
-    TEXT,
-    Kind,
     integer,
     one_of,
 )
+from protocol.security.tls_properties import TLS_PROPERTIES
 from protocol.spelling import meant
 
 # -- the table ------------------------------------------------------------------------------------
 
-
-class Role(enum.Flag):
-    """Whose property it is."""
-
-    CLIENT = enum.auto()
-    CONSUMER = enum.auto()
-    PRODUCER = enum.auto()
-
-
-class Effect(enum.Enum):
-    """What giving the property does here."""
-
-    APPLIES = "applies"
-    NO_EFFECT = "accepted, without effect"
-    FORBIDDEN = "forbidden"
-    NOT_YET = "not supported yet"
-
-
-@dataclass(frozen=True)
-class Property:
-    """One row: `doc` says what the property does, or why it does not and what to use instead."""
-
-    name: str
-    role: Role
-    effect: Effect
-    doc: str
-    field: str = ""
-    kind: Kind = TEXT
-
-
 _CLIENT, _CONSUMER, _PRODUCER = Role.CLIENT, Role.CONSUMER, Role.PRODUCER
-
-
-def _applies(role: Role, name: str, kind: Kind, doc: str, *, field: str = "") -> Property:
-    return Property(name, role, Effect.APPLIES, doc, field or name.replace(".", "_"), kind)
-
-
-def _rows(effect: Effect, role: Role, names: str, doc: str) -> tuple[Property, ...]:
-    return tuple(Property(name, role, effect, doc) for name in names.split())
-
-
-_no_effect, _forbidden, _not_yet = (
-    partial(_rows, effect) for effect in (Effect.NO_EFFECT, Effect.FORBIDDEN, Effect.NOT_YET)
-)
 _ARROW = "keys and values are bytes here; convert them in columns, before or after"
 
 PROPERTIES: tuple[Property, ...] = (
-    _applies(_CLIENT, "bootstrap.servers", ADDRESSES, "brokers to ask first; required"),
-    _applies(_CLIENT, "client.id", NONEMPTY, "the name in brokers' logs, metrics and quotas"),
-    _applies(_CLIENT, "security.protocol", SECURITY_PROTOCOL, "how to talk to brokers"),
-    _applies(_CLIENT, "request.timeout.ms", POSITIVE_MILLISECONDS, "the longest wait for one reply"),
-    _applies(
+    applies(_CLIENT, "bootstrap.servers", ADDRESSES, "brokers to ask first; required"),
+    applies(_CLIENT, "client.id", NONEMPTY, "the name in brokers' logs, metrics and quotas"),
+    applies(_CLIENT, "security.protocol", SECURITY_PROTOCOL, "how to talk to brokers"),
+    applies(_CLIENT, "request.timeout.ms", POSITIVE_MILLISECONDS, "the longest wait for one reply"),
+    applies(
         _CLIENT, "default.api.timeout.ms", POSITIVE_MILLISECONDS, "the longest time of a whole call, with its retries"
     ),
-    _applies(
+    applies(
         _CLIENT, "socket.connection.setup.timeout.ms", POSITIVE_MILLISECONDS, "the longest time to open a connection"
     ),
-    _applies(
+    applies(
         _CLIENT,
         "reconnect.backoff.ms",
         MILLISECONDS,
         "a broker that has failed is not connected to again for so long, twice that the next time, and so on",
     ),
-    _applies(
+    applies(
         _CLIENT,
         "reconnect.backoff.max.ms",
         MILLISECONDS,
         "the longest such wait; by default not less than reconnect.backoff.ms",
     ),
-    _applies(_CLIENT, "retry.backoff.ms", MILLISECONDS, "the first wait before a request is tried again"),
-    _applies(_CLIENT, "retry.backoff.max.ms", MILLISECONDS, "the longest such wait"),
-    _applies(_CLIENT, "metadata.max.age.ms", MILLISECONDS, "how old metadata may grow"),
-    _applies(
+    applies(_CLIENT, "retry.backoff.ms", MILLISECONDS, "the first wait before a request is tried again"),
+    applies(_CLIENT, "retry.backoff.max.ms", MILLISECONDS, "the longest such wait"),
+    applies(_CLIENT, "metadata.max.age.ms", MILLISECONDS, "how old metadata may grow"),
+    applies(
         _CLIENT,
         "connections.max.idle.ms",
         integer(1, also={-1: MAX_INT64}),
         "idle connections older than this are opened anew; -1: never",
     ),
-    _applies(_CLIENT, "receive.buffer.bytes", SOCKET_BUFFER, "SO_RCVBUF; -1: the system tunes it"),
-    _applies(_CLIENT, "send.buffer.bytes", SOCKET_BUFFER, "SO_SNDBUF; -1: the system tunes it"),
-    _applies(
+    applies(_CLIENT, "receive.buffer.bytes", SOCKET_BUFFER, "SO_RCVBUF; -1: the system tunes it"),
+    applies(_CLIENT, "send.buffer.bytes", SOCKET_BUFFER, "SO_SNDBUF; -1: the system tunes it"),
+    applies(
         _CLIENT, "max.response.bytes", integer(1024), "cap on one reply (a property of this client, not of Kafka's)"
     ),
-    _applies(_CONSUMER, "group.id", NONEMPTY, "the group whose offsets are read and committed"),
-    _applies(
+    applies(_CONSUMER, "group.id", NONEMPTY, "the group whose offsets are read and committed"),
+    applies(
         _CONSUMER,
         "auto.offset.reset",
         one_of("earliest", "latest", "none", otherwise="by_duration is not supported yet"),
         "where to start when the group has no offset, or one that is not in the log; none: fail",
     ),
-    _applies(
+    applies(
         _CONSUMER,
         "isolation.level",
         one_of("read_uncommitted", "read_committed"),
         "whether records of aborted and open transactions are read",
     ),
-    _applies(_CONSUMER, "fetch.min.bytes", integer(0), "a broker waits for this much before it replies"),
-    _applies(_CONSUMER, "fetch.max.wait.ms", MILLISECONDS, "but no longer than this"),
-    _applies(_CONSUMER, "fetch.max.bytes", integer(1), "the most that one reply brings"),
-    _applies(
+    applies(_CONSUMER, "fetch.min.bytes", integer(0), "a broker waits for this much before it replies"),
+    applies(_CONSUMER, "fetch.max.wait.ms", MILLISECONDS, "but no longer than this"),
+    applies(_CONSUMER, "fetch.max.bytes", integer(1), "the most that one reply brings"),
+    applies(
         _CONSUMER,
         "max.partition.fetch.bytes",
         integer(1),
         "the most of one partition that one reply brings; a larger record batch still comes whole",
     ),
-    _applies(
+    applies(
         _CONSUMER,
         "client.rack",
         NONEMPTY,
         "where this client is; brokers with replica.selector.class then name a replica nearby to read from",
     ),
-    _applies(
+    applies(
         _CONSUMER,
         "max.processing.time.ms",
         POSITIVE_MILLISECONDS,
         "for `protocol.consumer.consumer` alone: a partition that is not read for so long is left out of the fetches "
         "until it is (a property of this client, not of Kafka's)",
     ),
-    _applies(_CONSUMER, "check.crcs", BOOLEAN, "whether the CRC of every record batch is checked"),
-    _applies(
+    applies(_CONSUMER, "check.crcs", BOOLEAN, "whether the CRC of every record batch is checked"),
+    applies(
         _CONSUMER,
         "max.decompressed.batch.bytes",
         integer(1024),
         "cap on one record batch, unpacked (a property of this client, not of Kafka's)",
     ),
-    _applies(
+    applies(
         _CONSUMER,
         "group.protocol",
         one_of("none", "classic", "consumer"),
         "none: offsets are committed without joining the group. Members of one share its partitions: by JoinGroup "
         "(classic), or as the brokers assign them (consumer, KIP-848, since Kafka 4.0)",
     ),
-    _applies(
+    applies(
         _CONSUMER,
         "group.instance.id",
         NONEMPTY,
         "a static member, that may come back within session.timeout.ms to what it had (KIP-345)",
     ),
-    _applies(
+    applies(
         _CONSUMER,
         "session.timeout.ms",
         POSITIVE_MILLISECONDS,
         "classic: a member that the coordinator has not heard of for so long has lost its partitions",
     ),
-    _applies(
+    applies(
         _CONSUMER, "heartbeat.interval.ms", POSITIVE_MILLISECONDS, "classic: how often a member tells that it is there"
     ),
-    _applies(
+    applies(
         _CONSUMER,
         "max.poll.interval.ms",
         POSITIVE_MILLISECONDS,
         "a member whose owner asks nothing of it for so long leaves; so long do others wait for it in a rebalance",
     ),
-    _applies(
+    applies(
         _CONSUMER,
         "partition.assignment.strategy",
         NONEMPTY,
         "classic: how the leader assigns, the preferred ones first: range, roundrobin, sticky, cooperative-sticky, or "
         "Java's classes of these",
     ),
-    _applies(
+    applies(
         _CONSUMER, "group.remote.assignor", NONEMPTY, "consumer: how the brokers assign; by default as they prefer"
     ),
-    _applies(_PRODUCER, "acks", ACKS, "how many replicas confirm a write"),
-    _applies(
+    applies(_PRODUCER, "acks", ACKS, "how many replicas confirm a write"),
+    applies(
         _PRODUCER, "compression.type", one_of("none", "gzip", "snappy", "lz4", "zstd"), "the codec of record batches"
     ),
-    _applies(_PRODUCER, "compression.gzip.level", integer(1, 9, also={-1: None}), "level of gzip", field="gzip_level"),
-    _applies(_PRODUCER, "compression.lz4.level", integer(1, 17), "level of lz4", field="lz4_level"),
-    _applies(_PRODUCER, "compression.zstd.level", integer(-131072, 22), "level of zstd", field="zstd_level"),
-    _applies(_PRODUCER, "linger.ms", MILLISECONDS, "how long to wait for a record batch to fill"),
-    _applies(_PRODUCER, "batch.size", integer(0), "the most bytes of one record batch", field="batch_size_bytes"),
-    _applies(
+    applies(_PRODUCER, "compression.gzip.level", integer(1, 9, also={-1: None}), "level of gzip", field="gzip_level"),
+    applies(_PRODUCER, "compression.lz4.level", integer(1, 17), "level of lz4", field="lz4_level"),
+    applies(_PRODUCER, "compression.zstd.level", integer(-131072, 22), "level of zstd", field="zstd_level"),
+    applies(_PRODUCER, "linger.ms", MILLISECONDS, "how long to wait for a record batch to fill"),
+    applies(_PRODUCER, "batch.size", integer(0), "the most bytes of one record batch", field="batch_size_bytes"),
+    applies(
         _PRODUCER,
         "max.request.size",
         integer(1),
         "the most bytes of one request and record",
         field="max_request_size_bytes",
     ),
-    _applies(
+    applies(
         _PRODUCER,
         "max.in.flight.requests.per.connection",
         integer(1),
         "requests that wait for their reply at once; with idempotence at most 5",
     ),
-    _applies(_PRODUCER, "enable.idempotence", BOOLEAN, "retries make no duplicates, order is kept"),
-    _applies(
+    applies(_PRODUCER, "enable.idempotence", BOOLEAN, "retries make no duplicates, order is kept"),
+    applies(
         _PRODUCER,
         "transactional.id",
         NONEMPTY,
         "who a producer of transactions is, through restarts: a newer one of this id fences the older",
     ),
-    _applies(
+    applies(
         _PRODUCER,
         "transaction.timeout.ms",
         POSITIVE_MILLISECONDS,
         "a transaction that has not ended after so long is aborted by its coordinator; brokers allow at most their "
         "transaction.max.timeout.ms",
     ),
-    _applies(_PRODUCER, "retries", integer(0), "how often a write is tried again within delivery.timeout.ms"),
-    _applies(
+    applies(_PRODUCER, "retries", integer(0), "how often a write is tried again within delivery.timeout.ms"),
+    applies(
         _PRODUCER,
         "delivery.timeout.ms",
         POSITIVE_MILLISECONDS,
         "the longest time of a write, without the time in which its task waits for more rows",
     ),
-    _applies(
+    applies(
         _PRODUCER,
         "partitioner.class",
         PARTITIONER,
@@ -252,79 +206,74 @@ PROPERTIES: tuple[Property, ...] = (
         "(manual). Rows with a null key go to another partition every 16 KiB",
         field="partitioner",
     ),
-    _applies(
+    applies(
         _PRODUCER,
         "partitioner",
         LIBRDKAFKA_PARTITIONER,
         "the same by librdkafka's names; with consistent, murmur2 and fnv1a null keys are hashed as if they were empty",
         field="librdkafka_partitioner",
     ),
-    _applies(_PRODUCER, "partitioner.ignore.keys", BOOLEAN, "rows with a key are spread as those without"),
-    _applies(
+    applies(_PRODUCER, "partitioner.ignore.keys", BOOLEAN, "rows with a key are spread as those without"),
+    applies(
         _PRODUCER,
         "partitioner.adaptive.partitioning.enable",
         BOOLEAN,
         "rows without a key go rather to partitions for which fewer record batches wait (KIP-794)",
     ),
-    _applies(
+    applies(
         _PRODUCER,
         "partitioner.availability.timeout.ms",
         MILLISECONDS,
         "and not to partitions whose leader has taken nothing for so long; 0: however long",
     ),
-    _applies(
+    applies(
         _PRODUCER,
         "buffer.memory",
         integer(1, MAX_INT64),
         "about the most bytes that one task holds back or has under way; when there is more it takes no further rows",
         field="buffer_memory_bytes",
     ),
-    *_no_effect(_CLIENT, "client.dns.lookup", "every address of a host name is tried"),
-    *_no_effect(
+    *no_effect(_CLIENT, "client.dns.lookup", "every address of a host name is tried"),
+    *no_effect(
         _CLIENT,
         "socket.connection.setup.timeout.max.ms",
         "the time to connect does not grow; use socket.connection.setup.timeout.ms",
     ),
-    *_no_effect(
+    *no_effect(
         _CLIENT,
         "metadata.recovery.strategy metadata.recovery.rebootstrap.trigger.ms",
         "how a client comes back after it lost every broker cannot be chosen here",
     ),
-    *_no_effect(
+    *no_effect(
         _CLIENT,
         "metric.reporters metrics.num.samples metrics.recording.level metrics.sample.window.ms "
         "auto.include.jmx.reporter enable.metrics.push",
         "there are no JVM metrics here",
     ),
-    *_no_effect(_CONSUMER, "auto.commit.interval.ms", "offsets are committed when their records have been processed"),
-    *_no_effect(_CONSUMER, "max.poll.records", "records come in columns, some thousands of rows at a time"),
-    *_no_effect(_CONSUMER, "exclude.internal.topics", "a pattern never matches Kafka's internal topics"),
-    *_no_effect(_CONSUMER, "allow.auto.create.topics", "reading a topic never creates it"),
-    *_no_effect(_PRODUCER, "max.block.ms", "a topic that is not there is looked for again for ten seconds"),
-    *_no_effect(_PRODUCER, "metadata.max.idle.ms", "metadata is kept by metadata.max.age.ms alone"),
-    *_forbidden(
+    *no_effect(_CONSUMER, "auto.commit.interval.ms", "offsets are committed when their records have been processed"),
+    *no_effect(_CONSUMER, "max.poll.records", "records come in columns, some thousands of rows at a time"),
+    *no_effect(_CONSUMER, "exclude.internal.topics", "a pattern never matches Kafka's internal topics"),
+    *no_effect(_CONSUMER, "allow.auto.create.topics", "reading a topic never creates it"),
+    *no_effect(_PRODUCER, "max.block.ms", "a topic that is not there is looked for again for ten seconds"),
+    *no_effect(_PRODUCER, "metadata.max.idle.ms", "metadata is kept by metadata.max.age.ms alone"),
+    *forbidden(
         _CONSUMER | _PRODUCER,
         "interceptor.classes",
         "JVM classes that may change records cannot run here; change columns instead",
     ),
-    *_forbidden(_CONSUMER, "key.deserializer value.deserializer", _ARROW),
-    *_forbidden(_PRODUCER, "key.serializer value.serializer", _ARROW),
-    *_forbidden(
+    *forbidden(_CONSUMER, "key.deserializer value.deserializer", _ARROW),
+    *forbidden(_PRODUCER, "key.serializer value.serializer", _ARROW),
+    *forbidden(
         _CONSUMER,
         "enable.auto.commit",
         "a commit on a timer would run ahead of what has been processed; offsets are committed after processing",
     ),
-    *_forbidden(_CLIENT, "config.providers", "values are taken as they are; put the resolved value in its place"),
-    *_forbidden(_CLIENT, "security.providers", "JVM classes cannot run here"),
+    *forbidden(_CLIENT, "config.providers", "values are taken as they are; put the resolved value in its place"),
+    *forbidden(_CLIENT, "security.providers", "JVM classes cannot run here"),
+    *TLS_PROPERTIES,
 )
 
-_SECURITY = ("ssl.", "sasl.")
-SECURITY_ROW = Property(
-    "ssl.*, sasl.*",
-    _CLIENT,
-    Effect.NOT_YET,
-    "there is no TLS and no SASL yet; only plain-text listeners can be reached",
-)
+SASL_ROW = Property("sasl.*", _CLIENT, Effect.NOT_YET, "there is no SASL yet; only listeners without it can be reached")
 
 BY_NAME: Mapping[str, Property] = {row.name: row for row in PROPERTIES}
 
@@ -360,7 +309,7 @@ def read(properties: Mapping[str, object], role: Role, *, prefix: str = "") -> d
 
 def find(name: str) -> Property | None:
     """The row of a property; None for one that Kafka does not have."""
-    return SECURITY_ROW if name.startswith(_SECURITY) else BY_NAME.get(name)
+    return SASL_ROW if name.startswith("sasl.") else BY_NAME.get(name)
 
 
 def _warn_of_unknown(name: str, prefix: str) -> None:

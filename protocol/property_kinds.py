@@ -83,7 +83,7 @@ def _nonempty(text: str) -> str:
     return text
 
 
-_ADDRESS = re.compile(r"(?:(?P<scheme>[\w.%-]+)://)?(?:\[(?P<ipv6>[0-9A-Fa-f:.%]+)\]|(?P<host>[\w.%-]+)):(?P<port>\d+)")
+_ADDRESS = re.compile(r"(?:[\w.%-]+://)?(?:\[(?P<ipv6>[0-9A-Fa-f:.%]+)\]|(?P<host>[\w.%-]+)):(?P<port>\d+)")
 
 
 def _addresses(text: str) -> tuple[tuple[str, int], ...]:
@@ -93,9 +93,7 @@ def _addresses(text: str) -> tuple[tuple[str, int], ...]:
         match = _ADDRESS.fullmatch(item)
         if not match:
             raise ValueError("an entry is not host:port")
-        # Java's clients take no notice of what else stands there: a listener's name, or http from a habit.
-        if (match["scheme"] or "").upper().startswith(("SSL", "SASL", "HTTPS")):
-            raise ValueError("TLS and SASL listeners are not supported yet")
+        # As Java's clients, no notice is taken of what else stands there: a listener's name, or http from a habit.
         if int(match["port"]) not in range(1, 65536):
             raise ValueError("a port is 1 to 65535")
         if match["host"]:
@@ -123,8 +121,8 @@ SECRET = Kind(NONEMPTY.allowed, lambda text: Secret(_nonempty(text)), secret=Tru
 ADDRESSES = Kind("host:port[,host:port...]", _addresses)
 ACKS = one_of(meanings={"all": -1, "-1": -1, "1": 1, "0": 0})
 SECURITY_PROTOCOL = one_of(
-    meanings={"PLAINTEXT": "PLAINTEXT"},
-    otherwise="TLS and SASL are not supported yet, and nothing falls back to plain text in silence",
+    meanings={"PLAINTEXT": "PLAINTEXT", "SSL": "SSL"},
+    otherwise="SASL is not supported yet, and nothing falls back to something else in silence",
 )
 PARTITIONER = one_of(
     *("murmur2", "fnv1a", "fnv1a_reference", "crc32", "random", "round_robin", "manual"),

@@ -19,8 +19,9 @@ import pytest
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka import cluster as local_kafka
 from spark_kafka_source.local_kafka.cluster import DEFAULT_VERSION
-from tests import spark_home
+from tests import secured_kafka, spark_home
 from tests.jvm_connector import jvm_connector_jars
+from tests.secured_kafka import SecuredKafka
 from tests.soak import SOAK
 from tests.spark_home import BRIEF_LIFE
 from tests.wait_for_brokers import wait_until_known
@@ -75,7 +76,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.g
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         names = set(getattr(item, "fixturenames", ()))
-        if names & {"kafka", "kafka1", "topic", "topic1"}:
+        if names & {"kafka", "kafka1", "secured", "topic", "topic1"}:
             item.add_marker("kafka")
         if "spark" in names:
             item.add_marker("spark")
@@ -95,6 +96,14 @@ def kafka(pytestconfig: pytest.Config) -> Iterator[LocalKafka]:
 def kafka1() -> Iterator[LocalKafka]:
     """One broker, for tests that need no other."""
     with LocalKafka(1, KAFKA_VERSION, settings=_EAGER, jvm_options=BRIEF_LIFE) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
+    """One broker whose listeners speak TLS."""
+    running = secured_kafka.start(tmp_path_factory.mktemp("secured"))
+    with running.kafka:
         yield running
 
 

@@ -23,6 +23,7 @@ from protocol.errors import (
     ConnectFailed,
     KafkaError,
     ProtocolError,
+    SecurityError,
     TransportError,
     UnsupportedVersion,
     UsageError,
@@ -188,7 +189,8 @@ class Client:
         """Asks brokers one after the other until one answers; those that have failed lately come last.
 
         Each gets a share of the time, so that one that is silent does not use it up. Raises `ConnectFailed` with what
-        was wrong with each; where nothing a later try may mend was, `ProtocolError` or `UnsupportedVersion`.
+        was wrong with each; where nothing a later try may mend was, `ProtocolError`, `SecurityError` or
+        `UnsupportedVersion`.
         """
         return self._ask_one_of(self._candidates(), api, body, deadline, **options)
 
@@ -205,7 +207,7 @@ class Client:
             share = self._share(deadline, len(candidates) - place)
             try:
                 return self.ask(broker, api, body, share, **options)
-            except (TransportError, ProtocolError, UnsupportedVersion) as error:
+            except (TransportError, ProtocolError, SecurityError, UnsupportedVersion) as error:
                 failures.append(error)
                 words.append(str(error) if address in str(error) else f"{address}: {error}")
         transient = any(isinstance(error, TransportError) for error in failures)

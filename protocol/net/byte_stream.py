@@ -13,7 +13,7 @@ import socket
 from collections.abc import Callable, Sequence
 
 from protocol.clock import Deadline
-from protocol.errors import ConnectionLost, RequestTimedOut
+from protocol.errors import ConnectionLost, KafkaError, RequestTimedOut
 
 Buffer = bytes | bytearray | memoryview
 
@@ -45,7 +45,7 @@ class ByteStream:
                 self._wait(select.POLLOUT, deadline, "could not be sent")
                 continue
             except OSError as error:
-                raise ConnectionLost(f"{self.address}: the connection broke while sending ({error})") from error
+                raise self._broken("sending", error) from error
             done = 0
             while done < len(waiting) and sent >= len(waiting[done]):
                 sent -= len(waiting[done])
@@ -64,7 +64,7 @@ class ByteStream:
                 self._wait(select.POLLIN, deadline, "did not come")
                 continue
             except OSError as error:
-                raise ConnectionLost(f"{self.address}: the connection broke while receiving ({error})") from error
+                raise self._broken("receiving", error) from error
             if count == 0:
                 raise ConnectionLost(f"{self.address}: the broker closed the connection")
             filled += count
@@ -93,6 +93,10 @@ class ByteStream:
     def _receive_some(self, view: memoryview) -> int:
         """Takes what is there now, and how many bytes that was; 0: the peer closed. Raises as `_send_some` does."""
         return self._socket.recv_into(view)
+
+    def _broken(self, doing: str, error: OSError) -> KafkaError:
+        """What an error of these means for who uses the stream."""
+        return ConnectionLost(f"{self.address}: the connection broke while {doing} ({error})")
 
     def _wait(self, event: int, deadline: Deadline, what: str) -> None:
         while True:

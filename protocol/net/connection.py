@@ -276,8 +276,8 @@ class Connection:
         raw = size & 0xFFFFFFFF
         if raw >> 24 == _TLS_ALERT:
             hint = (
-                "; that is a TLS alert: this listener speaks TLS, which is not supported yet (put the port of a "
-                "PLAINTEXT listener into bootstrap.servers)"
+                "; that is a TLS alert: this listener speaks TLS (set security.protocol to SSL or SASL_SSL, or put the "
+                "port of a listener without TLS into bootstrap.servers)"
             )
         elif raw == _HTTP:
             hint = "; that is an HTTP reply: this is no Kafka listener (check bootstrap.servers)"
@@ -285,7 +285,7 @@ class Connection:
             hint = f"; the cap is {self._max_response_bytes} bytes: ask for less (fetch.max.bytes)"
         else:
             hint = "; this is no Kafka listener, or its stream is broken"
-        settings = ("bootstrap.servers", "fetch.max.bytes")
+        settings = ("bootstrap.servers", "fetch.max.bytes", "security.protocol")
         raise FrameTooLarge(f"{self.address}: the reply announces {size} bytes{hint}", settings=settings)
 
     def _raise_if_closed(self, reply: Reply | None = None) -> None:

@@ -16,11 +16,13 @@ from functools import partial
 
 from protocol.clock import Clock, Deadline
 from protocol.config import ClientConfig
-from protocol.errors import ConnectFailed, ConnectionLost, KafkaError
+from protocol.errors import ConnectFailed, ConnectionLost, KafkaError, SecurityError
 from protocol.net.byte_stream import ByteStream
 from protocol.net.connect import connect
 from protocol.net.connection import Connection
 from protocol.net.reachability import Address, Reachability
+from protocol.net.tls_connect import connect_tls
+from protocol.net.tls_context import TLSContext
 
 
 class ConnectionPool:
@@ -36,13 +38,17 @@ class ConnectionPool:
         self._clock = clock
         self._is_departed = is_departed
         self._connections: dict[tuple[str, int, str], Connection] = {}
+        self._tls = TLSContext(config.tls) if config.security_protocol == "SSL" else None
         self._reachability = Reachability(config.reconnect_backoff_ms, config.reconnect_backoff_max_ms)
         self._lock = threading.Lock()
         self._closed = False
         self._process_id = os.getpid()
 
     def get(self, host: str, port: int, purpose: str, deadline: Deadline) -> Connection:
-        """An open connection after its handshake. Raises `TransportError`, or `ProtocolError` for a strange peer."""
+        """An open connection after its handshake.
+
+        Raises `TransportError`, `ProtocolError` for a strange peer, `SecurityError` for one that we refuse, or it us.
+        """
         key = (host, port, purpose)
         with self._lock:
             self._forget_after_fork()
@@ -105,6 +111,8 @@ class ConnectionPool:
         early = self._reachability.too_early((host, port), self._clock.now_s())
         if early is not None:
             wait_s, error = early
+            if isinstance(error, SecurityError):
+                raise type(error)(error.message, **error.context) from error.__cause__
             raise ConnectFailed(
                 f"{host}:{port}: not connected to again for {wait_s * 1000:.0f} ms, since it has failed ({error})",
                 host=host,
@@ -125,7 +133,8 @@ class ConnectionPool:
     def _connect(self, host: str, port: int, setup: Deadline) -> Connection:
         with self._lock:
             failures = self._reachability.failures((host, port))
-        sock = connect(
+        open_socket = partial(
+            connect,
             host,
             port,
             setup,
@@ -134,8 +143,12 @@ class ConnectionPool:
             # One that takes connections and then says nothing must not stand before the others for ever.
             first=failures,
         )
+        if self._tls is None:
+            stream = ByteStream(open_socket(), f"{host}:{port}")
+        else:
+            stream = connect_tls(open_socket, host, port, self._tls, setup)
         connection = Connection(
-            ByteStream(sock, f"{host}:{port}"),
+            stream,
             self._config.client_id,
             clock=self._clock,
             max_response_bytes=self._config.max_response_bytes,

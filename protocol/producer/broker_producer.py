@@ -18,7 +18,7 @@ from protocol.cluster.client import PRODUCE as PRODUCE_PURPOSE
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import Broker
 from protocol.config import ProducerConfig
-from protocol.errors import Corrupt, KafkaError, ProtocolError, TransportError
+from protocol.errors import Corrupt, KafkaError, ProtocolError, SecurityError, TransportError
 from protocol.kafka_terms import NO_TOPIC_ID
 from protocol.net.connection import Reply
 from protocol.producer.idempotence import ProducerSession
@@ -112,7 +112,7 @@ class BrokerProducer:
                 at_most=self._at_most(parts, topic_ids),
                 replies=self._config.acks != 0,
             )
-        except (TransportError, ProtocolError) as error:
+        except (TransportError, ProtocolError, SecurityError) as error:
             self._not_sent(parts, error)
             return False
         self.requests += 1

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from protocol.broker_errors import ErrorCode, broker_error, error_row
 from protocol.clock import Backoff
-from protocol.errors import DeadlineExceeded, KafkaError
+from protocol.errors import DeadlineExceeded, KafkaError, SecurityError
 from protocol.kafka_terms import NO_SEQUENCE, NO_TIMESTAMP_MS
 from protocol.producer.idempotence import ProducerIdentity, Sequences, sequence_after
 from protocol.records.decode import decode
@@ -260,7 +260,10 @@ class PartitionProducer:
         self._returned(batch)
         batch.attempts -= 1
         batch.last_error = error
-        self._retry(now_s)
+        if isinstance(error, SecurityError):
+            self._fail(batch, error)
+        else:
+            self._retry(now_s)
         self._finish_draining()
 
     def postpone(self, error: KafkaError, now_s: float) -> None:

@@ -29,7 +29,8 @@ from protocol.net.byte_stream import ByteStream
 from protocol.net.connect import connect
 from protocol.net.connection import Connection
 from protocol.wire.messages.m03_metadata import METADATA
-from spark_kafka_source.local_kafka import config
+from spark_kafka_source.local_kafka import config, secured
+from spark_kafka_source.local_kafka.certificates import CertificateAuthority
 from spark_kafka_source.local_kafka.config import LOOPBACK, PLAINTEXT, ClusterConfig, Node
 from spark_kafka_source.local_kafka.jars import Report, class_archive, find_java, kafka_jars, to_stderr
 from spark_kafka_source.local_kafka.process import JavaProcess, Watchdog
@@ -54,8 +55,10 @@ class LocalKafka:
     version: of Apache Kafka; "4.2.0", "3.9.1" and "2.8.2" are tested.
     settings: broker settings for all, over those of `conf/kafka-broker.properties`.
     broker_settings: settings for single brokers, by id: `{1: {"broker.rack": "a"}}`.
-    listeners: further listeners and their security protocol, `{"SASL": "SASL_PLAINTEXT"}`; each gets a port, its
-        details go into `settings` (`listener.name.sasl.…`). `PLAINTEXT` is always there.
+    security: "ssl", or several protocols: a listener each beside `PLAINTEXT`, with what it needs, named as its protocol
+        is in Kafka ("SSL"). `client_properties("SSL")` is what its clients need.
+    listeners: further listeners and their security protocol, `{"MUTUAL": "SSL"}`; each gets a port, its details go into
+        `settings` (`listener.name.mutual.…`). `PLAINTEXT` is always there.
     format_arguments: for Kafka's StorageTool: `["--feature", "transaction.version=1"]`, `["--add-scram", …]`.
     jvm_options: for the brokers, after `-Xmx512m`.
     start_timeout_s: seconds within which every broker must serve (fetching the jars does not count).
@@ -73,6 +76,7 @@ class LocalKafka:
         settings: Mapping[str, str] | None = None,
         *,
         broker_settings: Mapping[int, Mapping[str, str]] | None = None,
+        security: str | Sequence[str] = "plaintext",
         listeners: Mapping[str, str] | None = None,
         format_arguments: Sequence[str] = (),
         jvm_options: Sequence[str] = (),
@@ -94,7 +98,7 @@ class LocalKafka:
             class_archive=class_archive(jars, java, partial(_train, version), report) if use_class_archive else None,
             zookeeper_port=0,
             settings=_as_text(settings or {}),
-            listeners=dict(listeners or {}),
+            listeners={**secured.listeners_of(security), **(listeners or {})},
             format_arguments=tuple(format_arguments),
             jvm_options=tuple(jvm_options),
         )
@@ -104,6 +108,7 @@ class LocalKafka:
         self._folder = Path(tempfile.mkdtemp(prefix="spark-kafka-source-"))
         self._watchdog = Watchdog(self._folder)
         self._zookeeper: JavaProcess | None = None
+        self.certificate_authority: CertificateAuthority | None = None  # of the brokers' certificates
         own = {id: _as_text(values) for id, values in (broker_settings or {}).items()}
         self._nodes = {
             id: Node(id, self._folder / f"broker-{id}", {}, 0, own.get(id, {})) for id in range(1, brokers + 1)
@@ -111,6 +116,7 @@ class LocalKafka:
         self._processes = {id: self._process(f"broker {id}", node.folder) for id, node in self._nodes.items()}
         atexit.register(self.close)
         try:
+            self._secure()
             self._start_cluster()
         except BaseException:
             self.close()
@@ -138,6 +144,12 @@ class LocalKafka:
     def address(self, broker_id: int, listener: str = PLAINTEXT) -> str:
         """`host:port` of one broker."""
         return f"{LOOPBACK}:{self._node(broker_id).ports[listener]}"
+
+    def client_properties(self, listener: str = PLAINTEXT) -> dict[str, str]:
+        """Kafka's properties for a client of one listener: its addresses, its protocol, whom to trust."""
+        protocol = self._config.listeners.get(listener, PLAINTEXT)
+        where = {"bootstrap.servers": self.bootstrap_servers_of(listener)}
+        return where | secured.client_properties(protocol, self.certificate_authority)
 
     def pid(self, broker_id: int) -> int | None:
         """Process id of a broker, None while it is down."""
@@ -266,6 +278,12 @@ class LocalKafka:
         return f"<LocalKafka {self.version} at {self.bootstrap_servers}{' (closed)' if self._closed else ''}>"
 
     # -- starting -----------------------------------------------------------------------------
+
+    def _secure(self) -> None:
+        if secured.uses_tls(self._config.listeners):
+            self.certificate_authority = CertificateAuthority(self._folder / "certificates")
+            settings = {**secured.tls_settings(self.certificate_authority), **self._config.settings}
+            self._config = replace(self._config, settings=settings)
 
     def _start_cluster(self) -> None:
         started_s = time.monotonic()

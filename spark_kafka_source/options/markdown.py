@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from protocol.config import ClientConfig, ConsumerConfig, ProducerConfig
-from protocol.properties import PROPERTIES, SECURITY_ROW, Effect, Property, Role
+from protocol.properties import PROPERTIES, SASL_ROW
+from protocol.property import Effect, Property, Role
+from protocol.security.tls_config import TLSConfig
+from protocol.security.tls_properties import TLS_PROPERTIES
 from spark_kafka_source.options.java_regex import DIFFERENCES
 from spark_kafka_source.options.stray_options import PREFIX
 from spark_kafka_source.options.table import OPTIONS, READ, USE_WORDS, Option, Use
@@ -44,6 +48,9 @@ query's filters leave: comparisons of `partition` and `offset`, `topic =` and `t
 _RACK = f"""\
 `{PREFIX}client.rack` may be `env:NAME`: the environment variable NAME of each executor, which knows its rack."""
 
+_TLS = """\
+With `security.protocol=SSL`. What they mean together: [security.md](security.md)."""
+
 _PROPERTIES = f"""\
 ## Kafka properties
 
@@ -66,16 +73,24 @@ def markdown() -> str:
         _table(("option", "why"), [(f"`{row.name}`", row.doc) for row in OPTIONS if row.effect is Effect.NO_EFFECT]),
         _PROPERTIES,
     ]
-    for heading, role, config in (
-        ("### Of every client", Role.CLIENT, ClientConfig),
-        ("### Of consumers (source)", Role.CONSUMER, ConsumerConfig),
-        ("### Of producers (sink)", Role.PRODUCER, ProducerConfig),
-    ):
-        defaults = {field.name: field.default for field in dataclasses.fields(config)}
-        rows = [row for row in PROPERTIES if row.role & role and row.effect is Effect.APPLIES]
-        parts += [heading, _applying(rows, defaults), *([_RACK] if role is Role.CONSUMER else [])]
+    rows = [row for row in PROPERTIES if row.effect is Effect.APPLIES]
+    of_clients = [row for row in rows if row.role is Role.CLIENT and row not in TLS_PROPERTIES]
+    parts += ["### Of every client", _applying(of_clients, _defaults(ClientConfig))]
+    parts += [
+        "### Of TLS",
+        _TLS,
+        _applying([row for row in TLS_PROPERTIES if row in rows], _defaults(TLSConfig, "ssl_")),
+    ]
+    of_consumers = [row for row in rows if row.role is Role.CONSUMER]
+    parts += ["### Of consumers (source)", _applying(of_consumers, _defaults(ConsumerConfig)), _RACK]
+    of_producers = [row for row in rows if row.role is Role.PRODUCER]
+    parts += ["### Of producers (sink)", _applying(of_producers, _defaults(ProducerConfig))]
     parts += ["### The others", _table(("property", "here", "why"), _others())]
     return "\n\n".join(parts)
+
+
+def _defaults(config: type[Any], prefix: str = "") -> dict[str, object]:
+    return {prefix + field.name: field.default for field in dataclasses.fields(config)}
 
 
 def _options(rows: list[Option], *, queries: bool) -> str:
@@ -95,13 +110,15 @@ def _applying(rows: list[Property], defaults: dict[str, object]) -> str:
 
 
 def _others() -> list[tuple[str, ...]]:
-    rows = [*(row for row in PROPERTIES if row.effect is not Effect.APPLIES), SECURITY_ROW]
+    rows = [*(row for row in PROPERTIES if row.effect is not Effect.APPLIES), SASL_ROW]
     return [(f"`{row.name}`", row.effect.value, row.doc) for row in sorted(rows, key=lambda row: row.name)]
 
 
 def _default(value: object) -> str:
     if value is None or value is dataclasses.MISSING:
         return ""
+    if isinstance(value, tuple):
+        return ",".join(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

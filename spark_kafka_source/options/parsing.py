@@ -12,7 +12,8 @@ from typing import Any, Literal
 from protocol.config import parse_client, parse_consumer, parse_producer
 from protocol.errors import ConfigurationError
 from protocol.once import warn_once
-from protocol.properties import BY_NAME, Effect, Role
+from protocol.properties import BY_NAME
+from protocol.property import Effect, Role
 from spark_kafka_source.options import selection
 from spark_kafka_source.options.rules import check_source
 from spark_kafka_source.options.stray_options import PREFIX, why_ignored

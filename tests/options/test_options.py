@@ -13,7 +13,8 @@ import pytest
 
 from protocol import once
 from protocol.errors import ConfigurationError
-from protocol.properties import PROPERTIES, Effect
+from protocol.properties import PROPERTIES
+from protocol.property import Effect
 from spark_kafka_source.options.markdown import markdown
 from spark_kafka_source.options.parsing import parse_sink_options, parse_source_options, row_columns
 from spark_kafka_source.options.start_positions import AtTime
@@ -458,7 +459,7 @@ def test_a_slip_is_one_where_the_option_applies(caplog: pytest.LogCaptureFixture
 
 def test_databricks_way_to_sign_in_is_not_left_out_in_silence() -> None:
     found = refusal({"subscribe": "orders", "databricks.serviceCredential": "mine"})
-    assert "databricks.serviceCredential is not supported yet: there is no TLS and no SASL yet" in found
+    assert "databricks.serviceCredential is not supported yet: there is no SASL yet" in found
 
 
 @pytest.mark.parametrize("use", ["stream", "batch", "sink"])

@@ -33,7 +33,8 @@ from protocol.group.membership.topic_subscription import TopicSubscription
 from protocol.kafka_terms import EARLIEST
 from protocol.producer.async_producer import AsyncProducer
 from protocol.producer.transactional_producer import TransactionalProducer
-from protocol.properties import PROPERTIES, Effect
+from protocol.properties import PROPERTIES
+from protocol.property import Effect
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m03_metadata import METADATA
@@ -51,6 +52,7 @@ from spark_kafka_source.plan.offsets import JsonDict
 from tests.fake_kafka.clock import ManualClock
 from tests.fake_kafka.faults import ALWAYS
 from tests.fake_kafka.server import FakeKafka
+from tests.options.tls_seen import TLS_SEEN
 from tests.ten_records import TenRecords, ten_records
 
 Properties = Mapping[str, str]
@@ -111,8 +113,9 @@ def name_in_headers(cluster: TenRecords, given: dict[str, str]) -> object:
     return set(cluster.listeners[1].client_ids)
 
 
-def taken(cluster: TenRecords, given: dict[str, str]) -> str:
-    return outcome(lambda: (client_of(cluster, given), parse_consumer(given), parse_producer(given)))
+def reached(cluster: TenRecords, given: dict[str, str]) -> str:
+    """Whether a listener without TLS can be talked to."""
+    return outcome(lambda: client_of(cluster, {**given, "default.api.timeout.ms": "300"}).metadata([]))
 
 
 def time_until_given_up(cluster: TenRecords, given: dict[str, str]) -> int:
@@ -473,7 +476,7 @@ DIFFER: Any = object()
 SEEN: dict[str, tuple[Observe, dict[str, Any]]] = {
     "bootstrap.servers": (who_is_asked, {"<cluster>": False, "<other>": True}),
     "client.id": (name_in_headers, {"me": {"me"}, "you": {"you"}}),
-    "security.protocol": (taken, {"PLAINTEXT": "done", "SSL": "ConfigurationError"}),
+    "security.protocol": (reached, {"PLAINTEXT": "done", "SSL": "DeadlineExceeded"}),
     "request.timeout.ms": (
         of_produce(lambda body: round(body["timeout_ms"], -3), rows()),
         {"5000": [5000], "9000": [9000]},
@@ -560,6 +563,7 @@ SEEN: dict[str, tuple[Observe, dict[str, Any]]] = {
         lambda *given: share_of_the_silent(*given) == 0,
         {"0": False, "50": True},
     ),
+    **TLS_SEEN,
 }
 
 

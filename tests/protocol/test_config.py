@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from protocol import once, properties
+from protocol import once
 from protocol.config import ClientConfig, ConsumerConfig, ProducerConfig, parse_client, parse_consumer, parse_producer
 from protocol.errors import ConfigurationError
-from protocol.properties import PROPERTIES, Effect, Role
+from protocol.properties import PROPERTIES
+from protocol.property import Effect, Property, Role
+from protocol.security.tls_config import TLSConfig
 
 BROKERS = {"bootstrap.servers": "localhost:9092"}
 PARSERS: dict[Role, Callable[..., object]] = {
@@ -171,7 +173,8 @@ def test_every_property_that_applies_has_a_field_and_every_field_a_property() ->
         (Role.PRODUCER, ProducerConfig),
     ):
         fields = {row.field for row in PROPERTIES if row.role is role and row.effect is Effect.APPLIES} - others
-        assert fields == set(config.__dataclass_fields__) - {"compression_level"}
+        tls = {f"ssl_{name}" for name in TLSConfig.__dataclass_fields__} if role is Role.CLIENT else set()
+        assert fields == set(config.__dataclass_fields__) - {"compression_level", "tls"} | tls
 
 
 def test_names_are_in_the_table_once() -> None:
@@ -179,9 +182,7 @@ def test_names_are_in_the_table_once() -> None:
 
 
 @pytest.mark.parametrize("row", [row for row in PROPERTIES if row.effect is Effect.NO_EFFECT], ids=lambda row: row.name)
-def test_what_has_no_effect_is_accepted_with_one_warning(
-    row: properties.Property, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_has_no_effect_is_accepted_with_one_warning(row: Property, caplog: pytest.LogCaptureFixture) -> None:
     parse = PARSERS[row.role]
     with caplog.at_level(logging.WARNING):
         parse({**BROKERS, row.name: "x"}, prefix="kafka.")
@@ -192,7 +193,7 @@ def test_what_has_no_effect_is_accepted_with_one_warning(
 @pytest.mark.parametrize(
     "row", [row for row in PROPERTIES if row.effect in (Effect.FORBIDDEN, Effect.NOT_YET)], ids=lambda row: row.name
 )
-def test_what_is_forbidden_or_not_there_yet_is_an_error_that_says_so(row: properties.Property) -> None:
+def test_what_is_forbidden_or_not_there_yet_is_an_error_that_says_so(row: Property) -> None:
     parse = next(parse for role, parse in PARSERS.items() if role & row.role)
     message = refusal(parse, {**BROKERS, row.name: "value-of-it"})
     assert message == f"kafka.{row.name} is {row.effect.value}: {row.doc}."
@@ -235,18 +236,20 @@ def test_properties_of_the_other_side_are_a_warning(caplog: pytest.LogCaptureFix
 # -- security -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", ["SSL", "SASL_SSL", "sasl_plaintext"])
-def test_tls_and_sasl_never_fall_back_to_plain_text(value: str) -> None:
-    assert "TLS and SASL are not supported yet" in refusal(parse_client, {**BROKERS, "security.protocol": value})
+@pytest.mark.parametrize("value", ["SASL_SSL", "sasl_plaintext"])
+def test_sasl_never_falls_back_to_plain_text(value: str) -> None:
+    assert "SASL is not supported yet" in refusal(parse_client, {**BROKERS, "security.protocol": value})
 
 
 def test_plain_text_can_be_asked_for() -> None:
     assert parse_client({**BROKERS, "security.protocol": "plaintext"}).security_protocol == "PLAINTEXT"
 
 
-@pytest.mark.parametrize("scheme", ["SSL", "sasl_ssl", "SASL_PLAINTEXT", "https"])
-def test_a_listener_that_speaks_tls_is_refused(scheme: str) -> None:
-    assert "TLS and SASL" in refusal(parse_client, {"bootstrap.servers": f"{scheme}://localhost:9093"})
+@pytest.mark.parametrize("scheme", ["SSL", "SASL_PLAINTEXT", "https"])
+def test_what_stands_before_an_address_says_nothing_as_in_java(scheme: str) -> None:
+    config = parse_client({"bootstrap.servers": f"{scheme}://localhost:9093"})
+    assert config.bootstrap_servers == (("localhost", 9093),)
+    assert config.security_protocol == "PLAINTEXT"
 
 
 @pytest.mark.parametrize(
@@ -255,16 +258,10 @@ def test_a_listener_that_speaks_tls_is_refused(scheme: str) -> None:
         "sasl.jaas.config",
         "sasl.mechanism",
         "sasl.jaas.confg",
-        "ssl.keystore.password",
-        "ssl.key.password",
-        "ssl.keystore.key",
-        "ssl.truststore.location",
     ],
 )
 @pytest.mark.parametrize("parse", PARSERS.values())
-def test_properties_of_tls_and_sasl_are_errors_that_never_show_the_value(
-    parse: Callable[..., object], name: str
-) -> None:
+def test_properties_of_sasl_are_errors_that_never_show_the_value(parse: Callable[..., object], name: str) -> None:
     message = refusal(parse, {**BROKERS, name: 'PlainLoginModule required password="hunter2";'})
     assert f"kafka.{name} is not supported yet" in message
     assert "hunter2" not in message

@@ -42,6 +42,7 @@ PYTHON = {
     ("groups.md", "group.protocol"): "tests/spark/driver/test_membership.py::test_the_example_shares_a_topic",
     ("migrating.md", 'mode("append")'): HERE + "test_batch_writes_and_updates_after_the_move",
     ("migrating.md", "kafka_batches("): HERE + "test_batch_writes_and_updates_after_the_move",
+    ("security.md", "security.protocol"): "tests/spark/test_tls.py::test_the_example_reads",
     ("migrating.md", "crc"): "tests/spark/test_migrating.py::test_a_checkpoint_is_taken_over_and_given_back",
 }
 # The page of settings, where there is one.
@@ -60,6 +61,7 @@ COMMANDS: dict[str, str] = {
     "python -m spark_kafka_source.options > docs/options.md": OPTIONS_TESTS + "test_the_page_of_options_is_current",
     "pip install .": HERE + "test_the_wheel_holds_what_is_needed",
     "pip install '.[spark]'": HERE + "test_the_wheel_holds_what_is_needed",
+    "pip install '.[tls]'": HERE + "test_the_wheel_holds_what_is_needed",
     "pip install '.[cli]'": HERE + "test_the_wheel_holds_what_is_needed",
     "pip wheel . --no-deps": HERE + "test_the_wheel_holds_what_is_needed",
 }

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -22,9 +21,10 @@ from protocol.errors import ConnectionLost, RequestTimedOut
 from protocol.net.byte_stream import Buffer, ByteStream
 from protocol.net.connection import Connection, Reply
 from protocol.net.readiness import ready
+from protocol.net.tls_stream import TLSStream
 from protocol.wire import frame
 from protocol.wire.messages.m03_metadata import METADATA
-from tests.tls_stream import TLSStream, client_context, make_certificate, server_context
+from tests.tls_ends import Ends, make_ends
 
 Pair = Callable[[], tuple[ByteStream, ByteStream]]
 
@@ -37,12 +37,12 @@ def after(milliseconds: float) -> Deadline:
 
 
 @pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_certificate(tmp_path_factory.mktemp("certificate"))
+def ends(tmp_path_factory: pytest.TempPathFactory) -> Ends:
+    return make_ends(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture(params=["plain", *TLS_VERSIONS])
-def pair(request: pytest.FixtureRequest, certificate: Path) -> Iterator[Pair]:
+def pair(request: pytest.FixtureRequest, ends: Ends) -> Iterator[Pair]:
     """Makes two streams that are connected with each other: ours, and the peer's."""
     with ExitStack() as open_streams, ThreadPoolExecutor() as threads:
 
@@ -63,10 +63,10 @@ def pair(request: pytest.FixtureRequest, certificate: Path) -> Iterator[Pair]:
             return ours, peers
 
         def over_tls(near: socket.socket, far: socket.socket, version: ssl.TLSVersion) -> tuple[ByteStream, ByteStream]:
-            context = client_context(certificate)
+            context = ends.client_context()
             context.minimum_version = context.maximum_version = version
             ours = TLSStream(near, "peer:9092", context, server_hostname="localhost")
-            peers = TLSStream(far, "us:1234", server_context(certificate), server_side=True)
+            peers = TLSStream(far, "us:1234", ends.server_context(), server_side=True)
             answered = threads.submit(peers.handshake, after(10_000))
             ours.handshake(after(10_000))
             answered.result()
@@ -266,18 +266,18 @@ class TestReplies:
             assert reply.result(after(5_000))["cluster_id"] == f"c{reply.correlation_id}"
 
 
-def test_to_receive_may_mean_to_send(certificate: Path) -> None:
+def test_to_receive_may_mean_to_send(ends: Ends) -> None:
     """A peer that changes its keys wants ours to be changed, too: OpenSSL answers in the middle of a read."""
     if not subprocess.run(["openssl", "version"], capture_output=True, text=True).stdout.startswith("OpenSSL"):
         pytest.skip("the command openssl is another implementation, which cannot be told to change its keys")
-    command = ["openssl", "s_server", "-accept", "127.0.0.1:0", "-tls1_3", "-msg", "-cert", certificate]
+    command = ["openssl", "s_server", "-accept", "127.0.0.1:0", "-tls1_3", "-msg", "-cert", ends.certificate]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as server:
         assert server.stdin
         assert server.stdout
         try:
             address = next(line for line in server.stdout if line.startswith("ACCEPT "))
             sock = socket.create_connection(("127.0.0.1", int(address.rsplit(":", 1)[1])))
-            with closing(TLSStream(sock, "peer", client_context(certificate), server_hostname="localhost")) as ours:
+            with closing(TLSStream(sock, "peer", ends.client_context(), server_hostname="localhost")) as ours:
                 ours.handshake(after(20_000))
                 for number in range(3):
                     server.stdin.write("K\n")

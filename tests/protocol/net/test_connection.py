@@ -295,11 +295,10 @@ def test_ctrl_c_in_the_middle_of_a_frame_leaves_no_broken_connection_behind(
     assert second is not first
 
 
-def test_a_tls_listener_is_not_answered_with_an_option_that_is_refused(broker: FakeBroker) -> None:
+def test_a_tls_listener_is_answered_with_the_property_that_it_takes(broker: FakeBroker) -> None:
     with FakeBroker(greeting=b"\x15\x03\x03\x00\x02\x02\x46") as fake, pytest.raises(FrameTooLarge) as caught:
         connect(fake)
-    assert "PLAINTEXT listener" in str(caught.value)
-    assert "SSL" not in str(caught.value)
+    assert "set security.protocol to SSL or SASL_SSL" in str(caught.value)
 
 
 class TestReconnecting:

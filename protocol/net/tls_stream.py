@@ -1,4 +1,4 @@
-"""A sketch of TLS over a `ByteStream`, to prove that one fits there. Not a feature: nothing in the product uses it.
+"""A `ByteStream` that encrypts.
 
 OpenSSL talks to two buffers in memory, never to the socket. So the one lock that its object needs (OpenSSL allows no
 two threads in it at once) is only held for as long as bytes are encrypted, decrypted, or handed to a socket that does
@@ -12,14 +12,15 @@ import contextlib
 import select
 import socket
 import ssl
-import subprocess
 import threading
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Any
 
 from protocol.clock import Deadline
-from protocol.errors import ConnectionLost
+from protocol.errors import KafkaError
 from protocol.net.byte_stream import ByteStream
+from protocol.net.tls_refusal import is_about_our_certificate, refused
+from protocol.security.tls_config import DEFAULT_TLS, TLSConfig
 
 # Of what is sent, so much is encrypted in one go: it is held twice until it is out.
 _MOST_ENCRYPTED_BYTES = 262_144
@@ -37,8 +38,11 @@ class TLSStream(ByteStream):
         *,
         server_hostname: str | None = None,
         server_side: bool = False,
+        config: TLSConfig = DEFAULT_TLS,
     ) -> None:
         super().__init__(sock, address)
+        self._config = config  # what `context` was made from, for messages
+        self._shaken = False
         self._encrypted_in = ssl.MemoryBIO()
         self._encrypted_out = ssl.MemoryBIO()
         self._tls = context.wrap_bio(
@@ -50,7 +54,7 @@ class TLSStream(ByteStream):
         self._received = memoryview(bytearray(_MOST_RECEIVED_BYTES))
 
     def handshake(self, deadline: Deadline) -> None:
-        """Raises `RequestTimedOut` or `ConnectionLost`, whose cause says what is wrong with a certificate."""
+        """Raises `RequestTimedOut`, `ConnectionLost`, or `TLSFailed`, whose cause is an `ssl.SSLError`."""
         while True:
             event = select.POLLOUT
             try:
@@ -58,13 +62,21 @@ class TLSStream(ByteStream):
                     done = self._shake_hands()
                     self._flush()
                     if done:
+                        self._shaken = True
                         return
                     event = select.POLLIN
                     self._take_encrypted()
             except (BlockingIOError, InterruptedError):
                 self._wait(event, deadline, "of the TLS handshake did not come")
             except OSError as error:
-                raise ConnectionLost(f"{self.address}: the TLS handshake failed ({error})") from error
+                raise self._broken("shaking hands for TLS", error) from error
+
+    def peer_names(self) -> list[str]:
+        """Whose certificate the peer has: its host names and addresses, or else its common name. After `handshake`."""
+        certificate: Any = self._tls.getpeercert() or {}
+        names = [str(name) for _, name in certificate.get("subjectAltName", ())]
+        subject = (pair for row in certificate.get("subject", ()) for pair in row)
+        return names or [str(value) for key, value in subject if key == "commonName"]
 
     def _shake_hands(self) -> bool:
         try:
@@ -105,7 +117,7 @@ class TLSStream(ByteStream):
         with self._lock:
             while True:
                 try:
-                    return self._tls.read(len(view), view)  # type: ignore[arg-type]
+                    return self._tls.read(len(view), view)  # type: ignore[return-value]
                 except ssl.SSLWantReadError:
                     # To read may also mean to write, such as the answer to a change of keys.
                     with contextlib.suppress(BlockingIOError):
@@ -113,6 +125,13 @@ class TLSStream(ByteStream):
                     self._take_encrypted()
                 except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
                     return 0
+
+    def _broken(self, doing: str, error: OSError) -> KafkaError:
+        # With TLS 1.3 a broker looks at our certificate when the handshake is over on our side.
+        lost = not isinstance(error, ssl.SSLError) or isinstance(error, ssl.SSLEOFError)
+        if lost or (self._shaken and not is_about_our_certificate(error)):
+            return super()._broken(doing, error)
+        return refused(error, self.address, self._config)
 
     def _take_encrypted(self) -> None:
         count = self._socket.recv_into(self._received)
@@ -143,29 +162,3 @@ def _first_bytes(buffers: Sequence[memoryview], most: int) -> bytes | memoryview
         if not room:
             break
     return b"".join(taken)
-
-
-def make_certificate(folder: Path) -> Path:
-    """A key and a certificate for "localhost" in one PEM file, signed by itself."""
-    file = folder / "localhost.pem"
-    options = "-x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
-    names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    subprocess.run(
-        ["openssl", "req", *options.split(), *names, "-keyout", str(file), "-out", str(folder / "certificate.pem")],
-        check=True,
-        capture_output=True,
-        timeout=60,
-    )
-    file.write_text(file.read_text() + (folder / "certificate.pem").read_text())
-    return file
-
-
-def server_context(certificate: Path) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate)
-    return context
-
-
-def client_context(certificate: Path) -> ssl.SSLContext:
-    """Trusts that one certificate, and checks the name."""
-    return ssl.create_default_context(cafile=str(certificate))

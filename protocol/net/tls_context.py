@@ -1,0 +1,130 @@
+"""What Python's `ssl` needs to speak TLS as a `TLSConfig` says, made anew when one of its files has changed.
+
+Owned by `pool`, one for all of its connections: those that are open stay as they are.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import ssl
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from protocol.errors import ConfigurationError
+from protocol.security.cipher_suites import is_of_tls13, openssl_name
+from protocol.security.stores import KeyPair, files, read_key_pair, read_trusted
+from protocol.security.tls_config import TLSConfig
+from protocol.security.tls_properties import TLS_NAMES
+
+log = logging.getLogger(__name__)
+
+_VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
+# Of each file: when it was written, its size, and which file it is.
+_State = list[tuple[int, int, int] | None]
+
+
+class TLSContext:
+    """`ssl.SSLContext`s of one configuration. Safe for several threads; reads no file before the first is asked for."""
+
+    def __init__(self, config: TLSConfig) -> None:
+        self.config = config
+        self._lock = threading.Lock()
+        self._context: ssl.SSLContext | None = None
+        self._state: _State = []
+
+    def current(self) -> ssl.SSLContext:
+        """For a new connection. Raises `ConfigurationError` for what cannot be read.
+
+        Files that were readable and no longer are (a certificate was replaced, its key not yet) are a warning.
+        """
+        with self._lock:
+            state = [_state(path) for path in files(self.config)]
+            if self._context is None or state != self._state:
+                try:
+                    self._context, self._state = new_context(self.config), state
+                except ConfigurationError as error:
+                    if self._context is None:
+                        raise
+                    log.warning("%s The certificates that were read before are still used", error)
+            return self._context
+
+
+def _state(path: str) -> tuple[int, int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def new_context(config: TLSConfig) -> ssl.SSLContext:
+    """Reads the files of `config`. Raises `ConfigurationError`."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = config.check_hostname
+    context.minimum_version = _VERSIONS[config.versions[0]]
+    context.maximum_version = _VERSIONS[config.versions[-1]]
+    # As in Java, what is in a trust store is trusted, be it a root or not.
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    _choose_ciphers(context, config)
+    _trust(context, config)
+    if (pair := read_key_pair(config)) is not None:
+        _load(context, pair)
+    return context
+
+
+def _choose_ciphers(context: ssl.SSLContext, config: TLSConfig) -> None:
+    """OpenSSL has no list of ciphers for TLS 1.3 in Python: which versions are spoken says whether its own are used."""
+    if not config.cipher_suites:
+        return
+    older = [openssl_name(name) for name in config.cipher_suites if not is_of_tls13(name)]
+    if len(older) == len(config.cipher_suites):
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+    if not older:
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+    if context.minimum_version > context.maximum_version:
+        raise _wrong(
+            "ssl.cipher.suites", f"has no suite of {' or '.join(config.versions)}, which ssl.enabled.protocols says"
+        )
+    try:
+        context.set_ciphers(":".join(older) or "DEFAULT")
+    except ssl.SSLError as error:
+        raise _wrong("ssl.cipher.suites", "has no suite that this OpenSSL knows") from error
+
+
+def _trust(context: ssl.SSLContext, config: TLSConfig) -> None:
+    trusted = read_trusted(config)
+    if trusted is None:
+        context.load_default_certs()
+        return
+    try:
+        context.load_verify_locations(cadata=trusted)
+    except ssl.SSLError as error:
+        raise _wrong("ssl.truststore.location", f"has a certificate that cannot be read ({error.reason})") from error
+
+
+def _load(context: ssl.SSLContext, pair: KeyPair) -> None:
+    password = "" if pair.password is None else pair.password.reveal()
+    try:
+        with _nameless_file(pair.chain) as chain, _nameless_file(pair.key.reveal()) as key:
+            # Without this function OpenSSL would ask for a password at the terminal.
+            context.load_cert_chain(chain, key, lambda: password)
+    except (ssl.SSLError, ValueError) as error:
+        reason = getattr(error, "reason", None) or "no password is that long"
+        why = f"cannot be used ({reason}): is it the key of that certificate, and ssl.key.password right?"
+        raise _wrong("ssl.keystore.location", why) from None
+
+
+@contextmanager
+def _nameless_file(text: str) -> Iterator[str]:
+    """A path to `text` for OpenSSL, which reads keys from paths alone. Nobody else can find or keep that file."""
+    with tempfile.TemporaryFile() as file:
+        file.write(text.encode())
+        file.seek(0)
+        yield f"/dev/fd/{file.fileno()}"
+
+
+def _wrong(name: str, why: str) -> ConfigurationError:
+    return ConfigurationError(f"{name} {why}.", name=name, settings=TLS_NAMES)

@@ -1,0 +1,140 @@
+"""Java's stores of certificates and keys (PKCS12, JKS), as PEM.
+
+`cryptography` (the extra `tls`) reads PKCS12. JKS is read by Java's own `keytool`, which is there wherever Spark is; it
+gets passwords by its environment or its standard input, where no list of processes shows them. Used by `stores`.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from protocol.errors import ConfigurationError
+from protocol.security import pem
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.serialization.pkcs12 import PKCS12KeyAndCertificates
+    from cryptography.x509 import Certificate
+
+_JKS = b"\xfe\xed\xfe\xed"
+_KEYTOOL_TIMEOUT_S = 60
+
+
+def trusted_certificates(path: str, data: bytes, password: str | None) -> str:
+    """All certificates of a trust store, JKS also without its password. Raises `ConfigurationError`."""
+    if not data.startswith(_JKS) and has_cryptography():
+        found = _pkcs12(path, data, password)
+        own = [found.cert] if found.cert else []
+        return "".join(_pem(each.certificate) for each in [*own, *found.additional_certs])
+    # Who has no password is asked for one, and may give none.
+    listed = _keytool(["-list", "-rfc", "-keystore", path], password, answers="\n")
+    # Of an entry with a key, as in Java, its own certificate is trusted, and not those of its CAs.
+    entries = listed.split("Alias name: ")[1:]
+    return "".join(block for entry in entries for block in pem.blocks(entry, "CERTIFICATE")[:1])
+
+
+def key_and_chain(path: str, data: bytes, password: str | None, key_password: str | None) -> tuple[str, str]:
+    """The (first) key of a store, and its certificate with those of its CAs. Raises `ConfigurationError`."""
+    if not has_cryptography():
+        raise ConfigurationError(
+            f"the key store {path} cannot be read without the package cryptography: install it wherever connections "
+            "are opened (pip install 'spark-kafka-source[tls]'), or give the key and its certificates as PEM"
+        )
+    if data.startswith(_JKS):
+        data, password = _as_pkcs12(path, password, key_password)
+    found = _pkcs12(path, data, password)
+    if found.key is None or found.cert is None:
+        raise ConfigurationError(f"the key store {path} has no key with a certificate")
+    from cryptography.hazmat.primitives import serialization
+
+    form, plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    key = found.key.private_bytes(serialization.Encoding.PEM, form, plain).decode()
+    others = [each.certificate for each in found.additional_certs]
+    return key, "".join(map(_pem, _chain(found.cert.certificate, others)))
+
+
+def has_cryptography() -> bool:
+    try:
+        import cryptography  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def _pkcs12(path: str, data: bytes, password: str | None) -> PKCS12KeyAndCertificates:
+    from cryptography.hazmat.primitives.serialization import pkcs12
+
+    try:
+        return pkcs12.load_pkcs12(data, None if password is None else password.encode())
+    except ValueError as error:
+        # The words of the error may say anything.
+        raise ConfigurationError(
+            f"the store {path} cannot be read: its password is wrong, or it is no store"
+        ) from error
+
+
+def _chain(first: Certificate, others: list[Certificate]) -> list[Certificate]:
+    """A certificate, the one of its CA, and so on."""
+    found, by_subject = [first], {each.subject: each for each in others}
+    while (issuer := by_subject.pop(found[-1].issuer, None)) is not None and issuer != found[-1]:
+        found.append(issuer)
+    return found
+
+
+def _pem(certificate: Certificate) -> str:
+    from cryptography.hazmat.primitives import serialization
+
+    return certificate.public_bytes(serialization.Encoding.PEM).decode()
+
+
+def _as_pkcs12(path: str, password: str | None, key_password: str | None) -> tuple[bytes, str]:
+    """A copy of a JKS store under a password of its own, which is on the disk for a moment, for us alone."""
+    own = secrets.token_hex(16)
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder, "store.p12")
+        _keytool(
+            ["-importkeystore", "-srckeystore", path, "-destkeystore", str(copy), "-deststoretype", "PKCS12"],
+            password,
+            option="-srcstorepass:env",
+            further={"-deststorepass:env": own},
+            # It asks for the password of a key that is not the store's.
+            answers=f"{key_password or ''}\n",
+        )
+        return copy.read_bytes(), own
+
+
+def _keytool(
+    arguments: list[str],
+    password: str | None,
+    *,
+    option: str = "-storepass:env",
+    further: dict[str, str] | None = None,
+    answers: str,
+) -> str:
+    """What it prints. Raises `ConfigurationError`."""
+    home = os.environ.get("JAVA_HOME")
+    tool = shutil.which("keytool", path=f"{home}/bin" if home else None)
+    if tool is None:
+        raise ConfigurationError(
+            "a JKS store is read by Java's keytool, which is neither in JAVA_HOME nor on the PATH; give PEM or PKCS12"
+        )
+    given = {**({} if password is None else {option: password}), **(further or {})}
+    names = {name: f"STORE_PASSWORD_{number}" for number, name in enumerate(given)}
+    # A machine that is asked in English answers so, and "Alias name" is what it says.
+    command = [tool, "-J-Duser.language=en", *arguments, *(word for pair in names.items() for word in pair)]
+    environment = {**os.environ, **{names[name]: value for name, value in given.items()}}
+    try:
+        ended = subprocess.run(
+            command, env=environment, input=answers, capture_output=True, text=True, timeout=_KEYTOOL_TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ConfigurationError(f"keytool did not end in {_KEYTOOL_TIMEOUT_S} s") from error
+    if ended.returncode != 0:
+        said = " ".join((ended.stdout + ended.stderr).split())[-300:]
+        raise ConfigurationError(f"keytool cannot read a store: {said}")
+    return ended.stdout

@@ -1,0 +1,94 @@
+"""The certificates and the key that a `TLSConfig` names, as PEM: read from its files, wherever this is called.
+
+What a file is, is seen from its content, since in Java the type JKS means PKCS12, too. Used by `net.tls_context`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from protocol.errors import ConfigurationError
+from protocol.secret import Secret
+from protocol.security import java_stores, pem
+from protocol.security.tls_config import TLSConfig
+from protocol.security.tls_properties import TLS_NAMES
+
+CERTIFICATE, PRIVATE_KEY = "CERTIFICATE", "PRIVATE KEY"
+
+
+@dataclass(frozen=True)
+class KeyPair:
+    """Our certificate, followed by those of its CAs, and its key, as PEM. `password`: of a key that is encrypted."""
+
+    chain: str
+    key: Secret
+    password: Secret | None
+
+
+def files(config: TLSConfig) -> list[str]:
+    """The paths of all that may change."""
+    return [path for path in (config.truststore_location, config.keystore_location) if path is not None]
+
+
+def read_trusted(config: TLSConfig) -> str | None:
+    """The certificates of the CAs to trust; None: nothing is said of them. Raises `ConfigurationError`."""
+    if config.truststore_certificates is not None:
+        return _certificates("ssl.truststore.certificates", config.truststore_certificates.reveal())
+    if config.truststore_location is None:
+        return None
+    data = _read("ssl.truststore", config.truststore_location, config.truststore_type)
+    if _is_pem(data):
+        return _certificates("ssl.truststore.location", data.decode("ascii", "replace"))
+    found = java_stores.trusted_certificates(config.truststore_location, data, _revealed(config.truststore_password))
+    return _certificates("ssl.truststore.location", found)
+
+
+def read_key_pair(config: TLSConfig) -> KeyPair | None:
+    """What proves who we are; None: nothing does. Raises `ConfigurationError`."""
+    name, key_name = "ssl.keystore.certificate.chain", "ssl.keystore.key"
+    chain, key = _revealed(config.keystore_certificate_chain), _revealed(config.keystore_key)
+    key_password = config.key_password or config.keystore_password
+    if config.keystore_location is not None:
+        name = key_name = "ssl.keystore.location"
+        data = _read("ssl.keystore", config.keystore_location, config.keystore_type)
+        if _is_pem(data):
+            chain = key = data.decode("ascii", "replace")
+        else:
+            passwords = _revealed(config.keystore_password), _revealed(key_password)
+            key, chain = java_stores.key_and_chain(config.keystore_location, data, *passwords)
+    if key is None or chain is None:
+        return None
+    keys = pem.blocks(key, PRIVATE_KEY)
+    if len(keys) != 1:
+        raise _wrong(key_name, f"has {len(keys) or 'no'} blocks -----BEGIN PRIVATE KEY-----, where one is needed")
+    return KeyPair(_certificates(name, chain), Secret(keys[0]), key_password)
+
+
+def _certificates(name: str, text: str) -> str:
+    found = pem.blocks(text, CERTIFICATE)
+    if not found:
+        raise _wrong(name, "has no certificate (a block -----BEGIN CERTIFICATE-----)")
+    return "".join(found)
+
+
+def _read(name: str, path: str, kind: str | None) -> bytes:
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise _wrong(f"{name}.location", f"is {path}, which cannot be read ({error.strerror})") from error
+    if kind is not None and (kind == "PEM") != _is_pem(data):
+        raise _wrong(f"{name}.type", f"is {kind}, but {path} is {'' if _is_pem(data) else 'not '}PEM; leave it out")
+    return data
+
+
+def _is_pem(data: bytes) -> bool:
+    return b"-----BEGIN " in data
+
+
+def _revealed(secret: Secret | None) -> str | None:
+    return None if secret is None else secret.reveal()
+
+
+def _wrong(name: str, why: str) -> ConfigurationError:
+    return ConfigurationError(f"{name} {why}.", name=name, settings=TLS_NAMES)

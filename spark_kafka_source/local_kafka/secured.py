@@ -1,0 +1,45 @@
+"""Listeners of a local Kafka that are not plain text: what brokers are told of them, and what clients need.
+
+Called by `cluster`. Certificates come from `certificates`; every broker has the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from protocol.errors import UsageError
+from spark_kafka_source.local_kafka.certificates import CertificateAuthority
+from spark_kafka_source.local_kafka.config import LOOPBACK
+
+PROTOCOLS = ("SSL", "SASL_PLAINTEXT", "SASL_SSL")
+_WITH_TLS = ("SSL", "SASL_SSL")
+
+
+def listeners_of(security: str | Iterable[str]) -> dict[str, str]:
+    """Listeners beside the plain one, named by their protocols: `"ssl"` -> `{"SSL": "SSL"}`. Raises `UsageError`."""
+    names = [name.upper() for name in ([security] if isinstance(security, str) else security)]
+    if wrong := [name for name in names if name not in ("PLAINTEXT", *PROTOCOLS)]:
+        raise UsageError(f"security={wrong[0]} is not among plaintext, {', '.join(PROTOCOLS).lower()}")
+    return {name: name for name in names if name in PROTOCOLS}
+
+
+def uses_tls(listeners: Mapping[str, str]) -> bool:
+    return any(protocol in _WITH_TLS for protocol in listeners.values())
+
+
+def tls_settings(authority: CertificateAuthority) -> dict[str, str]:
+    """Of brokers; a listener of its own may have others (`listener.name.….ssl.client.auth`)."""
+    return {
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": str(authority.issue("broker", [LOOPBACK, "localhost"])),
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": str(authority.certificate),
+    }
+
+
+def client_properties(protocol: str, authority: CertificateAuthority | None) -> dict[str, str]:
+    """Kafka's properties, without the addresses, for a client of a listener that speaks `protocol`."""
+    properties = {"security.protocol": protocol}
+    if protocol in _WITH_TLS and authority is not None:
+        properties |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": str(authority.certificate)}
+    return properties

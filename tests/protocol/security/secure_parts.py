@@ -1,0 +1,58 @@
+"""What a user does with a cluster, one function each, for tests of how that goes over one listener or another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pyarrow as pa
+
+from protocol.admin.groups import list_groups
+from protocol.cluster.client import Client
+from protocol.config import parse_client, parse_producer
+from protocol.group.offsets import CommittedOffset, commit_offsets
+from protocol.producer.sync_producer import SyncProducer
+from spark_kafka_source.driver.stream_reader import KafkaStreamReader
+from spark_kafka_source.lag.of_group import lag_of_group
+from spark_kafka_source.options.parsing import parse_source_options
+
+TOPIC, GROUP = "secured", "secured"
+Properties = Mapping[str, str]
+
+
+def options(properties: Properties) -> dict[str, str]:
+    return {f"kafka.{name}": value for name, value in properties.items()}
+
+
+def source(properties: Properties) -> None:
+    given = {**options(properties), "subscribe": TOPIC, "startingOffsets": "earliest"}
+    reader = KafkaStreamReader(parse_source_options(given, streaming=True))
+    reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+
+
+def sink(properties: Properties) -> None:
+    rows = pa.RecordBatch.from_pydict({"value": pa.array([b"a", b"b"], pa.binary())})
+    with Client(parse_client(properties)) as client, SyncProducer(client, parse_producer({})) as producer:
+        producer.send_columns(TOPIC, rows)
+
+
+def commit(properties: Properties) -> None:
+    with Client(parse_client(properties)) as client:
+        commit_offsets(client, GROUP, {(TOPIC, 0): CommittedOffset(0)}, client.deadline())
+
+
+def lag(properties: Properties) -> None:
+    lag_of_group(options(properties), GROUP, [TOPIC])
+
+
+def admin(properties: Properties) -> None:
+    with Client(parse_client(properties)) as client:
+        list_groups(client)
+
+
+PARTS: dict[str, Callable[[Properties], None]] = {
+    "source": source,
+    "sink": sink,
+    "commit": commit,
+    "lag": lag,
+    "admin": admin,
+}

@@ -1,0 +1,156 @@
+"""TLS with a real broker: every part of this project over it, and each thing that can be wrong with it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from protocol.cluster.client import Client
+from protocol.config import parse_client
+from protocol.errors import KafkaError
+from protocol.net import pool
+from spark_kafka_source.clients import client_for
+from spark_kafka_source.local_kafka.certificates import CertificateAuthority
+from tests.protocol.security.secure_parts import PARTS, TOPIC
+from tests.secured_kafka import SecuredKafka
+
+Change = Callable[[SecuredKafka, dict[str, str]], dict[str, str]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _topic(secured: SecuredKafka) -> None:
+    secured.kafka.create_topic(TOPIC)
+
+
+@pytest.fixture
+def attempts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
+    """One entry for each time that somebody connects."""
+    made: list[object] = []
+    connect = pool.connect
+
+    def counted(*arguments: object, **options: object) -> object:
+        made.append(arguments)
+        return connect(*arguments, **options)  # type: ignore[arg-type]
+
+    client_for.cache_clear()
+    monkeypatch.setattr(pool, "connect", counted)
+    yield made
+    client_for.cache_clear()
+
+
+def inline(secured: SecuredKafka, properties: dict[str, str]) -> dict[str, str]:
+    """The same without files."""
+    given = {name: value for name, value in properties.items() if not name.startswith("ssl.")}
+    given["ssl.truststore.certificates"] = Path(properties["ssl.truststore.location"]).read_text()
+    key = Path(properties["ssl.keystore.location"]).read_text()
+    return {**given, "ssl.keystore.certificate.chain": key, "ssl.keystore.key": " ".join(key.split("\n"))}
+
+
+GOOD: dict[str, tuple[str, Change]] = {
+    "TLS": ("SSL", lambda secured, given: given),
+    "TLS 1.2": ("SSL", lambda secured, given: {**given, "ssl.enabled.protocols": "TLSv1.2"}),
+    "any host": ("ELSEWHERE", lambda secured, given: {**given, "ssl.endpoint.identification.algorithm": ""}),
+    "mutual": ("MUTUAL", lambda secured, given: given),
+    "mutual, inline, TLS 1.2": (
+        "MUTUAL",
+        lambda secured, given: {**inline(secured, given), "ssl.enabled.protocols": "TLSv1.2"},
+    ),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("how", GOOD)
+def test_every_part_works(secured: SecuredKafka, part: str, how: str) -> None:
+    listener, change = GOOD[how]
+    PARTS[part](change(secured, secured.properties(listener)))
+
+
+def another_ca(secured: SecuredKafka, given: dict[str, str]) -> dict[str, str]:
+    return {**given, "ssl.truststore.location": str(secured.authority.certificate)}
+
+
+def the_systems_cas(secured: SecuredKafka, given: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in given.items() if not name.startswith("ssl.truststore")}
+
+
+def without_key(secured: SecuredKafka, given: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in given.items() if not name.startswith("ssl.keystore")}
+
+
+def without_key_over_tls12(secured: SecuredKafka, given: dict[str, str]) -> dict[str, str]:
+    return {**without_key(secured, given), "ssl.enabled.protocols": "TLSv1.2"}
+
+
+def key_of_another_ca(secured: SecuredKafka, given: dict[str, str]) -> dict[str, str]:
+    return {**given, "ssl.keystore.location": str(secured.authority.issue("stranger"))}
+
+
+def in_plain_text(secured: SecuredKafka, given: dict[str, str]) -> dict[str, str]:
+    return {"bootstrap.servers": given["bootstrap.servers"]}
+
+
+def at_the_plain_port(secured: SecuredKafka, given: dict[str, str]) -> dict[str, str]:
+    return {**given, "bootstrap.servers": secured.kafka.bootstrap_servers}
+
+
+def as_it_is(secured: SecuredKafka, given: dict[str, str]) -> dict[str, str]:
+    return given
+
+
+WRONG: dict[str, tuple[str, Change, str]] = {
+    "unknown CA": ("SSL", another_ca, "is of a CA that is not trusted .*ca.pem. Give the CA's certificate by"),
+    "the system's CAs": ("SSL", the_systems_cas, r"it is not in the system's trust store \("),
+    "expired": ("EXPIRED", as_it_is, "has expired .*it has to be renewed at the broker"),
+    "not valid yet": ("EARLY", as_it_is, "is not valid yet .*is this machine's clock right"),
+    "wrong host": ("ELSEWHERE", as_it_is, r"is not for 127.0.0.1, but for broker-1.example.com, 10.1.2.3\."),
+    "no client certificate": ("MUTUAL", without_key, "the broker wants a certificate from us .*ssl.keystore.location"),
+    "no client certificate, TLS 1.2": (
+        "MUTUAL",
+        without_key_over_tls12,
+        "the broker wants a certificate from us .*ssl.keystore.location",
+    ),
+    "client certificate of another CA": ("MUTUAL", key_of_another_ca, "the broker refuses our certificate"),
+    "TLS 1.1 only": ("OLD", as_it_is, "the broker does not speak TLSv1.2 and TLSv1.3"),
+    "plain text at a TLS port": (
+        "SSL",
+        in_plain_text,
+        "this listener speaks TLS .set (kafka.)?security.protocol to SSL",
+    ),
+    "TLS at a plain port": ("SSL", at_the_plain_port, "what answers there does not speak TLS"),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("how", WRONG)
+def test_every_part_says_what_is_wrong_at_once(
+    secured: SecuredKafka, part: str, how: str, attempts: list[object]
+) -> None:
+    listener, change, words = WRONG[how]
+    properties = change(secured, secured.properties(listener))
+    began_s = time.monotonic()
+    with pytest.raises(KafkaError, match=words) as raised:
+        PARTS[part](properties)
+    assert time.monotonic() - began_s < 10
+    assert properties["bootstrap.servers"] in str(raised.value)
+    assert 1 <= len(attempts) <= 3
+
+
+def test_certificates_are_read_again_when_they_change(secured: SecuredKafka, tmp_path: Path) -> None:
+    ours = Path(secured.properties("SSL")["ssl.truststore.location"])
+    store = tmp_path / "ca.pem"
+    store.write_bytes(ours.read_bytes())
+    each_time_anew = {"connections.max.idle.ms": "1", "reconnect.backoff.ms": "0", "reconnect.backoff.max.ms": "0"}
+    given = {**secured.properties("SSL"), "ssl.truststore.location": str(store), **each_time_anew}
+    with Client(parse_client(given)) as client:
+        client.metadata([])
+        store.write_bytes(CertificateAuthority(tmp_path / "another").certificate.read_bytes())
+        with pytest.raises(KafkaError, match="is not trusted"):
+            client.metadata([])
+        store.write_text("half a file")
+        with pytest.raises(KafkaError, match="is not trusted"):
+            client.metadata([])
+        store.write_bytes(ours.read_bytes())
+        client.metadata([])

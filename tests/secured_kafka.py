@@ -1,0 +1,66 @@
+"""One broker with listeners of every protocol: good ones, and such as a client must refuse.
+
+Listeners, beside those of `LocalKafka(security=...)`: MUTUAL wants a certificate of its clients; EXPIRED, EARLY and
+ELSEWHERE have a certificate that is not valid any more, not yet, or for another host; OLD speaks TLS 1.1 alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from spark_kafka_source.local_kafka import LocalKafka
+from spark_kafka_source.local_kafka.certificates import CertificateAuthority
+from tests.spark_home import BRIEF_LIFE
+
+_HERE = ("127.0.0.1", "localhost")
+_DAY = timedelta(days=1)
+_OTHERS = ("MUTUAL", "EXPIRED", "EARLY", "ELSEWHERE", "OLD")
+
+
+@dataclass(frozen=True)
+class SecuredKafka:
+    """`authority` has signed for EXPIRED, EARLY and ELSEWHERE, and nothing else."""
+
+    kafka: LocalKafka
+    authority: CertificateAuthority
+
+    def properties(self, listener: str) -> dict[str, str]:
+        """Of a client that has all it needs."""
+        properties = self.kafka.client_properties(listener)
+        if listener in ("EXPIRED", "EARLY", "ELSEWHERE"):
+            properties["ssl.truststore.location"] = str(self.authority.certificate)
+        if listener == "MUTUAL":
+            properties["ssl.keystore.location"] = str(self.client_certificate())
+        return properties
+
+    def client_certificate(self) -> Path:
+        """One that the broker takes, with its key."""
+        assert self.kafka.certificate_authority is not None
+        return self.kafka.certificate_authority.issue("client")
+
+
+def start(folder: Path, security: tuple[str, ...] = ("ssl",)) -> SecuredKafka:
+    authority = CertificateAuthority(folder, "another CA")
+    stores = {
+        "expired": authority.issue("expired", _HERE, valid=(-2 * _DAY, -_DAY)),
+        "early": authority.issue("early", _HERE, valid=(_DAY, 2 * _DAY)),
+        "elsewhere": authority.issue("elsewhere", ["broker-1.example.com", "10.1.2.3"]),
+    }
+    settings = {f"listener.name.{name}.ssl.keystore.location": str(file) for name, file in stores.items()}
+    settings |= {
+        "listener.name.mutual.ssl.client.auth": "required",
+        "listener.name.old.ssl.enabled.protocols": "TLSv1.1",
+        "listener.name.old.ssl.protocol": "TLSv1.1",
+    }
+    # Java speaks TLS 1.1 only if it is told to.
+    allowed = folder / "java.security"
+    allowed.write_text("jdk.tls.disabledAlgorithms=\n")
+    kafka = LocalKafka(
+        security=security,
+        listeners=dict.fromkeys(_OTHERS, "SSL"),
+        settings=settings,
+        jvm_options=[*BRIEF_LIFE, f"-Djava.security.properties={allowed}"],
+    )
+    return SecuredKafka(kafka, authority)

@@ -1,0 +1,178 @@
+"""TLS in Spark: the same options for its own JVM connector and for this source, and the same rows."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.serialization import pkcs12
+
+from spark_kafka_source.local_kafka.jars import find_java
+from tests.documents import block
+from tests.librdkafka import produce
+from tests.secured_kafka import SecuredKafka
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TOPIC = "tls"
+PASSWORD, KEY_PASSWORD = "of the store", "of the key"
+Options = dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def topic(secured: SecuredKafka) -> str:
+    secured.kafka.create_topic(TOPIC)
+    produce(secured.kafka, TOPIC, *(str(number) for number in range(10)))
+    return TOPIC
+
+
+class Stores:
+    """One CA, and one key with its certificate, in each form that Java has for them."""
+
+    def __init__(self, secured: SecuredKafka, folder: Path) -> None:
+        self.ca = Path(secured.properties("SSL")["ssl.truststore.location"])
+        self.mine = secured.client_certificate()
+        self._folder = folder
+        key = serialization.load_pem_private_key(self.mine.read_bytes(), None)
+        certificate = x509.load_pem_x509_certificate(self.mine.read_bytes())
+        encryption = serialization.BestAvailableEncryption(PASSWORD.encode())
+        self.key_p12 = self._written(
+            "key.p12",
+            pkcs12.serialize_key_and_certificates(b"me", key, certificate, None, encryption),  # type: ignore[arg-type]
+        )
+        # In the only way that Java reads: others came with Java 19.
+        encrypt = ["openssl", "pkcs8", "-topk8", "-v1", "PBE-SHA1-3DES", "-passout", f"pass:{PASSWORD}"]
+        said = subprocess.run([*encrypt, "-in", self.mine], check=True, capture_output=True, text=True)
+        self.encrypted_key = said.stdout
+        self.trust_jks = self._keytool_trust("JKS")
+        self.trust_p12 = self._keytool_trust("PKCS12")
+
+    @property
+    def key_jks(self) -> Path:
+        """Its key has a password that is not the store's."""
+        store = self._folder / "key.jks"
+        if not store.exists():
+            source = ["-srckeystore", str(self.key_p12), "-srcstorepass", PASSWORD]
+            keytool("-importkeystore", *source, "-destkeystore", str(store), "-deststoretype", "JKS", *new_password())
+            changed = ["-storepass", PASSWORD, "-keypass", PASSWORD, "-new", KEY_PASSWORD]
+            keytool("-keypasswd", "-keystore", str(store), "-alias", "me", *changed)
+        return store
+
+    def _written(self, name: str, data: bytes) -> Path:
+        path = self._folder / name
+        path.write_bytes(data)
+        return path
+
+    def _keytool_trust(self, kind: str) -> Path:
+        store = self._folder / f"trust.{kind}"
+        given = ["-storetype", kind, "-storepass", PASSWORD]
+        keytool("-importcert", "-noprompt", "-alias", "ca", "-file", str(self.ca), "-keystore", str(store), *given)
+        return store
+
+
+def new_password() -> list[str]:
+    return ["-deststorepass", PASSWORD, "-destkeypass", PASSWORD]
+
+
+def keytool(*arguments: str) -> None:
+    subprocess.run([str(Path(find_java()).with_name("keytool")), *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def stores(secured: SecuredKafka, tmp_path_factory: pytest.TempPathFactory) -> Stores:
+    return Stores(secured, tmp_path_factory.mktemp("stores"))
+
+
+def truststore(path: Path, kind: str | None, password: str | None = PASSWORD) -> Options:
+    given = {"ssl.truststore.location": str(path), "ssl.truststore.type": kind, "ssl.truststore.password": password}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def keystore(path: Path, kind: str, key_password: str | None = None) -> Options:
+    given = {"ssl.keystore.location": str(path), "ssl.keystore.type": kind, "ssl.keystore.password": PASSWORD}
+    return {**given, **({} if key_password is None else {"ssl.key.password": key_password})}
+
+
+def pem(stores: Stores) -> Options:
+    return truststore(stores.ca, "PEM", None)
+
+
+def inline(stores: Stores) -> Options:
+    return {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": stores.ca.read_text()}
+
+
+def inline_key(stores: Stores) -> Options:
+    given = {"ssl.keystore.type": "PEM", "ssl.keystore.certificate.chain": certificates(stores.mine.read_text())}
+    key = {"ssl.keystore.key": stores.encrypted_key, "ssl.key.password": PASSWORD}
+    return {**inline(stores), **given, **key}
+
+
+def certificates(text: str) -> str:
+    return text[text.index("-----BEGIN CERTIFICATE") :]
+
+
+SUITES = "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384,TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256"
+VARIANTS: dict[str, tuple[str, Callable[[Stores], Options]]] = {
+    "PEM": ("SSL", pem),
+    "PEM, inline": ("SSL", inline),
+    "PEM, on one line": (
+        "SSL",
+        lambda stores: {**inline(stores), "ssl.truststore.certificates": " ".join(stores.ca.read_text().split("\n"))},
+    ),
+    "JKS": ("SSL", lambda stores: truststore(stores.trust_jks, "JKS")),
+    "JKS by default": ("SSL", lambda stores: truststore(stores.trust_jks, None)),
+    "JKS without its password": ("SSL", lambda stores: truststore(stores.trust_jks, "JKS", None)),
+    "PKCS12": ("SSL", lambda stores: truststore(stores.trust_p12, "PKCS12")),
+    "PKCS12 that is called JKS": ("SSL", lambda stores: truststore(stores.trust_p12, None)),
+    "TLS 1.2 and cipher suites": (
+        "SSL",
+        lambda stores: {**pem(stores), "ssl.enabled.protocols": "TLSv1.2", "ssl.cipher.suites": SUITES},
+    ),
+    "ssl.protocol": ("SSL", lambda stores: {**pem(stores), "ssl.protocol": "TLSv1.2"}),
+    "a key in PKCS12": ("MUTUAL", lambda stores: {**pem(stores), **keystore(stores.key_p12, "PKCS12")}),
+    "a key in JKS": (
+        "MUTUAL",
+        lambda stores: {**truststore(stores.trust_jks, "JKS"), **keystore(stores.key_jks, "JKS", KEY_PASSWORD)},
+    ),
+    "a key in PEM": (
+        "MUTUAL",
+        lambda stores: {**pem(stores), "ssl.keystore.type": "PEM", "ssl.keystore.location": str(stores.mine)},
+    ),
+    "an encrypted key, inline": ("MUTUAL", inline_key),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_same_options_read_the_same_rows(
+    spark: SparkSession, secured: SecuredKafka, stores: Stores, topic: str, variant: str
+) -> None:
+    listener, given = VARIANTS[variant]
+    servers = secured.kafka.bootstrap_servers_of(listener)
+    properties = {"bootstrap.servers": servers, "security.protocol": "SSL", **given(stores)}
+    options = {**{f"kafka.{name}": value for name, value in properties.items()}, "subscribe": topic}
+    ours, theirs = (
+        sorted(spark.read.format(name).options(**options).load().collect()) for name in ("pykafka-group", "kafka")
+    )
+    assert ours == theirs
+    assert [row.value for row in ours] == [str(number).encode() for number in range(10)]
+
+
+def test_the_example_reads(spark: SparkSession, secured: SecuredKafka, topic: str, tmp_path: Path) -> None:
+    given = secured.properties("SSL")
+    places = {
+        "broker-1.example.com:9093": given["bootstrap.servers"],
+        "/etc/kafka/ca.pem": given["ssl.truststore.location"],
+        '"orders"': f'"{topic}"',
+        ".load()": '.option("startingOffsets", "earliest").load()',
+    }
+    names: dict[str, Any] = {"spark": spark}
+    exec(block("security.md", "security.protocol").with_names(places), names)
+    query = names["rows"].writeStream.format("memory").queryName("over_tls").trigger(availableNow=True)
+    query.option("checkpointLocation", str(tmp_path)).start().awaitTermination()
+    assert spark.table("over_tls").count() == 10

@@ -1,0 +1,34 @@
+"""Both ends of TLS for tests that need no broker: a certificate for "localhost", and what each end takes of it."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from protocol.net.tls_context import new_context
+from protocol.security.tls_config import TLSConfig
+from spark_kafka_source.local_kafka.certificates import CertificateAuthority
+
+HOSTS = ("localhost", "127.0.0.1")
+
+
+@dataclass(frozen=True)
+class Ends:
+    """`certificate`: with its key, in one file. `config`: of a client that trusts its CA."""
+
+    certificate: Path
+    config: TLSConfig
+
+    def client_context(self) -> ssl.SSLContext:
+        return new_context(self.config)
+
+    def server_context(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.certificate)
+        return context
+
+
+def make_ends(folder: Path) -> Ends:
+    authority = CertificateAuthority(folder)
+    return Ends(authority.issue("localhost", HOSTS), TLSConfig(truststore_location=str(authority.certificate)))
