@@ -249,13 +249,12 @@ def _reset(options: SourceOptions, key: TopicPartition, offset: int, there: tupl
         else "the log was truncated (unclean leader election), or the topic was deleted and created again"
     )
     what = (
-        f"startingOffsets=group ({options.consumer.group_id}): offset {offset} of {key[0]}-{key[1]} is out of range: "
+        f"group {options.consumer.group_id}: its offset {offset} of {key[0]}-{key[1]} is out of range: "
         f"the log holds [{start}, {end}). Likely cause: {cause}"
     )
-    remedy = (
-        "To begin at one end of the log all the same, set kafka.auto.offset.reset=earliest or latest. Or leave "
-        "that out and set failOnDataLoss=false, to begin at the nearest offset that is there"
-    )
+    remedy = "To go on, set failOnDataLoss=false, to begin at the nearest offset that is there"
+    if options.start == "group":
+        remedy += ". Or set kafka.auto.offset.reset=earliest or latest, to begin at one end of the log all the same"
     where = options.group_out_of_range
     begin = {"earliest": start, "latest": latest}.get(where, start if offset < start else end)
     chosen = "failOnDataLoss=false" if where == "nearest" else f"kafka.auto.offset.reset={where}"

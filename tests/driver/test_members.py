@@ -6,12 +6,14 @@ import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
 from protocol.cluster import unknown_topic
 from protocol.cluster.client import Client
 from protocol.config import parse_consumer
+from protocol.errors import DataLoss
 from protocol.group.membership.membership import Membership
 from protocol.group.membership.topic_subscription import TopicSubscription
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
@@ -20,6 +22,7 @@ from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.config import version_numbers
 from spark_kafka_source.options.parsing import parse_source_options
 from tests.conftest import KAFKA_VERSION, TopicFactory
+from tests.fake_kafka.offsets import Committed
 from tests.fake_kafka.server import FakeKafka
 from tests.member_queries import fill
 from tests.protocol.consumer.consuming import client_of, records
@@ -27,10 +30,11 @@ from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
 from tests.protocol.consumer_group.members import wait_until
 
 
-def reader_of(bootstrap_servers: str, topic: str, group: str, **options: str) -> KafkaStreamReader:
+def reader_of(bootstrap_servers: str, topic: str, group: str, **options: str | None) -> KafkaStreamReader:
     given = {"kafka.bootstrap.servers": bootstrap_servers, "subscribe": topic, "kafka.group.id": group}
     given |= {"kafka.group.protocol": "classic", "kafka.auto.offset.reset": "earliest"}
-    return KafkaStreamReader(parse_source_options({**given, **options}, streaming=True))
+    chosen = {name: value for name, value in {**given, **options}.items() if value is not None}
+    return KafkaStreamReader(parse_source_options(chosen, streaming=True))
 
 
 @contextmanager
@@ -63,6 +67,22 @@ def test_a_run_that_ends_waits_for_its_share(
             wait([planned], 0.05)
         (end,) = planned.result()[name].values()
         assert end == 10
+        reader.stop()
+
+
+# -- where a claim begins -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("start", [{"kafka.auto.offset.reset": None, "startingOffsets": "earliest"}, {}])
+def test_a_group_offset_that_is_gone_is_told_of_with_the_options_that_help(start: dict[str, Any]) -> None:
+    """kafka.auto.offset.reset is refused where a query does not start from its group."""
+    with Cluster(20) as cluster:
+        cluster.offsets.committed["g"] = {("a", 0): Committed(30, -1, "")}
+        reader = reader_of(cluster.bootstrap_servers, "a", "g", **{"kafka.auto.offset.reset": "none", **start})
+        with pytest.raises(DataLoss, match="group g: its offset 30 of a-0 is out of range") as told:
+            reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+        assert "failOnDataLoss=false" in str(told.value)
+        assert ("kafka.auto.offset.reset" in str(told.value)) == (not start)
         reader.stop()
 
 
