@@ -38,7 +38,7 @@ class ConnectionPool:
         self._clock = clock
         self._is_departed = is_departed
         self._connections: dict[tuple[str, int, str], Connection] = {}
-        self._tls = TLSContext(config.tls) if config.security_protocol == "SSL" else None
+        self._tls = TLSContext(config.tls) if config.security_protocol.endswith("SSL") else None
         self._reachability = Reachability(config.reconnect_backoff_ms, config.reconnect_backoff_max_ms)
         self._lock = threading.Lock()
         self._closed = False
@@ -120,6 +120,9 @@ class ConnectionPool:
             ) from error
 
     def _open(self, host: str, port: int, deadline: Deadline) -> Connection:
+        if self._tls is not None:
+            # To read a store may take a second or two, for which no broker is to blame.
+            self._tls.current()
         setup = deadline.at_most_ms(self._config.socket_connection_setup_timeout_ms)
         try:
             connection = self._connect(host, port, setup)

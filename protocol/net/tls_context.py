@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from protocol.config_providers import resolved
 from protocol.errors import ConfigurationError
 from protocol.security.cipher_suites import is_of_tls13, openssl_name
 from protocol.security.stores import KeyPair, files, read_key_pair, read_trusted
@@ -106,7 +107,7 @@ def _trust(context: ssl.SSLContext, config: TLSConfig) -> None:
 
 
 def _load(context: ssl.SSLContext, pair: KeyPair) -> None:
-    password = "" if pair.password is None else pair.password.reveal()
+    password = "" if pair.password is None else resolved(pair.password.reveal())
     try:
         with _nameless_file(pair.chain) as chain, _nameless_file(pair.key.reveal()) as key:
             # Without this function OpenSSL would ask for a password at the terminal.

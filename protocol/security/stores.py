@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from protocol.config_providers import resolved
 from protocol.errors import ConfigurationError
 from protocol.secret import Secret
 from protocol.security import java_stores, pem
@@ -28,19 +29,20 @@ class KeyPair:
 
 def files(config: TLSConfig) -> list[str]:
     """The paths of all that may change."""
-    return [path for path in (config.truststore_location, config.keystore_location) if path is not None]
+    return [resolved(path) for path in (config.truststore_location, config.keystore_location) if path is not None]
 
 
 def read_trusted(config: TLSConfig) -> str | None:
     """The certificates of the CAs to trust; None: nothing is said of them. Raises `ConfigurationError`."""
     if config.truststore_certificates is not None:
-        return _certificates("ssl.truststore.certificates", config.truststore_certificates.reveal())
+        return _certificates("ssl.truststore.certificates", resolved(config.truststore_certificates.reveal()))
     if config.truststore_location is None:
         return None
-    data = _read("ssl.truststore", config.truststore_location, config.truststore_type)
+    path = resolved(config.truststore_location)
+    data = _read("ssl.truststore", path, config.truststore_type)
     if _is_pem(data):
         return _certificates("ssl.truststore.location", data.decode("ascii", "replace"))
-    found = java_stores.trusted_certificates(config.truststore_location, data, _revealed(config.truststore_password))
+    found = java_stores.trusted_certificates(path, data, _revealed(config.truststore_password))
     return _certificates("ssl.truststore.location", found)
 
 
@@ -51,12 +53,13 @@ def read_key_pair(config: TLSConfig) -> KeyPair | None:
     key_password = config.key_password or config.keystore_password
     if config.keystore_location is not None:
         name = key_name = "ssl.keystore.location"
-        data = _read("ssl.keystore", config.keystore_location, config.keystore_type)
+        path = resolved(config.keystore_location)
+        data = _read("ssl.keystore", path, config.keystore_type)
         if _is_pem(data):
             chain = key = data.decode("ascii", "replace")
         else:
             passwords = _revealed(config.keystore_password), _revealed(key_password)
-            key, chain = java_stores.key_and_chain(config.keystore_location, data, *passwords)
+            key, chain = java_stores.key_and_chain(path, data, *passwords)
     if key is None or chain is None:
         return None
     keys = pem.blocks(key, PRIVATE_KEY)
@@ -87,7 +90,7 @@ def _is_pem(data: bytes) -> bool:
 
 
 def _revealed(secret: Secret | None) -> str | None:
-    return None if secret is None else secret.reveal()
+    return None if secret is None else resolved(secret.reveal())
 
 
 def _wrong(name: str, why: str) -> ConfigurationError:

@@ -79,7 +79,7 @@ def test_unknown_topic(spark: SparkSession, kafka1: LocalKafka, tmp_path: Path) 
 WRONG = [
     ({"startingOffsets": '{"orders": {"0"'}, "startingOffsets"),
     ({"subscribePatern": "x"}, "subscribePattern"),
-    ({"kafka.security.protocol": "SSL"}, "kafka.security.protocol"),
+    ({"kafka.security.protocol": "TLS"}, "kafka.security.protocol"),
     ({"startingOffsets": "sometimes"}, "startingOffsets"),
     ({"maxOffsetsPerTrigger": "many"}, "maxOffsetsPerTrigger"),
     ({"failOnDataLoss": "perhaps"}, "failOnDataLoss"),

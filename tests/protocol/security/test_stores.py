@@ -1,0 +1,246 @@
+"""What is read of PEM and of Java's stores, and what is said of those that cannot be."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.serialization import pkcs12
+
+from protocol import once
+from protocol.config import ClientConfig, parse_client
+from protocol.errors import ConfigurationError
+from protocol.net.tls_context import TLSContext, new_context
+from protocol.security import java_stores, pem
+from protocol.security.cipher_suites import is_of_tls13, openssl_name
+from protocol.security.stores import read_key_pair, read_trusted
+from protocol.security.tls_config import TLSConfig
+from spark_kafka_source.local_kafka.certificates import CertificateAuthority
+from spark_kafka_source.local_kafka.jars import find_java
+
+PASSWORD = "hunter2"
+SECURE = {"bootstrap.servers": "b:1", "security.protocol": "SSL"}
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> CertificateAuthority:
+    return CertificateAuthority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def store(authority: CertificateAuthority) -> Path:
+    """PKCS12, with a key, its certificate, and the CA's."""
+    mine = authority.issue("me").read_bytes()
+    key, certificate = serialization.load_pem_private_key(mine, None), x509.load_pem_x509_certificate(mine)
+    trusted = [x509.load_pem_x509_certificate(authority.certificate.read_bytes())]
+    encryption = serialization.BestAvailableEncryption(PASSWORD.encode())
+    path = authority.folder / "store.p12"
+    path.write_bytes(
+        pkcs12.serialize_key_and_certificates(b"me", key, certificate, trusted, encryption)  # type: ignore[arg-type]
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def jks(store: Path) -> Path:
+    path = store.with_suffix(".jks")
+    tool = str(Path(find_java()).with_name("keytool"))
+    source = ["-srckeystore", str(store), "-srcstorepass", PASSWORD]
+    target = ["-destkeystore", str(path), "-deststoretype", "JKS", "-deststorepass", PASSWORD]
+    subprocess.run([tool, "-importkeystore", *source, *target], check=True, capture_output=True)
+    return path
+
+
+def tls(**given: object) -> TLSConfig:
+    return parse_client({**SECURE, **{f"ssl.{name.replace('_', '.')}": value for name, value in given.items()}}).tls
+
+
+class TestPem:
+    def test_on_one_line_or_with_letters_for_the_ends_of_lines_it_is_the_same(
+        self, authority: CertificateAuthority
+    ) -> None:
+        text = authority.certificate.read_text()
+        for written in (text, " ".join(text.split("\n")), text.replace("\n", "\\n"), f"Bag attributes\n{text}\n"):
+            assert pem.blocks(written, "CERTIFICATE") == [text]
+
+    def test_only_the_kind_that_is_asked_for_comes(self, authority: CertificateAuthority) -> None:
+        text = authority.issue("one").read_text()
+        assert len(pem.blocks(text, "CERTIFICATE")) == 1
+        assert len(pem.blocks(text, "PRIVATE KEY")) == 1
+        assert pem.blocks("-----BEGIN CERTIFICATE-----\nhalf", "CERTIFICATE") == []
+
+    def test_an_encrypted_key_of_the_old_kind_keeps_its_head(self) -> None:
+        head = "Proc-Type: 4,ENCRYPTED\nDEK-Info: A,B"
+        key = f"-----BEGIN RSA PRIVATE KEY-----\n{head}\n\nAAAA\n-----END RSA PRIVATE KEY-----\n"
+        assert pem.blocks(key, "PRIVATE KEY") == [key]
+
+
+@pytest.mark.parametrize(
+    ("java", "openssl"),
+    [
+        ("TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384", "ECDHE-RSA-AES256-GCM-SHA384"),
+        ("TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256", "ECDHE-ECDSA-AES128-GCM-SHA256"),
+        ("TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA256", "ECDHE-RSA-AES128-SHA256"),
+        ("TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA", "ECDHE-RSA-AES256-SHA"),
+        ("TLS_DHE_RSA_WITH_AES_128_GCM_SHA256", "DHE-RSA-AES128-GCM-SHA256"),
+        ("TLS_RSA_WITH_AES_128_GCM_SHA256", "AES128-GCM-SHA256"),
+        ("SSL_RSA_WITH_3DES_EDE_CBC_SHA", "DES-CBC3-SHA"),
+        ("TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256", "ECDHE-RSA-CHACHA20-POLY1305"),
+        ("ECDHE-RSA-AES256-GCM-SHA384", "ECDHE-RSA-AES256-GCM-SHA384"),
+    ],
+)
+def test_names_of_cipher_suites(java: str, openssl: str) -> None:
+    assert openssl_name(java) == openssl
+    assert not is_of_tls13(java)
+    assert is_of_tls13("TLS_AES_256_GCM_SHA384")
+
+
+class TestJavaStores:
+    @pytest.mark.parametrize("password", [PASSWORD, None])
+    def test_a_trust_store_of_jks_is_read_without_a_password_too(
+        self, jks: Path, authority: CertificateAuthority, password: str | None
+    ) -> None:
+        given = {} if password is None else {"truststore_password": password}
+        found = read_trusted(tls(truststore_location=str(jks), **given))
+        assert found == (authority.folder / "me.pem").read_text()[found_from(authority) :]
+
+    def test_pkcs12_is_read_by_keytool_where_cryptography_is_not(
+        self, store: Path, authority: CertificateAuthority, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(java_stores, "has_cryptography", lambda: False)
+        config = tls(truststore_location=str(store), truststore_password=PASSWORD)
+        assert read_trusted(config) == (authority.folder / "me.pem").read_text()[found_from(authority) :]
+        with pytest.raises(ConfigurationError, match=r"without the package cryptography: .*spark-kafka-source\[tls\]"):
+            read_key_pair(tls(keystore_location=str(store), keystore_password=PASSWORD))
+
+    @pytest.mark.parametrize("kind", ["jks", "p12"])
+    def test_a_key_comes_with_its_chain(
+        self, store: Path, jks: Path, authority: CertificateAuthority, kind: str
+    ) -> None:
+        pair = read_key_pair(tls(keystore_location=str(store.with_suffix(f".{kind}")), keystore_password=PASSWORD))
+        assert pair is not None
+        assert pair.chain.count("BEGIN CERTIFICATE") == 2
+        assert pair.chain.endswith(authority.certificate.read_text())
+        assert "BEGIN PRIVATE KEY" not in repr(pair)
+        new_context(tls(keystore_location=str(store.with_suffix(f".{kind}")), keystore_password=PASSWORD))
+
+    @pytest.mark.parametrize("kind", ["jks", "p12"])
+    @pytest.mark.parametrize("what", ["truststore", "keystore"])
+    def test_a_wrong_password_is_said_and_not_shown(self, store: Path, jks: Path, kind: str, what: str) -> None:
+        config = tls(**{f"{what}_location": str(store.with_suffix(f".{kind}")), f"{what}_password": "wrong-one"})
+        with pytest.raises(ConfigurationError, match="password") as raised:
+            new_context(config)
+        assert "wrong-one" not in str(raised.value)
+
+    def test_no_password_is_ever_in_a_command(self, jks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        commands: list[list[str]] = []
+        run = subprocess.run
+
+        def noted(command: list[str], **options: object) -> object:
+            commands.append(command)
+            return run(command, **options)  # type: ignore[call-overload]
+
+        monkeypatch.setattr(subprocess, "run", noted)
+        new_context(tls(keystore_location=str(jks), keystore_password=PASSWORD, key_password=PASSWORD))
+        new_context(tls(truststore_location=str(jks), truststore_password=PASSWORD))
+        assert len(commands) == 2
+        assert PASSWORD not in repr(commands)
+
+    def test_without_java_the_error_says_so(self, jks: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setenv("JAVA_HOME", "")
+        monkeypatch.setenv("PATH", str(tmp_path))
+        with pytest.raises(ConfigurationError, match="keytool, which is neither in JAVA_HOME nor on the PATH"):
+            read_trusted(tls(truststore_location=str(jks)))
+
+
+def found_from(authority: CertificateAuthority) -> int:
+    """Where in its file the certificate of `me` begins; of an entry with a key, nothing else is trusted."""
+    return (authority.folder / "me.pem").read_text().index("-----BEGIN CERTIFICATE")
+
+
+def test_what_stands_elsewhere_is_looked_up(
+    store: Path, authority: CertificateAuthority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOLDER", str(authority.folder))
+    monkeypatch.setenv("THE_PASSWORD", PASSWORD)
+    config = tls(
+        truststore_certificates=f"${{dir:{authority.folder}:ca.pem}}",
+        keystore_location="${env:FOLDER}/store.p12",
+        keystore_password="${env:THE_PASSWORD}",
+    )
+    context = TLSContext(config)
+    assert len(context.current().get_ca_certs()) == 1
+    monkeypatch.delenv("FOLDER")
+    with pytest.raises(ConfigurationError, match=r"FOLDER. leads nowhere"):
+        context.current()
+
+
+class TestWhatIsWrong:
+    @pytest.mark.parametrize(
+        ("given", "words"),
+        [
+            ({"truststore_location": "/no/such"}, "ssl.truststore.location is /no/such, which cannot be read"),
+            ({"truststore_certificates": "none"}, "ssl.truststore.certificates has no certificate"),
+            ({"keystore_location": "/no/such"}, "ssl.keystore.location is /no/such, which cannot be read"),
+            ({"keystore_key": "x", "keystore_certificate_chain": "y"}, "ssl.keystore.key has no blocks"),
+            ({"cipher_suites": "none"}, "ssl.cipher.suites has no suite that this OpenSSL knows"),
+            (
+                {"cipher_suites": "TLS_AES_256_GCM_SHA384", "enabled_protocols": "TLSv1.2"},
+                "ssl.cipher.suites has no suite of TLSv1.2",
+            ),
+        ],
+    )
+    def test_where_a_connection_is_opened(self, given: dict[str, str], words: str) -> None:
+        with pytest.raises(ConfigurationError, match=words) as raised:
+            new_context(tls(**given))
+        assert "ssl.truststore.location" in raised.value.settings
+
+    @pytest.mark.parametrize(
+        ("given", "words"),
+        [
+            (
+                {"truststore_location": "a", "truststore_certificates": "b"},
+                "kafka.ssl.truststore.certificates is given",
+            ),
+            ({"keystore_location": "a", "keystore_key": "b"}, "a key or its certificates are given, too"),
+            ({"keystore_key": "b"}, "kafka.ssl.keystore.certificate.chain is missing"),
+            ({"keystore_certificate_chain": "b"}, "kafka.ssl.keystore.key is missing"),
+            ({"enabled_protocols": "TLSv1.3", "protocol": "TLSv1.2"}, "kafka.ssl.protocol allows only older versions"),
+            ({"enabled_protocols": "TLSv1.1"}, "these versions are broken"),
+            ({"enabled_protocols": "TLSv1.4"}, "TLSv1.4 is no version of TLS"),
+            ({"endpoint_identification_algorithm": "none"}, "allowed: https, or nothing"),
+        ],
+    )
+    def test_where_properties_are_read(self, given: dict[str, str], words: str) -> None:
+        properties = {f"ssl.{name.replace('_', '.')}": value for name, value in given.items()}
+        with pytest.raises(ConfigurationError, match=words):
+            parse_client({**SECURE, **properties}, prefix="kafka.")
+
+    def test_two_warnings(self, caplog: pytest.LogCaptureFixture) -> None:
+        once.log_once.cache_clear()
+        parse_client({**SECURE, "ssl.endpoint.identification.algorithm": ""}, prefix="kafka.")
+        config = parse_client({"bootstrap.servers": "b:1", "ssl.keystore.password": PASSWORD}, prefix="kafka.")
+        assert config == ClientConfig((("b", 1),))
+        first, second = (record.getMessage() for record in caplog.records)
+        assert first.startswith("kafka.ssl.endpoint.identification.algorithm is empty")
+        assert second == "kafka.ssl.* has no effect: kafka.security.protocol is PLAINTEXT"
+
+    def test_a_store_that_cannot_be_read_any_more_is_a_warning(
+        self, authority: CertificateAuthority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        mine = tmp_path / "mine.pem"
+        mine.write_bytes(authority.issue("mine").read_bytes())
+        context = TLSContext(tls(keystore_location=str(mine)))
+        first = context.current()
+        assert context.current() is first
+        certificate = authority.issue("newer").read_text()
+        with caplog.at_level(logging.WARNING):
+            mine.write_text(certificate[certificate.index("-----BEGIN CERTIFICATE") :])
+            assert context.current() is first
+        assert "The certificates that were read before are still used" in caplog.text
+        mine.write_text(certificate)
+        assert context.current() is not first
