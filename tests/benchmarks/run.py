@@ -28,6 +28,7 @@ _MODULES = {
     "client": "clients",
     "source": "source",
     "sink": "sink",
+    "delivery": "delivery",
     "trigger": "triggers",
     "memory": "memory",
     "partitions": "many_partitions",
@@ -36,7 +37,7 @@ _MODULES = {
     "first-batch": "first_batch",
     "tuning": "tuning",
 }
-SECTIONS = ("client", "source", "sink", "trigger", "events", "ceiling", "first-batch")
+SECTIONS = ("client", "source", "sink", "delivery", "trigger", "events", "ceiling", "first-batch")
 # Those with a Kafka of three brokers; the others have one.
 _ON_THREE_BROKERS = {"events", "ceiling", "first-batch", "tuning"}
 
