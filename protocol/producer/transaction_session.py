@@ -146,10 +146,10 @@ class TransactionSession:
             self._maybe_ended = self._maybe_ended or ended.repeated
             if ended.outcome is not (Outcome.COMMITTED if commit else Outcome.ABORTED):
                 raise self._not_ended(ended)
-            # An epoch that has seen an abort may have lost numbers. One in which an EndTxn is still on its way must
-            # not be that of the next transaction. Since KIP-890 there is a new one anyway.
-            self._needs_epoch = ended.identity == self.held and (not commit or self._maybe_ended)
             self.held = ended.identity
+        # What was dropped may have had numbers already, and an EndTxn that is still on its way must not end the next
+        # transaction: either needs another epoch. Since KIP-890 each transaction has one.
+        self._needs_epoch = not self._v2 and (not commit or self._maybe_ended)
         self._lifecycle.transition(_S.READY)
 
     def _not_ended(self, ended: EndedTransaction) -> KafkaError:

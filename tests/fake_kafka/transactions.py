@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from tests.fake_kafka.cluster import Cluster
 
 _NONE = -1
+_LAST_EPOCH = 0x7FFE
+"""After it comes another producer id. There is one more, for a transaction of the last one that is ended."""
 
 
 class State(Enum):
@@ -40,9 +42,14 @@ _COMPLETE = {State.PREPARE_COMMIT: State.COMPLETE_COMMIT, State.PREPARE_ABORT: S
 
 @dataclass
 class Transaction:
-    """What is known of a transactional id. `bumped`: its epoch was raised when the last transaction ended."""
+    """What is known of a transactional id. `bumped`: its epoch was raised when the last transaction ended.
+
+    `previous_id`: the producer id before this one, `next_id` the one that follows when the markers are written.
+    """
 
     producer_id: int
+    previous_id: int = _NONE
+    next_id: int = _NONE
     producer_epoch: int = _NONE
     last_epoch: int = _NONE
     timeout_ms: int = 0
@@ -91,7 +98,8 @@ class Transactions:
     def _init(self, transaction: Transaction, producer_id: int, epoch: int) -> None:
         """The next epoch; for a producer that says who it is only if no other has come since."""
         is_new = transaction.producer_epoch == _NONE
-        if producer_id not in (_NONE, transaction.producer_id) and not is_new:
+        is_before = producer_id == transaction.previous_id and epoch >= _LAST_EPOCH
+        if producer_id not in (_NONE, transaction.producer_id) and not is_new and not is_before:
             raise Refused(ErrorCode.PRODUCER_FENCED)
         if transaction.state in _PREPARED:
             raise Refused(ErrorCode.CONCURRENT_TRANSACTIONS)
@@ -105,7 +113,14 @@ class Transactions:
             raise Refused(ErrorCode.PRODUCER_FENCED)
         transaction.last_epoch = transaction.producer_epoch if producer_id != _NONE else _NONE
         transaction.producer_epoch += 1
+        if transaction.producer_epoch > _LAST_EPOCH:
+            self._change_producer_id(transaction, self._new_producer_id())
         transaction.state, transaction.bumped = State.EMPTY, False
+
+    @staticmethod
+    def _change_producer_id(transaction: Transaction, producer_id: int) -> None:
+        transaction.previous_id, transaction.producer_id = transaction.producer_id, producer_id
+        transaction.producer_epoch = 0
 
     def _new_producer_id(self) -> int:
         self._next_producer_id += 1
@@ -184,9 +199,13 @@ class Transactions:
 
     def end(self, request: Request) -> Body:
         body, raises_epoch = request.body, request.version > LAST_BEFORE_TRANSACTION_V2
-        transaction = self._known(body)
+        transaction = self.transactions.get(body["transactional_id"])
         wanted = State.PREPARE_COMMIT if body["committed"] else State.PREPARE_ABORT
-        repeated = raises_epoch and transaction.bumped and body["producer_epoch"] == transaction.producer_epoch - 1
+        if transaction is None or not _is_before(transaction, body):
+            transaction = self._known(body)
+            repeated = raises_epoch and transaction.bumped and body["producer_epoch"] == transaction.producer_epoch - 1
+        else:
+            repeated = raises_epoch
         if body["producer_epoch"] != transaction.producer_epoch and not repeated:
             raise Refused(ErrorCode.PRODUCER_FENCED)
         if transaction.state is State.ONGOING:
@@ -200,6 +219,8 @@ class Transactions:
         elif transaction.state is not _COMPLETE[wanted]:
             raise Refused(ErrorCode.INVALID_TXN_STATE)
         self._write_markers(transaction)
+        if transaction.next_id != _NONE:
+            return {"producer_id": transaction.next_id, "producer_epoch": 0}
         return {"producer_id": transaction.producer_id, "producer_epoch": transaction.producer_epoch}
 
     def _end_empty(self, transaction: Transaction, wanted: State) -> None:
@@ -210,10 +231,11 @@ class Transactions:
             raise Refused(ErrorCode.INVALID_TXN_STATE)
         self._prepare(transaction, wanted, raises_epoch=True)
 
-    @staticmethod
-    def _prepare(transaction: Transaction, state: State, *, raises_epoch: bool) -> None:
+    def _prepare(self, transaction: Transaction, state: State, *, raises_epoch: bool) -> None:
         transaction.state, transaction.bumped = state, raises_epoch
         if raises_epoch:
+            if transaction.producer_epoch >= _LAST_EPOCH:
+                transaction.next_id = self._new_producer_id()
             transaction.last_epoch = transaction.producer_epoch
             transaction.producer_epoch += 1
 
@@ -234,6 +256,15 @@ class Transactions:
             self._cluster.offsets.end_transaction(producer, commit=commit)
             transaction.groups.clear()
             transaction.state = _COMPLETE[transaction.state]
+            if transaction.next_id != _NONE:
+                self._change_producer_id(transaction, transaction.next_id)
+                transaction.next_id = _NONE
+
+
+def _is_before(transaction: Transaction, body: Body) -> bool:
+    """Whether a request to end it is one that was heard before its producer id has changed."""
+    ended_as = (body["producer_id"], body["producer_epoch"])
+    return ended_as == (transaction.previous_id, _LAST_EPOCH) and transaction.producer_epoch == 0
 
 
 def added_partitions(topics: list[Body], code: Callable[[TopicPartition], ErrorCode]) -> Body:

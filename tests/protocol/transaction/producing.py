@@ -14,8 +14,11 @@ from protocol.kafka_terms import LATEST
 from protocol.producer.transactional_producer import TransactionalProducer
 
 
+PREFIX = "txn-"
+
+
 def new_id() -> str:
-    return f"txn-{uuid.uuid4().hex[:10]}"
+    return f"{PREFIX}{uuid.uuid4().hex[:10]}"
 
 
 def producer_of(client: Client, transactional_id: str, **properties: object) -> TransactionalProducer:

@@ -67,13 +67,11 @@ class TestTransactions:
         assert numbers_in(client, "orders", 3) == [[n for n in expected if n % 3 == part] for part in range(3)]
 
     def test_an_abort_drops_what_is_not_sent(self, client: Client, producer: TransactionalProducer) -> None:
-        producer.begin_transaction()
-        send_numbered(producer, "orders", 0, 10, 3)
-        producer.abort_transaction()
-        producer.begin_transaction()
-        send_numbered(producer, "orders", 10, 10, 3)
-        producer.commit_transaction()
-        assert visible(client) == list(range(10, 20))
+        for first, end in ((0, producer.commit_transaction), (10, producer.abort_transaction), (20, None)):
+            producer.begin_transaction()
+            send_numbered(producer, "orders", first, 10, 3)
+            (end or producer.commit_transaction)()
+        assert visible(client) == [*range(10), *range(20, 30)]
         assert numbers_in(client, "orders", 3, "read_uncommitted") == numbers_in(client, "orders", 3)
 
     @pytest.mark.parametrize("end", [TransactionalProducer.commit_transaction, TransactionalProducer.abort_transaction])
@@ -207,6 +205,46 @@ class TestFencing:
         with pytest.raises((ProducerFenced, TransactionFailed)):
             producer.commit_transaction()
         assert visible(client) == []
+
+
+class TestTheLastEpochs:
+    """After 32,766 comes another producer id."""
+
+    @pytest.mark.parametrize("lost", [0, 1], ids=["answered", "an answer is lost"])
+    def test_a_producer_goes_on_under_another_id(self, fake: FakeKafka, client: Client, lost: int) -> None:
+        first = started(client, "etl-0")
+        fake.transactions.transactions["etl-0"].producer_epoch = 32_764
+        producer = started(client, "etl-0")
+        for number in range(6):
+            producer.begin_transaction()
+            send_numbered(producer, "orders", 10 * number, 10, 3)
+            fake.lose_replies(END_TXN, lost)
+            if number in (1, 3):
+                producer.abort_transaction()
+            else:
+                producer.commit_transaction()
+        assert visible(client) == [*range(10), *range(20, 30), *range(40, 60)]
+        assert fake.transactions.transactions["etl-0"].producer_epoch < 100, "it began anew"
+        with pytest.raises(ProducerFenced):
+            ended_by(first)
+
+    def test_a_new_producer_has_it_at_once(self, fake: FakeKafka, client: Client) -> None:
+        before = started(client, "etl-0")
+        fake.transactions.transactions["etl-0"].producer_epoch = 32_766
+        producer = started(client, "etl-0")
+        producer.begin_transaction()
+        send_numbered(producer, "orders", 0, 10, 3)
+        producer.commit_transaction()
+        with pytest.raises(ProducerFenced):
+            ended_by(before)
+        assert visible(client) == list(range(10))
+
+
+def ended_by(producer: TransactionalProducer) -> None:
+    """Offsets, and the end of the transaction."""
+    producer.begin_transaction()
+    producer.send_offsets_to_transaction({("orders", 0): CommittedOffset(1)}, GROUP)
+    producer.commit_transaction()
 
 
 class TestErrors:
@@ -349,3 +387,4 @@ class TestUnknownOutcomes:
         for _ in range(2):
             with pytest.raises(OutcomeUnknown, match="PRODUCER_FENCED"):
                 producer.commit_transaction()
+        assert producer.transaction_state is TransactionState.FATAL_ERROR, "to ask again is of no use"

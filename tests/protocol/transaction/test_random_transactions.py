@@ -1,0 +1,167 @@
+"""Random transactions on a model of a cluster that loses answers, fences, times out and moves: none is ever torn, and
+what a producer says of one is what readers of committed records see.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from protocol.broker_errors import ErrorCode
+from protocol.cluster.client import Client
+from protocol.config import parse_client
+from protocol.errors import KafkaError, OutcomeUnknown
+from protocol.producer.transactional_producer import TransactionalProducer
+from protocol.transaction.states import TransactionState
+from protocol.wire.messages.m00_produce import PRODUCE
+from protocol.wire.messages.m10_find_coordinator import TRANSACTION
+from protocol.wire.messages.m26_end_txn import END_TXN
+from tests.fake_kafka.clock import ManualClock
+from tests.fake_kafka.server import FakeKafka
+from tests.protocol.producer.producing import send_numbered
+from tests.protocol.transaction.conftest import QUICK
+from tests.protocol.transaction.producing import numbers_in, started
+
+ID, PARTITIONS, ROWS = "etl-0", 3, 6
+CALLS = ("begin", "send", "flush", "commit", "abort", "restart", "a newer one writes")
+FAULTS = (
+    "EndTxn is done and not answered",
+    "EndTxn is not heard",
+    "nobody answers EndTxn",
+    "Produce is done and not answered",
+    "records are refused",
+    "numbers broke off",
+    "time passes",
+    "the coordinator moves",
+)
+# Transactions are mostly whole; faults come in between.
+EVENTS = st.lists(
+    st.one_of(
+        st.just(("begin", "send", "commit")),
+        st.just(("begin", "send", "flush", "abort")),
+        st.sampled_from(CALLS).map(lambda call: (call,)),
+        st.sampled_from(FAULTS).map(lambda fault: (fault,)),
+        st.sampled_from(FAULTS).map(lambda fault: ("begin", "send", fault, "send", "commit", "commit")),
+    ),
+    max_size=12,
+)
+
+
+class Program:
+    """A producer and what it was told: each transaction is the numbers in it."""
+
+    def __init__(self, fake: FakeKafka, clock: ManualClock, client: Client) -> None:
+        self.fake = fake
+        self.clock = clock
+        self.client = client
+        self.producer = started(client, ID)
+        self.next = 0
+        self.open: set[int] = set()
+        self.committed: list[set[int]] = []
+        self.unknown: list[set[int]] = []
+
+    def do(self, event: str) -> None:
+        try:
+            getattr(self, event.replace(" ", "_"))()
+        except KafkaError:
+            if self.producer.transaction_state is TransactionState.FATAL_ERROR:
+                self.restart()
+
+    def begin(self) -> None:
+        self.producer.begin_transaction()
+        self.open = set()
+
+    def send(self) -> None:
+        self.producer._session.require(TransactionState.IN_TRANSACTION)
+        self.open |= set(range(self.next, self.next + ROWS))
+        self.next += ROWS
+        send_numbered(self.producer, "orders", self.next - ROWS, ROWS, PARTITIONS)
+
+    def flush(self) -> None:
+        self.producer.flush()
+
+    def commit(self) -> None:
+        try:
+            self.producer.commit_transaction(self.client.deadline(60))
+        except OutcomeUnknown:
+            self.fake.faults.clear()
+            if self.open not in self.unknown:
+                self.unknown.append(self.open)
+            raise
+        self.committed.append(self.open)
+
+    def abort(self) -> None:
+        try:
+            self.producer.abort_transaction(self.client.deadline(60))
+        except OutcomeUnknown:
+            self.fake.faults.clear()
+            raise
+
+    def restart(self) -> None:
+        """As after a crash: nobody ends what is open but the next one's `init_transactions`."""
+        TransactionalProducer.abort(self.producer)
+        self.fake.faults.clear()
+        self.producer = started(self.client, ID)
+
+    def a_newer_one_writes(self) -> None:
+        self.fake.faults.clear()
+        newer = started(self.client, ID)
+        newer.begin_transaction()
+        numbers = set(range(self.next, self.next + ROWS))
+        self.next += ROWS
+        send_numbered(newer, "orders", min(numbers), ROWS, PARTITIONS)
+        newer.commit_transaction()
+        self.committed.append(numbers)
+
+    # -- faults -------------------------------------------------------------------------------
+
+    def EndTxn_is_done_and_not_answered(self) -> None:
+        self.fake.lose_replies(END_TXN)
+
+    def EndTxn_is_not_heard(self) -> None:
+        self.fake.lose_requests(END_TXN)
+
+    def nobody_answers_EndTxn(self) -> None:
+        self.fake.lose_replies(END_TXN, 1_000)
+
+    def Produce_is_done_and_not_answered(self) -> None:
+        self.fake.lose_replies(PRODUCE)
+
+    def records_are_refused(self) -> None:
+        self.fake.refuse(PRODUCE, ErrorCode.INVALID_RECORD)
+
+    def numbers_broke_off(self) -> None:
+        self.fake.refuse(PRODUCE, ErrorCode.UNKNOWN_PRODUCER_ID)
+
+    def time_passes(self) -> None:
+        self.clock.advance(61)
+
+    def the_coordinator_moves(self) -> None:
+        here = self.fake.coordinator(TRANSACTION, ID)
+        self.fake.move_coordinator(ID, here % len(self.fake.brokers) + 1, TRANSACTION)
+
+
+@pytest.mark.parametrize("version", ["1", "2"], ids=["before KIP-890", "since KIP-890"])
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(events=EVENTS)
+def test_what_is_said_of_a_transaction_is_what_readers_see(version: str, events: list[tuple[str, ...]]) -> None:
+    clock = ManualClock()
+    with FakeKafka(2, clock=clock, settings={"transaction.version": version}) as fake:
+        fake.create_topic("orders", PARTITIONS)
+        with Client(parse_client({"bootstrap.servers": fake.bootstrap_servers, **QUICK})) as client:
+            program = Program(fake, clock, client)
+            for event in (each for together in events for each in together):
+                program.do(event)
+            fake.faults.clear()
+            started(client, ID)
+            seen = numbers_in(client, "orders", PARTITIONS)
+    numbers = [number for partition in seen for number in partition]
+    visible = set(numbers)
+    assert len(numbers) == len(visible), "nothing is there twice"
+    assert all(partition == sorted(partition) for partition in seen), "nor out of order"
+    known = set().union(*program.committed)
+    assert known <= visible, "what was said to be committed is there"
+    for transaction in program.unknown:
+        assert transaction <= visible or not transaction & visible, "all of it or nothing"
+    assert visible <= known.union(*program.unknown), "and nothing else"
