@@ -119,6 +119,9 @@ class TransactionalProducer(AsyncProducer):
 
     # -- the end ------------------------------------------------------------------------------
 
+    def __enter__(self) -> TransactionalProducer:
+        return self
+
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with suppress(KafkaError) if kind is not None else nullcontext():
             self.close()

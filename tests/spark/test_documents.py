@@ -44,6 +44,8 @@ PYTHON = {
     ("migrating.md", "kafka_batches("): HERE + "test_batch_writes_and_updates_after_the_move",
     ("security.md", "security.protocol"): "tests/spark/test_tls.py::test_the_example_reads",
     ("migrating.md", "crc"): "tests/spark/test_migrating.py::test_a_checkpoint_is_taken_over_and_given_back",
+    ("transactions.md", "def copy("): "tests/protocol/transaction/test_examples.py::"
+    "test_every_record_is_copied_once_while_copiers_come_and_go",
 }
 # The page of settings, where there is one.
 TUNING = ROOT / "docs" / "tuning.md"

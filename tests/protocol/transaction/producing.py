@@ -13,7 +13,6 @@ from protocol.consumer.range_consumer import RangeConsumer
 from protocol.kafka_terms import LATEST
 from protocol.producer.transactional_producer import TransactionalProducer
 
-
 PREFIX = "txn-"
 
 

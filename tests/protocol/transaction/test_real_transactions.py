@@ -46,9 +46,11 @@ def one_broker(request: pytest.FixtureRequest, kafka1: LocalKafka) -> Iterator[L
 
 
 @pytest.fixture(autouse=True)
-def _no_transaction_is_left_open(one_broker: LocalKafka) -> Iterator[None]:
+def _no_transaction_is_left_open(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
-    with Client(parse_client({"bootstrap.servers": one_broker.bootstrap_servers})) as client:
+    which = "one_broker" if "one_broker" in request.fixturenames else "kafka"
+    kafka: LocalKafka = request.getfixturevalue(which)
+    with Client(parse_client({"bootstrap.servers": kafka.bootstrap_servers})) as client:
         give_up_s = time.monotonic() + 20
         while left := list_transactions(client, prefix=PREFIX, states=OPEN_STATES):
             assert time.monotonic() < give_up_s, left

@@ -1,0 +1,67 @@
+"""The example of docs/transactions.md runs, and does what the page says."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from protocol.errors import ProducerFenced
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.conftest import TopicFactory
+from tests.consumer_groups import describe
+from tests.documents import block
+from tests.protocol.consumer.consuming import client_of, produce
+from tests.protocol.transaction.producing import new_id, numbers_in
+from tests.wait_for_brokers import wait_until_decided
+
+COUNT, PARTITIONS = 3_000, 3
+
+
+def test_every_record_is_copied_once_while_copiers_come_and_go(kafka1: LocalKafka, topic1: TopicFactory) -> None:
+    """A second one joins and takes partitions over, the first one is fenced by a third, which has its id."""
+    source, target, group, ids = topic1(PARTITIONS), topic1(PARTITIONS), new_id(), [new_id(), new_id()]
+    namespace: dict[str, Any] = {}
+    exec(block("transactions.md", "def copy(").text, namespace)
+    done = threading.Event()
+    fenced: list[str] = []
+
+    def run(transactional_id: str, stopped: Callable[[], bool]) -> None:
+        try:
+            namespace["copy"](kafka1.bootstrap_servers, group, source, target, transactional_id, stopped)
+        except ProducerFenced:
+            fenced.append(transactional_id)
+
+    def start(transactional_id: str) -> threading.Thread:
+        thread = threading.Thread(target=run, args=(transactional_id, done.is_set))
+        thread.start()
+        return thread
+
+    def copied() -> list[int]:
+        with client_of(kafka1) as client:
+            return [number for numbers in numbers_in(client, target, PARTITIONS) for number in numbers]
+
+    def write_and_wait(first: int) -> None:
+        produce(kafka1, source, range(first, first + COUNT), PARTITIONS, settings={"batch.size": 2_000})
+        give_up_s = time.monotonic() + 60
+        while len(copied()) < first + COUNT:
+            assert time.monotonic() < give_up_s
+            time.sleep(0.1)
+
+    threads = [start(ids[0])]
+    try:
+        write_and_wait(0)
+        threads.append(start(ids[1]))
+        write_and_wait(COUNT)
+        threads.append(start(ids[0]))
+        write_and_wait(2 * COUNT)
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    wait_until_decided(kafka1, [(target, number) for number in range(PARTITIONS)])
+    assert sorted(copied()) == list(range(3 * COUNT))
+    assert set(fenced) <= {ids[0]}
+    assert sum(row.lag or 0 for row in describe(kafka1, group)) == 0
