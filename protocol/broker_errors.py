@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import Any
 
+from protocol.acls import missing_right
 from protocol.errors import BrokerError
 
 
@@ -232,7 +233,12 @@ def broker_error(code: int, message: str, **context: Any) -> BrokerError:
     """The exception for an answer with an error code; raise it, or keep it as a cause.
 
     `message` says what was being done, with topic, partition, host:port, API and version where known; the code's
-    name and text are added. `context` is kept on the exception, beside `code` and `name`.
+    name and text are added. `context` is kept on the exception, beside `code` and `name`; where it has `api`, the name
+    of what was asked, a refusal says which right is lacking.
     """
     row = error_row(code)
-    return BrokerError(f"{message}: {row.name} ({code}), {row.text}", **{**context, "code": code, "name": row.name})
+    right = missing_right(code, context)
+    remedy = f" (it needs {right})" if right else ""
+    return BrokerError(
+        f"{message}: {row.name} ({code}), {row.text}{remedy}", **{**context, "code": code, "name": row.name}
+    )

@@ -8,6 +8,7 @@ Owns the defaults, one each, and the rules between properties; the names and kin
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,6 +18,8 @@ from protocol.once import warn_once
 from protocol.properties import read
 from protocol.property import Role
 from protocol.property_kinds import MAX_INT32
+from protocol.sasl.config import NO_SASL, SaslConfig
+from protocol.sasl.credentials import credentials
 from protocol.secret import pickled_with_secrets
 from protocol.security.tls_config import DEFAULT_TLS, TLSConfig, parse_tls
 
@@ -24,7 +27,7 @@ IsolationLevel = Literal["read_uncommitted", "read_committed"]
 OffsetReset = Literal["earliest", "latest", "none"]
 GroupProtocol = Literal["none", "classic", "consumer"]
 Compression = Literal["none", "gzip", "snappy", "lz4", "zstd"]
-SecurityProtocol = Literal["PLAINTEXT", "SSL"]
+SecurityProtocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
 PartitionStrategy = Literal[
     "murmur2",
     "fnv1a",
@@ -64,6 +67,7 @@ class ClientConfig:
     send_buffer_bytes: int = -1
     max_response_bytes: int = 104_857_600
     tls: TLSConfig = DEFAULT_TLS
+    sasl: SaslConfig = NO_SASL
 
     def __post_init__(self) -> None:
         if not self.bootstrap_servers:
@@ -146,8 +150,8 @@ class ProducerConfig:
 def parse_client(properties: Mapping[str, object], *, prefix: str = "") -> ClientConfig:
     """The connection part of `properties` (Kafka's names, values as text, numbers or booleans).
 
-    Properties of consumers and producers are skipped; a wrong value and anything of SASL raises `ConfigurationError`,
-    which puts `prefix` ("kafka.") before the name.
+    Properties of consumers and producers are skipped; a wrong value raises `ConfigurationError`, which puts `prefix`
+    ("kafka.") before the name.
     """
     values = read(properties, Role.CLIENT, prefix=prefix)
     if "bootstrap_servers" not in values:
@@ -156,15 +160,34 @@ def parse_client(properties: Mapping[str, object], *, prefix: str = "") -> Clien
     least_ms = values.get("reconnect_backoff_ms", ClientConfig.reconnect_backoff_ms)
     values.setdefault("reconnect_backoff_max_ms", max(ClientConfig.reconnect_backoff_max_ms, least_ms))
     _resolve_tls(values, prefix)
+    _resolve_sasl(values, prefix)
     return ClientConfig(**values)
 
 
 def _resolve_tls(values: dict[str, Any], prefix: str) -> None:
     given = {name.removeprefix("ssl_"): values.pop(name) for name in list(values) if name.startswith("ssl_")}
-    if "security_protocol" in values and values["security_protocol"] != "PLAINTEXT":
+    protocol = values.get("security_protocol", ClientConfig.security_protocol)
+    if protocol.endswith("SSL"):
         values["tls"] = parse_tls(given, prefix=prefix)
     elif given:
-        warn_once(f"{prefix}ssl.* has no effect: {prefix}security.protocol is PLAINTEXT")
+        warn_once(f"{prefix}ssl.* has no effect: {prefix}security.protocol is {protocol}")
+
+
+def _resolve_sasl(values: dict[str, Any], prefix: str) -> None:
+    given = {name.removeprefix("sasl_"): values.pop(name) for name in list(values) if name.startswith("sasl_")}
+    protocol = values.get("security_protocol", ClientConfig.security_protocol)
+    if not protocol.startswith("SASL"):
+        if given:
+            warn_once(f"{prefix}sasl.* has no effect: {prefix}security.protocol is {protocol}")
+        return
+    values["sasl"] = sasl = SaslConfig(**given)
+    try:
+        credentials(sasl)
+    except ConfigurationError as error:
+        # What is wrong is said now; what references lead to is known where a connection is opened.
+        raise ConfigurationError(re.sub(r"(?<![\w.])sasl\.[a-z]", rf"{prefix}\g<0>", error.message)) from error
+    if protocol == "SASL_PLAINTEXT" and sasl.mechanism in ("PLAIN", "OAUTHBEARER"):
+        warn_once(f"{prefix}security.protocol is {protocol}: {sasl.mechanism} sends what it signs in with unencrypted")
 
 
 def parse_consumer(properties: Mapping[str, object], *, prefix: str = "") -> ConsumerConfig:

@@ -29,6 +29,7 @@ from protocol.property_kinds import (
     integer,
     one_of,
 )
+from protocol.sasl.properties import SASL_PROPERTIES
 from protocol.security.tls_properties import TLS_PROPERTIES
 from protocol.spelling import meant
 
@@ -268,12 +269,11 @@ PROPERTIES: tuple[Property, ...] = (
         "enable.auto.commit",
         "a commit on a timer would run ahead of what has been processed; offsets are committed after processing",
     ),
-    *forbidden(_CLIENT, "config.providers", "values are taken as they are; put the resolved value in its place"),
+    *no_effect(_CLIENT, "config.providers", "those named env, file and dir are always there, and no others"),
     *forbidden(_CLIENT, "security.providers", "JVM classes cannot run here"),
     *TLS_PROPERTIES,
+    *SASL_PROPERTIES,
 )
-
-SASL_ROW = Property("sasl.*", _CLIENT, Effect.NOT_YET, "there is no SASL yet; only listeners without it can be reached")
 
 BY_NAME: Mapping[str, Property] = {row.name: row for row in PROPERTIES}
 
@@ -309,7 +309,7 @@ def read(properties: Mapping[str, object], role: Role, *, prefix: str = "") -> d
 
 def find(name: str) -> Property | None:
     """The row of a property; None for one that Kafka does not have."""
-    return SASL_ROW if name.startswith("sasl.") else BY_NAME.get(name)
+    return BY_NAME.get(name)
 
 
 def _warn_of_unknown(name: str, prefix: str) -> None:

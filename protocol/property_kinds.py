@@ -121,8 +121,8 @@ SECRET = Kind(NONEMPTY.allowed, lambda text: Secret(_nonempty(text)), secret=Tru
 ADDRESSES = Kind("host:port[,host:port...]", _addresses)
 ACKS = one_of(meanings={"all": -1, "-1": -1, "1": 1, "0": 0})
 SECURITY_PROTOCOL = one_of(
-    meanings={"PLAINTEXT": "PLAINTEXT", "SSL": "SSL"},
-    otherwise="SASL is not supported yet, and nothing falls back to something else in silence",
+    *("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"),
+    otherwise="nothing falls back to another one in silence",
 )
 PARTITIONER = one_of(
     *("murmur2", "fnv1a", "fnv1a_reference", "crc32", "random", "round_robin", "manual"),

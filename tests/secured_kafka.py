@@ -1,7 +1,8 @@
 """One broker with listeners of every protocol: good ones, and such as a client must refuse.
 
 Listeners, beside those of `LocalKafka(security=...)`: MUTUAL wants a certificate of its clients; EXPIRED, EARLY and
-ELSEWHERE have a certificate that is not valid any more, not yet, or for another host; OLD speaks TLS 1.1 alone.
+ELSEWHERE have a certificate that is not valid any more, not yet, or for another host; OLD speaks TLS 1.1 alone; SHORT
+takes no SCRAM, and its sign-ins are good for two seconds. alice may do everything, bob what ACLs say.
 """
 
 from __future__ import annotations
@@ -12,10 +13,14 @@ from pathlib import Path
 
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.certificates import CertificateAuthority
+from spark_kafka_source.local_kafka.users import authorizing, signing_in
 from tests.spark_home import BRIEF_LIFE
 
 _HERE = ("127.0.0.1", "localhost")
 _DAY = timedelta(days=1)
+# A broker takes another sign-in on the same connection after a second.
+SESSION_MS = 2_000
+USERS = {"alice": "pa\"ss' w\\rd;1", "bob": "bob-secret"}
 _OTHERS = ("MUTUAL", "EXPIRED", "EARLY", "ELSEWHERE", "OLD")
 
 
@@ -41,7 +46,7 @@ class SecuredKafka:
         return self.kafka.certificate_authority.issue("client")
 
 
-def start(folder: Path, security: tuple[str, ...] = ("ssl",)) -> SecuredKafka:
+def start(folder: Path, security: tuple[str, ...] = ("ssl", "sasl_plaintext", "sasl_ssl")) -> SecuredKafka:
     authority = CertificateAuthority(folder, "another CA")
     stores = {
         "expired": authority.issue("expired", _HERE, valid=(-2 * _DAY, -_DAY)),
@@ -49,6 +54,8 @@ def start(folder: Path, security: tuple[str, ...] = ("ssl",)) -> SecuredKafka:
         "elsewhere": authority.issue("elsewhere", ["broker-1.example.com", "10.1.2.3"]),
     }
     settings = {f"listener.name.{name}.ssl.keystore.location": str(file) for name, file in stores.items()}
+    settings |= signing_in("SHORT", USERS, ["PLAIN", "OAUTHBEARER"], session_ms=SESSION_MS)
+    settings |= authorizing("alice", "CN=client")
     settings |= {
         "listener.name.mutual.ssl.client.auth": "required",
         "listener.name.old.ssl.enabled.protocols": "TLSv1.1",
@@ -59,7 +66,8 @@ def start(folder: Path, security: tuple[str, ...] = ("ssl",)) -> SecuredKafka:
     allowed.write_text("jdk.tls.disabledAlgorithms=\n")
     kafka = LocalKafka(
         security=security,
-        listeners=dict.fromkeys(_OTHERS, "SSL"),
+        users=USERS,
+        listeners={**dict.fromkeys(_OTHERS, "SSL"), "SHORT": "SASL_PLAINTEXT"},
         settings=settings,
         jvm_options=[*BRIEF_LIFE, f"-Djava.security.properties={allowed}"],
     )

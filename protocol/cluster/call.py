@@ -225,7 +225,7 @@ class _Words:
     def error(self, part: Part, broker: Broker | None) -> BrokerError:
         own = f": {part.message}" if part.message else ""
         context = {**(self.to.context if isinstance(self.to, CoordinatorKey) else {}), **part.about}
-        return broker_error(part.code, f"{self.of(part, broker)}{own}", **context)
+        return broker_error(part.code, f"{self.of(part, broker)}{own}", api=self.api.name, **context)
 
     def left_out(self, partitions: Collection[TopicPartition], broker: Broker | None) -> Corrupt:
         topic, partition = min(partitions)

@@ -52,7 +52,7 @@ class CoordinatorKey(NamedTuple):
         """The coordinator that a reply tells; raises `BrokerError`."""
         row = (reply["coordinators"] or [reply])[0]
         if row["error_code"] != ErrorCode.NONE:
-            raise broker_error(row["error_code"], f"coordinator of {self}", **self.context)
+            raise broker_error(row["error_code"], f"coordinator of {self}", api="FindCoordinator", **self.context)
         return Broker(row["node_id"], row["host"], row["port"])
 
 

@@ -86,7 +86,7 @@ class Metadata:
         known = self.topics.get(name)
         code = known.error_code if known is not None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if known is None or code != ErrorCode.NONE:
-            raise broker_error(code, f"topic {name}", topic=name)
+            raise broker_error(code, f"topic {name}", api="Metadata", topic=name)
         return known
 
     def leader(self, topic: str, partition: int) -> tuple[Broker, Partition]:

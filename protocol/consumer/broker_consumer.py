@@ -110,7 +110,7 @@ class BrokerConsumer:
                 return result
         if code != ErrorCode.NONE:
             result.failed = [
-                (each, broker_error(code, f"Fetch of {each.name} from {self.broker}", topic=each.topic))
+                (each, broker_error(code, f"Fetch of {each.name} from {self.broker}", api="Fetch", topic=each.topic))
                 for each in asked.values()
             ]
             return result

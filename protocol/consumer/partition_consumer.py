@@ -191,6 +191,7 @@ class PartitionConsumer:
             raise broker_error(
                 code,
                 f"Fetch of {self.name} at offset {self.position} from {broker}{hint}",
+                api="Fetch",
                 topic=self.topic,
                 partition=self.partition,
                 offset=self.position,

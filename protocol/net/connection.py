@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from protocol.net.byte_stream import ByteStream
 from protocol.wire import frame, versions
 from protocol.wire.messages.m18_api_versions import API_VERSIONS
 from protocol.wire.schema import Api
+
+if TYPE_CHECKING:
+    from protocol.net.authenticate import Authenticator
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +73,7 @@ class Reply:
 
 
 class Connection:
-    """An open connection, after `handshake` with the versions that its broker speaks, and its cluster's features.
+    """An open connection, after `handshake` signed in, with the versions that its broker speaks and its features.
 
     `on_failure` is called when the broker broke it, or did not answer in time; `is_departed` when a reply is late: if
     others say so in time that the broker is gone, the connection is given up long before the reply's deadline.
@@ -85,6 +88,7 @@ class Connection:
         max_response_bytes: int,
         on_failure: Callable[[KafkaError], None] = lambda error: None,
         is_departed: Callable[[Deadline], bool] = lambda deadline: False,
+        authenticator: Authenticator | None = None,
     ) -> None:
         self.address = stream.address
         self.versions: Mapping[int, tuple[int, int]] = {}
@@ -96,6 +100,8 @@ class Connection:
         self._max_response_bytes = max_response_bytes
         self._on_failure = on_failure
         self._is_departed = is_departed
+        self._authenticator = authenticator
+        self._authenticate_at_s = float("inf")
         # Since when the broker owes us something and says nothing, or when that was looked into last.
         self._silent_since_s = self.last_used_s
         stream.on_silence = self.check_silence
@@ -125,7 +131,11 @@ class Connection:
         return self._stream.pending()
 
     def handshake(self, deadline: Deadline) -> None:
-        """Asks for the API versions (KIP-35, KIP-511). A broker that lacks our version of it answers with version 0."""
+        """Asks for the API versions (KIP-35, KIP-511), then signs in.
+
+        A broker that lacks our version of ApiVersions answers with version 0. Raises what `Authenticator.authenticate`
+        does.
+        """
         version = API_VERSIONS.last
         body = {"client_software_name": "spark-kafka-source", "client_software_version": "0.1"}
         reply = self.send(API_VERSIONS, version, body, deadline).result(deadline)
@@ -135,6 +145,19 @@ class Connection:
             raise Corrupt(f"{self.address}: ApiVersions was answered with error {reply['error_code']}")
         self.versions = {row["api_key"]: (row["min_version"], row["max_version"]) for row in reply["api_keys"]}
         self.features = {row["name"]: row["max_version_level"] for row in reply["finalized_features"]}
+        if self._authenticator is not None:
+            with self._sending:
+                self._authenticate(self._authenticator, deadline)
+
+    def _authenticate(self, authenticator: Authenticator, deadline: Deadline) -> None:
+        """Signs in, for the first time or again (KIP-368). By who holds `_sending`, since a broker takes nothing else
+        meanwhile; what is in flight it answers before."""
+        with self._closed_when_broken():
+            good_for_s = authenticator.authenticate(self.address, self._ask, deadline)
+        self._authenticate_at_s = float("inf") if good_for_s is None else self._clock.now_s() + good_for_s
+
+    def _ask(self, api: Api, at_least: int, body: dict[str, Any], deadline: Deadline) -> Mapping[str, Any]:
+        return self._send(api, self.choose_version(api, at_least), body, deadline, replies=True).result(deadline)
 
     def choose_version(self, api: Api, at_least: int = 0, at_most: int | None = None) -> int:
         """The version to speak with this broker. Raises `UnsupportedVersion`."""
@@ -161,6 +184,8 @@ class Connection:
         if not self._sending.acquire(timeout=deadline.remaining_s()):
             raise RequestTimedOut(f"{self.address}: {api.name} v{version} could not be sent in time")
         try:
+            if self._authenticator is not None and self._clock.now_s() >= self._authenticate_at_s:
+                self._authenticate(self._authenticator, deadline)
             return self._send(api, version, body, deadline, replies)
         finally:
             self._sending.release()

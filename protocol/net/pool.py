@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from protocol.clock import Clock, Deadline
 from protocol.config import ClientConfig
@@ -23,6 +24,9 @@ from protocol.net.connection import Connection
 from protocol.net.reachability import Address, Reachability
 from protocol.net.tls_connect import connect_tls
 from protocol.net.tls_context import TLSContext
+
+if TYPE_CHECKING:
+    from protocol.net.authenticate import Authenticator
 
 
 class ConnectionPool:
@@ -39,6 +43,7 @@ class ConnectionPool:
         self._is_departed = is_departed
         self._connections: dict[tuple[str, int, str], Connection] = {}
         self._tls = TLSContext(config.tls) if config.security_protocol.endswith("SSL") else None
+        self._authenticator = _authenticator(config, clock)
         self._reachability = Reachability(config.reconnect_backoff_ms, config.reconnect_backoff_max_ms)
         self._lock = threading.Lock()
         self._closed = False
@@ -157,6 +162,7 @@ class ConnectionPool:
             max_response_bytes=self._config.max_response_bytes,
             on_failure=partial(self._failed, (host, port)),
             is_departed=partial(self._is_departed, (host, port)),
+            authenticator=self._authenticator,
         )
         try:
             connection.handshake(setup)
@@ -174,3 +180,14 @@ class ConnectionPool:
         if self._process_id != os.getpid():
             self._process_id = os.getpid()
             self._connections = {}
+            # Its locks may have been held.
+            self._authenticator = _authenticator(self._config, self._clock)
+
+
+def _authenticator(config: ClientConfig, clock: Clock) -> Authenticator | None:
+    """Of SASL alone, which those who need none do not import."""
+    if not config.security_protocol.startswith("SASL"):
+        return None
+    from protocol.net.authenticate import Authenticator
+
+    return Authenticator(config.sasl, clock)

@@ -385,7 +385,13 @@ class PartitionProducer:
         if detail:
             what += f" [{detail}]"
         return broker_error(
-            code, what, topic=self.topic, partition=self.partition, attempts=batch.attempts, records=batch.record_count
+            code,
+            what,
+            api="Produce",
+            topic=self.topic,
+            partition=self.partition,
+            attempts=batch.attempts,
+            records=batch.record_count,
         )
 
     def _lost_by_broker(self, batch: ProducerBatch, error: KafkaError) -> KafkaError:

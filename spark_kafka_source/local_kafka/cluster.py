@@ -34,6 +34,7 @@ from spark_kafka_source.local_kafka.certificates import CertificateAuthority
 from spark_kafka_source.local_kafka.config import LOOPBACK, PLAINTEXT, ClusterConfig, Node
 from spark_kafka_source.local_kafka.jars import Report, class_archive, find_java, kafka_jars, to_stderr
 from spark_kafka_source.local_kafka.process import JavaProcess, Watchdog
+from spark_kafka_source.local_kafka.users import scram_credentials
 
 DEFAULT_VERSION = "4.2.0"
 
@@ -55,8 +56,9 @@ class LocalKafka:
     version: of Apache Kafka; "4.2.0", "3.9.1" and "2.8.2" are tested.
     settings: broker settings for all, over those of `conf/kafka-broker.properties`.
     broker_settings: settings for single brokers, by id: `{1: {"broker.rack": "a"}}`.
-    security: "ssl", or several protocols: a listener each beside `PLAINTEXT`, with what it needs, named as its protocol
-        is in Kafka ("SSL"). `client_properties("SSL")` is what its clients need.
+    security: "ssl", "sasl_plaintext", "sasl_ssl" or several of them: a listener each beside `PLAINTEXT`, with what it
+        needs, named as its protocol is in Kafka ("SASL_SSL"). `client_properties("SASL_SSL")` is what its clients need.
+    users: who may sign in there, name -> password, by every mechanism (`users.MECHANISMS`).
     listeners: further listeners and their security protocol, `{"MUTUAL": "SSL"}`; each gets a port, its details go into
         `settings` (`listener.name.mutual.…`). `PLAINTEXT` is always there.
     format_arguments: for Kafka's StorageTool: `["--feature", "transaction.version=1"]`, `["--add-scram", …]`.
@@ -77,6 +79,7 @@ class LocalKafka:
         *,
         broker_settings: Mapping[int, Mapping[str, str]] | None = None,
         security: str | Sequence[str] = "plaintext",
+        users: Mapping[str, str] = secured.USERS,
         listeners: Mapping[str, str] | None = None,
         format_arguments: Sequence[str] = (),
         jvm_options: Sequence[str] = (),
@@ -109,6 +112,7 @@ class LocalKafka:
         self._watchdog = Watchdog(self._folder)
         self._zookeeper: JavaProcess | None = None
         self.certificate_authority: CertificateAuthority | None = None  # of the brokers' certificates
+        self.users = dict(users)
         own = {id: _as_text(values) for id, values in (broker_settings or {}).items()}
         self._nodes = {
             id: Node(id, self._folder / f"broker-{id}", {}, 0, own.get(id, {})) for id in range(1, brokers + 1)
@@ -146,10 +150,10 @@ class LocalKafka:
         return f"{LOOPBACK}:{self._node(broker_id).ports[listener]}"
 
     def client_properties(self, listener: str = PLAINTEXT) -> dict[str, str]:
-        """Kafka's properties for a client of one listener: its addresses, its protocol, whom to trust."""
+        """Kafka's properties for a client of one listener: its addresses, its protocol, whom to trust, who it is."""
         protocol = self._config.listeners.get(listener, PLAINTEXT)
         where = {"bootstrap.servers": self.bootstrap_servers_of(listener)}
-        return where | secured.client_properties(protocol, self.certificate_authority)
+        return where | secured.client_properties(protocol, self.certificate_authority, self.users)
 
     def pid(self, broker_id: int) -> int | None:
         """Process id of a broker, None while it is down."""
@@ -280,6 +284,12 @@ class LocalKafka:
     # -- starting -----------------------------------------------------------------------------
 
     def _secure(self) -> None:
+        if sasl := secured.sasl_listeners(self._config.listeners):
+            self._config = replace(
+                self._config,
+                settings={**secured.sasl_settings(sasl, self.users), **self._config.settings},
+                format_arguments=(*scram_credentials(self.users), *self._config.format_arguments),
+            )
         if secured.uses_tls(self._config.listeners):
             self.certificate_authority = CertificateAuthority(self._folder / "certificates")
             settings = {**secured.tls_settings(self.certificate_authority), **self._config.settings}

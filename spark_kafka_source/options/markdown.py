@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from protocol.config import ClientConfig, ConsumerConfig, ProducerConfig
-from protocol.properties import PROPERTIES, SASL_ROW
+from protocol.properties import PROPERTIES
 from protocol.property import Effect, Property, Role
+from protocol.sasl.config import SaslConfig
+from protocol.sasl.properties import SASL_PROPERTIES
 from protocol.security.tls_config import TLSConfig
 from protocol.security.tls_properties import TLS_PROPERTIES
 from spark_kafka_source.options.java_regex import DIFFERENCES
@@ -48,8 +50,13 @@ query's filters leave: comparisons of `partition` and `offset`, `topic =` and `t
 _RACK = f"""\
 `{PREFIX}client.rack` may be `env:NAME`: the environment variable NAME of each executor, which knows its rack."""
 
+_SASL = f"""\
+With `{PREFIX}security.protocol` SASL_PLAINTEXT or SASL_SSL; without, they do nothing. [security.md](security.md) has
+blocks for common clusters. In any value `${{env:NAME}}`, `${{file:PATH:KEY}}` and `${{dir:PATH:FILE}}` refer to what is
+looked up where a connection is opened."""
+
 _TLS = """\
-With `security.protocol=SSL`. What they mean together: [security.md](security.md)."""
+With `security.protocol` SSL or SASL_SSL. What they mean together: [security.md](security.md)."""
 
 _PROPERTIES = f"""\
 ## Kafka properties
@@ -74,12 +81,15 @@ def markdown() -> str:
         _PROPERTIES,
     ]
     rows = [row for row in PROPERTIES if row.effect is Effect.APPLIES]
-    of_clients = [row for row in rows if row.role is Role.CLIENT and row not in TLS_PROPERTIES]
+    of_clients = [row for row in rows if row.role is Role.CLIENT and row not in (*TLS_PROPERTIES, *SASL_PROPERTIES)]
     parts += ["### Of every client", _applying(of_clients, _defaults(ClientConfig))]
     parts += [
         "### Of TLS",
         _TLS,
         _applying([row for row in TLS_PROPERTIES if row in rows], _defaults(TLSConfig, "ssl_")),
+        "### Of SASL",
+        _SASL,
+        _applying([row for row in SASL_PROPERTIES if row in rows], _defaults(SaslConfig, "sasl_")),
     ]
     of_consumers = [row for row in rows if row.role is Role.CONSUMER]
     parts += ["### Of consumers (source)", _applying(of_consumers, _defaults(ConsumerConfig)), _RACK]
@@ -110,7 +120,7 @@ def _applying(rows: list[Property], defaults: dict[str, object]) -> str:
 
 
 def _others() -> list[tuple[str, ...]]:
-    rows = [*(row for row in PROPERTIES if row.effect is not Effect.APPLIES), SASL_ROW]
+    rows = [row for row in PROPERTIES if row.effect is not Effect.APPLIES]
     return [(f"`{row.name}`", row.effect.value, row.doc) for row in sorted(rows, key=lambda row: row.name)]
 
 

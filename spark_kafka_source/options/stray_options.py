@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from protocol.errors import ConfigurationError
-from protocol.properties import PROPERTIES, SASL_ROW, find
+from protocol.properties import PROPERTIES, find
 from protocol.property import Effect, Property, Role
 from protocol.spelling import meant, same
 
@@ -31,8 +31,12 @@ def why_ignored(name: str, options: Iterable[str], role: Role, otherwise: dict[s
     lower = name.lower()
     row = find(lower)
     if lower.startswith(_SIGNING_IN):
-        raise ConfigurationError(f"{name} is not supported yet: {SASL_ROW.doc}.", name=name)
-    if row is not None and not _applies(row, role) and row is not SASL_ROW:
+        raise ConfigurationError(
+            f"{name} is not supported: Databricks gives such credentials to its own connector only. Give "
+            f"{PREFIX}sasl.oauthbearer.token.provider=package.module:function, which gives a token.",
+            name=name,
+        )
+    if row is not None and not _applies(row, role):
         return otherwise.get(lower, row.doc) if row.role & (role | Role.CLIENT) else "Kafka's property of another side"
     bare = lower if row is not None else next((each for each in _OFTEN_BARE if same(each, lower)), None)
     if bare is not None:

@@ -54,7 +54,8 @@ def test_what_is_wrong_in_a_command_is_told_before_anybody_is_asked(arguments: t
 def test_a_password_is_never_shown(way: str, tmp_path: Path) -> None:
     file = tmp_path / "admin.properties"
     file.write_text("sasl.jaas.config = x password=geheim\nmy.token=geheim\n")
-    result = run("list", "--bootstrap-server", NOWHERE, way.format(file=file))
+    sasl = ("--property=security.protocol=SASL_SSL", "--property=sasl.mechanism=PLAIN")
+    result = run("list", "--bootstrap-server", NOWHERE, *sasl, way.format(file=file))
     assert result.exit_code == 2
     assert "geheim" not in result.output
 

@@ -20,7 +20,6 @@ LATEST = {**READ, "startingOffsets": "latest"}
 WRITE = {**CONNECT, "topic": TOPIC}
 STRING = "org.apache.kafka.common.serialization.StringDeserializer"
 JAAS = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="me" password="hunter2";'
-NO_SASL = "not supported"
 
 
 @dataclass(frozen=True)
@@ -264,32 +263,29 @@ REFUSED = [
     sink("a partitioner", {**WRITE, "kafka.partitioner.class": "com.example.Mine"}, error="kafka.partitioner.class"),
 ]
 
-# A later version will take these.
+_SASL = {"kafka.security.protocol": "SASL_SSL", "kafka.sasl.jaas.config": JAAS}
 SECURE = [
+    stream("no mechanism", {**EARLIEST, **_SASL}, error="kafka.sasl.mechanism is missing"),
     stream(
-        "event hubs",
-        {
-            **EARLIEST,
-            "kafka.sasl.mechanism": "PLAIN",
-            "kafka.security.protocol": "SASL_SSL",
-            "kafka.sasl.jaas.config": JAAS,
-        },
-        error=NO_SASL,
+        "a password for tokens",
+        {**EARLIEST, **_SASL, "kafka.sasl.mechanism": "OAUTHBEARER"},
+        error="whose login module is not one for OAUTHBEARER",
     ),
     stream(
-        "scram and a truststore",
+        "scram and no truststore",
         {
             **EARLIEST,
+            **_SASL,
             "maxOffsetsPerTrigger": "20",
-            "kafka.security.protocol": "SASL_SSL",
             "kafka.sasl.mechanism": "SCRAM-SHA-512",
-            "kafka.ssl.truststore.location": "t.jks",
-            "kafka.sasl.jaas.config": JAAS,
+            "kafka.ssl.truststore.type": "none",
         },
-        error=NO_SASL,
+        error="kafka.ssl.truststore.type",
     ),
-    batch("a service credential", {**READ, "databricks.serviceCredential": "mine"}, error=NO_SASL),
-    sink("sasl", {**WRITE, "kafka.security.protocol": "SASL_PLAINTEXT", "kafka.sasl.jaas.config": JAAS}, error=NO_SASL),
+    batch("a service credential", {**READ, "databricks.serviceCredential": "mine"}, error="is not supported"),
+    sink(
+        "a handler", {**WRITE, **_SASL, "kafka.sasl.login.callback.handler.class": "com.example.Mine"}, error="package"
+    ),
 ]
 
 OPTION_SETS = [*PLAIN, *TUNED, *STRAYS, *REFUSED, *SECURE]

@@ -459,7 +459,8 @@ def test_a_slip_is_one_where_the_option_applies(caplog: pytest.LogCaptureFixture
 
 def test_databricks_way_to_sign_in_is_not_left_out_in_silence() -> None:
     found = refusal({"subscribe": "orders", "databricks.serviceCredential": "mine"})
-    assert "databricks.serviceCredential is not supported yet: there is no SASL yet" in found
+    assert "databricks.serviceCredential is not supported: Databricks gives such credentials to its own" in found
+    assert "kafka.sasl.oauthbearer.token.provider" in found
 
 
 @pytest.mark.parametrize("use", ["stream", "batch", "sink"])
@@ -654,11 +655,12 @@ def test_a_topic_recreated_is_an_error_unless_data_may_be_lost_or_it_is_said() -
 
 def test_no_secret_is_shown_or_kept() -> None:
     jaas = 'PlainLoginModule required username="me" password="hunter2";'
+    given = {"kafka.security.protocol": "SASL_SSL", "kafka.sasl.mechanism": "PLAIN", "kafka.sasl.jaas.config": jaas}
     for streaming in (True, False):
-        message = refusal({"subscribe": "orders", "kafka.sasl.jaas.config": jaas}, streaming=streaming)
-        assert "kafka.sasl.jaas.config is not supported yet" in message
+        message = refusal({"subscribe": "orders", **given}, streaming=streaming)
+        assert "kafka.sasl.jaas.config is [hidden], whose login module is not one for PLAIN" in message
         assert "hunter2" not in message
-    assert "hunter2" not in sink_refusal({"kafka.sasl.jaas.config": jaas})
+    assert "hunter2" not in sink_refusal(given)
 
 
 def test_brokers_are_required() -> None:

@@ -52,6 +52,7 @@ from spark_kafka_source.plan.offsets import JsonDict
 from tests.fake_kafka.clock import ManualClock
 from tests.fake_kafka.faults import ALWAYS
 from tests.fake_kafka.server import FakeKafka
+from tests.options.sasl_seen import SASL_SEEN
 from tests.options.tls_seen import TLS_SEEN
 from tests.ten_records import TenRecords, ten_records
 
@@ -564,6 +565,7 @@ SEEN: dict[str, tuple[Observe, dict[str, Any]]] = {
         {"0": False, "50": True},
     ),
     **TLS_SEEN,
+    **SASL_SEEN,
 }
 
 

@@ -14,6 +14,9 @@ from protocol.config import ClientConfig, ConsumerConfig, ProducerConfig, parse_
 from protocol.errors import ConfigurationError
 from protocol.properties import PROPERTIES
 from protocol.property import Effect, Property, Role
+from protocol.sasl.config import SaslConfig
+from protocol.sasl.credentials import Password, credentials
+from protocol.secret import Secret
 from protocol.security.tls_config import TLSConfig
 
 BROKERS = {"bootstrap.servers": "localhost:9092"}
@@ -174,7 +177,8 @@ def test_every_property_that_applies_has_a_field_and_every_field_a_property() ->
     ):
         fields = {row.field for row in PROPERTIES if row.role is role and row.effect is Effect.APPLIES} - others
         tls = {f"ssl_{name}" for name in TLSConfig.__dataclass_fields__} if role is Role.CLIENT else set()
-        assert fields == set(config.__dataclass_fields__) - {"compression_level", "tls"} | tls
+        sasl = {f"sasl_{name}" for name in SaslConfig.__dataclass_fields__} if role is Role.CLIENT else set()
+        assert fields == set(config.__dataclass_fields__) - {"compression_level", "tls", "sasl"} | tls | sasl
 
 
 def test_names_are_in_the_table_once() -> None:
@@ -238,7 +242,63 @@ def test_properties_of_the_other_side_are_a_warning(caplog: pytest.LogCaptureFix
 
 @pytest.mark.parametrize("value", ["SASL_SSL", "sasl_plaintext"])
 def test_sasl_never_falls_back_to_plain_text(value: str) -> None:
-    assert "SASL is not supported yet" in refusal(parse_client, {**BROKERS, "security.protocol": value})
+    assert "kafka.sasl.mechanism is missing" in refusal(parse_client, {**BROKERS, "security.protocol": value})
+    assert "allowed: PLAINTEXT, SSL" in refusal(parse_client, {**BROKERS, "security.protocol": f"{value}S"})
+
+
+JAAS = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+PASSWORD = f'{JAAS} username="me" password="hunter2";'
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({}, 'kafka.sasl.jaas.config is missing; give username="…" and password="…" in it, or kafka.sasl.username'),
+        ({"sasl.jaas.config": f'{JAAS} username="hunter2";'}, "kafka.sasl.jaas.config is missing"),
+        ({"sasl.jaas.config": "hunter2"}, "kafka.sasl.jaas.config is [hidden], which cannot be read"),
+        (
+            {"sasl.mechanism": "OAUTHBEARER", "sasl.jaas.config": PASSWORD},
+            "whose login module is not one for OAUTHBEARER",
+        ),
+        ({"sasl.mechanism": "OAUTHBEARER"}, "kafka.sasl.oauthbearer.token.provider is missing"),
+        (
+            {"sasl.mechanism": "OAUTHBEARER", "sasl.oauthbearer.token.provider": "hunter2"},
+            "allowed: package.module:function",
+        ),
+        ({"sasl.mechanism": "OAUTHBEARER", "sasl.oauthbearer.token.endpoint.url": "https://a"}, 'give clientId="…"'),
+        ({"sasl.mechanism": "GSSAPI"}, "kafka.sasl.kerberos.service.name is missing"),
+        ({"sasl.mechanism": "hunter2"}, "kafka.sasl.mechanism is [hidden]; allowed: PLAIN, SCRAM-SHA-256"),
+        ({"sasl.login.callback.handler.class": "com.hunter2"}, "give sasl.oauthbearer.token.provider=package.module"),
+        ({"sasl.login.class": "hunter2"}, "kafka.sasl.login.class is forbidden"),
+    ],
+)
+def test_who_cannot_be_told_from_it_is_said_at_once(given: dict[str, str], says: str) -> None:
+    message = refusal(parse_client, {**BROKERS, "security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", **given})
+    assert says in message
+    assert "hunter2" not in message
+
+
+def test_what_stands_elsewhere_is_not_looked_up_yet() -> None:
+    for jaas in ("${env:NOT_THERE_OF_A_TEST}", f'{JAAS} username="me" password="${{file:/no/such/file:name}}";'):
+        who = {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.jaas.config": jaas}
+        assert parse_client({**BROKERS, **who}).sasl.jaas_config == Secret(jaas)
+
+
+@pytest.mark.parametrize("prefix", ["kafkashaded.", "shadeddatabricks.v2."])
+def test_login_modules_may_have_been_moved(prefix: str) -> None:
+    who = {"security.protocol": "SASL_SSL", "sasl.mechanism": "scram-sha-512", "sasl.jaas.config": prefix + PASSWORD}
+    assert credentials(parse_client({**BROKERS, **who}).sasl) == Password(Secret("me"), Secret("hunter2"))
+
+
+def test_who_sends_a_password_unencrypted_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    who = {"sasl.mechanism": "PLAIN", "sasl.username": "me", "sasl.password": "hunter2"}
+    with caplog.at_level(logging.WARNING):
+        parse_client({**BROKERS, **who, "security.protocol": "SASL_SSL"}, prefix="kafka.")
+        assert not caplog.messages
+        parse_client({**BROKERS, **who, "security.protocol": "SASL_PLAINTEXT"}, prefix="kafka.")
+    assert caplog.messages == [
+        "kafka.security.protocol is SASL_PLAINTEXT: PLAIN sends what it signs in with unencrypted"
+    ]
 
 
 def test_plain_text_can_be_asked_for() -> None:
@@ -252,19 +312,15 @@ def test_what_stands_before_an_address_says_nothing_as_in_java(scheme: str) -> N
     assert config.security_protocol == "PLAINTEXT"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "sasl.jaas.config",
-        "sasl.mechanism",
-        "sasl.jaas.confg",
-    ],
-)
+@pytest.mark.parametrize("name", ["sasl.jaas.config", "sasl.password", "sasl.jaas.confg"])
 @pytest.mark.parametrize("parse", PARSERS.values())
-def test_properties_of_sasl_are_errors_that_never_show_the_value(parse: Callable[..., object], name: str) -> None:
-    message = refusal(parse, {**BROKERS, name: 'PlainLoginModule required password="hunter2";'})
-    assert f"kafka.{name} is not supported yet" in message
-    assert "hunter2" not in message
+def test_what_does_nothing_without_sasl_is_a_warning_that_does_not_show_it(
+    parse: Callable[..., object], name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        parse({**BROKERS, name: PASSWORD}, prefix="kafka.")
+    assert ("has no effect" in caplog.text) == (parse is parse_client or name.endswith("confg"))
+    assert "hunter2" not in caplog.text
 
 
 def test_a_password_in_an_address_is_not_shown() -> None:

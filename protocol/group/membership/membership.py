@@ -239,7 +239,7 @@ class Membership:
             if body["error_code"] not in ask.accept:
                 own = f": {body['error_message']}" if body.get("error_message") else ""
                 what = f"{ask.api.name} for {self._coordinator} at {broker}{own}"
-                raise broker_error(body["error_code"], what, **self._coordinator.context)
+                raise broker_error(body["error_code"], what, api=ask.api.name, **self._coordinator.context)
             return body
 
         what = f"{ask.api.name} for {self._coordinator}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import pyarrow as pa
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from protocol.admin.groups import list_groups
 from protocol.cluster.client import Client
@@ -13,7 +14,9 @@ from protocol.group.offsets import CommittedOffset, commit_offsets
 from protocol.producer.sync_producer import SyncProducer
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.lag.of_group import lag_of_group
+from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.options.parsing import parse_source_options
+from tests.wait_for_brokers import wait_until_known
 
 TOPIC, GROUP = "secured", "secured"
 Properties = Mapping[str, str]
@@ -21,6 +24,13 @@ Properties = Mapping[str, str]
 
 def options(properties: Properties) -> dict[str, str]:
     return {f"kafka.{name}": value for name, value in properties.items()}
+
+
+def create_topic(kafka: LocalKafka) -> None:
+    """If it is not there yet."""
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
+    admin.create_topics([NewTopic(TOPIC, 1)])[TOPIC].exception(30)
+    wait_until_known(kafka, TOPIC, 1)
 
 
 def source(properties: Properties) -> None:

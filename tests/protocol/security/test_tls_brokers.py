@@ -14,7 +14,7 @@ from protocol.errors import KafkaError
 from protocol.net import pool
 from spark_kafka_source.clients import client_for
 from spark_kafka_source.local_kafka.certificates import CertificateAuthority
-from tests.protocol.security.secure_parts import PARTS, TOPIC
+from tests.protocol.security.secure_parts import PARTS, create_topic
 from tests.secured_kafka import SecuredKafka
 
 Change = Callable[[SecuredKafka, dict[str, str]], dict[str, str]]
@@ -22,7 +22,7 @@ Change = Callable[[SecuredKafka, dict[str, str]], dict[str, str]]
 
 @pytest.fixture(scope="module", autouse=True)
 def _topic(secured: SecuredKafka) -> None:
-    secured.kafka.create_topic(TOPIC)
+    create_topic(secured.kafka)
 
 
 @pytest.fixture

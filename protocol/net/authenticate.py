@@ -1,0 +1,161 @@
+"""Signing in on a connection by SASL: SaslHandshake, then SaslAuthenticate until both sides are satisfied (KIP-152).
+
+One `Authenticator` for all connections of a client, owned by `pool`: accounts lock, so what one connection was refused
+no other tries at once. A `Connection` calls it after its handshake, and again before its session ends (KIP-368).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from protocol.broker_errors import ErrorCode, error_row
+from protocol.clock import Backoff, Clock, Deadline
+from protocol.errors import AuthenticationFailed, ConfigurationError, KafkaError, RequestTimedOut
+from protocol.net.tokens import Tokens
+from protocol.property_kinds import shown
+from protocol.sasl.config import SaslConfig
+from protocol.sasl.credentials import Kerberos, Password, credentials
+from protocol.sasl.exchange import Exchange
+from protocol.sasl.oauthbearer import oauthbearer
+from protocol.sasl.plain import plain
+from protocol.sasl.scram import scram
+from protocol.wire.messages.m17_sasl_handshake import SASL_HANDSHAKE
+from protocol.wire.messages.m36_sasl_authenticate import SASL_AUTHENTICATE
+from protocol.wire.schema import Api
+
+Ask = Callable[[Api, int, dict[str, Any], Deadline], Mapping[str, Any]]
+"""Sends one request, of at least that version, and waits for its reply."""
+
+# What was refused is tried again after so long, twice that the next time, and so on: somebody may have mended it.
+_AFTER_REFUSAL_MS, _AFTER_REFUSAL_MAX_MS = 10_000, 300_000
+# Messages of mechanisms have some hundred bytes, a ticket of Kerberos some thousand.
+_MOST_CHALLENGE_BYTES = 1 << 20
+# A session is renewed when so much of it is over, but a broker takes no second sign-in within a second (KIP-368).
+_RENEWED_AT, _SHORTEST_RENEWAL_MS = 0.8, 1_050
+_HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
+_REMEDY: Mapping[int, str] = {
+    ErrorCode.SASL_AUTHENTICATION_FAILED: "check the user and the password or token",
+    ErrorCode.ILLEGAL_SASL_STATE: "this listener wants no SASL: set security.protocol to PLAINTEXT or SSL",
+}
+
+
+@dataclass
+class _Refusal:
+    error: AuthenticationFailed
+    until_s: float
+    backoff: Backoff
+
+
+class Authenticator:
+    """Signs in as `config` says. Safe for several threads."""
+
+    def __init__(self, config: SaslConfig, clock: Clock) -> None:
+        self._config = config
+        self._clock = clock
+        self._tokens = Tokens(clock)
+        self._refusal: _Refusal | None = None
+        # Until one has succeeded, one tries at a time.
+        self._trying = threading.Lock()
+        self._proven = False
+
+    def authenticate(self, address: str, ask: Ask, deadline: Deadline) -> float | None:
+        """Signs in with the broker at `address`; the seconds after which to do so again, None: never.
+
+        Raises `AuthenticationFailed` (the broker refuses, or has not proved itself), `ConfigurationError` (a reference
+        that leads nowhere, a provider that cannot be imported), or `TransportError`.
+        """
+        if self._proven:
+            return self._sign_in(address, ask, deadline)
+        if not self._trying.acquire(timeout=deadline.remaining_s()):
+            raise RequestTimedOut(f"{address}: not signed in: another connection was still trying to")
+        try:
+            return self._sign_in(address, ask, deadline)
+        finally:
+            self._trying.release()
+
+    def _sign_in(self, address: str, ask: Ask, deadline: Deadline) -> float | None:
+        refusal = self._refusal
+        if refusal is not None and self._clock.now_s() < refusal.until_s:
+            wait_s = refusal.until_s - self._clock.now_s()
+            raise AuthenticationFailed(
+                f"{refusal.error.message} (not tried again for {wait_s:.0f} s, since accounts may lock)",
+                **refusal.error.context,
+            ) from refusal.error
+        config = self._config.resolved()
+        mechanism = "OAUTHBEARER" if config.mechanism == "AWS_MSK_IAM" else str(config.mechanism)
+        try:
+            lifetime_ms = self._exchange(config, mechanism, address, ask, deadline)
+        except AuthenticationFailed as error:
+            named = _named(error, address, mechanism)
+            backoff = refusal.backoff if refusal else Backoff(_AFTER_REFUSAL_MS, _AFTER_REFUSAL_MAX_MS)
+            self._refusal = _Refusal(named, self._clock.now_s() + backoff.next_s(), backoff)
+            self._proven = False
+            raise named from error
+        self._proven, self._refusal = True, None
+        return max(lifetime_ms * _RENEWED_AT, _SHORTEST_RENEWAL_MS) / 1000 if lifetime_ms > 0 else None
+
+    def _exchange(self, config: SaslConfig, mechanism: str, address: str, ask: Ask, deadline: Deadline) -> int:
+        """The session's lifetime in ms, 0: endless."""
+        exchange = self._begin(config, mechanism, address, deadline)
+        # Before the broker is asked anything: what fails here is not the broker's refusal.
+        message = next(exchange)
+        reply = ask(SASL_HANDSHAKE, 1, {"mechanism": mechanism}, deadline)
+        if reply["error_code"]:
+            raise _not_enabled(reply)
+        while True:
+            reply = ask(SASL_AUTHENTICATE, 0, {"auth_bytes": message}, deadline)
+            if reply["error_code"]:
+                raise _refused(reply)
+            challenge = reply["auth_bytes"]
+            if len(challenge) > _MOST_CHALLENGE_BYTES:
+                raise AuthenticationFailed(f"the broker's challenge has {len(challenge)} bytes")
+            try:
+                message = exchange.send(bytes(challenge))
+            except StopIteration:
+                return int(reply.get("session_lifetime_ms", 0))
+
+    def _begin(self, config: SaslConfig, mechanism: str, address: str, deadline: Deadline) -> Exchange:
+        who = credentials(config)
+        if who is None:
+            raise ConfigurationError(
+                "sasl.jaas.config refers to a text that is itself a reference.", settings=("sasl.jaas.config",)
+            )
+        if isinstance(who, Password):
+            return _password_exchange(mechanism, who)
+        if isinstance(who, Kerberos):
+            from protocol.sasl.kerberos import kerberos  # an extra, which most do without
+
+            return kerberos(who, host=address.rpartition(":")[0])
+        token = self._tokens.token(who, config, address, deadline)
+        return oauthbearer(token.value, token.extensions)
+
+
+def _password_exchange(mechanism: str, who: Password) -> Exchange:
+    if mechanism == "PLAIN":
+        return plain(who.username, who.password)
+    return scram(_HASHES[mechanism], who.username, who.password, token_auth=who.token_auth)
+
+
+def _named(error: KafkaError, address: str, mechanism: str) -> AuthenticationFailed:
+    settings = {"security.protocol", "sasl.mechanism", "sasl.jaas.config", *error.settings}
+    return AuthenticationFailed(f"{address}: cannot sign in by SASL {mechanism}: {error}", settings=tuple(settings))
+
+
+def _not_enabled(reply: Mapping[str, Any]) -> AuthenticationFailed:
+    if reply["error_code"] != ErrorCode.UNSUPPORTED_SASL_MECHANISM:
+        return _refused(reply)
+    enabled = shown(", ".join(sorted(reply["mechanisms"])))
+    return AuthenticationFailed(
+        f"this listener has not enabled it, only {enabled}; set sasl.mechanism to one of these",
+        settings=("sasl.mechanism",),
+    )
+
+
+def _refused(reply: Mapping[str, Any]) -> AuthenticationFailed:
+    row = error_row(reply["error_code"])
+    remedy = _REMEDY.get(row.code, row.text)
+    said = f", and says {shown(reply['error_message'])}" if reply.get("error_message") else ""
+    return AuthenticationFailed(f"the broker answers {row.name} ({row.code}){said}; {remedy}")

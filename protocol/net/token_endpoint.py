@@ -1,0 +1,115 @@
+"""A token for client credentials, from an OAuth 2.0 token endpoint (RFC 6749, section 4.4).
+
+As Kafka's Java client asks: a POST with the client's id and secret in the header, tried again with back-off where that
+can help. Nothing is followed elsewhere, and no message repeats what was sent or what came but RFC 6749's own words.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import logging
+import ssl
+import urllib.parse
+from typing import Any
+
+from protocol.clock import Backoff, Deadline
+from protocol.errors import AuthenticationFailed, ConfigurationError, ConnectFailed
+from protocol.once import warn_once
+from protocol.property_kinds import shown
+from protocol.sasl.config import SaslConfig
+from protocol.sasl.credentials import TokenEndpoint
+
+log = logging.getLogger(__name__)
+
+_MOST_BYTES = 1 << 20
+_SETTINGS = ("sasl.oauthbearer.token.endpoint.url",)
+_WORTH_ANOTHER_TRY = frozenset((408, 425, 429, 500, 502, 503, 504))
+
+
+class _NoAnswer(Exception):
+    """What may be mended by another try."""
+
+
+def ask_endpoint(source: TokenEndpoint, config: SaslConfig, deadline: Deadline) -> tuple[str, float | None]:
+    """The token, and for how many seconds it is good; None: not said.
+
+    Raises `AuthenticationFailed` when the endpoint refuses, `ConnectFailed` when it has not answered by the deadline.
+    """
+    url = urllib.parse.urlsplit(source.url)
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise ConfigurationError(f"{_SETTINGS[0]} is no https://… and no file:///….", settings=_SETTINGS)
+    if url.scheme == "http":
+        warn_once(f"{_SETTINGS[0]} is http://{url.netloc}…: the client's secret and the token go there unencrypted")
+    backoff = Backoff(config.login_retry_backoff_ms, config.login_retry_backoff_max_ms)
+    while True:
+        try:
+            return _ask(url, source, config, deadline)
+        except _NoAnswer as error:
+            wait_s = backoff.next_s()
+            if wait_s >= deadline.remaining_s():
+                raise ConnectFailed(f"no token from {url.scheme}://{url.netloc}: {error}", settings=_SETTINGS) from None
+            log.debug("no token from %s, tried again: %s", url.netloc, error)
+            deadline.clock.sleep_s(wait_s)
+
+
+def _ask(
+    url: urllib.parse.SplitResult, source: TokenEndpoint, config: SaslConfig, deadline: Deadline
+) -> tuple[str, float | None]:
+    pair = f"{source.client_id.reveal()}:{source.client_secret.reveal()}".encode()
+    headers = {
+        "Accept": "application/json",
+        "Authorization": f"Basic {base64.b64encode(pair).decode()}",
+        "Content-Type": "application/x-www-form-urlencoded",
+    }
+    fields = {"grant_type": "client_credentials", **({"scope": source.scope} if source.scope else {})}
+    path = url.path or "/"
+    connection = _connection(url, max(0.001, min(config.login_read_timeout_ms / 1000, deadline.remaining_s())))
+    try:
+        connection.request(
+            "POST", f"{path}?{url.query}" if url.query else path, urllib.parse.urlencode(fields), headers
+        )
+        response = connection.getresponse()
+        body = response.read(_MOST_BYTES)
+    except ssl.SSLCertVerificationError as error:
+        raise AuthenticationFailed(
+            f"the certificate of the token endpoint {url.netloc} is not trusted: {error.verify_message}",
+            settings=_SETTINGS,
+        ) from error
+    except (OSError, http.client.HTTPException) as error:
+        raise _NoAnswer(str(error) or type(error).__name__) from error
+    finally:
+        connection.close()
+    return _token(url, response.status, body)
+
+
+def _connection(url: urllib.parse.SplitResult, timeout_s: float) -> http.client.HTTPConnection:
+    if url.scheme == "http":
+        return http.client.HTTPConnection(str(url.hostname), url.port, timeout=timeout_s)
+    return http.client.HTTPSConnection(str(url.hostname), url.port, timeout=timeout_s, context=_context())
+
+
+def _context() -> ssl.SSLContext:
+    return ssl.create_default_context()
+
+
+def _token(url: urllib.parse.SplitResult, status: int, body: bytes) -> tuple[str, float | None]:
+    try:
+        said = json.loads(body)
+    except (ValueError, RecursionError):
+        said = None
+    fields: dict[str, Any] = said if isinstance(said, dict) else {}
+    if status in (200, 201) and isinstance(fields.get("access_token"), str):
+        lifetime_s = fields.get("expires_in")
+        return fields["access_token"].strip(), float(lifetime_s) if isinstance(lifetime_s, (int, float)) else None
+    words = ", ".join(
+        shown(fields[name]) for name in ("error", "error_description") if isinstance(fields.get(name), str)
+    )
+    answer = f"the answer {status}{f' ({words})' if words else ''}, without an access_token"
+    if status in _WORTH_ANOTHER_TRY:
+        raise _NoAnswer(answer)
+    raise AuthenticationFailed(
+        f"no token from {url.scheme}://{url.netloc}: {answer}; check the client's id, its secret and the scope",
+        settings=_SETTINGS,
+    )

@@ -1,0 +1,150 @@
+"""Tokens for OAUTHBEARER, from where the user says; each kept until four fifths of its life are over.
+
+Owned by `authenticate`, which asks when a connection is opened or its session renewed: there is no thread that renews.
+What a source raises names the source, and never what it gave.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import re
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from protocol.clock import Clock, Deadline
+from protocol.errors import AuthenticationFailed, ConfigurationError, KafkaError, RequestTimedOut
+from protocol.sasl.config import SaslConfig
+from protocol.sasl.credentials import AwsIam, TokenEndpoint, TokenFile, TokenProvider, TokenSource, UnsecuredToken
+from protocol.sasl.token import Token, end_of_jwt, unsecured_token
+from protocol.secret import Secret
+
+log = logging.getLogger(__name__)
+
+_REGION = re.compile(r"\.kafka(?:-serverless)?\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?(?::\d+)?$")
+
+
+class Tokens:
+    """The newest token of each source. Safe for several threads: one of them asks, the others wait."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._source: TokenSource | None = None
+        self._token: Token | None = None
+
+    def token(self, source: TokenSource, config: SaslConfig, address: str, deadline: Deadline) -> Token:
+        """One that has not ended. Raises `AuthenticationFailed`, `ConfigurationError` or `TransportError`."""
+        if not self._lock.acquire(timeout=deadline.remaining_s()):
+            raise RequestTimedOut("no token in time: it is still being asked for")
+        try:
+            known = self._token if source == self._source else None
+            if known is not None and not known.due(self._now_s()):
+                return known
+            try:
+                token = self._ask(source, config, address, deadline)
+            except KafkaError as error:
+                if known is None or known.ended(self._now_s()):
+                    raise
+                log.warning("The token is used until it ends, since there is no new one: %s", error)
+                return known
+            self._source, self._token = source, token
+            return token
+        finally:
+            self._lock.release()
+
+    def _now_s(self) -> float:
+        return self._clock.wall_ms() / 1000
+
+    def _ask(self, source: TokenSource, config: SaslConfig, address: str, deadline: Deadline) -> Token:
+        if isinstance(source, UnsecuredToken):
+            return unsecured_token(source.options, self._now_s())
+        if isinstance(source, TokenFile):
+            return self._made(_content(source.path))
+        if isinstance(source, TokenEndpoint):
+            from protocol.net.token_endpoint import ask_endpoint  # HTTP, which takes a while to import
+
+            text, lifetime_s = ask_endpoint(source, config, deadline)
+            end_s = None if lifetime_s is None else self._now_s() + lifetime_s
+            return self._made(text, end_of_jwt(text) or end_s, source.extensions)
+        if isinstance(source, AwsIam):
+            return self._made(*_signed_by_aws(source, address))
+        return self._given(source)
+
+    def _made(self, text: str, ends_at_s: float | None = None, extensions: Mapping[str, str] | None = None) -> Token:
+        return Token(Secret(text), self._now_s(), ends_at_s or end_of_jwt(text), extensions or {})
+
+    def _given(self, source: TokenProvider) -> Token:
+        """What the user's function gives."""
+        function = _imported(source.function)
+        try:
+            given = function()
+        except Exception as error:
+            # Its words are not repeated: they may hold what it was about to give.
+            raise AuthenticationFailed(
+                f"sasl.oauthbearer.token.provider={source.function} raised {type(error).__name__}",
+                settings=("sasl.oauthbearer.token.provider",),
+            ) from None
+        parts = given if isinstance(given, tuple) else (given,)
+        text, ends_at_s, extensions = (*parts, None, None)[:3]
+        if not isinstance(text, str) or len(parts) > 3:
+            raise ConfigurationError(
+                f"sasl.oauthbearer.token.provider={source.function} gave {type(given).__name__}; it must give a token, "
+                "(token, ends_at_s) or (token, ends_at_s, extensions).",
+                settings=("sasl.oauthbearer.token.provider",),
+            )
+        return self._made(text, ends_at_s, extensions)
+
+
+def _content(path: str) -> str:
+    try:
+        return Path(path).read_text("ascii").strip()
+    except (OSError, UnicodeError) as error:
+        raise ConfigurationError(
+            f"sasl.oauthbearer.token.endpoint.url is a file that cannot be read here ({type(error).__name__}): {path}.",
+            settings=("sasl.oauthbearer.token.endpoint.url",),
+        ) from None
+
+
+def _imported(function: str) -> Any:
+    module, _, name = function.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(
+            f"sasl.oauthbearer.token.provider={function} cannot be imported in this process ({error}). It must be "
+            "installed where the driver runs, and where the executors run.",
+            settings=("sasl.oauthbearer.token.provider",),
+        ) from error
+
+
+def _signed_by_aws(source: AwsIam, address: str) -> tuple[str, float]:
+    try:
+        from aws_msk_iam_sasl_signer import MSKAuthTokenProvider
+    except ImportError as error:
+        raise ConfigurationError(
+            "signing in with AWS IAM takes the package aws-msk-iam-sasl-signer-python, on the driver and on executors: "
+            "pip install 'spark-kafka-source[msk-iam]'.",
+            settings=("sasl.mechanism",),
+        ) from error
+    region = _region(address)
+    if source.role_arn is not None:
+        name = source.role_session_name or "spark-kafka-source"
+        text, ends_at_ms = MSKAuthTokenProvider.generate_auth_token_from_role_arn(region, source.role_arn, name)
+    elif source.profile is not None:
+        text, ends_at_ms = MSKAuthTokenProvider.generate_auth_token_from_profile(region, source.profile)
+    else:
+        text, ends_at_ms = MSKAuthTokenProvider.generate_auth_token(region)
+    return text, ends_at_ms / 1000
+
+
+def _region(address: str) -> str:
+    """Of a broker of MSK, as its host name says; else as AWS's own variables say."""
+    match = _REGION.search(address)
+    region = match[1] if match else os.environ.get("AWS_REGION", os.environ.get("AWS_DEFAULT_REGION"))
+    if region is None:
+        raise ConfigurationError(f"{address} names no AWS region; set the environment variable AWS_REGION.")
+    return region

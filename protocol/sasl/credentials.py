@@ -1,0 +1,194 @@
+"""Who signs in, and by which mechanism: what the words of a `SaslConfig` come to. Pure.
+
+Called when options are read, so that what is wrong is said at once, and where a connection is opened, with what the
+words refer to. Messages name properties, never their values.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from protocol.config_providers import is_reference
+from protocol.errors import ConfigurationError
+from protocol.sasl.jaas import LoginModule, parse_jaas
+from protocol.secret import Secret
+
+if TYPE_CHECKING:
+    from protocol.sasl.config import SaslConfig
+
+
+@dataclass(frozen=True)
+class Password:
+    """For PLAIN and SCRAM. `token_auth`: they are a delegation token's id and HMAC."""
+
+    username: Secret
+    password: Secret
+    token_auth: bool = False
+
+
+@dataclass(frozen=True)
+class Kerberos:
+    """`principal` and `keytab`: None for the tickets that the process has."""
+
+    service_name: str
+    principal: str | None = None
+    keytab: str | None = None
+
+
+@dataclass(frozen=True)
+class TokenProvider:
+    """A function of the user's, `package.module:function`."""
+
+    function: str
+
+
+@dataclass(frozen=True)
+class TokenFile:
+    path: str
+
+
+@dataclass(frozen=True)
+class TokenEndpoint:
+    """Client credentials (RFC 6749, 4.4) for the token endpoint at `url`."""
+
+    url: str
+    client_id: Secret
+    client_secret: Secret
+    scope: str | None
+    extensions: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class UnsecuredToken:
+    """A token that nobody has signed, for brokers that take such: `options` as Java's handler has them."""
+
+    options: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class AwsIam:
+    """A token of the AWS signer, for MSK; None: as AWS's own chain of credentials decides."""
+
+    profile: str | None = None
+    role_arn: str | None = None
+    role_session_name: str | None = None
+
+
+TokenSource = TokenProvider | TokenFile | TokenEndpoint | UnsecuredToken | AwsIam
+Credentials = Password | Kerberos | TokenSource
+
+_KAFKA = "org.apache.kafka.common.security"
+_PLAIN, _SCRAM = f"{_KAFKA}.plain.PlainLoginModule", f"{_KAFKA}.scram.ScramLoginModule"
+_OAUTHBEARER = f"{_KAFKA}.oauthbearer.OAuthBearerLoginModule"
+_KERBEROS = "com.sun.security.auth.module.Krb5LoginModule"
+_AWS_IAM = "software.amazon.msk.auth.iam.IAMLoginModule"
+
+# The login modules that a mechanism takes. Kafka's two for passwords do the same in Java, too.
+_MODULES: Mapping[str, tuple[str, ...]] = {
+    "PLAIN": (_PLAIN, _SCRAM),
+    "SCRAM-SHA-256": (_SCRAM, _PLAIN),
+    "SCRAM-SHA-512": (_SCRAM, _PLAIN),
+    "OAUTHBEARER": (_OAUTHBEARER,),
+    "GSSAPI": (_KERBEROS,),
+    "AWS_MSK_IAM": (_AWS_IAM,),
+}
+_EXTENSION = re.compile(r"extension_(.+)")
+
+
+def class_of(name: str, known: Iterable[str]) -> str | None:
+    """The class that is meant, also behind the prefix of who has moved it (`kafkashaded.`, `shadeddatabricks.`)."""
+    return next((each for each in known if name == each or name.endswith(f".{each}")), None)
+
+
+def credentials(config: SaslConfig) -> Credentials | None:
+    """None where only `config.resolved()` can tell. Raises `ConfigurationError` that names what is missing or wrong."""
+    mechanism = config.mechanism
+    if mechanism is None:
+        raise _missing("sasl.mechanism", f"{', '.join(_MODULES)}")
+    if config.jaas_config is not None and is_reference(config.jaas_config.reveal()):
+        return None
+    module = _module(config, mechanism)
+    options = module.options if module is not None else {}
+    if mechanism == "AWS_MSK_IAM" or (config.login_handler or "").endswith(".IAMOAuthBearerLoginCallbackHandler"):
+        names = ("awsProfileName", "awsRoleArn", "awsRoleSessionName")
+        return AwsIam(*(_text(options.get(name)) for name in names))
+    if mechanism == "OAUTHBEARER":
+        return _token_source(config, options)
+    if mechanism == "GSSAPI":
+        return _kerberos(config, options)
+    return _password(config, options)
+
+
+def _module(config: SaslConfig, mechanism: str) -> LoginModule | None:
+    if config.jaas_config is None:
+        return None
+    module = parse_jaas(config.jaas_config)
+    if class_of(module.name, _MODULES[mechanism]) is None:
+        raise ConfigurationError(
+            f"sasl.jaas.config is [hidden], whose login module is not one for {mechanism}, the sasl.mechanism; "
+            f"that takes {_MODULES[mechanism][0]}.",
+            settings=("sasl.jaas.config", "sasl.mechanism"),
+        )
+    return module
+
+
+def _password(config: SaslConfig, options: Mapping[str, Secret]) -> Password:
+    username, password = options.get("username", config.username), options.get("password", config.password)
+    if username is None or password is None:
+        raise _missing(
+            "sasl.jaas.config",
+            'username="…" and password="…" in it, or sasl.username and sasl.password',
+            "sasl.username",
+            "sasl.password",
+        )
+    return Password(username, password, (_text(options.get("tokenauth")) or "").lower() == "true")
+
+
+def _kerberos(config: SaslConfig, options: Mapping[str, Secret]) -> Kerberos:
+    service_name = _text(options.get("serviceName")) or config.kerberos_service_name
+    if service_name is None:
+        raise _missing("sasl.kerberos.service.name", "the first part of the brokers' principal, such as kafka")
+    keytab = _text(options.get("keyTab")) if (_text(options.get("useKeyTab")) or "").lower() == "true" else None
+    return Kerberos(service_name, _text(options.get("principal")), keytab)
+
+
+def _token_source(config: SaslConfig, options: Mapping[str, Secret]) -> TokenSource:
+    if config.token_provider is not None:
+        if not re.fullmatch(r"[\w.]+:\w+", config.token_provider) and "${" not in config.token_provider:
+            raise ConfigurationError(
+                "sasl.oauthbearer.token.provider is [hidden]; allowed: package.module:function.",
+                settings=("sasl.oauthbearer.token.provider",),
+            )
+        return TokenProvider(config.token_provider)
+    url = config.token_endpoint_url
+    if url is not None and url.startswith("file:"):
+        return TokenFile(re.sub(r"^file:(//)?", "", url))
+    if url is not None:
+        return _token_endpoint(config, options, url)
+    if any(name.startswith("unsecuredLogin") for name in options):
+        return UnsecuredToken({name: value.reveal() for name, value in options.items()})
+    raise _missing(
+        "sasl.oauthbearer.token.provider",
+        "package.module:function, or sasl.oauthbearer.token.endpoint.url",
+        "sasl.oauthbearer.token.endpoint.url",
+    )
+
+
+def _token_endpoint(config: SaslConfig, options: Mapping[str, Secret], url: str) -> TokenEndpoint:
+    client_id = config.client_id or options.get("clientId")
+    client_secret = config.client_secret or options.get("clientSecret")
+    if client_id is None or client_secret is None:
+        raise _missing("sasl.jaas.config", 'clientId="…" and clientSecret="…" in it, for the token endpoint')
+    extensions = {match[1]: value.reveal() for name, value in options.items() if (match := _EXTENSION.fullmatch(name))}
+    return TokenEndpoint(url, client_id, client_secret, config.scope or _text(options.get("scope")), extensions)
+
+
+def _text(value: Secret | None) -> str | None:
+    return None if value is None else value.reveal()
+
+
+def _missing(name: str, give: str, *others: str) -> ConfigurationError:
+    return ConfigurationError(f"{name} is missing; give {give}.", settings=(name, *others))

@@ -1,0 +1,46 @@
+"""GSSAPI (RFC 4752): Kerberos, by the package `gssapi` and the system's library. No layer on top: TLS does that."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from protocol.errors import AuthenticationFailed, ConfigurationError
+from protocol.sasl.credentials import Kerberos
+from protocol.sasl.exchange import Exchange
+
+_NO_LAYER = 1
+
+
+def kerberos(who: Kerberos, host: str) -> Exchange:
+    """`host`: the broker's name, as its principal has it. Raises `ConfigurationError` without the package."""
+    try:
+        import gssapi
+    except ImportError as error:
+        raise ConfigurationError(
+            "sasl.mechanism is GSSAPI, which takes the package gssapi and the system's Kerberos library: "
+            "pip install 'spark-kafka-source[kerberos]'.",
+            settings=("sasl.mechanism",),
+        ) from error
+    try:
+        broker = gssapi.Name(f"{who.service_name}@{host}", gssapi.NameType.hostbased_service)
+        context = gssapi.SecurityContext(
+            name=broker, creds=_credentials(gssapi, who), usage="initiate", mech=gssapi.MechType.kerberos
+        )
+        ticket = context.step()
+        while not context.complete:
+            ticket = context.step((yield ticket or b""))
+        offered = context.unwrap((yield ticket or b"")).message
+        if len(offered) != 4 or not offered[0] & _NO_LAYER:
+            raise AuthenticationFailed("the broker insists on a layer of Kerberos's own; use TLS")
+        yield context.wrap(bytes((_NO_LAYER, 0, 0, 0)), False).message
+    except gssapi.exceptions.GSSError as error:
+        raise AuthenticationFailed(f"Kerberos says: {error.gen_message()}") from error
+
+
+def _credentials(gssapi: Any, who: Kerberos) -> Any:
+    """Those of the key table, if there is one; None: the tickets of this process."""
+    if who.principal is None and who.keytab is None:
+        return None
+    name = gssapi.Name(who.principal, gssapi.NameType.kerberos_principal) if who.principal else None
+    store = {"client_keytab": who.keytab} if who.keytab else None
+    return gssapi.Credentials(name=name, usage="initiate", store=store)

@@ -1,0 +1,171 @@
+"""What each property of SASL changes that can be seen: a part of the table of `test_properties_apply`."""
+
+from __future__ import annotations
+
+import base64
+import math
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from protocol.clock import SYSTEM_CLOCK, Clock
+from protocol.cluster.client import Client
+from protocol.config import parse_client
+from protocol.errors import KafkaError
+from protocol.sasl.credentials import Kerberos, credentials
+from protocol.wire.messages.m17_sasl_handshake import SASL_HANDSHAKE
+from protocol.wire.messages.m36_sasl_authenticate import SASL_AUTHENTICATE
+from tests.fake_broker import FakeBroker
+from tests.fake_kafka.clock import ManualClock
+from tests.ten_records import TenRecords
+from tests.token_endpoint import Endpoint
+
+_KAFKA = "org.apache.kafka.common.security"
+_PASSWORD = {"sasl.mechanism": "PLAIN", "sasl.username": "me", "sasl.password": "secret"}
+_NOT_OURS = "com.example.Handler"
+
+
+def signed_in(given: dict[str, str], clock: Clock = SYSTEM_CLOCK) -> tuple[str, bytes]:
+    """The mechanism, and the first message of the exchange; "" and nothing where it came to none."""
+    mechanisms: list[str] = []
+    messages: list[bytes] = []
+
+    def handshake(body: dict[str, Any], version: int) -> dict[str, Any]:
+        mechanisms.append(body["mechanism"])
+        return {"mechanisms": []}
+
+    def authenticate(body: dict[str, Any], version: int) -> dict[str, Any]:
+        messages.append(bytes(body["auth_bytes"]))
+        return {"error_code": 58}
+
+    with FakeBroker({SASL_HANDSHAKE: handshake, SASL_AUTHENTICATE: authenticate}) as broker:
+        where = {"bootstrap.servers": f"{broker.host}:{broker.port}", "security.protocol": "SASL_PLAINTEXT"}
+        with Client(parse_client(where | given), clock) as client, suppress(KafkaError):
+            client.metadata([])
+    return "".join(mechanisms[:1]), b"".join(messages[:1])
+
+
+def first_message(cluster: TenRecords, given: dict[str, str]) -> bytes:
+    return signed_in(_PASSWORD | given)[1]
+
+
+def by_jaas(cluster: TenRecords, given: dict[str, str]) -> bytes:
+    module = f"{_KAFKA}.plain.PlainLoginModule required"
+    return signed_in({"sasl.mechanism": "PLAIN", "sasl.jaas.config": f"{module} {given['sasl.jaas.config']};"})[1]
+
+
+def token(cluster: TenRecords, given: dict[str, str]) -> bytes:
+    """The one that is sent; `<folder>` has files with tokens."""
+    with TemporaryDirectory() as folder:
+        for name in ("one", "two"):
+            Path(folder, name).write_text(name)
+        told = {name: value.replace("<folder>", folder) for name, value in given.items()}
+        return signed_in({"sasl.mechanism": "OAUTHBEARER", **told})[1].split(b"\1")[1]
+
+
+def asked_of_endpoint(look: Callable[[dict[str, str], dict[str, list[str]]], object]) -> Any:
+    """What the token endpoint gets to see: its headers and its form."""
+
+    def observe(cluster: TenRecords, given: dict[str, str]) -> object:
+        with Endpoint() as endpoint:
+            endpoint.answers = [(200, {}, b'{"access_token":"token"}')]
+            signed_in({**_by_client(endpoint.url), **given})
+            return look(*endpoint.asked[0][1:])
+
+    return observe
+
+
+def _by_client(url: str) -> dict[str, str]:
+    name, secret = "sasl.oauthbearer.client.credentials.client.id", "sasl.oauthbearer.client.credentials.client.secret"
+    who = {"sasl.mechanism": "OAUTHBEARER", name: "me", secret: "secret"}
+    return {**who, "sasl.oauthbearer.token.endpoint.url": url}
+
+
+def _id_and_secret(headers: dict[str, str], form: object) -> str:
+    return base64.b64decode(headers["Authorization"].removeprefix("Basic ")).decode()
+
+
+def waits(cluster: TenRecords, given: dict[str, str]) -> list[int]:
+    """Between the questions to an endpoint that is busy, in ms: to what power of ten."""
+    clock = ManualClock()
+    with Endpoint() as endpoint:
+        endpoint.answers = [(503, {}, b"")]
+        deadlines = {"default.api.timeout.ms": "60000", "socket.connection.setup.timeout.ms": "60000"}
+        signed_in({**_by_client(endpoint.url), **deadlines, **given}, clock)
+    return [10 ** round(math.log10(1_000 * each_s)) for each_s in clock.slept]
+
+
+def gives_up_quickly(cluster: TenRecords, given: dict[str, str]) -> bool:
+    """On an endpoint that does not answer."""
+    with Endpoint() as endpoint:
+        endpoint.answers = []
+        began_s = time.monotonic()
+        deadlines = {"default.api.timeout.ms": "700", "socket.connection.setup.timeout.ms": "600"}
+        signed_in({**_by_client(endpoint.url), **deadlines, "sasl.login.retry.backoff.ms": "5000", **given})
+        return time.monotonic() - began_s < 0.5
+
+
+def service(cluster: TenRecords, given: dict[str, str]) -> str:
+    where = {"bootstrap.servers": "localhost:1", "security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "GSSAPI"}
+    who = credentials(parse_client(where | given).sasl)
+    assert isinstance(who, Kerberos)
+    return who.service_name
+
+
+def is_taken(cluster: TenRecords, given: dict[str, str]) -> bool:
+    try:
+        parse_client({"bootstrap.servers": "localhost:1", **given})
+    except KafkaError:
+        return False
+    return True
+
+
+def one() -> str:
+    return "one"
+
+
+def two() -> str:
+    return "two"
+
+
+_OAUTHBEARER = f"{_KAFKA}.oauthbearer"
+_HANDLERS = {
+    "sasl.login.callback.handler.class": f"{_OAUTHBEARER}.OAuthBearerLoginCallbackHandler",
+    "sasl.client.callback.handler.class": f"kafkashaded.{_KAFKA}.authenticator.SaslClientCallbackHandler",
+    "sasl.oauthbearer.jwt.retriever.class": f"{_OAUTHBEARER}.DefaultJwtRetriever",
+}
+
+SASL_SEEN: dict[str, tuple[Callable[[TenRecords, dict[str, str]], object], dict[str, Any]]] = {
+    "sasl.mechanism": (
+        lambda cluster, given: signed_in(_PASSWORD | given)[0],
+        {"PLAIN": "PLAIN", "scram-sha-256": "SCRAM-SHA-256", "SCRAM-SHA-512": "SCRAM-SHA-512"},
+    ),
+    "sasl.jaas.config": (by_jaas, {"username=a password=b": b"\0a\0b", "username='c' password=\"d\"": b"\0c\0d"}),
+    "sasl.username": (first_message, {"a": b"\0a\0secret", "b": b"\0b\0secret"}),
+    "sasl.password": (first_message, {"a": b"\0me\0a", "b": b"\0me\0b"}),
+    "sasl.oauthbearer.token.provider": (
+        token,
+        {f"{__name__}:one": b"auth=Bearer one", f"{__name__}:two": b"auth=Bearer two"},
+    ),
+    "sasl.oauthbearer.token.endpoint.url": (
+        token,
+        {"file://<folder>/one": b"auth=Bearer one", "file:///<folder>/two": b"auth=Bearer two"},
+    ),
+    "sasl.oauthbearer.client.credentials.client.id": (
+        asked_of_endpoint(_id_and_secret),
+        {"a": "a:secret", "b": "b:secret"},
+    ),
+    "sasl.oauthbearer.client.credentials.client.secret": (
+        asked_of_endpoint(_id_and_secret),
+        {"a": "me:a", "b": "me:b"},
+    ),
+    "sasl.oauthbearer.scope": (asked_of_endpoint(lambda headers, form: form["scope"]), {"a": ["a"], "b c": ["b c"]}),
+    "sasl.login.read.timeout.ms": (gives_up_quickly, {"20": True, "5000": False}),
+    "sasl.login.retry.backoff.ms": (lambda *given: waits(*given)[0], {"10": 10, "1000": 1000}),
+    "sasl.login.retry.backoff.max.ms": (lambda *given: max(waits(*given)), {"1000": 1000, "10000": 10000}),
+    "sasl.kerberos.service.name": (service, {"kafka": "kafka", "queue": "queue"}),
+    **{name: (is_taken, {known: True, _NOT_OURS: False}) for name, known in _HANDLERS.items()},
+}

@@ -1,0 +1,27 @@
+"""Clients that are somebody."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from protocol.cluster.client import Client
+from protocol.config import parse_client
+from tests.secured_kafka import SecuredKafka
+
+ClientFactory = Callable[..., Client]
+
+
+@pytest.fixture
+def client(secured: SecuredKafka) -> Iterator[ClientFactory]:
+    """`client({"sasl.mechanism": …}, listener="SASL_PLAINTEXT")`: all else is as the listener needs it."""
+    made: list[Client] = []
+
+    def connect(properties: dict[str, str], listener: str = "SASL_PLAINTEXT") -> Client:
+        made.append(Client(parse_client(secured.properties(listener) | properties)))
+        return made[-1]
+
+    yield connect
+    for each in made:
+        each.close()

@@ -1,0 +1,144 @@
+"""Whoever poses as a broker learns no password, and keeps a client busy for a moment only."""
+
+from __future__ import annotations
+
+import base64
+import re
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from protocol.cluster.client import Client
+from protocol.config import parse_client
+from protocol.errors import AuthenticationFailed, KafkaError, ProtocolError
+from protocol.sasl.oauthbearer import oauthbearer
+from protocol.sasl.scram import scram
+from protocol.secret import Secret
+from protocol.wire.messages.m17_sasl_handshake import SASL_HANDSHAKE
+from protocol.wire.messages.m36_sasl_authenticate import SASL_AUTHENTICATE
+from tests.fake_broker import FakeBroker
+from tests.hostile import cases, provoke, spoilt, tracing
+
+PASSWORD = "hunter2-of-a-test"
+SALT = base64.b64encode(b"salt of a test").decode()
+
+
+def nonce_of(message: bytes) -> str:
+    found = re.search(rb"r=([^,]+)", message)
+    assert found is not None
+    return found[1].decode()
+
+
+def frame(correlation_id: int, auth_bytes: bytes, length: bytes | None = None) -> bytes:
+    """A reply to SaslAuthenticate v2; `length` may lie about its bytes."""
+    length = bytes([len(auth_bytes) + 1]) if length is None else length
+    body = struct.pack(">i", correlation_id) + b"\0" + b"\0\0" + b"\0" + length + auth_bytes + bytes(8) + b"\0"
+    return struct.pack(">i", len(body)) + body
+
+
+FIRST = {
+    "1 iteration": lambda nonce: f"r={nonce}x,s={SALT},i=1",
+    "2^31-1 iterations": lambda nonce: f"r={nonce}x,s={SALT},i=2147483647",
+    "a nonce of its own": lambda nonce: f"r=abcdefghijklmnopqrstuvwxyz,s={SALT},i=4096",
+    "our nonce": lambda nonce: f"r={nonce},s={SALT},i=4096",
+    "success at once": lambda nonce: "",
+    "a megabyte": lambda nonce: f"r={nonce}{'x' * 1_000_000},s={SALT},i=4096,",
+    "two megabytes": lambda nonce: "x" * 2_000_000,
+}
+FINAL = {
+    "a wrong signature": "v=" + base64.b64encode(bytes(32)).decode(),
+    "no signature": "",
+    "another message": "r=1",
+}
+
+
+@contextmanager
+def posing(first: Any, final: str = "") -> Iterator[FakeBroker]:
+    """A broker that answers the client's first message with `first` of its nonce, and its second with `final`."""
+
+    def answer(body: dict[str, Any], version: int) -> dict[str, Any]:
+        message = bytes(body["auth_bytes"])
+        said = first(nonce_of(message)) if message.startswith(b"n,,") else final
+        return {"auth_bytes": said.encode()}
+
+    handlers = {SASL_HANDSHAKE: lambda body, version: {"mechanisms": []}, SASL_AUTHENTICATE: answer}
+    with FakeBroker(handlers) as broker:
+        yield broker
+
+
+def refused(broker: FakeBroker, mechanism: str = "SCRAM-SHA-256") -> KafkaError:
+    who = {"sasl.mechanism": mechanism, "sasl.username": "me", "sasl.password": PASSWORD}
+    where = {"bootstrap.servers": f"{broker.host}:{broker.port}", "security.protocol": "SASL_PLAINTEXT"}
+    began_s, cpu_s = time.monotonic(), time.process_time()
+    with Client(parse_client(where | who)) as client, pytest.raises(KafkaError) as raised:
+        client.metadata([])
+    assert time.process_time() - cpu_s < 1
+    assert time.monotonic() - began_s < 5
+    assert PASSWORD not in repr(broker.requests)
+    assert PASSWORD not in str(raised.value)
+    return raised.value
+
+
+@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "SCRAM-SHA-512"])
+@pytest.mark.parametrize("first", FIRST)
+def test_a_first_message_that_cannot_be_ends_it(first: str, mechanism: str) -> None:
+    with posing(FIRST[first]) as broker:
+        assert isinstance(refused(broker, mechanism), AuthenticationFailed)
+        sent = [body["auth_bytes"] for name, _, body in broker.requests if name == "SaslAuthenticate"]
+    # Nothing that could be tried against guessed passwords.
+    assert len(sent) == 1
+
+
+@pytest.mark.parametrize("final", FINAL)
+def test_who_does_not_prove_to_know_the_password_is_left(final: str) -> None:
+    with posing(lambda nonce: f"r={nonce}x,s={SALT},i=4096", FINAL[final]) as broker:
+        assert "has not proved that it knows the password" in str(refused(broker))
+        assert not [name for name, *_ in broker.requests if name == "Metadata"]
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        struct.pack(">i", 2**31 - 1),
+        frame(2, b"r=", length=b"\xff\xff\xff\xff\x07"),
+        frame(2, b"", length=b"\0"),
+        frame(9, b"r="),
+    ],
+    ids=["a frame of 2 GiB", "a challenge of 2 GiB", "no challenge", "another request's reply"],
+)
+def test_a_frame_that_cannot_be_is_refused_before_it_is_there(reply: bytes) -> None:
+    handlers: dict[Any, Any] = {SASL_HANDSHAKE: lambda body, version: {"mechanisms": []}}
+    with FakeBroker({**handlers, SASL_AUTHENTICATE: lambda body, version: reply}) as broker:
+        assert isinstance(refused(broker), ProtocolError)
+
+
+def test_challenges_spoilt_at_random() -> None:
+    """Only a refusal may come of it, in time, and with little memory."""
+    first = f"r=nonce-of-a-client-and-more,s={SALT},i=4096".encode()
+    final = b"v=" + base64.b64encode(bytes(32))
+    others = [first, final, b'{"status":"invalid_token","scope":"a"}', b"e=other-error"]
+
+    def read(data: bytes) -> None:
+        half = len(data) // 2
+        for exchange, challenges in (
+            (scram("sha256", Secret("me"), Secret("p"), nonce="nonce-of-a-client"), (data, data)),
+            (scram("sha256", Secret("me"), Secret("p"), nonce="nonce-of-a-client"), (first, data)),
+            (oauthbearer(Secret("token"), {}), (data, data[half:])),
+        ):
+            next(exchange)
+            try:
+                for challenge in challenges:
+                    exchange.send(challenge)
+            except AuthenticationFailed:
+                continue
+            except StopIteration:
+                assert not challenges[0], "believed"
+                continue
+
+    with tracing():
+        for dice in cases("challenges", 60):
+            provoke(read, spoilt(dice.choice(others), dice, others))

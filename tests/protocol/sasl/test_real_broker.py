@@ -1,0 +1,117 @@
+"""Signing in to a real broker: every mechanism, right and wrong."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from protocol.cluster.client import Client
+from protocol.config import parse_client
+from protocol.errors import AuthenticationFailed
+from spark_kafka_source.local_kafka import LocalKafka
+from spark_kafka_source.local_kafka.users import MECHANISMS, signed_in
+from tests.protocol.sasl.conftest import ClientFactory
+from tests.protocol.security.secure_parts import PARTS, create_topic
+from tests.secured_kafka import USERS, SecuredKafka
+from tests.soak import SOAK
+
+pytestmark = pytest.mark.kafka
+
+PASSWORDS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+LISTENERS = ("SASL_PLAINTEXT", "SASL_SSL")
+# Every mechanism over both, and every part; `make soak` has each part with each of them.
+EVERY_CELL = list(itertools.product(MECHANISMS, LISTENERS, PARTS))
+CELLS = EVERY_CELL if SOAK else EVERY_CELL[:: len(PARTS) - 1]
+
+
+def token_for(name: str, lifetime_s: int = 60) -> dict[str, str]:
+    module = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required"
+    settings = f'unsecuredLoginStringClaim_sub="{name}" unsecuredLoginLifetimeSeconds="{lifetime_s}"'
+    return {"sasl.mechanism": "OAUTHBEARER", "sasl.jaas.config": f"{module} {settings};"}
+
+
+def right(mechanism: str) -> dict[str, str]:
+    return signed_in(mechanism, "alice", USERS["alice"]) if mechanism in PASSWORDS else token_for("alice")
+
+
+def wrong(mechanism: str) -> dict[str, str]:
+    return signed_in(mechanism, "alice", "hunter2") if mechanism in PASSWORDS else token_for("alice", lifetime_s=-60)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _topic(secured: SecuredKafka) -> None:
+    create_topic(secured.kafka)
+
+
+@pytest.mark.parametrize(("mechanism", "listener", "part"), CELLS)
+def test_who_is_somebody_gets_in(secured: SecuredKafka, mechanism: str, listener: str, part: str) -> None:
+    PARTS[part](secured.properties(listener) | right(mechanism))
+
+
+@pytest.mark.parametrize(("mechanism", "listener", "part"), CELLS)
+def test_who_is_not_is_told_so_at_once_and_tries_once(
+    secured: SecuredKafka, mechanism: str, listener: str, part: str
+) -> None:
+    # Another configuration, so another client than that of another test.
+    given = {"client.id": f"{mechanism} {listener} {part}", **wrong(mechanism)}
+    before, began_s = failed_logins(secured.kafka), time.monotonic()
+    for _ in range(3):
+        with pytest.raises(AuthenticationFailed) as refused:
+            PARTS[part](secured.properties(listener) | given)
+        assert_says_why(refused.value, secured.kafka.address(1, listener), mechanism)
+    assert time.monotonic() - began_s < 10
+    # Three times: a client that asks for lag or reads is kept, and does not try again; the others are new ones.
+    assert failed_logins(secured.kafka) - before <= 3
+
+
+def assert_says_why(error: AuthenticationFailed, address: str, mechanism: str) -> None:
+    said = str(error)
+    assert f"{address}: cannot sign in by SASL {mechanism}: the broker answers SASL_AUTHENTICATION_FAILED" in said
+    assert "check the user and the password or token" in said
+    assert "hunter2" not in said
+
+
+def test_librdkafkas_words_will_do(secured: SecuredKafka) -> None:
+    given = {name: value for name, value in secured.properties("SASL_SSL").items() if name != "sasl.jaas.config"}
+    with Client(parse_client({**given, "sasl.username": "bob", "sasl.password": USERS["bob"]})) as client:
+        assert client.metadata([]).brokers.keys() == {1}
+
+
+def failed_logins(kafka: LocalKafka) -> int:
+    return len(re.findall("Failed authentication with", kafka.log(1).read_text()))
+
+
+def test_what_was_refused_is_not_tried_again_by_other_connections(secured: SecuredKafka, client: ClientFactory) -> None:
+    asking = client(wrong("PLAIN"))
+    before = failed_logins(secured.kafka)
+    for _ in range(3):
+        with pytest.raises(AuthenticationFailed):
+            asking.metadata([])
+    assert failed_logins(secured.kafka) - before == 1
+
+
+def test_a_mechanism_that_is_not_enabled_is_named_with_those_that_are(client: ClientFactory) -> None:
+    asking = client(signed_in("SCRAM-SHA-256", "bob", USERS["bob"]), listener="SHORT")
+    with pytest.raises(AuthenticationFailed, match=r"not enabled it, only .OAUTHBEARER, PLAIN.; set sasl\.mechanism"):
+        asking.metadata([])
+
+
+def test_a_listener_without_sasl_says_which_setting_to_change(client: ClientFactory) -> None:
+    given = {**right("PLAIN"), "security.protocol": "SASL_PLAINTEXT"}
+    with pytest.raises(AuthenticationFailed, match=r"this listener wants no SASL: set security\.protocol to PLAINTEXT"):
+        client(given, listener="PLAINTEXT").metadata([])
+
+
+def test_what_a_reference_leads_to_counts_from_the_next_connection_on(client: ClientFactory, tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("bob-secret\n")
+    who = signed_in("PLAIN", "bob", f"${{dir:{tmp_path}:password}}")
+    asking = client(who)
+    assert asking.metadata([]).brokers.keys() == {1}
+    (tmp_path / "password").write_text("other")
+    asking.hang_up("control")
+    with pytest.raises(AuthenticationFailed):
+        asking.metadata([])

@@ -1,0 +1,109 @@
+"""Sessions that end (KIP-368): who reads and writes goes on, on the same connections, and loses and doubles nothing."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import pytest
+
+from protocol.config import parse_consumer, parse_producer
+from protocol.consumer.consumer import Consumer
+from protocol.kafka_terms import EARLIEST
+from protocol.producer.async_producer import AsyncProducer
+from protocol.secret import Secret
+from tests.background import background
+from tests.conftest import topic_factory
+from tests.protocol.producer.producing import send_numbered
+from tests.protocol.sasl.conftest import ClientFactory
+from tests.protocol.sasl.test_real_broker import right, token_for, wrong
+from tests.secured_kafka import SecuredKafka
+from tests.soak import SOAK
+
+pytestmark = pytest.mark.kafka
+
+RUN_S = 60.0 if SOAK else 5.0
+WAYS = {
+    "a session of 2 s": (right("PLAIN"), "SHORT"),
+    "a token of 5 s": (token_for("alice", lifetime_s=5), "SASL_SSL"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_reading_and_writing_go_on(
+    secured: SecuredKafka, client: ClientFactory, caplog: pytest.LogCaptureFixture, way: str
+) -> None:
+    topic = next(factory := topic_factory(secured.kafka))(2)
+    properties, listener = WAYS[way]
+    asking = client(properties, listener)
+    with caplog.at_level(logging.DEBUG, "protocol.net.connection"):
+        count, read = write_and_read(asking, topic)
+    for _ in factory:
+        pass
+    assert sorted(read) == list(range(count))
+    opened, signed_in = (
+        sum(f"< {each}" in line for line in caplog.messages) for each in ("ApiVersions", "SaslHandshake")
+    )
+    # To ask, to fetch, to produce: each for all of the time.
+    assert opened == 3
+    assert signed_in > opened + RUN_S / 5
+
+
+def write_and_read(asking: object, topic: str) -> tuple[int, list[int]]:
+    """How many records were written, and the numbers of those that were read meanwhile."""
+    read: list[int] = []
+    written = [0]
+    until_s = time.monotonic() + RUN_S
+
+    def write() -> None:
+        producer = AsyncProducer(asking, parse_producer({"batch.size": "2000"}))  # type: ignore[arg-type]
+        while time.monotonic() < until_s:
+            send_numbered(producer, topic, written[0], 100, 2)
+            written[0] += 100
+            producer.flush()
+        producer.close()
+
+    with Consumer(asking, parse_consumer({})) as consumer:  # type: ignore[arg-type]
+        for partition in range(2):
+            consumer.consume_partition(topic, partition, EARLIEST)
+        with background(write):
+            drain(consumer, read, lambda: time.monotonic() < until_s)
+        give_up_s = time.monotonic() + 20
+        drain(consumer, read, lambda: len(read) < written[0] and time.monotonic() < give_up_s)
+    return written[0], read
+
+
+def drain(consumer: Consumer, read: list[int], go_on: Callable[[], bool]) -> None:
+    while go_on():
+        found = consumer.poll(timeout_ms=100)
+        if found is not None:
+            read.extend(int(value[:9]) for value in found[1].column("value").to_pylist())
+
+
+def test_a_connection_that_has_slept_through_its_session_signs_in_again(client: ClientFactory) -> None:
+    asking = client(*WAYS["a session of 2 s"])
+    asking.metadata([])
+    (connection,) = asking._pool._connections.values()
+    ended_s = connection._authenticate_at_s + 1
+    while time.monotonic() < ended_s:
+        time.sleep(0.1)
+    assert asking.metadata([]).brokers.keys() == {1}
+    assert list(asking._pool._connections.values()) == [connection]
+
+
+def test_a_session_whose_renewal_is_refused_ends_the_connection(client: ClientFactory) -> None:
+    from dataclasses import replace
+
+    from protocol.errors import AuthenticationFailed
+
+    asking = client(*WAYS["a session of 2 s"])
+    asking.metadata([])
+    (connection,) = asking._pool._connections.values()
+    other = replace(asking.config.sasl, jaas_config=Secret(wrong("PLAIN")["sasl.jaas.config"]))
+    asking._pool._authenticator._config = other  # type: ignore[union-attr]
+    connection._authenticate_at_s = 0
+    time.sleep(1.1)  # a broker takes no other sign-in within a second
+    with pytest.raises(AuthenticationFailed, match="cannot sign in by SASL PLAIN"):
+        asking.metadata([])
+    assert connection.closed

@@ -1,0 +1,259 @@
+"""Tokens: where they come from, how long one is kept, and what is said when there is none."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from protocol.clock import Deadline
+from protocol.errors import AuthenticationFailed, ConfigurationError, ConnectFailed
+from protocol.net.tokens import Tokens
+from protocol.sasl.config import SaslConfig
+from protocol.sasl.credentials import TokenEndpoint, TokenFile, TokenProvider, TokenSource, UnsecuredToken, credentials
+from protocol.sasl.token import Token, end_of_jwt, unsecured_token
+from protocol.secret import Secret
+from tests.fake_kafka.clock import ManualClock
+from tests.token_endpoint import Endpoint
+
+KAFKA = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required"
+SECRET_OF_CLIENT = "hunter2&=ä"
+LIFETIME_S = 100
+
+
+def jwt(end_s: float | None) -> str:
+    claims = {} if end_s is None else {"exp": end_s}
+    parts = (base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in ({}, claims))
+    return ".".join((*parts, "c2ln"))
+
+
+class Wall(ManualClock):
+    """Whose timestamps move along."""
+
+    def wall_ms(self) -> int:
+        return int(1_700_000_000_000 + 1_000 * self.at_s)
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    made = Endpoint()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return Wall()
+
+
+def gives(**fields: Any) -> tuple[int, dict[str, str], bytes]:
+    return 200, {}, json.dumps(fields).encode()
+
+
+def ask(tokens: Tokens, source: TokenSource, clock: ManualClock, **config: Any) -> Token:
+    return tokens.token(source, SaslConfig(**config), "broker:9093", Deadline.after_ms(2_000, clock))
+
+
+def client(url: str, scope: str | None = None) -> TokenEndpoint:
+    return TokenEndpoint(url, Secret("me"), Secret(SECRET_OF_CLIENT), scope, {"traceId": "1"})
+
+
+# -- how long one is kept -------------------------------------------------------------------------
+
+
+def test_a_token_is_kept_for_four_fifths_of_its_life(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = clock.wall_ms() / 1000
+    given = iter([("one", now_s + LIFETIME_S), ("two", now_s + 2 * LIFETIME_S)])
+    source = provider(lambda: next(given), monkeypatch)
+    tokens = Tokens(clock)
+    seen = []
+    for wait_s in (0, 79, 2):
+        clock.at_s += wait_s
+        seen.append(ask(tokens, source, clock).value.reveal())
+    assert seen == ["one", "one", "two"]
+
+
+def test_one_that_still_holds_is_used_when_there_is_no_other(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = iter([("one", clock.wall_ms() / 1000 + LIFETIME_S)])
+    source = provider(lambda: next(given), monkeypatch)
+    tokens = Tokens(clock)
+    ask(tokens, source, clock)
+    clock.at_s += 90
+    with caplog.at_level(logging.WARNING):
+        assert ask(tokens, source, clock).value.reveal() == "one"
+    assert "The token is used until it ends" in caplog.text
+    clock.at_s += 11
+    with pytest.raises(AuthenticationFailed, match="raised StopIteration"):
+        ask(tokens, source, clock)
+
+
+def test_one_whose_end_nobody_knows_is_good_once(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = iter(["one", "two"])
+    source, tokens = provider(lambda: next(given), monkeypatch), Tokens(clock)
+    assert [ask(tokens, source, clock).value.reveal() for _ in range(2)] == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("text", "end_s"),
+    [(jwt(1234), 1234), (jwt(None), None), ("opaque", None), ("a.b.c", None), ("a.W10.c", None), ("..", None)],
+)
+def test_a_jwt_says_when_it_ends(text: str, end_s: float | None) -> None:
+    assert end_of_jwt(text) == end_s
+
+
+# -- a function of the user's ---------------------------------------------------------------------
+
+
+def provider(function: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> TokenProvider:
+    module = ModuleType("module_of_a_test")
+    module.__dict__["token"] = function
+    monkeypatch.setitem(sys.modules, "module_of_a_test", module)
+    return TokenProvider("module_of_a_test:token")
+
+
+@pytest.mark.parametrize(
+    ("given", "end_s", "extensions"),
+    [("a", None, {}), (jwt(9e9), 9e9, {}), (("a", 9e9), 9e9, {}), (("a", None, {"b": "c"}), None, {"b": "c"})],
+)
+def test_what_a_function_may_give(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch, given: Any, end_s: float | None, extensions: dict[str, str]
+) -> None:
+    token = ask(Tokens(clock), provider(lambda: given, monkeypatch), clock)
+    assert (token.ends_at_s, token.extensions) == (end_s, extensions)
+
+
+@pytest.mark.parametrize("given", [None, b"hunter2", ("hunter2", 1, {}, 4), 7])
+def test_what_it_may_not_is_an_error_without_it(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch, given: object
+) -> None:
+    with pytest.raises(ConfigurationError, match=r"module_of_a_test:token gave \w+; it must give a token") as raised:
+        ask(Tokens(clock), provider(lambda: given, monkeypatch), clock)
+    assert "hunter2" not in str(raised.value)
+
+
+def test_what_it_raises_is_not_repeated(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> str:
+        raise ValueError("hunter2")
+
+    with pytest.raises(AuthenticationFailed, match="raised ValueError") as raised:
+        ask(Tokens(clock), provider(fail, monkeypatch), clock)
+    assert raised.value.__cause__ is None
+    assert raised.value.__suppress_context__
+
+
+@pytest.mark.parametrize("function", ["not_there_of_a_test:token", "json:not_there"])
+def test_one_that_cannot_be_imported_says_where_it_must_be(clock: ManualClock, function: str) -> None:
+    with pytest.raises(ConfigurationError, match="installed where the driver runs, and where the executors run"):
+        ask(Tokens(clock), TokenProvider(function), clock)
+
+
+# -- files, and tokens that nobody signed ---------------------------------------------------------
+
+
+def test_a_file_is_read_again(clock: ManualClock, tmp_path: Path) -> None:
+    file, tokens = tmp_path / "token", Tokens(clock)
+    config = SaslConfig(mechanism="OAUTHBEARER", token_endpoint_url=f"file://{file}")
+    source = credentials(config)
+    assert source == TokenFile(str(file))
+    file.write_text(f"{jwt(clock.wall_ms() / 1000 + LIFETIME_S)}\n")
+    first = ask(tokens, source, clock)
+    file.write_text("other")
+    assert ask(tokens, source, clock) is first
+    clock.at_s += LIFETIME_S
+    assert ask(tokens, source, clock).value.reveal() == "other"
+
+
+def test_a_file_that_is_not_there_is_named(clock: ManualClock) -> None:
+    with pytest.raises(ConfigurationError, match=r"cannot be read here \(FileNotFoundError\): /no/such/token"):
+        ask(Tokens(clock), TokenFile("/no/such/token"), clock)
+
+
+def test_a_token_that_nobody_signed_says_what_its_settings_say(clock: ManualClock) -> None:
+    text = (
+        f'{KAFKA} unsecuredLoginStringClaim_sub="me" unsecuredLoginListClaim_scope="|a|b" '
+        'unsecuredLoginNumberClaim_n="1.5" unsecuredLoginLifetimeSeconds="7" unsecuredLoginExtension_traceId="9";'
+    )
+    source = credentials(SaslConfig(mechanism="OAUTHBEARER", jaas_config=Secret(text)))
+    assert isinstance(source, UnsecuredToken)
+    token = unsecured_token(source.options, 1000.0)
+    header, claims, signature = token.value.reveal().split(".")
+    assert json.loads(base64.urlsafe_b64decode(header + "==")) == {"alg": "none"}
+    assert json.loads(base64.urlsafe_b64decode(claims + "==")) == {
+        "sub": "me",
+        "scope": ["a", "b"],
+        "n": 1.5,
+        "iat": 1000,
+        "exp": 1007,
+    }
+    assert (signature, token.ends_at_s, token.extensions) == ("", 1007, {"traceId": "9"})
+
+
+# -- a token endpoint -----------------------------------------------------------------------------
+
+
+def test_client_credentials_get_a_token(endpoint: Endpoint, clock: ManualClock) -> None:
+    endpoint.answers = [gives(access_token="token", expires_in=LIFETIME_S, token_type="Bearer")]
+    token = ask(Tokens(clock), client(endpoint.url, scope="a b"), clock)
+    assert (token.value.reveal(), token.extensions) == ("token", {"traceId": "1"})
+    assert token.ends_at_s == clock.wall_ms() / 1000 + LIFETIME_S
+    ((path, headers, form),) = endpoint.asked
+    assert path == "/token?tenant=a"
+    assert base64.b64decode(headers["Authorization"].removeprefix("Basic ")).decode() == f"me:{SECRET_OF_CLIENT}"
+    assert form == {"grant_type": ["client_credentials"], "scope": ["a b"]}
+
+
+def test_a_busy_endpoint_is_asked_again(endpoint: Endpoint, clock: ManualClock) -> None:
+    endpoint.answers = [(503, {}, b""), (429, {}, b"later"), gives(access_token="token")]
+    assert ask(Tokens(clock), client(endpoint.url), clock).value.reveal() == "token"
+    assert [round(wait_s, 1) for wait_s in clock.slept] == [0.1, 0.2]
+
+
+def test_one_that_stays_busy_is_given_up(endpoint: Endpoint, clock: ManualClock) -> None:
+    endpoint.answers = [(503, {}, b"")]
+    with pytest.raises(ConnectFailed, match=r"no token from http://127.0.0.1:\d+: the answer 503"):
+        ask(Tokens(clock), client(endpoint.url), clock)
+    assert 2 < len(endpoint.asked) < 10
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (
+            (401, {}, b'{"error":"invalid_client","error_description":"no such client"}'),
+            "'invalid_client', 'no such client'",
+        ),
+        ((400, {}, b"not json"), "the answer 400, without an access_token"),
+        (gives(token="hunter2"), "the answer 200, without an access_token"),
+        ((200, {}, b"[" * 100_000), "the answer 200, without an access_token"),
+    ],
+)
+def test_a_refusal_is_final(endpoint: Endpoint, clock: ManualClock, answer: Any, said: str) -> None:
+    endpoint.answers = [answer]
+    with pytest.raises(AuthenticationFailed, match="check the client's id, its secret and the scope") as raised:
+        ask(Tokens(clock), client(endpoint.url), clock)
+    assert said in str(raised.value)
+    assert "hunter2" not in str(raised.value)
+    assert len(endpoint.asked) == 1
+
+
+def test_the_secret_follows_nobody_elsewhere(endpoint: Endpoint, clock: ManualClock) -> None:
+    other = Endpoint()
+    other.answers = endpoint.answers = [(307, {"Location": other.url}, b"")]
+    with pytest.raises(AuthenticationFailed, match="the answer 307"):
+        ask(Tokens(clock), client(endpoint.url), clock)
+    other.close()
+    assert not other.asked
+
+
+def test_an_endpoint_that_is_none(clock: ManualClock) -> None:
+    with pytest.raises(ConfigurationError, match=r"is no https://… and no file:///…"):
+        ask(Tokens(clock), client("ftp://localhost/token"), clock)
