@@ -2,7 +2,7 @@
 
 Listeners, beside those of `LocalKafka(security=...)`: MUTUAL wants a certificate of its clients; EXPIRED, EARLY and
 ELSEWHERE have a certificate that is not valid any more, not yet, or for another host; OLD speaks TLS 1.1 alone; SHORT
-takes no SCRAM, and its sign-ins are good for two seconds. alice may do everything, bob what ACLs say.
+takes no SCRAM, and its sign-ins are good for two seconds. alice and carol may do everything, bob what ACLs say.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _HERE = ("127.0.0.1", "localhost")
 _DAY = timedelta(days=1)
 # A broker takes another sign-in on the same connection after a second.
 SESSION_MS = 2_000
-USERS = {"alice": "pa\"ss' w\\rd;1", "bob": "bob-secret"}
+PASSWORD = "hunter2-of-a-test"
+USERS = {"alice": "pa\"ss' w\\rd;1", "bob": "bob-secret", "carol": PASSWORD}
 _OTHERS = ("MUTUAL", "EXPIRED", "EARLY", "ELSEWHERE", "OLD")
 
 
@@ -55,7 +56,7 @@ def start(folder: Path, security: tuple[str, ...] = ("ssl", "sasl_plaintext", "s
     }
     settings = {f"listener.name.{name}.ssl.keystore.location": str(file) for name, file in stores.items()}
     settings |= signing_in("SHORT", USERS, ["PLAIN", "OAUTHBEARER"], session_ms=SESSION_MS)
-    settings |= authorizing("alice", "CN=client")
+    settings |= authorizing("alice", "carol", "CN=client")
     settings |= {
         "listener.name.mutual.ssl.client.auth": "required",
         "listener.name.old.ssl.enabled.protocols": "TLSv1.1",

@@ -1,14 +1,15 @@
 """Queries with passwords among their options, in a process of its own that shows as much as Spark shows anybody.
 
-    python -m tests.jobs.with_passwords BOOTSTRAP TOPIC FOLDER PASSWORD
+    python -m tests.jobs.with_passwords PROPERTIES TOPIC FOLDER PASSWORD
 
-Writes to TOPIC and reads it, streaming and batch, with passwords that do nothing here; then with one that is refused,
-as it stands for SASL; then where no broker is. Plans, progress and errors go to standard output, logs to
-standard error, the event log and checkpoints to FOLDER.
+Writes to TOPIC and reads it, streaming and batch: signed in by a password, beside others that do nothing here; then by
+one that brokers refuse; then where no broker is. PROPERTIES, in JSON, are those of a client without who it is. Plans,
+progress and errors go to standard output, logs to standard error, the event log and checkpoints to FOLDER.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import traceback
@@ -20,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 FORMAT = "pykafka-group"
 
 
-def main(bootstrap: str, topic: str, folder: str, password: str) -> None:
+def main(properties: str, topic: str, folder: str, password: str) -> None:
     logging.basicConfig(level=logging.DEBUG)
     logging.getLogger("py4j").setLevel(logging.INFO)  # it logs whatever any option is set to
     Path(folder, "events").mkdir()
@@ -31,13 +32,17 @@ def main(bootstrap: str, topic: str, folder: str, password: str) -> None:
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("DEBUG")
-    jaas = f'org.apache.kafka.common.security.plain.PlainLoginModule required username="me" password="{password}";'
+    given = {f"kafka.{name}": value for name, value in json.loads(properties).items()}
+    module = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+    right, wrong = (
+        {"kafka.sasl.jaas.config": f'{module} username="carol" password="{text}";'}
+        for text in (password, password + "!")
+    )
     idle = {"password": password, "kafka.sasl_plain_password": password, "kafka.my.token": password}
-    read_and_write(spark, {"kafka.bootstrap.servers": bootstrap, **idle}, topic, f"{folder}/nothing")
-    signs_in = {"kafka.bootstrap.servers": bootstrap, "kafka.sasl.jaas.config": jaas}
-    read_and_write(spark, signs_in, topic, f"{folder}/kafka.sasl.jaas.config")
-    unreachable = {"kafka.bootstrap.servers": "127.0.0.1:1", "kafka.default.api.timeout.ms": "500", **idle}
-    read_and_write(spark, {**unreachable, "fetchOffset.numRetries": "0"}, topic, f"{folder}/unreachable")
+    read_and_write(spark, {**given, **right, **idle}, topic, f"{folder}/signed-in")
+    read_and_write(spark, {**given, **wrong}, topic, f"{folder}/refused")
+    nowhere = {"kafka.bootstrap.servers": "127.0.0.1:1", "kafka.default.api.timeout.ms": "500"}
+    read_and_write(spark, {**given, **right, **nowhere, "fetchOffset.numRetries": "0"}, topic, f"{folder}/unreachable")
     spark.stop()
 
 

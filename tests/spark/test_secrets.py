@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from spark_kafka_source.local_kafka import LocalKafka
-from tests.conftest import TopicFactory
+from tests.protocol.security.secure_parts import TOPIC, create_topic
+from tests.secured_kafka import PASSWORD, SecuredKafka
 
-PASSWORD = "hunter2-of-a-test"
 WAYS = ("batch write", "batch read", "stream read", "stream write")
-# What asks for a password: nothing that is known here, SASL, or nothing again where no broker is.
-OUTCOMES = {"nothing": "done", "kafka.sasl.jaas.config": "failed", "unreachable": "failed"}
+OUTCOMES = {"signed-in": "done", "refused": "failed", "unreachable": "failed"}
 
 
 @pytest.mark.spark
-def test_a_password_is_seen_by_nobody(kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path) -> None:
-    arguments = [kafka1.bootstrap_servers, topic1(), str(tmp_path), PASSWORD]
+def test_a_password_is_seen_by_nobody(secured: SecuredKafka, tmp_path: Path) -> None:
+    given = {**secured.properties("SASL_SSL"), "sasl.mechanism": "PLAIN"}
+    del given["sasl.jaas.config"]
+    create_topic(secured.kafka)
+    arguments = [json.dumps(given), TOPIC, str(tmp_path), PASSWORD]
     command = [sys.executable, "-m", "tests.jobs.with_passwords", *arguments]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert ended.returncode == 0, ended.stderr[-10_000:]
@@ -30,7 +32,7 @@ def test_a_password_is_seen_by_nobody(kafka1: LocalKafka, topic1: TopicFactory, 
     files = {path: path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file()}
     # All that there is to look through is there.
     assert "kafka.sasl_plain_password=*********(redacted)" in ended.stdout
-    assert "kafka.sasl.jaas.config is not supported yet" in ended.stdout
+    assert "cannot sign in by SASL PLAIN: the broker answers SASL_AUTHENTICATION_FAILED" in ended.stdout
     assert "kafka.sasl_plain_password has no effect" in ended.stderr
     assert any("SparkListenerSQLExecutionStart" in text for text in files.values())
     assert any(path.parent.name == "offsets" for path in files)
