@@ -7,6 +7,7 @@ in the driver (a batch is decided).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -17,10 +18,14 @@ from protocol.errors import BrokerError, KafkaError, ProducerFenced
 from protocol.group.offsets import fetch_offsets
 from protocol.transaction.coordinator import add_offsets, init_producer_id
 from protocol.transaction.end_transaction import Outcome, end_transaction
+from protocol.transaction.identity import TransactionalIdentity
 from spark_kafka_source.sink.exactly_once.ledger import Ledger, from_offsets, to_offsets
 from spark_kafka_source.sink.exactly_once.query import Query
 
 L = TypeVar("L", bound="Ledger | None")
+
+# By process, since a forked child is another producer.
+_held: dict[tuple[int, Query], tuple[TransactionalIdentity, Ledger | None]] = {}
 
 
 def read_ledger(client: Client, query: Query, deadline: Deadline, *, settled: bool = False) -> Ledger | None:
@@ -37,11 +42,19 @@ def rewrite_ledger(
 ) -> L:
     """What `change` makes of the ledger, committed; if it changes nothing, what is there, with nobody writing.
 
-    One try. Raises what `change` does, and a retriable error when another has come in between, or when it is not known
-    whether this one was committed: the next try reads it.
+    One try. Who has written the ledger last still has the identity under which it is written next: if nobody else has
+    come since, nothing need be asked before.
+
+    Raises what `change` does, and a retriable error when another has come in between, or when it is not known whether
+    this one was committed: the next try reads it.
     """
-    identity = init_producer_id(client, query.transactional_id, transaction_timeout_ms, deadline)
-    before = read_ledger(client, query, deadline, settled=True)
+    key = (os.getpid(), query)
+    held = _held.pop(key, None)
+    if held is None:
+        identity = init_producer_id(client, query.transactional_id, transaction_timeout_ms, deadline)
+        before = read_ledger(client, query, deadline, settled=True)
+    else:
+        identity, before = held
     after = change(before)
     if after is None or after == before:
         return after
@@ -55,6 +68,8 @@ def rewrite_ledger(
     ended = end_transaction(client, identity, commit=True, deadline=deadline)
     if ended.outcome is not Outcome.COMMITTED:
         raise _contended(query, ended.cause) from ended.cause
+    if not ended.repeated:  # else that request may still be on its way, and end the next transaction, too
+        _held[key] = ended.identity, after
     return after
 
 

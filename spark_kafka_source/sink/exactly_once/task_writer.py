@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -120,11 +121,14 @@ class TransactionalTaskWriter:
     ) -> PreparedWrite:
         transactional_id = nothing.query.task(nothing.task)
         producer = TransactionalProducer(client, replace(self.producer, transactional_id=transactional_id))
-        with producer:
+        with producer, ThreadPoolExecutor(1) as beside:
             producer.init_transactions()  # fences older attempts of this task
             producer.begin_transaction()
+            marked = beside.submit(
+                producer.send_offsets_to_transaction, marker, ConsumerGroupMetadata(transactional_id)
+            )
             send_rows(producer, self.plan, rows)
-            producer.send_offsets_to_transaction(marker, ConsumerGroupMetadata(transactional_id))
+            marked.result()
             prepared = producer.prepare_transaction()
             identity = ProducerIdentity(prepared.producer_id, prepared.producer_epoch)
             return replace(nothing, ranges=producer.acknowledged, identity=identity)
