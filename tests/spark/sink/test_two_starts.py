@@ -6,8 +6,11 @@ Without Spark, whose calls are made here: `write` of a task in an executor, `com
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
@@ -19,7 +22,7 @@ from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.options.parsing import parse_sink_options
 from spark_kafka_source.sink import delivery
 from spark_kafka_source.sink.columns import SinkPlan
-from spark_kafka_source.sink.exactly_once import batch_commit
+from spark_kafka_source.sink.exactly_once import batch_commit, ledger_group
 from spark_kafka_source.sink.exactly_once.open_transactions import open_transactions
 from spark_kafka_source.sink.exactly_once.task_writer import PreparedWrite
 from tests import read_committed
@@ -35,6 +38,8 @@ class Query:
     kafka: LocalKafka
     query_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     settings: dict[str, str] = field(default_factory=dict)
+    held: dict[str, dict[Any, Any]] = field(default_factory=dict)
+    """By start: each is in a process of its own."""
 
     def __post_init__(self) -> None:
         address = {"kafka.bootstrap.servers": self.kafka.bootstrap_servers}
@@ -46,19 +51,29 @@ class Query:
         """Writes rows (topic, value)."""
         plan = SinkPlan(None, frozenset({"topic", "value"}))
         columns = pa.record_batch({"topic": [topic for topic, _ in rows], "value": [value for _, value in rows]})
-        with spark_task(task, query_id=self.query_id, start_id=start, batch_id=batch, **properties):
+        told = spark_task(task, query_id=self.query_id, start_id=start, batch_id=batch, **properties)
+        with told, self.process_of(start):
             written = delivery.task_writer(self.options, plan, streaming=True).write([columns])
         assert isinstance(written, PreparedWrite)
         return written
 
     def commit(self, *messages: PreparedWrite) -> None:
-        delivery.commit(self.options, messages)
+        with self.process_of(start_of(messages)):
+            delivery.commit(self.options, messages)
+
+    def abort(self, *messages: PreparedWrite | None) -> None:
+        with self.process_of(start_of(messages)):
+            delivery.abort(self.options, messages)
 
     def decide(self, *messages: PreparedWrite) -> None:
         """A driver that dies right after its decision."""
         batch = messages[0].batch
         assert batch is not None
-        batch_commit._decide(self.client, messages, batch, 60_000)
+        with self.process_of(batch.start_id):
+            batch_commit._decide(self.client, messages, batch, 60_000)
+
+    def process_of(self, start: str) -> AbstractContextManager[object]:
+        return patch.object(ledger_group, "_held", self.held.setdefault(start, {}))
 
     def left_open(self) -> list[str]:
         found = open_transactions(self.client, f"starts-{self.query_id}", self.client.deadline())
@@ -69,6 +84,10 @@ class Query:
         assert self.left_open() == []
         found = [read_committed.by_librdkafka(self.kafka, topic) for topic in topics]
         return sorted(value for values in found for each in values.values() for value in each)
+
+
+def start_of(messages: Sequence[PreparedWrite | None]) -> str:
+    return next(each.batch.start_id for each in messages if each is not None and each.batch is not None)
 
 
 @pytest.fixture(params=["transaction.version 2", "transaction.version 1"], scope="module", autouse=True)
@@ -98,7 +117,7 @@ def test_the_newer_of_two_drivers_survives_and_the_older_is_told(query: Query, n
     told = "the query .* was started again elsewhere"
     with pytest.raises(ProducerFenced, match=told):
         query.commit(*first)
-    delivery.abort(query.options, first)
+    query.abort(*first)
     with pytest.raises(ProducerFenced, match=told):
         query.task("A", 1, 0, (name, "A"))
     query.commit(*second)
@@ -115,6 +134,19 @@ def test_a_driver_decides_nothing_once_a_single_task_of_a_newer_start_has_begun(
         query.decide(*first)
     query.commit(query.task("B", 0, 0, (name, "B0")), second)
     assert query.seen(name) == [b"B0", b"B1"]
+
+
+def test_a_driver_that_was_away_is_fenced_though_it_still_has_the_identity_of_its_last_decision(
+    query: Query, name: str
+) -> None:
+    query.commit(query.task("A", 0, 0, (name, "A0")))
+    first = query.task("A", 1, 0, (name, "A1"))
+    assert query.held["A"]
+    second = query.task("B", 1, 0, (name, "B1"))
+    with pytest.raises(ProducerFenced):
+        query.decide(first)
+    query.commit(second)
+    assert query.seen(name) == [b"A0", b"B1"]
 
 
 def test_an_older_task_that_goes_on_is_told(query: Query, name: str) -> None:
@@ -176,16 +208,16 @@ def test_a_transaction_that_is_over_before_the_decision_fails_the_batch_as_a_who
     init_producer_id(query.client, first[1].query.task(1), 60_000, query.client.deadline())  # as a coordinator does
     with pytest.raises(KafkaError, match=r"1 of 2 transactions are over .* kafka.transaction.timeout.ms"):
         query.commit(*first)
-    delivery.abort(query.options, first)
+    query.abort(*first)
     assert query.seen(name) == []
 
 
 def test_a_batch_that_is_given_up_is_aborted_unless_it_is_decided(query: Query, name: str) -> None:
-    delivery.abort(query.options, [query.task("A", 0, 0, (name, "A0")), None])
+    query.abort(query.task("A", 0, 0, (name, "A0")), None)
     assert query.left_open() == []
     first = [query.task("A", 0, task, (name, f"A{task}")) for task in (0, 1)]
     query.decide(*first)
-    delivery.abort(query.options, first)
+    query.abort(*first)
     assert query.left_open() == ["0", "1"]
     query.commit(query.task("B", 0, 0), query.task("B", 0, 1))
     assert query.seen(name) == [b"A0", b"A1"]
