@@ -42,6 +42,7 @@ class Breaks(Enum):
 
 _NOTHING: dict[str, Any] = {}
 _RETRY: dict[str, Any] = {"retriable": True}
+_RETRY_SOON: dict[str, Any] = {"retriable": True, "soon": True}
 _METADATA: dict[str, Any] = {"refresh": Refresh.METADATA}
 _RETRY_METADATA, _RETRY_COORDINATOR = _RETRY | _METADATA, _RETRY | {"refresh": Refresh.COORDINATOR}
 _REFUSED, _FENCED, _FATAL = {"ends": Ends.MARK}, {"ends": Ends.CLAIMS}, {"ends": Ends.MEMBER}
@@ -119,7 +120,7 @@ class ErrorCode(IntEnum):
     INVALID_TXN_STATE = 48, "the transaction is not in a state that allows this", _STOPS
     INVALID_PRODUCER_ID_MAPPING = 49, "the producer id is not the one now assigned to the transactional id", _FENCES
     INVALID_TRANSACTION_TIMEOUT = 50, "the transaction timeout is above the broker's transaction.max.timeout.ms", _STOPS
-    CONCURRENT_TRANSACTIONS = 51, "the last change of the same transaction is not finished", _RETRY
+    CONCURRENT_TRANSACTIONS = 51, "the last change of the same transaction is not finished", _RETRY_SOON
     TRANSACTION_COORDINATOR_FENCED = 52, "the transaction's marker came from a coordinator that is no longer the one"
     TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53, "this user may not use the transactional id; check its ACLs", _STOPS
     SECURITY_DISABLED = 54, "the broker has no authorizer configured"
@@ -208,7 +209,8 @@ class ErrorCode(IntEnum):
 class ErrorRow:
     """What one code means.
 
-    `text`: one line for a human. `retriable`: the same request may succeed later. `refresh`: what to look up first.
+    `text`: one line for a human. `retriable`: the same request may succeed later; `soon`: after some milliseconds.
+    `refresh`: what to look up first.
     `ends` and `breaks`: for members of groups, and for transactions.
     """
 
@@ -216,6 +218,7 @@ class ErrorRow:
     name: str
     text: str
     retriable: bool = False
+    soon: bool = False
     refresh: Refresh = Refresh.NONE
     ends: Ends = Ends.NOTHING
     breaks: Breaks = Breaks.TRANSACTION

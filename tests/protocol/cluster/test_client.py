@@ -168,6 +168,23 @@ def test_a_lost_connection_is_tried_again() -> None:
     )
 
 
+def test_a_transaction_that_is_being_ended_is_looked_at_soon() -> None:
+    clock, ended = ManualClock(), iter([False] * 4 + [True])
+
+    def attempt() -> None:
+        if not next(ended):
+            raise broker_error(ErrorCode.CONCURRENT_TRANSACTIONS, "AddPartitionsToTxn")
+
+    retrying(
+        "AddPartitionsToTxn",
+        attempt,
+        deadline=Deadline.after_ms(5000, clock),
+        backoff=Backoff(100, 1000),
+        refresh=lambda error, kind: None,
+    )
+    assert clock.slept == pytest.approx([0.02, 0.04, 0.06, 0.08])
+
+
 def silent_address() -> socket.socket:
     """Takes connections as the system of a stopped process does, and says nothing. `getsockname()` is where."""
     return socket.create_server(("127.0.0.1", 0), backlog=50)

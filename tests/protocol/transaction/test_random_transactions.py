@@ -34,6 +34,7 @@ FAULTS = (
     "numbers broke off",
     "time passes",
     "the coordinator moves",
+    "leaders move",
 )
 # Transactions are mostly whole; faults come in between.
 EVENTS = st.lists(
@@ -141,6 +142,10 @@ class Program:
         here = self.fake.coordinator(TRANSACTION, ID)
         self.fake.move_coordinator(ID, here % len(self.fake.brokers) + 1, TRANSACTION)
 
+    def leaders_move(self) -> None:
+        for number in range(PARTITIONS):
+            self.fake.move_leader("orders", number, 1 + (number + self.next) % 2)
+
 
 @pytest.mark.parametrize("version", ["1", "2"], ids=["before KIP-890", "since KIP-890"])
 @settings(suppress_health_check=[HealthCheck.too_slow])
@@ -148,7 +153,7 @@ class Program:
 def test_what_is_said_of_a_transaction_is_what_readers_see(version: str, events: list[tuple[str, ...]]) -> None:
     clock = ManualClock()
     with FakeKafka(2, clock=clock, settings={"transaction.version": version}) as fake:
-        fake.create_topic("orders", PARTITIONS)
+        fake.create_topic("orders", PARTITIONS, 2)
         with Client(parse_client({"bootstrap.servers": fake.bootstrap_servers, **QUICK})) as client:
             program = Program(fake, clock, client)
             for event in (each for together in events for each in together):
