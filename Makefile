@@ -19,8 +19,8 @@ help: ## this list
 setup: ## .venv with the pinned packages (does nothing when it is there)
 	@bash .ci/setup
 
-demo: setup ## a local Kafka, a Spark query, and its lag as Kafka's own tool sees it
-	$(BIN)/python -m spark_kafka_source.demo
+demo: setup ## a local Kafka, a Spark query, and its lag as Kafka's own tool sees it; SECURITY=sasl_ssl: with TLS and SASL
+	$(BIN)/python -m spark_kafka_source.demo $(if $(SECURITY),--security $(SECURITY))
 
 # Three at a time, since most of them wait half of the time; tests/three_starts.py says who runs what.
 test: lint class-archive ## lint, then all tests (starts local Kafkas and a Spark)
@@ -55,7 +55,7 @@ soak: setup ## the tests that kill, cut off, count and spoil, for longer
 	tests/spark/test_killed_query.py tests/spark/test_broker_outage.py tests/spark/test_memory.py \
 	tests/protocol tests/options tests/plan tests/spark/test_transaction_scripts.py tests/spark/driver/test_data_loss.py \
 	tests/spark/test_equal_to_jvm_connector.py tests/spark/local_kafka tests/spark/task/test_bad_input_source.py \
-	tests/spark/test_storm.py tests/spark/driver/test_killed_member.py tests/spark/driver/test_other_members.py
+	tests/spark/test_storm.py tests/spark/test_tls.py tests/spark/demo tests/spark/driver/test_killed_member.py tests/spark/driver/test_other_members.py
 	SPARK_KAFKA_SOURCE_SCRIPTS=24 SPARK_KAFKA_SOURCE_KILLS=5 $(BIN)/python -m pytest -s --timeout 3600 \
 	tests/spark/driver/test_first_batch_scripts.py tests/spark/driver/test_lost_coordinator.py
 

@@ -102,7 +102,7 @@ def kafka1() -> Iterator[LocalKafka]:
 @pytest.fixture(scope="session")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
     """One broker whose listeners speak TLS."""
-    running = secured_kafka.start(tmp_path_factory.mktemp("secured"))
+    running = secured_kafka.start(tmp_path_factory.mktemp("secured"), settings=_EAGER)
     with running.kafka:
         yield running
 

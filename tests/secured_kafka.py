@@ -7,9 +7,11 @@ takes no SCRAM, and its sign-ins are good for two seconds. alice and carol may d
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from types import MappingProxyType
 
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.certificates import CertificateAuthority
@@ -47,14 +49,21 @@ class SecuredKafka:
         return self.kafka.certificate_authority.issue("client")
 
 
-def start(folder: Path, security: tuple[str, ...] = ("ssl", "sasl_plaintext", "sasl_ssl")) -> SecuredKafka:
+def start(
+    folder: Path,
+    security: tuple[str, ...] = ("ssl", "sasl_plaintext", "sasl_ssl"),
+    settings: Mapping[str, str] = MappingProxyType({}),
+) -> SecuredKafka:
+    """`settings`: of the broker, beside those of its listeners."""
     authority = CertificateAuthority(folder, "another CA")
     stores = {
         "expired": authority.issue("expired", _HERE, valid=(-2 * _DAY, -_DAY)),
         "early": authority.issue("early", _HERE, valid=(_DAY, 2 * _DAY)),
         "elsewhere": authority.issue("elsewhere", ["broker-1.example.com", "10.1.2.3"]),
     }
-    settings = {f"listener.name.{name}.ssl.keystore.location": str(file) for name, file in stores.items()}
+    settings = dict(settings) | {
+        f"listener.name.{name}.ssl.keystore.location": str(file) for name, file in stores.items()
+    }
     settings |= signing_in("SHORT", USERS, ["PLAIN", "OAUTHBEARER"], session_ms=SESSION_MS)
     settings |= authorizing("alice", "carol", "CN=client")
     settings |= {

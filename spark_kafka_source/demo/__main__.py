@@ -30,6 +30,7 @@ from spark_kafka_source.demo.screen import Screen, Table
 from spark_kafka_source.demo.watch import Watch
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.jars import find_java
+from spark_kafka_source.local_kafka.secured import PROTOCOLS
 
 LOG = "spark.log"
 # Far more than it takes, also on a machine that is busy.
@@ -38,15 +39,16 @@ _BAR_WIDTH = 24
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def run(seconds: float, per_second: float, folder: Path, screen: Screen) -> bool:
+def run(seconds: float, per_second: float, security: str, folder: Path, screen: Screen) -> bool:
     """The whole demo; whether the results are right and the lag is 0 in the end."""
-    with LocalKafka(brokers=3, report=screen.say) as kafka, _client(kafka) as client:
+    with LocalKafka(brokers=3, security=security, report=screen.say) as kafka, _client(kafka, security) as client:
         # PySpark is imported after the checks of `main`, and while the brokers settle.
         from spark_kafka_source.demo import query as spark_side
 
         for topic, partitions in ((spark_side.ORDERS, 6), (spark_side.REVENUE, 3)):
             create_topic(client, NewTopic(topic, partitions, replication_factor=3))
             screen.say(f"topic {topic}: {partitions} partitions, each on all brokers")
+        options = {f"kafka.{name}": value for name, value in kafka.client_properties(security.upper()).items()}
         orders = OrderStream(client, spark_side.ORDERS, per_second, spark_side.WINDOW_S)
         orders.start()
         screen.say(f"{per_second:g} orders a second go into {orders.topic}, keyed by customer, such as")
@@ -58,14 +60,14 @@ def run(seconds: float, per_second: float, folder: Path, screen: Screen) -> bool
         )
         screen.more(f"and writes the revenue per country and {spark_side.WINDOW_S} s to {spark_side.REVENUE}")
         try:
-            query = spark_side.start_query(spark, kafka.bootstrap_servers, str(folder / "checkpoint"))
+            query = spark_side.start_query(spark, options, str(folder / "checkpoint"))
             watch = Watch(query, client, spark_side.GROUP, spark_side.ORDERS, screen)
             _follow(watch, orders, seconds, screen)
             query.processAllAvailable()  # one more look at the topic: sums of windows that have closed
             watch.show_new_batches()
             query.stop()
             screen.more()
-            results = spark_side.read_results(spark, kafka.bootstrap_servers)
+            results = spark_side.read_results(spark, options)
         finally:
             spark.stop()
         right = _check(results, orders.sums, watch.late_rows, screen)
@@ -136,8 +138,8 @@ def _show_group(kafka: LocalKafka, group: str, screen: Screen) -> bool:
     return True
 
 
-def _client(kafka: LocalKafka) -> Client:
-    return Client(parse_client({"bootstrap.servers": kafka.bootstrap_servers, "client.id": "demo"}))
+def _client(kafka: LocalKafka, security: str) -> Client:
+    return Client(parse_client({**kafka.client_properties(security.upper()), "client.id": "demo"}))
 
 
 @contextlib.contextmanager
@@ -187,6 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--seconds", type=float, default=30, help="how long orders come after the first batch (30)")
     parser.add_argument("--rate", type=float, default=500, help="orders per second (500)")
+    parser.add_argument("--security", choices=["plaintext", *map(str.lower, PROTOCOLS)], default="plaintext")
     chosen = parser.parse_args(arguments)
     _end_on_signals()
     screen = Screen()
@@ -196,7 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             find_java()
             _require_pyspark()
-            return 0 if run(chosen.seconds, chosen.rate, Path(folder), screen) else 1
+            return 0 if run(chosen.seconds, chosen.rate, chosen.security, Path(folder), screen) else 1
         except KeyboardInterrupt:
             screen.say("stopped")
         except KafkaError as error:

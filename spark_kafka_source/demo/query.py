@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
@@ -36,11 +37,11 @@ def open_session() -> SparkSession:
     return SparkSession.builder.appName("demo").getOrCreate()
 
 
-def start_query(spark: SparkSession, bootstrap_servers: str, checkpoint: str) -> StreamingQuery:
-    """`orders` -> revenue per country and window -> `revenue`, a batch every two seconds."""
+def start_query(spark: SparkSession, kafka: Mapping[str, str], checkpoint: str) -> StreamingQuery:
+    """`orders` -> revenue per country and window -> `revenue`, a batch every two seconds. `kafka`: options `kafka.`…"""
     orders = (
         spark.readStream.format("pykafka-group")
-        .option("kafka.bootstrap.servers", bootstrap_servers)
+        .options(**kafka)
         .option("subscribe", ORDERS)
         .option("kafka.group.id", GROUP)
         .option("kafka.auto.offset.reset", "earliest")
@@ -57,7 +58,7 @@ def start_query(spark: SparkSession, bootstrap_servers: str, checkpoint: str) ->
     return (
         revenue.select(sf.col("country").alias("key"), sf.to_json(sf.struct("*")).alias("value"))
         .writeStream.format("pykafka-group")
-        .option("kafka.bootstrap.servers", bootstrap_servers)
+        .options(**kafka)
         .option("topic", REVENUE)
         .option("checkpointLocation", checkpoint)
         .trigger(processingTime=f"{TRIGGER_S} seconds")
@@ -66,11 +67,11 @@ def start_query(spark: SparkSession, bootstrap_servers: str, checkpoint: str) ->
     )
 
 
-def read_results(spark: SparkSession, bootstrap_servers: str) -> list[tuple[SumKey, Sum]]:
+def read_results(spark: SparkSession, kafka: Mapping[str, str]) -> list[tuple[SumKey, Sum]]:
     """What is in `revenue`, by a batch read: window and country, and their sum."""
     rows = (
         spark.read.format("pykafka-group")
-        .option("kafka.bootstrap.servers", bootstrap_servers)
+        .options(**kafka)
         .option("subscribe", REVENUE)
         .load()
         .select(sf.from_json(sf.col("value").cast("string"), _SUM).alias("sum"))

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from protocol.errors import KafkaError
 from spark_kafka_source.local_kafka.cluster import DEFAULT_VERSION, LocalKafka
 from spark_kafka_source.local_kafka.jars import to_stderr
+from spark_kafka_source.local_kafka.secured import PROTOCOLS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -21,14 +22,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="a broker setting; may be given again"
     )
+    parser.add_argument(
+        "--security",
+        action="append",
+        default=[],
+        metavar="PROTOCOL",
+        help=f"a further listener: {', '.join(PROTOCOLS).lower()}; may be given again",
+    )
     chosen = parser.parse_args(arguments)
     settings = dict(pair.partition("=")[::2] for pair in chosen.set)
     # As Ctrl-C: the `with` block below ends and cleans up.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     try:
-        with LocalKafka(chosen.brokers, chosen.version, settings) as kafka:
+        with LocalKafka(chosen.brokers, chosen.version, settings, security=chosen.security) as kafka:
             print(kafka.bootstrap_servers, flush=True)
+            for protocol in chosen.security:
+                for name, value in kafka.client_properties(protocol.upper()).items():
+                    print(f"{name}={value}", flush=True)
             to_stderr("Ctrl-C stops it and deletes its data")
             _watch(kafka)
     except KeyboardInterrupt:

@@ -55,7 +55,10 @@ if TUNING.exists():
 PICTURES = {("architecture.md", "SOURCE  driver"), ("architecture.md", '{"orders": {"0": 1200')}
 OPTIONS_TESTS = "tests/options/test_options.py::"
 COMMANDS: dict[str, str] = {
-    "make demo": "tests/spark/demo/test_demo.py::test_the_demo_ends_with_the_right_results_and_lag_zero",
+    **dict.fromkeys(
+        ("make demo", "make demo SECURITY=sasl_ssl"),
+        "tests/spark/demo/test_demo.py::test_the_demo_ends_with_the_right_results_and_lag_zero",
+    ),
     "make test": "",  # is what runs this
     "%pip install": "",  # only Databricks has it, where this has not been tried, as README says
     "make bench": HERE + "test_what_is_measured_can_be_measured",

@@ -13,9 +13,12 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.serialization import pkcs12
 
 from spark_kafka_source.local_kafka.jars import find_java
+from tests import awkward_topics
 from tests.documents import block
 from tests.librdkafka import produce
 from tests.secured_kafka import SecuredKafka
+from tests.soak import SOAK
+from tests.spark.test_equal_to_jvm_connector import WHERE, assert_same_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -161,6 +164,20 @@ def test_the_same_options_read_the_same_rows(
     )
     assert ours == theirs
     assert [row.value for row in ours] == [str(number).encode() for number in range(10)]
+
+
+@pytest.mark.skipif(
+    not SOAK, reason="the topics take a minute to write; test_equal_to_jvm_connector reads them without TLS"
+)
+def test_every_row_of_the_awkward_topics_is_the_same(spark: SparkSession, secured: SecuredKafka) -> None:
+    topics = awkward_topics.write_all(secured.kafka.bootstrap_servers, secured.kafka.data_folder(1), spark)
+    given = {f"kafka.{name}": value for name, value in secured.properties("SASL_SSL").items()}
+    options = {**given, "subscribe": ",".join(topics), "includeHeaders": "true", "startingOffsets": "earliest"}
+    ours, theirs = (
+        spark.read.format(name).options(**options).load().toArrow().sort_by([(key, "ascending") for key in WHERE])
+        for name in ("pykafka-group", "kafka")
+    )
+    assert_same_rows(ours, theirs)
 
 
 def test_the_example_reads(spark: SparkSession, secured: SecuredKafka, topic: str, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.soak import SOAK
 from tests.spark_home import BRIEF_LIFE
 
 COMMAND = [sys.executable, "-m", "spark_kafka_source.demo"]
@@ -18,9 +19,11 @@ COMMAND = [sys.executable, "-m", "spark_kafka_source.demo"]
 @pytest.mark.kafka
 @pytest.mark.spark
 @pytest.mark.timeout(600)
-def test_the_demo_ends_with_the_right_results_and_lag_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("security", ["plaintext", *(["sasl_ssl"] if SOAK else [])])
+def test_the_demo_ends_with_the_right_results_and_lag_zero(monkeypatch: pytest.MonkeyPatch, security: str) -> None:
     monkeypatch.setenv("JDK_JAVA_OPTIONS", " ".join(BRIEF_LIFE))
-    ended = subprocess.run([*COMMAND, "--seconds", "5", "--rate", "200"], capture_output=True, text=True, timeout=580)
+    command = [*COMMAND, "--seconds", "5", "--rate", "200", "--security", security]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=580)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert ended.stderr == ""
     sent = number(r"no more orders: ([\d,]+) were sent", ended.stdout)
