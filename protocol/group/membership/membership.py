@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 _STILL_WAITING_S = 1.0
 # When nobody has looked at the clock for so long, this process has stood still.
 _STOOD_STILL_S = 3.0
+# Whose requests have failed for so long says it: its owner just sees that nothing comes.
+_FAILING_S = 10.0
 LEAVE_MS = 5_000
 
 _MACHINES: dict[str, type[MemberMachine]] = {"classic": ClassicMember, "consumer": ConsumerMember}
@@ -71,6 +73,8 @@ class Membership:
         self._changed = threading.Condition()
         self._asks = False
         self._looked_s = self._clock.now_s()
+        self._failing_since_s: float | None = None
+        self._has_warned = False
         self._thread: threading.Thread | None = None
 
     # -- for the owner ------------------------------------------------------------------------
@@ -247,8 +251,10 @@ class Membership:
         try:
             body = self._client.retrying(what, attempt, deadline, coordinator_of=key, max_attempts=1)
         except KafkaError as error:
+            self._note(error)
             tell = partial(self._machine.failed, ask, _of_attempt(error))
         else:
+            self._note(None)
             tell = partial(self._machine.answered, ask, body, since_s)
         self._hand_over(tell)
 
@@ -257,10 +263,27 @@ class Membership:
         try:
             cluster = self._client.metadata(step.topics, deadline)
         except KafkaError as error:
+            self._note(error)
             tell = partial(self._machine.not_found, error)
         else:
+            self._note(None)
             tell = partial(self._machine.found, cluster)
         self._hand_over(tell)
+
+    def _note(self, failure: KafkaError | None) -> None:
+        """Says it, once, when requests have failed for a while, and when they go through again."""
+        now_s, group = self._clock.now_s(), self._machine.group
+        if failure is None:
+            if self._has_warned:
+                log.warning("group %s: requests of this member go through again", group)
+            self._failing_since_s, self._has_warned = None, False
+            return
+        if self._failing_since_s is None:
+            self._failing_since_s = now_s
+        if now_s - self._failing_since_s >= _FAILING_S and not self._has_warned:
+            self._has_warned = True
+            words = self._client.words(_of_attempt(failure))
+            log.warning("group %s: requests of this member fail, and are tried again: %s", group, words)
 
     def _hand_over(self, tell: Callable[[float], None]) -> None:
         with self._changed:

@@ -145,6 +145,27 @@ def test_what_ends_the_member_is_raised_where_its_owner_looks(
             owner.take_up()
 
 
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_brokers_that_are_away_for_long_are_told_of_once(
+    fake: FakeKafka,
+    joined: Callable[..., Owner],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    protocol: str,
+) -> None:
+    """An owner that waits for its partitions would just see that none come."""
+    monkeypatch.setattr(membership, "_FAILING_S", 0.3)
+    joined(**{"group.protocol": protocol})
+    for broker in (1, 2, 3):
+        fake.stop(broker)
+    wait_until(lambda: "requests of this member fail, and are tried again" in caplog.text)
+    time.sleep(0.5)
+    for broker in (1, 2, 3):
+        fake.start(broker)
+    wait_until(lambda: "requests of this member go through again" in caplog.text)
+    assert caplog.text.count("are tried again") == 1
+
+
 @pytest.mark.parametrize("protocol", ["classic"])
 @pytest.mark.parametrize("nonsense", [b"", b"\x00\x01", b"\x00\x03\x7f\xff\xff\xff", b"\xff" * 40])
 def test_a_leader_says_whose_bytes_make_no_sense(
