@@ -119,7 +119,9 @@ class ConsumerMember(MemberMachine):
         return [{"topic_id": topic_id, "partitions": numbers} for topic_id, numbers in by_id.items()]
 
     def _leave_request(self, for_good: bool | None) -> Ask | None:
-        if self._claimed_in is None or for_good is False:
+        # Who is asking to be let in may be, by an answer that it does not wait for.
+        is_known = self._claimed_in is not None or self._asked is not None
+        if not is_known or for_good is False:
             return None
         static = self.config.group_instance_id is not None and for_good is None
         return self._ask(_LEAVE_FOR_A_WHILE if static else _LEAVE, {}, 0)

@@ -291,7 +291,7 @@ class MemberMachine(ABC):
             self._life.transition(MemberState.LEFT, self.cause)
 
     def _try_again(self, error: KafkaError, now_s: float) -> None:
-        self._retry_s = now_s + self._backoff.next_s()
+        self._asked, self._retry_s = None, now_s + self._backoff.next_s()
         if self.state in (MemberState.JOINING, MemberState.SYNCING):
             self._life.stay(Cause.of(error))
 

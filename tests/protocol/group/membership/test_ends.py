@@ -259,6 +259,17 @@ def test_who_leaves_says_so_unless_it_may_come_back(
     assert member.machine.state is MemberState.LEFT
 
 
+def test_who_leaves_before_it_was_let_in_says_so_too(cluster: Cluster) -> None:
+    """The coordinator may have let it in, and would wait for it until the session is over."""
+    member = Driven(cluster, machine(**CONSUMER))
+    member.own()
+    next_request(member)
+    member.machine.leave(for_good=None)
+    step = member.machine.next_step(member.now_s)
+    assert isinstance(step, Ask)
+    assert step.body["member_epoch"] == -1  # type: ignore[index]
+
+
 def test_no_state_follows_another_but_by_the_table() -> None:
     life = Lifecycle("member", CLASSIC_MOVES)
     with pytest.raises(UsageError, match="STABLE may not follow UNJOINED"):
