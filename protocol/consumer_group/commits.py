@@ -5,7 +5,9 @@ All go through the one `OffsetManager`, so a later commit is never overtaken by 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
@@ -26,7 +28,9 @@ class Commits:
     def __init__(self, client: Client, config: GroupConsumerConfig) -> None:
         self._client = client
         self._group = config.consumer.group_id
-        self._manager = OffsetManager(client, self._group) if self._group else None
+        # Once, as in Java: what others commit meanwhile is not set back.
+        once: dict[str, Any] = {"refresh_ms": math.inf, "insist": False}
+        self._manager = OffsetManager(client, self._group, **once) if self._group else None
         self._interval_s = config.auto_commit_interval_ms / 1000
         self.auto = config.enable_auto_commit and self._manager is not None
         self._due_s = client.clock.now_s() + self._interval_s

@@ -55,13 +55,15 @@ class OffsetManager:
 
     refresh_ms: what has been committed is committed again after this long, although nothing changed, since a
     broker forgets the offsets of a group without members `offsets.retention.minutes` after their last commit.
+    insist: whether who is no member tries again what was refused: others may leave the group, or ACLs be changed.
     `healthy`: whether the last commit went through (true before the first one).
     """
 
-    def __init__(self, client: Client, group: str, *, refresh_ms: float = 600_000) -> None:
+    def __init__(self, client: Client, group: str, *, refresh_ms: float = 600_000, insist: bool = True) -> None:
         self.group = group
         self._client = client
         self._refresh_s = refresh_ms / 1000
+        self._insist = insist
         self._changed = threading.Condition()
         self._member = NO_MEMBER
         self._marks: dict[TopicPartition, _Mark] = {}
@@ -190,7 +192,7 @@ class OffsetManager:
             if error is not None and error.code in _TOO_LARGE:
                 too_large[key] = error
                 return None
-            if error is not None and not _is_final(error, member):
+            if error is not None and not self._is_final(error, member):
                 return error
             answers[key] = error
             return None
@@ -202,7 +204,7 @@ class OffsetManager:
             failure = error
         if len(too_large) == 1:  # it is not for the others
             key, alone = too_large.popitem()
-            if _is_final(alone, member):
+            if self._is_final(alone, member):
                 answers[key] = alone
             else:
                 failure = failure or alone
@@ -224,6 +226,12 @@ class OffsetManager:
         # Where something else is wrong, one half shows it: that is not asked again and again.
         return failure is None and all(self._commit(each, member) for each in halves)
 
+    def _is_final(self, error: BrokerError, member: GroupMember) -> bool:
+        """Whether it is not tried again."""
+        ends = error_row(error.code).ends
+        insists = self._insist and member == NO_MEMBER
+        return ends is Ends.MARK or (ends is not Ends.NOTHING and not insists)
+
     def _note(self, failure: Exception | None, *, final: bool = False) -> None:
         """Counts, and says what is given up, when commits begin to fail and when they go through again."""
         counts, was_healthy = self.counts, self.healthy
@@ -243,9 +251,3 @@ class OffsetManager:
 
 def _ends_claims(error: BrokerError) -> bool:
     return error_row(error.code).ends is Ends.CLAIMS
-
-
-def _is_final(error: BrokerError, member: GroupMember) -> bool:
-    """Whether it would be refused for ever. Who is no member may commit once others have left, or ACLs are changed."""
-    ends = error_row(error.code).ends
-    return ends is Ends.MARK or (member != NO_MEMBER and ends is not Ends.NOTHING)

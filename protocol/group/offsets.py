@@ -11,10 +11,11 @@ from typing import Any
 
 from protocol.broker_errors import ErrorCode
 from protocol.clock import Deadline
-from protocol.cluster.call import Handle, call, call_partitions
+from protocol.cluster.call import Handle, Row, call, call_partitions
 from protocol.cluster.client import Client
 from protocol.cluster.coordinators import group_coordinator
-from protocol.errors import BrokerError
+from protocol.cluster.metadata import Broker
+from protocol.errors import BrokerError, KafkaError
 from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.kafka_terms import NO_LEADER_EPOCH, TopicPartition
 from protocol.wire.messages import m08_offset_commit, m09_offset_fetch
@@ -66,13 +67,14 @@ def commit_offsets(
     }
     # The names of topics are what is known here, and not their ids.
     at_most = m08_offset_commit.LAST_WITH_TOPIC_NAMES
-    try:
-        call_partitions(client, OFFSET_COMMIT, who, offset_rows(offsets), deadline, handle=handle, at_most=at_most)
-    except BrokerError as error:
-        if member != NO_MEMBER or error.code not in _REFUSED_FOR_MEMBERS:
-            raise
-        what = f"{error}; the group has live members: use another group.id, or stop them"
-        raise BrokerError(what, **error.context, settings=("group.id",)) from error
+
+    def explained(key: TopicPartition, row: Row, broker: Broker, error: BrokerError | None) -> KafkaError | None:
+        if error is not None and member == NO_MEMBER and error.code in _REFUSED_FOR_MEMBERS:
+            what = f"{error}; the group has live members: use another group.id, or stop them"
+            error = BrokerError(what, **error.context, settings=("group.id",))
+        return error if handle is None else handle(key, row, broker, error)
+
+    call_partitions(client, OFFSET_COMMIT, who, offset_rows(offsets), deadline, handle=explained, at_most=at_most)
 
 
 def fetch_offsets(

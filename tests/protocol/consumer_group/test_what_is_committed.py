@@ -8,17 +8,20 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
+from protocol.clock import Clock
+from protocol.cluster.client import Client
+from protocol.config import parse_client
 from protocol.consumer_group.config import parse_group_consumer
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
-from protocol.errors import UsageError
-from protocol.group.offsets import CommittedOffset
+from protocol.errors import CommitFailed, UsageError
+from protocol.group.offsets import CommittedOffset, commit_offsets
 from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.member_queries import fill
 from tests.protocol.consumer.consuming import client_of
 from tests.protocol.consumer_group.conftest import NewConsumer
-from tests.protocol.consumer_group.members import read
+from tests.protocol.consumer_group.members import read, wait_until
 from tests.ten_records import END, TenRecords
 
 COUNT = 20
@@ -56,6 +59,42 @@ def test_what_an_interrupted_poll_has_read_is_not_committed(
     assert ours.position(key) == 0
     ours.close()
     assert new_consumer().committed([key]) == {key: CommittedOffset(0)}
+
+
+class Later(Clock):
+    by_s = 0.0
+
+    def now_s(self) -> float:
+        return super().now_s() + self.by_s
+
+
+def test_what_others_commit_later_stands() -> None:
+    """Offsets are not committed again to have them kept for longer."""
+    with TenRecords() as fake:
+        clock, first, second = Later(), ("orders", 0), ("orders", 1)
+        with Client(parse_client({"bootstrap.servers": fake.bootstrap_servers}), clock) as client:
+            ours = KafkaConsumer(client, parse_group_consumer({"group.id": "etl"}))
+            ours.commit_sync({first: CommittedOffset(5)})
+            commit_offsets(client, "etl", {first: CommittedOffset(9)}, client.deadline())
+            clock.by_s = 3600
+            ours.commit_sync({second: CommittedOffset(1)})
+            assert ours.committed([first]) == {first: CommittedOffset(9)}
+            ours.close()
+
+
+def test_a_commit_into_a_group_with_members_is_refused_once_and_for_all() -> None:
+    """When they have left, it would set them back."""
+    with TenRecords() as fake, client_of(fake.bootstrap_servers) as client:
+        key, config = ("orders", 0), parse_group_consumer({"group.id": "etl", "enable.auto.commit": False})
+        with KafkaConsumer(client, config) as ours:
+            with KafkaConsumer(client, config) as other:
+                other.subscribe(["orders"])
+                wait_until(lambda: other.poll(100) or other.assignment)
+                other.commit_sync({key: CommittedOffset(9)})
+                with pytest.raises(CommitFailed, match="the group has live members"):
+                    ours.commit_sync({key: CommittedOffset(5)}, timeout_ms=20_000)
+            ours.commit_sync({("orders", 1): CommittedOffset(1)})
+            assert ours.committed([key]) == {key: CommittedOffset(9)}
 
 
 Read = tuple[TopicPartition, pa.RecordBatch] | None
