@@ -52,9 +52,9 @@ class PausableClock(Clock):
     def sleep_s(self, seconds: float) -> None:
         self._clock.sleep_s(seconds)
 
-    def pause(self, grace_s: float = 0.0) -> None:
-        """Stands still in `grace_s`, or when an earlier pause says, until `resume`."""
-        self._stands_from_s = min(self._stands_from_s, self._clock.now_s() + grace_s)
+    def pause(self) -> None:
+        """Stands still until `resume`."""
+        self._stands_from_s = min(self._stands_from_s, self._clock.now_s())
 
     def resume(self) -> None:
         self._missed_s += max(0.0, self._clock.now_s() - self._stands_from_s)
@@ -68,14 +68,26 @@ class PausableClock(Clock):
         finally:
             self.resume()
 
-    @contextmanager
-    def running(self, grace_s: float) -> Iterator[None]:
-        """The other way round: paused before, and in `grace_s` after."""
-        self.resume()
-        try:
-            yield
-        finally:
-            self.pause(grace_s)
+
+class StoppableClock(Clock):
+    """Another clock's time until `stop`; from then on every `Deadline` on it has passed, so who waits gives up."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.stopped = False
+
+    def now_s(self) -> float:
+        return float("inf") if self.stopped else self._clock.now_s()
+
+    def wall_ms(self) -> int:
+        return self._clock.wall_ms()
+
+    def sleep_s(self, seconds: float) -> None:
+        if not self.stopped:
+            self._clock.sleep_s(seconds)
+
+    def stop(self) -> None:
+        self.stopped = True
 
 
 @dataclass(frozen=True)

@@ -119,10 +119,12 @@ class ProducerConfig:
     acks: Literal[-1, 0, 1] = -1
     compression_type: Compression = "none"
     compression_level: int | None = None
-    linger_ms: int = 0
+    # As Java's since Kafka 4.0. None: until a record batch is full, or a flush.
+    linger_ms: int | None = 5
     # Java's 16 KiB suit records that trickle in one by one. Here whole columns arrive at once, and each record batch
     # costs both ends the same whatever its size. 1 MiB is what brokers take by default (message.max.bytes).
     batch_size_bytes: int = 1_048_576
+    batch_num_messages: int = MAX_INT32
     max_request_size_bytes: int = 1_048_576
     max_in_flight_requests_per_connection: int = 5
     enable_idempotence: bool = True
@@ -130,6 +132,8 @@ class ProducerConfig:
     transaction_timeout_ms: int = 60_000
     retries: int = MAX_INT32
     delivery_timeout_ms: int = 120_000
+    # Twice Java's: what is in memory may take as long as delivery.timeout.ms, and nobody should give up before that.
+    max_block_ms: int = 120_000
     partitioner: PartitionStrategy = "murmur2"
     partitioner_ignore_keys: bool = False
     partitioner_adaptive_partitioning_enable: bool = True
@@ -299,7 +303,7 @@ def _resolve_batch_size(values: dict[str, Any], prefix: str) -> None:
 
 
 def _resolve_delivery_timeout(values: dict[str, Any], request_timeout_ms: int, prefix: str) -> None:
-    least = values.get("linger_ms", ProducerConfig.linger_ms) + request_timeout_ms
+    least = values.get("linger_ms", 0) + request_timeout_ms
     given = values.get("delivery_timeout_ms")
     if given is not None and given < least:
         raise ConfigurationError(

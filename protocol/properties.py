@@ -162,8 +162,20 @@ PROPERTIES: tuple[Property, ...] = (
     applies(_PRODUCER, "compression.gzip.level", integer(1, 9, also={-1: None}), "level of gzip", field="gzip_level"),
     applies(_PRODUCER, "compression.lz4.level", integer(1, 17), "level of lz4", field="lz4_level"),
     applies(_PRODUCER, "compression.zstd.level", integer(-131072, 22), "level of zstd", field="zstd_level"),
-    applies(_PRODUCER, "linger.ms", MILLISECONDS, "how long to wait for a record batch to fill"),
+    applies(
+        _PRODUCER,
+        "linger.ms",
+        MILLISECONDS,
+        "how long to wait for a record batch to fill; a task of a sink that is not told waits until its rows end",
+    ),
     applies(_PRODUCER, "batch.size", integer(0), "the most bytes of one record batch", field="batch_size_bytes"),
+    applies(
+        _PRODUCER,
+        "batch.num.messages",
+        integer(1),
+        "the most records of one record batch; with so many it waits no longer (librdkafka's name, sarama's "
+        "Flush.Messages)",
+    ),
     applies(
         _PRODUCER,
         "max.request.size",
@@ -196,7 +208,7 @@ PROPERTIES: tuple[Property, ...] = (
         _PRODUCER,
         "delivery.timeout.ms",
         POSITIVE_MILLISECONDS,
-        "the longest time of a write, without the time in which its task waits for more rows",
+        "the longest time from when a record batch is full, or has waited for linger.ms, until it is acknowledged",
     ),
     applies(
         _PRODUCER,
@@ -234,6 +246,12 @@ PROPERTIES: tuple[Property, ...] = (
         "about the most bytes that one task holds back or has under way; when there is more it takes no further rows",
         field="buffer_memory_bytes",
     ),
+    applies(
+        _PRODUCER,
+        "max.block.ms",
+        MILLISECONDS,
+        "the longest wait for a topic's metadata, and for memory while nothing is acknowledged",
+    ),
     *no_effect(_CLIENT, "client.dns.lookup", "every address of a host name is tried"),
     *no_effect(
         _CLIENT,
@@ -255,7 +273,6 @@ PROPERTIES: tuple[Property, ...] = (
     *no_effect(_CONSUMER, "max.poll.records", "records come in columns, some thousands of rows at a time"),
     *no_effect(_CONSUMER, "exclude.internal.topics", "a pattern never matches Kafka's internal topics"),
     *no_effect(_CONSUMER, "allow.auto.create.topics", "reading a topic never creates it"),
-    *no_effect(_PRODUCER, "max.block.ms", "a topic that is not there is looked for again for ten seconds"),
     *no_effect(_PRODUCER, "metadata.max.idle.ms", "metadata is kept by metadata.max.age.ms alone"),
     *forbidden(
         _CONSUMER | _PRODUCER,

@@ -19,6 +19,8 @@ import pyarrow as pa
 
 from protocol.errors import UsageError
 from protocol.kafka_terms import TopicPartition
+from protocol.producer.delivery import Receipt, ReceiptPart
+from protocol.property_kinds import MAX_INT32
 from protocol.records.arrow_numpy import to_arrow
 from protocol.records.batch_header import HEADER_BYTES
 
@@ -42,6 +44,7 @@ class Cut:
     partition: int
     count: int
     size_bytes: int
+    receipts: tuple[ReceiptPart, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
@@ -58,50 +61,63 @@ class _Waiting:
 
     since_s: float
     slices: list[pa.RecordBatch] = field(default_factory=list)
+    receipts: list[ReceiptPart] = field(default_factory=list)
     count: int = 0
     size_bytes: int = 0
 
 
 class Accumulator:
-    """Gathers rows until a partition has `batch_size_bytes` of them."""
+    """Gathers rows until a partition has `batch_size_bytes` of them, or `batch_rows`."""
 
-    def __init__(self, batch_size_bytes: int) -> None:
+    def __init__(self, batch_size_bytes: int, batch_rows: int = MAX_INT32) -> None:
         self._limit_bytes = max(1, batch_size_bytes - HEADER_BYTES)
+        self._limit_rows = batch_rows
         self._waiting: dict[TopicPartition, _Waiting] = {}
         self.held_bytes = 0
         """Bytes of the rows that wait, about."""
 
     def append(
-        self, topic: str, columns: pa.RecordBatch, partitions: npt.NDArray[np.int32], sizes: Sizes, now_s: float
+        self,
+        topic: str,
+        columns: pa.RecordBatch,
+        partitions: npt.NDArray[np.int32],
+        sizes: Sizes,
+        now_s: float,
+        receipt: Receipt | None = None,
     ) -> Iterator[Gathered]:
         """Takes the rows in; gives those that fill record batches. To be iterated to its end.
 
-        `partitions` and `sizes` (bytes of the record, encoded) have one number per row.
+        `partitions` and `sizes` (bytes of the record, encoded) have one number per row. `receipt` goes with the rows.
         """
         if not columns.num_rows:
             return
-        order, groups = _runs_of(partitions, sizes, self._limit_bytes) or _by_partition(partitions)
+        order, groups = _runs_of(partitions, sizes, self._limit_bytes, self._limit_rows) or _by_partition(partitions)
         sizes = sizes if order is None else sizes[order]
         cuts: list[tuple[int, Cut]] = []
         due: list[tuple[TopicPartition, _Waiting]] = []
+        taken: dict[int, int] = {}
         for partition, first, count in groups:
             key = (topic, partition)
             part = sizes[first : first + count]
             size_bytes = int(part.sum())
+            before = taken.get(partition, 0)
+            taken[partition] = before + count
             waiting = self._waiting.get(key)
-            if waiting is not None and not self._goes_with(waiting, columns, size_bytes):
+            if waiting is not None and not self._goes_with(waiting, columns, size_bytes, count):
                 due.append((key, self._waiting.pop(key)))
                 waiting = None
-            if size_bytes >= self._limit_bytes:
-                cuts += self._cuts(key, first, part)
+            if self._fill(size_bytes, count):
+                cuts += self._cuts(key, first, part, receipt, before)
                 continue
             if waiting is None:
                 waiting = self._waiting[key] = _Waiting(now_s)
             waiting.slices.append(_rows(columns, order, first, first + count))
+            if receipt is not None:
+                waiting.receipts.append(ReceiptPart(receipt, before, count))
             waiting.count += count
             waiting.size_bytes += size_bytes
             self.held_bytes += size_bytes
-            if waiting.size_bytes >= self._limit_bytes:
+            if self._fill(waiting.size_bytes, waiting.count):
                 due.append((key, self._waiting.pop(key)))
         # What waited came before these rows.
         yield from self._let_go(due)
@@ -120,22 +136,23 @@ class Accumulator:
         """Everything that waits."""
         return self.waited_since(float("inf"))
 
-    def clear(self) -> None:
-        """Forgets everything that waits."""
-        self._waiting.clear()
-        self.held_bytes = 0
-
     @property
     def oldest_s(self) -> float | None:
         """Since when the longest waiting row waits."""
         return min((waiting.since_s for waiting in self._waiting.values()), default=None)
 
-    def _goes_with(self, waiting: _Waiting, columns: pa.RecordBatch, size_bytes: int) -> bool:
-        """Whether more rows are put together with those that wait: not when that is more than one record batch."""
-        return waiting.size_bytes + size_bytes <= self._limit_bytes and waiting.slices[0].schema == columns.schema
+    def _fill(self, size_bytes: int, count: int) -> bool:
+        return size_bytes >= self._limit_bytes or count >= self._limit_rows
 
-    def _cuts(self, key: TopicPartition, first: int, sizes: Sizes) -> Iterator[tuple[int, Cut]]:
-        """Where rows of one partition are cut, and the first row of each cut."""
+    def _goes_with(self, waiting: _Waiting, columns: pa.RecordBatch, size_bytes: int, count: int) -> bool:
+        """Whether more rows are put together with those that wait: not when that is more than one record batch."""
+        fits = waiting.size_bytes + size_bytes <= self._limit_bytes and waiting.count + count <= self._limit_rows
+        return fits and waiting.slices[0].schema == columns.schema
+
+    def _cuts(
+        self, key: TopicPartition, first: int, sizes: Sizes, receipt: Receipt | None, before: int
+    ) -> Iterator[tuple[int, Cut]]:
+        """Where rows of one partition are cut, and the first row of each cut. The receipt has rows `before` them."""
         ends = np.cumsum(sizes)
         begin, taken_bytes = 0, 0
         while begin < len(sizes):
@@ -144,9 +161,10 @@ class Accumulator:
             share_bytes = left_bytes // -(-left_bytes // self._limit_bytes)
             enough = int(np.searchsorted(ends, taken_bytes + share_bytes)) + 1
             most = int(np.searchsorted(ends, taken_bytes + self._limit_bytes, side="right"))
-            end = max(min(enough, most), begin + 1)
+            end = max(min(enough, most, begin + self._limit_rows), begin + 1)
             size_bytes = int(ends[end - 1]) - taken_bytes
-            yield first + begin, Cut(*key, end - begin, size_bytes + HEADER_BYTES)
+            receipts = () if receipt is None else (ReceiptPart(receipt, before + begin, end - begin),)
+            yield first + begin, Cut(*key, end - begin, size_bytes + HEADER_BYTES, receipts)
             begin, taken_bytes = end, taken_bytes + size_bytes
 
     def _let_go(self, due: list[tuple[TopicPartition, _Waiting]]) -> Iterator[Gathered]:
@@ -156,7 +174,10 @@ class Accumulator:
             together = list(alike)
             slices = [rows for _, waiting in together for rows in waiting.slices]
             rows = slices[0] if len(slices) == 1 else pa.Table.from_batches(slices).combine_chunks().to_batches()[0]
-            yield Gathered(rows, [Cut(*key, each.count, each.size_bytes + HEADER_BYTES) for key, each in together])
+            cuts = [
+                Cut(*key, each.count, each.size_bytes + HEADER_BYTES, tuple(each.receipts)) for key, each in together
+            ]
+            yield Gathered(rows, cuts)
 
 
 def check_sizes(topic: str, sizes: Sizes, max_request_size_bytes: int) -> None:
@@ -164,18 +185,24 @@ def check_sizes(topic: str, sizes: Sizes, max_request_size_bytes: int) -> None:
     too_large = np.flatnonzero(sizes > max_request_size_bytes - HEADER_BYTES)
     if len(too_large):
         row = int(too_large[0])
-        size_bytes = int(sizes[row]) + HEADER_BYTES
-        raise UsageError(
-            f"a record for topic {topic} (row {row} of its batch) is {size_bytes} bytes, more than "
-            f"max.request.size ({max_request_size_bytes}). Raise it, and max.message.bytes of the topic if that "
-            "is lower, or write smaller records. Nothing of this batch was sent",
-            topic=topic,
-            size_bytes=size_bytes,
-            settings=("max.request.size",),
-        )
+        raise record_too_large(topic, int(sizes[row]), max_request_size_bytes, f" (row {row} of its batch)")
 
 
-def _runs_of(partitions: npt.NDArray[np.int32], sizes: Sizes, limit_bytes: int) -> _Groups | None:
+def record_too_large(topic: str, size_bytes: int, max_request_size_bytes: int, which: str = "") -> UsageError:
+    """What is said of a record of `size_bytes`."""
+    size_bytes += HEADER_BYTES
+    rest = " Nothing of this batch was sent" if which else ""
+    return UsageError(
+        f"a record for topic {topic}{which} is {size_bytes} bytes, more than max.request.size "
+        f"({max_request_size_bytes}). Raise it, and max.message.bytes of the topic if that is lower, or write smaller "
+        f"records.{rest}",
+        topic=topic,
+        size_bytes=size_bytes,
+        settings=("max.request.size",),
+    )
+
+
+def _runs_of(partitions: npt.NDArray[np.int32], sizes: Sizes, limit_bytes: int, limit_rows: int) -> _Groups | None:
     """The groups of rows as they are, as rows without a key come: a partition may have several. That spares a copy.
 
     None where runs are so short that a copy costs less, and where one could fill a record batch: what fills one by
@@ -184,9 +211,10 @@ def _runs_of(partitions: npt.NDArray[np.int32], sizes: Sizes, limit_bytes: int) 
     firsts = np.flatnonzero(np.r_[True, partitions[1:] != partitions[:-1]])
     if len(firsts) * _SHORTEST_RUN_ROWS > len(partitions):
         return None
-    if len(firsts) > 1 and int(np.add.reduceat(sizes, firsts).max()) >= limit_bytes:
-        return None
     counts = np.diff(np.r_[firsts, len(partitions)])
+    largest = int(np.add.reduceat(sizes, firsts).max())
+    if len(firsts) > 1 and (largest >= limit_bytes or int(counts.max()) >= limit_rows):
+        return None
     return None, list(zip(partitions[firsts].tolist(), firsts.tolist(), counts.tolist(), strict=True))
 
 

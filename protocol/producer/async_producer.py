@@ -1,54 +1,49 @@
-"""Columns in, acknowledged record batches out: sarama's `AsyncProducer`, for Arrow columns.
+"""Rows and messages in, acknowledged record batches out: sarama's `AsyncProducer`, for Arrow columns.
 
-Rows are partitioned, gathered until a record batch is full, encoded, and sent to the partitions' leaders, several
-requests under way per broker. Used by Spark's sink (one producer per task) and by any program. It has no thread:
-`send_columns` sends and takes answers as it goes, `flush` waits for the rest. Not safe for several threads.
+Rows are partitioned, gathered until a record batch is full, and encoded in the caller's thread (`intake`). A thread of
+the producer's own (`sender`) sends them to the partitions' leaders, several requests under way per broker, and sees to
+answers, retries and deadlines. Used by Spark's sink (one producer per task) and by programs. Safe for several threads.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+import weakref
+from concurrent.futures import Future
 from functools import partial
 
 import pyarrow as pa
 
-from protocol.clock import Backoff, Deadline, PausableClock
+from protocol.clock import Deadline
 from protocol.cluster.client import Client
-from protocol.cluster.dispatch import is_retriable
-from protocol.cluster.metadata import Broker
 from protocol.config import ProducerConfig
-from protocol.errors import DeadlineExceeded, KafkaError, UsageError
+from protocol.errors import DeadlineExceeded, UsageError
 from protocol.kafka_terms import TopicPartition
-from protocol.net.readiness import ready
-from protocol.producer.accumulator import Accumulator, Gathered, check_sizes
-from protocol.producer.broker_producer import BrokerProducer
+from protocol.producer.delivery import Deliveries, ProducedRange
 from protocol.producer.idempotence import AnonymousSession, IdempotentSession, ProducerSession
+from protocol.producer.intake import Intake
+from protocol.producer.messages import Headers
 from protocol.producer.partition_choice import GivenPartitions, PartitionChoice
-from protocol.producer.partition_producer import PartitionProducer, ProducedRange, ProducerBatch
 from protocol.producer.partitioner import PartitionFunction
-from protocol.producer.topics import Leaders
-from protocol.records.encode import encode_batches, record_sizes
-from protocol.records.record_columns import record_columns
+from protocol.producer.results import RecordMetadata, SentColumns
+from protocol.producer.sender import Sender
+from protocol.records.encode import encode_batches
 
 log = logging.getLogger(__name__)
 
-# Another producer on the same connection may have read our answer: look again, whatever the socket says.
-_LONGEST_WAIT_S = 0.1
-# Of the time that a caller takes between two calls, so much counts as waiting for brokers.
-_LONGEST_PAUSE_S = 1.0
+# To close a producer takes no longer, whatever hangs.
+_STOP_MS = 10_000
 
 
 class AsyncProducer:
-    """Writes columns to topics.
+    """Writes columns, and single messages, to topics.
 
     With idempotence (the default) every row is written once, and in order within its partition, whatever breaks on
-    the way, or `flush` raises. Rows wait until their partition has `batch.size` bytes of them, or `flush`; with
-    `linger.ms` above 0 also no longer than that, as seen by the next call of `send_columns` or `poll`.
+    the way, or it fails: then `flush` raises, and so does its result. Rows wait until their partition has `batch.size`
+    bytes of them, for `linger.ms`, or until `flush`. `buffer.memory` bounds what is not acknowledged yet: who sends
+    waits when there is more, as long as `max.block.ms`.
 
-    `buffer.memory` bounds what is not acknowledged yet: `send_columns` waits when there is more.
-    Of the time between two calls only a second counts towards `delivery.timeout.ms`: what fails while the caller is
-    away has its next try when it comes back.
+    Not to be used after a fork: the child makes a producer of its own.
     `partitioner` chooses partitions in place of what `config` says; see `PartitionFunction`.
     `session` is for transactions (`TransactionalProducer`); None is an idempotent or anonymous one, as `config` says.
     """
@@ -66,18 +61,18 @@ class AsyncProducer:
         self._client = client
         self._config = config
         self._session = session or (IdempotentSession(client) if config.enable_idempotence else AnonymousSession())
-        self._accumulator = Accumulator(config.batch_size_bytes)
-        self._encode = partial(encode_batches, compression=config.compression_type, level=config.compression_level)
-        self._partitions: dict[TopicPartition, PartitionProducer] = {}
-        self._busy: dict[TopicPartition, PartitionProducer] = {}
-        self._choice = PartitionChoice(client, config, self._busy, partitioner)
-        self._brokers: dict[Broker, BrokerProducer] = {}
-        self._expired_at_s: dict[str, float] = {}
-        # Of the time in which record batches are to be delivered.
-        self._clock = PausableClock(client.clock)
-        self._failures: list[KafkaError] = []
+        self._deliveries = Deliveries()
+        encode = partial(encode_batches, compression=config.compression_type, level=config.compression_level)
+        self._sender = Sender(client, config, self._session, self._deliveries, encode)
+        choice = PartitionChoice(client, config, self._sender.busy, partitioner)
+        self._intake = Intake(
+            config, client.clock, choice, encode, self._deliveries, self._sender.put, self._session.failed
+        )
         self._flushed = False
         self._closed = False
+        self._sender.start(self._intake.hand_over_due, self._intake.close)
+        # The thread does not know this object: it ends when nobody else does.
+        weakref.finalize(self, self._sender.stop)
 
     def __enter__(self) -> AsyncProducer:
         return self
@@ -90,8 +85,10 @@ class AsyncProducer:
 
     # -- in -----------------------------------------------------------------------------------
 
-    def send_columns(self, topic: str, columns: pa.RecordBatch, partitions: GivenPartitions | None = None) -> None:
-        """Takes rows in; waits while too much is unacknowledged.
+    def send_columns(
+        self, topic: str, columns: pa.RecordBatch, partitions: GivenPartitions | None = None
+    ) -> SentColumns:
+        """Takes rows in. What it returns tells where they are, once they are acknowledged, to who asks.
 
         Parameters
         ----------
@@ -103,39 +100,45 @@ class AsyncProducer:
         ------
         UsageError : wrong columns, a partition the topic does not have, a record above `max.request.size`; nothing of
             these columns was sent then.
-        KafkaError : an earlier row could not be written (as `flush` would say), or the topic is not there.
+        KafkaError : earlier columns could not be written (as `flush` would say), the topic is not there, or memory
+            stays full.
         """
-        self._raise_if_unusable()
-        rows = record_columns(columns, self._client.clock.wall_ms())
-        if not rows.num_rows:
-            return
-        sizes = record_sizes(rows)
-        check_sizes(topic, sizes, self._config.max_request_size_bytes)
-        with self._clock.running(_LONGEST_PAUSE_S):
-            known, named = self._choice.look_up(topic, rows.num_rows, partitions)
-            chosen = self._choice.choose(known, rows, sizes, named)
-            self._begin_account()
-            self._enqueue(self._accumulator.append(topic, rows, chosen, sizes, self._client.clock.now_s()))
-            self._go_on()
-            self._wait_for_memory()
-        self._raise_if_unusable()
+        self._raise_if_unusable("send_columns")
+        self._begin_account()
+        sent = self._intake.take_columns(topic, columns, partitions)
+        if self._config.linger_ms is not None:
+            self._sender.wake()
+        return sent
 
-    def poll(self) -> None:
-        """Sends what is due and takes the answers that have come; waits for nothing."""
-        with self._clock.running(_LONGEST_PAUSE_S):
-            self._go_on()
+    def send(
+        self,
+        topic: str,
+        value: bytes | str | None,
+        *,
+        key: bytes | str | None = None,
+        headers: Headers = (),
+        timestamp_ms: int | None = None,
+        partition: int | None = None,
+    ) -> Future[RecordMetadata]:
+        """Takes one message in. Its future tells where it is, or why it was not written; nothing else does.
 
-    def _go_on(self) -> None:
-        if self._config.linger_ms:
-            before_s = self._client.clock.now_s() - self._config.linger_ms / 1000
-            self._enqueue(self._accumulator.waited_since(before_s))
-        self._work(self._client.deadline())
+        Callbacks of futures (`add_done_callback`) run in the producer's thread: they may `send`, but neither wait nor
+        take long. Raises as `send_columns`, except that a message above `max.request.size` fails alone.
+        """
+        self._require_alive()
+        in_callback = self._sender.is_current_thread
+        if not in_callback:
+            self._intake.look_up(topic, partition)
+            self._intake.wait_for_room(len(value or b"") + len(key or b""))
+        time_ms = self._client.clock.wall_ms() if timestamp_ms is None else timestamp_ms
+        content, name = _bytes(value), _bytes(key)
+        now_s = self._client.clock.now_s()
+        future, wake = self._intake.messages.append(topic, content, name, headers, time_ms, partition, now_s)
+        if wake:
+            self._sender.wake()
+        return future
 
     # -- out ----------------------------------------------------------------------------------
-
-    def take_answers(self) -> None:
-        """Takes the answers that have come into `acknowledged`; sends nothing and waits for nothing."""
-        self._take_replies()
 
     @property
     def acknowledged(self) -> dict[TopicPartition, ProducedRange]:
@@ -143,40 +146,38 @@ class AsyncProducer:
 
         The account begins anew with what follows a flush.
         """
-        return {key: each.acknowledged for key, each in self._partitions.items() if each.acknowledged.count}
+        return self._deliveries.acknowledged_now()
 
     @property
     def requests(self) -> int:
         """How many Produce requests went out."""
-        return sum(broker.requests for broker in self._brokers.values())
+        return self._sender.requests
 
     def flush(self, deadline: Deadline | None = None) -> None:
         """Sends everything and waits until it is acknowledged; by default as long as `delivery.timeout.ms` allows.
 
-        Raises the first failure since the last one raised. It names topic, partition, broker, the last cause, and how
-        many records have an unknown outcome. `DeadlineExceeded`: the deadline came first; what is unacknowledged is
-        still being written, and `flush` may be called again.
+        Raises the first failure of columns since the last one raised (by a result, too). It names topic, partition,
+        broker, the last cause, and how many records have an unknown outcome. `DeadlineExceeded`: the deadline came
+        first; what is unacknowledged is still being written, and `flush` may be called again.
         """
-        self._raise_if_unusable()
-        with self._clock.running(_LONGEST_PAUSE_S):
-            self._begin_account()
-            # A batch may outlast delivery.timeout.ms by the request that it is in.
-            patience_ms = self._config.delivery_timeout_ms + self._client.config.request_timeout_ms
-            deadline = deadline or self._client.deadline(patience_ms)
-            self._enqueue(self._accumulator.drain())
-            self._work(deadline)
-            while self._busy and not self._failures:
-                if deadline.passed:
-                    waiting = next(iter(self._busy.values()))
-                    raise DeadlineExceeded(
-                        f"flush: {len(self._busy)} partitions are not acknowledged in time, {waiting.name} among them"
-                        f"{waiting.trouble}",
-                        topic=waiting.topic,
-                        partition=waiting.partition,
-                    ) from waiting.failure
-                self._wait(deadline)
-                self._work(deadline)
-        self._raise_if_unusable()
+        self._raise_if_unusable("flush")
+        self._begin_account()
+        # A batch may outlast delivery.timeout.ms by the request that it is in.
+        patience_ms = self._config.delivery_timeout_ms + self._client.config.request_timeout_ms
+        deadline = deadline or self._client.deadline(patience_ms)
+        self._intake.drain()
+        late = self._deliveries.wait(deadline)
+        self._raise_if_unusable("flush")
+        if late:
+            first = late[0]
+            trouble = f"; the last failure: {first.trouble}" if first.trouble else ""
+            count = len({(each.topic, each.partition) for each in late})
+            raise DeadlineExceeded(
+                f"flush: {count} partitions are not acknowledged in time, {first.topic}-{first.partition} among them"
+                f"{trouble}",
+                topic=first.topic,
+                partition=first.partition,
+            ) from first.trouble
         self._flushed = True
 
     def close(self, deadline: Deadline | None = None) -> None:
@@ -188,179 +189,47 @@ class AsyncProducer:
                 self.abort()
 
     def abort(self) -> None:
-        """Drops what is not sent yet; what is under way may still be written. Takes nothing more."""
+        """Drops what is not acknowledged yet; what is under way may still be written. Takes nothing more.
+
+        When it returns the producer's thread and connections are gone, except when a connection attempt hangs.
+        """
         self._closed = True
-        self._accumulator.clear()
-        self._busy.clear()
-        for broker in self._brokers.values():
-            broker.forget()
+        self._sender.stop()
+        self._sender.join(self._client.deadline(_STOP_MS))
 
     def begin_anew(self) -> None:
         """Drops what is not sent yet, and waits for the answers to what is; then every partition counts from 0 again.
 
-        For a new epoch of the session's identity: nothing of the one before is under way any more.
+        For a new epoch of the session's identity: nothing of the one before is under way any more. While nobody sends.
         """
-        self._accumulator.clear()
-        while any(broker.in_flight for broker in self._brokers.values()):
-            self._take_replies(_LONGEST_WAIT_S, self._client.deadline())
-        self._partitions.clear()
-        self._busy.clear()
-        self._failures = []
+        self._require_alive()
+        self._intake.discard(UsageError("this was not sent: the transaction was given up"))
+        self._sender.begin_anew(self._client.deadline())
+        self._deliveries.take_failures()
+
+    # -- inside -------------------------------------------------------------------------------
 
     def _begin_account(self) -> None:
         if self._flushed:
             self._flushed = False
-            for partition in self._partitions.values():
-                partition.acknowledged = ProducedRange()
+            self._deliveries.begin_account()
 
-    def _raise_if_unusable(self) -> None:
-        if self._failures:
-            first, *others = self._failures
-            self._failures = []
-            for other in others:
-                log.warning("another write failed: %s", self._client.words(other))
-            raise first
+    def _require_alive(self) -> None:
+        if not self._sender.in_this_process:
+            raise UsageError("this producer was made before a fork: make one in this process")
         if self._closed:
             raise UsageError("this producer is closed")
 
-    # -- rows to record batches ---------------------------------------------------------------
+    def _raise_if_unusable(self, call: str) -> None:
+        if self._sender.is_current_thread:
+            raise UsageError(f"{call} would wait for the thread that it is called in: a callback may only send")
+        if self._sender.in_this_process and (failures := self._deliveries.take_failures()):
+            first, *others = failures
+            for other in others:
+                log.warning("another write failed: %s", self._client.words(other))
+            raise first
+        self._require_alive()
 
-    def _enqueue(self, gathered: Iterable[Gathered]) -> None:
-        now_s = self._clock.now_s()
-        for together in gathered:
-            records = self._encode(together.rows, [cut.count for cut in together.cuts])
-            for cut, batch in zip(together.cuts, records, strict=True):
-                partition = self._partition((cut.topic, cut.partition))
-                partition.append(ProducerBatch(batch, cut.count, now_s))
 
-    def _partition(self, key: TopicPartition) -> PartitionProducer:
-        partition = self._partitions.get(key)
-        if partition is None:
-            partition = self._partitions[key] = PartitionProducer(
-                *key,
-                max_in_flight=self._config.max_in_flight_requests_per_connection,
-                retries=self._config.retries,
-                delivery_timeout_s=self._config.delivery_timeout_ms / 1000,
-                backoff=Backoff(self._client.config.retry_backoff_ms, self._client.config.retry_backoff_max_ms),
-                encode=self._encode,
-            )
-        self._busy[key] = partition
-        return partition
-
-    def _wait_for_memory(self) -> None:
-        while self._held_bytes() > self._config.buffer_memory_bytes and not self._failures:
-            if self._accumulator.held_bytes > self._config.buffer_memory_bytes // 2:
-                self._enqueue(self._accumulator.drain())
-            else:
-                self._wait(self._client.deadline())
-            self._work(self._client.deadline())
-
-    def _held_bytes(self) -> int:
-        return self._accumulator.held_bytes + sum(partition.held_bytes for partition in self._busy.values())
-
-    # -- sending and answers ------------------------------------------------------------------
-
-    def _work(self, deadline: Deadline) -> None:
-        """Takes the answers that are there, and sends until no broker takes more."""
-        self._take_replies(deadline=deadline)
-        while self._send_round(deadline):
-            self._take_replies(deadline=deadline)
-        for key, partition in list(self._busy.items()):
-            partition.expire(self._clock.now_s())
-            if partition.failures:
-                for error in partition.failures:
-                    self._session.failed(error)
-                self._failures += partition.failures
-                partition.failures = []
-            if partition.idle:
-                del self._busy[key]
-
-    def _send_round(self, deadline: Deadline) -> bool:
-        """One request to each broker that takes one; whether any went out."""
-        sent = False
-        now_s = self._client.clock.now_s()
-        leaders = Leaders(self._client, deadline.at_most_ms(self._client.config.request_timeout_ms))
-        for broker, partitions in self._sendable(leaders, now_s).items():
-            producer = self._brokers[broker]
-            try:
-                self._session.before_produce([(each.topic, each.partition) for each in partitions], deadline)
-            except KafkaError as error:
-                for partition in partitions:
-                    partition.abandon(error)
-                continue
-            # Whoever has waited longest comes first, so that each gets its turn.
-            partitions.sort(key=lambda each: each.sent_at_s)
-            sent |= producer.send(partitions, leaders.topic_ids)
-        return sent
-
-    def _sendable(self, leaders: Leaders, now_s: float) -> dict[Broker, list[PartitionProducer]]:
-        """Partitions that have something to send, by leader, where the leader takes a request now."""
-        by_broker: dict[Broker, list[PartitionProducer]] = {}
-        for partition in self._busy.values():
-            if partition.next_batch(now_s) is None:
-                continue
-            try:
-                broker = leaders.of(partition)
-                if broker is None or not self._broker(broker).can_send(now_s):
-                    continue
-                if partition.in_flight and partition.leader_id != broker.node_id:
-                    # The old leader's answers first: the new one must get everything in order.
-                    continue
-                self._identify(partition)
-            except KafkaError as error:
-                if not is_retriable(error):
-                    partition.abandon(error)
-                    continue
-                self._stale(partition.topic)
-                partition.postpone(error, now_s)
-                continue
-            by_broker.setdefault(broker, []).append(partition)
-        return by_broker
-
-    def _identify(self, partition: PartitionProducer) -> None:
-        if partition.sequences is not None:
-            return
-        deadline = self._client.deadline()
-        if partition.broken_identity is None:
-            partition.begin(self._session.identity(deadline))
-        else:
-            partition.begin(self._session.successor(partition.broken_identity, deadline))
-
-    def _broker(self, broker: Broker) -> BrokerProducer:
-        known = self._brokers.get(broker)
-        if known is None:
-            known = self._brokers[broker] = BrokerProducer(
-                self._client, broker, self._config, self._session, self._clock, self._stale
-            )
-        return known
-
-    def _take_replies(self, wait_s: float = 0.0, deadline: Deadline | None = None) -> None:
-        """Takes what has come; `wait_s` and `deadline` as for `ready`. A reply that is overdue counts as come."""
-        while waiting := [broker for broker in self._brokers.values() if broker.in_flight]:
-            oldest = [reply for broker in waiting if (reply := broker.oldest) is not None]
-            come = {id(reply) for reply in ready(oldest, wait_s, deadline)}
-            due = [broker for broker in waiting if id(broker.oldest) in come or broker.overdue]
-            if not due:
-                return
-            for broker in due:
-                broker.take_reply()
-            wait_s = 0.0
-
-    def _wait(self, deadline: Deadline) -> None:
-        """Until an answer comes, or time lets something be sent again, or the deadline."""
-        now_s = self._client.clock.now_s()
-        moments = [now_s + deadline.remaining_s(), now_s + _LONGEST_WAIT_S]
-        moments += [at_s for each in self._busy.values() if (at_s := each.wakes_at_s) is not None and at_s > now_s]
-        moments += [each.muted_until_s for each in self._brokers.values() if each.muted_until_s > now_s]
-        wait_s = max(0.0, min(moments) - now_s)
-        if any(broker.in_flight for broker in self._brokers.values()):
-            self._take_replies(wait_s, deadline)
-        else:
-            self._client.clock.sleep_s(wait_s)
-
-    def _stale(self, topic: str) -> None:
-        """The next look at this topic asks the brokers, though not for every partition that fails at the same time."""
-        now_s = self._client.clock.now_s()
-        if now_s - self._expired_at_s.get(topic, float("-inf")) >= self._client.config.retry_backoff_ms / 1000:
-            self._expired_at_s[topic] = now_s
-            self._client.expire_metadata([topic])
+def _bytes(content: bytes | str | None) -> bytes | None:
+    return content.encode() if isinstance(content, str) else content

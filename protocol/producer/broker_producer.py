@@ -10,15 +10,15 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from protocol.broker_errors import ErrorCode, Refresh, error_row
 from protocol.clock import Clock, Deadline
-from protocol.cluster.client import PRODUCE as PRODUCE_PURPOSE
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import Broker
 from protocol.config import ProducerConfig
-from protocol.errors import Corrupt, KafkaError, ProtocolError, SecurityError, TransportError
+from protocol.errors import Corrupt, KafkaError, ProtocolError, TransportError
 from protocol.kafka_terms import NO_TOPIC_ID
 from protocol.net.connection import Reply
 from protocol.producer.idempotence import ProducerSession
@@ -45,7 +45,10 @@ class _Request:
 
 
 class BrokerProducer:
-    """What goes to one broker. `stale` is called with a topic whose metadata an answer proved to be out of date."""
+    """What goes to one broker, on a connection for `purpose`, by deadlines on `clock`.
+
+    `stale` is called with a topic whose metadata an answer proved to be out of date.
+    """
 
     def __init__(
         self,
@@ -53,14 +56,16 @@ class BrokerProducer:
         broker: Broker,
         config: ProducerConfig,
         session: ProducerSession,
-        delivery_clock: Clock,
+        clock: Clock,
+        purpose: str,
         stale: Callable[[str], None],
     ) -> None:
         self.broker = broker
         self._client = client
         self._config = config
         self._session = session
-        self._delivery_clock = delivery_clock
+        self._clock = clock
+        self._purpose = purpose
         self._stale = stale
         self._in_flight: deque[_Request] = deque()
         self.muted_until_s = 0.0
@@ -80,6 +85,12 @@ class BrokerProducer:
         """Whether that reply has not come in time."""
         return bool(self._in_flight) and self._in_flight[0].deadline.passed
 
+    def due_s(self, now_s: float) -> float | None:
+        """When that reply is overdue, or this broker may be sent to again."""
+        moments = [request.deadline.at_s for request in islice(self._in_flight, 1)]
+        moments += [self.muted_until_s] if self.muted_until_s > now_s else []
+        return min(moments, default=None)
+
     def can_send(self, now_s: float) -> bool:
         return len(self._in_flight) < self._config.max_in_flight_requests_per_connection and now_s >= self.muted_until_s
 
@@ -88,10 +99,9 @@ class BrokerProducer:
     def send(self, partitions: Iterable[PartitionProducer], topic_ids: Mapping[str, bytes]) -> bool:
         """One request with the next record batch of as many of these partitions as fit; whether one went out.
 
-        With acks=0 what went out counts as written. Raises `UnsupportedVersion` when the broker is too old.
+        With acks=0 what went out counts as written.
         """
-        clock = self._client.clock
-        now_s = clock.now_s()
+        now_s = self._client.clock.now_s()
         parts = self._plan(partitions, now_s)
         if not parts:
             return False
@@ -99,21 +109,26 @@ class BrokerProducer:
             partition.sending(batch, self.broker.node_id, now_s)
             self._stamp(partition, batch)
         timeout_s = self._client.config.request_timeout_ms / 1000
-        delivery_s = min(part.deadline_s(batch) for part, batch in parts) - self._delivery_clock.now_s()
-        deadline = Deadline.after_ms(min(timeout_s, max(0.05, delivery_s)) * 1000, clock)
+        delivery_s = min(part.deadline_s(batch) for part, batch in parts) - now_s
+        deadline = Deadline.after_ms(min(timeout_s, max(0.05, delivery_s)) * 1000, self._clock)
         try:
             reply = self._client.send(
                 self.broker,
                 PRODUCE,
                 lambda version: self._body(version, parts, topic_ids, deadline),
                 deadline,
-                purpose=PRODUCE_PURPOSE,
+                purpose=self._purpose,
                 at_least=_FIRST_WITH_ZSTD if self._config.compression_type == "zstd" else _FIRST_WITH_RECORD_BATCHES,
                 at_most=self._at_most(parts, topic_ids),
                 replies=self._config.acks != 0,
             )
-        except (TransportError, ProtocolError, SecurityError) as error:
+        except (TransportError, ProtocolError) as error:
             self._not_sent(parts, error)
+            return False
+        except KafkaError as error:
+            # Such as a broker that is too old.
+            for partition, batch in parts:
+                partition.unsendable(batch, error)
             return False
         self.requests += 1
         if self._config.acks == 0:
@@ -196,10 +211,6 @@ class BrokerProducer:
         self.muted_until_s = max(self.muted_until_s, now_s + body["throttle_time_ms"] / 1000)
         self._handle_response(request, body, now_s)
 
-    def forget(self) -> None:
-        """Drops what is under way; nobody wants its answers any more."""
-        self._in_flight.clear()
-
     def _handle_response(self, request: _Request, body: Mapping[str, Any], now_s: float) -> None:
         by_id = request.reply.version > LAST_WITH_TOPIC_NAMES
         answers = {
@@ -216,7 +227,7 @@ class BrokerProducer:
                 continue
             code = answer["error_code"]
             if code == ErrorCode.NONE:
-                partition.written(batch, answer["base_offset"])
+                partition.written(batch, answer["base_offset"], answer["log_append_time_ms"])
             elif code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
                 # An earlier try wrote it; where, the broker has forgotten.
                 partition.written(batch, -1)

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import Topic
 from protocol.config import ProducerConfig
@@ -43,12 +42,11 @@ class PartitionChoice:
         self._function = function
         self._partitioners: dict[str, Partitioner] = {}
 
-    def look_up(
-        self, topic: str, rows: int, given: GivenPartitions | None, deadline: Deadline | None = None
-    ) -> tuple[Topic, pa.Int32Array | None]:
+    def look_up(self, topic: str, rows: int, given: GivenPartitions | None) -> tuple[Topic, pa.Int32Array | None]:
         """What `choose` needs to know. Raises `UsageError` for partitions that are not there."""
         named = None if given is None else _int32(given, rows, f"for {rows} rows of topic {topic}")
         numbers = None if named is None else to_numpy(named)[valid(named)]
+        deadline = self._client.deadline().at_most_ms(self._config.max_block_ms)
         return topic_to_write(self._client, topic, numbers, deadline), named
 
     def choose(

@@ -19,8 +19,9 @@ import pyarrow as pa
 
 from protocol.broker_errors import ErrorCode, broker_error, error_row
 from protocol.clock import Backoff
-from protocol.errors import DeadlineExceeded, KafkaError, SecurityError
+from protocol.errors import DeadlineExceeded, KafkaError
 from protocol.kafka_terms import NO_SEQUENCE, NO_TIMESTAMP_MS
+from protocol.producer.delivery import Delivery, Outcome, ProducedRange
 from protocol.producer.idempotence import ProducerIdentity, Sequences, sequence_after
 from protocol.records.decode import decode
 from protocol.records.encode import EncodedBatch
@@ -67,32 +68,27 @@ _NOT_WRITTEN = frozenset(
 class ProducerBatch:
     """One record batch. `records` are its bytes, to be stamped before they are sent.
 
+    `delivery` is whose rows it has, from `first_row` on, and `outcome` how it ended.
     `maybe_written`: a try ended without an answer that says whether the broker wrote it.
     """
 
     records: EncodedBatch
     record_count: int
     created_s: float
+    delivery: Delivery | None = None
+    first_row: int = 0
+    outcome: Outcome | None = None
     base_sequence: int = NO_SEQUENCE
     attempts: int = 0
     in_flight: bool = False
     maybe_written: bool = False
     last_error: KafkaError | None = None
 
-
-@dataclass(frozen=True)
-class ProducedRange:
-    """What brokers acknowledged of one partition. Offsets are -1 where no broker told them (acks=0)."""
-
-    first_offset: int = -1
-    last_offset: int = -1
-    count: int = 0
-
-    def plus(self, base_offset: int, count: int) -> ProducedRange:
-        if base_offset < 0:
-            return ProducedRange(self.first_offset, self.last_offset, self.count + count)
-        first = base_offset if self.first_offset < 0 else min(self.first_offset, base_offset)
-        return ProducedRange(first, max(self.last_offset, base_offset + count - 1), self.count + count)
+    def note(self, error: KafkaError) -> None:
+        """A try went wrong; who waits for its rows may want to know."""
+        self.last_error = error
+        if self.delivery is not None:
+            self.delivery.trouble = error
 
 
 Encode = Callable[[pa.Table, Sequence[int]], list[EncodedBatch]]
@@ -113,8 +109,9 @@ class PartitionProducer:
     delivery_timeout_s: float
     backoff: Backoff
     encode: Encode
-    acknowledged: ProducedRange = ProducedRange()
-    failures: list[KafkaError] = field(default_factory=list)
+    acknowledged: ProducedRange = field(default_factory=ProducedRange)
+    ended: list[ProducerBatch] = field(default_factory=list)
+    """Those with an outcome, for the driver to take."""
     in_flight: int = 0
     leader_id: int = -1
     sent_at_s: float = 0.0
@@ -139,11 +136,6 @@ class PartitionProducer:
         return not self._queue
 
     @property
-    def held_bytes(self) -> int:
-        """Bytes of the record batches that are not acknowledged yet."""
-        return sum(len(batch.records) for batch in self._queue)
-
-    @property
     def unsent(self) -> int:
         """How many record batches are not under way."""
         return len(self._queue) - self.in_flight
@@ -161,6 +153,12 @@ class PartitionProducer:
     def wakes_at_s(self) -> float | None:
         """When time alone lets something be sent; None while only an answer can."""
         return None if self.idle or self.in_flight else self._retry_at_s
+
+    def due_s(self, now_s: float) -> float | None:
+        """When time alone is next to change something: a try, or the end of `delivery.timeout.ms`."""
+        if self.idle or self.in_flight:
+            return None
+        return min((at_s for at_s in (self._retry_at_s, self._expires_at_s) if at_s > now_s), default=None)
 
     def append(self, batch: ProducerBatch) -> None:
         if not self.unsent:
@@ -204,10 +202,11 @@ class PartitionProducer:
 
     # -- outcomes -----------------------------------------------------------------------------
 
-    def written(self, batch: ProducerBatch, base_offset: int) -> None:
+    def written(self, batch: ProducerBatch, base_offset: int, log_append_time_ms: int = -1) -> None:
         """The broker has it; `base_offset` -1 where it did not say where."""
         self._returned(batch)
         self._queue.remove(batch)
+        self._end(batch, Outcome(base_offset, log_append_time_ms))
         self.acknowledged = self.acknowledged.plus(base_offset, batch.record_count)
         self.backoff.reset()
         if self.sequences is not None:
@@ -220,7 +219,7 @@ class PartitionProducer:
         """The broker answered with an error; `where` names broker and version, `detail` is what it says itself."""
         self._returned(batch)
         error = self._error(batch, code, where, detail)
-        batch.last_error = error
+        batch.note(error)
         first = self._queue[0] is batch
         if code not in _NOT_WRITTEN:
             batch.maybe_written = True
@@ -248,7 +247,7 @@ class PartitionProducer:
         """It was sent, and no answer will come: it may be written or not."""
         self._returned(batch)
         batch.maybe_written = True
-        batch.last_error = error
+        batch.note(error)
         if batch.attempts <= self.retries:
             self._retry(now_s)
         else:
@@ -259,17 +258,27 @@ class PartitionProducer:
         """It did not get out: no connection, or it broke before the last byte. This is not counted as a try."""
         self._returned(batch)
         batch.attempts -= 1
-        batch.last_error = error
-        if isinstance(error, SecurityError):
-            self._fail(batch, error)
-        else:
-            self._retry(now_s)
+        batch.note(error)
+        self._retry(now_s)
         self._finish_draining()
+
+    def unsendable(self, batch: ProducerBatch, error: KafkaError) -> None:
+        """No request can be made of it for this broker, now or later."""
+        self._returned(batch)
+        batch.attempts -= 1
+        self._fail(batch, error)
+        self._finish_draining()
+
+    def drop(self, error: KafkaError) -> None:
+        """Whatever is here ends with this error, also what is under way."""
+        for batch in self._queue:
+            self._end(batch, Outcome(error=error))
+        self._queue.clear()
 
     def postpone(self, error: KafkaError, now_s: float) -> None:
         """There is no leader to send to just now."""
         if self._queue:
-            self._queue[0].last_error = error
+            self._queue[0].note(error)
         self._back_off(now_s)
 
     def abandon(self, error: KafkaError) -> None:
@@ -278,10 +287,10 @@ class PartitionProducer:
         self._finish_draining()
 
     def expire(self, now_s: float) -> None:
-        """Fails what has waited for longer than `delivery.timeout.ms`, by the clock that says when it was created."""
+        """Fails what has waited for longer than `delivery.timeout.ms`, from when it was handed to the sender."""
         while self._queue and not self.in_flight:
             batch = self._queue[0]
-            if now_s < self.deadline_s(batch) - (_LEAST_TIME_S if batch.attempts else 0.0):
+            if now_s < self._expires_at_s:
                 return
             error = DeadlineExceeded(
                 f"{self.name}: {batch.record_count} records were not acknowledged in {self.delivery_timeout_s:.0f} s "
@@ -298,7 +307,21 @@ class PartitionProducer:
     def deadline_s(self, batch: ProducerBatch) -> float:
         return batch.created_s + self.delivery_timeout_s
 
+    def take_ended(self) -> list[ProducerBatch]:
+        """Those that got an outcome since the last call."""
+        ended, self.ended = self.ended, []
+        return ended
+
     # -- inside -------------------------------------------------------------------------------
+
+    @property
+    def _expires_at_s(self) -> float:
+        batch = self._queue[0]
+        return self.deadline_s(batch) - (_LEAST_TIME_S if batch.attempts else 0.0)
+
+    def _end(self, batch: ProducerBatch, outcome: Outcome) -> None:
+        batch.outcome = outcome
+        self.ended.append(batch)
 
     def _returned(self, batch: ProducerBatch) -> None:
         batch.in_flight = False
@@ -318,7 +341,7 @@ class PartitionProducer:
             self._give_up(error)
             return
         self._queue.remove(batch)
-        self.failures.append(error)
+        self._end(batch, Outcome(error=error))
         if batch.base_sequence != NO_SEQUENCE:
             self._draining = True
             if self._gap_from is None:
@@ -342,6 +365,8 @@ class PartitionProducer:
                 records,
                 counts[nth],
                 batch.created_s,
+                batch.delivery,
+                batch.first_row + first,
                 maybe_written=batch.maybe_written,
                 last_error=batch.last_error,
             )
@@ -357,8 +382,7 @@ class PartitionProducer:
             return
         self._draining = False
         if self._given_up is not None:
-            self.failures.append(self._unknown_outcome(self._given_up))
-            self._queue.clear()
+            self.drop(self._unknown_outcome(self._given_up))
             self._given_up = None
             self._restart = True
         if self._restart and self.sequences is not None:
@@ -397,8 +421,8 @@ class PartitionProducer:
     def _lost_by_broker(self, batch: ProducerBatch, error: KafkaError) -> KafkaError:
         return type(error)(
             f"{error}. The broker does not have all the records that were acknowledged before: its log was truncated "
-            f"(unclean leader election). Since the last flush {self.acknowledged.count} records were acknowledged, up "
-            f"to offset {self.acknowledged.last_offset}; write them again",
+            f"(unclean leader election). This producer had {self.acknowledged.count} records acknowledged there, up to "
+            f"offset {self.acknowledged.last_offset}; write again what is missing",
             **error.context,
         )
 

@@ -29,6 +29,7 @@ def topic_to_write(
     lowest, highest = 0, 0
     if partitions is not None and len(partitions):
         lowest, highest = int(partitions.min()), int(partitions.max())
+
     deadline = deadline or client.deadline()
 
     def look() -> Topic:

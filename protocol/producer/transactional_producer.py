@@ -6,12 +6,11 @@ end a transaction come from one thread, one after the other; records may be sent
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from protocol.clock import Deadline
@@ -22,6 +21,8 @@ from protocol.group.member import ConsumerGroupMetadata
 from protocol.group.offsets import CommittedOffset
 from protocol.kafka_terms import TopicPartition
 from protocol.producer.async_producer import AsyncProducer
+from protocol.producer.partition_choice import GivenPartitions
+from protocol.producer.results import RecordMetadata, SentColumns
 from protocol.producer.transaction_session import TransactionSession
 from protocol.transaction.identity import TransactionalIdentity
 from protocol.transaction.states import TransactionState
@@ -66,17 +67,27 @@ class TransactionalProducer(AsyncProducer):
 
     def begin_transaction(self, deadline: Deadline | None = None) -> None:
         """The coordinator hears of it with the first record, or offset."""
-        self._raise_if_unusable()
+        self._raise_if_unusable("begin_transaction")
         if self._session.begin(deadline or self._client.deadline()):
             self.begin_anew()
 
     def send_columns(
-        self, topic: str, columns: pa.RecordBatch, partitions: pa.Int32Array | npt.NDArray[np.int32] | None = None
-    ) -> None:
+        self, topic: str, columns: pa.RecordBatch, partitions: GivenPartitions | None = None
+    ) -> SentColumns:
         """As `AsyncProducer.send_columns`, within a transaction. After any error that must be aborted."""
+        with self._in_transaction():
+            return super().send_columns(topic, columns, partitions)
+
+    def send(self, topic: str, value: bytes | str | None, **fields: Any) -> Future[RecordMetadata]:
+        """As `AsyncProducer.send`, within a transaction. After any error, also of its future, that must be aborted."""
+        with self._in_transaction():
+            return super().send(topic, value, **fields)
+
+    @contextmanager
+    def _in_transaction(self) -> Iterator[None]:
         self._session.require(_S.IN_TRANSACTION)
         try:
-            super().send_columns(topic, columns, partitions)
+            yield
         except KafkaError as error:
             self._session.failed(error)
             raise

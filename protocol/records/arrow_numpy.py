@@ -53,3 +53,21 @@ def binaries(values: Sequence[bytes]) -> pa.Array:
     """A binary array of these."""
     ends = np.cumsum([0, *map(len, values)]).astype(np.int32)
     return pa.Array.from_buffers(pa.binary(), len(values), [None, pa.py_buffer(ends), pa.py_buffer(b"".join(values))])
+
+
+def nullable_binaries(values: Sequence[bytes | None]) -> pa.Array:
+    """A binary array of these, null where there is None."""
+    plain = binaries([value or b"" for value in values])
+    bitmap = _bitmap([value is not None for value in values])
+    return pa.Array.from_buffers(pa.binary(), len(values), [bitmap, *plain.buffers()[1:]])
+
+
+def nullable_integers(numbers: Sequence[int | None], kind: type[np.integer[Any]]) -> pa.Array:
+    """An array of these, null where there is None."""
+    plain = to_arrow(np.array([number or 0 for number in numbers], kind))
+    bitmap = _bitmap([number is not None for number in numbers])
+    return pa.Array.from_buffers(plain.type, len(numbers), [bitmap, plain.buffers()[1]])
+
+
+def _bitmap(there: Sequence[bool]) -> pa.Buffer | None:
+    return None if all(there) else pa.py_buffer(np.packbits(there, bitorder="little"))

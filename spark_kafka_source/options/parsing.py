@@ -76,6 +76,9 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
     if guarantee == "exactly-once":
         kafka = {_TRANSACTION_TIMEOUT: str(_TRANSACTION_TIMEOUT_MS), **kafka}
     producer = parse_producer(kafka, prefix=PREFIX)
+    if "linger.ms" not in kafka:
+        # A task flushes at its end: until then full record batches are worth a wait.
+        producer = dataclasses.replace(producer, linger_ms=None)
     if guarantee is not None and producer.acks != (0 if guarantee == "none" else -1):
         raise ConfigurationError(
             f"deliveryGuarantee is {guarantee}, but {PREFIX}acks is {producer.acks}. Leave {PREFIX}acks out."

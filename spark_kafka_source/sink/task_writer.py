@@ -16,7 +16,7 @@ from protocol.config import ClientConfig, ProducerConfig
 from protocol.errors import KafkaError
 from protocol.kafka_terms import TopicPartition
 from protocol.producer.async_producer import AsyncProducer
-from protocol.producer.partition_producer import ProducedRange
+from protocol.producer.delivery import ProducedRange
 from spark_kafka_source.remedies import with_remedies
 from spark_kafka_source.sink.columns import SinkPlan, topic_columns
 from spark_kafka_source.sink.producers import borrowed_producer
@@ -51,7 +51,6 @@ class TaskWriter:
                 send_rows(producer, self.plan, batches)
                 producer.flush()
             except KafkaError as error:
-                producer.take_answers()
                 if producer.acknowledged:
                     before = _rows_written(producer.acknowledged)
                     error.message = f"{error.message.rstrip('.')}. What this task wrote before stays in Kafka: {before}"

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 
 from protocol.broker_errors import ErrorCode
-from protocol.clock import SYSTEM_CLOCK, Clock
+from protocol.clock import SYSTEM_CLOCK, Clock, Deadline
 from protocol.cluster.client import CONTROL, Client
 from protocol.cluster.coordinators import group_coordinator
 from protocol.cluster.metadata import Broker
@@ -366,16 +366,13 @@ def requests_of_many_rows(cluster: TenRecords, given: dict[str, str]) -> bool:
     return len(cluster.asked(PRODUCE)) > 1
 
 
-def goes_out_by_itself(cluster: TenRecords, given: dict[str, str]) -> int:
-    """When the next rows come, and those before them have waited for long."""
-    clock = ManualClock()
-    producer = AsyncProducer(client_of(cluster, {}, clock), parse_producer(given))
-    producer.send_columns("orders", rows(), np.zeros(1, np.int32))
-    clock.at_s += 5
-    producer.poll()
-    sent = producer.requests
+def goes_out_by_itself(cluster: TenRecords, given: dict[str, str]) -> bool:
+    """Whether rows are written soon that nobody flushes."""
+    producer = AsyncProducer(client_of(cluster, {}), parse_producer(given))
+    sent = producer.send_columns("orders", rows(), np.zeros(1, np.int32))
+    written = outcome(lambda: sent.result(Deadline.after_ms(BETWEEN_S * 1_000))) == "done"
     producer.abort()
-    return sent
+    return written
 
 
 def under_way(cluster: TenRecords, given: dict[str, str]) -> int:
@@ -390,8 +387,10 @@ def under_way(cluster: TenRecords, given: dict[str, str]) -> int:
     cluster.silent_to(PRODUCE)
     before = producer.requests
     producer.send_columns("orders", rows(100, size=100), here)
-    for _ in range(20):
-        producer.poll()
+    most, give_up_s = int(given["max.in.flight.requests.per.connection"]), time.monotonic() + 5
+    while producer.requests - before < most and time.monotonic() < give_up_s:
+        time.sleep(0.01)
+    time.sleep(0.1)  # and no more
     sent = producer.requests - before
     producer.abort()
     return sent
@@ -435,12 +434,26 @@ def _raise(outcome: str) -> None:
 
 
 def held(cluster: TenRecords, given: dict[str, str]) -> bool:
-    """Whether 50 kB are taken in while nothing is acknowledged."""
+    """Whether 5 kB and then 50 kB are taken in while nothing is acknowledged."""
     cluster.silent_to(PRODUCE)
-    limits = {"batch.size": "1000", "request.timeout.ms": "100", "delivery.timeout.ms": "200"}
-    producer = AsyncProducer(client_of(cluster, {"request.timeout.ms": "100"}), parse_producer({**given, **limits}))
+    limits = {"batch.size": "1000", "max.block.ms": SHORT}
+    producer = AsyncProducer(client_of(cluster, {}), parse_producer({**given, **limits}))
     try:
+        producer.send_columns("orders", rows(50, size=100), np.zeros(50, np.int32))
         return outcome(lambda: producer.send_columns("orders", rows(500, size=100), np.zeros(500, np.int32))) == "done"
+    finally:
+        producer.abort()
+
+
+def blocks_for_long(cluster: TenRecords, given: dict[str, str]) -> bool:
+    """Who sends while memory is full."""
+    cluster.silent_to(PRODUCE)
+    limits = {"batch.size": "1000", "buffer.memory": "5000", "delivery.timeout.ms": "100000"}
+    producer = AsyncProducer(client_of(cluster, {}), parse_producer({**given, **limits}))
+    here = np.zeros(50, np.int32)
+    try:
+        producer.send_columns("orders", rows(50, size=100), here)
+        return took_long(lambda: producer.send_columns("orders", rows(50, size=100), here))
     finally:
         producer.abort()
 
@@ -463,7 +476,7 @@ def share_of_the_silent(cluster: TenRecords, given: dict[str, str]) -> float:
             producer.send_columns("orders", rows(40, size=100), np.zeros(40, np.int32))
             time.sleep(0.1)
             many = rows(2_000, size=1_000)
-            chosen = producer._choice.choose(client.topic("orders"), many, np.full(2_000, 1_000), None)
+            chosen = producer._intake._choice.choose(client.topic("orders"), many, np.full(2_000, 1_000), None)
             producer.abort()
     return float((chosen == 0).mean())
 
@@ -531,8 +544,12 @@ SEEN: dict[str, tuple[Observe, dict[str, Any]]] = {
     "compression.gzip.level": (size_at_level("gzip"), {"1": DIFFER, "9": DIFFER}),
     "compression.lz4.level": (size_at_level("lz4"), {"1": DIFFER, "12": DIFFER}),
     "compression.zstd.level": (size_at_level("zstd"), {"1": DIFFER, "19": DIFFER}),
-    "linger.ms": (goes_out_by_itself, {"0": 0, "5": 1}),
+    "linger.ms": (goes_out_by_itself, {"0": True, "60000": False}),
     "batch.size": (requests_of_many_rows, {"1000": True, "100000": False}),
+    "batch.num.messages": (
+        of_produce(lambda body: int.from_bytes(record_batches(body)[57:61], "big"), rows(100)),
+        {"25": [25] * 4, "100": [100]},
+    ),
     "max.request.size": (lambda *given: produce(*given, rows(size=5_000)), {"1000": "UsageError", "10000": "done"}),
     "max.in.flight.requests.per.connection": (under_way, {"1": 1, "3": 3}),
     "enable.idempotence": (
@@ -544,6 +561,7 @@ SEEN: dict[str, tuple[Observe, dict[str, Any]]] = {
     "retries": (attempts, {"0": 1, "2": 3}),
     "delivery.timeout.ms": (delivery_takes_long, {"100": False, "1000": True}),
     "buffer.memory": (held, {"5000": False, "500000": True}),
+    "max.block.ms": (blocks_for_long, {SHORT: False, LONG: True}),
     "partitioner.class": (
         of_produce(values_by_partition, rows(20, key=True)),
         {"murmur2": DIFFER, "crc32": DIFFER, "fnv1a": DIFFER},

@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 
-from protocol.clock import Deadline, PausableClock
+from protocol.clock import Deadline, PausableClock, StoppableClock
 from tests.fake_kafka.clock import ManualClock
 
 
@@ -44,24 +44,16 @@ def test_it_goes_on_when_what_it_was_paused_for_fails(real: ManualClock, clock: 
     assert clock.now_s() - began_s == 2
 
 
-def test_a_short_absence_counts_and_of_a_long_one_only_the_grace(real: ManualClock, clock: PausableClock) -> None:
-    began_s = clock.now_s()
-    clock.pause(1.0)
-    for away_s, counted_s in ((0.5, 0.5), (1.0, 1.5), (60.0, 2.5)):
-        real.at_s += away_s
-        with clock.running(1.0):
-            assert clock.now_s() - began_s == counted_s
-
-
-def test_a_second_pause_does_not_lengthen_the_first(real: ManualClock, clock: PausableClock) -> None:
-    began_s = clock.now_s()
-    clock.pause()
-    real.at_s += 5
-    clock.pause(1.0)
-    real.at_s += 5
-    clock.resume()
-    clock.resume()
-    assert clock.now_s() == began_s
+def test_after_the_stop_every_deadline_has_passed(real: ManualClock) -> None:
+    clock = StoppableClock(real)
+    deadline = Deadline.after_ms(1_000, clock)
+    real.at_s += 0.5
+    assert (deadline.remaining_ms(), deadline.passed) == (500, False)
+    clock.stop()
+    assert (deadline.remaining_ms(), deadline.passed) == (0, True)
+    assert Deadline.after_ms(1_000, clock).passed
+    clock.sleep_s(5)
+    assert not real.slept
 
 
 def test_timestamps_are_those_of_the_other_clock(real: ManualClock, clock: PausableClock) -> None:

@@ -7,7 +7,7 @@ import pickle
 import pytest
 from pyspark.sql.types import StructType
 
-from protocol.producer.partition_producer import ProducedRange
+from protocol.producer.delivery import ProducedRange
 from spark_kafka_source.options.parsing import parse_sink_options
 from spark_kafka_source.sink.stream_writer import KafkaStreamWriter
 from spark_kafka_source.sink.task_writer import TaskWritten, summary

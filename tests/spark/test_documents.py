@@ -46,6 +46,10 @@ PYTHON = {
     ("migrating.md", "crc"): "tests/spark/test_migrating.py::test_a_checkpoint_is_taken_over_and_given_back",
     ("transactions.md", "def copy("): "tests/protocol/transaction/test_examples.py::"
     "test_every_record_is_copied_once_while_copiers_come_and_go",
+    **{
+        ("producing.md", words): "tests/protocol/producer/test_examples.py::test_an_example_of_the_page"
+        for words in ("producer.flush()", "add_done_callback", "SyncProducer(client", "def by_length")
+    },
 }
 # The page of settings, where there is one.
 TUNING = ROOT / "docs" / "tuning.md"

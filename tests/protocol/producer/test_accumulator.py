@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.producer.accumulator import Accumulator, Cut, Gathered
+from protocol.producer.delivery import Outcome
 from protocol.records.batch_header import HEADER_BYTES
 
 SIZE = 100
@@ -180,3 +181,39 @@ def test_nothing_is_lost_nothing_is_doubled_and_order_is_kept(calls: list[list[i
         sizes = [cut.count for each in out for cut in each.cuts if cut.partition == partition]
         assert all(sum(three) > rows for three in zip(sizes, sizes[1:], sizes[2:], strict=False)), "could have been one"
     assert accumulator.held_bytes == 0
+
+
+class Call:
+    """A receipt: `values[p]` are those of its rows that go to partition p."""
+
+    tells_failures = True
+
+    def __init__(self, first: int, partitions: list[int]) -> None:
+        self.values: dict[int, list[int]] = {}
+        for number, partition in enumerate(partitions, first):
+            self.values.setdefault(partition, []).append(number)
+
+    def settle(self, partition: int, first: int, count: int, outcome: Outcome) -> None: ...
+
+
+@given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=40), max_size=8), st.integers(1, 9), st.integers(1, 9))
+def test_receipts_say_which_rows_a_record_batch_has(calls: list[list[int]], full: int, most: int) -> None:
+    accumulator = Accumulator(limit(full), most)
+    out: list[Gathered] = []
+    first = 0
+    for partitions in calls:
+        sizes, chosen = np.full(len(partitions), SIZE, np.int64), np.array(partitions, np.int32)
+        call = Call(first, partitions)
+        out += accumulator.append("t", columns(first, len(partitions)), chosen, sizes, 0.0, call)
+        first += len(partitions)
+    out += accumulator.drain()
+    for cut, numbers in batches(out):
+        assert len(numbers) <= min(full, most)
+        told = [
+            number
+            for call, begin, rows in cut.receipts
+            if isinstance(call, Call)
+            for number in call.values[cut.partition][begin : begin + rows]
+        ]
+        assert told == numbers
+    assert sorted(number for _, numbers in batches(out) for number in numbers) == list(range(first))

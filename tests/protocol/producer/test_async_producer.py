@@ -16,7 +16,8 @@ from protocol.cluster.client import Client
 from protocol.config import ProducerConfig, parse_client
 from protocol.errors import BrokerError, DeadlineExceeded, UsageError
 from protocol.producer.async_producer import AsyncProducer
-from protocol.producer.partition_producer import ProducedRange
+from protocol.producer.delivery import ProducedRange
+from protocol.producer.results import RecordMetadata
 from protocol.producer.sync_producer import SyncProducer
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
@@ -161,21 +162,18 @@ class TestWhatOthersRead:
 class TestWaiting:
     def test_rows_below_the_batch_size_wait_for_the_flush(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(1)
-        with producer_of(kafka.bootstrap_servers, {"batch.size": 100_000}) as producer:
+        with producer_of(kafka.bootstrap_servers, {"batch.size": 100_000, "linger.ms": 60_000}) as producer:
             for first in range(0, 500, 10):
                 producer.send_columns(name, numbered(first, 10))
             assert producer.requests == 0
             producer.flush()
             assert producer.requests == 1
 
-    def test_linger_sends_them_before(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+    def test_linger_sends_them_before_while_the_caller_is_away(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(1)
         with producer_of(kafka.bootstrap_servers, {"linger.ms": 20}) as producer:
-            producer.send_columns(name, numbered(0, 10))
-            give_up_s = time.monotonic() + 20
-            while not producer.acknowledged and time.monotonic() < give_up_s:
-                producer.poll()
-                time.sleep(0.005)
+            sent = producer.send_columns(name, numbered(0, 10))
+            sent.result(producer._client.deadline(20_000))
             assert producer.acknowledged == {(name, 0): ProducedRange(0, 9, 10)}
 
     def test_memory_stays_bounded_while_rows_pour_in(self, kafka: LocalKafka, topic: TopicFactory) -> None:
@@ -186,7 +184,7 @@ class TestWaiting:
         with producer_of(kafka.bootstrap_servers, options) as producer:
             for first in range(0, 8_000, 500):
                 send_numbered(producer, name, first, 500, 40)
-                most = max(most, producer._held_bytes())
+                most = max(most, producer._intake.held_bytes)
         assert 0 < most <= bound
         assert_all_once_in_order(kafka, name, 8_000, 40)
 
@@ -209,9 +207,14 @@ def test_the_sync_producer_says_where_each_call_s_rows_are(kafka: LocalKafka, to
     with client, SyncProducer(client, ProducerConfig()) as producer:
         first = producer.send_columns(name, numbered(0, 3), np.zeros(3, np.int32))
         second = producer.send_columns(name, numbered(3, 3), np.array([1, 0, 1], np.int32))
-    assert first == {(name, 0): ProducedRange(0, 2, 3)}
-    assert second == {(name, 0): ProducedRange(3, 3, 1), (name, 1): ProducedRange(0, 1, 2)}
-    assert [int((record.value or b"")[:9]) for record in read_back(kafka, name)] == [0, 1, 2, 4, 3, 5]
+        third = producer.send(name, "single", key=b"k", partition=1, timestamp_ms=5)
+    assert (first["partition"].to_pylist(), first["offset"].to_pylist()) == ([0, 0, 0], [0, 1, 2])
+    assert (second["partition"].to_pylist(), second["offset"].to_pylist()) == ([1, 0, 1], [0, 3, 1])
+    assert third == RecordMetadata(name, 1, 2, 5)
+    assert [(record.value or b"")[:9] for record in read_back(kafka, name)] == [
+        *(b"%09d" % number for number in (0, 1, 2, 4, 3, 5)),
+        b"single",
+    ]
 
 
 class TestRefusals:
@@ -252,7 +255,7 @@ class TestRefusals:
 
     def test_a_partition_the_topic_does_not_have_is_refused(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(3)
-        with producer_of(kafka.bootstrap_servers, {"default.api.timeout.ms": 500}) as producer:
+        with producer_of(kafka.bootstrap_servers, {"max.block.ms": 500}) as producer:
             for wrong in (3, -1):
                 with pytest.raises(UsageError, match=rf"partition {wrong} was asked for, but topic {name} has 3"):
                     producer.send_columns(name, numbered(0, 2), np.array([0, wrong], np.int32))
@@ -260,7 +263,7 @@ class TestRefusals:
                 producer.send_columns(name, numbered(0, 2), np.array([0], np.int32))
 
     def test_a_topic_that_is_not_there_is_named(self, kafka: LocalKafka) -> None:
-        properties = {"default.api.timeout.ms": 500}
+        properties = {"max.block.ms": 500}
         with (
             producer_of(kafka.bootstrap_servers, properties) as producer,
             pytest.raises(DeadlineExceeded, match=r"no-such-topic.*UNKNOWN_TOPIC_OR_PARTITION"),

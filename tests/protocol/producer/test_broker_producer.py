@@ -12,13 +12,11 @@ import pytest
 from protocol.broker_errors import ErrorCode
 from protocol.clock import Deadline
 from protocol.errors import DeadlineExceeded, UnsupportedVersion
-from protocol.net.readiness import ready
 from protocol.producer.idempotence import IdempotentSession, ProducerIdentity
 from protocol.records.batch_header import TRANSACTIONAL, WIRE
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m18_api_versions import API_VERSIONS
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
-from tests.fake_kafka.clock import ManualClock
 from tests.fake_kafka.server import FakeKafka
 from tests.fake_kafka.transactions import State, Transaction
 from tests.protocol.producer.producing import numbered, producer_of, send_numbered
@@ -131,7 +129,7 @@ class TestATransaction:
 
     def test_its_session_decides_identity_version_and_partitions(self, broker: FakeKafka) -> None:
         session = self.Session()
-        begun = Transaction(5, 3, state=State.ONGOING, partitions={(TOPIC, 2)}, timeout_ms=60_000)
+        begun = Transaction(5, producer_epoch=3, state=State.ONGOING, partitions={(TOPIC, 2)}, timeout_ms=60_000)
         begun.started_s = broker.clock.now_s()
         broker.transactions.transactions["orders-1"] = begun
         with producer_of(broker.bootstrap_servers, session=session) as producer:
@@ -164,49 +162,6 @@ class TestAnswers:
         first, second = [headers_of(body)[0] for _, body in produced(broker)]
         assert first["base_sequence"] == second["base_sequence"] == 0
         assert broker.log(TOPIC).end_offset == 3, "written once"
-
-    @pytest.mark.parametrize("away_s", [20.0, 1_000.0])
-    def test_what_failed_while_the_caller_was_away_is_tried_again(self, broker: FakeKafka, away_s: float) -> None:
-        """Who takes long for its next rows must not find the last ones given up because nobody has sent them again."""
-        clock = ManualClock()
-        broker.refuse(PRODUCE, ErrorCode.NOT_LEADER_OR_FOLLOWER, 2)
-        with producer_of(broker.bootstrap_servers, {"batch.size": 100}, clock) as producer:
-            for first in range(0, 9, 3):
-                producer.send_columns(TOPIC, numbered(first, 3), np.zeros(3, np.int32))
-                assert all(ready([each.oldest], 10) for each in producer._brokers.values() if each.oldest)
-                clock.at_s += away_s
-            producer.flush()
-            assert producer.acknowledged[TOPIC, 0].count == 9
-        assert all(body["timeout_ms"] > 10_000 for _, body in produced(broker)), "each try has its time"
-
-    def test_a_slow_caller_does_not_put_off_the_end_for_ever(self, broker: FakeKafka) -> None:
-        """Each of its pauses is long enough to be one, and each call finds the broker as it was."""
-        clock = ManualClock()
-        broker.edit_replies(PRODUCE, lambda body: {"responses": []})
-        producer = producer_of(broker.bootstrap_servers, {"batch.size": 100}, clock)
-
-        def go_on() -> None:
-            for first in range(0, 3_000, 3):
-                producer.send_columns(TOPIC, numbered(first, 3), np.zeros(3, np.int32))
-                clock.at_s += 1.5
-
-        with pytest.raises(DeadlineExceeded, match=r"120 s \(delivery.timeout.ms\)"):
-            go_on()
-        assert 120 < clock.at_s < 250
-        producer.abort()
-
-    def test_what_cannot_be_written_is_given_up_in_time_however_long_the_caller_was_away(
-        self, broker: FakeKafka
-    ) -> None:
-        clock = ManualClock()
-        broker.edit_replies(PRODUCE, lambda body: {"responses": []})
-        producer = producer_of(broker.bootstrap_servers, {"batch.size": 100}, clock)
-        clock.at_s += 1_000
-        producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
-        with pytest.raises(DeadlineExceeded, match=r"120 s \(delivery.timeout.ms\)"):
-            producer.flush()
-        assert 1_115 < clock.at_s < 1_125
-        producer.abort()
 
     def test_bytes_that_are_no_answer_are_an_unknown_outcome_and_tried_again(self, broker: FakeKafka) -> None:
         broker.edit_replies(PRODUCE, lambda body: b"\0\0\0\x0a" + b"\xff" * 10, 1)

@@ -29,6 +29,7 @@ from tests.protocol.producer.producing import (
     servers,
 )
 from tests.read_back import read_back
+from tests.soak import SOAK
 
 SAFE = {"min.insync.replicas": "2"}
 
@@ -44,30 +45,36 @@ def leader_of(producer: AsyncProducer, topic: str, partition: int) -> int:
 
 
 def in_flight(producer: AsyncProducer) -> int:
-    return sum(broker.in_flight for broker in producer._brokers.values())
+    return sum(broker.in_flight for broker in list(producer._sender._brokers.values()))
 
 
 class TestBrokers:
-    def test_the_leader_is_killed_under_load(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+    def test_leaders_are_killed_and_answers_lost_under_load(
+        self, kafka: LocalKafka, topic: TopicFactory, proxy: KafkaProxy
+    ) -> None:
         name = topic(12, replication_factor=3, config=SAFE)
-        most_in_flight, killed = 0, False
-        with producer_of(kafka.bootstrap_servers) as producer:
-            send_numbered(producer, name, 0, 12, 12)
-            producer.flush()
-            victim = leader_of(producer, name, 0)
-            try:
-                for first in range(12, 60_012, 600):
-                    send_numbered(producer, name, first, 600, 12)
+        count, kills = (1_000_000, 8) if SOAK else (50_000, 1)
+        proxy.replies[PRODUCE] = lambda reply: Fate.CUT if reply.number % 40 == 0 else Fate.PASS
+        most_in_flight, killed, down = 0, 0, None
+        try:
+            with producer_of(servers(proxy.bootstrap_servers), {"batch.size": 2_048}) as producer:
+                for first in range(0, count, 1_000):
+                    send_numbered(producer, name, first, 1_000, 12)
                     most_in_flight = max(most_in_flight, in_flight(producer))
-                    if not killed and first >= 12_012 and in_flight(producer) > 0:
-                        kafka.kill(victim)
-                        killed = True
+                    if down is None and first * (kills + 1) >= (killed + 1) * count and in_flight(producer):
+                        down = leader_of(producer, name, killed % 12)
+                        kafka.kill(down)
+                        killed += 1
+                    elif down is not None and first * 2 * (kills + 1) >= (2 * killed + 1) * count:
+                        kafka.start(down)
+                        down = None
                 producer.flush()
-            finally:
-                kafka.start(victim)
-        assert killed
+        finally:
+            if down is not None:
+                kafka.start(down)
+        assert killed == kills
         assert most_in_flight >= 5
-        assert_all_once_in_order(kafka, name, 60_012, 12)
+        assert_all_once_in_order(kafka, name, count, 12)
 
     def test_the_leader_hangs_and_wakes_up_when_another_has_taken_over(
         self, kafka: LocalKafka, topic: TopicFactory

@@ -1,0 +1,171 @@
+"""The rows of one record batch on their way to a broker, from when they are handed to the sender until they have ended.
+
+`Delivery` is one record batch's rows, also after it was split. `Deliveries` is the account of all of a producer's that
+have not ended: what memory they take, what of them failed, and who waits for them. Made by `intake` in the callers'
+threads, ended by `sender` in its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from protocol.clock import Deadline
+from protocol.errors import KafkaError
+from protocol.kafka_terms import TopicPartition
+
+
+@dataclass(frozen=True)
+class ProducedRange:
+    """What brokers acknowledged of one partition. Offsets are -1 where no broker told them (acks=0)."""
+
+    first_offset: int = -1
+    last_offset: int = -1
+    count: int = 0
+
+    def plus(self, base_offset: int, count: int) -> ProducedRange:
+        if base_offset < 0:
+            return ProducedRange(self.first_offset, self.last_offset, self.count + count)
+        first = base_offset if self.first_offset < 0 else min(self.first_offset, base_offset)
+        return ProducedRange(first, max(self.last_offset, base_offset + count - 1), self.count + count)
+
+
+class Outcome(NamedTuple):
+    """What became of consecutive rows of one partition: written from `base_offset` on, or not, which is the error.
+
+    `base_offset` is -1 where no broker told it (acks=0), `log_append_time_ms` unless the topic has LogAppendTime.
+    """
+
+    base_offset: int = -1
+    log_append_time_ms: int = -1
+    error: KafkaError | None = None
+
+
+class Receipt(Protocol):
+    """Who waits for the rows of one call. Called in the sender's thread."""
+
+    @property
+    def tells_failures(self) -> bool:
+        """Whether it tells failures itself, so that `flush` need not."""
+
+    def settle(self, partition: int, first: int, count: int, outcome: Outcome) -> None:
+        """`count` of its rows for `partition`, from the one that is its `first` there, have ended."""
+
+
+class ReceiptPart(NamedTuple):
+    """Some rows of a receipt, from the one that is the `first` of its rows for the partition."""
+
+    receipt: Receipt
+    first: int
+    rows: int
+
+
+@dataclass(eq=False)
+class Delivery:
+    """`receipts` are of its rows, in their order; `trouble` is the last thing that went wrong."""
+
+    topic: str
+    partition: int
+    size_bytes: int
+    rows_left: int
+    receipts: Sequence[ReceiptPart] = ()
+    trouble: KafkaError | None = None
+
+    @property
+    def tells_failures(self) -> bool:
+        """Whether all of its receipts do."""
+        return bool(self.receipts) and all(part.receipt.tells_failures for part in self.receipts)
+
+    def settle(self, first_row: int, count: int, outcome: Outcome) -> None:
+        """`count` of its rows from `first_row` on have ended."""
+        self.rows_left -= count
+        begin, end = 0, first_row + count
+        for receipt, first, rows in self.receipts:
+            low, high = max(begin, first_row), min(begin + rows, end)
+            if low < high:
+                base = outcome.base_offset
+                told = outcome._replace(base_offset=base + low - first_row) if base >= 0 else outcome
+                receipt.settle(self.partition, first + low - begin, high - low, told)
+            begin += rows
+
+
+class Ended(NamedTuple):
+    """How some rows of a delivery have ended, from `first_row` on."""
+
+    delivery: Delivery
+    first_row: int
+    rows: int
+    outcome: Outcome
+
+
+@dataclass(eq=False)
+class Deliveries:
+    """Thread-safe. `failures` are those that nobody was told of yet."""
+
+    acknowledged: dict[TopicPartition, ProducedRange] = field(default_factory=dict)
+    failures: list[KafkaError] = field(default_factory=list)
+    held_bytes: int = 0
+    _under_way: dict[Delivery, None] = field(default_factory=dict)
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def begin(self, deliveries: Sequence[Delivery]) -> None:
+        with self._changed:
+            self._under_way.update(dict.fromkeys(deliveries))
+            self.held_bytes += sum(each.size_bytes for each in deliveries)
+
+    def end(self, ended: Sequence[Ended]) -> None:
+        """Tells the receipts of what has ended, then those who wait for it here."""
+        with self._changed:
+            for delivery, _, _, (*_, error) in ended:
+                if error is not None and error not in self.failures and not delivery.tells_failures:
+                    self.failures.append(error)
+        for delivery, first_row, count, outcome in ended:
+            delivery.settle(first_row, count, outcome)
+        with self._changed:
+            for delivery, _, count, outcome in ended:
+                key = (delivery.topic, delivery.partition)
+                if outcome.error is None:
+                    before = self.acknowledged.get(key, ProducedRange())
+                    self.acknowledged[key] = before.plus(outcome.base_offset, count)
+                if not delivery.rows_left:
+                    self._under_way.pop(delivery, None)
+                    self.held_bytes -= delivery.size_bytes
+            self._changed.notify_all()
+
+    def was_told(self, error: KafkaError) -> None:
+        """Somebody knows of this failure."""
+        with self._changed:
+            if error in self.failures:
+                self.failures.remove(error)
+
+    def take_failures(self) -> list[KafkaError]:
+        with self._changed:
+            taken, self.failures = self.failures, []
+            return taken
+
+    def begin_account(self) -> None:
+        with self._changed:
+            self.acknowledged = {}
+
+    def acknowledged_now(self) -> dict[TopicPartition, ProducedRange]:
+        with self._changed:
+            return dict(self.acknowledged)
+
+    def wait(self, deadline: Deadline) -> list[Delivery]:
+        """Until all that is under way now has ended, something has failed, or the deadline: what has not ended then."""
+        with self._changed:
+            waiting = list(self._under_way)
+            while waiting and not self.failures and not deadline.passed:
+                self._changed.wait(deadline.remaining_s())
+                waiting = [each for each in waiting if each in self._under_way]
+            return [] if self.failures else waiting
+
+    def wait_for_room(self, fits: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Until `fits()`, or something has failed. False: nothing at all has ended for `timeout_s`."""
+        with self._changed:
+            while not self.failures and not fits():
+                if not self._changed.wait(timeout_s):
+                    return False
+            return True

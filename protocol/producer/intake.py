@@ -1,0 +1,235 @@
+"""Rows and messages in, record batches out: what a producer does with them before they wait for a broker.
+
+Called by `async_producer` in its callers' threads, and by `sender` in its own for what has waited for `linger.ms`.
+Chooses partitions, gathers, encodes, and hands over. One thread at a time, so that the rows of each partition stay in
+the order in which they came. The sender never waits for that: when a caller is at it, that one hands over what is due.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+
+from protocol.clock import Clock
+from protocol.config import ProducerConfig
+from protocol.errors import DeadlineExceeded, KafkaError, UsageError
+from protocol.producer.accumulator import Accumulator, Gathered, check_sizes, record_too_large
+from protocol.producer.delivery import Deliveries, Delivery, Outcome
+from protocol.producer.messages import MessageBuffer, Messages
+from protocol.producer.partition_choice import GivenPartitions, PartitionChoice
+from protocol.producer.partition_producer import Encode, ProducerBatch
+from protocol.producer.results import SentColumns, SentMessages
+from protocol.records.arrow_numpy import to_arrow, to_numpy
+from protocol.records.batch_header import HEADER_BYTES
+from protocol.records.encode import record_sizes
+from protocol.records.record_columns import record_columns
+
+HandOver = Callable[[list[ProducerBatch]], None]
+
+
+class Intake:
+    """`hand_over` gives record batches to the sender; its thread is the one that calls `hand_over_due`.
+
+    `on_failure` is called with what goes wrong with messages before they are handed over.
+    """
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        clock: Clock,
+        choice: PartitionChoice,
+        encode: Encode,
+        deliveries: Deliveries,
+        hand_over: HandOver,
+        on_failure: Callable[[KafkaError], None] = lambda error: None,
+    ) -> None:
+        # Half of the memory, or callers would wait for what nobody sends.
+        self.messages = MessageBuffer(
+            min(config.batch_size_bytes, config.buffer_memory_bytes // 2), config.batch_num_messages
+        )
+        self._config = config
+        self._clock = clock
+        self._choice = choice
+        self._deliveries = deliveries
+        self._hand_over_batches = hand_over
+        self._on_failure = on_failure
+        self._accumulator = Accumulator(config.batch_size_bytes, config.batch_num_messages)
+        self._encode = encode
+        self._looked_up: set[tuple[str, int | None]] = set()
+        self._one_at_a_time = threading.Lock()
+        self._closed = False
+
+    @property
+    def held_bytes(self) -> int:
+        """Of all that is not acknowledged yet, about."""
+        return self.messages.held_bytes + self._accumulator.held_bytes + self._deliveries.held_bytes
+
+    # -- in -----------------------------------------------------------------------------------
+
+    def take_columns(self, topic: str, columns: pa.RecordBatch, given: GivenPartitions | None) -> SentColumns:
+        """As `AsyncProducer.send_columns`."""
+        rows = record_columns(columns, self._clock.wall_ms())
+        if not rows.num_rows:
+            return SentColumns(topic, np.empty(0, np.int32), np.empty(0, np.int64))
+        sizes = record_sizes(rows)
+        check_sizes(topic, sizes, self._config.max_request_size_bytes)
+        known, named = self._choice.look_up(topic, rows.num_rows, given)
+        self.wait_for_room(int(sizes.sum()), alone=True)
+        with self._one_at_a_time:
+            self._raise_if_closed()
+            self._take_messages()
+            chosen = self._choice.choose(known, rows, sizes, named)
+            sent = SentColumns(topic, chosen, to_numpy(rows.column("timestamp_ms")), self._deliveries.was_told)
+            self._hand_over(self._accumulator.append(topic, rows, chosen, sizes, self._clock.now_s(), sent))
+            self._hand_over(self._due(self._clock.now_s()), wait=False)
+        return sent
+
+    def look_up(self, topic: str, partition: int | None) -> None:
+        """Once for each topic and partition: whether it is there. Raises as `PartitionChoice.look_up`."""
+        if (topic, partition) not in self._looked_up:
+            given = None if partition is None else np.array([partition], np.int32)
+            self._choice.look_up(topic, 1, given)
+            self._looked_up.add((topic, partition))
+
+    def wait_for_room(self, size_bytes: int, *, alone: bool = False) -> None:
+        """While `buffer.memory` is full. Raises `DeadlineExceeded` when nothing ends for `max.block.ms`.
+
+        `alone`: what is more than the memory goes on when nothing is under way, since that may be all there is.
+        """
+        most = self._config.buffer_memory_bytes
+
+        def fits() -> bool:
+            return self.held_bytes + min(size_bytes, most) <= most or (alone and not self._deliveries.held_bytes)
+
+        if fits() or self._deliveries.wait_for_room(fits, self._config.max_block_ms / 1000):
+            return
+        raise DeadlineExceeded(
+            f"{self.held_bytes} bytes are not acknowledged, buffer.memory is {most}, and nothing was acknowledged for "
+            f"{self._config.max_block_ms / 1000:.1f} s (max.block.ms). Nothing of this call was sent",
+            settings=("buffer.memory", "max.block.ms"),
+        )
+
+    def drain(self) -> None:
+        """Hands everything over."""
+        with self._one_at_a_time:
+            self._take_messages()
+            self._hand_over(self._accumulator.drain(), wait=False)
+
+    def hand_over_due(self) -> float | None:
+        """What has waited for `linger.ms`, and all messages that have; when there will be more, None: nobody knows."""
+        if not self._one_at_a_time.acquire(blocking=False):
+            return None
+        try:
+            now_s = self._clock.now_s()
+            if self._messages_are_due(now_s):
+                self._take_messages()
+            self._hand_over(self._due(now_s), wait=False)
+            waiting_s = [at_s for at_s in (self._accumulator.oldest_s, self.messages.oldest_s) if at_s is not None]
+            return min(waiting_s) + self._linger_s if waiting_s else None
+        finally:
+            self._one_at_a_time.release()
+
+    def close(self, error: KafkaError) -> None:
+        """Fails everything that waits; takes nothing more."""
+        self._closed = True
+        self.messages.close()
+        self.discard(error)
+
+    def discard(self, error: KafkaError) -> None:
+        """Fails everything that waits."""
+        with self._one_at_a_time:
+            for messages in self.messages.take():
+                _fail(messages, error)
+            for gathered in self._accumulator.drain():
+                for cut in gathered.cuts:
+                    Delivery(cut.topic, cut.partition, 0, cut.count, cut.receipts).settle(
+                        0, cut.count, Outcome(error=error)
+                    )
+
+    # -- inside, one thread at a time ---------------------------------------------------------
+
+    @property
+    def _linger_s(self) -> float:
+        linger_ms = self._config.linger_ms
+        return float("inf") if linger_ms is None else linger_ms / 1000
+
+    def _due(self, now_s: float) -> Iterable[Gathered]:
+        """What has waited for long enough; everything when it takes too much of the memory."""
+        if self._accumulator.held_bytes > self._config.buffer_memory_bytes // 2:
+            return self._accumulator.drain()
+        return self._accumulator.waited_since(now_s - self._linger_s)
+
+    def _messages_are_due(self, now_s: float) -> bool:
+        oldest_s = self.messages.oldest_s
+        return oldest_s is not None and (self.messages.full or now_s >= oldest_s + self._linger_s)
+
+    def _take_messages(self) -> None:
+        for messages in self.messages.take():
+            try:
+                self._gather(messages)
+            except Exception as error:
+                # Also of a partitioner of the user's own.
+                cause = error if isinstance(error, KafkaError) else UsageError(f"{messages.topic}: {error!r}")
+                self._on_failure(cause)
+                _fail(messages, cause)
+
+    def _gather(self, messages: Messages) -> None:
+        rows = record_columns(messages.columns(), self._clock.wall_ms())
+        sizes = record_sizes(rows)
+        given, futures, most_bytes = messages.partitions(), messages.futures, self._config.max_request_size_bytes
+        too_large = sizes > most_bytes - HEADER_BYTES
+        if too_large.any():
+            for row in np.flatnonzero(too_large).tolist():
+                error = record_too_large(messages.topic, int(sizes[row]), most_bytes)
+                self._on_failure(error)
+                futures[row].set_exception(error)
+            kept = np.flatnonzero(~too_large)
+            futures, sizes = [futures[row] for row in kept.tolist()], sizes[kept]
+            rows, given = rows.take(to_arrow(kept)), None if given is None else given.take(to_arrow(kept))
+        if not futures:
+            return
+        messages.futures = futures
+        known, named = self._choice.look_up(messages.topic, rows.num_rows, given)
+        chosen = self._choice.choose(known, rows, sizes, named)
+        sent = SentMessages(messages.topic, chosen, to_numpy(rows.column("timestamp_ms")), futures)
+        self._hand_over(
+            self._accumulator.append(messages.topic, rows, chosen, sizes, messages.since_s, sent), wait=False
+        )
+
+    def _hand_over(self, gathered: Iterable[Gathered], *, wait: bool = True) -> None:
+        """Encodes what is worth a record batch, and gives it to the sender; may `wait` for room in between."""
+        most_bytes = self._config.buffer_memory_bytes
+        for together in gathered:
+            records = self._encode(together.rows, [cut.count for cut in together.cuts])
+            now_s = self._clock.now_s()
+            deliveries = [
+                Delivery(cut.topic, cut.partition, len(encoded), cut.count, cut.receipts)
+                for cut, encoded in zip(together.cuts, records, strict=True)
+            ]
+            if wait:
+                free_bytes = most_bytes - sum(each.size_bytes for each in deliveries)
+                self._deliveries.wait_for_room(partial(self._holds_at_most, free_bytes), None)
+            self._deliveries.begin(deliveries)
+            self._hand_over_batches(
+                [
+                    ProducerBatch(encoded, each.rows_left, now_s, each)
+                    for encoded, each in zip(records, deliveries, strict=True)
+                ]
+            )
+
+    def _holds_at_most(self, size_bytes: int) -> bool:
+        return self.held_bytes <= size_bytes or not self._deliveries.held_bytes
+
+    def _raise_if_closed(self) -> None:
+        if self._closed:
+            raise UsageError("this producer is closed")
+
+
+def _fail(messages: Messages, error: KafkaError) -> None:
+    for future in messages.futures:
+        if not future.done():
+            future.set_exception(error)

@@ -1,0 +1,157 @@
+"""What became of rows: columns for those of one call, a future for each single message.
+
+`SentColumns` and `SentMessages` are the receipts that travel with the rows. Made by `intake`, told by `sender`, asked
+by whoever sent. Until somebody asks, what is kept of columns is a few numbers for each record batch.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from protocol.clock import Deadline
+from protocol.errors import DeadlineExceeded, KafkaError
+from protocol.producer.delivery import Outcome
+from protocol.producer.partitioner import Partitions
+from protocol.records.arrow_numpy import to_arrow
+
+_SCHEMA = pa.schema([("partition", pa.int32()), ("offset", pa.int64()), ("timestamp_ms", pa.int64())])
+
+
+@dataclass(frozen=True)
+class RecordMetadata:
+    """Where a message is. `offset` is -1 with acks=0; `timestamp_ms` is the broker's where it sets them."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+
+
+class _Rows:
+    """Which rows of a call went to which partition: its n-th row there is number `of(partition)[n]` of the call."""
+
+    def __init__(self, partitions: Partitions) -> None:
+        self.partitions = partitions
+        self._of: dict[int, npt.NDArray[np.int64]] = {}
+
+    def of(self, partition: int) -> npt.NDArray[np.int64]:
+        if partition not in self._of:
+            self._of[partition] = np.flatnonzero(self.partitions == partition)
+        return self._of[partition]
+
+
+class SentColumns:
+    """Of one call of `send_columns`. A failure that nobody asks for here is raised by `flush` or the next call.
+
+    `on_told` is called with each error that was asked for.
+    """
+
+    tells_failures = False
+
+    def __init__(
+        self,
+        topic: str,
+        partitions: Partitions,
+        timestamps_ms: npt.NDArray[np.int64],
+        on_told: Callable[[KafkaError], None] = lambda error: None,
+    ) -> None:
+        self.topic = topic
+        self._on_told = on_told
+        self._rows = _Rows(partitions)
+        self._timestamps_ms = timestamps_ms
+        self._left = len(partitions)
+        self._settled: list[tuple[int, int, int, Outcome]] = []
+        self._done = threading.Event()
+        if not self._left:
+            self._done.set()
+
+    def settle(self, partition: int, first: int, count: int, outcome: Outcome) -> None:
+        self._settled.append((partition, first, count, outcome))
+        self._left -= count
+        if not self._left:
+            self._done.set()
+
+    @property
+    def done(self) -> bool:
+        """Whether every row is written, or never will be."""
+        return self._done.is_set()
+
+    def result(self, deadline: Deadline | None = None) -> pa.RecordBatch:
+        """`partition`, `offset` and `timestamp_ms` of every row, in the rows' order, once all are acknowledged.
+
+        Raises the error of the first row that was not written, and `DeadlineExceeded`. Offsets are -1 with acks=0.
+        """
+        for error in self.errors(deadline).values():
+            raise error
+        return self.columns(deadline)
+
+    def errors(self, deadline: Deadline | None = None) -> dict[int, KafkaError]:
+        """Why rows were not written, by their numbers in the call; the others were. Waits as `result` does."""
+        self._wait(deadline)
+        found = {
+            int(row): outcome.error
+            for partition, first, count, outcome in self._settled
+            if outcome.error is not None
+            for row in self._rows.of(partition)[first : first + count]
+        }
+        for error in dict.fromkeys(found.values()):
+            self._on_told(error)
+        return dict(sorted(found.items()))
+
+    def columns(self, deadline: Deadline | None = None) -> pa.RecordBatch:
+        """As `result`, with -1 for the offsets of rows that were not written."""
+        self._wait(deadline)
+        offsets = np.full(len(self._timestamps_ms), -1)
+        timestamps_ms = self._timestamps_ms.copy()
+        for partition, first, count, outcome in self._settled:
+            rows = self._rows.of(partition)[first : first + count]
+            if outcome.base_offset >= 0:
+                offsets[rows] = outcome.base_offset + np.arange(count)
+            if outcome.log_append_time_ms >= 0:
+                timestamps_ms[rows] = outcome.log_append_time_ms
+        arrays = (self._rows.partitions, offsets, timestamps_ms)
+        return pa.RecordBatch.from_arrays([to_arrow(each) for each in arrays], schema=_SCHEMA)
+
+    def _wait(self, deadline: Deadline | None) -> None:
+        if not self._done.wait(None if deadline is None else deadline.remaining_s()):
+            raise DeadlineExceeded(
+                f"{self._left} of {len(self._timestamps_ms)} rows sent to {self.topic} are not acknowledged in time",
+                topic=self.topic,
+            )
+
+
+class SentMessages:
+    """Of single messages that were put together; their futures tell what became of each."""
+
+    tells_failures = True
+
+    def __init__(
+        self,
+        topic: str,
+        partitions: Partitions,
+        timestamps_ms: npt.NDArray[np.int64],
+        futures: Sequence[Future[RecordMetadata]],
+    ) -> None:
+        self._topic = topic
+        self._rows = _Rows(partitions)
+        self._timestamps_ms = timestamps_ms
+        self._futures = futures
+
+    def settle(self, partition: int, first: int, count: int, outcome: Outcome) -> None:
+        rows = self._rows.of(partition)[first : first + count].tolist()
+        if outcome.error is not None:
+            for row in rows:
+                self._futures[row].set_exception(outcome.error)
+            return
+        for nth, row in enumerate(rows):
+            offset = outcome.base_offset + nth if outcome.base_offset >= 0 else -1
+            time_ms = outcome.log_append_time_ms
+            time_ms = time_ms if time_ms >= 0 else int(self._timestamps_ms[row])
+            self._futures[row].set_result(RecordMetadata(self._topic, partition, offset, time_ms))

@@ -1,0 +1,39 @@
+"""The examples of docs/producing.md run, and do what the page says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.conftest import ROOT, TopicFactory
+from tests.read_back import read_back
+
+PAGE = Path(ROOT / "docs" / "producing.md").read_text()
+COLUMNS, MESSAGES, SYNC, OWN_PARTITIONER = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("example", "said", "values"),
+    [
+        (COLUMNS, "['partition', 'offset', 'timestamp_ms'] 3\n", {b"1", b"2", b"3"}),
+        (MESSAGES, "callback: None\n0 0\n", {b"value"}),
+        (SYNC, "True\n", {b"value"}),
+        (OWN_PARTITIONER, "1\n4\n", {b"value"}),
+    ],
+    ids=["columns", "messages", "one after the other", "a partitioner of one's own"],
+)
+def test_an_example_of_the_page(
+    kafka: LocalKafka,
+    topic: TopicFactory,
+    capsys: pytest.CaptureFixture[str],
+    example: str,
+    said: str,
+    values: set[bytes],
+) -> None:
+    name = topic(5)
+    exec(example, {"bootstrap_servers": kafka.bootstrap_servers, "topic": name})
+    assert capsys.readouterr().out == said
+    assert {each.value for each in read_back(kafka, name)} == values

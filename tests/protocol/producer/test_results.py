@@ -1,0 +1,177 @@
+"""What a producer says of rows and messages is what is in the log, and one that is too large fails alone."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from protocol.broker_errors import ErrorCode
+from protocol.errors import BrokerError, DeadlineExceeded, UsageError
+from protocol.producer.results import RecordMetadata
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.conftest import TopicFactory
+from tests.protocol.producer.producing import numbered, producer_of
+from tests.read_back import read_back
+
+WAIT_S = 20.0
+
+
+def in_log(kafka: LocalKafka, topic: str) -> dict[bytes | None, tuple[int, int, int]]:
+    """(partition, offset, timestamp) by value."""
+    return {each.value: (each.partition, each.offset, each.timestamp_ms) for each in read_back(kafka, topic)}
+
+
+def told(columns: pa.RecordBatch, result: pa.RecordBatch) -> dict[bytes | None, tuple[int, int, int]]:
+    rows = zip(*(result.column(name).to_pylist() for name in ("partition", "offset", "timestamp_ms")), strict=True)
+    return dict(zip(columns.column("value").to_pylist(), rows, strict=True))
+
+
+class TestColumns:
+    @pytest.mark.parametrize("settings", [{}, {"message.timestamp.type": "LogAppendTime"}])
+    def test_each_row_is_where_its_result_says(
+        self, kafka: LocalKafka, topic: TopicFactory, settings: dict[str, str]
+    ) -> None:
+        name = topic(7, config={"max.message.bytes": "2500", **settings})
+        rng, now_ms = random.Random(3), int(time.time() * 1_000)
+        found = {}
+        # Some record batches are split by what the broker takes.
+        with producer_of(kafka.bootstrap_servers, {"batch.size": 6_000}) as producer:
+            calls = []
+            for first in range(0, 2_000, 250):
+                columns = numbered(first, 250)
+                times = [rng.choice([None, now_ms - 5_000 - first]) for _ in range(250)]
+                columns = columns.append_column("timestamp_ms", pa.array(times, pa.int64()))
+                given = pa.array([rng.choice([None, 0, 3]) for _ in range(250)], pa.int32())
+                calls.append((columns, producer.send_columns(name, columns, given)))
+            for columns, sent in calls:
+                found.update(told(columns, sent.result(producer._client.deadline(20_000))))
+        assert found == in_log(kafka, name)
+        assert len(found) == 2_000
+
+    def test_without_acknowledgements_there_is_no_offset(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+        with producer_of(kafka.bootstrap_servers, {"acks": "0"}) as producer:
+            result = producer.send_columns(topic(1), numbered(0, 3)).result(producer._client.deadline(20_000))
+        assert result["offset"].to_pylist() == [-1, -1, -1]
+
+    def test_a_row_too_large_for_the_broker_fails_alone(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+        name = topic(2, config={"max.message.bytes": "5000"})
+        values = [b"%03d" % number if number != 70 else b"x" * 8_000 for number in range(120)]
+        columns = pa.RecordBatch.from_pydict({"value": pa.array(values)})
+        with producer_of(kafka.bootstrap_servers) as producer:
+            sent = producer.send_columns(name, columns, (np.arange(120) % 2).astype(np.int32))
+            assert list(sent.errors(producer._client.deadline(20_000))) == [70]
+            with pytest.raises(BrokerError) as raised:
+                sent.result()
+            assert raised.value.code == ErrorCode.MESSAGE_TOO_LARGE
+            found = told(columns, sent.columns())
+            # Who has asked is not told again.
+            producer.flush()
+        assert found.pop(values[70])[1] == -1
+        assert found == in_log(kafka, name)
+
+    def test_a_result_is_waited_for_no_longer_than_its_deadline(self) -> None:
+        producer = producer_of("127.0.0.1:1", {"max.block.ms": 100})
+        with pytest.raises(DeadlineExceeded):
+            producer.send_columns("t", numbered(0, 1))
+        producer.abort()
+
+    def test_no_rows_are_done_at_once(self) -> None:
+        with producer_of("127.0.0.1:1") as producer:
+            sent = producer.send_columns("t", numbered(0, 0))
+            assert sent.done
+            assert sent.result().num_rows == 0
+
+
+class TestMessages:
+    def test_each_is_where_its_future_says(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+        name = topic(3)
+        began_ms = int(time.time() * 1_000)
+        with producer_of(kafka.bootstrap_servers) as producer:
+            futures = {
+                b"%05d" % number: producer.send(name, b"%05d" % number, key=b"key-%d" % (number % 50))
+                for number in range(3_000)
+            }
+            found = {value: future.result(WAIT_S) for value, future in futures.items()}
+        there = in_log(kafka, name)
+        assert {value: (each.partition, each.offset, each.timestamp_ms) for value, each in found.items()} == there
+        assert all(began_ms <= each.timestamp_ms <= time.time() * 1_000 for each in found.values())
+        by_key: dict[bytes, set[int]] = {}
+        for value, each in found.items():
+            by_key.setdefault(b"%d" % (int(value) % 50), set()).add(each.partition)
+        assert all(len(partitions) == 1 for partitions in by_key.values())
+
+    def test_all_fields_arrive(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+        name = topic(2)
+        with producer_of(kafka.bootstrap_servers) as producer:
+            headers = [("a", b"1"), ("a", None), ("ü", b"")]
+            first = producer.send(name, "text", key="k", headers=headers, timestamp_ms=5, partition=1)
+            producer.send(name, None, key=b"gone", partition=1)
+            producer.send(name, b"", partition=1)
+            assert first.result(WAIT_S) == RecordMetadata(name, 1, 0, 5)
+        records = read_back(kafka, name)
+        assert [(each.key, each.value) for each in records] == [(b"k", b"text"), (b"gone", None), (None, b"")]
+        assert records[0].headers == tuple(headers)
+        assert records[0].timestamp_ms == 5
+
+    def test_what_the_same_thread_sends_stays_in_its_order(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+        name = topic(1)
+        with producer_of(kafka.bootstrap_servers, {"linger.ms": 50}) as producer:
+            for first in range(0, 60, 6):
+                for number in range(first, first + 3):
+                    producer.send(name, b"%09d" % number)
+                producer.send_columns(name, numbered(first + 3, 3))
+        assert [int((each.value or b"")[:9]) for each in read_back(kafka, name)] == list(range(60))
+
+    def test_one_too_large_for_the_broker_fails_alone(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+        name = topic(1, config={"max.message.bytes": "5000"})
+        values = [b"%03d" % number if number != 7 else b"x" * 8_000 for number in range(20)]
+        with producer_of(kafka.bootstrap_servers) as producer:
+            futures = [producer.send(name, value) for value in values]
+            error = futures[7].exception(WAIT_S)
+            assert isinstance(error, BrokerError)
+            assert error.code == ErrorCode.MESSAGE_TOO_LARGE
+            offsets = [future.result(WAIT_S).offset for future in futures if future is not futures[7]]
+            assert offsets == list(range(19))
+            producer.flush()
+        assert [each.value for each in read_back(kafka, name)] == values[:7] + values[8:]
+
+    def test_one_too_large_for_a_request_fails_alone(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+        name = topic(1)
+        values = [b"%03d" % number if number != 7 else b"x" * 8_000 for number in range(20)]
+        with producer_of(kafka.bootstrap_servers, {"max.request.size": 5_000}) as producer:
+            futures = [producer.send(name, value, partition=0) for value in values]
+            error = futures[7].exception(WAIT_S)
+            assert isinstance(error, UsageError)
+            assert "more than max.request.size (5000)" in str(error)
+            producer.flush()
+        assert [each.value for each in read_back(kafka, name)] == values[:7] + values[8:]
+
+    def test_a_partition_that_is_not_there_is_refused(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+        name = topic(2)
+        with (
+            producer_of(kafka.bootstrap_servers, {"max.block.ms": 300}) as producer,
+            pytest.raises(UsageError, match=f"partition 2 was asked for, but topic {name} has 2"),
+        ):
+            producer.send(name, b"v", partition=2)
+
+    def test_a_partitioner_of_one_s_own_that_fails_fails_what_it_was_asked_about(
+        self, kafka: LocalKafka, topic: TopicFactory
+    ) -> None:
+        name = topic(2)
+
+        def choose(topic: str, columns: pa.RecordBatch, count: int) -> np.ndarray:
+            if b"bad" in columns.column("value").to_pylist():
+                raise ValueError("I do not like it")
+            return np.full(columns.num_rows, 1, np.int32)
+
+        with producer_of(kafka.bootstrap_servers, partitioner=choose) as producer:
+            error = producer.send(name, b"bad").exception(WAIT_S)
+            assert isinstance(error, UsageError)
+            assert "I do not like it" in str(error)
+            assert producer.send(name, b"good").result(WAIT_S).partition == 1
+            with pytest.raises(ValueError, match="I do not like it"):
+                producer.send_columns(name, pa.RecordBatch.from_pydict({"value": [b"bad"]}))

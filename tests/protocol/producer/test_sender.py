@@ -1,0 +1,244 @@
+"""The thread of a producer: what it does while its callers are away, and how it ends."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+
+from protocol.broker_errors import ErrorCode
+from protocol.errors import BrokerError, DeadlineExceeded, KafkaError, UsageError
+from protocol.producer.async_producer import AsyncProducer
+from protocol.producer.results import RecordMetadata
+from protocol.producer.sender import Sender
+from protocol.records.decode import decode
+from protocol.records.memory_records import read_batch_headers
+from protocol.wire.messages.m00_produce import PRODUCE
+from tests.fake_kafka.faults import ALWAYS
+from tests.fake_kafka.server import FakeKafka
+from tests.protocol.producer.producing import numbered, producer_of
+
+TOPIC = "t"
+WAIT_S = 20.0
+
+
+@pytest.fixture
+def broker() -> Iterator[FakeKafka]:
+    with FakeKafka() as kafka:
+        kafka.create_topic(TOPIC, 2)
+        yield kafka
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    give_up_s = time.monotonic() + WAIT_S
+    while not true():
+        assert time.monotonic() < give_up_s
+        time.sleep(0.005)
+
+
+def values_of(broker: FakeKafka) -> list[bytes]:
+    log = broker.log(TOPIC)
+    records = log.read(0, log.end_offset, 1 << 30, at_least_one=True)
+    batches = decode(read_batch_headers(records), first_offset=0, end_offset=log.end_offset)
+    return [value for batch in batches for value in batch.column("value").to_pylist()]
+
+
+def sender_threads() -> list[str]:
+    return [each.name for each in threading.enumerate() if each.name.startswith("produce-")]
+
+
+def open_sockets() -> int:
+    links = (f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd"))
+    return sum(os.readlink(link).startswith("socket:") for link in links if os.path.lexists(link))
+
+
+class TestWhileCallersAreAway:
+    def test_what_failed_is_tried_again(self, broker: FakeKafka) -> None:
+        broker.refuse(PRODUCE, ErrorCode.NOT_LEADER_OR_FOLLOWER, 3)
+        with producer_of(broker.bootstrap_servers) as producer:
+            producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
+            wait_until(lambda: broker.log(TOPIC).end_offset == 3)
+            assert len(broker.asked(PRODUCE)) == 4
+
+    def test_the_delivery_timeout_ends_what_cannot_be_written(self, broker: FakeKafka) -> None:
+        broker.edit_replies(PRODUCE, lambda body: {"responses": []})
+        properties = {"delivery.timeout.ms": 1_000, "request.timeout.ms": 200}
+        producer = producer_of(broker.bootstrap_servers, properties)
+        began_s = time.monotonic()
+        sent = producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
+        wait_until(lambda: sent.done)
+        assert 0.5 < time.monotonic() - began_s < 5
+        with pytest.raises(DeadlineExceeded, match=r"1 s \(delivery.timeout.ms\)"):
+            producer.flush()
+        producer.abort()
+
+    def test_a_caller_that_comes_back_is_told_what_has_failed(self, broker: FakeKafka) -> None:
+        broker.refuse(PRODUCE, ErrorCode.TOPIC_AUTHORIZATION_FAILED, 1)
+        with producer_of(broker.bootstrap_servers) as producer:
+            sent = producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
+            wait_until(lambda: sent.done)
+            with pytest.raises(BrokerError, match="TOPIC_AUTHORIZATION_FAILED"):
+                producer.send_columns(TOPIC, numbered(3, 3), np.zeros(3, np.int32))
+            # Once.
+            producer.send_columns(TOPIC, numbered(3, 3), np.zeros(3, np.int32))
+        assert broker.log(TOPIC).end_offset == 3
+
+    def test_it_sleeps_until_there_is_something_to_do(self, broker: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+        waits: list[object] = []
+        wait = Sender._wait
+        monkeypatch.setattr(Sender, "_wait", lambda self, due_s: (waits.append(due_s), wait(self, due_s)))
+        with producer_of(broker.bootstrap_servers) as producer:
+            producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
+            producer.flush()
+            broker.handlers[PRODUCE] = lambda body, version: None
+            producer.send_columns(TOPIC, numbered(3, 3), np.zeros(3, np.int32))
+            wait_until(lambda: producer.requests == 2)
+            before = len(waits)
+            time.sleep(0.5)
+            assert len(waits) - before <= 2, "one request is out, and nobody calls"
+            producer.abort()
+
+    def test_several_threads_send_each_in_its_order(self, broker: FakeKafka) -> None:
+        with producer_of(broker.bootstrap_servers, {"batch.size": 500}) as producer:
+
+            def send(number: int) -> None:
+                for first in range(number * 1_000, number * 1_000 + 300, 10):
+                    producer.send_columns(TOPIC, numbered(first, 10), np.zeros(10, np.int32))
+
+            threads = [threading.Thread(target=send, args=(number,)) for number in range(4)]
+            for each in threads:
+                each.start()
+            for each in threads:
+                each.join()
+        written = [int(value[:9]) for value in values_of(broker)]
+        assert len(written) == 1_200
+        for number in range(4):
+            of_thread = [each for each in written if each // 1_000 == number]
+            assert of_thread == list(range(number * 1_000, number * 1_000 + 300))
+
+
+class TestTheEnd:
+    @pytest.mark.parametrize("end", [AsyncProducer.close, AsyncProducer.abort])
+    def test_neither_thread_nor_socket_is_left(self, broker: FakeKafka, end: Callable[[AsyncProducer], None]) -> None:
+        producer = producer_of(broker.bootstrap_servers)
+        producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
+        producer.flush()
+        ours = producer._sender._thread.name
+        assert ours in sender_threads()
+        with_producer = open_sockets()
+        end(producer)
+        assert ours not in sender_threads()
+        assert open_sockets() <= with_producer - 3, "the connection and both ends of the pipe"
+
+    def test_an_abort_ends_soon_whatever_hangs(self, broker: FakeKafka) -> None:
+        broker.handlers[PRODUCE] = lambda body, version: None
+        producer = producer_of(broker.bootstrap_servers)
+        sent = producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
+        waiting = producer.send(TOPIC, b"not on its way yet")
+        wait_until(lambda: producer.requests == 1)
+        began_s = time.monotonic()
+        producer.abort()
+        assert time.monotonic() - began_s < 3
+        assert not producer._sender._thread.is_alive()
+        for error in (sent.errors()[2], waiting.exception(0)):
+            assert isinstance(error, UsageError)
+            assert "closed" in str(error)
+
+    def test_a_producer_that_nobody_has_any_more_ends(self, broker: FakeKafka) -> None:
+        producer = producer_of(broker.bootstrap_servers)
+        producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32)).result()
+        thread = producer._sender._thread
+        del producer
+        gc.collect()
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+
+    def test_a_thread_that_dies_tells_everybody(self, broker: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(self: Sender) -> None:
+            raise ZeroDivisionError("a fault")
+
+        producer = producer_of(broker.bootstrap_servers)
+        monkeypatch.setattr(Sender, "_work", fail)
+        sent = producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
+        with pytest.raises(UsageError, match="its sender has failed: ZeroDivisionError"):
+            sent.result(producer._client.deadline(10_000))
+        for call in (lambda: producer.send(TOPIC, b"more"), lambda: producer.send_columns(TOPIC, numbered(3, 1))):
+            with pytest.raises(UsageError, match=r"its sender has failed|closed"):
+                call()
+        producer.abort()
+
+    def test_after_a_fork_the_child_is_told_and_the_parent_goes_on(self, broker: FakeKafka) -> None:
+        with producer_of(broker.bootstrap_servers) as producer:
+            producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32)).result()
+            child = os.fork()
+            if not child:
+                _in_the_child(producer)
+            _, status = os.waitpid(child, 0)
+            assert os.waitstatus_to_exitcode(status) == 0
+            producer.send_columns(TOPIC, numbered(3, 3), np.zeros(3, np.int32)).result()
+        assert broker.log(TOPIC).end_offset == 6
+
+
+def _in_the_child(producer: AsyncProducer) -> None:
+    code = 1
+    try:
+        for call in (
+            lambda: producer.send_columns(TOPIC, numbered(0, 1)),
+            lambda: producer.send(TOPIC, b"v"),
+            producer.flush,
+            producer.close,
+        ):
+            with pytest.raises(UsageError, match="before a fork"):
+                call()
+        producer.abort()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+class TestCallbacks:
+    def test_a_callback_may_send_but_not_wait(self, broker: FakeKafka) -> None:
+        told: list[object] = []
+        with producer_of(broker.bootstrap_servers) as producer:
+
+            def on_written(future: Future[RecordMetadata]) -> None:
+                try:
+                    producer.flush()
+                except KafkaError as error:
+                    told.append(error)
+                told.append(producer.send(TOPIC, b"second", partition=1))
+
+            first = producer.send(TOPIC, b"first", partition=0)
+            first.add_done_callback(on_written)
+            wait_until(lambda: len(told) == 2)
+            error, second = told
+            assert isinstance(error, UsageError)
+            assert "a callback may only send" in str(error)
+            assert isinstance(second, Future)
+            assert second.result(WAIT_S) == RecordMetadata(TOPIC, 1, 0, second.result().timestamp_ms)
+
+    def test_a_callback_that_fails_harms_nobody(self, broker: FakeKafka) -> None:
+        with producer_of(broker.bootstrap_servers) as producer:
+            first = producer.send(TOPIC, b"first", partition=0)
+            first.add_done_callback(lambda future: 1 // 0)
+            first.result(WAIT_S)
+            assert producer.send(TOPIC, b"second", partition=0).result(WAIT_S).offset == 1
+
+
+def test_a_broker_that_refuses_for_ever_holds_up_no_other_partition(broker: FakeKafka) -> None:
+    broker.refuse(PRODUCE, ErrorCode.NOT_ENOUGH_REPLICAS, ALWAYS, partition=(TOPIC, 0))
+    with producer_of(broker.bootstrap_servers) as producer:
+        stuck = producer.send(TOPIC, b"stuck", partition=0)
+        for number in range(5):
+            assert producer.send(TOPIC, b"goes on", partition=1).result(WAIT_S).offset == number
+        assert not stuck.done()
+        producer.abort()
