@@ -13,8 +13,10 @@ from typing import Any
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
 from protocol.cluster.call import call, call_partitions
-from protocol.cluster.client import Client
+from protocol.cluster.client import TRANSACTION, Client, listed
 from protocol.cluster.coordinators import transaction_coordinator
+from protocol.cluster.metadata import Broker
+from protocol.errors import Corrupt
 from protocol.kafka_terms import TopicPartition
 from protocol.transaction.coordinator import init_producer_id
 from protocol.transaction.identity import TransactionalIdentity
@@ -22,6 +24,7 @@ from protocol.wire.messages.m27_write_txn_markers import WRITE_TXN_MARKERS
 from protocol.wire.messages.m61_describe_producers import DESCRIBE_PRODUCERS
 from protocol.wire.messages.m65_describe_transactions import DESCRIBE_TRANSACTIONS
 from protocol.wire.messages.m66_list_transactions import FIRST_WITH_DURATION, LIST_TRANSACTIONS
+from protocol.wire.schema import Body
 
 STATES = ("Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "PrepareEpochFence")
 """Kafka's words, of transactional ids."""
@@ -98,16 +101,33 @@ def list_transactions(
 def describe_transactions(
     client: Client, transactional_ids: Iterable[str], deadline: Deadline | None = None
 ) -> dict[str, TransactionDescription]:
-    """By id. Not among them: one that its coordinator has never heard of, or has forgotten after some days."""
+    """By id; one request to each coordinator. Without those that a coordinator has never heard of, or has forgotten."""
     deadline = deadline or client.deadline()
-    unknown = (ErrorCode.TRANSACTIONAL_ID_NOT_FOUND,)
-    found = {}
-    for name in dict.fromkeys(transactional_ids):
-        body = {"transactional_ids": [name]}
-        (row,) = call(client, DESCRIBE_TRANSACTIONS, body, deadline, accept=unknown)["transaction_states"]
-        if row["error_code"] not in unknown:
-            coordinator = client.coordinator(transaction_coordinator(name), deadline)
-            found[name] = _described(row, coordinator.node_id)
+    missing = {name: transaction_coordinator(name) for name in transactional_ids}
+    what = f"DescribeTransactions of {listed(list(missing))}"
+    found: dict[str, TransactionDescription] = {}
+
+    def attempt() -> None:
+        asked: dict[Broker, list[str]] = {}
+        for name, key in missing.items():
+            asked.setdefault(client.coordinator(key, deadline), []).append(name)
+        bodies: dict[Broker, Body] = {broker: {"transactional_ids": names} for broker, names in asked.items()}
+        replies, failure = client.ask_many(bodies, DESCRIBE_TRANSACTIONS, deadline, purpose=TRANSACTION)
+        for broker, reply in replies.items():
+            for row in reply["transaction_states"]:
+                name, code = row["transactional_id"], row["error_code"]
+                if code not in (ErrorCode.NONE, ErrorCode.TRANSACTIONAL_ID_NOT_FOUND):
+                    failure = broker_error(code, what, transactional_id=name)
+                elif missing.pop(name, None) is not None and code == ErrorCode.NONE:
+                    found[name] = _described(row, broker.node_id)
+        if missing and failure is None:
+            failure = Corrupt(f"{what}: the replies leave out {next(iter(missing))}")
+        if failure is not None:
+            for key in missing.values():
+                client.forget_coordinator(key)
+            raise failure
+
+    client.retrying(what, attempt, deadline)
     return found
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import pytest
 
+from protocol.admin.transactions import describe_transactions, list_transactions
 from protocol.broker_errors import ErrorCode, error_row
 from protocol.cluster.client import Client
 from protocol.config import parse_consumer
@@ -226,6 +228,30 @@ class TestEnds:
     )
     def test_what_cannot_begin(self, client: Client, fields: dict[str, object], code: ErrorCode) -> None:
         assert TransactionalProducer(client).try_init(**fields) == code
+
+
+@V1_AND_V2
+class TestFromOutside:
+    def test_they_are_listed_and_described(self, client: Client, new_topic: Any, v2: bool) -> None:
+        name, producer = new_topic(2), TransactionalProducer(client, v2).init()
+        listed = partial(list_transactions, client, prefix=producer.transactional_id)
+        assert [each.state for each in listed()] == ["Empty"]
+        producer.send(name, b"a", partition=1)
+        assert [each.producer_id for each in listed(states=["Ongoing"])] == [producer.producer_id]
+        assert listed(states=["Empty", "CompleteCommit"]) == []
+        unknown = f"{producer.transactional_id}-2"
+        (known,) = describe_transactions(client, [producer.transactional_id, unknown]).values()
+        identity = (known.identity.producer_id, known.identity.producer_epoch)
+        assert (*identity, known.state) == (producer.producer_id, producer.epoch, "Ongoing")
+        assert (known.timeout_ms, known.partitions) == (60_000, {(name, 1)})
+        assert known.start_ms is not None
+        producer.end(commit=True)
+        until_decided(client, name)
+        give_up_s = time.monotonic() + 20
+        while describe_transactions(client, [producer.transactional_id])[producer.transactional_id].partitions:
+            assert time.monotonic() < give_up_s
+            time.sleep(0.01)
+        assert [each.state for each in listed()] == ["CompleteCommit"]
 
 
 @V1_AND_V2

@@ -30,6 +30,8 @@ from protocol.wire.messages.m25_add_offsets_to_txn import ADD_OFFSETS_TO_TXN
 from protocol.wire.messages.m26_end_txn import END_TXN
 from protocol.wire.messages.m28_txn_offset_commit import TXN_OFFSET_COMMIT
 from protocol.wire.messages.m37_create_partitions import CREATE_PARTITIONS
+from protocol.wire.messages.m65_describe_transactions import DESCRIBE_TRANSACTIONS
+from protocol.wire.messages.m66_list_transactions import LIST_TRANSACTIONS
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from protocol.wire.schema import Api
 from tests.fake_kafka.broker import Broker, named
@@ -119,6 +121,27 @@ def list_groups(broker: Broker, request: Request) -> Body:
     return {"groups": rows}
 
 
+def describe_transactions(broker: Broker, request: Request) -> Body:
+    def described(transactional_id: str) -> Body:
+        broker.cluster.faults.refuse(DESCRIBE_TRANSACTIONS, broker.node_id)
+        broker.cluster.require_coordinator(broker, TRANSACTION, transactional_id)
+        return broker.cluster.transactions.describe(transactional_id)
+
+    names = request.body["transactional_ids"]
+    return {"transaction_states": [row_of(partial(described, each), transactional_id=each) for each in names]}
+
+
+def list_transactions(broker: Broker, request: Request) -> Body:
+    """Each broker tells those that it coordinates."""
+    cluster, wanted = broker.cluster, request.body["state_filters"]
+    rows = [
+        {"transactional_id": name, "producer_id": each.producer_id, "transaction_state": each.state.value}
+        for name, each in cluster.transactions.transactions.items()
+        if cluster.coordinator(TRANSACTION, name) == broker.node_id and (not wanted or each.state.value in wanted)
+    ]
+    return {"transaction_states": rows}
+
+
 def _add_partitions(broker: Broker, request: Request) -> Body:
     topics = broker.image.topics
     return broker.cluster.transactions.add_partitions(
@@ -159,6 +182,8 @@ HANDLERS: dict[Api, Handler] = {
     END_TXN: _of_transaction(lambda broker, each: broker.cluster.transactions.end(each)),
     TXN_OFFSET_COMMIT: _of_group(_commit_in_transaction),
     CREATE_PARTITIONS: create_partitions,
+    DESCRIBE_TRANSACTIONS: describe_transactions,
+    LIST_TRANSACTIONS: list_transactions,
 }
 
 # The newest of what our client speaks. Older versions only where they mean something else: topics by name rather than

@@ -126,6 +126,22 @@ class Transactions:
         self._next_producer_id += 1
         return self._next_producer_id
 
+    def describe(self, transactional_id: str) -> Body:
+        transaction = self.transactions.get(transactional_id)
+        if transaction is None:
+            raise Refused(ErrorCode.TRANSACTIONAL_ID_NOT_FOUND)
+        by_topic: dict[str, list[int]] = {}
+        for topic, partition in sorted(transaction.partitions):
+            by_topic.setdefault(topic, []).append(partition)
+        return {
+            "transaction_state": transaction.state.value,
+            "transaction_timeout_ms": transaction.timeout_ms,
+            "transaction_start_time_ms": 0 if transaction.state is State.ONGOING else -1,
+            "producer_id": transaction.producer_id,
+            "producer_epoch": transaction.producer_epoch,
+            "topics": [{"topic": topic, "partitions": numbers} for topic, numbers in by_topic.items()],
+        }
+
     # -- what belongs to it -------------------------------------------------------------------
 
     def add_partitions(self, request: Request, is_known: Callable[[TopicPartition], bool]) -> Body:

@@ -1,0 +1,75 @@
+"""Transactions from outside, on a model: whom is asked of many, what is asked again. `tests/contract` has the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from protocol.admin.transactions import abort_transaction, describe_transactions, list_transactions
+from protocol.broker_errors import ErrorCode
+from protocol.cluster.client import Client
+from protocol.config import parse_client
+from protocol.errors import BrokerError
+from protocol.transaction.coordinator import add_partitions, init_producer_id
+from protocol.transaction.end_transaction import Outcome, end_transaction
+from protocol.wire.messages.m10_find_coordinator import TRANSACTION
+from protocol.wire.messages.m65_describe_transactions import DESCRIBE_TRANSACTIONS
+from tests.fake_kafka.server import FakeKafka
+
+NAMES = [f"etl-{number}" for number in range(9)]
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeKafka]:
+    with FakeKafka(3) as fake:
+        fake.create_topic("orders")
+        yield fake
+
+
+@pytest.fixture
+def client(fake: FakeKafka) -> Iterator[Client]:
+    with Client(parse_client({"bootstrap.servers": fake.bootstrap_servers, "retry.backoff.ms": 10})) as client:
+        for name in NAMES:
+            init_producer_id(client, name, 5_000, client.deadline())
+        yield client
+
+
+def test_each_coordinator_is_asked_once(fake: FakeKafka, client: Client) -> None:
+    found = describe_transactions(client, [*NAMES, "nobody-knows"])
+    assert set(found) == set(NAMES)
+    assert {each.timeout_ms for each in found.values()} == {5_000}
+    assert {each.coordinator for each in found.values()} == {1, 2, 3}
+    asked = [body["transactional_ids"] for body in fake.asked(DESCRIBE_TRANSACTIONS)]
+    assert len(asked) == 3
+    assert sorted(name for names in asked for name in names) == sorted([*NAMES, "nobody-knows"])
+    assert describe_transactions(client, []) == {}
+
+
+def test_what_has_moved_or_is_being_loaded_is_asked_for_again(fake: FakeKafka, client: Client) -> None:
+    describe_transactions(client, NAMES)
+    for name in NAMES[:4]:
+        fake.move_coordinator(name, fake.coordinator(TRANSACTION, name) % 3 + 1, TRANSACTION)
+    fake.refuse(DESCRIBE_TRANSACTIONS, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, 3)
+    fake.lose_replies(DESCRIBE_TRANSACTIONS)
+    found = describe_transactions(client, NAMES)
+    assert {name: each.coordinator for name, each in found.items()} == {
+        name: fake.coordinator(TRANSACTION, name) for name in NAMES
+    }
+
+
+def test_a_user_who_may_not_know(fake: FakeKafka, client: Client) -> None:
+    fake.refuse(DESCRIBE_TRANSACTIONS, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    with pytest.raises(BrokerError, match="TRANSACTIONAL_ID_AUTHORIZATION_FAILED"):
+        describe_transactions(client, NAMES)
+
+
+def test_an_abort_fences_and_makes_no_id(client: Client) -> None:
+    identity = init_producer_id(client, "etl-0", 5_000, client.deadline())
+    add_partitions(client, identity, [("orders", 0)], client.deadline())
+    after = abort_transaction(client, "etl-0")
+    assert after.producer_epoch > identity.producer_epoch
+    assert end_transaction(client, identity, commit=True, deadline=client.deadline()).outcome is Outcome.FENCED
+    with pytest.raises(BrokerError, match="TRANSACTIONAL_ID_NOT_FOUND"):
+        abort_transaction(client, "nobody-knows")
+    assert [each.transactional_id for each in list_transactions(client)] == NAMES
