@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from protocol.config_providers import resolved
 from protocol.errors import ConfigurationError
 from protocol.once import warn_once
 from protocol.property import Effect, Property, Role, applies, forbidden, no_effect
@@ -316,6 +317,8 @@ def read(properties: Mapping[str, object], role: Role, *, prefix: str = "") -> d
         if row.role & role:
             if row.effect is Effect.APPLIES:
                 text = _text(prefix + name, raw)
+                # What says how to connect keeps its references: they are followed where a connection is opened.
+                text = text if name.startswith(("ssl.", "sasl.")) else resolved(text)
                 values[row.field] = row.kind.read(f"{prefix}{name}", text, "Leave it out for the default.")
             elif row.effect is Effect.NO_EFFECT:
                 warn_once(f"{prefix}{name} has no effect: {row.doc}")

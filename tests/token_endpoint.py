@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -11,7 +13,7 @@ from urllib.parse import parse_qs
 class Endpoint:
     """On a free loopback port: answers what it is told to, in turn, the last answer again and again; none: nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, certificate: Path | None = None) -> None:
         self.asked: list[tuple[str, dict[str, str], dict[str, list[str]]]] = []
         self.answers: list[tuple[int, dict[str, str], bytes]] = []
         self._closing = threading.Event()
@@ -36,7 +38,11 @@ class Endpoint:
                 pass
 
         self._server = HTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}/token?tenant=a"
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        self.url = f"{'https' if certificate else 'http'}://127.0.0.1:{self._server.server_port}/token?tenant=a"
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
 
     def __enter__(self) -> Endpoint:

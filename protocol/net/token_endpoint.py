@@ -12,14 +12,20 @@ import json
 import logging
 import ssl
 import urllib.parse
+from collections.abc import Mapping
 from typing import Any
 
 from protocol.clock import Backoff, Deadline
 from protocol.errors import AuthenticationFailed, ConfigurationError, ConnectFailed
+from protocol.net.tls_context import new_context
 from protocol.once import warn_once
+from protocol.property import Effect, Property
 from protocol.property_kinds import shown
 from protocol.sasl.config import SaslConfig
 from protocol.sasl.credentials import TokenEndpoint
+from protocol.secret import Secret
+from protocol.security.tls_config import parse_tls
+from protocol.security.tls_properties import TLS_PROPERTIES
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +71,8 @@ def _ask(
     }
     fields = {"grant_type": "client_credentials", **({"scope": source.scope} if source.scope else {})}
     path = url.path or "/"
-    connection = _connection(url, max(0.001, min(config.login_read_timeout_ms / 1000, deadline.remaining_s())))
+    timeout_s = max(0.001, min(config.login_read_timeout_ms / 1000, deadline.remaining_s()))
+    connection = _connection(url, source.tls, timeout_s)
     try:
         connection.request(
             "POST", f"{path}?{url.query}" if url.query else path, urllib.parse.urlencode(fields), headers
@@ -84,14 +91,24 @@ def _ask(
     return _token(url, response.status, body)
 
 
-def _connection(url: urllib.parse.SplitResult, timeout_s: float) -> http.client.HTTPConnection:
+def _connection(
+    url: urllib.parse.SplitResult, tls: Mapping[str, Secret], timeout_s: float
+) -> http.client.HTTPConnection:
     if url.scheme == "http":
         return http.client.HTTPConnection(str(url.hostname), url.port, timeout=timeout_s)
-    return http.client.HTTPSConnection(str(url.hostname), url.port, timeout=timeout_s, context=_context())
+    return http.client.HTTPSConnection(str(url.hostname), url.port, timeout=timeout_s, context=_context(tls))
 
 
-def _context() -> ssl.SSLContext:
-    return ssl.create_default_context()
+def _context(tls: Mapping[str, Secret]) -> ssl.SSLContext:
+    """As the login module says; by default the system's CAs are trusted, as by a browser."""
+    if not tls:
+        return ssl.create_default_context()
+    rows = [row for row in TLS_PROPERTIES if row.name in tls and row.effect is Effect.APPLIES]
+    return new_context(parse_tls({_field(row): row.kind.read(row.name, tls[row.name].reveal()) for row in rows}))
+
+
+def _field(row: Property) -> str:
+    return row.field.removeprefix("ssl_")
 
 
 def _token(url: urllib.parse.SplitResult, status: int, body: bytes) -> tuple[str, float | None]:

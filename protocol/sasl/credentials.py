@@ -52,13 +52,14 @@ class TokenFile:
 
 @dataclass(frozen=True)
 class TokenEndpoint:
-    """Client credentials (RFC 6749, 4.4) for the token endpoint at `url`."""
+    """Client credentials (RFC 6749, 4.4) for the token endpoint at `url`. `tls`: properties `ssl.*` of its own."""
 
     url: str
     client_id: Secret
     client_secret: Secret
     scope: str | None
     extensions: Mapping[str, str] = field(default_factory=dict)
+    tls: Mapping[str, Secret] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,8 @@ def _token_endpoint(config: SaslConfig, options: Mapping[str, Secret], url: str)
     if client_id is None or client_secret is None:
         raise _missing("sasl.jaas.config", 'clientId="…" and clientSecret="…" in it, for the token endpoint')
     extensions = {match[1]: value.reveal() for name, value in options.items() if (match := _EXTENSION.fullmatch(name))}
-    return TokenEndpoint(url, client_id, client_secret, config.scope or _text(options.get("scope")), extensions)
+    tls = {name: value for name, value in options.items() if name.startswith("ssl.")}
+    return TokenEndpoint(url, client_id, client_secret, config.scope or _text(options.get("scope")), extensions, tls)
 
 
 def _text(value: Secret | None) -> str | None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from protocol.config import parse_client, parse_consumer, parse_producer
+from protocol.config_providers import is_reference
 from protocol.errors import ConfigurationError
 from protocol.once import warn_once
 from protocol.properties import BY_NAME
@@ -25,6 +26,7 @@ _OF_SPARK = frozenset(
 )
 _OF_SPARK_PREFIX = "option."
 # What a user gave to load() or save(), which Spark hands on as an option.
+_SHOWN_BY_SPARK = frozenset((PREFIX + "ssl.keystore.key",))
 _PATHS = frozenset(("path", "paths"))
 
 # Said better here than `protocol` can, which knows neither columns nor options.
@@ -111,6 +113,7 @@ def _check_transactions(guarantee: str | None, given: Mapping[str, Any], kafka: 
 
 def _read(options: Mapping[str, str], use: Use) -> tuple[dict[str, Any], dict[str, str]]:
     """The values that are given for one use, by field, and the properties behind `kafka.`."""
+    _warn_of_what_spark_shows(options)
     given: dict[str, Any] = {}
     kafka: dict[str, str] = {}
     for key, text in options.items():
@@ -127,6 +130,16 @@ def _read(options: Mapping[str, str], use: Use) -> tuple[dict[str, Any], dict[st
         elif row := _row(key, use):
             given[row.field] = row.kind.read(row.name, str(text))
     return given, kafka
+
+
+def _warn_of_what_spark_shows(options: Mapping[str, str]) -> None:
+    """Spark hides options by words in their names and values. A key in PEM has none of these words."""
+    for key, text in options.items():
+        if key.lower() in _SHOWN_BY_SPARK and not is_reference(str(text)):
+            warn_once(
+                f"{key.lower()} is shown by Spark in plans and its UI, unless spark.sql.redaction.options.regex has "
+                "its name (docs/security.md#secrets). ${dir:PATH:FILE} in its place keeps it out of them"
+            )
 
 
 def _row(key: str, use: Use) -> Option | None:

@@ -15,10 +15,12 @@ from protocol import once
 from protocol.errors import ConfigurationError
 from protocol.properties import PROPERTIES
 from protocol.property import Effect
+from protocol.secret import Secret
 from spark_kafka_source.options.markdown import markdown
 from spark_kafka_source.options.parsing import parse_sink_options, parse_source_options, row_columns
 from spark_kafka_source.options.start_positions import AtTime
 from spark_kafka_source.options.table import OPTIONS, SinkOptions, SourceOptions
+from tests.documents import block
 
 ROOT = Path(__file__).parents[2]
 BROKERS = {"kafka.bootstrap.servers": "localhost:9092"}
@@ -661,6 +663,37 @@ def test_no_secret_is_shown_or_kept() -> None:
         assert "kafka.sasl.jaas.config is [hidden], whose login module is not one for PLAIN" in message
         assert "hunter2" not in message
     assert "hunter2" not in sink_refusal(given)
+
+
+def test_the_options_for_clusters_of_vendors_are_taken(caplog: pytest.LogCaptureFixture) -> None:
+    names: dict[str, dict[str, str]] = {}
+    exec(block("security.md", "confluent_cloud").text, {}, names)
+    assert len(names) == 8
+    for options in names.values():
+        assert parse_source_options({**options, "subscribe": "orders"}, streaming=True)
+        assert parse_sink_options({**options, "topic": "orders"})
+    assert caplog.messages == []
+
+
+def test_a_key_that_spark_would_show_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    key = {"kafka.security.protocol": "SSL", "kafka.ssl.keystore.certificate.chain": "PEM"}
+    stream(**key, **{"kafka.ssl.keystore.key": "${dir:/run/secrets:key}"})
+    assert caplog.messages == []
+    stream(**key, **{"kafka.ssl.keystore.key": "hunter2"})
+    assert "kafka.ssl.keystore.key is shown by Spark in plans and its UI" in caplog.text
+    assert "hunter2" not in caplog.text
+
+
+def test_references_are_followed_on_the_driver_but_for_those_of_tls_and_sasl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BROKERS_OF_A_TEST", "a:1,b:2")
+    monkeypatch.setenv("PASSWORD_OF_A_TEST", "hunter2")
+    sasl = {"kafka.security.protocol": "SASL_SSL", "kafka.sasl.mechanism": "PLAIN", "kafka.sasl.username": "me"}
+    secret = "${env:PASSWORD_OF_A_TEST}"
+    options = stream(**sasl, **{"kafka.bootstrap.servers": "${env:BROKERS_OF_A_TEST}", "kafka.sasl.password": secret})
+    assert options.client.bootstrap_servers == (("a", 1), ("b", 2))
+    assert options.client.sasl.password == Secret(secret)
+    assert b"hunter2" not in pickle.dumps(options)
+    assert options.client.sasl.resolved().password == Secret("hunter2")
 
 
 def test_brokers_are_required() -> None:

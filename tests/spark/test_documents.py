@@ -42,7 +42,10 @@ PYTHON = {
     ("groups.md", "group.protocol"): "tests/spark/driver/test_membership.py::test_the_example_shares_a_topic",
     ("migrating.md", 'mode("append")'): HERE + "test_batch_writes_and_updates_after_the_move",
     ("migrating.md", "kafka_batches("): HERE + "test_batch_writes_and_updates_after_the_move",
-    ("security.md", "security.protocol"): "tests/spark/test_tls.py::test_the_example_reads",
+    ("security.md", "readStream"): "tests/spark/test_tls.py::test_the_example_reads",
+    ("security.md", "${dir:/run/secrets/kafka:"): "tests/spark/test_sasl.py::test_the_example_reads_writes_and_commits",
+    ("security.md", "confluent_cloud"): "tests/options/test_options.py::"
+    "test_the_options_for_clusters_of_vendors_are_taken",
     ("migrating.md", "crc"): "tests/spark/test_migrating.py::test_a_checkpoint_is_taken_over_and_given_back",
     ("transactions.md", "def copy("): "tests/protocol/transaction/test_examples.py::"
     "test_every_record_is_copied_once_while_copiers_come_and_go",

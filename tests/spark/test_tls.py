@@ -189,7 +189,7 @@ def test_the_example_reads(spark: SparkSession, secured: SecuredKafka, topic: st
         ".load()": '.option("startingOffsets", "earliest").load()',
     }
     names: dict[str, Any] = {"spark": spark}
-    exec(block("security.md", "security.protocol").with_names(places), names)
+    exec(block("security.md", "readStream").with_names(places), names)
     query = names["rows"].writeStream.format("memory").queryName("over_tls").trigger(availableNow=True)
     query.option("checkpointLocation", str(tmp_path)).start().awaitTermination()
     assert spark.table("over_tls").count() == 10

@@ -20,6 +20,7 @@ from protocol.sasl.config import SaslConfig
 from protocol.sasl.credentials import TokenEndpoint, TokenFile, TokenProvider, TokenSource, UnsecuredToken, credentials
 from protocol.sasl.token import Token, end_of_jwt, unsecured_token
 from protocol.secret import Secret
+from spark_kafka_source.local_kafka.certificates import CertificateAuthority
 from tests.fake_kafka.clock import ManualClock
 from tests.token_endpoint import Endpoint
 
@@ -252,6 +253,20 @@ def test_the_secret_follows_nobody_elsewhere(endpoint: Endpoint, clock: ManualCl
         ask(Tokens(clock), client(endpoint.url), clock)
     other.close()
     assert not other.asked
+
+
+def test_the_certificate_of_an_endpoint_is_checked(clock: ManualClock, tmp_path: Path) -> None:
+    authority = CertificateAuthority(tmp_path)
+    with Endpoint(authority.issue("endpoint", ["127.0.0.1"])) as endpoint:
+        endpoint.answers = [gives(access_token="token")]
+        with pytest.raises(AuthenticationFailed, match=r"the certificate of the token endpoint 127.0.0.1:\d+ is not"):
+            ask(Tokens(clock), client(endpoint.url), clock)
+        assert not endpoint.asked
+        text = f'{KAFKA} clientId="me" clientSecret="secret" ssl.truststore.location="{authority.certificate}";'
+        config = SaslConfig(mechanism="OAUTHBEARER", jaas_config=Secret(text), token_endpoint_url=endpoint.url)
+        source = credentials(config)
+        assert isinstance(source, TokenEndpoint)
+        assert ask(Tokens(clock), source, clock).value.reveal() == "token"
 
 
 def test_an_endpoint_that_is_none(clock: ManualClock) -> None:

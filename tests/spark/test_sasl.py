@@ -1,0 +1,74 @@
+"""SASL in Spark: by the same options its own JVM connector and this source read the same rows; and a whole query."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from spark_kafka_source.lag import lag_of_group
+from spark_kafka_source.local_kafka.users import signed_in
+from tests.documents import block
+from tests.librdkafka import produce
+from tests.protocol.sasl.test_real_broker import token_for
+from tests.secured_kafka import PASSWORD, USERS, SecuredKafka
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TOPIC, COPY, GROUP = "sasl", "sasl-copy", "sasl"
+WAYS = {
+    "PLAIN": signed_in("PLAIN", "alice", USERS["alice"]),
+    "SCRAM-SHA-256": signed_in("SCRAM-SHA-256", "alice", USERS["alice"]),
+    "SCRAM-SHA-512": signed_in("SCRAM-SHA-512", "alice", USERS["alice"]),
+    "a token": token_for("alice"),
+}
+
+
+@pytest.fixture(scope="module")
+def topic(secured: SecuredKafka) -> str:
+    secured.kafka.create_topic(TOPIC)
+    secured.kafka.create_topic(COPY)
+    produce(secured.kafka, TOPIC, *(str(number) for number in range(10)))
+    return TOPIC
+
+
+@pytest.mark.parametrize("listener", ["SASL_PLAINTEXT", "SASL_SSL"])
+@pytest.mark.parametrize("way", WAYS)
+def test_the_jvm_connector_reads_the_same_by_the_same_options(
+    spark: SparkSession, secured: SecuredKafka, topic: str, listener: str, way: str
+) -> None:
+    given = {f"kafka.{name}": value for name, value in (secured.properties(listener) | WAYS[way]).items()}
+    rows = {
+        name: spark.read.format(name).options(**given, subscribe=topic).load().orderBy("offset").collect()
+        for name in ("kafka", "pykafka-group")
+    }
+    assert [row.offset for row in rows["kafka"]] == list(range(10))
+    assert rows["kafka"] == rows["pykafka-group"]
+
+
+def test_the_example_reads_writes_and_commits(
+    spark: SparkSession, secured: SecuredKafka, topic: str, tmp_path: Path
+) -> None:
+    given = secured.properties("SASL_SSL")
+    (tmp_path / "password").write_text(f"{PASSWORD}\n")
+    places = {
+        "broker-1.example.com:9093": given["bootstrap.servers"],
+        "/etc/kafka/ca.pem": given["ssl.truststore.location"],
+        "orders-etl": "carol",
+        "/run/secrets/kafka": str(tmp_path),
+    }
+    names: dict[str, Any] = {}
+    exec(block("security.md", "${dir:/run/secrets/kafka:").with_names(places), names)
+    options = names["options"]
+    source = spark.readStream.format("pykafka-group").options(**options, subscribe=topic, startingOffsets="earliest")
+    rows = source.option("kafka.group.id", GROUP).load()
+    query = rows.select("value").writeStream.format("pykafka-group").options(**options, topic=COPY)
+    query = query.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+    query.awaitTermination()
+    assert spark.read.format("pykafka-group").options(**options, subscribe=COPY).load().count() == 10
+    assert lag_of_group(options, GROUP).offsets_behind == 0
+    files = [path for path in (tmp_path / "checkpoint").rglob("*") if path.is_file()]
+    assert files
+    assert not [path for path in files if PASSWORD in path.read_text(errors="replace")]
