@@ -9,7 +9,10 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
 
 import pyarrow as pa
 
@@ -39,7 +42,22 @@ log = logging.getLogger(__name__)
 _LOOK_MS = 50
 _ENOUGH_ROWS = 500
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Batches = dict[TopicPartition, list[pa.RecordBatch]]
+
+
+def _for_one_thread(method: Callable[Concatenate[KafkaConsumer, P], T]) -> Callable[Concatenate[KafkaConsumer, P], T]:
+    """Raises `UsageError` after `close`, and while another thread uses the consumer."""
+
+    @wraps(method)
+    def call(consumer: KafkaConsumer, /, *given: P.args, **named: P.kwargs) -> T:
+        with consumer._used():
+            if consumer._closed:
+                raise UsageError("this consumer is closed")
+            return method(consumer, *given, **named)
+
+    return call
 
 
 class KafkaConsumer:
@@ -58,6 +76,7 @@ class KafkaConsumer:
         # What was wrong behind the records of the last poll.
         self._error: KafkaError | None = None
         self._closed = False
+        self._in_use = threading.RLock()
 
     def __enter__(self) -> KafkaConsumer:
         return self
@@ -67,6 +86,7 @@ class KafkaConsumer:
 
     # -- which partitions ---------------------------------------------------------------------
 
+    @_for_one_thread
     def subscribe(
         self,
         topics: Collection[str] | re.Pattern[str],
@@ -78,7 +98,6 @@ class KafkaConsumer:
 
         `re2`: the pattern as brokers match it (Java's `SubscriptionPattern`), with `group.protocol=consumer`.
         """
-        self._require_open()
         if isinstance(topics, re.Pattern):
             self._subscription = TopicSubscription(pattern=topics, re2=re2)
         else:
@@ -91,15 +110,16 @@ class KafkaConsumer:
             self._join()
         self._listener = listener or ConsumerRebalanceListener()
 
+    @_for_one_thread
     def assign(self, partitions: Collection[TopicPartition]) -> None:
         """Reads exactly these, without a group that shares them. Those that are read already go on."""
-        self._require_open()
         if self._membership is not None:
             raise UsageError("topics are subscribed to; unsubscribe first")
         before = self._streams.partitions
         self._streams.drop(before - set(partitions))
         self._streams.add(set(partitions) - before)
 
+    @_for_one_thread
     def unsubscribe(self) -> None:
         """From everything; leaves the group. What was polled is committed before, with `enable.auto.commit`."""
         self._leave()
@@ -115,13 +135,13 @@ class KafkaConsumer:
 
     # -- reading ------------------------------------------------------------------------------
 
+    @_for_one_thread
     def poll(self, timeout_ms: float) -> ConsumerRecords:
         """Records of the assigned partitions, at most a few thousand; none when none came in time.
 
         Takes longer where partitions begin to be read, or a listener does. Raises `WakeUp`, what reading a partition
         raises (once; the others go on), and what a listener raises.
         """
-        self._require_open()
         deadline = self._client.deadline(timeout_ms)
         while True:
             self._go_along(deadline)
@@ -297,15 +317,15 @@ class KafkaConsumer:
         found = committed_offsets(self._client, self._config, partitions, self._client.deadline())
         return {key: found.get(key) for key in partitions}
 
+    @_for_one_thread
     def commit_sync(self, offsets: Offsets | None = None, timeout_ms: float | None = None) -> None:
         """Commits these, None: the positions, and waits for it. Raises `CommitFailed`."""
-        self._require_open()
         self._commit(self._positions() if offsets is None else offsets, self._client.deadline(timeout_ms))
         self._commits.tell()
 
+    @_for_one_thread
     def commit_async(self, offsets: Offsets | None = None, callback: OnCommit = lambda offsets, error: None) -> None:
         """The same without waiting. `callback(offsets, error)` is called in a later `poll`, `commit_sync`, `close`."""
-        self._require_open()
         offsets = self._positions() if offsets is None else offsets
         try:
             self._hand_on(offsets)
@@ -336,18 +356,25 @@ class KafkaConsumer:
         """
         if self._closed:
             return
-        self._closed = True
         deadline = self._client.deadline(timeout_ms)
-        try:
-            self._leave(deadline=deadline)
-            self._commits.tell()
-        finally:
-            self._streams.close(deadline)
-            self._commits.close()
+        with self._used():
+            self._closed = True
+            try:
+                self._leave(deadline=deadline)
+                self._commits.tell()
+            finally:
+                self._streams.close(deadline)
+                self._commits.close()
 
-    def _require_open(self) -> None:
-        if self._closed:
-            raise UsageError("this consumer is closed")
+    @contextmanager
+    def _used(self) -> Iterator[None]:
+        """By one thread at a time: else what a poll reads might be committed before anybody has seen it."""
+        if not self._in_use.acquire(blocking=False):
+            raise UsageError("another thread uses this consumer: it is for one thread, but wakeup")
+        try:
+            yield
+        finally:
+            self._in_use.release()
 
     def _leave(self, for_good: bool | None = None, deadline: Deadline | None = None) -> None:
         """`for_good`: None: a static member's partitions wait for it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pytest
@@ -12,6 +13,7 @@ from protocol.clock import Clock
 from protocol.cluster.client import Client
 from protocol.config import parse_client
 from protocol.consumer_group.config import parse_group_consumer
+from protocol.consumer_group.group_streams import GroupStreams
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.errors import CommitFailed, UsageError
 from protocol.group.offsets import CommittedOffset, commit_offsets
@@ -25,6 +27,7 @@ from tests.protocol.consumer_group.members import read, wait_until
 from tests.ten_records import END, TenRecords
 
 COUNT = 20
+Read = tuple[TopicPartition, pa.RecordBatch] | None
 
 
 @pytest.fixture
@@ -97,9 +100,6 @@ def test_a_commit_into_a_group_with_members_is_refused_once_and_for_all() -> Non
             assert ours.committed([key]) == {key: CommittedOffset(9)}
 
 
-Read = tuple[TopicPartition, pa.RecordBatch] | None
-
-
 def interrupted_after_a_batch(poll: Callable[[float], Read]) -> Callable[[float], Read]:
     before: list[Read] = []
 
@@ -110,6 +110,25 @@ def interrupted_after_a_batch(poll: Callable[[float], Read]) -> Callable[[float]
         return before[-1]
 
     return interrupted
+
+
+def test_another_thread_commits_nothing_that_a_poll_has_not_given_out(
+    key: TopicPartition, new_consumer: NewConsumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, poll, told = new_consumer(), GroupStreams.poll, []
+
+    def seen_by_another_thread(streams: GroupStreams, timeout_ms: float) -> Read:
+        read = poll(streams, timeout_ms)
+        for call in (ours.commit_sync, ours.close, lambda: ours.poll(0)):
+            with ThreadPoolExecutor() as threads:
+                told.append(str(threads.submit(call).exception()))
+        return read
+
+    ours.assign([key])
+    monkeypatch.setattr(GroupStreams, "poll", seen_by_another_thread)
+    ours.poll(0)
+    assert len(told) >= 3
+    assert set(told) == {"another thread uses this consumer: it is for one thread, but wakeup"}
 
 
 def test_who_is_closed_says_so(key: TopicPartition, new_consumer: NewConsumer) -> None:
