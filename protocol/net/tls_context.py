@@ -6,7 +6,6 @@ Owned by `pool`, one for all of its connections: those that are open stay as the
 from __future__ import annotations
 
 import logging
-import os
 import ssl
 import tempfile
 import threading
@@ -16,15 +15,13 @@ from contextlib import contextmanager
 from protocol.config_providers import resolved
 from protocol.errors import ConfigurationError
 from protocol.security.cipher_suites import is_of_tls13, openssl_name
-from protocol.security.stores import KeyPair, files, read_key_pair, read_trusted
+from protocol.security.stores import KeyPair, read_key_pair, read_trusted, state
 from protocol.security.tls_config import TLSConfig
 from protocol.security.tls_properties import TLS_NAMES
 
 log = logging.getLogger(__name__)
 
 _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
-# Of each file: when it was written, its size, and which file it is.
-_State = list[tuple[int, int, int] | None]
 
 
 class TLSContext:
@@ -34,7 +31,7 @@ class TLSContext:
         self.config = config
         self._lock = threading.Lock()
         self._context: ssl.SSLContext | None = None
-        self._state: _State = []
+        self._state: list[object] = []
 
     def current(self) -> ssl.SSLContext:
         """For a new connection. Raises `ConfigurationError` for what cannot be read.
@@ -42,23 +39,15 @@ class TLSContext:
         Files that were readable and no longer are (a certificate was replaced, its key not yet) are a warning.
         """
         with self._lock:
-            state = [_state(path) for path in files(self.config)]
-            if self._context is None or state != self._state:
+            now = state(self.config)
+            if self._context is None or now != self._state:
                 try:
-                    self._context, self._state = new_context(self.config), state
+                    self._context, self._state = new_context(self.config), now
                 except ConfigurationError as error:
                     if self._context is None:
                         raise
                     log.warning("%s The certificates that were read before are still used", error)
             return self._context
-
-
-def _state(path: str) -> tuple[int, int, int] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def new_context(config: TLSConfig) -> ssl.SSLContext:
@@ -67,6 +56,8 @@ def new_context(config: TLSConfig) -> ssl.SSLContext:
     context.check_hostname = config.check_hostname
     context.minimum_version = _VERSIONS[config.versions[0]]
     context.maximum_version = _VERSIONS[config.versions[-1]]
+    # Nobody needs it, and to send would then mean to receive.
+    context.options |= ssl.OP_NO_RENEGOTIATION
     # As in Java, what is in a trust store is trusted, be it a root or not.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     _choose_ciphers(context, config)

@@ -5,6 +5,7 @@ What a file is, is seen from its content, since in Java the type JKS means PKCS1
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,9 +28,20 @@ class KeyPair:
     password: Secret | None
 
 
-def files(config: TLSConfig) -> list[str]:
-    """The paths of all that may change."""
-    return [resolved(path) for path in (config.truststore_location, config.keystore_location) if path is not None]
+def state(config: TLSConfig) -> list[object]:
+    """Differs from an earlier one when something may have changed: files, and what stands elsewhere (`${dir:...}`)."""
+    paths = (config.truststore_location, config.keystore_location)
+    inline = (config.truststore_certificates, config.keystore_certificate_chain, config.keystore_key)
+    return [*(_state_of(resolved(path)) for path in paths if path), *(Secret(_revealed(each) or "") for each in inline)]
+
+
+def _state_of(path: str) -> tuple[int, int, int] | None:
+    """When a file was written, its size, and which file it is; None: there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def read_trusted(config: TLSConfig) -> str | None:

@@ -67,6 +67,8 @@ class Job:
     trigger_batches: int = 60
     records_per_second: int = 200
     spark_conf: dict[str, str] = field(default_factory=dict)
+    secured: dict[str, str] = field(default_factory=dict)
+    """Options `kafka.…` for another listener than the plain one, for all contestants."""
     options: dict[str, str] = field(default_factory=dict)
     """Further options for this project's source, to try them out."""
     only: tuple[str, ...] = ()

@@ -23,6 +23,8 @@ _PACKAGES = ("pyspark", "pyarrow", "numpy", "crc32c", "lz4", "confluent-kafka", 
 _AIMS = {
     ("source", JVM): (1.0, "at least"),
     ("sink", JVM): (1.0, "at least"),
+    ("source-sasl-ssl", JVM): (1.0, "at least"),
+    ("sink-sasl-ssl", JVM): (1.0, "at least"),
     ("client", "confluent-kafka"): (3.0, "at least"),
     ("trigger", JVM): (1.3, "at most"),
     ("memory", ""): (400.0, "at most"),

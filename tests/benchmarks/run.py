@@ -36,8 +36,14 @@ _MODULES = {
     "ceiling": "ceiling",
     "first-batch": "first_batch",
     "tuning": "tuning",
+    "source-sasl-ssl": "source",
+    "sink-sasl-ssl": "sink",
 }
-SECTIONS = ("client", "source", "sink", "delivery", "trigger", "events", "ceiling", "first-batch")
+SECTIONS = (
+    *("client", "source", "sink", "delivery", "trigger", "source-sasl-ssl", "sink-sasl-ssl"),
+    *("events", "ceiling", "first-batch"),
+)
+_SECURED = "SASL_SSL"
 # Those with a Kafka of three brokers; the others have one.
 _ON_THREE_BROKERS = {"events", "ceiling", "first-batch", "tuning"}
 
@@ -52,11 +58,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for brokers in (1, 3):
         sections = [section for section in told.sections if (section in _ON_THREE_BROKERS) == (brokers == 3)]
         if sections:
-            with _kafka(brokers, told.bootstrap_servers) as bootstrap_servers:
+            with _kafka(brokers, told.bootstrap_servers) as (bootstrap_servers, secured):
                 job = _job(told, bootstrap_servers)
                 for section in sections:
                     say(f"{section}:")
-                    figures += _run(section, job, told)
+                    over = secured if section.endswith("-sasl-ssl") else {}
+                    figures += _run(section, replace(job, secured=over), told)
     print(f"\n{about['command']}\n{json.dumps(about['machine'])}\n\n{report.table(figures)}")
     if told.results:
         told.results.parent.mkdir(parents=True, exist_ok=True)
@@ -71,12 +78,12 @@ def _run(section: str, job: Job, told: argparse.Namespace) -> list[Figure]:
     if section == "client":
         names = [name for name in clients.NAMES if job.wants(name)]
         return [figure for name in names for figure in run_section("clients", job, name)]
-    return run_section(_MODULES[section], job)
+    return [replace(figure, section=section) for figure in run_section(_MODULES[section], job)]
 
 
 def _topics(section: str, told: argparse.Namespace) -> tuple[Topic, ...]:
     """Those that a section reads."""
-    if section in ("client", "source"):
+    if section in ("client", "source", "source-sasl-ssl"):
         return tuple(
             Topic(f"bench-{size}-{codec}-{records}", records, size, codec, told.partitions, told.batch_bytes)
             for size, records in ((100, told.small_records), (1024, told.large_records))
@@ -95,13 +102,15 @@ def _topics(section: str, told: argparse.Namespace) -> tuple[Topic, ...]:
 
 
 @contextmanager
-def _kafka(brokers: int, bootstrap_servers: str | None) -> Iterator[str]:
+def _kafka(brokers: int, bootstrap_servers: str | None) -> Iterator[tuple[str, dict[str, str]]]:
+    """Its addresses, and the options for its listener with TLS and SASL; a Kafka that is told has none."""
     if bootstrap_servers:
-        yield bootstrap_servers
+        yield bootstrap_servers, {}
         return
     # More memory than tests give it: the broker must not be what is measured.
-    with LocalKafka(brokers, jvm_options=["-Xmx1g"]) as kafka:
-        yield kafka.bootstrap_servers
+    with LocalKafka(brokers, security=_SECURED, jvm_options=["-Xmx1g"]) as kafka:
+        properties = kafka.client_properties(_SECURED)
+        yield kafka.bootstrap_servers, {f"kafka.{name}": value for name, value in properties.items()}
 
 
 def _job(told: argparse.Namespace, bootstrap_servers: str) -> Job:

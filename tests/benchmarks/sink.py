@@ -68,7 +68,7 @@ def written(rows: DataFrame, job: Job, who: str, options: dict[str, str]) -> tup
     """Records a second, and nanoseconds of CPU a record in all of Spark's processes."""
     topic = f"bench-sink-{uuid.uuid4().hex[:8]}"
     create_topic(job.bootstrap_servers, topic, PARTITIONS)
-    where = {"kafka.bootstrap.servers": job.bootstrap_servers, "topic": topic, "kafka.acks": "all"}
+    where = {"kafka.bootstrap.servers": job.bootstrap_servers, "topic": topic, "kafka.acks": "all"} | job.secured
     writer = rows.write.format(FORMATS[who]).options(**where, **options).mode("append")
     started_s, used_s = time.perf_counter(), cpu_s()
     writer.save()

@@ -40,7 +40,7 @@ def measure(job: Job, _: Sequence[str]) -> list[Figure]:
 def source_options(job: Job, who: str, topic: str) -> dict[str, str]:
     """Everything from the beginning, and else what both do by default."""
     options = {"kafka.bootstrap.servers": job.bootstrap_servers, "subscribe": topic, "startingOffsets": "earliest"}
-    return options | (job.options if who == OURS else {})
+    return options | job.secured | (job.options if who == OURS else {})
 
 
 def stream_options(job: Job, who: str, topic: str) -> dict[str, str]:

@@ -163,17 +163,23 @@ def found_from(authority: CertificateAuthority) -> int:
 
 
 def test_what_stands_elsewhere_is_looked_up(
-    store: Path, authority: CertificateAuthority, monkeypatch: pytest.MonkeyPatch
+    store: Path, authority: CertificateAuthority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    trusted = tmp_path / "ca.pem"
+    trusted.write_text(authority.certificate.read_text())
     monkeypatch.setenv("FOLDER", str(authority.folder))
     monkeypatch.setenv("THE_PASSWORD", PASSWORD)
     config = tls(
-        truststore_certificates=f"${{dir:{authority.folder}:ca.pem}}",
+        truststore_certificates=f"${{dir:{tmp_path}:ca.pem}}",
         keystore_location="${env:FOLDER}/store.p12",
         keystore_password="${env:THE_PASSWORD}",
     )
     context = TLSContext(config)
-    assert len(context.current().get_ca_certs()) == 1
+    first = context.current()
+    assert len(first.get_ca_certs()) == 1
+    assert context.current() is first
+    trusted.write_text(2 * authority.certificate.read_text())
+    assert context.current() is not first
     monkeypatch.delenv("FOLDER")
     with pytest.raises(ConfigurationError, match=r"FOLDER. leads nowhere"):
         context.current()
