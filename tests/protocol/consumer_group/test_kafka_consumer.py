@@ -99,7 +99,7 @@ def test_offsets_by_time(orders: str, new_consumer: NewConsumer, theirs: other.C
 def test_partitions_that_are_assigned_by_hand(orders: str, new_consumer: NewConsumer, theirs: other.Consumer) -> None:
     ours = new_consumer()
     ours.assign([(orders, 0)])
-    theirs.assign([other.TopicPartition(orders, 0)])
+    theirs.assign([other.TopicPartition(orders, 0, other.OFFSET_BEGINNING)])  # whoever coordinates its group just now
     assert (ours.assignment, len(theirs.assignment())) == ({(orders, 0)}, 1)
     messages = theirs.consume(COUNT - GONE, timeout=20)
     records = ours.poll(20_000)
