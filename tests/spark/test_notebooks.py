@@ -47,6 +47,26 @@ def test_the_quickstart_ends_with_a_picture_results_and_lag_zero(monkeypatch: py
     assert found == there
 
 
+@pytest.mark.kafka
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+def test_a_pipeline_that_is_killed_and_started_again_has_written_every_payment_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("JDK_JAVA_OPTIONS", " ".join(BRIEF_LIFE))
+    outputs = run("02_exactly_once", before_the_end="")
+    assert sum(text.count("was killed in the middle of a batch") for text in outputs) == 2
+    (table,) = (text for text in outputs if "different payments" in text)
+    counts = {
+        (topic, reader): (int(payments), int(different))
+        for topic, reader, payments, different in re.findall(r"\|(\S+) *\|(\w+) *\|(\d+) *\|(\d+) *\|", table)
+    }
+    assert counts["exactly-once", "read_committed"] == (30_000, 30_000)
+    for topic in ("at-least-once", "exactly-once"):
+        payments, different = counts[topic, "read_uncommitted"]
+        assert payments > different == 30_000
+
+
 def test_its_first_result_takes_less_than_ten_statements() -> None:
     code = [cell.source for cell in read("01_quickstart").cells if cell.cell_type == "code"]
     until = next(number for number, source in enumerate(code) if ".show(" in source)

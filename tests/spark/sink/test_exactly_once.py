@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import signal
+import subprocess
+import sys
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +26,7 @@ from protocol.config import parse_client, parse_producer
 from protocol.producer.sync_producer import SyncProducer
 from protocol.transaction.coordinator import init_producer_id
 from protocol.wire.messages.m00_produce import PRODUCE
+from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
 from protocol.wire.messages.m26_end_txn import END_TXN
 from protocol.wire.messages.m28_txn_offset_commit import TXN_OFFSET_COMMIT
@@ -29,6 +35,7 @@ from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.sink.exactly_once.open_transactions import open_transactions
 from tests import read_committed
 from tests.conftest import TopicFactory
+from tests.console_consumer import console_command
 from tests.documents import block
 from tests.jobs import copy_exactly_once
 from tests.kafka_proxy import KafkaProxy
@@ -68,9 +75,19 @@ class Copy:
         kill.arm(self.proxy)
         with pytest.raises(StreamingQueryException):
             self.start(**options).awaitTermination(120)
+        self.disarm()
+        assert kill.done.is_set(), kill
+
+    def disarm(self) -> None:
         self.proxy.requests.clear()
         self.proxy.replies.clear()
-        assert kill.done.is_set(), kill
+
+    def start_job(self) -> subprocess.Popen[bytes]:
+        """The same in a driver of its own. The JVM and the Python processes are a group, to be killed together."""
+        where = (self.proxy.servers, self.source, self.target, str(self.checkpoint))
+        options = [f"{name}={value}" for name, value in self.options.items()]
+        command = [sys.executable, "-m", "tests.jobs.copy_exactly_once", *where, *options]
+        return subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def check(self) -> None:
         """Every row is there once, in its order if the query keeps that, and no transaction is left open."""
@@ -142,6 +159,16 @@ POINTS: dict[str, Callable[[], Kill]] = {
     "before the first EndTxn": lambda: Kill(END_TXN, of_task, after=PRODUCE),
     "between the EndTxn calls": lambda: Kill(END_TXN, of_task, nth=2, after=PRODUCE),
     "after the last EndTxn": lambda: Kill(END_TXN, of_task, nth=3, answered=True, after=PRODUCE),
+    # The source commits what is in Spark's commit log.
+    "after Spark's commit log": lambda: Kill(OFFSET_COMMIT, after=END_TXN),
+    "after the group's commit": lambda: Kill(OFFSET_COMMIT, answered=True, after=END_TXN),
+}
+
+
+SMALL_BATCHES = {
+    "maxOffsetsPerTrigger": "600" if KILLS == 1 else "30",
+    "kafka.batch.size": "500",
+    "kafka.group.id": f"copies-{uuid.uuid4().hex[:8]}",
 }
 
 
@@ -155,11 +182,31 @@ POINTS: dict[str, Callable[[], Kill]] = {
 def test_whoever_is_killed_and_when_every_row_is_there_once(
     copy: CopyFactory, options: dict[str, str], points: list[str]
 ) -> None:
-    copied = copy(maxOffsetsPerTrigger="600" if KILLS == 1 else "60", **options, **{"kafka.batch.size": "500"})
+    copied = copy(**SMALL_BATCHES, **options)
     for point in points * KILLS:
         copied.run_into(POINTS[point]())
     copied.run(maxOffsetsPerTrigger=str(ROWS))
     copied.check()
+
+
+@pytest.mark.timeout(120 + 300 * KILLS)
+def test_the_driver_is_killed_with_all_its_processes(copy: CopyFactory) -> None:
+    copied = copy(**SMALL_BATCHES)
+    for point in list(POINTS) * KILLS if SOAK else ["between the EndTxn calls"]:
+        job, kill = copied.start_job(), POINTS[point]()
+        kill.kill = partial(_kill_all, job)
+        kill.arm(copied.proxy)
+        assert job.wait(120) == -signal.SIGKILL
+        copied.disarm()
+    copied.run(maxOffsetsPerTrigger=str(ROWS))
+    copied.check()
+    java = console_command(copied.kafka, copied.target, "java", isolation_level="read_committed")
+    said = subprocess.run([*java, "--timeout-ms=5000"], capture_output=True, timeout=60, check=False).stdout
+    assert sorted(int(line) for line in said.splitlines() if line.isdigit()) == list(range(ROWS))
+
+
+def _kill_all(job: subprocess.Popen[bytes], _: int) -> None:
+    os.killpg(job.pid, signal.SIGKILL)
 
 
 def test_what_was_decided_and_timed_out_since_is_written_again(copy: CopyFactory) -> None:
