@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -10,8 +11,19 @@ from protocol.cluster.client import Client
 from protocol.config import parse_client
 from tests.fake_kafka.clock import ManualClock
 from tests.fake_kafka.server import FakeKafka
+from tests.protocol.transaction.producing import MADE
 
 QUICK = {"retry.backoff.ms": 10, "reconnect.backoff.ms": 0}
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    """Of producers that are closed; those that a test has crashed on purpose are closed here."""
+    before = set(threading.enumerate())
+    yield
+    for producer in list(MADE):
+        producer.abort()
+    assert not [each for each in set(threading.enumerate()) - before if each.name.startswith("produce-")]
 
 
 @pytest.fixture(params=["1", "2"], ids=["before KIP-890", "since KIP-890"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+import weakref
 from collections.abc import Mapping
 
 from protocol.cluster.client import Client
@@ -14,6 +15,7 @@ from protocol.kafka_terms import LATEST
 from protocol.producer.transactional_producer import TransactionalProducer
 
 PREFIX = "txn-"
+MADE: weakref.WeakSet[TransactionalProducer] = weakref.WeakSet()
 
 
 def new_id() -> str:
@@ -24,7 +26,9 @@ def producer_of(client: Client, transactional_id: str, **properties: object) -> 
     """`properties` with `_` for `.`; small record batches."""
     given = {name.replace("_", "."): value for name, value in properties.items()}
     config = parse_producer({"transactional.id": transactional_id, "batch.size": 4_096, **given})
-    return TransactionalProducer(client, config)
+    producer = TransactionalProducer(client, config)
+    MADE.add(producer)
+    return producer
 
 
 def started(client: Client, transactional_id: str, **properties: object) -> TransactionalProducer:

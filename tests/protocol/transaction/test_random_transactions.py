@@ -159,7 +159,8 @@ def test_what_is_said_of_a_transaction_is_what_readers_see(version: str, events:
             for event in (each for together in events for each in together):
                 program.do(event)
             fake.faults.clear()
-            started(client, ID)
+            program.restart()
+            program.producer.close()
             seen = numbers_in(client, "orders", PARTITIONS)
     numbers = [number for partition in seen for number in partition]
     visible = set(numbers)
