@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import random
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -316,3 +319,53 @@ def test_the_coordinator_is_killed(kafka: LocalKafka, topic: TopicFactory) -> No
             kafka.start(coordinator)
         wait_until_decided(kafka, [(name, number) for number in range(3)])
         assert numbers_in(client, name, 3) == [list(range(number, 600, 3)) for number in range(3)]
+
+
+@pytest.mark.skipif(not SOAK, reason="takes minutes; one kill is above")
+@pytest.mark.timeout(900)
+def test_brokers_are_killed_one_after_the_other(kafka: LocalKafka, topic: TopicFactory) -> None:
+    """A program that aborts and writes again what failed, and looks where nobody could say what became of a commit."""
+    name, kills, transactional_id = topic(6, 3), int(os.environ.get("SPARK_KAFKA_SOURCE_KILLS", "9")), new_id()
+    stopped = threading.Event()
+
+    def kill_some() -> None:
+        for number in range(kills):
+            broker_id = kafka.broker_ids[number % 3]
+            time.sleep(random.Random(number).uniform(0.5, 4))
+            kafka.kill(broker_id)
+            time.sleep(2)
+            kafka.start(broker_id)
+        stopped.set()
+
+    killer = threading.Thread(target=kill_some)
+    killer.start()
+    written = 0
+    with Client(parse_client({"bootstrap.servers": kafka.bootstrap_servers})) as client:
+        producer = started(client, transactional_id)
+        while not stopped.is_set():
+            try:
+                producer.begin_transaction()
+                send_numbered(producer, name, written, 300, 6)
+                producer.commit_transaction()
+            except ProducerFenced:
+                producer.close()
+                producer = started(client, transactional_id)
+                continue
+            except OutcomeUnknown:
+                # Committed or aborted by now: a new producer has the coordinator say that it is over.
+                producer.close()
+                producer = started(client, transactional_id)
+                wait_until_decided(kafka, [(name, number) for number in range(6)])
+                found = sum(map(len, numbers_in(client, name, 6)))
+                assert found in (written, written + 300)
+                written = found
+                continue
+            except KafkaError:
+                producer.abort_transaction()
+                continue
+            written += 300
+        killer.join()
+        producer.close()
+        wait_until_decided(kafka, [(name, number) for number in range(6)])
+        assert numbers_in(client, name, 6) == [list(range(number, written, 6)) for number in range(6)]
+    print(f"{written} records in {written // 300} transactions, {kills} kills")
