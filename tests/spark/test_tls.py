@@ -11,6 +11,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.serialization import pkcs12
+from pyspark.errors import PythonException, StreamingQueryException
 
 from spark_kafka_source.local_kafka.jars import find_java
 from tests import awkward_topics
@@ -178,6 +179,36 @@ def test_every_row_of_the_awkward_topics_is_the_same(spark: SparkSession, secure
         for name in ("pykafka-group", "kafka")
     )
     assert_same_rows(ours, theirs)
+
+
+def test_a_query_goes_on_with_certificates_that_were_replaced(
+    spark: SparkSession, secured: SecuredKafka, tmp_path: Path
+) -> None:
+    topic = "replaced"
+    secured.kafka.create_topic(topic)
+    store = tmp_path / "mine.pem"
+    store.write_bytes(secured.client_certificate().read_bytes())
+    each_time_anew = {"connections.max.idle.ms": "1"}
+    properties = {**secured.properties("MUTUAL"), "ssl.keystore.location": str(store), **each_time_anew}
+    options = {**{f"kafka.{name}": value for name, value in properties.items()}, "subscribe": topic}
+    rows = spark.readStream.format("pykafka-group").options(startingOffsets="latest", **options).load()
+    query = rows.writeStream.format("memory").queryName("replaced").option("checkpointLocation", str(tmp_path)).start()
+    query.processAllAvailable()
+    store.write_bytes(secured.client_certificate().read_bytes())
+    produce(secured.kafka, topic, "after")
+    query.processAllAvailable()
+    assert [row.value for row in spark.table("replaced").collect()] == [b"after"]
+    store.write_bytes(secured.authority.issue("stranger").read_bytes())
+    with pytest.raises(StreamingQueryException, match="the broker refuses our certificate"):
+        query.awaitTermination(60)
+
+
+def test_a_task_that_is_refused_says_why(spark: SparkSession, secured: SecuredKafka, topic: str) -> None:
+    given = {**secured.properties("SSL"), "ssl.truststore.location": str(secured.authority.certificate)}
+    options = {f"kafka.{name}": value for name, value in given.items()}
+    rows = spark.range(3).selectExpr("cast(id as string) as value")
+    with pytest.raises(PythonException, match=r"is not trusted .* by kafka.ssl.truststore.location"):
+        rows.write.format("pykafka-group").options(topic=topic, **options).mode("append").save()
 
 
 def test_the_example_reads(spark: SparkSession, secured: SecuredKafka, topic: str, tmp_path: Path) -> None:
