@@ -48,6 +48,19 @@ def test_the_jvm_connector_reads_the_same_by_the_same_options(
     assert rows["kafka"] == rows["pykafka-group"]
 
 
+def test_a_token_of_one_s_own_is_asked_for_in_every_process(
+    spark: SparkSession, secured: SecuredKafka, topic: str, tmp_path: Path
+) -> None:
+    given = {**secured.properties("SASL_SSL"), "sasl.mechanism": "OAUTHBEARER"}
+    given["sasl.jaas.config"] = token_for("alice")["sasl.jaas.config"].partition(" unsecured")[0] + ";"
+    given["sasl.oauthbearer.token.provider"] = "tests.token_of_alice:token"
+    options = {f"kafka.{name}": value for name, value in given.items()}
+    assert spark.read.format("pykafka-group").options(**options, subscribe=topic).load().count() == 10
+    options["kafka.sasl.oauthbearer.token.provider"] = "tests.token_of_alice:nobody"
+    with pytest.raises(Exception, match=r"token_of_alice:nobody cannot be imported in this process"):
+        spark.read.format("pykafka-group").options(**options, subscribe=topic).load().count()
+
+
 def test_the_example_reads_writes_and_commits(
     spark: SparkSession, secured: SecuredKafka, topic: str, tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.protocol.sasl.test_real_broker import failed_logins
 from tests.protocol.security.secure_parts import TOPIC, create_topic
 from tests.secured_kafka import PASSWORD, SecuredKafka
 
@@ -23,6 +24,7 @@ def test_a_password_is_seen_by_nobody(secured: SecuredKafka, tmp_path: Path) -> 
     create_topic(secured.kafka)
     arguments = [json.dumps(given), TOPIC, str(tmp_path), PASSWORD]
     command = [sys.executable, "-m", "tests.jobs.with_passwords", *arguments]
+    before = failed_logins(secured.kafka)
     ended = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert ended.returncode == 0, ended.stderr[-10_000:]
     lines = ended.stdout.splitlines()
@@ -37,6 +39,8 @@ def test_a_password_is_seen_by_nobody(secured: SecuredKafka, tmp_path: Path) -> 
     assert any("SparkListenerSQLExecutionStart" in text for text in files.values())
     assert any(path.parent.name == "offsets" for path in files)
 
+    # Four ways were refused, by a driver or by tasks: no account is locked by one of them.
+    assert failed_logins(secured.kafka) - before <= 4 * 3
     seen = [line for line in (ended.stdout + ended.stderr).splitlines() if PASSWORD in line]
     assert seen == []
     assert [path for path, text in files.items() if PASSWORD in text] == []
