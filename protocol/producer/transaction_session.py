@@ -87,7 +87,7 @@ class TransactionSession:
 
         A leader that knows of a newer epoch does not know why: the coordinator may have timed the transaction out.
         """
-        fenced = isinstance(error, BrokerError) and error.code == ErrorCode.INVALID_PRODUCER_EPOCH
+        fenced = _code(error) == ErrorCode.INVALID_PRODUCER_EPOCH
         self._lifecycle.failed(error, for_good=not fenced and _breaks(error) is not Breaks.TRANSACTION)
 
     # -- for its user -----------------------------------------------------------------------------
@@ -144,7 +144,9 @@ class TransactionSession:
                 self._client, self.held, commit=commit, deadline=deadline, asked_before=self._maybe_ended
             )
             self._maybe_ended = self._maybe_ended or ended.repeated
-            if ended.outcome is not (Outcome.COMMITTED if commit else Outcome.ABORTED):
+            done = ended.outcome is (Outcome.COMMITTED if commit else Outcome.ABORTED)
+            # Nothing is open: what was to belong to it has never reached the coordinator.
+            if not done and (commit or _code(ended.cause) != ErrorCode.INVALID_TXN_STATE):
                 raise self._not_ended(ended)
             self.held = ended.identity
         # What was dropped may have had numbers already, and an EndTxn that is still on its way must not end the next
@@ -188,6 +190,10 @@ class TransactionSession:
             elif not for_good:
                 self._lifecycle.failed(error, for_good=breaks is Breaks.PRODUCER)
             raise
+
+
+def _code(error: KafkaError | None) -> int | None:
+    return error.code if isinstance(error, BrokerError) else None
 
 
 def _breaks(error: KafkaError) -> Breaks:

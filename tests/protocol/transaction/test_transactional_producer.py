@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 
@@ -264,6 +265,29 @@ class TestErrors:
         send_numbered(producer, "orders", 10, 10, 3)
         producer.commit_transaction()
         assert visible(client) == list(range(10, 20))
+
+    @pytest.mark.parametrize("answered", [True, False])
+    def test_partitions_that_were_never_added_do_not_keep_it_from_going_on(
+        self, fake: FakeKafka, client: Client, producer: TransactionalProducer, answered: bool
+    ) -> None:
+        """Before KIP-890 the coordinator has nothing to abort then, and says so."""
+        for first in (0, 10):
+            producer.begin_transaction()
+            if first and answered:
+                fake.refuse(ADD_PARTITIONS_TO_TXN, ErrorCode.TOPIC_AUTHORIZATION_FAILED, 3)
+            if first and not answered:
+                fake.lose_requests(PRODUCE, 1_000)
+                fake.lose_requests(ADD_PARTITIONS_TO_TXN, 1_000)
+            send_numbered(producer, "orders", first, 10, 3)
+            with suppress(KafkaError):
+                producer.commit_transaction(client.deadline(300 if first else 5_000))
+        if producer.transaction_state is not TransactionState.READY:
+            fake.faults.clear()
+            producer.abort_transaction()
+        producer.begin_transaction()
+        send_numbered(producer, "orders", 20, 10, 3)
+        producer.commit_transaction()
+        assert {*range(10), *range(20, 30)} <= set(visible(client))
 
     def test_what_was_not_taken_in_breaks_it_too(self, producer: TransactionalProducer) -> None:
         producer.begin_transaction()
