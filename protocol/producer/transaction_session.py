@@ -87,8 +87,10 @@ class TransactionSession:
 
         A leader that knows of a newer epoch does not know why: the coordinator may have timed the transaction out.
         """
-        fenced = _code(error) == ErrorCode.INVALID_PRODUCER_EPOCH
-        self._lifecycle.failed(error, for_good=not fenced and _breaks(error) is not Breaks.TRANSACTION)
+        breaks = Breaks.TRANSACTION if _code(error) == ErrorCode.INVALID_PRODUCER_EPOCH else _breaks(error)
+        if breaks is Breaks.FENCED:
+            error = self._fenced(error)
+        self._lifecycle.failed(error, for_good=breaks is not Breaks.TRANSACTION)
 
     # -- for its user -----------------------------------------------------------------------------
 
@@ -161,7 +163,7 @@ class TransactionSession:
         breaks = _breaks(cause)
         error: KafkaError
         if ended.outcome is Outcome.UNKNOWN:
-            error = _caused(OutcomeUnknown, f"{self.held}: whether the transaction was committed is not known", cause)
+            error = _caused(OutcomeUnknown, f"{self.held}: what became of the transaction is not known", cause)
             if is_retriable(cause) or breaks is Breaks.TRANSACTION:
                 return error
         elif ended.outcome is Outcome.FENCED:
@@ -182,7 +184,7 @@ class TransactionSession:
         except KafkaError as error:
             breaks = _breaks(error)
             if breaks is Breaks.FENCED:
-                fenced = _caused(ProducerFenced, f"{self.held}: another producer has come", error)
+                fenced = self._fenced(error)
                 self._lifecycle.failed(fenced, for_good=True)
                 raise fenced from error
             if for_good and not is_retriable(error):
@@ -190,6 +192,9 @@ class TransactionSession:
             elif not for_good:
                 self._lifecycle.failed(error, for_good=breaks is Breaks.PRODUCER)
             raise
+
+    def _fenced(self, cause: KafkaError) -> KafkaError:
+        return _caused(ProducerFenced, f"{self.held}: another producer has come", cause)
 
 
 def _code(error: KafkaError | None) -> int | None:

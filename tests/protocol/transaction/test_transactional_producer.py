@@ -198,6 +198,14 @@ class TestFencing:
         newer.commit_transaction()
         assert visible(client) == []
 
+    def test_one_that_a_leader_knows_to_be_fenced(self, fake: FakeKafka, producer: TransactionalProducer) -> None:
+        producer.begin_transaction()
+        fake.refuse(PRODUCE, ErrorCode.PRODUCER_FENCED, 3)
+        with pytest.raises(KafkaError):
+            send_and_flush(producer, 0, 10)
+        with pytest.raises(ProducerFenced):
+            producer.abort_transaction()
+
     def test_one_that_was_timed_out(self, client: Client, clock: ManualClock, producer: TransactionalProducer) -> None:
         producer.begin_transaction()
         send_numbered(producer, "orders", 0, 10, 3)
