@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 # A reply that takes longer makes us ask others about the broker, and again after the same time.
 _LATE_S = 2.0
 _TLS_ALERT = 0x15
+# ApiVersions may be asked for twice. A broker that wants to know who we are hangs up on what comes next.
+_FIRST_AFTER_API_VERSIONS = 2
+_WANTS_SASL = " (if that listener wants SASL, set security.protocol to SASL_PLAINTEXT or SASL_SSL)"
 _HTTP = int.from_bytes(b"HTTP", "big")
 
 
@@ -254,8 +257,10 @@ class Connection:
                 arrived = self._receive_next(deadline)
             except RequestTimedOut as error:
                 raise self._no_reply(wanted) from error
-            except ConnectionLost:
+            except ConnectionLost as error:
                 self._raise_if_closed(wanted)
+                if self._authenticator is None and 0 < wanted.correlation_id <= _FIRST_AFTER_API_VERSIONS:
+                    raise ConnectionLost(f"{error}{_WANTS_SASL}", settings=("security.protocol",)) from error
                 raise
             if arrived is not wanted:
                 with self._arrivals:

@@ -11,7 +11,7 @@ import pytest
 
 from protocol.cluster.client import Client
 from protocol.config import parse_client
-from protocol.errors import AuthenticationFailed
+from protocol.errors import AuthenticationFailed, KafkaError
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.users import MECHANISMS, signed_in
 from tests.protocol.sasl.conftest import ClientFactory
@@ -104,6 +104,17 @@ def test_a_listener_without_sasl_says_which_setting_to_change(client: ClientFact
     given = {**right("PLAIN"), "security.protocol": "SASL_PLAINTEXT"}
     with pytest.raises(AuthenticationFailed, match=r"this listener wants no SASL: set security\.protocol to PLAINTEXT"):
         client(given, listener="PLAINTEXT").metadata([])
+
+
+@pytest.mark.parametrize(("listener", "protocol"), [("SASL_PLAINTEXT", "PLAINTEXT"), ("SASL_SSL", "SSL")])
+def test_who_comes_without_sasl_is_told_that_it_may_be_wanted(
+    client: ClientFactory, listener: str, protocol: str
+) -> None:
+    asking = client({"security.protocol": protocol, "default.api.timeout.ms": "1000"}, listener)
+    with pytest.raises(
+        KafkaError, match=r"if that listener wants SASL, set security\.protocol to SASL_PLAINTEXT or SASL"
+    ):
+        asking.metadata([])
 
 
 def test_what_a_reference_leads_to_counts_from_the_next_connection_on(client: ClientFactory, tmp_path: Path) -> None:

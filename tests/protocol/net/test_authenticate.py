@@ -1,0 +1,120 @@
+"""What many connections of a client do together: who tries, and who does not try again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from protocol.clock import Deadline
+from protocol.errors import AuthenticationFailed, ConfigurationError, ConnectionLost, RequestTimedOut
+from protocol.net.authenticate import Authenticator
+from protocol.sasl.config import SaslConfig
+from protocol.secret import Secret
+from protocol.wire.messages.m17_sasl_handshake import SASL_HANDSHAKE
+from protocol.wire.schema import Api
+from tests.background import background
+from tests.fake_kafka.clock import ManualClock
+
+ALICE = SaslConfig(mechanism="PLAIN", username=Secret("alice"), password=Secret("secret"))
+TAKEN: dict[str, Any] = {"error_code": 0, "auth_bytes": b"", "session_lifetime_ms": 0}
+REFUSED = {**TAKEN, "error_code": 58, "error_message": "no such user"}
+
+
+class Broker:
+    """Answers SaslAuthenticate with `answer`, or raises it; counts."""
+
+    def __init__(self, answer: Mapping[str, Any] | Exception = TAKEN) -> None:
+        self.answer = answer
+        self.tries = 0
+
+    def ask(self, api: Api, at_least: int, body: dict[str, Any], deadline: Deadline) -> Mapping[str, Any]:
+        if api is SASL_HANDSHAKE:
+            return {"error_code": 0, "mechanisms": []}
+        self.tries += 1
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def sign_in(
+    authenticator: Authenticator, broker: Broker, clock: ManualClock, timeout_ms: float = 1_000
+) -> float | None:
+    return authenticator.authenticate("broker:9093", broker.ask, Deadline.after_ms(timeout_ms, clock))
+
+
+@pytest.mark.parametrize(
+    ("lifetime_ms", "again_in_s"), [(0, None), (3_600_000, 2_880), (2_000, 1.6), (1_000, 1.05), (10, 1.05)]
+)
+def test_a_session_is_renewed_before_it_ends_but_not_within_a_second(
+    lifetime_ms: int, again_in_s: float | None
+) -> None:
+    clock = ManualClock()
+    broker = Broker({**TAKEN, "session_lifetime_ms": lifetime_ms})
+    assert sign_in(Authenticator(ALICE, clock), broker, clock) == again_in_s
+
+
+def test_what_was_refused_is_tried_again_later_and_later() -> None:
+    clock, broker = ManualClock(), Broker(REFUSED)
+    authenticator, seen = Authenticator(ALICE, clock), []
+    for _ in range(200):
+        with pytest.raises(AuthenticationFailed, match="no such user"):
+            sign_in(authenticator, broker, clock)
+        seen.append(broker.tries)
+        clock.advance(1)
+    tries_at_s = [second for second in range(1, 200) if seen[second] > seen[second - 1]]
+    assert 8 <= tries_at_s[0] <= 13
+    assert 16 <= tries_at_s[1] - tries_at_s[0] <= 25
+    assert broker.tries <= 6
+    broker.answer = TAKEN
+    clock.advance(400)
+    assert sign_in(authenticator, broker, clock) is None
+
+
+@pytest.mark.parametrize("failure", [ConnectionLost("gone"), RequestTimedOut("late")])
+def test_a_connection_that_breaks_is_no_refusal(failure: Exception) -> None:
+    clock, broker = ManualClock(), Broker(failure)
+    authenticator = Authenticator(ALICE, clock)
+    with pytest.raises(type(failure)):
+        sign_in(authenticator, broker, clock)
+    broker.answer = TAKEN
+    assert sign_in(authenticator, broker, clock) is None
+
+
+def test_one_tries_until_one_has_got_in() -> None:
+    clock, first, second = ManualClock(), Broker(), Broker()
+    authenticator = Authenticator(ALICE, clock)
+    asked, answered = threading.Event(), threading.Event()
+
+    def slowly(api: Api, at_least: int, body: dict[str, Any], deadline: Deadline) -> Mapping[str, Any]:
+        asked.set()
+        answered.wait(10)
+        return first.ask(api, at_least, body, deadline)
+
+    def sign_in_slowly() -> None:
+        authenticator.authenticate("broker:9093", slowly, Deadline.after_ms(10_000, clock))
+
+    with background(sign_in_slowly):
+        asked.wait(10)
+        with pytest.raises(RequestTimedOut, match="another connection was still trying"):
+            sign_in(authenticator, second, clock, timeout_ms=10)
+        answered.set()
+    assert (first.tries, second.tries) == (1, 0)
+    assert sign_in(authenticator, second, clock) is None
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "package"), [("GSSAPI", "kerberos"), ("AWS_MSK_IAM", "msk-iam")], ids=["Kerberos", "AWS"]
+)
+def test_a_package_that_is_not_installed_is_named(
+    mechanism: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("gssapi", "aws_msk_iam_sasl_signer"):
+        monkeypatch.setitem(__import__("sys").modules, name, None)
+    clock, broker = ManualClock(), Broker()
+    config = SaslConfig(mechanism=mechanism, kerberos_service_name="kafka")
+    with pytest.raises(ConfigurationError, match=rf"pip install 'spark-kafka-source\[{package}\]'"):
+        sign_in(Authenticator(config, clock), broker, clock)
+    assert broker.tries == 0
