@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, OffsetSpec, ResourceType
 
 from protocol.admin.groups import Member, describe_group
 from protocol.cluster.client import Client
@@ -52,6 +52,15 @@ def described_by_kafka(kafka: LocalKafka, group: str) -> list[GroupRow]:
                 )
             )
     return sorted(rows, key=lambda row: (row.topic, row.partition))
+
+
+def set_session_timeout(kafka: LocalKafka, group: str, timeout_ms: int) -> None:
+    """Of a group of KIP-848, whose brokers say how long its members may be silent."""
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
+    entry = ConfigEntry("consumer.session.timeout.ms", str(timeout_ms), incremental_operation=AlterConfigOpType.SET)
+    changed = ConfigResource(ResourceType.GROUP, group, incremental_configs=[entry])
+    for answer in admin.incremental_alter_configs([changed]).values():
+        answer.result(30)
 
 
 def describe(kafka: LocalKafka, group: str) -> list[GroupRow]:

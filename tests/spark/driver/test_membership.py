@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.consumer_groups import members_of, wait_for_lag_zero
+from tests.consumer_groups import members_of, set_session_timeout, wait_for_lag_zero
 from tests.documents import block
 from tests.member_queries import Key, Run, drivers, fill, new_group, query_of
 
@@ -239,6 +239,8 @@ def test_a_static_member_that_is_restarted_causes_no_rebalance(
     options = {"kafka_group_instance_id": "a"}
     if protocol == "classic":
         options["kafka_session_timeout_ms"] = "20000"
+    else:
+        set_session_timeout(kafka1, group, 20_000)
     with Librdkafka(kafka1, name, group, protocol) as other:
         with query_of(spark, kafka1, name, group, protocol, tmp_path, **options) as ours:
 
