@@ -13,17 +13,16 @@ from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.range import Range
 from protocol.consumer.range_consumer import RangeConsumer
 from protocol.kafka_terms import LATEST
-from spark_kafka_source.local_kafka import LocalKafka
 
 Values = dict[int, list[bytes]]
 """The values of each partition, in their order."""
 
 
-def by_librdkafka(kafka: LocalKafka, topic: str, timeout_s: float = 30) -> Values:
+def by_librdkafka(servers: str, topic: str, timeout_s: float = 30) -> Values:
     """Up to the last stable offsets of now."""
     consumer = Consumer(
         {
-            "bootstrap.servers": kafka.bootstrap_servers,
+            "bootstrap.servers": servers,
             "group.id": "read-committed",
             "enable.auto.commit": False,
             "isolation.level": "read_committed",
@@ -50,9 +49,9 @@ def by_librdkafka(kafka: LocalKafka, topic: str, timeout_s: float = 30) -> Value
         consumer.close()
 
 
-def by_this_project(kafka: LocalKafka, topic: str) -> Values:
+def by_this_project(servers: str, topic: str) -> Values:
     """Up to the last stable offsets of now."""
-    with Client(parse_client({"bootstrap.servers": kafka.bootstrap_servers})) as client:
+    with Client(parse_client({"bootstrap.servers": servers})) as client:
         times = {(topic, number): LATEST for number in client.topic(topic).partitions}
         ends = list_offsets(client, times, isolation_level="read_committed")
         ranges = [Range(topic, number, from_offset=0, until_offset=ends[topic, number].offset) for _, number in ends]

@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import PythonException, StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
@@ -92,7 +92,7 @@ class Copy:
     def check(self) -> None:
         """Every row is there once, in its order if the query keeps that, and no transaction is left open."""
         for read in (read_committed.by_librdkafka, read_committed.by_this_project):
-            values = read(self.kafka, self.target)
+            values = read(self.kafka.bootstrap_servers, self.target)
             if "shuffled" in self.options:
                 assert sorted(int(value) for each in values.values() for value in each) == list(range(ROWS))
             else:
@@ -221,6 +221,24 @@ def test_what_was_decided_and_timed_out_since_is_written_again(copy: CopyFactory
     copied.check()
 
 
+def test_a_batch_write_is_there_as_a_whole_or_not_at_all(
+    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory
+) -> None:
+    name = topic1(PARTITIONS)
+    options = {"kafka.bootstrap.servers": kafka1.bootstrap_servers, "topic": name, "transactionalIdPrefix": "batch"}
+
+    def write(values: str) -> None:
+        rows = spark.range(0, ROWS, 1, 3).selectExpr(f"{values} AS value")
+        rows.write.format("pykafka-group").options(**options, deliveryGuarantee="exactly-once").mode("append").save()
+
+    with pytest.raises(PythonException, match=r"max\.request\.size"):
+        write(f"if(id = {ROWS - 1}, repeat('.', 3000000), string(id))")
+    assert read_committed.by_librdkafka(kafka1.bootstrap_servers, name) == {p: [] for p in range(PARTITIONS)}
+    write("string(id)")
+    values = read_committed.by_librdkafka(kafka1.bootstrap_servers, name).values()
+    assert sorted(int(value) for each in values for value in each) == list(range(ROWS))
+
+
 def test_the_example_of_the_docs(copy: CopyFactory) -> None:
     copied = copy()
     reader = copied.spark.readStream.format("pykafka-group").option("kafka.bootstrap.servers", copied.proxy.servers)
@@ -236,5 +254,5 @@ def test_the_example_of_the_docs(copy: CopyFactory) -> None:
     query: StreamingQuery = names["query"]  # type: ignore[assignment]
     query.processAllAvailable()
     query.stop()
-    values = read_committed.by_librdkafka(copied.kafka, copied.target).values()
+    values = read_committed.by_librdkafka(copied.kafka.bootstrap_servers, copied.target).values()
     assert sorted(int(value) for each in values for value in each) == list(range(ROWS))

@@ -5,89 +5,17 @@ Without Spark, whose calls are made here: `write` of a task in an executor, `com
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import Any
-from unittest.mock import patch
+from collections.abc import Iterator
 
-import pyarrow as pa
 import pytest
 
 from protocol.errors import BrokerError, ConfigurationError, KafkaError, ProducerFenced
 from protocol.transaction.coordinator import init_producer_id
 from spark_kafka_source.clients import client_for
 from spark_kafka_source.local_kafka import LocalKafka
-from spark_kafka_source.options.parsing import parse_sink_options
-from spark_kafka_source.sink import delivery
-from spark_kafka_source.sink.columns import SinkPlan
-from spark_kafka_source.sink.exactly_once import batch_commit, ledger_group
-from spark_kafka_source.sink.exactly_once.open_transactions import open_transactions
-from spark_kafka_source.sink.exactly_once.task_writer import PreparedWrite
-from tests import read_committed
 from tests.conftest import TopicFactory
-from tests.spark_task import spark_task
+from tests.exactly_once_query import Query
 from tests.transaction_version import transactions_before_kip_890
-
-
-@dataclass
-class Query:
-    """One query that writes to the topics that its rows name, whoever starts it."""
-
-    kafka: LocalKafka
-    query_id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    settings: dict[str, str] = field(default_factory=dict)
-    held: dict[str, dict[Any, Any]] = field(default_factory=dict)
-    """By start: each is in a process of its own."""
-
-    def __post_init__(self) -> None:
-        address = {"kafka.bootstrap.servers": self.kafka.bootstrap_servers}
-        given = {"deliveryGuarantee": "exactly-once", "transactionalIdPrefix": "starts", **self.settings}
-        self.options = parse_sink_options({**address, **given})
-        self.client = client_for(self.options.client)
-
-    def task(self, start: str, batch: int, task: int, *rows: tuple[str, str], **properties: str) -> PreparedWrite:
-        """Writes rows (topic, value)."""
-        plan = SinkPlan(None, frozenset({"topic", "value"}))
-        columns = pa.record_batch({"topic": [topic for topic, _ in rows], "value": [value for _, value in rows]})
-        told = spark_task(task, query_id=self.query_id, start_id=start, batch_id=batch, **properties)
-        with told, self.process_of(start):
-            written = delivery.task_writer(self.options, plan, streaming=True).write([columns])
-        assert isinstance(written, PreparedWrite)
-        return written
-
-    def commit(self, *messages: PreparedWrite) -> None:
-        with self.process_of(start_of(messages)):
-            delivery.commit(self.options, messages)
-
-    def abort(self, *messages: PreparedWrite | None) -> None:
-        with self.process_of(start_of(messages)):
-            delivery.abort(self.options, messages)
-
-    def decide(self, *messages: PreparedWrite) -> None:
-        """A driver that dies right after its decision."""
-        batch = messages[0].batch
-        assert batch is not None
-        with self.process_of(batch.start_id):
-            batch_commit._decide(self.client, messages, batch, 60_000)
-
-    def process_of(self, start: str) -> AbstractContextManager[object]:
-        return patch.object(ledger_group, "_held", self.held.setdefault(start, {}))
-
-    def left_open(self) -> list[str]:
-        found = open_transactions(self.client, f"starts-{self.query_id}", self.client.deadline())
-        return [each.transactional_id.rsplit("-", 1)[1] for each in found]
-
-    def seen(self, *topics: str) -> list[bytes]:
-        """By a reader of committed transactions that waits until all are ended."""
-        assert self.left_open() == []
-        found = [read_committed.by_librdkafka(self.kafka, topic) for topic in topics]
-        return sorted(value for values in found for each in values.values() for value in each)
-
-
-def start_of(messages: Sequence[PreparedWrite | None]) -> str:
-    return next(each.batch.start_id for each in messages if each is not None and each.batch is not None)
 
 
 @pytest.fixture(params=["transaction.version 2", "transaction.version 1"], scope="module", autouse=True)
@@ -103,7 +31,7 @@ def _protocol(request: pytest.FixtureRequest, kafka1: LocalKafka) -> Iterator[No
 
 @pytest.fixture
 def query(kafka1: LocalKafka) -> Query:
-    return Query(kafka1)
+    return Query(kafka1.bootstrap_servers)
 
 
 @pytest.fixture
@@ -241,7 +169,7 @@ def test_tasks_without_rows_and_rows_of_several_topics(query: Query, topic1: Top
 
 
 def test_a_task_that_fails_leaves_nothing_open(kafka1: LocalKafka, name: str) -> None:
-    query = Query(kafka1, settings={"kafka.batch.size": "1"})  # so that the first row is on its way
+    query = Query(kafka1.bootstrap_servers, settings={"kafka.batch.size": "1"})  # so that the first row is on its way
     with pytest.raises(BrokerError, match="INVALID_TOPIC"):
         query.task("A", 0, 0, (name, "A0"), ("no topic of this name", "A1"))
     assert query.seen(name) == []
@@ -253,6 +181,6 @@ def test_speculative_copies_are_refused(query: Query, name: str) -> None:
 
 
 def test_a_timeout_that_brokers_do_not_allow_is_refused(kafka1: LocalKafka, name: str) -> None:
-    query = Query(kafka1, settings={"kafka.transaction.timeout.ms": "900001"})
+    query = Query(kafka1.bootstrap_servers, settings={"kafka.transaction.timeout.ms": "900001"})
     with pytest.raises(ConfigurationError, match=r"kafka.transaction.timeout.ms is 900001.* at most 900000"):
         query.task("A", 0, 0, (name, "A0"))

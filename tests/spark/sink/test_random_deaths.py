@@ -1,0 +1,106 @@
+"""A query whose processes die at any request, whose replies get lost at random, and whose rows differ in every attempt.
+
+Spark's calls are made here, on a real broker: so a death costs no restart of anything, and many can be tried. What is
+looked at is what a reader of committed transactions sees: each batch as one attempt has written it, whole, and once.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from protocol.cluster.client import Client
+from protocol.errors import KafkaError
+from protocol.wire.messages.m00_produce import PRODUCE
+from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
+from protocol.wire.messages.m26_end_txn import END_TXN
+from protocol.wire.messages.m28_txn_offset_commit import TXN_OFFSET_COMMIT
+from spark_kafka_source.clients import client_for
+from spark_kafka_source.local_kafka import LocalKafka
+from tests import read_committed
+from tests.conftest import TopicFactory
+from tests.exactly_once_query import Query
+from tests.kafka_proxy import Exchange, Fate, KafkaProxy
+from tests.transaction_version import transactions_before_kip_890
+
+# The soak run (`make soak`) asks for more.
+BATCHES = 10 * int(os.environ.get("SPARK_KAFKA_SOURCE_KILLS", "1"))
+TASKS = 3
+_DIES = 0.02
+_LOSES = 0.03
+_WITH_REPLIES_TO_LOSE = (PRODUCE, INIT_PRODUCER_ID, END_TXN, TXN_OFFSET_COMMIT)
+
+
+class Died(BaseException):
+    """In place of SIGKILL: nothing that is sent by this process from now on gets out."""
+
+
+@contextmanager
+def mortal(dice: random.Random) -> Iterator[None]:
+    """A process that dies with one of its next requests, or lives."""
+    send, dead = Client.send, False
+
+    def send_or_die(self: Client, *arguments: Any, **options: Any) -> Any:
+        nonlocal dead
+        if dead or dice.random() < _DIES:
+            dead = True
+            raise Died
+        return send(self, *arguments, **options)
+
+    with patch.object(Client, "send", send_or_die):
+        yield
+
+
+@pytest.mark.timeout(60 + 20 * BATCHES)
+@pytest.mark.parametrize("version", [2, 1])
+def test_every_batch_is_there_whole_and_once(kafka1: LocalKafka, topic1: TopicFactory, version: int) -> None:
+    name, dice = topic1(), random.Random(version)
+    deaths = 0
+
+    def lose(_: Exchange) -> Fate:
+        return Fate.CUT if dice.random() < _LOSES else Fate.PASS
+
+    with KafkaProxy.of(kafka1) as proxy:
+        if version == 1:
+            with transactions_before_kip_890(kafka1):
+                deaths = run(Query(proxy.servers), name, dice, proxy, lose)
+        else:
+            deaths = run(Query(proxy.servers), name, dice, proxy, lose)
+    found: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for value in read_committed.by_librdkafka(kafka1.bootstrap_servers, name)[0]:
+        batch, task, attempt = map(int, value.split(b"."))
+        found[batch].append((task, attempt))
+    assert deaths > 0
+    assert sorted(found) == list(range(BATCHES))
+    for rows in found.values():
+        assert sorted(task for task, _ in rows) == list(range(TASKS))
+        assert len({attempt for _, attempt in rows}) == 1, "rows of two attempts are mixed"
+
+
+def run(query: Query, name: str, dice: random.Random, proxy: KafkaProxy, lose: Any) -> int:
+    """Until all batches are complete; how many starts died."""
+    for api in _WITH_REPLIES_TO_LOSE:
+        proxy.replies[api] = lose
+    start = batch = 0
+    while batch < BATCHES:
+        rows = [(name, f"{batch}.{task}.{start}") for task in range(TASKS)]
+        try:
+            with mortal(dice):
+                messages = [query.task(f"start-{start}", batch, task, rows[task]) for task in range(TASKS)]
+                query.commit(*messages)
+            batch += 1
+        except (Died, KafkaError):
+            start += 1  # the query is started again, and the batch replayed
+            client_for.cache_clear()
+            query = Query(proxy.servers, query.query_id)
+            continue
+        if dice.random() < 0.1:  # Spark's commit log is lost
+            start, batch = start + 1, batch - 1
+    return start
