@@ -15,6 +15,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from urllib.request import urlopen
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -29,6 +30,8 @@ def main(properties: str, topic: str, folder: str, password: str) -> None:
         SparkSession.builder.config("spark.eventLog.enabled", "true")
         .config("spark.eventLog.compress", "false")
         .config("spark.eventLog.dir", f"file://{folder}/events")
+        .config("spark.ui.enabled", "true")
+        .config("spark.ui.port", "0")
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("DEBUG")
@@ -43,7 +46,18 @@ def main(properties: str, topic: str, folder: str, password: str) -> None:
     read_and_write(spark, {**given, **wrong}, topic, f"{folder}/refused")
     nowhere = {"kafka.bootstrap.servers": "127.0.0.1:1", "kafka.default.api.timeout.ms": "500"}
     read_and_write(spark, {**given, **right, **nowhere, "fetchOffset.numRetries": "0"}, topic, f"{folder}/unreachable")
+    show_ui(spark)
     spark.stop()
+
+
+def show_ui(spark: SparkSession) -> None:
+    """What Spark's UI tells in JSON."""
+    context = spark.sparkContext
+    assert context.uiWebUrl is not None
+    told = f"http://127.0.0.1:{context.uiWebUrl.rpartition(':')[2]}/api/v1/applications/{context.applicationId}"
+    for page in ("environment", "sql?details=true&planDescription=true&length=1000", "jobs", "stages?details=true"):
+        with urlopen(f"{told}/{page}") as answer:
+            print(f"UI: {answer.read().decode()}")
 
 
 def read_and_write(spark: SparkSession, options: dict[str, str], topic: str, checkpoint: str) -> None:

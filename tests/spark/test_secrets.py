@@ -1,4 +1,4 @@
-"""A password among the options is nowhere that others may look: logs, plans, progress, errors, files of Spark."""
+"""A password among the options is nowhere to be seen: logs, plans, progress, errors, files and UI of Spark."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ def test_a_password_is_seen_by_nobody(secured: SecuredKafka, tmp_path: Path) -> 
     assert [line for line in lines if " of " in line and line.endswith((": done", ": failed"))] == [
         f"{way} of {name}: {outcome}" for name, outcome in OUTCOMES.items() for way in WAYS
     ]
+    assert ended.stdout.count("UI: ") == 4
+    assert "planDescription" in ended.stdout
     files = {path: path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file()}
     # All that there is to look through is there.
     assert "kafka.sasl_plain_password=*********(redacted)" in ended.stdout

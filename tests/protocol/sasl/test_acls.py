@@ -28,6 +28,7 @@ from protocol.errors import KafkaError
 from protocol.group.offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.kafka_terms import LATEST
 from protocol.producer.async_producer import AsyncProducer
+from protocol.producer.transactional_producer import TransactionalProducer
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.users import signed_in
 from tests.conftest import topic_factory
@@ -70,6 +71,14 @@ def write(client: Client, topic: str, group: str) -> None:
     producer.close()
 
 
+def transact(client: Client, topic: str, group: str) -> None:
+    with TransactionalProducer(client, parse_producer({"transactional.id": group})) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send_columns(topic, pa.RecordBatch.from_pydict({"value": pa.array([b"v"])}))
+        producer.commit_transaction()
+
+
 def describe(client: Client, topic: str, group: str) -> None:
     describe_group(client, group)
 
@@ -86,6 +95,7 @@ NEEDS: dict[Part, list[tuple[str, str]]] = {
     be_member: [("Read", "Group"), ("Read", "Topic")],
     lag: [("Describe", "Group"), ("Describe", "Topic")],
     write: [("Write", "Topic")],
+    transact: [("Write", "TransactionalId"), ("Write", "Topic")],
     describe: [("Describe", "Group")],
     delete: [("Delete", "Group")],
 }
@@ -107,12 +117,16 @@ def admin(kafka: LocalKafka) -> AdminClient:
 
 
 def binding(operation: str, resource: str, name: str, kind: type[Any] = AclBinding) -> Any:
-    where = (ResourceType[resource.upper()], name, ResourcePatternType.LITERAL)
+    where = (
+        ResourceType[{"TransactionalId": "TRANSACTIONAL_ID"}.get(resource, resource.upper())],
+        name,
+        ResourcePatternType.LITERAL,
+    )
     return kind(*where, "User:bob", "*", AclOperation[operation.upper()], AclPermissionType.ALLOW)
 
 
 def allow(kafka: LocalKafka, rights: list[tuple[str, str]], topic: str, group: str) -> None:
-    names = {"Topic": topic, "Group": group}
+    names = {"Topic": topic, "Group": group, "TransactionalId": group}
     if not rights:
         return
     asking = admin(kafka)
@@ -121,7 +135,7 @@ def allow(kafka: LocalKafka, rights: list[tuple[str, str]], topic: str, group: s
 
 
 def take_back(kafka: LocalKafka, rights: list[tuple[str, str]], topic: str, group: str) -> None:
-    names = {"Topic": topic, "Group": group}
+    names = {"Topic": topic, "Group": group, "TransactionalId": group}
     filters = [binding(*right, names[right[1]], AclBindingFilter) for right in rights]
     if not rights:
         return
