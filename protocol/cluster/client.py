@@ -19,6 +19,7 @@ from protocol.cluster.coordinators import CoordinatorKey
 from protocol.cluster.metadata import Broker, Metadata, Partition, Topic
 from protocol.config import ClientConfig
 from protocol.errors import (
+    AuthenticationFailed,
     BrokerError,
     ConnectFailed,
     KafkaError,
@@ -207,6 +208,9 @@ class Client:
             share = self._share(deadline, len(candidates) - place)
             try:
                 return self.ask(broker, api, body, share, **options)
+            except AuthenticationFailed:
+                # Accounts are the cluster's, and may lock: the others are not tried.
+                raise
             except (TransportError, ProtocolError, SecurityError, UnsupportedVersion) as error:
                 failures.append(error)
                 words.append(str(error) if address in str(error) else f"{address}: {error}")

@@ -94,6 +94,15 @@ def test_what_was_refused_is_not_tried_again_by_other_connections(secured: Secur
     assert failed_logins(secured.kafka) - before == 1
 
 
+def test_a_refusal_is_final_whatever_other_brokers_do(secured: SecuredKafka, client: ClientFactory) -> None:
+    servers = f"127.0.0.1:1,{secured.kafka.address(1, 'SASL_PLAINTEXT')},127.0.0.1:2"
+    for _ in range(5):  # they are asked in random order
+        began_s = time.monotonic()
+        with pytest.raises(AuthenticationFailed):
+            client({**wrong("SCRAM-SHA-256"), "bootstrap.servers": servers}).metadata([])
+        assert time.monotonic() - began_s < 5
+
+
 def test_a_mechanism_that_is_not_enabled_is_named_with_those_that_are(client: ClientFactory) -> None:
     asking = client(signed_in("SCRAM-SHA-256", "bob", USERS["bob"]), listener="SHORT")
     with pytest.raises(AuthenticationFailed, match=r"not enabled it, only .OAUTHBEARER, PLAIN.; set sasl\.mechanism"):
