@@ -43,6 +43,9 @@ def test_the_quickstart_ends_with_a_picture_results_and_lag_zero(monkeypatch: py
     (group,) = (text for text in outputs if "CURRENT-OFFSET" in text)
     assert len(re.findall(r"^orders-etl +orders +\d +(\d+) +\1 +0 ", group, re.MULTILINE)) == 3
     assert "3 orders read\n" in outputs
+    assert any("kafka.security.protocol = SASL_SSL\n" in text for text in outputs)
+    assert any("3 orders came over TLS\n" in text for text in outputs)
+    assert not [text for text in outputs if "wonder" in text]
     ((_, found, there),) = (text.split() for text in outputs if text.startswith("read "))
     assert found == there
 
