@@ -27,6 +27,7 @@ from protocol.property_kinds import (
     POSITIVE_MILLISECONDS,
     SECURITY_PROTOCOL,
     SOCKET_BUFFER,
+    TEXT,
     integer,
     one_of,
 )
@@ -317,8 +318,9 @@ def read(properties: Mapping[str, object], role: Role, *, prefix: str = "") -> d
         if row.role & role:
             if row.effect is Effect.APPLIES:
                 text = _text(prefix + name, raw)
-                # What says how to connect keeps its references: they are followed where a connection is opened.
-                text = text if name.startswith(("ssl.", "sasl.")) else resolved(text)
+                # Texts that say how to connect keep their references, which are followed where a connection is opened.
+                kept = name.startswith(("ssl.", "sasl.")) and row.kind.allowed in (TEXT.allowed, NONEMPTY.allowed)
+                text = text if kept else resolved(text)
                 values[row.field] = row.kind.read(f"{prefix}{name}", text, "Leave it out for the default.")
             elif row.effect is Effect.NO_EFFECT:
                 warn_once(f"{prefix}{name} has no effect: {row.doc}")

@@ -687,10 +687,13 @@ def test_a_key_that_spark_would_show_is_told_of(caplog: pytest.LogCaptureFixture
 def test_references_are_followed_on_the_driver_but_for_those_of_tls_and_sasl(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BROKERS_OF_A_TEST", "a:1,b:2")
     monkeypatch.setenv("PASSWORD_OF_A_TEST", "hunter2")
-    sasl = {"kafka.security.protocol": "SASL_SSL", "kafka.sasl.mechanism": "PLAIN", "kafka.sasl.username": "me"}
+    monkeypatch.setenv("MECHANISM_OF_A_TEST", "PLAIN")
+    how = {"kafka.security.protocol": "SASL_SSL", "kafka.sasl.mechanism": "${env:MECHANISM_OF_A_TEST}"}
+    sasl = {**how, "kafka.sasl.username": "me"}
     secret = "${env:PASSWORD_OF_A_TEST}"
     options = stream(**sasl, **{"kafka.bootstrap.servers": "${env:BROKERS_OF_A_TEST}", "kafka.sasl.password": secret})
     assert options.client.bootstrap_servers == (("a", 1), ("b", 2))
+    assert options.client.sasl.mechanism == "PLAIN"
     assert options.client.sasl.password == Secret(secret)
     assert b"hunter2" not in pickle.dumps(options)
     assert options.client.sasl.resolved().password == Secret("hunter2")
