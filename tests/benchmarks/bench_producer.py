@@ -1,33 +1,39 @@
-"""Producers without Spark: this project's columns, confluent-kafka and kafka-python, on the same topics.
+"""Producers without Spark: this project's columns, confluent-kafka, kafka-python and Kafka's ProducerPerformance.
 
     python -m tests.benchmarks.bench_producer                       its own Kafka, 100 B and 1 KiB, none and lz4
     python -m tests.benchmarks.bench_producer --bootstrap-servers 127.0.0.1:9092 --records 200000
 
 Each writes in a fresh process, with acks=all and idempotence, after a warm-up, from data that is ready before the
-clock starts: Arrow batches of 10,000 rows here, lists of bytes there. The others get the batch size and a linger that
-suit bulk, since their defaults are for single records. Rows a second count until everything is acknowledged.
+clock starts: Arrow batches of 10,000 rows here, lists of bytes there. All get a linger that suits bulk, and the others
+the batch size, since their defaults are for single records. Rows a second count until everything is acknowledged.
+ProducerPerformance makes values without keys, and its processor time has the start of its JVM in it.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import resource
+import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 import numpy as np
 
+from spark_kafka_source.local_kafka.cluster import DEFAULT_VERSION
+from spark_kafka_source.local_kafka.jars import find_java, kafka_jars
 from tests.benchmarks import report
 from tests.benchmarks.job import PROTOCOL, Figure, Job, Topic, run_section, say, section_main
 
-CONFLUENT, KAFKA_PYTHON = "confluent-kafka", "kafka-python"
+CONFLUENT, KAFKA_PYTHON, PERFORMANCE = "confluent-kafka", "kafka-python", "ProducerPerformance"
 CHUNK_ROWS = 10_000
 BATCH_BYTES = 1_000_000
 LINGER_MS = 20
 # Of the records, how many each one writes, so that each takes some seconds.
-SHARE = {PROTOCOL: 1.0, CONFLUENT: 1.0, KAFKA_PYTHON: 0.1}
+SHARE = {PROTOCOL: 1.0, CONFLUENT: 1.0, KAFKA_PYTHON: 0.1, PERFORMANCE: 1.0}
 
 Pairs = list[tuple[bytes, bytes]]
 Write = Callable[[int], None]
@@ -40,14 +46,17 @@ def measure(job: Job, arguments: Sequence[str]) -> list[Figure]:
     for topic in job.topics:
         pairs = _pairs(topic.value_bytes)
         chunks = max(1, int(topic.records * SHARE[name]) // CHUNK_ROWS)
-        rates, costs = [], []
-        with _WRITERS[name](job, topic, pairs) as write:
-            write(max(1, chunks // 10))
-            for _ in range(job.rounds):
-                started_s, started_cpu_s = time.perf_counter(), _cpu_s()
-                write(chunks)
-                rates.append(chunks * CHUNK_ROWS / (time.perf_counter() - started_s))
-                costs.append((_cpu_s() - started_cpu_s) / (chunks * CHUNK_ROWS) * 1e9)
+        if name == PERFORMANCE:
+            rates, costs = _performance(job, topic)
+        else:
+            rates, costs = [], []
+            with _WRITERS[name](job, topic, pairs) as write:
+                write(max(1, chunks // 10))
+                for _ in range(job.rounds):
+                    started_s, started_cpu_s = time.perf_counter(), _cpu_s()
+                    write(chunks)
+                    rates.append(chunks * CHUNK_ROWS / (time.perf_counter() - started_s))
+                    costs.append((_cpu_s() - started_cpu_s) / (chunks * CHUNK_ROWS) * 1e9)
         say(f"  {topic.label:>12} {name:>15}: {max(rates):,.0f} records/s, {min(costs):,.0f} ns of CPU a record")
         figures.append(Figure("producer", topic.label, "write", "records/s", name, tuple(rates)))
         figures.append(Figure("producer", topic.label, "CPU time", "ns/record", name, tuple(costs)))
@@ -61,8 +70,31 @@ def _pairs(value_bytes: int) -> Pairs:
     return [(b"%08d" % number, letters[number].tobytes()) for number in range(CHUNK_ROWS)]
 
 
-def _cpu_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
+def _performance(job: Job, topic: Topic) -> tuple[list[float], list[float]]:
+    """Kafka's own measure of its producer: values without keys, a fresh JVM each time."""
+    properties = {
+        "bootstrap.servers": job.bootstrap_servers,
+        "acks": "all",
+        "compression.type": topic.compression,
+        "batch.size": BATCH_BYTES,
+        "linger.ms": LINGER_MS,
+        "buffer.memory": 64 << 20,
+    }
+    command = [find_java(), "-Xmx512m", "-cp", str(kafka_jars(DEFAULT_VERSION) / "*")]
+    command += ["org.apache.kafka.tools.ProducerPerformance", "--topic", topic.name, "--throughput", "-1"]
+    command += ["--num-records", str(topic.records), "--record-size", str(topic.value_bytes), "--producer-props"]
+    command += [f"{name}={value}" for name, value in properties.items()]
+    rates, costs = [], []
+    for _ in range(job.rounds):
+        started_s = _cpu_s(resource.RUSAGE_CHILDREN)
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        costs.append((_cpu_s(resource.RUSAGE_CHILDREN) - started_s) / topic.records * 1e9)
+        rates.append(float(re.findall(r"([0-9.]+) records/sec", said)[-1]))
+    return rates, costs
+
+
+def _cpu_s(whose: int = resource.RUSAGE_SELF) -> float:
+    used = resource.getrusage(whose)
     return used.ru_utime + used.ru_stime
 
 
@@ -75,7 +107,11 @@ def _protocol(job: Job, topic: Topic, pairs: Pairs) -> Iterator[Write]:
     from protocol.producer.async_producer import AsyncProducer
 
     # Everything else is the default: batches of 1 MiB, idempotence, five requests in flight.
-    known = {"bootstrap.servers": job.bootstrap_servers, "compression.type": topic.compression}
+    known = {
+        "bootstrap.servers": job.bootstrap_servers,
+        "compression.type": topic.compression,
+        "linger.ms": LINGER_MS,
+    }
     columns = pa.RecordBatch.from_pydict(
         {
             "key": pa.array([key for key, _ in pairs], pa.binary()),
@@ -162,30 +198,31 @@ def main() -> None:
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="only contestants named like this")
     parser.add_argument("--compression", default="none,lz4")
     told = parser.parse_args()
-    if told.bootstrap_servers:
-        _run(told, told.bootstrap_servers)
-        return
-    with LocalKafka(jvm_options=["-Xmx1g"]) as kafka:
-        _run(told, kafka.bootstrap_servers)
+    with ExitStack() as stack:
+        servers = told.bootstrap_servers or stack.enter_context(LocalKafka(jvm_options=["-Xmx1g"])).bootstrap_servers
+        job = Job(servers, rounds=told.rounds, only=tuple(told.only))
+        figures = measure_all(job, told.records, told.compression.split(","))
+    print(f"{report.machine()}\n\n{report.table(figures)}")
 
 
-def _run(told: argparse.Namespace, bootstrap_servers: str) -> None:
+def measure_all(job: Job, records: int, codecs: Sequence[str]) -> list[Figure]:
+    """Every contestant that `job` wants, each in a fresh process, on topics of its own: `records` of 100 bytes."""
     from confluent_kafka.admin import AdminClient, NewTopic
 
     topics = tuple(
-        Topic(f"bench-producer-{uuid.uuid4().hex[:8]}", records, size, codec, 6, BATCH_BYTES)
-        for size, records in ((100, told.records), (1024, told.records // 5))
-        for codec in told.compression.split(",")
+        Topic(f"bench-producer-{uuid.uuid4().hex[:8]}", count, size, codec, 6, BATCH_BYTES)
+        for size, count in ((100, records), (1024, records // 5))
+        for codec in codecs
     )
-    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    admin = AdminClient({"bootstrap.servers": job.bootstrap_servers})
     for future in admin.create_topics([NewTopic(topic.name, topic.partitions, 1) for topic in topics]).values():
         future.result(30)
-    job = Job(bootstrap_servers, topics, rounds=told.rounds, only=tuple(told.only))
-    names = [name for name in _WRITERS if job.wants(name)]
+    job = replace(job, topics=topics)
+    names = [name for name in SHARE if job.wants(name)]
     figures = [figure for name in names for figure in run_section("bench_producer", job, name)]
     for future in admin.delete_topics([topic.name for topic in topics]).values():
         future.result(30)
-    print(f"{report.machine()}\n\n{report.table(figures)}")
+    return figures
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ _AIMS = {
     ("source-sasl-ssl", JVM): (1.0, "at least"),
     ("sink-sasl-ssl", JVM): (1.0, "at least"),
     ("client", "confluent-kafka"): (3.0, "at least"),
+    ("producer", "confluent-kafka"): (2.0, "at least"),
     ("trigger", JVM): (1.3, "at most"),
     ("memory", ""): (400.0, "at most"),
     ("partitions", JVM): (0.05, "at most"),

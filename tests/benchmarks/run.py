@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.benchmarks import clients, report
+from tests.benchmarks import bench_producer, clients, report
 from tests.benchmarks.job import EVENTS, Figure, Job, Topic, run_section, say
 from tests.benchmarks.topics import fill
 
 _MODULES = {
     "client": "clients",
     "source": "source",
+    "producer": "bench_producer",
     "sink": "sink",
     "delivery": "delivery",
     "trigger": "triggers",
@@ -40,7 +41,7 @@ _MODULES = {
     "sink-sasl-ssl": "sink",
 }
 SECTIONS = (
-    *("client", "source", "sink", "delivery", "trigger", "source-sasl-ssl", "sink-sasl-ssl"),
+    *("client", "source", "producer", "sink", "delivery", "trigger", "source-sasl-ssl", "sink-sasl-ssl"),
     *("events", "ceiling", "first-batch"),
 )
 _SECURED = "SASL_SSL"
@@ -72,6 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(section: str, job: Job, told: argparse.Namespace) -> list[Figure]:
+    if section == "producer":
+        return bench_producer.measure_all(job, told.sink_records, told.compression.split(","))
     job = replace(job, topics=_topics(section, told))
     for topic in job.topics:
         fill(job.bootstrap_servers, topic)
