@@ -166,6 +166,8 @@ class AsyncProducer:
         patience_ms = self._config.delivery_timeout_ms + self._client.config.request_timeout_ms
         deadline = deadline or self._client.deadline(patience_ms)
         self._intake.drain()
+        # It may have come in vain for what others have sent meanwhile.
+        self._sender.wake()
         late = self._deliveries.wait(deadline)
         self._raise_if_unusable("flush")
         if late:

@@ -189,6 +189,7 @@ class BrokerProducer:
     def _not_sent(self, parts: Sequence[Part], error: KafkaError) -> None:
         now_s = self._client.clock.now_s()
         log.debug("%s: Produce could not be sent: %s", self.broker, error)
+        _forget_frames(error)
         for partition, batch in parts:
             partition.not_sent(batch, error, now_s)
             self._stale(partition.topic)
@@ -202,6 +203,7 @@ class BrokerProducer:
             body = request.reply.result(request.deadline)
         except (TransportError, ProtocolError) as error:
             log.debug("%s: no answer to Produce: %s", self.broker, error)
+            _forget_frames(error)
             now_s = self._client.clock.now_s()
             for partition, batch in request.parts:
                 partition.lost(batch, error, now_s)
@@ -236,6 +238,13 @@ class BrokerProducer:
                 if error_row(code).refresh is Refresh.METADATA:
                     self._stale(partition.topic)
                 partition.refused(batch, code, where, now_s, _detail(answer))
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """The pool keeps the last failure of a broker, and these would keep the record batches."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 def _detail(answer: Mapping[str, Any]) -> str | None:

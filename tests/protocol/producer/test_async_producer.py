@@ -188,7 +188,7 @@ class TestWaiting:
         assert 0 < most <= bound
         assert_all_once_in_order(kafka, name, 8_000, 40)
 
-    def test_two_producers_share_the_connections_of_a_client(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+    def test_two_producers_of_a_client_do_not_disturb_each_other(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         names = [topic(3), topic(3)]
         first = producer_of(kafka.bootstrap_servers)
         second = AsyncProducer(first._client, first._config)

@@ -1,0 +1,21 @@
+"""What holds after every test of a producer."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _no_sender_is_left() -> Iterator[None]:
+    """Producers that a test has not closed end when nobody has them any more."""
+    yield
+    give_up_s = time.monotonic() + 20
+    while left := [each.name for each in threading.enumerate() if each.name.startswith("produce-")]:
+        gc.collect()
+        assert time.monotonic() < give_up_s, left
+        time.sleep(0.01)
