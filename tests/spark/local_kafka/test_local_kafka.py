@@ -225,12 +225,15 @@ def alive(pid: int) -> bool:
 @pytest.mark.kafka
 def test_the_command_prints_the_address_and_ends_with_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JDK_JAVA_OPTIONS", " ".join(BRIEF_LIFE))
-    command = [sys.executable, "-m", "spark_kafka_source.local_kafka", "--set", "num.io.threads=2"]
+    command = [sys.executable, "-m", "spark_kafka_source.local_kafka", "--set", "num.io.threads=2", "--security", "ssl"]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert running.stdout is not None
         servers = running.stdout.readline().strip()
         assert AdminClient({"bootstrap.servers": servers, "log_level": 0}).list_topics(timeout=10).brokers.keys() == {1}
+        # What clients of the other listener need.
+        names = [running.stdout.readline().partition("=")[0] for _ in range(4)]
+        assert names == ["bootstrap.servers", "security.protocol", "ssl.truststore.type", "ssl.truststore.location"]
         running.send_signal(signal.SIGINT)
         output, errors = running.communicate(timeout=30)
     finally:
