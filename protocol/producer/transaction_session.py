@@ -166,7 +166,8 @@ class TransactionSession:
             error = _caused(OutcomeUnknown, f"{self.held}: what became of the transaction is not known", cause)
             if is_retriable(cause) or breaks is Breaks.TRANSACTION:
                 return error
-        elif ended.outcome is Outcome.FENCED:
+        elif ended.outcome in (Outcome.FENCED, Outcome.ABORTED):
+            # It is the coordinator that aborts: for a newer producer, or since it took too long.
             error = _caused(ProducerFenced, f"{self.held}: nothing was committed", cause)
         else:
             error = _caused(TransactionFailed, f"{self.held}: nothing was committed", cause)

@@ -211,9 +211,17 @@ class TestFencing:
         send_numbered(producer, "orders", 0, 10, 3)
         producer.flush()
         clock.advance(61)
-        with pytest.raises((ProducerFenced, TransactionFailed)):
+        with pytest.raises(ProducerFenced):
             producer.commit_transaction()
         assert visible(client) == []
+
+    def test_one_that_hears_of_the_abort_alone(self, fake: FakeKafka, producer: TransactionalProducer) -> None:
+        """Since KIP-890 the coordinator says no more, if a newer producer has come in this moment."""
+        producer.begin_transaction()
+        send_and_flush(producer, 0, 10)
+        fake.refuse(END_TXN, ErrorCode.INVALID_TXN_STATE)
+        with pytest.raises(ProducerFenced, match="nothing was committed"):
+            producer.commit_transaction()
 
 
 class TestTheLastEpochs:
