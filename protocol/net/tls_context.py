@@ -36,17 +36,17 @@ class TLSContext:
     def current(self) -> ssl.SSLContext:
         """For a new connection. Raises `ConfigurationError` for what cannot be read.
 
-        Files that were readable and no longer are (a certificate was replaced, its key not yet) are a warning.
+        What was readable and no longer is (a certificate was replaced, its key not yet) is a warning.
         """
         with self._lock:
-            now = state(self.config)
-            if self._context is None or now != self._state:
-                try:
+            try:
+                now = state(self.config)
+                if self._context is None or now != self._state:
                     self._context, self._state = new_context(self.config), now
-                except ConfigurationError as error:
-                    if self._context is None:
-                        raise
-                    log.warning("%s The certificates that were read before are still used", error)
+            except ConfigurationError as error:
+                if self._context is None:
+                    raise
+                log.warning("%s The certificates that were read before are still used", error)
             return self._context
 
 

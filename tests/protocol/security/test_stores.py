@@ -182,7 +182,7 @@ def test_what_stands_elsewhere_is_looked_up(
     assert context.current() is not first
     monkeypatch.delenv("FOLDER")
     with pytest.raises(ConfigurationError, match=r"FOLDER. leads nowhere"):
-        context.current()
+        TLSContext(config).current()
 
 
 class TestWhatIsWrong:
