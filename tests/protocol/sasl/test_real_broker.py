@@ -8,11 +8,14 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from protocol.cluster.client import Client
 from protocol.config import parse_client
 from protocol.errors import AuthenticationFailed, KafkaError
+from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka
+from spark_kafka_source.local_kafka.config import write_properties
 from spark_kafka_source.local_kafka.users import MECHANISMS, signed_in
 from tests.protocol.sasl.conftest import ClientFactory
 from tests.protocol.security.secure_parts import PARTS, create_topic
@@ -79,6 +82,18 @@ def test_librdkafkas_words_will_do(secured: SecuredKafka) -> None:
     given = {name: value for name, value in secured.properties("SASL_SSL").items() if name != "sasl.jaas.config"}
     with Client(parse_client({**given, "sasl.username": "bob", "sasl.password": USERS["bob"]})) as client:
         assert client.metadata([]).brokers.keys() == {1}
+
+
+def test_the_command_line_signs_in_as_kafka_s_tools_do(secured: SecuredKafka, tmp_path: Path) -> None:
+    file = tmp_path / "admin.properties"
+    write_properties(file, secured.properties("SASL_SSL"))
+    listed = CliRunner().invoke(pykafka, ["groups", "list", "--command-config", str(file)])
+    assert (listed.exit_code, listed.stderr) == (0, "")
+    write_properties(file, secured.properties("SASL_SSL") | wrong("PLAIN"))
+    refused = CliRunner().invoke(pykafka, ["groups", "list", "--command-config", str(file)])
+    assert refused.exit_code == 1
+    assert "cannot sign in by SASL PLAIN" in " ".join(refused.stderr.split())
+    assert "hunter2" not in refused.output
 
 
 def failed_logins(kafka: LocalKafka) -> int:
