@@ -107,7 +107,7 @@ class Accumulator:
                 due.append((key, self._waiting.pop(key)))
                 waiting = None
             if self._fill(size_bytes, count):
-                cuts += self._cuts(key, first, part, receipt, before)
+                cuts += self._cuts(key, first, part, receipt)
                 continue
             if waiting is None:
                 waiting = self._waiting[key] = _Waiting(now_s)
@@ -150,9 +150,9 @@ class Accumulator:
         return fits and waiting.slices[0].schema == columns.schema
 
     def _cuts(
-        self, key: TopicPartition, first: int, sizes: Sizes, receipt: Receipt | None, before: int
+        self, key: TopicPartition, first: int, sizes: Sizes, receipt: Receipt | None
     ) -> Iterator[tuple[int, Cut]]:
-        """Where rows of one partition are cut, and the first row of each cut. The receipt has rows `before` them."""
+        """Where rows of one partition are cut, and the first row of each cut: all that this call has for it."""
         ends = np.cumsum(sizes)
         begin, taken_bytes = 0, 0
         while begin < len(sizes):
@@ -163,7 +163,7 @@ class Accumulator:
             most = int(np.searchsorted(ends, taken_bytes + self._limit_bytes, side="right"))
             end = max(min(enough, most, begin + self._limit_rows), begin + 1)
             size_bytes = int(ends[end - 1]) - taken_bytes
-            receipts = () if receipt is None else (ReceiptPart(receipt, before + begin, end - begin),)
+            receipts = () if receipt is None else (ReceiptPart(receipt, begin, end - begin),)
             yield first + begin, Cut(*key, end - begin, size_bytes + HEADER_BYTES, receipts)
             begin, taken_bytes = end, taken_bytes + size_bytes
 

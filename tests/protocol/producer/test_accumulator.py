@@ -196,12 +196,16 @@ class Call:
     def settle(self, partition: int, first: int, count: int, outcome: Outcome) -> None: ...
 
 
-@given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=40), max_size=8), st.integers(1, 9), st.integers(1, 9))
-def test_receipts_say_which_rows_a_record_batch_has(calls: list[list[int]], full: int, most: int) -> None:
+RUNS = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 40)), min_size=1, max_size=6)
+
+
+@given(st.lists(RUNS, max_size=6), st.integers(1, 200), st.integers(1, 200))
+def test_receipts_say_which_rows_a_record_batch_has(calls: list[list[tuple[int, int]]], full: int, most: int) -> None:
     accumulator = Accumulator(limit(full), most)
     out: list[Gathered] = []
     first = 0
-    for partitions in calls:
+    for runs in calls:
+        partitions = [partition for partition, rows in runs for _ in range(rows)]
         sizes, chosen = np.full(len(partitions), SIZE, np.int64), np.array(partitions, np.int32)
         call = Call(first, partitions)
         out += accumulator.append("t", columns(first, len(partitions)), chosen, sizes, 0.0, call)
