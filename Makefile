@@ -58,6 +58,9 @@ soak: setup ## the tests that kill, cut off, count and spoil, for longer
 	tests/spark/test_storm.py tests/spark/test_tls.py tests/spark/demo tests/spark/driver/test_killed_member.py tests/spark/driver/test_other_members.py
 	SPARK_KAFKA_SOURCE_SCRIPTS=24 SPARK_KAFKA_SOURCE_KILLS=5 $(BIN)/python -m pytest -s --timeout 3600 \
 	tests/spark/driver/test_first_batch_scripts.py tests/spark/driver/test_lost_coordinator.py
+	SPARK_KAFKA_SOURCE_SOAK=1 SPARK_KAFKA_SOURCE_KILLS=20 $(BIN)/python -m pytest -s --timeout 7200 \
+	tests/spark/sink/test_exactly_once.py tests/spark/sink/test_exactly_once_storm.py \
+	tests/spark/sink/test_random_deaths.py
 
 matrix: setup ## the client's tests against Kafka 2.8, 3.9, 4.1 and 4.2
 	for version in 2.8.2 3.9.1 4.1.0 4.2.0; do \

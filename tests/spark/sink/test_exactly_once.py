@@ -3,43 +3,27 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
-import sys
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
 import pytest
-from pyspark.errors import PythonException, StreamingQueryException
+from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from protocol.admin.topics import NewTopic, create_topic
-from protocol.cluster.client import Client
-from protocol.config import parse_client, parse_producer
-from protocol.producer.sync_producer import SyncProducer
 from protocol.transaction.coordinator import init_producer_id
-from protocol.wire.messages.m00_produce import PRODUCE
-from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
-from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
-from protocol.wire.messages.m26_end_txn import END_TXN
-from protocol.wire.messages.m28_txn_offset_commit import TXN_OFFSET_COMMIT
-from protocol.wire.messages.m65_describe_transactions import DESCRIBE_TRANSACTIONS
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.sink.exactly_once.open_transactions import open_transactions
 from tests import read_committed
 from tests.conftest import TopicFactory
 from tests.console_consumer import console_command
+from tests.copied_exactly_once import POINTS, Copy, write_numbers
 from tests.documents import block
-from tests.jobs import copy_exactly_once
 from tests.kafka_proxy import KafkaProxy
-from tests.killing import Kill
 from tests.soak import SOAK
 
 # The soak run (`make soak`) asks for more.
@@ -48,75 +32,12 @@ PARTITIONS = 3
 ROWS = 9_000
 
 
-@dataclass
-class Copy:
-    """The query that copies `source` to `target`, again and again, through a proxy."""
-
-    spark: SparkSession
-    kafka: LocalKafka
-    proxy: KafkaProxy
-    source: str
-    target: str
-    checkpoint: Path
-    options: dict[str, str]
-
-    def start(self, **options: str) -> StreamingQuery:
-        where = (self.proxy.servers, self.source, self.target, str(self.checkpoint))
-        return copy_exactly_once.start(self.spark, *where, {**self.options, **options})
-
-    def run(self, **options: str) -> list[int]:
-        """The batches that had rows."""
-        query = self.start(**options)
-        assert query.awaitTermination(120)
-        return [progress.batchId for progress in query.recentProgress if progress.numInputRows]
-
-    def run_into(self, kill: Kill, **options: str) -> None:
-        """Until it fails, since somebody was killed."""
-        kill.arm(self.proxy)
-        with pytest.raises(StreamingQueryException):
-            self.start(**options).awaitTermination(120)
-        self.disarm()
-        assert kill.done.is_set(), kill
-
-    def disarm(self) -> None:
-        self.proxy.requests.clear()
-        self.proxy.replies.clear()
-
-    def start_job(self) -> subprocess.Popen[bytes]:
-        """The same in a driver of its own. The JVM and the Python processes are a group, to be killed together."""
-        where = (self.proxy.servers, self.source, self.target, str(self.checkpoint))
-        options = [f"{name}={value}" for name, value in self.options.items()]
-        command = [sys.executable, "-m", "tests.jobs.copy_exactly_once", *where, *options]
-        return subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-    def check(self) -> None:
-        """Every row is there once, in its order if the query keeps that, and no transaction is left open."""
-        for read in (read_committed.by_librdkafka, read_committed.by_this_project):
-            values = read(self.kafka.bootstrap_servers, self.target)
-            if "shuffled" in self.options:
-                assert sorted(int(value) for each in values.values() for value in each) == list(range(ROWS))
-            else:
-                assert values == {p: [b"%d" % n for n in range(p, ROWS, PARTITIONS)] for p in range(PARTITIONS)}
-        with self.client() as client:
-            assert open_transactions(client, "copy-", client.deadline()) == []
-
-    def client(self) -> Client:
-        return Client(parse_client({"bootstrap.servers": self.kafka.bootstrap_servers}))
-
-
 CopyFactory = Callable[..., Copy]
 
 
 @pytest.fixture(scope="module")
 def source(kafka1: LocalKafka) -> str:
-    """Numbers, in turn over the partitions."""
-    name = "numbers"
-    with Client(parse_client({"bootstrap.servers": kafka1.bootstrap_servers})) as client:
-        create_topic(client, NewTopic(name, PARTITIONS))
-        numbers = pa.array([b"%d" % n for n in range(ROWS)], pa.binary())
-        partitions = pa.array([n % PARTITIONS for n in range(ROWS)], pa.int32())
-        SyncProducer(client, parse_producer({})).send_columns(name, pa.record_batch({"value": numbers}), partitions)
-    return name
+    return write_numbers(kafka1, "numbers", PARTITIONS, ROWS)
 
 
 @pytest.fixture
@@ -124,7 +45,8 @@ def copy(spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, source: 
     with KafkaProxy.of(kafka1) as proxy:
 
         def make(**options: str) -> Copy:
-            return Copy(spark, kafka1, proxy, source, topic1(PARTITIONS), tmp_path / "checkpoint", options)
+            target = topic1(PARTITIONS)
+            return Copy(spark, kafka1, proxy, source, target, PARTITIONS, ROWS, tmp_path / "checkpoint", options)
 
         yield make
 
@@ -138,31 +60,6 @@ def test_a_stream_is_there_once_and_a_replay_writes_nothing(copy: CopyFactory) -
         (copied.checkpoint / "commits" / name).unlink()
     assert copied.run() == [last_batch], "it was to be replayed"
     copied.check()
-
-
-def of_task(body: dict[str, Any]) -> bool:
-    return re.search(r"-\d{1,3}$", body["transactional_id"]) is not None
-
-
-def of_driver(body: dict[str, Any]) -> bool:
-    return not of_task(body)
-
-
-# A start takes over the ledger before its first Produce; from then on the driver's transaction is a decision.
-POINTS: dict[str, Callable[[], Kill]] = {
-    "before a task has a producer id": lambda: Kill(INIT_PRODUCER_ID, of_task),
-    "while a task writes": lambda: Kill(PRODUCE, nth=4),
-    "when all tasks have written": lambda: Kill(DESCRIBE_TRANSACTIONS, after=PRODUCE),
-    "when the decision is written, and not committed": lambda: Kill(
-        TXN_OFFSET_COMMIT, of_driver, answered=True, after=PRODUCE
-    ),
-    "before the first EndTxn": lambda: Kill(END_TXN, of_task, after=PRODUCE),
-    "between the EndTxn calls": lambda: Kill(END_TXN, of_task, nth=2, after=PRODUCE),
-    "after the last EndTxn": lambda: Kill(END_TXN, of_task, nth=3, answered=True, after=PRODUCE),
-    # The source commits what is in Spark's commit log.
-    "after Spark's commit log": lambda: Kill(OFFSET_COMMIT, after=END_TXN),
-    "after the group's commit": lambda: Kill(OFFSET_COMMIT, answered=True, after=END_TXN),
-}
 
 
 SMALL_BATCHES = {

@@ -103,4 +103,5 @@ def run(query: Query, name: str, dice: random.Random, proxy: KafkaProxy, lose: A
             continue
         if dice.random() < 0.1:  # Spark's commit log is lost
             start, batch = start + 1, batch - 1
+    assert query.left_open() == []
     return start

@@ -1,0 +1,130 @@
+"""A query that copies numbers exactly once, where it can be killed, and what must be there in the end."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from protocol.admin.topics import NewTopic, create_topic
+from protocol.cluster.client import Client
+from protocol.config import parse_client, parse_producer
+from protocol.producer.sync_producer import SyncProducer
+from protocol.wire.messages.m00_produce import PRODUCE
+from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
+from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
+from protocol.wire.messages.m26_end_txn import END_TXN
+from protocol.wire.messages.m28_txn_offset_commit import TXN_OFFSET_COMMIT
+from protocol.wire.messages.m65_describe_transactions import DESCRIBE_TRANSACTIONS
+from spark_kafka_source.local_kafka import LocalKafka
+from spark_kafka_source.sink.exactly_once.open_transactions import open_transactions
+from tests import read_committed
+from tests.jobs import copy_exactly_once
+from tests.kafka_proxy import KafkaProxy
+from tests.killing import Kill
+
+
+def write_numbers(kafka: LocalKafka, topic: str, partitions: int, rows: int, replication_factor: int = 1) -> str:
+    """A topic of the numbers below `rows`, in turn over the partitions; its name."""
+    with Client(parse_client({"bootstrap.servers": kafka.bootstrap_servers})) as client:
+        create_topic(client, NewTopic(topic, partitions, replication_factor))
+        numbers = pa.array([b"%d" % n for n in range(rows)], pa.binary())
+        places = pa.array([n % partitions for n in range(rows)], pa.int32())
+        with SyncProducer(client, parse_producer({})) as producer:
+            producer.send_columns(topic, pa.record_batch({"value": numbers}), places)
+    return topic
+
+
+@dataclass
+class Copy:
+    """The query that copies `source` to `target`, again and again, through a proxy."""
+
+    spark: SparkSession
+    kafka: LocalKafka
+    proxy: KafkaProxy
+    source: str
+    target: str
+    partitions: int
+    rows: int
+    checkpoint: Path
+    options: dict[str, str]
+
+    def start(self, **options: str) -> StreamingQuery:
+        where = (self.proxy.servers, self.source, self.target, str(self.checkpoint))
+        return copy_exactly_once.start(self.spark, *where, {**self.options, **options})
+
+    def run(self, **options: str) -> list[int]:
+        """The batches that had rows."""
+        query = self.start(**options)
+        assert query.awaitTermination(120)
+        return [progress.batchId for progress in query.recentProgress if progress.numInputRows]
+
+    def run_into(self, kill: Kill, **options: str) -> None:
+        """Until it fails, since somebody was killed."""
+        kill.arm(self.proxy)
+        with pytest.raises(StreamingQueryException):
+            self.start(**options).awaitTermination(120)
+        self.disarm()
+        assert kill.done.is_set(), kill
+
+    def disarm(self) -> None:
+        self.proxy.requests.clear()
+        self.proxy.replies.clear()
+
+    def start_job(self) -> subprocess.Popen[bytes]:
+        """The same in a driver of its own. The JVM and the Python processes are a group, to be killed together."""
+        where = (self.proxy.servers, self.source, self.target, str(self.checkpoint))
+        options = [f"{name}={value}" for name, value in self.options.items()]
+        command = [sys.executable, "-m", "tests.jobs.copy_exactly_once", *where, *options]
+        return subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def check(self) -> None:
+        """Every row is there once, in its order if the query keeps that, and no transaction is left open."""
+        for read in (read_committed.by_librdkafka, read_committed.by_this_project):
+            values = read(self.kafka.bootstrap_servers, self.target)
+            if "shuffled" in self.options:
+                assert sorted(int(value) for each in values.values() for value in each) == list(range(self.rows))
+            else:
+                assert values == {
+                    p: [b"%d" % n for n in range(p, self.rows, self.partitions)] for p in range(self.partitions)
+                }
+        with self.client() as client:
+            assert open_transactions(client, "copy-", client.deadline()) == []
+
+    def client(self) -> Client:
+        return Client(parse_client({"bootstrap.servers": self.kafka.bootstrap_servers}))
+
+
+def of_task(body: dict[str, Any]) -> bool:
+    return re.search(r"-\d{1,3}$", body["transactional_id"]) is not None
+
+
+def of_driver(body: dict[str, Any]) -> bool:
+    return not of_task(body)
+
+
+# A start takes over the ledger before its first Produce; from then on the driver's transaction is a decision.
+POINTS: dict[str, Callable[[], Kill]] = {
+    "before a task has a producer id": lambda: Kill(INIT_PRODUCER_ID, of_task),
+    "while a task writes": lambda: Kill(PRODUCE, nth=4),
+    "when all tasks have written": lambda: Kill(DESCRIBE_TRANSACTIONS, after=PRODUCE),
+    "when the decision is written, and not committed": lambda: Kill(
+        TXN_OFFSET_COMMIT, of_driver, answered=True, after=PRODUCE
+    ),
+    "before the first EndTxn": lambda: Kill(END_TXN, of_task, after=PRODUCE),
+    "between the EndTxn calls": lambda: Kill(END_TXN, of_task, nth=2, after=PRODUCE),
+    "after the last EndTxn": lambda: Kill(END_TXN, of_task, nth=3, answered=True, after=PRODUCE),
+    # The source commits what is in Spark's commit log.
+    "after Spark's commit log": lambda: Kill(OFFSET_COMMIT, after=END_TXN),
+    "after the group's commit": lambda: Kill(OFFSET_COMMIT, answered=True, after=END_TXN),
+}

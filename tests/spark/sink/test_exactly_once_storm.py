@@ -1,0 +1,150 @@
+"""An exactly-once copy of 100,000 rows through random deaths, of its own processes or of brokers, with a reader beside.
+
+For `make soak`: it takes minutes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import threading
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import confluent_kafka
+import psutil
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+
+from protocol.cluster.coordinators import group_coordinator, transaction_coordinator
+from protocol.cluster.metadata import Broker
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.conftest import TopicFactory
+from tests.copied_exactly_once import Copy, write_numbers
+from tests.kafka_proxy import KafkaProxy
+from tests.soak import SOAK
+
+KILLS = int(os.environ.get("SPARK_KAFKA_SOURCE_KILLS", "1"))
+PARTITIONS = 9
+ROWS = 100_000
+
+pytestmark = [
+    pytest.mark.skipif(not SOAK, reason="takes minutes: make soak"),
+    pytest.mark.timeout(300 + 60 * KILLS),
+]
+
+
+class Reader:
+    """Reads committed transactions all the while; `values` by partition, in the order in which they came."""
+
+    def __init__(self, kafka: LocalKafka, topic: str) -> None:
+        self.values: dict[int, list[int]] = defaultdict(list)
+        self._ended = threading.Event()
+        self._consumer = confluent_kafka.Consumer(
+            {
+                "bootstrap.servers": kafka.bootstrap_servers,
+                "group.id": "reader",
+                "isolation.level": "read_committed",
+                "log_level": 0,
+            }
+        )
+        places = [confluent_kafka.TopicPartition(topic, n, confluent_kafka.OFFSET_BEGINNING) for n in range(PARTITIONS)]
+        self._consumer.assign(places)
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            for message in self._consumer.consume(10_000, timeout=0.2):
+                if message.error() is None:
+                    self.values[message.partition()].append(int(message.value()))
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self.values.values()))
+
+    def close(self) -> None:
+        self._ended.set()
+        self._thread.join()
+        self._consumer.close()
+
+
+@contextmanager
+def copied(spark: SparkSession, kafka: LocalKafka, target: str, folder: Path) -> Iterator[Copy]:
+    """Some two batches for each kill. The reader beside must have seen what there is in the end, in order."""
+    source = write_numbers(kafka, f"numbers-{uuid.uuid4().hex[:8]}", PARTITIONS, ROWS, len(kafka.broker_ids))
+    options = {"maxOffsetsPerTrigger": str(ROWS // (2 * max(KILLS, 5))), "kafka.batch.size": "2000"}
+    reader = Reader(kafka, target)
+    try:
+        with KafkaProxy.of(kafka) as proxy:
+            copy = Copy(spark, kafka, proxy, source, target, PARTITIONS, ROWS, folder / "checkpoint", options)
+            yield copy
+            copy.check()
+        give_up_s = time.monotonic() + 60
+        while reader.count < ROWS and time.monotonic() < give_up_s:
+            time.sleep(0.1)
+    finally:
+        reader.close()
+    assert reader.values == {p: list(range(p, ROWS, PARTITIONS)) for p in range(PARTITIONS)}
+
+
+def run_through(copy: Copy, kill: Callable[[], None], kills: int) -> int:
+    """The query, started again whenever it fails, while `kill` is called now and then; how often it was."""
+    dice, done = random.Random(5), 0
+    while True:
+        query = copy.start()
+        while query.isActive:
+            if done < kills:
+                query.awaitTermination(dice.uniform(0.5, 4))
+                if query.isActive:
+                    kill()
+                    done += 1
+            else:
+                query.awaitTermination(1)
+        with contextlib.suppress(StreamingQueryException):
+            query.awaitTermination()
+            return done
+
+
+def kill_a_process() -> None:
+    """Any of Spark's Python processes, but not the one that forks all others."""
+    with contextlib.suppress(psutil.NoSuchProcess, IndexError):  # nobody is there, or not any more
+        pythons = [each for each in psutil.Process().children(recursive=True) if "daemon" in " ".join(each.cmdline())]
+        random.choice([each for each in pythons if not each.children()]).kill()
+
+
+def test_processes_die(spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path) -> None:
+    with copied(spark, kafka1, topic1(PARTITIONS), tmp_path) as copy:
+        kills = KILLS * 3 // 2
+        assert run_through(copy, kill_a_process, kills) == kills
+
+
+def test_brokers_die(spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path) -> None:
+    """The leader of a partition, a coordinator of transactions, the coordinator of the ledger's group, in turn."""
+    target = topic(PARTITIONS, replication_factor=3, config={"min.insync.replicas": "2"})
+    deaths = 0
+
+    def kill_a_broker() -> None:
+        nonlocal deaths
+        query_id = (copy.checkpoint / "metadata").read_text().split('"')[3]
+        with copy.client() as client:
+            deadline = client.deadline()
+            victims: list[Callable[[], Broker]] = [
+                lambda: client.leader(target, 0, deadline)[0],
+                lambda: client.coordinator(transaction_coordinator(f"copy-{query_id}-0"), deadline),
+                lambda: client.coordinator(group_coordinator(f"copy-{query_id}"), deadline),
+            ]
+            victim = client.retrying("whom to kill", victims[deaths % 3], deadline, topics=[target]).node_id
+        deaths += 1
+        kafka.kill(victim)
+        time.sleep(2)  # long enough for others to notice, or not
+        kafka.start(victim)
+
+    with copied(spark, kafka, target, tmp_path) as copy:
+        assert run_through(copy, kill_a_broker, max(3, KILLS // 2)) == deaths >= 3
