@@ -143,16 +143,8 @@ class PartitionProducer:
     @property
     def trouble(self) -> str:
         """In words, why the oldest record batch is not written yet, if something went wrong."""
-        return f"; the last failure: {self.failure}" if self.failure else ""
-
-    @property
-    def failure(self) -> KafkaError | None:
-        return self._queue[0].last_error if self._queue else None
-
-    @property
-    def wakes_at_s(self) -> float | None:
-        """When time alone lets something be sent; None while only an answer can."""
-        return None if self.idle or self.in_flight else self._retry_at_s
+        failure = self._queue[0].last_error if self._queue else None
+        return f"; the last failure: {failure}" if failure else ""
 
     def due_s(self, now_s: float) -> float | None:
         """When time alone is next to change something: a try, or the end of `delivery.timeout.ms`."""
