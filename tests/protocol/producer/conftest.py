@@ -13,9 +13,14 @@ import pytest
 @pytest.fixture(autouse=True)
 def _no_sender_is_left() -> Iterator[None]:
     """Producers that a test has not closed end when nobody has them any more."""
+    before = set(threading.enumerate())
     yield
     give_up_s = time.monotonic() + 20
-    while left := [each.name for each in threading.enumerate() if each.name.startswith("produce-")]:
+    while left := [each.name for each in _senders() if each not in before]:
         gc.collect()
         assert time.monotonic() < give_up_s, left
         time.sleep(0.01)
+
+
+def _senders() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name.startswith("produce-")]
