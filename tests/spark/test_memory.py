@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.benchmarks.processes import DRIVER_SIDE, WORKER, PeakMemory
 from tests.conftest import TopicFactory
+from tests.soak import SOAK
 
 # `make soak` asks for a thousand.
 BATCHES = int(os.environ.get("SPARK_KAFKA_SOURCE_BATCHES", "60"))
@@ -24,6 +25,7 @@ SLACK_MB = {DRIVER_SIDE: 1.5, WORKER: 8.0}
 VALUE = b"x" * 40_000
 
 
+@pytest.mark.skipif(not SOAK, reason="takes half a minute; `make soak` runs it")
 @pytest.mark.timeout(120 + BATCHES * 3)
 def test_neither_the_driver_nor_a_worker_grows_from_batch_to_batch(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path

@@ -20,6 +20,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.log_segments import CODECS, stored_batches
+from tests.soak import SOAK
 from tests.wait_for_brokers import wait_until_decided
 from tests.whole_rows import Partition, rows_of_java, rows_of_librdkafka, rows_of_ours
 
@@ -62,6 +63,7 @@ def plain(kafka1: LocalKafka) -> Producer:
     return Producer({"bootstrap.servers": kafka1.bootstrap_servers, "log_level": 0})
 
 
+@pytest.mark.skipif(not SOAK, reason="takes half a minute; `make soak` runs it")
 @pytest.mark.timeout(3_600)
 def test_rows_are_those_of_librdkafka_and_of_the_java_consumer(
     kafka1: LocalKafka, topic1: TopicFactory, spark: SparkSession, writers: list[Producer], plain: Producer

@@ -19,6 +19,7 @@ from protocol.producer.async_producer import AsyncProducer
 from protocol.producer.delivery import ProducedRange
 from protocol.producer.results import RecordMetadata
 from protocol.producer.sync_producer import SyncProducer
+from protocol.records.batch_header import HEADER_BYTES
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.protocol.producer.producing import (
@@ -185,7 +186,8 @@ class TestWaiting:
             for first in range(0, 8_000, 500):
                 send_numbered(producer, name, first, 500, 40)
                 most = max(most, producer._intake.held_bytes)
-        assert 0 < most <= bound
+        # Rows are let in by what they take themselves; record batches, which are made meanwhile, have headers.
+        assert 0 < most <= bound + 40 * 2 * HEADER_BYTES
         assert_all_once_in_order(kafka, name, 8_000, 40)
 
     def test_two_producers_of_a_client_do_not_disturb_each_other(self, kafka: LocalKafka, topic: TopicFactory) -> None:

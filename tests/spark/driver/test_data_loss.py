@@ -46,6 +46,7 @@ from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.plan.offsets import JsonDict, Offsets
 from tests.conftest import TopicFactory
 from tests.kafka_proxy import Exchange, Fate, KafkaProxy
+from tests.soak import SOAK
 from tests.topic_changes import delete_topics, recreate
 
 # `make soak` asks for 20.
@@ -372,6 +373,7 @@ TRUNCATIONS = [
 ]
 
 
+@pytest.mark.skipif(not SOAK, reason="takes half a minute; `make soak` runs it")
 @pytest.mark.timeout(120 + 60 * REPEATS)
 def test_a_truncated_log_is_told_also_when_it_has_grown_again(
     spark: SparkSession, kafka: LocalKafka, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -86,6 +86,7 @@ def test_whoever_is_killed_and_when_every_row_is_there_once(
     copied.check()
 
 
+@pytest.mark.skipif(not SOAK, reason="takes half a minute; `make soak` runs it")
 @pytest.mark.timeout(120 + 300 * KILLS)
 def test_the_driver_is_killed_with_all_its_processes(copy: CopyFactory) -> None:
     copied = copy(**SMALL_BATCHES)
