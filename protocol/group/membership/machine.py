@@ -296,8 +296,10 @@ class MemberMachine(ABC):
             self._life.stay(Cause.of(error))
 
     def _until(self, *moments_s: float) -> float:
-        """The first of these, or when a session or the owner's time is over."""
-        return min(*moments_s, self._session_ends_s, self._polled_s + self._poll_interval_s)
+        """The first of these; in a session, or when that or the owner's time is over."""
+        if self.state in IN_SESSION:
+            moments_s += self._session_ends_s, self._polled_s + self._poll_interval_s
+        return min(moments_s)
 
     def _look_up(self, now_s: float) -> Step:
         """When it is time for that. Takes no longer than a heartbeat may be late."""

@@ -34,6 +34,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=2 * settings.default.max_examples)
 @given(seed=st.integers(0, 2**32))
+@example(seed=82581)  # a farewell is tried again, and its owner's time was over long ago
 @example(seed=5289)  # SyncGroup, answered by a group that was stable, begins no session
 def test_no_partition_has_two_owners_and_in_the_end_each_has_one(kind: str, seed: int) -> None:
     chance, cluster = random.Random(seed), new_cluster(partitions=5)
