@@ -54,9 +54,10 @@ def _log(error: KafkaError) -> None:
 class ConsumerGroup:
     """One member of `config.consumer.group_id`.
 
-    `columns`: as of `Consumer`. `on_error` hears what goes wrong and ends nothing, such as a commit that is refused
-    (sarama's `Errors`), in any of the threads; by default it is logged. `close` may be called from any thread but a
-    handler's, `pause` and `resume` from all.
+    `columns`: as of `Consumer`. `on_error` hears what goes wrong and ends nothing, such as a commit that is refused, or
+    topics that nobody can be assigned since this member leads and may not know of them (sarama's `Errors`), in any of
+    the threads; by default it is logged. `close` may be called from any thread but a handler's, `pause` and `resume`
+    from all.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class ConsumerGroup:
             while not self.closed:
                 self._streams.drop(self._streams.partitions)
                 assignment = membership.take_up(self._client.deadline(_LOOK_MS), self._give_up_unread)
+                self._tell_refusal(membership)
                 if assignment.joining is None:
                     return _SessionRun(self, membership, handler, assignment).run()
             return Cause("this ConsumerGroup was closed")
@@ -118,6 +120,10 @@ class ConsumerGroup:
             self._membership.subscribe(subscription)
         self._subscription = subscription
         return self._membership
+
+    def _tell_refusal(self, membership: Membership) -> None:
+        if (refusal := membership.take_refusal()) is not None:
+            self._on_error(refusal)
 
     def _give_up_unread(self, revocation: Revocation) -> None:
         """Between two sessions nothing is read, and what was marked is committed."""
@@ -186,6 +192,7 @@ class _SessionRun:
     def _look(self) -> None:
         """What there is to do from time to time."""
         self._commits.tell()
+        self._owner._tell_refusal(self._membership)
         if self._owner.closed:
             return self._session.end(Cause("this ConsumerGroup was closed"))
         if not self._threads:

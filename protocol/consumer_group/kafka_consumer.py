@@ -140,7 +140,8 @@ class KafkaConsumer:
         """Records of the assigned partitions, at most a few thousand; none when none came in time.
 
         Takes longer where partitions begin to be read, or a listener does. Raises `WakeUp`, what reading a partition
-        raises (once; the others go on), and what a listener raises.
+        raises (once; the others go on), what a listener raises, and, once, which topics nobody can be assigned since
+        this member leads its group and has no right to know of them.
         """
         deadline = self._client.deadline(timeout_ms)
         while True:
@@ -170,6 +171,8 @@ class KafkaConsumer:
         self._commits.tell()
         if (membership := self._membership) is not None:
             membership.progress()
+            if (refusal := membership.take_refusal()) is not None:
+                raise refusal
             if membership.rebalance_pending is not None:
                 assignment = membership.take_up(deadline.at_most_ms(_LOOK_MS), self._give_up)
                 self._member = assignment.member

@@ -83,6 +83,8 @@ class QueryMembership:
                     raise DeadlineExceeded(f"the group has not assigned its partitions to this query yet: {missing}")
                 deadline.clock.sleep_s(_LOOK_AGAIN_S)
                 self._take_up(membership, there, read, deadline)
+        if (refusal := membership.take_refusal()) is not None:
+            log.warning("%s", in_options(refusal))
         owned = {key: topic_id for key, topic_id in there.owned.items() if key in membership.owned}
         self._claim(owned, read, deadline)
         added = {

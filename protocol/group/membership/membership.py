@@ -14,12 +14,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from protocol.broker_errors import broker_error
+from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.cluster.coordinators import group_coordinator
+from protocol.cluster.metadata import Metadata
 from protocol.config import ConsumerConfig
-from protocol.errors import DeadlineExceeded, KafkaError, UsageError
+from protocol.errors import BrokerError, DeadlineExceeded, KafkaError, UsageError
 from protocol.group.member import GroupMember
 from protocol.group.membership.assignment import Assignment, Revocation
 from protocol.group.membership.cause import Cause
@@ -75,6 +76,9 @@ class Membership:
         self._looked_s = self._clock.now_s()
         self._failing_since_s: float | None = None
         self._has_warned = False
+        # Topics that metadata do not tell this user of, and the error until the owner has taken it.
+        self._hidden: frozenset[str] = frozenset()
+        self._refusal: BrokerError | None = None
         self._thread: threading.Thread | None = None
 
     # -- for the owner ------------------------------------------------------------------------
@@ -102,6 +106,12 @@ class Membership:
     def owned(self) -> frozenset[tuple[str, int]]:
         with self._changed:
             return self._machine.owned
+
+    def take_refusal(self) -> BrokerError | None:
+        """Names topics that the group reads and this user may not know of: who leads assigns them to nobody. Once."""
+        with self._changed:
+            refusal, self._refusal = self._refusal, None
+            return refusal
 
     def progress(self) -> None:
         """The owner is at work: `max.poll.interval.ms` begins anew. `take_up` says so, too."""
@@ -243,7 +253,8 @@ class Membership:
             if body["error_code"] not in ask.accept:
                 own = f": {body['error_message']}" if body.get("error_message") else ""
                 what = f"{ask.api.name} for {self._coordinator} at {broker}{own}"
-                raise broker_error(body["error_code"], what, api=ask.api.name, **self._coordinator.context)
+                about = {"api": ask.api.name, "topic": ", ".join(sorted(self._machine.subscription.names))}
+                raise broker_error(body["error_code"], what, **about, **self._coordinator.context)
             return body
 
         what = f"{ask.api.name} for {self._coordinator}"
@@ -267,6 +278,7 @@ class Membership:
             tell = partial(self._machine.not_found, error)
         else:
             self._note(None)
+            self._note_hidden(step.topics or frozenset(), cluster)
             tell = partial(self._machine.found, cluster)
         self._hand_over(tell)
 
@@ -284,6 +296,16 @@ class Membership:
             self._has_warned = True
             words = self._client.words(_of_attempt(failure))
             log.warning("group %s: requests of this member fail, and are tried again: %s", group, words)
+
+    def _note_hidden(self, watched: frozenset[str], cluster: Metadata) -> None:
+        code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        hidden = frozenset(name for name in watched & cluster.topics.keys() if cluster.topics[name].error_code == code)
+        with self._changed:
+            if hidden - self._hidden:
+                names, group = ", ".join(sorted(hidden)), self._machine.group
+                words = f"group {group}: nobody is assigned the partitions of {names}"
+                self._refusal = broker_error(code, words, api="Metadata", topic=names)
+            self._hidden = hidden
 
     def _hand_over(self, tell: Callable[[float], None]) -> None:
         with self._changed:

@@ -1,0 +1,136 @@
+"""Members of a group that lack a right: a query says which; and a leader, which topic of another member it is about."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from protocol.consumer_group.config import parse_group_consumer
+from protocol.consumer_group.kafka_consumer import KafkaConsumer
+from protocol.errors import BrokerError, KafkaError
+from spark_kafka_source.driver.stream_reader import KafkaStreamReader
+from spark_kafka_source.options.parsing import parse_source_options
+from tests.conftest import TopicFactory, topic_factory
+from tests.protocol.consumer.consuming import produce
+from tests.protocol.consumer_group.members import Member, read, wait_until
+from tests.protocol.sasl.conftest import ClientFactory
+from tests.protocol.sasl.rights import ALICE, BOB, Right, allow
+from tests.protocol.security.secure_parts import options
+from tests.secured_kafka import SecuredKafka
+
+pytestmark = pytest.mark.kafka
+
+# A leader hears soon that another has joined.
+CLASSIC = {"group.protocol": "classic", "heartbeat.interval.ms": "300"}
+
+
+@pytest.fixture
+def topic(secured: SecuredKafka) -> Iterator[TopicFactory]:
+    """With three records."""
+    factory = topic_factory(secured.kafka)
+    create = next(factory)
+
+    def filled() -> str:
+        name = create()
+        produce(secured.kafka, name, range(3))
+        return name
+
+    yield filled
+    for _ in factory:
+        pass
+
+
+def rights_of_member(topic: str, group: str) -> list[Right]:
+    return [Right("Read", "Group", group), Right("Read", "Topic", topic)]
+
+
+def query_of_bob(secured: SecuredKafka, topic: str, group: str, protocol: dict[str, str]) -> KafkaStreamReader:
+    given = secured.properties("SASL_PLAINTEXT") | BOB | {"group.id": group, **protocol}
+    return KafkaStreamReader(parse_source_options({**options(given), "subscribe": topic}, streaming=True))
+
+
+def begin(query: KafkaStreamReader) -> None:
+    query.latestOffset(query.initialOffset(), query.getDefaultReadLimit())
+
+
+@pytest.mark.parametrize("protocol", [CLASSIC, {"group.protocol": "consumer"}], ids=lambda each: each["group.protocol"])
+@pytest.mark.parametrize("missing", ["Group", "Topic"])
+def test_a_query_says_which_right_it_lacks(
+    secured: SecuredKafka, topic: TopicFactory, protocol: dict[str, str], missing: str
+) -> None:
+    name = topic()
+    rights = {right.resource: right for right in rights_of_member(name, f"group-{name}")}
+    lacking = rights.pop(missing)
+    allow(secured.kafka, rights.values())
+    query = query_of_bob(secured, name, f"group-{name}", protocol)
+    with pytest.raises(KafkaError, match=rf"\(it needs (Read|Describe) on {missing} {lacking.name}\)"):
+        begin(query)
+    query.stop()
+
+
+class TestLeader:
+    """Of a classic group, who assigns for all: bob, who has no right to know of a topic that alice subscribes to."""
+
+    @pytest.fixture
+    def known(self, secured: SecuredKafka, topic: TopicFactory) -> str:
+        """The group's name, too."""
+        name = topic()
+        allow(secured.kafka, rights_of_member(name, name))
+        return name
+
+    def test_its_poll_raises_it_once(
+        self, secured: SecuredKafka, client: ClientFactory, topic: TopicFactory, known: str
+    ) -> None:
+        with consumer(client, BOB, known) as leader, consumer(client, ALICE, known) as other:
+            leader.subscribe([known])
+            read(leader, 3)
+            other.subscribe([hidden := topic()])
+            with pytest.raises(BrokerError, match=is_nobodys(hidden)):
+                wait_until(lambda: not (leader.poll(50), other.poll(50)))
+            produce(secured.kafka, known, range(3, 6))
+            read(leader, 3)
+
+    def test_its_user_s_errors_have_it(self, client: ClientFactory, topic: TopicFactory, known: str) -> None:
+        leader = Member(client(BOB), known, known, **CLASSIC)
+        try:
+            wait_until(lambda: len(leader.handled) == 3)
+            with consumer(client, ALICE, known) as other:
+                other.subscribe([hidden := topic()])
+                wait_until(lambda: other.poll(50) is not None and leader.errors)
+        finally:
+            leader.close()
+        (error,) = leader.errors
+        assert re.search(is_nobodys(hidden), str(error))
+
+    def test_its_query_s_log_has_it(
+        self,
+        secured: SecuredKafka,
+        client: ClientFactory,
+        topic: TopicFactory,
+        known: str,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        leader = query_of_bob(secured, known, known, CLASSIC)
+        begin(leader)
+        with consumer(client, ALICE, known) as other, caplog.at_level(logging.WARNING):
+            other.subscribe([hidden := topic()])
+
+            def is_said() -> bool:
+                other.poll(50)
+                begin(leader)
+                return re.search(is_nobodys(hidden), caplog.text) is not None
+
+            wait_until(is_said)
+        leader.stop()
+
+
+def consumer(client: ClientFactory, who: dict[str, str], group: str) -> KafkaConsumer:
+    given = {"group.id": group, "auto.offset.reset": "earliest", **CLASSIC}
+    return KafkaConsumer(client(who), parse_group_consumer(given))
+
+
+def is_nobodys(topic: str) -> str:
+    return rf"nobody is assigned the partitions of {topic}: TOPIC_AUTH.* \(it needs Describe on Topic {topic}\)"
