@@ -1,7 +1,7 @@
 """A token for client credentials, from an OAuth 2.0 token endpoint (RFC 6749, section 4.4).
 
 As Kafka's Java client asks: a POST with the client's id and secret in the header, tried again with back-off where that
-can help. Nothing is followed elsewhere, and no message repeats what was sent or what came but RFC 6749's own words.
+can help. Nothing is followed elsewhere, and no message repeats what was sent, or what came but RFC 6749's own words.
 """
 
 from __future__ import annotations
@@ -10,20 +10,25 @@ import base64
 import http.client
 import json
 import logging
+import socket
 import ssl
+import threading
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 from protocol.clock import Backoff, Deadline
 from protocol.errors import AuthenticationFailed, ConfigurationError, ConnectFailed
+from protocol.net.connect import connect
 from protocol.net.tls_context import new_context
 from protocol.once import warn_once
 from protocol.property import Effect, Property
 from protocol.property_kinds import shown
 from protocol.sasl.config import SaslConfig
 from protocol.sasl.credentials import TokenEndpoint
-from protocol.secret import Secret
+from protocol.sasl.token import is_seconds
+from protocol.secret import HIDDEN, Secret
 from protocol.security.tls_config import parse_tls
 from protocol.security.tls_properties import TLS_PROPERTIES
 
@@ -31,6 +36,7 @@ log = logging.getLogger(__name__)
 
 _MOST_BYTES = 1 << 20
 _SETTINGS = ("sasl.oauthbearer.token.endpoint.url",)
+_PORTS = {"http": 80, "https": 443}
 _WORTH_ANOTHER_TRY = frozenset((408, 425, 429, 500, 502, 503, 504))
 
 
@@ -43,11 +49,9 @@ def ask_endpoint(source: TokenEndpoint, config: SaslConfig, deadline: Deadline) 
 
     Raises `AuthenticationFailed` when the endpoint refuses, `ConnectFailed` when it has not answered by the deadline.
     """
-    url = urllib.parse.urlsplit(source.url)
-    if url.scheme not in ("http", "https") or not url.hostname:
-        raise ConfigurationError(f"{_SETTINGS[0]} is no https://… and no file:///….", settings=_SETTINGS)
+    url = _parsed(source.url)
     if url.scheme == "http":
-        warn_once(f"{_SETTINGS[0]} is http://{url.netloc}…: the client's secret and the token go there unencrypted")
+        warn_once(f"{_SETTINGS[0]} is {_shown(url)}…: the client's secret and the token go there unencrypted")
     backoff = Backoff(config.login_retry_backoff_ms, config.login_retry_backoff_max_ms)
     while True:
         try:
@@ -55,9 +59,24 @@ def ask_endpoint(source: TokenEndpoint, config: SaslConfig, deadline: Deadline) 
         except _NoAnswer as error:
             wait_s = backoff.next_s()
             if wait_s >= deadline.remaining_s():
-                raise ConnectFailed(f"no token from {url.scheme}://{url.netloc}: {error}", settings=_SETTINGS) from None
-            log.debug("no token from %s, tried again: %s", url.netloc, error)
+                raise ConnectFailed(f"no token from {_shown(url)}: {error}", settings=_SETTINGS) from None
+            log.debug("no token from %s, tried again: %s", _shown(url), error)
             deadline.clock.sleep_s(wait_s)
+
+
+def _parsed(text: str) -> urllib.parse.SplitResult:
+    """Raises `ConfigurationError` for what is no address on the web."""
+    with suppress(ValueError):
+        url = urllib.parse.urlsplit(text)
+        # To ask for the port is to read it.
+        if url.scheme in _PORTS and url.hostname and url.port != 0 and text.isascii():
+            return url
+    raise ConfigurationError(f"{_SETTINGS[0]} is no https://… and no file:///….", settings=_SETTINGS)
+
+
+def _shown(url: urllib.parse.SplitResult) -> str:
+    """Without a user and a password that may stand in it."""
+    return f"{url.scheme}://{url.netloc.rpartition('@')[2]}"
 
 
 def _ask(
@@ -70,33 +89,54 @@ def _ask(
         "Content-Type": "application/x-www-form-urlencoded",
     }
     fields = {"grant_type": "client_credentials", **({"scope": source.scope} if source.scope else {})}
-    path = url.path or "/"
-    timeout_s = max(0.001, min(config.login_read_timeout_ms / 1000, deadline.remaining_s()))
-    connection = _connection(url, source.tls, timeout_s)
+    form, path = urllib.parse.urlencode(fields), url.path or "/"
     try:
-        connection.request(
-            "POST", f"{path}?{url.query}" if url.query else path, urllib.parse.urlencode(fields), headers
-        )
-        response = connection.getresponse()
-        body = response.read(_MOST_BYTES)
+        with _connected(url, source.tls, deadline.at_most_ms(config.login_read_timeout_ms)) as connection:
+            connection.request("POST", f"{path}?{url.query}" if url.query else path, form, headers)
+            response = connection.getresponse()
+            body = response.read(_MOST_BYTES)
+            if response.length:
+                raise _NoAnswer("its answer is cut off, or too long")
     except ssl.SSLCertVerificationError as error:
         raise AuthenticationFailed(
-            f"the certificate of the token endpoint {url.netloc} is not trusted: {error.verify_message}",
+            f"the certificate of the token endpoint {_shown(url)} is not trusted: {error.verify_message}",
             settings=_SETTINGS,
         ) from error
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, ConnectFailed) as error:
         raise _NoAnswer(str(error) or type(error).__name__) from error
-    finally:
-        connection.close()
-    return _token(url, response.status, body)
+    except http.client.HTTPException as error:
+        raise _NoAnswer(f"its answer is not HTTP's ({type(error).__name__})") from error
+    return _token(url, source, response.status, body)
 
 
-def _connection(
-    url: urllib.parse.SplitResult, tls: Mapping[str, Secret], timeout_s: float
-) -> http.client.HTTPConnection:
-    if url.scheme == "http":
-        return http.client.HTTPConnection(str(url.hostname), url.port, timeout=timeout_s)
-    return http.client.HTTPSConnection(str(url.hostname), url.port, timeout=timeout_s, context=_context(tls))
+@contextmanager
+def _connected(
+    url: urllib.parse.SplitResult, tls: Mapping[str, Secret], deadline: Deadline
+) -> Iterator[http.client.HTTPConnection]:
+    """Open until the deadline, whatever is going on: timeouts of sockets begin anew with each byte that comes."""
+    host, context = str(url.hostname), _context(tls) if url.scheme == "https" else None
+    sock = connect(host, url.port or _PORTS[url.scheme], deadline)
+    sock.setblocking(True)
+    ended = threading.Event()
+
+    def end(same: socket.socket) -> None:
+        ended.set()
+        with suppress(OSError):
+            same.shutdown(socket.SHUT_RDWR)
+
+    # `ssl` takes the socket for itself, but the connection is that of its duplicate, too.
+    with closing(http.client.HTTPConnection(host, url.port)) as connection, sock.dup() as same:
+        timer = threading.Timer(deadline.remaining_s(), end, (same,))
+        timer.daemon = True
+        timer.start()
+        try:
+            connection.sock = context.wrap_socket(sock, server_hostname=host) if context else sock
+            yield connection
+        finally:
+            timer.cancel()
+            timer.join()
+        if ended.is_set():
+            raise _NoAnswer("no whole answer in time")
 
 
 def _context(tls: Mapping[str, Secret]) -> ssl.SSLContext:
@@ -111,7 +151,7 @@ def _field(row: Property) -> str:
     return row.field.removeprefix("ssl_")
 
 
-def _token(url: urllib.parse.SplitResult, status: int, body: bytes) -> tuple[str, float | None]:
+def _token(url: urllib.parse.SplitResult, source: TokenEndpoint, status: int, body: bytes) -> tuple[str, float | None]:
     try:
         said = json.loads(body)
     except (ValueError, RecursionError):
@@ -119,14 +159,17 @@ def _token(url: urllib.parse.SplitResult, status: int, body: bytes) -> tuple[str
     fields: dict[str, Any] = said if isinstance(said, dict) else {}
     if status in (200, 201) and isinstance(fields.get("access_token"), str):
         lifetime_s = fields.get("expires_in")
-        return fields["access_token"].strip(), float(lifetime_s) if isinstance(lifetime_s, (int, float)) else None
+        return fields["access_token"].strip(), float(lifetime_s) if is_seconds(lifetime_s) else None
     words = ", ".join(
-        shown(fields[name]) for name in ("error", "error_description") if isinstance(fields.get(name), str)
+        # Some repeat what they were given.
+        shown(fields[name].replace(source.client_secret.reveal(), HIDDEN))
+        for name in ("error", "error_description")
+        if isinstance(fields.get(name), str)
     )
     answer = f"the answer {status}{f' ({words})' if words else ''}, without an access_token"
     if status in _WORTH_ANOTHER_TRY:
         raise _NoAnswer(answer)
     raise AuthenticationFailed(
-        f"no token from {url.scheme}://{url.netloc}: {answer}; check the client's id, its secret and the scope",
+        f"no token from {_shown(url)}: {answer}; check the client's id, its secret and the scope",
         settings=_SETTINGS,
     )

@@ -17,9 +17,10 @@ from typing import Any
 
 from protocol.clock import Clock, Deadline
 from protocol.errors import AuthenticationFailed, ConfigurationError, KafkaError, RequestTimedOut
+from protocol.property_kinds import shown
 from protocol.sasl.config import SaslConfig
 from protocol.sasl.credentials import AwsIam, TokenEndpoint, TokenFile, TokenProvider, TokenSource, UnsecuredToken
-from protocol.sasl.token import Token, end_of_jwt, unsecured_token
+from protocol.sasl.token import Token, end_of_jwt, is_seconds, unsecured_token
 from protocol.secret import Secret
 
 log = logging.getLogger(__name__)
@@ -89,14 +90,25 @@ class Tokens:
                 settings=("sasl.oauthbearer.token.provider",),
             ) from None
         parts = given if isinstance(given, tuple) else (given,)
-        text, ends_at_s, extensions = (*parts, None, None)[:3]
-        if not isinstance(text, str) or len(parts) > 3:
+        text, ends_at_s, extensions = (*parts, None, None, None)[:3]
+        if len(parts) > 3 or not isinstance(text, str) or not _fit(ends_at_s, extensions):
             raise ConfigurationError(
                 f"sasl.oauthbearer.token.provider={source.function} gave {type(given).__name__}; it must give a token, "
-                "(token, ends_at_s) or (token, ends_at_s, extensions).",
+                "(token, ends_at_s) or (token, ends_at_s, extensions): text, seconds (not milliseconds) since 1970, "
+                "and a dict of texts.",
                 settings=("sasl.oauthbearer.token.provider",),
             )
         return self._made(text, ends_at_s, extensions)
+
+
+def _fit(ends_at_s: object, extensions: object) -> bool:
+    """Whether a user's function may give these beside its token."""
+    named = extensions or {}
+    return (
+        (ends_at_s is None or is_seconds(ends_at_s))
+        and isinstance(named, Mapping)
+        and all(isinstance(text, str) for pair in named.items() for text in pair)
+    )
 
 
 def _content(path: str) -> str:
@@ -113,9 +125,10 @@ def _imported(function: str) -> Any:
     module, _, name = function.partition(":")
     try:
         return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:
+        why = error if isinstance(error, (ImportError, AttributeError)) else type(error).__name__
         raise ConfigurationError(
-            f"sasl.oauthbearer.token.provider={function} cannot be imported in this process ({error}). It must be "
+            f"sasl.oauthbearer.token.provider={function} cannot be imported in this process ({why}). It must be "
             "installed where the driver runs, and where the executors run.",
             settings=("sasl.oauthbearer.token.provider",),
         ) from error
@@ -131,13 +144,16 @@ def _signed_by_aws(source: AwsIam, address: str) -> tuple[str, float]:
             settings=("sasl.mechanism",),
         ) from error
     region = _region(address)
-    if source.role_arn is not None:
-        name = source.role_session_name or "spark-kafka-source"
-        text, ends_at_ms = MSKAuthTokenProvider.generate_auth_token_from_role_arn(region, source.role_arn, name)
-    elif source.profile is not None:
-        text, ends_at_ms = MSKAuthTokenProvider.generate_auth_token_from_profile(region, source.profile)
-    else:
-        text, ends_at_ms = MSKAuthTokenProvider.generate_auth_token(region)
+    try:
+        if source.role_arn is not None:
+            name = source.role_session_name or "spark-kafka-source"
+            text, ends_at_ms = MSKAuthTokenProvider.generate_auth_token_from_role_arn(region, source.role_arn, name)
+        elif source.profile is not None:
+            text, ends_at_ms = MSKAuthTokenProvider.generate_auth_token_from_profile(region, source.profile)
+        else:
+            text, ends_at_ms = MSKAuthTokenProvider.generate_auth_token(region)
+    except Exception as error:
+        raise AuthenticationFailed(f"the AWS signer says {shown(str(error))} ({type(error).__name__})") from error
     return text, ends_at_ms / 1000
 
 

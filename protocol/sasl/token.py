@@ -6,7 +6,7 @@ import base64
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 from protocol.errors import ConfigurationError
 from protocol.secret import Secret
@@ -14,6 +14,8 @@ from protocol.secret import Secret
 # As Java's client by default (sasl.login.refresh.window.factor).
 _RENEWED_AT = 0.8
 _UNSECURED = "unsecuredLogin"
+# The year 5138: who is asked for seconds and means later has counted milliseconds.
+_NEVER_S = 1e11
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,11 @@ class Token:
         return self.ends_at_s is None or now_s >= self.ends_at_s
 
 
+def is_seconds(value: object) -> TypeGuard[float]:
+    """Whether it can be a time in seconds since 1970, or a number of seconds from now."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < _NEVER_S
+
+
 def end_of_jwt(text: str) -> float | None:
     """When a JSON Web Token (RFC 7519) says that it ends; None for another kind of token, or one that does not say."""
     parts = text.split(".")
@@ -45,7 +52,7 @@ def end_of_jwt(text: str) -> float | None:
     except (ValueError, RecursionError):
         return None
     end = claims.get("exp") if isinstance(claims, dict) else None
-    return float(end) if isinstance(end, (int, float)) else None
+    return float(end) if is_seconds(end) else None
 
 
 def unsecured_token(options: Mapping[str, str], now_s: float) -> Token:

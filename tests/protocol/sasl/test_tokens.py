@@ -5,15 +5,18 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from protocol.clock import Deadline
+from protocol.clock import SYSTEM_CLOCK, Deadline
 from protocol.errors import AuthenticationFailed, ConfigurationError, ConnectFailed
 from protocol.net.tokens import Tokens
 from protocol.sasl.config import SaslConfig
@@ -22,6 +25,7 @@ from protocol.sasl.token import Token, end_of_jwt, unsecured_token
 from protocol.secret import Secret
 from spark_kafka_source.local_kafka.certificates import CertificateAuthority
 from tests.fake_kafka.clock import ManualClock
+from tests.protocol.net.test_hostile_tls import Talk, server
 from tests.token_endpoint import Endpoint
 
 KAFKA = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required"
@@ -105,7 +109,10 @@ def test_one_whose_end_nobody_knows_is_good_once(clock: ManualClock, monkeypatch
 
 @pytest.mark.parametrize(
     ("text", "end_s"),
-    [(jwt(1234), 1234), (jwt(None), None), ("opaque", None), ("a.b.c", None), ("a.W10.c", None), ("..", None)],
+    [
+        *((jwt(1234), 1234), (jwt(None), None), ("opaque", None), ("a.b.c", None), ("a.W10.c", None), ("..", None)),
+        *((jwt(10**400), None), (jwt(float("nan")), None), (jwt(True), None)),
+    ],
 )
 def test_a_jwt_says_when_it_ends(text: str, end_s: float | None) -> None:
     assert end_of_jwt(text) == end_s
@@ -132,12 +139,23 @@ def test_what_a_function_may_give(
     assert (token.ends_at_s, token.extensions) == (end_s, extensions)
 
 
-@pytest.mark.parametrize("given", [None, b"hunter2", ("hunter2", 1, {}, 4), 7])
+MILLISECONDS = 1_700_000_000_000
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *(None, b"hunter2", ("hunter2", 1, {}, 4), 7, ()),
+        *(("hunter2", end) for end in ("1", datetime.now(timezone.utc), float("nan"), 10**400, MILLISECONDS)),
+        *(("hunter2", None, extensions) for extensions in ([("a", "b")], {"a": 1}, {1: "a"})),
+    ],
+)
 def test_what_it_may_not_is_an_error_without_it(
     clock: ManualClock, monkeypatch: pytest.MonkeyPatch, given: object
 ) -> None:
     with pytest.raises(ConfigurationError, match=r"module_of_a_test:token gave \w+; it must give a token") as raised:
         ask(Tokens(clock), provider(lambda: given, monkeypatch), clock)
+    assert "seconds (not milliseconds) since 1970" in str(raised.value)
     assert "hunter2" not in str(raised.value)
 
 
@@ -155,6 +173,15 @@ def test_what_it_raises_is_not_repeated(clock: ManualClock, monkeypatch: pytest.
 def test_one_that_cannot_be_imported_says_where_it_must_be(clock: ManualClock, function: str) -> None:
     with pytest.raises(ConfigurationError, match="installed where the driver runs, and where the executors run"):
         ask(Tokens(clock), TokenProvider(function), clock)
+
+
+def test_one_whose_module_fails_is_said_to_be(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "failing_of_a_test.py").write_text("import os\nKEY = os.environ['NOT_THERE_OF_A_TEST']\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"failing_of_a_test:token cannot be imported .*\(KeyError\)"):
+        ask(Tokens(clock), TokenProvider("failing_of_a_test:token"), clock)
 
 
 # -- files, and tokens that nobody signed ---------------------------------------------------------
@@ -232,6 +259,8 @@ def test_one_that_stays_busy_is_given_up(endpoint: Endpoint, clock: ManualClock)
             (401, {}, b'{"error":"invalid_client","error_description":"no such client"}'),
             "'invalid_client', 'no such client'",
         ),
+        ((400, {}, json.dumps({"error": f"not {SECRET_OF_CLIENT}"}).encode()), "'not [hidden]'"),
+        (gives(access_token=7, expires_in=10**400), "the answer 200, without an access_token"),
         ((400, {}, b"not json"), "the answer 400, without an access_token"),
         (gives(token="hunter2"), "the answer 200, without an access_token"),
         ((200, {}, b"[" * 100_000), "the answer 200, without an access_token"),
@@ -259,7 +288,7 @@ def test_the_certificate_of_an_endpoint_is_checked(clock: ManualClock, tmp_path:
     authority = CertificateAuthority(tmp_path)
     with Endpoint(authority.issue("endpoint", ["127.0.0.1"])) as endpoint:
         endpoint.answers = [gives(access_token="token")]
-        with pytest.raises(AuthenticationFailed, match=r"the certificate of the token endpoint 127.0.0.1:\d+ is not"):
+        with pytest.raises(AuthenticationFailed, match=r"of the token endpoint https://127.0.0.1:\d+ is not"):
             ask(Tokens(clock), client(endpoint.url), clock)
         assert not endpoint.asked
         text = f'{KAFKA} clientId="me" clientSecret="secret" ssl.truststore.location="{authority.certificate}";'
@@ -269,6 +298,41 @@ def test_the_certificate_of_an_endpoint_is_checked(clock: ManualClock, tmp_path:
         assert ask(Tokens(clock), source, clock).value.reveal() == "token"
 
 
-def test_an_endpoint_that_is_none(clock: ManualClock) -> None:
+NOWHERE = ("ftp://localhost/token", "https://", "https://[::1/", "https://a:b/", "https://a:99999/", "https://a/ä")
+
+
+@pytest.mark.parametrize("url", NOWHERE)
+def test_an_endpoint_that_is_none(clock: ManualClock, url: str) -> None:
     with pytest.raises(ConfigurationError, match=r"is no https://… and no file:///…"):
-        ask(Tokens(clock), client("ftp://localhost/token"), clock)
+        ask(Tokens(clock), client(url), clock)
+
+
+def test_a_user_in_its_address_is_not_shown(endpoint: Endpoint, clock: ManualClock) -> None:
+    endpoint.answers = [(400, {}, b"")]
+    with pytest.raises(AuthenticationFailed, match=r"no token from http://127.0.0.1:\d+: ") as raised:
+        ask(Tokens(clock), client(endpoint.url.replace("//", "//me:hunter2@")), clock)
+    assert "hunter2" not in str(raised.value)
+
+
+def drips(sock: socket.socket) -> None:
+    """Each byte comes in time, the whole answer never does."""
+    sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+    while True:
+        time.sleep(0.02)
+        sock.sendall(b" ")
+
+
+def is_cut_off(sock: socket.socket) -> None:
+    sock.recv(65_536)
+    sock.sendall(b'HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{"access_token": "to')
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+@pytest.mark.parametrize("talk", [drips, is_cut_off])
+def test_an_answer_that_never_ends_is_none(talk: Talk, scheme: str) -> None:
+    with server(talk) as (port, _):
+        began_s = time.monotonic()
+        config, source = SaslConfig(login_read_timeout_ms=300), client(f"{scheme}://127.0.0.1:{port}/")
+        with pytest.raises(ConnectFailed, match=f"no token from {scheme}://127.0.0.1:{port}: "):
+            Tokens(SYSTEM_CLOCK).token(source, config, "broker:9093", Deadline.after_ms(500))
+        assert time.monotonic() - began_s < 5
