@@ -30,14 +30,15 @@ def resolved(text: str) -> str:
 def _looked_up(match: re.Match[str]) -> str:
     try:
         if match["env"]:
-            return os.environ[match["name"]]
+            # Elsewhere a byte that is no UTF-8 would be an error that has the whole text in it.
+            return os.environb[os.fsencode(match["name"])].decode("utf-8")
         if match["kind"] == "dir":
             return _file_in(Path(match["path"]), match["key"])
         return parse_java_properties(Path(match["path"]).read_text(ENCODING))[match["key"]]
     except KeyError:
         where = "in this process's environment" if match["env"] else "in that file"
         raise _leads_nowhere(match, f"there is no such name {where}") from None
-    except (OSError, UnicodeError) as error:
+    except (OSError, ValueError) as error:
         raise _leads_nowhere(match, getattr(error, "strerror", None) or "it is no text in UTF-8") from None
 
 

@@ -2,13 +2,14 @@
 
 Owns the names and what becomes of one property (applies, without effect, forbidden, not supported yet); those of TLS
 are in `protocol.security`. Read by `protocol.config`, which holds the defaults, and by whoever prints the table.
-May not know what the values are used for. No message ever shows the value of a property it does not know,
-nor of anything that belongs to TLS or SASL: it could be a secret.
+May not know what the values are used for. No message ever shows the value of a property it does not know, of one of
+SASL, or what a reference leads to: it could be a secret.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from protocol.config_providers import resolved
@@ -320,8 +321,10 @@ def read(properties: Mapping[str, object], role: Role, *, prefix: str = "") -> d
                 text = _text(prefix + name, raw)
                 # Texts that say how to connect keep their references, which are followed where a connection is opened.
                 kept = name.startswith(("ssl.", "sasl.")) and row.kind.allowed in (TEXT.allowed, NONEMPTY.allowed)
-                text = text if kept else resolved(text)
-                values[row.field] = row.kind.read(f"{prefix}{name}", text, "Leave it out for the default.")
+                value = text if kept else resolved(text)
+                # What stands elsewhere is shown by no message: it may be a secret, put into the wrong place.
+                kind = row.kind if value == text else replace(row.kind, secret=True)
+                values[row.field] = kind.read(f"{prefix}{name}", value, "Leave it out for the default.")
             elif row.effect is Effect.NO_EFFECT:
                 warn_once(f"{prefix}{name} has no effect: {row.doc}")
         elif role is not Role.CLIENT and row.role is not Role.CLIENT:

@@ -22,17 +22,18 @@ _MOST_SHOWN = 200
 class Kind:
     """A kind of value: how it is read from text (`ValueError`: not one of it) and, in words, what is allowed.
 
-    What is `secret` is shown by no message; the `ValueError` must not, either.
+    What is `secret` is shown by no message; the `ValueError` must not, either. What is `exact` keeps its blanks.
     """
 
     allowed: str
     parse: Callable[[str], Any]
     secret: bool = False
+    exact: bool = False
 
     def read(self, name: str, text: str, remedy: str = "") -> Any:
         """Raises `ConfigurationError` that names the property, the value, what is allowed and the remedy."""
         try:
-            return self.parse(text.strip())
+            return self.parse(text if self.exact else text.strip())
         except ValueError as error:
             detail = f" ({error})" if str(error) else ""
             given = HIDDEN if self.secret else shown(text)
@@ -117,7 +118,7 @@ POSITIVE_MILLISECONDS = integer(1)
 SOCKET_BUFFER = integer(1, also={-1: -1})
 TEXT = Kind("any text", str)
 NONEMPTY = Kind("any text but the empty one", _nonempty)
-SECRET = Kind(NONEMPTY.allowed, lambda text: Secret(_nonempty(text)), secret=True)
+SECRET = Kind(NONEMPTY.allowed, lambda text: Secret(_nonempty(text)), secret=True, exact=True)
 ADDRESSES = Kind("host:port[,host:port...]", _addresses)
 ACKS = one_of(meanings={"all": -1, "-1": -1, "1": 1, "0": 0})
 SECURITY_PROTOCOL = one_of(

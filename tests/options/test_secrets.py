@@ -82,9 +82,18 @@ def test_whatever_is_said_about_it_is_not_its_value(name: str, caplog: pytest.Lo
 class TestKind:
     """As properties of TLS and SASL will be read."""
 
-    def test_its_value_is_a_secret(self) -> None:
-        assert SECRET.read("kafka.sasl.password", " hunter2 ") == Secret("hunter2")
+    def test_its_value_is_a_secret_as_it_was_given(self) -> None:
+        assert SECRET.read("kafka.sasl.password", " hunter2 ") == Secret(" hunter2 ")
 
     def test_a_wrong_one_is_not_shown(self) -> None:
         with pytest.raises(ConfigurationError, match=r"kafka.sasl.password is \[hidden\] \(empty\); allowed: any text"):
-            SECRET.read("kafka.sasl.password", "  ")
+            SECRET.read("kafka.sasl.password", "")
+
+
+@pytest.mark.parametrize("name", ["bootstrap.servers", "request.timeout.ms", "security.protocol", "ssl.protocol"])
+def test_what_a_reference_leads_to_is_not_shown(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("PASSWORD_OF_A_TEST", "hunter2")
+    given = {**SOURCE, "kafka.security.protocol": "SSL", f"kafka.{name}": "${env:PASSWORD_OF_A_TEST}"}
+    with pytest.raises(ConfigurationError, match=rf"kafka.{name} is \[hidden\]") as refused:
+        parse_source_options(given, streaming=True)
+    assert "hunter2" not in "".join(everything_of(refused.value))

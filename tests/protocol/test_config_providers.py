@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,7 @@ def test_a_reference_is_what_it_refers_to(folder: Path, text: str, value: str) -
         ("${file:FOLDER/none.properties:other}", "No such file or directory"),
         ("${dir:FOLDER:none}", "No such file or directory"),
         ("${dir:FOLDER:../token}", "a file is named without a path"),
+        ("${dir:FOLDER:a\0b}", "no text in UTF-8"),
     ],
 )
 def test_one_that_leads_nowhere_is_an_error_that_says_where(folder: Path, text: str, why: str) -> None:
@@ -54,10 +56,12 @@ def test_one_that_leads_nowhere_is_an_error_that_says_where(folder: Path, text: 
     assert text in str(refused.value)
 
 
-def test_what_is_read_from_a_file_is_not_shown_when_it_is_no_text(folder: Path) -> None:
+@pytest.mark.parametrize("text", ["${dir:FOLDER:binary}", "${env:BINARY_OF_A_TEST}"])
+def test_what_is_read_is_not_shown_when_it_is_no_text(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setitem(os.environb, b"BINARY_OF_A_TEST", b"hunter2\xff")
     (folder / "binary").write_bytes(b"hunter2\xff")
     with pytest.raises(ConfigurationError) as refused:
-        resolved(f"${{dir:{folder}:binary}}")
+        resolved(text.replace("FOLDER", str(folder)))
     error: BaseException | None = refused.value
     while error is not None:
         assert "hunter2" not in f"{error!r} {vars(error)}"
