@@ -10,7 +10,7 @@ under the new one committed alone. So whatever breaks the numbering of a partiti
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 
 from protocol.broker_errors import Breaks, ErrorCode, error_row
@@ -29,6 +29,7 @@ from protocol.transaction.states import TransactionLifecycle, TransactionState
 from protocol.wire.messages.m00_produce import LAST_BEFORE_TRANSACTION_V2
 
 _S = TransactionState
+_SENDING = (_S.IN_TRANSACTION, _S.FLUSHING)
 
 
 class TransactionSession:
@@ -65,16 +66,16 @@ class TransactionSession:
         return None if self._v2 else LAST_BEFORE_TRANSACTION_V2
 
     def identity(self, deadline: Deadline) -> ProducerIdentity:
-        self.require(_S.IN_TRANSACTION)
+        self.require(*_SENDING)
         return ProducerIdentity(self.held.producer_id, self.held.producer_epoch)
 
     def successor(self, before: ProducerIdentity, deadline: Deadline) -> ProducerIdentity:
-        self.require(_S.IN_TRANSACTION)
+        self.require(*_SENDING)
         raise TransactionFailed(f"the numbers of a partition's records under {self.held} broke off")
 
     def before_produce(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
         """Where leaders do not do it, the coordinator must hear of a partition before its first record is written."""
-        self.require(_S.IN_TRANSACTION)
+        self.require(*_SENDING)
         self._begun = True
         new = set() if self._v2 else set(partitions) - self._partitions
         if new:
@@ -86,7 +87,10 @@ class TransactionSession:
         """Records could not be written, so the transaction must not be committed.
 
         A leader that knows of a newer epoch does not know why: the coordinator may have timed the transaction out.
+        While it is being committed all of its records are acknowledged: these came too late to be among them.
         """
+        if self.state is _S.COMMITTING_TRANSACTION:
+            return
         breaks = Breaks.TRANSACTION if _code(error) == ErrorCode.INVALID_PRODUCER_EPOCH else _breaks(error)
         if breaks is Breaks.FENCED:
             error = self._fenced(error)
@@ -102,17 +106,18 @@ class TransactionSession:
         self.require(_S.UNINITIALIZED, _S.PREPARED_TRANSACTION)
         self._initialize(deadline)
 
-    def begin(self, deadline: Deadline) -> bool:
-        """Whether all partitions count from 0 from here on: under an epoch that had no transaction yet."""
+    def begin(self, deadline: Deadline, count_from_0: Callable[[], None]) -> None:
+        """`count_from_0` is called under an epoch that had no transaction yet, before anything is sent under it."""
         self.require(_S.READY)
         if self._needs_epoch:
             self._initialize(deadline, self.held)
         self._v2 = speaks_v2(self._client, self.transactional_id, deadline)
+        if self._begun_as != self.held:
+            count_from_0()
+            self._begun_as = self.held
         self._begun, self._maybe_ended = False, False
         self._partitions.clear()
         self._lifecycle.transition(_S.IN_TRANSACTION)
-        before, self._begun_as = self._begun_as, self.held
-        return before != self.held
 
     def _initialize(self, deadline: Deadline, held: TransactionalIdentity | None = None) -> None:
         with self._broken_by_errors(for_good=True):
@@ -127,6 +132,17 @@ class TransactionSession:
         self._begun = True
         with self._broken_by_errors():
             add_offsets(self._client, self.held, group.group_id, offsets, deadline, member=group.member, v2=self._v2)
+
+    @contextmanager
+    def flushing(self) -> Iterator[None]:
+        """Nothing more belongs to the transaction, unless the flush in this block comes to nothing."""
+        self._lifecycle.transition(_S.FLUSHING)
+        try:
+            yield
+        except BaseException:
+            if self.state is _S.FLUSHING:
+                self._lifecycle.transition(_S.IN_TRANSACTION)
+            raise
 
     def prepare(self) -> TransactionalIdentity:
         """From now on somebody else may end it."""

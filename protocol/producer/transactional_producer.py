@@ -68,8 +68,7 @@ class TransactionalProducer(AsyncProducer):
     def begin_transaction(self, deadline: Deadline | None = None) -> None:
         """The coordinator hears of it with the first record, or offset."""
         self._raise_if_unusable("begin_transaction")
-        if self._session.begin(deadline or self._client.deadline()):
-            self.begin_anew()
+        self._session.begin(deadline or self._client.deadline(), self.begin_anew)
 
     def send_columns(
         self, topic: str, columns: pa.RecordBatch, partitions: GivenPartitions | None = None
@@ -106,10 +105,13 @@ class TransactionalProducer(AsyncProducer):
             self._session.send_offsets(offsets, group_metadata, deadline or self._client.deadline())
 
     def commit_transaction(self, deadline: Deadline | None = None) -> None:
-        """Flushes, and commits. Returns only when the coordinator has said that it is committed."""
+        """Flushes, and commits. Returns only when the coordinator has said that it is committed.
+
+        What another thread sends meanwhile is refused.
+        """
         if self._session.state is not _S.COMMITTING_TRANSACTION:
-            self._session.require(_S.IN_TRANSACTION)
-            self.flush(deadline)
+            with self._session.flushing():
+                self.flush(deadline)
         self._session.begin_to_end(commit=True)
         self._session.end(commit=True, deadline=deadline or self._client.deadline())
 
@@ -124,8 +126,8 @@ class TransactionalProducer(AsyncProducer):
 
         This producer may begin another one only with `init_transactions`, which aborts what is open by then.
         """
-        self._session.require(_S.IN_TRANSACTION)
-        self.flush(deadline)
+        with self._session.flushing():
+            self.flush(deadline)
         return self._session.prepare()
 
     # -- the end ------------------------------------------------------------------------------

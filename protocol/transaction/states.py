@@ -1,6 +1,7 @@
 """In which state a transactional producer is, and which state may follow which: data. Pure.
 
-The words are those of Java's `TransactionManager`. Used by `TransactionSession`, which asks the brokers.
+The words are those of Java's `TransactionManager`, and FLUSHING, which is part of committing there. Used by
+`TransactionSession`, which asks the brokers.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ class TransactionState(Enum):
     UNINITIALIZED = "has no producer id; call init_transactions"
     READY = "has no transaction; call begin_transaction"
     IN_TRANSACTION = "has a transaction"
+    FLUSHING = "waits for the last answers, to end its transaction; nothing more belongs to that"
     PREPARED_TRANSACTION = "has handed its transaction over; call init_transactions"
     COMMITTING_TRANSACTION = "commits; call commit_transaction again until the outcome is known"
     ABORTING_TRANSACTION = "aborts; call abort_transaction again until that is done"
@@ -34,9 +36,8 @@ _TELLING = (ProducerFenced, OutcomeUnknown)
 MOVES: Mapping[TransactionState, frozenset[TransactionState]] = {
     _S.UNINITIALIZED: frozenset({_S.READY}),
     _S.READY: frozenset({_S.READY, _S.IN_TRANSACTION}),
-    _S.IN_TRANSACTION: frozenset(
-        {_S.PREPARED_TRANSACTION, _S.COMMITTING_TRANSACTION, _S.ABORTING_TRANSACTION, _S.ABORTABLE_ERROR}
-    ),
+    _S.IN_TRANSACTION: frozenset({_S.FLUSHING, _S.ABORTING_TRANSACTION, _S.ABORTABLE_ERROR}),
+    _S.FLUSHING: frozenset({_S.IN_TRANSACTION, _S.PREPARED_TRANSACTION, _S.COMMITTING_TRANSACTION, _S.ABORTABLE_ERROR}),
     _S.PREPARED_TRANSACTION: frozenset({_S.READY}),
     _S.COMMITTING_TRANSACTION: frozenset({_S.READY, _S.ABORTABLE_ERROR}),
     _S.ABORTING_TRANSACTION: frozenset({_S.READY}),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from concurrent.futures import Future
+from contextlib import nullcontext, suppress
 
 import pytest
 
@@ -17,9 +19,10 @@ from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.cluster.coordinators import transaction_coordinator
 from protocol.config import parse_client
-from protocol.errors import KafkaError, OutcomeUnknown, ProducerFenced, TransactionFailed
+from protocol.errors import KafkaError, OutcomeUnknown, ProducerFenced, TransactionFailed, UsageError
 from protocol.group.member import ConsumerGroupMetadata
 from protocol.group.offsets import CommittedOffset
+from protocol.producer.results import RecordMetadata
 from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.transaction.end_transaction import Outcome, end_transaction
 from protocol.wire.messages.m00_produce import PRODUCE
@@ -103,6 +106,38 @@ def test_a_reader_of_committed_records_sees_what_was_committed(
     theirs = rows_of_librdkafka(one_broker, [(name, number) for number in range(3)], "read_committed")
     assert [[int(row[2][:9]) for row in theirs[name, number]] for number in range(3)] == expected
     assert seen_by_java(one_broker, name, len(committed)) == committed
+
+
+def test_what_is_said_of_each_commit_and_message_is_so_while_other_threads_send(
+    one_broker: LocalKafka, client: Client, topic1: TopicFactory
+) -> None:
+    name, producer = topic1(3), started(client, new_id(), linger_ms=1)
+    sent: list[tuple[int, Future[RecordMetadata]]] = []
+    stopped = threading.Event()
+
+    def send_all_the_while() -> None:
+        for number in itertools.count(1_000):
+            if stopped.wait(0.0005):
+                return
+            with suppress(UsageError):  # between transactions
+                sent.append((number, producer.send(name, b"%09d" % number)))
+
+    sender = threading.Thread(target=send_all_the_while)
+    sender.start()
+    try:
+        for number in range(40):
+            producer.begin_transaction()
+            producer.send(name, b"%09d" % number)
+            producer.commit_transaction()
+    finally:
+        stopped.set()
+        sender.join()
+    producer.close()
+    wait_until_decided(one_broker, [(name, number) for number in range(3)])
+    seen = sorted(number for numbers in numbers_in(client, name, 3) for number in numbers)
+    written = [number for number, future in sent if future.exception(10) is None]
+    assert seen == [*range(40), *written]
+    assert written
 
 
 def seen_by_java(kafka: LocalKafka, topic: str, count: int) -> list[int]:

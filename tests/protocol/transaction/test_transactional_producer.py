@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,7 @@ from protocol.errors import (
 )
 from protocol.group.member import ConsumerGroupMetadata, GroupMember
 from protocol.group.offsets import CommittedOffset, fetch_offsets
+from protocol.producer import transaction_session
 from protocol.producer.async_producer import AsyncProducer
 from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.transaction.end_transaction import Outcome, end_transaction
@@ -133,6 +135,71 @@ class TestTransactions:
         with pytest.raises(ZeroDivisionError):
             fails_in_the_middle()
         assert {each.state.value for each in fake.transactions.transactions.values()} == {"CompleteAbort"}
+
+
+class TestWhileOthersSend:
+    """What comes while a transaction begins or ends is refused: it changes nothing of what is said of that."""
+
+    @pytest.mark.parametrize(
+        "end", [TransactionalProducer.commit_transaction, TransactionalProducer.prepare_transaction]
+    )
+    def test_nothing_is_added_once_it_ends(
+        self, producer: TransactionalProducer, end: Callable[[TransactionalProducer], object]
+    ) -> None:
+        refused: list[UsageError] = []
+
+        def one_more(_: object) -> None:
+            try:
+                producer.send("orders", numbered(1, 1)["value"][0].as_py())
+            except UsageError as error:
+                refused.append(error)
+
+        producer.begin_transaction()
+        producer.send("orders", numbered(0, 1)["value"][0].as_py()).add_done_callback(one_more)
+        end(producer)
+        assert "to end its transaction; nothing more belongs to that" in str(refused)
+
+    def test_a_flush_that_comes_to_nothing_ends_nothing(
+        self, fake: FakeKafka, client: Client, producer: TransactionalProducer
+    ) -> None:
+        producer.begin_transaction()
+        fake.lose_replies(PRODUCE, 1_000)
+        send_numbered(producer, "orders", 0, 10, 3)
+        with pytest.raises(DeadlineExceeded):
+            producer.commit_transaction(client.deadline(50))
+        assert producer.transaction_state is TransactionState.IN_TRANSACTION
+        fake.faults.clear()
+        send_numbered(producer, "orders", 10, 10, 3)
+        producer.commit_transaction()
+        assert visible(client) == list(range(20))
+
+    def test_what_came_too_late_to_be_committed_breaks_nothing(
+        self, client: Client, producer: TransactionalProducer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def end_late(*arguments: Any, **options: Any) -> object:
+            producer._session.failed(TransactionFailed("the broker refuses what came after EndTxn"))
+            return end_transaction(*arguments, **options)
+
+        monkeypatch.setattr(transaction_session, "end_transaction", end_late)
+        for first in (0, 10):
+            producer.begin_transaction()
+            send_numbered(producer, "orders", first, 10, 3)
+            producer.commit_transaction()
+        assert visible(client) == list(range(20))
+
+    def test_nothing_is_sent_before_its_numbers_begin(
+        self, producer: TransactionalProducer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Else the same numbers came twice under one epoch, and brokers would take the second for a repetition."""
+        begin_anew, states = producer.begin_anew, []
+
+        def look() -> None:
+            states.append(producer.transaction_state)
+            begin_anew()
+
+        monkeypatch.setattr(producer, "begin_anew", look)
+        producer.begin_transaction()
+        assert states == [TransactionState.READY]
 
 
 class TestOrder:
