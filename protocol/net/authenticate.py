@@ -13,15 +13,16 @@ from typing import Any
 
 from protocol.broker_errors import ErrorCode, error_row
 from protocol.clock import Backoff, Clock, Deadline
-from protocol.errors import AuthenticationFailed, ConfigurationError, KafkaError, RequestTimedOut
+from protocol.errors import AuthenticationFailed, ConfigurationError, ConnectionLost, KafkaError, RequestTimedOut
 from protocol.net.tokens import Tokens
 from protocol.property_kinds import shown
 from protocol.sasl.config import SaslConfig
-from protocol.sasl.credentials import Kerberos, Password, credentials
+from protocol.sasl.credentials import Credentials, Kerberos, Password, credentials
 from protocol.sasl.exchange import Exchange
 from protocol.sasl.oauthbearer import oauthbearer
 from protocol.sasl.plain import plain
 from protocol.sasl.scram import scram
+from protocol.secret import Secret
 from protocol.wire.messages.m17_sasl_handshake import SASL_HANDSHAKE
 from protocol.wire.messages.m36_sasl_authenticate import SASL_AUTHENTICATE
 from protocol.wire.schema import Api
@@ -40,6 +41,14 @@ _REMEDY: Mapping[int, str] = {
     ErrorCode.SASL_AUTHENTICATION_FAILED: "check the user and the password or token",
     ErrorCode.ILLEGAL_SASL_STATE: "this listener wants no SASL: set security.protocol to PLAINTEXT or SSL",
 }
+
+
+@dataclass(frozen=True)
+class Session:
+    """What a connection is signed in for. `user`: None where a token or a ticket says who it is."""
+
+    user: Secret | None
+    renewed_after_s: float | None  # None: it does not end
 
 
 @dataclass
@@ -61,22 +70,23 @@ class Authenticator:
         self._trying = threading.Lock()
         self._proven = False
 
-    def authenticate(self, address: str, ask: Ask, deadline: Deadline) -> float | None:
-        """Signs in with the broker at `address`; the seconds after which to do so again, None: never.
+    def authenticate(self, address: str, ask: Ask, deadline: Deadline, before: Session | None = None) -> Session:
+        """Signs in with the broker at `address`; `before`: to renew that session of the same connection.
 
         Raises `AuthenticationFailed` (the broker refuses, or has not proved itself), `ConfigurationError` (a reference
-        that leads nowhere, a provider that cannot be imported), or `TransportError`.
+        that leads nowhere, a provider that cannot be imported), or `TransportError`: `ConnectionLost` also where
+        another user is to sign in by now, which a broker takes on a new connection only.
         """
         if self._proven:
-            return self._sign_in(address, ask, deadline)
+            return self._sign_in(address, ask, deadline, before)
         if not self._trying.acquire(timeout=deadline.remaining_s()):
             raise RequestTimedOut(f"{address}: not signed in: another connection was still trying to")
         try:
-            return self._sign_in(address, ask, deadline)
+            return self._sign_in(address, ask, deadline, before)
         finally:
             self._trying.release()
 
-    def _sign_in(self, address: str, ask: Ask, deadline: Deadline) -> float | None:
+    def _sign_in(self, address: str, ask: Ask, deadline: Deadline, before: Session | None) -> Session:
         refusal = self._refusal
         if refusal is not None and self._clock.now_s() < refusal.until_s:
             wait_s = refusal.until_s - self._clock.now_s()
@@ -86,8 +96,13 @@ class Authenticator:
             ) from refusal.error
         config = self._config.resolved()
         mechanism = "OAUTHBEARER" if config.mechanism == "AWS_MSK_IAM" else str(config.mechanism)
+        who = _who(config)
+        user = who.username if isinstance(who, Password) else None
+        if before is not None and before.user != user:
+            raise ConnectionLost(f"{address}: closed here, since another user is to sign in from now on")
         try:
-            lifetime_ms = self._exchange(config, mechanism, address, ask, deadline)
+            exchange = self._begin(who, config, mechanism, address, deadline)
+            lifetime_ms = _exchange(exchange, mechanism, ask, deadline)
         except AuthenticationFailed as error:
             named = _named(error, address, mechanism)
             backoff = refusal.backoff if refusal else Backoff(_AFTER_REFUSAL_MS, _AFTER_REFUSAL_MAX_MS)
@@ -95,34 +110,12 @@ class Authenticator:
             self._proven = False
             raise named from error
         self._proven, self._refusal = True, None
-        return max(lifetime_ms * _RENEWED_AT, _SHORTEST_RENEWAL_MS) / 1000 if lifetime_ms > 0 else None
+        ends = lifetime_ms > 0
+        return Session(user, max(lifetime_ms * _RENEWED_AT, _SHORTEST_RENEWAL_MS) / 1000 if ends else None)
 
-    def _exchange(self, config: SaslConfig, mechanism: str, address: str, ask: Ask, deadline: Deadline) -> int:
-        """The session's lifetime in ms, 0: endless."""
-        exchange = self._begin(config, mechanism, address, deadline)
-        # Before the broker is asked anything: what fails here is not the broker's refusal.
-        message = next(exchange)
-        reply = ask(SASL_HANDSHAKE, 1, {"mechanism": mechanism}, deadline)
-        if reply["error_code"]:
-            raise _not_enabled(reply)
-        while True:
-            reply = ask(SASL_AUTHENTICATE, 0, {"auth_bytes": message}, deadline)
-            if reply["error_code"]:
-                raise _refused(reply)
-            challenge = reply["auth_bytes"]
-            if len(challenge) > _MOST_CHALLENGE_BYTES:
-                raise AuthenticationFailed(f"the broker's challenge has {len(challenge)} bytes")
-            try:
-                message = exchange.send(bytes(challenge))
-            except StopIteration:
-                return int(reply.get("session_lifetime_ms", 0))
-
-    def _begin(self, config: SaslConfig, mechanism: str, address: str, deadline: Deadline) -> Exchange:
-        who = credentials(config)
-        if who is None:
-            raise ConfigurationError(
-                "sasl.jaas.config refers to a text that is itself a reference.", settings=("sasl.jaas.config",)
-            )
+    def _begin(
+        self, who: Credentials, config: SaslConfig, mechanism: str, address: str, deadline: Deadline
+    ) -> Exchange:
         if isinstance(who, Password):
             return _password_exchange(mechanism, who)
         if isinstance(who, Kerberos):
@@ -131,6 +124,35 @@ class Authenticator:
             return kerberos(who, host=address.rpartition(":")[0])
         token = self._tokens.token(who, config, address, deadline)
         return oauthbearer(token.value, token.extensions)
+
+
+def _who(config: SaslConfig) -> Credentials:
+    who = credentials(config)
+    if who is None:
+        raise ConfigurationError(
+            "sasl.jaas.config refers to a text that is itself a reference.", settings=("sasl.jaas.config",)
+        )
+    return who
+
+
+def _exchange(exchange: Exchange, mechanism: str, ask: Ask, deadline: Deadline) -> int:
+    """The session's lifetime in ms, 0: endless."""
+    # Before the broker is asked anything: what fails here is not the broker's refusal.
+    message = next(exchange)
+    reply = ask(SASL_HANDSHAKE, 1, {"mechanism": mechanism}, deadline)
+    if reply["error_code"]:
+        raise _not_enabled(reply)
+    while True:
+        reply = ask(SASL_AUTHENTICATE, 0, {"auth_bytes": message}, deadline)
+        if reply["error_code"]:
+            raise _refused(reply)
+        challenge = reply["auth_bytes"]
+        if len(challenge) > _MOST_CHALLENGE_BYTES:
+            raise AuthenticationFailed(f"the broker's challenge has {len(challenge)} bytes")
+        try:
+            message = exchange.send(bytes(challenge))
+        except StopIteration:
+            return int(reply.get("session_lifetime_ms", 0))
 
 
 def _password_exchange(mechanism: str, who: Password) -> Exchange:

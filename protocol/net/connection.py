@@ -25,7 +25,7 @@ from protocol.wire.messages.m18_api_versions import API_VERSIONS
 from protocol.wire.schema import Api
 
 if TYPE_CHECKING:
-    from protocol.net.authenticate import Authenticator
+    from protocol.net.authenticate import Authenticator, Session
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +104,7 @@ class Connection:
         self._on_failure = on_failure
         self._is_departed = is_departed
         self._authenticator = authenticator
+        self._session: Session | None = None
         self._authenticate_at_s = float("inf")
         # Since when the broker owes us something and says nothing, or when that was looked into last.
         self._silent_since_s = self.last_used_s
@@ -156,8 +157,9 @@ class Connection:
         """Signs in, for the first time or again (KIP-368). By who holds `_sending`, since a broker takes nothing else
         meanwhile; what is in flight it answers before."""
         with self._closed_when_broken():
-            good_for_s = authenticator.authenticate(self.address, self._ask, deadline)
-        self._authenticate_at_s = float("inf") if good_for_s is None else self._clock.now_s() + good_for_s
+            self._session = authenticator.authenticate(self.address, self._ask, deadline, self._session)
+        after_s = self._session.renewed_after_s
+        self._authenticate_at_s = float("inf") if after_s is None else self._clock.now_s() + after_s
 
     def _ask(self, api: Api, at_least: int, body: dict[str, Any], deadline: Deadline) -> Mapping[str, Any]:
         return self._send(api, self.choose_version(api, at_least), body, deadline, replies=True).result(deadline)

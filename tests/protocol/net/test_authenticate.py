@@ -42,7 +42,8 @@ class Broker:
 def sign_in(
     authenticator: Authenticator, broker: Broker, clock: ManualClock, timeout_ms: float = 1_000
 ) -> float | None:
-    return authenticator.authenticate("broker:9093", broker.ask, Deadline.after_ms(timeout_ms, clock))
+    deadline = Deadline.after_ms(timeout_ms, clock)
+    return authenticator.authenticate("broker:9093", broker.ask, deadline).renewed_after_s
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -13,12 +14,13 @@ from protocol.consumer.consumer import Consumer
 from protocol.kafka_terms import EARLIEST
 from protocol.producer.async_producer import AsyncProducer
 from protocol.secret import Secret
+from spark_kafka_source.local_kafka.users import signed_in
 from tests.background import background
 from tests.conftest import topic_factory
 from tests.protocol.producer.producing import send_numbered
 from tests.protocol.sasl.conftest import ClientFactory
-from tests.protocol.sasl.test_real_broker import right, token_for, wrong
-from tests.secured_kafka import SecuredKafka
+from tests.protocol.sasl.test_real_broker import failed_logins, right, token_for, wrong
+from tests.secured_kafka import USERS, SecuredKafka
 from tests.soak import SOAK
 
 pytestmark = pytest.mark.kafka
@@ -90,6 +92,29 @@ def test_a_connection_that_has_slept_through_its_session_signs_in_again(client: 
         time.sleep(0.1)
     assert asking.metadata([]).brokers.keys() == {1}
     assert list(asking._pool._connections.values()) == [connection]
+
+
+def test_another_user_signs_in_on_a_new_connection(
+    client: ClientFactory, secured: SecuredKafka, tmp_path: Path
+) -> None:
+    """As where secrets are rotated and users take turns: a broker lets no session change hands."""
+    name_file, password_file = (f"${{dir:{tmp_path}:{name}}}" for name in ("username", "password"))
+
+    def signs_in(name: str) -> None:
+        (tmp_path / "username").write_text(name)
+        (tmp_path / "password").write_text(USERS[name])
+
+    signs_in("carol")
+    asking = client(signed_in("PLAIN", name_file, password_file), "SHORT")
+    asking.metadata([])
+    (connection,) = asking._pool._connections.values()
+    before = failed_logins(secured.kafka)
+    signs_in("bob")
+    connection._authenticate_at_s = 0
+    time.sleep(1.1)  # a broker takes no other sign-in within a second
+    assert asking.metadata([]).brokers.keys() == {1}
+    assert connection.closed
+    assert failed_logins(secured.kafka) == before
 
 
 def test_a_session_whose_renewal_is_refused_ends_the_connection(client: ClientFactory) -> None:
