@@ -63,7 +63,7 @@ def new_context(config: TLSConfig) -> ssl.SSLContext:
     _choose_ciphers(context, config)
     _trust(context, config)
     if (pair := read_key_pair(config)) is not None:
-        _load(context, pair)
+        _load(context, pair, "ssl.keystore.key" if config.keystore_key else "ssl.keystore.location")
     return context
 
 
@@ -94,19 +94,22 @@ def _trust(context: ssl.SSLContext, config: TLSConfig) -> None:
     try:
         context.load_verify_locations(cadata=trusted)
     except ssl.SSLError as error:
-        raise _wrong("ssl.truststore.location", f"has a certificate that cannot be read ({error.reason})") from error
+        name = "certificates" if config.truststore_certificates else "location"
+        why = f"has a certificate that cannot be read ({error.reason or 'it is none'})"
+        raise _wrong(f"ssl.truststore.{name}", why) from error
 
 
-def _load(context: ssl.SSLContext, pair: KeyPair) -> None:
+def _load(context: ssl.SSLContext, pair: KeyPair, name: str) -> None:
     password = "" if pair.password is None else resolved(pair.password.reveal())
     try:
         with _nameless_file(pair.chain) as chain, _nameless_file(pair.key.reveal()) as key:
             # Without this function OpenSSL would ask for a password at the terminal.
             context.load_cert_chain(chain, key, lambda: password)
     except (ssl.SSLError, ValueError) as error:
-        reason = getattr(error, "reason", None) or "no password is that long"
-        why = f"cannot be used ({reason}): is it the key of that certificate, and ssl.key.password right?"
-        raise _wrong("ssl.keystore.location", why) from None
+        # OpenSSL has no word for a wrong password.
+        reason = getattr(error, "reason", None) or "it cannot be decrypted"
+        why = f"cannot be used ({reason}): is it the key of that certificate, and is ssl.key.password right"
+        raise ConfigurationError(f"{name} {why}?", name=name, settings=TLS_NAMES) from None
 
 
 @contextmanager

@@ -74,7 +74,7 @@ class TLSStream(ByteStream):
     def peer_names(self) -> list[str]:
         """Whose certificate the peer has: its host names and addresses, or else its common name. After `handshake`."""
         certificate: Any = self._tls.getpeercert() or {}
-        names = [str(name) for _, name in certificate.get("subjectAltName", ())]
+        names = [_named(*pair) for pair in certificate.get("subjectAltName", ())]
         subject = (pair for row in certificate.get("subject", ()) for pair in row)
         return names or [str(value) for key, value in subject if key == "commonName"]
 
@@ -148,6 +148,12 @@ class TLSStream(ByteStream):
                 if not self._unsent:
                     return
             self._unsent = self._unsent[self._socket.send(self._unsent) :]
+
+
+def _named(kind: str, name: str) -> str:
+    """A common slip is an address among the host names, where nobody looks for it."""
+    slip = kind == "DNS" and (":" in name or name.replace(".", "").isdigit())
+    return f"{name} (as a host name, not as an address)" if slip else name
 
 
 def _first_bytes(buffers: Sequence[memoryview], most: int) -> bytes | memoryview:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _JKS = b"\xfe\xed\xfe\xed"
 _KEYTOOL_TIMEOUT_S = 60
+# Of what the JVM was told by its environment, which may be passwords.
+_OPTIONS_OF_THE_JVM = "Picked up "
 # In English, since "Alias name" is looked for in what it says; and compiled little, for half a second's work.
 _BRIEF = ("-J-Duser.language=en", "-J-XX:TieredStopAtLevel=1", "-J-XX:+UseSerialGC")
 
@@ -128,14 +130,24 @@ def _keytool(
     given = {**({} if password is None else {option: password}), **(further or {})}
     names = {name: f"STORE_PASSWORD_{number}" for number, name in enumerate(given)}
     command = [tool, *_BRIEF, *arguments, *(word for pair in names.items() for word in pair)]
-    environment = {**os.environ, **{names[name]: value for name, value in given.items()}}
+    # Java reads its environment as the locale says, and in containers that often says ASCII.
+    environment = {**os.environ, "LC_ALL": "C.UTF-8", **{names[name]: value for name, value in given.items()}}
     try:
         ended = subprocess.run(
-            command, env=environment, input=answers, capture_output=True, text=True, timeout=_KEYTOOL_TIMEOUT_S
+            command,
+            env=environment,
+            input=answers,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=_KEYTOOL_TIMEOUT_S,
         )
     except subprocess.TimeoutExpired as error:
         raise ConfigurationError(f"keytool did not end in {_KEYTOOL_TIMEOUT_S} s") from error
+    except ValueError:
+        raise ConfigurationError("the password of a store contains a NUL, which keytool cannot be given") from None
     if ended.returncode != 0:
-        said = " ".join((ended.stdout + ended.stderr).split())[-300:]
-        raise ConfigurationError(f"keytool cannot read a store: {said}")
+        lines = (ended.stdout + ended.stderr).splitlines()
+        said = " ".join(" ".join(line for line in lines if not line.startswith(_OPTIONS_OF_THE_JVM)).split())
+        raise ConfigurationError(f"keytool cannot read a store: {said[-300:]}")
     return ended.stdout

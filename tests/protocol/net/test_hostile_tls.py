@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 import socket
@@ -9,15 +10,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 
 import pytest
+from cryptography import x509
 
 from protocol.clock import SYSTEM_CLOCK
 from protocol.cluster.client import Client
 from protocol.config import parse_client
 from protocol.errors import ConnectionLost, KafkaError, RequestTimedOut, TLSFailed
 from protocol.net.connection import Connection
+from protocol.net.tls_connect import connect_tls
+from protocol.net.tls_context import TLSContext
 from protocol.net.tls_stream import TLSStream
+from spark_kafka_source.local_kafka import certificates
 from tests.protocol.net.test_byte_stream import after, received
 from tests.tls_ends import Ends, make_ends
 
@@ -115,6 +121,20 @@ def test_a_hostile_server_is_refused(ends: Ends, how: str) -> None:
         if kind is TLSFailed:
             assert isinstance(raised.value, TLSFailed)
             assert len(came) <= 3
+
+
+def test_an_address_among_the_names_of_hosts_is_pointed_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nobody looks for it: "not for 127.0.0.1, but for 127.0.0.1" would help nobody."""
+    monkeypatch.setattr(certificates, "_host", x509.DNSName)
+    ends = make_ends(tmp_path)
+
+    def talk(sock: socket.socket) -> None:
+        TLSStream(sock, "us", ends.server_context(), server_side=True).handshake(after(10_000))
+
+    with server(talk) as (port, _):
+        open_socket = functools.partial(socket.create_connection, ("127.0.0.1", port))
+        with pytest.raises(TLSFailed, match=r"but for localhost, 127.0.0.1 \(as a host name, not as an address\)\."):
+            connect_tls(open_socket, "127.0.0.1", port, TLSContext(ends.config), after(10_000))
 
 
 @contextmanager

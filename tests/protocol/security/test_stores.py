@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from spark_kafka_source.local_kafka.certificates import CertificateAuthority
 from spark_kafka_source.local_kafka.jars import find_java
 
 PASSWORD = "hunter2"
+NO_CERTIFICATE = "-----BEGIN CERTIFICATE----- AAAA -----END CERTIFICATE-----"
 SECURE = {"bootstrap.servers": "b:1", "security.protocol": "SSL"}
 
 
@@ -136,6 +138,29 @@ class TestJavaStores:
             new_context(config)
         assert "wrong-one" not in str(raised.value)
 
+    def test_what_the_jvm_was_told_by_its_environment_is_not_shown(
+        self, jks: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Djavax.net.ssl.trustStorePassword=hunter2")
+        with pytest.raises(ConfigurationError, match="password was incorrect") as raised:
+            read_trusted(tls(truststore_location=str(jks), truststore_password="wrong-one"))
+        assert "hunter2" not in str(raised.value)
+
+    def test_a_password_may_be_of_any_letters_wherever_it_is_given(
+        self, jks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        copy, password = tmp_path / "copy.jks", "pässword"
+        shutil.copy(jks, copy)
+        monkeypatch.setenv("LC_ALL", "C.UTF-8")
+        tool = str(Path(find_java()).with_name("keytool"))
+        command = [tool, "-storepasswd", "-keystore", str(copy), "-storepass", PASSWORD, "-new", password]
+        subprocess.run(command, check=True, capture_output=True)
+        # As in a container.
+        monkeypatch.setenv("LC_ALL", "POSIX")
+        assert read_trusted(tls(truststore_location=str(copy), truststore_password=password))
+        with pytest.raises(ConfigurationError, match="contains a NUL"):
+            read_trusted(tls(truststore_location=str(copy), truststore_password="a\0b"))
+
     def test_no_password_is_ever_in_a_command(self, jks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         commands: list[list[str]] = []
         run = subprocess.run
@@ -193,6 +218,7 @@ class TestWhatIsWrong:
             ({"truststore_certificates": "none"}, "ssl.truststore.certificates has no certificate"),
             ({"keystore_location": "/no/such"}, "ssl.keystore.location is /no/such, which cannot be read"),
             ({"keystore_key": "x", "keystore_certificate_chain": "y"}, "ssl.keystore.key has no blocks"),
+            ({"truststore_certificates": NO_CERTIFICATE}, "ssl.truststore.certificates has a certificate that cannot"),
             ({"cipher_suites": "none"}, "ssl.cipher.suites has no suite that this OpenSSL knows"),
             (
                 {"cipher_suites": "TLS_AES_256_GCM_SHA384", "enabled_protocols": "TLSv1.2"},
@@ -204,6 +230,22 @@ class TestWhatIsWrong:
         with pytest.raises(ConfigurationError, match=words) as raised:
             new_context(tls(**given))
         assert "ssl.truststore.location" in raised.value.settings
+
+    @pytest.mark.parametrize("key_password", [{}, {"key_password": "wrong-one"}])
+    def test_an_encrypted_key_without_its_password(
+        self, authority: CertificateAuthority, key_password: dict[str, str]
+    ) -> None:
+        mine = authority.issue("me").read_bytes()
+        key = serialization.load_pem_private_key(mine, None).private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(PASSWORD.encode()),
+        )
+        given = {"keystore_key": key.decode(), "keystore_certificate_chain": mine.decode()}
+        new_context(tls(**given, key_password=PASSWORD))
+        words = r"ssl.keystore.key cannot be used \(it cannot be decrypted\): .* is ssl.key.password right\?$"
+        with pytest.raises(ConfigurationError, match=words):
+            new_context(tls(**given, **key_password))
 
     @pytest.mark.parametrize(
         ("given", "words"),
