@@ -97,6 +97,8 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
     "AWS_MSK_IAM": (_AWS_IAM,),
 }
 _EXTENSION = re.compile(r"extension_(.+)")
+# With these somebody else would sign in.
+_OTHER_AWS_KEYS = ("awsRoleExternalId", "awsRoleAccessKeyId", "awsRoleSecretAccessKey", "awsRoleSessionToken")
 
 
 def class_of(name: str, known: Iterable[str]) -> str | None:
@@ -114,8 +116,7 @@ def credentials(config: SaslConfig) -> Credentials | None:
     module = _module(config, mechanism)
     options = module.options if module is not None else {}
     if mechanism == "AWS_MSK_IAM" or (config.login_handler or "").endswith(".IAMOAuthBearerLoginCallbackHandler"):
-        names = ("awsProfileName", "awsRoleArn", "awsRoleSessionName")
-        return AwsIam(*(_text(options.get(name)) for name in names))
+        return _aws_iam(options)
     if mechanism == "OAUTHBEARER":
         return _token_source(config, options)
     if mechanism == "GSSAPI":
@@ -154,6 +155,17 @@ def _kerberos(config: SaslConfig, options: Mapping[str, Secret]) -> Kerberos:
         raise _missing("sasl.kerberos.service.name", "the first part of the brokers' principal, such as kafka")
     keytab = _text(options.get("keyTab")) if (_text(options.get("useKeyTab")) or "").lower() == "true" else None
     return Kerberos(service_name, _text(options.get("principal")), keytab)
+
+
+def _aws_iam(options: Mapping[str, Secret]) -> AwsIam:
+    if other := next((name for name in options if name.startswith(_OTHER_AWS_KEYS)), None):
+        raise ConfigurationError(
+            f"sasl.jaas.config is [hidden], whose {other} the AWS signer does not take; give AWS's own variables or a "
+            "profile, or sasl.oauthbearer.token.provider with sasl.mechanism OAUTHBEARER.",
+            settings=("sasl.jaas.config", "sasl.oauthbearer.token.provider", "sasl.mechanism"),
+        )
+    names = ("awsProfileName", "awsRoleArn", "awsRoleSessionName")
+    return AwsIam(*(_text(options.get(name)) or None for name in names))
 
 
 def _token_source(config: SaslConfig, options: Mapping[str, Secret]) -> TokenSource:

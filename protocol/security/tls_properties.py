@@ -30,7 +30,8 @@ _PROTOCOLS = Kind(",".join(_VERSIONS), _protocols)
 _NAMES = Kind("names with commas between", _names)
 _STORE_TYPE = one_of("JKS", "PKCS12", "PEM", otherwise="no other kind of store can be read")
 _PROTOCOL = one_of(
-    meanings={"TLSv1.3": "TLSv1.3", "TLSv1.2": "TLSv1.2", "TLS": "TLSv1.3"},
+    # In Java the last two are names for all that is enabled.
+    meanings={"TLSv1.3": "TLSv1.3", "TLSv1.2": "TLSv1.2", "TLS": "TLSv1.3", "SSL": "TLSv1.3"},
     otherwise="older versions are broken (RFC 8996)",
 )
 _HOST_CHECK = replace(one_of("https", ""), allowed="https, or nothing")

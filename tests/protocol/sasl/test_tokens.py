@@ -20,7 +20,15 @@ from protocol.clock import SYSTEM_CLOCK, Deadline
 from protocol.errors import AuthenticationFailed, ConfigurationError, ConnectFailed
 from protocol.net.tokens import Tokens
 from protocol.sasl.config import SaslConfig
-from protocol.sasl.credentials import TokenEndpoint, TokenFile, TokenProvider, TokenSource, UnsecuredToken, credentials
+from protocol.sasl.credentials import (
+    AwsIam,
+    TokenEndpoint,
+    TokenFile,
+    TokenProvider,
+    TokenSource,
+    UnsecuredToken,
+    credentials,
+)
 from protocol.sasl.token import Token, end_of_jwt, unsecured_token
 from protocol.secret import Secret
 from spark_kafka_source.local_kafka.certificates import CertificateAuthority
@@ -225,6 +233,20 @@ def test_a_token_that_nobody_signed_says_what_its_settings_say(clock: ManualCloc
     assert (signature, token.ends_at_s, token.extensions) == ("", 1007, {"traceId": "9"})
 
 
+AWS = "software.amazon.msk.auth.iam.IAMLoginModule required"
+
+
+def test_whose_tokens_the_signer_of_aws_makes() -> None:
+    def of(settings: str) -> object:
+        return credentials(SaslConfig(mechanism="AWS_MSK_IAM", jaas_config=Secret(f"{AWS} {settings};")))
+
+    assert of('awsProfileName="" awsMaxRetries="7"') == AwsIam()
+    assert of('awsRoleArn="arn" awsRoleSessionName="me"') == AwsIam(role_arn="arn", role_session_name="me")
+    with pytest.raises(ConfigurationError, match="whose awsRoleExternalId the AWS signer does not take") as refused:
+        of('awsRoleArn="arn" awsRoleExternalId="hunter2"')
+    assert "hunter2" not in str(refused.value)
+
+
 # -- a token endpoint -----------------------------------------------------------------------------
 
 
@@ -291,7 +313,9 @@ def test_the_certificate_of_an_endpoint_is_checked(clock: ManualClock, tmp_path:
         with pytest.raises(AuthenticationFailed, match=r"of the token endpoint https://127.0.0.1:\d+ is not"):
             ask(Tokens(clock), client(endpoint.url), clock)
         assert not endpoint.asked
-        text = f'{KAFKA} clientId="me" clientSecret="secret" ssl.truststore.location="{authority.certificate}";'
+        # As many have it from Kafka's own documents: in Java, SSL is a name for TLS.
+        tls = f'ssl.protocol="SSL" ssl.truststore.location="{authority.certificate}"'
+        text = f'{KAFKA} clientId="me" clientSecret="secret" {tls};'
         config = SaslConfig(mechanism="OAUTHBEARER", jaas_config=Secret(text), token_endpoint_url=endpoint.url)
         source = credentials(config)
         assert isinstance(source, TokenEndpoint)
