@@ -85,10 +85,10 @@ class BrokerProducer:
         """Whether that reply has not come in time."""
         return bool(self._in_flight) and self._in_flight[0].deadline.passed
 
-    def due_s(self, now_s: float) -> float | None:
-        """When that reply is overdue, or this broker may be sent to again."""
+    def due_s(self, after_s: float) -> float | None:
+        """When that reply is overdue, or, if that is after `after_s`, this broker may be sent to again."""
         moments = [request.deadline.at_s for request in islice(self._in_flight, 1)]
-        moments += [self.muted_until_s] if self.muted_until_s > now_s else []
+        moments += [self.muted_until_s] if self.muted_until_s > after_s else []
         return min(moments, default=None)
 
     def can_send(self, now_s: float) -> bool:

@@ -146,11 +146,11 @@ class PartitionProducer:
         failure = self._queue[0].last_error if self._queue else None
         return f"; the last failure: {failure}" if failure else ""
 
-    def due_s(self, now_s: float) -> float | None:
-        """When time alone is next to change something: a try, or the end of `delivery.timeout.ms`."""
+    def due_s(self, after_s: float) -> float | None:
+        """When after `after_s` time alone changes something: a try, or the end of `delivery.timeout.ms`."""
         if self.idle or self.in_flight:
             return None
-        return min((at_s for at_s in (self._retry_at_s, self._expires_at_s) if at_s > now_s), default=None)
+        return min((at_s for at_s in (self._retry_at_s, self._expires_at_s) if at_s > after_s), default=None)
 
     def append(self, batch: ProducerBatch) -> None:
         if not self.unsent:

@@ -136,13 +136,14 @@ class Sender:
         end: KafkaError = UsageError("this producer is closed: what was not acknowledged then was given up")
         try:
             while not self._clock.stopped:
+                looked_at_s = self._client.clock.now_s()
                 due_s = self._hand_over_due()
                 self._take_in()
                 if self._anew is None:
                     self._work()
                 else:
                     self._begin_anew(self._anew)
-                self._wait(due_s)
+                self._wait(due_s, looked_at_s)
         except BaseException as error:
             log.exception("%s: sending has failed", self._purpose)
             end = UsageError(f"this producer cannot go on: its sender has failed: {error!r}")
@@ -310,12 +311,12 @@ class Sender:
                 broker.take_reply()
             wait_s, deadline, self_pipe = 0.0, None, None
 
-    def _wait(self, due_s: float | None) -> None:
-        """Until an answer comes, somebody wakes, or something is due."""
-        now_s = self._client.clock.now_s()
-        moments = [due_s, *(partition.due_s(now_s) for partition in self.busy.values())]
-        moments += [broker.due_s(now_s) for broker in self._brokers.values()]
-        wait_s = max(0.0, min((at_s for at_s in moments if at_s is not None), default=float("inf")) - now_s)
+    def _wait(self, due_s: float | None, looked_at_s: float) -> None:
+        """Until an answer comes, somebody wakes, or something is due that was not yet when everything was looked at."""
+        moments = [due_s, *(partition.due_s(looked_at_s) for partition in self.busy.values())]
+        moments += [broker.due_s(looked_at_s) for broker in self._brokers.values()]
+        next_s = min((at_s for at_s in moments if at_s is not None), default=float("inf"))
+        wait_s = max(0.0, next_s - self._client.clock.now_s())
         if any(broker.in_flight for broker in self._brokers.values()):
             self._take_replies(min(wait_s, _LONGEST_WAIT_S), self._self_pipe)
         else:

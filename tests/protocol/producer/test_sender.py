@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from protocol.broker_errors import ErrorCode
+from protocol.clock import Clock
 from protocol.errors import BrokerError, DeadlineExceeded, KafkaError, UsageError
 from protocol.producer.async_producer import AsyncProducer
 from protocol.producer.results import RecordMetadata
@@ -27,6 +28,18 @@ from tests.protocol.producer.producing import numbered, producer_of
 
 TOPIC = "t"
 WAIT_S = 20.0
+
+
+class SkippingClock(Clock):
+    """Real time, and what was skipped."""
+
+    skipped_s = 0.0
+
+    def now_s(self) -> float:
+        return super().now_s() + self.skipped_s
+
+    def skip(self, seconds: float) -> None:
+        self.skipped_s += seconds
 
 
 @pytest.fixture
@@ -67,6 +80,17 @@ class TestWhileCallersAreAway:
             wait_until(lambda: broker.log(TOPIC).end_offset == 3)
             assert len(broker.asked(PRODUCE)) == 4
 
+    def test_a_try_that_falls_due_after_the_last_look_is_not_slept_through(
+        self, broker: FakeKafka, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """On a busy machine the thread may stand still just before it waits."""
+        clock, wait = SkippingClock(), Sender._wait
+        monkeypatch.setattr(Sender, "_wait", lambda self, *moments: (clock.skip(1.0), wait(self, *moments)))
+        broker.refuse(PRODUCE, ErrorCode.NOT_LEADER_OR_FOLLOWER, 5)
+        with producer_of(broker.bootstrap_servers, clock=clock) as producer:
+            producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
+            wait_until(lambda: broker.log(TOPIC).end_offset == 3)
+
     def test_the_delivery_timeout_ends_what_cannot_be_written(self, broker: FakeKafka) -> None:
         broker.edit_replies(PRODUCE, lambda body: {"responses": []})
         properties = {"delivery.timeout.ms": 1_000, "request.timeout.ms": 200}
@@ -93,7 +117,7 @@ class TestWhileCallersAreAway:
     def test_it_sleeps_until_there_is_something_to_do(self, broker: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
         waits: list[object] = []
         wait = Sender._wait
-        monkeypatch.setattr(Sender, "_wait", lambda self, due_s: (waits.append(due_s), wait(self, due_s)))
+        monkeypatch.setattr(Sender, "_wait", lambda self, *moments: (waits.append(moments), wait(self, *moments)))
         with producer_of(broker.bootstrap_servers) as producer:
             producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
             producer.flush()
