@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from protocol.errors import UsageError
 from protocol.kafka_terms import TopicPartition
 from protocol.producer.delivery import Receipt, ReceiptPart
 from protocol.property_kinds import MAX_INT32
@@ -178,28 +177,6 @@ class Accumulator:
                 Cut(*key, each.count, each.size_bytes + HEADER_BYTES, tuple(each.receipts)) for key, each in together
             ]
             yield Gathered(rows, cuts)
-
-
-def check_sizes(topic: str, sizes: Sizes, max_request_size_bytes: int) -> None:
-    """Raises `UsageError` for the first record that no request could hold. `sizes` are bytes, encoded."""
-    too_large = np.flatnonzero(sizes > max_request_size_bytes - HEADER_BYTES)
-    if len(too_large):
-        row = int(too_large[0])
-        raise record_too_large(topic, int(sizes[row]), max_request_size_bytes, f" (row {row} of its batch)")
-
-
-def record_too_large(topic: str, size_bytes: int, max_request_size_bytes: int, which: str = "") -> UsageError:
-    """What is said of a record of `size_bytes`."""
-    size_bytes += HEADER_BYTES
-    rest = " Nothing of this batch was sent" if which else ""
-    return UsageError(
-        f"a record for topic {topic}{which} is {size_bytes} bytes, more than max.request.size "
-        f"({max_request_size_bytes}). Raise it, and max.message.bytes of the topic if that is lower, or write smaller "
-        f"records.{rest}",
-        topic=topic,
-        size_bytes=size_bytes,
-        settings=("max.request.size",),
-    )
 
 
 def _runs_of(partitions: npt.NDArray[np.int32], sizes: Sizes, limit_bytes: int, limit_rows: int) -> _Groups | None:

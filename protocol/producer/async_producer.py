@@ -98,8 +98,8 @@ class AsyncProducer:
 
         Raises
         ------
-        UsageError : wrong columns, a partition the topic does not have, a record above `max.request.size`; nothing of
-            these columns was sent then.
+        UsageError : wrong columns, a partition the topic does not have; nothing of these columns was sent then. (A
+            record above `max.request.size` fails alone: what is returned tells, else the next call.)
         KafkaError : earlier columns could not be written (as `flush` would say), the topic is not there, or memory
             stays full.
         """
@@ -123,7 +123,7 @@ class AsyncProducer:
         """Takes one message in. Its future tells where it is, or why it was not written; nothing else does.
 
         Callbacks of futures (`add_done_callback`) run in the producer's thread: they may `send`, but neither wait nor
-        take long. Raises as `send_columns`, except that a message above `max.request.size` fails alone.
+        take long. Raises as `send_columns`.
         """
         self._require_alive()
         in_callback = self._sender.is_current_thread
@@ -161,32 +161,16 @@ class AsyncProducer:
         first; what is unacknowledged is still being written, and `flush` may be called again.
         """
         self._raise_if_unusable("flush")
-        self._begin_account()
-        # A batch may outlast delivery.timeout.ms by the request that it is in.
-        patience_ms = self._config.delivery_timeout_ms + self._client.config.request_timeout_ms
-        deadline = deadline or self._client.deadline(patience_ms)
-        self._intake.drain()
-        # It may have come in vain for what others have sent meanwhile.
-        self._sender.wake()
-        late = self._deliveries.wait(deadline)
-        self._raise_if_unusable("flush")
-        if late:
-            first = late[0]
-            trouble = f"; the last failure: {first.trouble}" if first.trouble else ""
-            count = len({(each.topic, each.partition) for each in late})
-            raise DeadlineExceeded(
-                f"flush: {count} partitions are not acknowledged in time, {first.topic}-{first.partition} among them"
-                f"{trouble}",
-                topic=first.topic,
-                partition=first.partition,
-            ) from first.trouble
-        self._flushed = True
+        self._flush(deadline)
 
     def close(self, deadline: Deadline | None = None) -> None:
-        """Flushes, then takes nothing more. The client stays open: it belongs to the caller."""
+        """Flushes, whatever has failed before, then takes nothing more; raises as `flush`.
+
+        The client stays open: it belongs to the caller.
+        """
         if not self._closed:
             try:
-                self.flush(deadline)
+                self._flush(deadline, despite_failures=True)
             finally:
                 self.abort()
 
@@ -211,6 +195,30 @@ class AsyncProducer:
 
     # -- inside -------------------------------------------------------------------------------
 
+    def _flush(self, deadline: Deadline | None, *, despite_failures: bool = False) -> None:
+        self._require_caller("flush")
+        self._require_alive()
+        self._begin_account()
+        # A batch may outlast delivery.timeout.ms by the request that it is in.
+        patience_ms = self._config.delivery_timeout_ms + self._client.config.request_timeout_ms
+        deadline = deadline or self._client.deadline(patience_ms)
+        self._intake.drain()
+        # It may have come in vain for what others have sent meanwhile.
+        self._sender.wake()
+        late = self._deliveries.wait(deadline, despite_failures=despite_failures)
+        self._raise_if_unusable("flush")
+        if late:
+            first = late[0]
+            trouble = f"; the last failure: {first.trouble}" if first.trouble else ""
+            count = len({(each.topic, each.partition) for each in late})
+            raise DeadlineExceeded(
+                f"flush: {count} partitions are not acknowledged in time, {first.topic}-{first.partition} among them"
+                f"{trouble}",
+                topic=first.topic,
+                partition=first.partition,
+            ) from first.trouble
+        self._flushed = True
+
     def _begin_account(self) -> None:
         if self._flushed:
             self._flushed = False
@@ -222,9 +230,12 @@ class AsyncProducer:
         if self._closed:
             raise UsageError("this producer is closed")
 
-    def _raise_if_unusable(self, call: str) -> None:
+    def _require_caller(self, call: str) -> None:
         if self._sender.is_current_thread:
             raise UsageError(f"{call} would wait for the thread that it is called in: a callback may only send")
+
+    def _raise_if_unusable(self, call: str) -> None:
+        self._require_caller(call)
         if self._sender.in_this_process and (failures := self._deliveries.take_failures()):
             first, *others = failures
             for other in others:

@@ -134,6 +134,13 @@ class Deliveries:
                     self.held_bytes -= delivery.size_bytes
             self._changed.notify_all()
 
+    def failed(self, errors: Sequence[KafkaError]) -> None:
+        """Of rows that were never under way."""
+        if errors:
+            with self._changed:
+                self.failures += errors
+                self._changed.notify_all()
+
     def was_told(self, error: KafkaError) -> None:
         """Somebody knows of this failure."""
         with self._changed:
@@ -153,11 +160,11 @@ class Deliveries:
         with self._changed:
             return dict(self.acknowledged)
 
-    def wait(self, deadline: Deadline) -> list[Delivery]:
+    def wait(self, deadline: Deadline, *, despite_failures: bool = False) -> list[Delivery]:
         """Until all that is under way now has ended, something has failed, or the deadline: what has not ended then."""
         with self._changed:
             waiting = list(self._under_way)
-            while waiting and not self.failures and not deadline.passed:
+            while waiting and (despite_failures or not self.failures) and not deadline.passed:
                 self._changed.wait(deadline.remaining_s())
                 waiting = [each for each in waiting if each in self._under_way]
             return [] if self.failures else waiting

@@ -12,19 +12,21 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from protocol.clock import Clock
 from protocol.config import ProducerConfig
 from protocol.errors import DeadlineExceeded, KafkaError, UsageError
-from protocol.producer.accumulator import Accumulator, Gathered, check_sizes, record_too_large
+from protocol.kafka_terms import NO_PARTITION
+from protocol.producer.accumulator import Accumulator, Gathered
 from protocol.producer.delivery import Deliveries, Delivery, Outcome
 from protocol.producer.messages import MessageBuffer, Messages
 from protocol.producer.partition_choice import GivenPartitions, PartitionChoice
 from protocol.producer.partition_producer import Encode, ProducerBatch
 from protocol.producer.results import SentColumns, SentMessages
+from protocol.producer.too_large import too_large
 from protocol.records.arrow_numpy import to_arrow, to_numpy
-from protocol.records.batch_header import HEADER_BYTES
 from protocol.records.encode import record_sizes
 from protocol.records.record_columns import record_columns
 
@@ -34,7 +36,7 @@ HandOver = Callable[[list[ProducerBatch]], None]
 class Intake:
     """`hand_over` gives record batches to the sender; its thread is the one that calls `hand_over_due`.
 
-    `on_failure` is called with what goes wrong with messages before they are handed over.
+    `on_failure` is called with what goes wrong with rows and messages before they are handed over.
     """
 
     def __init__(
@@ -75,17 +77,26 @@ class Intake:
         rows = record_columns(columns, self._clock.wall_ms())
         if not rows.num_rows:
             return SentColumns(topic, np.empty(0, np.int32), np.empty(0, np.int64))
-        sizes = record_sizes(rows)
-        check_sizes(topic, sizes, self._config.max_request_size_bytes)
         known, named = self._choice.look_up(topic, rows.num_rows, given)
+        sizes, timestamps_ms = record_sizes(rows), to_numpy(rows.column("timestamp_ms"))
+        refused = too_large(topic, sizes, self._config.max_request_size_bytes, say_row=True)
+        kept = np.delete(np.arange(rows.num_rows), list(refused))
+        partitions = np.full(rows.num_rows, NO_PARTITION, np.int32)
+        if refused:
+            rows, sizes, named = _rows_of(kept, rows, sizes, named)
         self.wait_for_room(int(sizes.sum()), alone=True)
         with self._one_at_a_time:
             self._raise_if_closed()
             self._take_messages()
-            chosen = self._choice.choose(known, rows, sizes, named)
-            sent = SentColumns(topic, chosen, to_numpy(rows.column("timestamp_ms")), self._deliveries.was_told)
-            self._hand_over(self._accumulator.append(topic, rows, chosen, sizes, self._clock.now_s(), sent))
+            if rows.num_rows:
+                partitions[kept] = self._choice.choose(known, rows, sizes, named)
+            sent = SentColumns(topic, partitions, timestamps_ms, self._deliveries.was_told)
+            for nth, error in enumerate(refused.values()):
+                self._on_failure(error)
+                sent.settle(NO_PARTITION, nth, 1, Outcome(error=error))
+            self._hand_over(self._accumulator.append(topic, rows, partitions[kept], sizes, self._clock.now_s(), sent))
             self._hand_over(self._due(self._clock.now_s()), wait=False)
+        self._deliveries.failed(list(refused.values())[:1])
         return sent
 
     def look_up(self, topic: str, partition: int | None) -> None:
@@ -180,16 +191,15 @@ class Intake:
     def _gather(self, messages: Messages) -> None:
         rows = record_columns(messages.columns(), self._clock.wall_ms())
         sizes = record_sizes(rows)
-        given, futures, most_bytes = messages.partitions(), messages.futures, self._config.max_request_size_bytes
-        too_large = sizes > most_bytes - HEADER_BYTES
-        if too_large.any():
-            for row in np.flatnonzero(too_large).tolist():
-                error = record_too_large(messages.topic, int(sizes[row]), most_bytes)
-                self._on_failure(error)
-                futures[row].set_exception(error)
-            kept = np.flatnonzero(~too_large)
-            futures, sizes = [futures[row] for row in kept.tolist()], sizes[kept]
-            rows, given = rows.take(to_arrow(kept)), None if given is None else given.take(to_arrow(kept))
+        given, futures = messages.partitions(), messages.futures
+        refused = too_large(messages.topic, sizes, self._config.max_request_size_bytes, say_row=False)
+        for row, error in refused.items():
+            self._on_failure(error)
+            futures[row].set_exception(error)
+        if refused:
+            kept = np.delete(np.arange(rows.num_rows), list(refused))
+            futures = [futures[row] for row in kept.tolist()]
+            rows, sizes, given = _rows_of(kept, rows, sizes, given)
         if not futures:
             return
         messages.futures = futures
@@ -227,6 +237,14 @@ class Intake:
     def _raise_if_closed(self) -> None:
         if self._closed:
             raise UsageError("this producer is closed")
+
+
+def _rows_of(
+    numbers: npt.NDArray[np.int64], rows: pa.RecordBatch, sizes: npt.NDArray[np.int64], named: pa.Int32Array | None
+) -> tuple[pa.RecordBatch, npt.NDArray[np.int64], pa.Int32Array | None]:
+    """Only these rows."""
+    wanted = to_arrow(numbers)
+    return rows.take(wanted), sizes[numbers], None if named is None else named.take(wanted)
 
 
 def _fail(messages: Messages, error: KafkaError) -> None:

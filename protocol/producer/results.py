@@ -106,7 +106,7 @@ class SentColumns:
         return dict(sorted(found.items()))
 
     def columns(self, deadline: Deadline | None = None) -> pa.RecordBatch:
-        """As `result`, with -1 for the offsets of rows that were not written."""
+        """As `result`, with -1 for the offsets of rows that were not written, and the partitions of those too large."""
         self._wait(deadline)
         offsets = np.full(len(self._timestamps_ms), -1)
         timestamps_ms = self._timestamps_ms.copy()

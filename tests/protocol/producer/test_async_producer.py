@@ -220,18 +220,32 @@ def test_the_sync_producer_says_where_each_call_s_rows_are(kafka: LocalKafka, to
 
 
 class TestRefusals:
-    def test_a_record_above_the_request_size_is_refused_before_anything_is_sent(
+    def test_records_above_the_request_size_fail_alone(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+        name = topic(2)
+        values = [b"%03d" % number if number not in (50, 70) else b"x" * 20_000 for number in range(100)]
+        partitions = np.arange(100, dtype=np.int32) % 2
+        with producer_of(kafka.bootstrap_servers, {"max.request.size": 10_000, "batch.size": 100}) as producer:
+            sent = producer.send_columns(name, pa.RecordBatch.from_pydict({"value": pa.array(values)}), partitions)
+            errors, found = sent.errors(), sent.columns()
+        assert list(errors) == [50, 70]
+        for part in (name, "(row 50 of its batch)", "20", "more than max.request.size (10000)", "max.message.bytes"):
+            assert part in str(errors[50])
+        offsets = iter(range(48)), iter(range(50))
+        expected = [(-1, -1) if row in errors else (row % 2, next(offsets[row % 2])) for row in range(100)]
+        assert list(zip(found["partition"].to_pylist(), found["offset"].to_pylist(), strict=True)) == expected
+        written = {(each.partition, each.offset): each.value for each in read_back(kafka, name)}
+        assert written == {where: values[row] for row, where in enumerate(expected) if row not in errors}
+
+    def test_one_above_the_request_size_that_nobody_asks_for_is_raised_by_close(
         self, kafka: LocalKafka, topic: TopicFactory
     ) -> None:
         name = topic(1)
-        values = [b"small"] * 50 + [b"x" * 20_000] + [b"small"] * 50
-        with producer_of(kafka.bootstrap_servers, {"max.request.size": 10_000, "batch.size": 100}) as producer:
-            with pytest.raises(UsageError) as raised:
-                producer.send_columns(name, pa.RecordBatch.from_pydict({"value": pa.array(values)}))
-            assert producer.requests == 0
-        for part in (name, "row 50", "20", "more than max.request.size (10000)", "max.message.bytes"):
-            assert part in str(raised.value)
-        assert read_back(kafka, name) == []
+        producer = producer_of(kafka.bootstrap_servers, {"max.request.size": 10_000, "linger.ms": 60_000})
+        for values in ([b"x" * 20_000], [b"a", b"x" * 20_000, b"b"]):
+            producer.send_columns(name, pa.RecordBatch.from_pydict({"value": pa.array(values)}))
+            with pytest.raises(UsageError, match=r"row \d of its batch.*more than max.request.size"):
+                (producer.flush if len(values) == 1 else producer.close)()
+        assert [each.value for each in read_back(kafka, name)] == [b"a", b"b"]
 
     def test_a_record_the_broker_finds_too_large_fails_alone(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(1, config={"max.message.bytes": "5000"})

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import pytest
 
 from protocol.broker_errors import ErrorCode
@@ -372,10 +373,25 @@ class TestErrors:
         producer.commit_transaction()
         assert {*range(10), *range(20, 30)} <= set(visible(client))
 
+    def test_a_record_that_no_request_can_hold_breaks_it_too(
+        self, client: Client, producer: TransactionalProducer
+    ) -> None:
+        producer.begin_transaction()
+        producer.send_columns("orders", numbered(0, 1))
+        producer.send_columns("orders", numbered(1, 1, 2_000_000))
+        for call in (producer.commit_transaction, lambda: producer.send_columns("orders", numbered(2, 1))):
+            with pytest.raises(TransactionFailed, match=r"max\.request\.size"):
+                call()
+        producer.abort_transaction()
+        producer.begin_transaction()
+        producer.send_columns("orders", numbered(3, 1))
+        producer.commit_transaction()
+        assert visible(client) == [3]
+
     def test_what_was_not_taken_in_breaks_it_too(self, producer: TransactionalProducer) -> None:
         producer.begin_transaction()
-        with pytest.raises(UsageError, match=r"max\.request\.size"):
-            producer.send_columns("orders", numbered(0, 1, 2_000_000))
+        with pytest.raises(UsageError, match="1 partitions were given for 2 rows"):
+            producer.send_columns("orders", numbered(0, 2), np.zeros(1, np.int32))
         with pytest.raises(TransactionFailed):
             producer.commit_transaction()
         producer.abort_transaction()
