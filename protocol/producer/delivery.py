@@ -164,10 +164,15 @@ class Deliveries:
         """Until all that is under way now has ended, something has failed, or the deadline: what has not ended then."""
         with self._changed:
             waiting = list(self._under_way)
-            while waiting and (despite_failures or not self.failures) and not deadline.passed:
+            while not self._have_ended(waiting) and (despite_failures or not self.failures) and not deadline.passed:
                 self._changed.wait(deadline.remaining_s())
-                waiting = [each for each in waiting if each in self._under_way]
-            return [] if self.failures else waiting
+            return [] if self.failures else [each for each in waiting if each in self._under_way]
+
+    def _have_ended(self, waiting: list[Delivery]) -> bool:
+        """Whether all have. Looks at each once, however often it is called: takes those at the end that have."""
+        while waiting and waiting[-1] not in self._under_way:
+            waiting.pop()
+        return not waiting
 
     def wait_for_room(self, fits: Callable[[], bool], timeout_s: float | None) -> bool:
         """Until `fits()`, or something has failed. False: nothing at all has ended for `timeout_s`."""

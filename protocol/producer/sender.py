@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from protocol.clock import Backoff, Deadline, StoppableClock
 from protocol.cluster.client import PRODUCE, Client
@@ -157,7 +157,7 @@ class Sender:
         self._fail(list(self._inbox), end)
         for partition in self._partitions.values():
             partition.drop(end)
-            self._tell(partition)
+        self._tell(self._partitions.values())
         if self._anew is not None:
             self._anew.set()
         self._on_end(end)
@@ -211,11 +211,11 @@ class Sender:
         self._take_replies()
         while not self._clock.stopped and self._send_round():
             self._take_replies()
-        for key, partition in list(self.busy.items()):
+        for partition in self.busy.values():
             partition.expire(self._client.clock.now_s())
-            self._tell(partition)
-            if partition.idle:
-                del self.busy[key]
+        self._tell(self.busy.values())
+        for key in [key for key, partition in self.busy.items() if partition.idle]:
+            del self.busy[key]
 
     def _begin_anew(self, done: threading.Event) -> None:
         self._take_replies()
@@ -229,8 +229,8 @@ class Sender:
         self._anew = None
         done.set()
 
-    def _tell(self, partition: PartitionProducer) -> None:
-        ended = partition.take_ended()
+    def _tell(self, partitions: Iterable[PartitionProducer]) -> None:
+        ended = [batch for partition in partitions for batch in partition.take_ended()]
         for error in dict.fromkeys(each.outcome.error for each in ended if each.outcome is not None):
             if error is not None:
                 self._session.failed(error)

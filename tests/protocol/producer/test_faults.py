@@ -56,8 +56,10 @@ class TestBrokers:
         count, kills = (1_000_000, 8) if SOAK else (50_000, 1)
         proxy.replies[PRODUCE] = lambda reply: Fate.CUT if reply.number % 40 == 0 else Fate.PASS
         most_in_flight, killed, down = 0, 0, None
+        # What waits in memory must be written within delivery.timeout.ms, also by brokers of a busy machine.
+        properties = {"batch.size": 2_048, "buffer.memory": 4 << 20}
         try:
-            with producer_of(servers(proxy.bootstrap_servers), {"batch.size": 2_048}) as producer:
+            with producer_of(servers(proxy.bootstrap_servers), properties) as producer:
                 for first in range(0, count, 1_000):
                     send_numbered(producer, name, first, 1_000, 12)
                     most_in_flight = max(most_in_flight, in_flight(producer))
