@@ -49,7 +49,8 @@ def send_numbered(producer: AsyncProducer, topic: str, first: int, count: int, p
 def assert_all_once_in_order(kafka: LocalKafka, topic: str, count: int, partitions: int) -> None:
     """Every number below `count` is in its partition, once, and in order."""
     found: dict[int, list[int]] = {number: [] for number in range(partitions)}
-    records, give_up_s = read_back(kafka, topic), time.monotonic() + 20
+    # A million of them take minutes on a busy machine.
+    records, give_up_s = read_back(kafka, topic, 60 + count / 2_000), time.monotonic() + 20
     while len(records) < count and time.monotonic() < give_up_s:
         # A broker that was paused may for a moment think that it leads still, and tell the end it knew.
         records = read_back(kafka, topic)
