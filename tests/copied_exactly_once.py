@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -81,12 +82,13 @@ class Copy:
         self.proxy.requests.clear()
         self.proxy.replies.clear()
 
-    def start_job(self) -> subprocess.Popen[bytes]:
+    def start_job(self, stderr: Path = Path(os.devnull)) -> subprocess.Popen[bytes]:
         """The same in a driver of its own. The JVM and the Python processes are a group, to be killed together."""
         where = (self.proxy.servers, self.source, self.target, str(self.checkpoint))
         options = [f"{name}={value}" for name, value in self.options.items()]
         command = [sys.executable, "-m", "tests.jobs.copy_exactly_once", *where, *options]
-        return subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        with stderr.open("wb") as said:
+            return subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=said)
 
     def check(self) -> None:
         """Every row is there once, in its order if the query keeps that, and no transaction is left open."""

@@ -21,7 +21,7 @@ from spark_kafka_source.sink.exactly_once.ledger import Ledger
 from spark_kafka_source.sink.exactly_once.ledger_group import read_ledger, rewrite_ledger
 from spark_kafka_source.sink.exactly_once.open_transactions import no_longer_open
 from spark_kafka_source.sink.exactly_once.query import StreamBatch
-from spark_kafka_source.sink.exactly_once.start import require_newest
+from spark_kafka_source.sink.exactly_once.start import require_newest, told_if_superseded
 from spark_kafka_source.sink.exactly_once.task_writer import PreparedWrite
 
 log = logging.getLogger(__name__)
@@ -53,15 +53,12 @@ def commit_batch(client: Client, messages: Sequence[WriterCommitMessage | None],
         )
     if not identities:
         return
-    if decided_task_count is None:
-        try:
+    with told_if_superseded(client, batch):
+        if decided_task_count is None:
             _require_open(client, identities)
-        except KafkaError:
-            if (ledger := read_ledger(client, batch.query, client.deadline())) is not None:
-                require_newest(ledger, batch)
-            raise
-        _decide(client, prepared, batch, transaction_timeout_ms)
-    _commit(client, identities, f"batch {batch.batch_id} is decided: start the query again, and what is missing comes")
+            _decide(client, prepared, batch, transaction_timeout_ms)
+        then = f"batch {batch.batch_id} is decided: start the query again, and what is missing comes"
+        _commit(client, identities, then)
 
 
 def abort_batch(client: Client, messages: Sequence[WriterCommitMessage | None], transaction_timeout_ms: int) -> None:
@@ -75,9 +72,12 @@ def abort_batch(client: Client, messages: Sequence[WriterCommitMessage | None], 
         return
     try:
         if (batch := prepared[0].batch) is not None:
-            ledger = _rewritten(client, batch, lambda before: before, transaction_timeout_ms)
-            if ledger is None or ledger.start_id != batch.start_id or ledger.batch_id >= batch.batch_id:
-                return
+            ledger = read_ledger(client, batch.query, client.deadline())
+            if ledger is None or not ledger.is_superseded(batch.start_id):
+                # A decision of this driver may be on its way still.
+                ledger = _rewritten(client, batch, lambda before: before, transaction_timeout_ms)
+            decided = [] if ledger is None else batch.query.identities(ledger.transactions)
+            identities = [each for each in identities if each not in decided]
         end_transactions(client, identities, commit=False, deadline=client.deadline())
     except KafkaError as error:
         log.warning(

@@ -14,7 +14,7 @@ from typing import TypeVar
 from protocol.broker_errors import Breaks, ErrorCode, broker_error, error_row
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
-from protocol.errors import BrokerError, KafkaError, ProducerFenced
+from protocol.errors import BrokerError, KafkaError
 from protocol.group.offsets import fetch_offsets
 from protocol.transaction.coordinator import add_offsets, init_producer_id
 from protocol.transaction.end_transaction import Outcome, end_transaction
@@ -62,7 +62,7 @@ def rewrite_ledger(
     try:
         add_offsets(client, identity, query.transactional_id, offsets, deadline)
     except BrokerError as error:
-        if is_fenced(error):
+        if error_row(error.code).breaks is Breaks.FENCED:
             raise _contended(query, error) from error
         raise
     ended = end_transaction(client, identity, commit=True, deadline=deadline)
@@ -71,12 +71,6 @@ def rewrite_ledger(
     if not ended.repeated:  # else that request may still be on its way, and end the next transaction, too
         _held[key] = ended.identity, after
     return after
-
-
-def is_fenced(error: KafkaError) -> bool:
-    """Whether another producer of the same transactional id has come."""
-    by_broker = isinstance(error, BrokerError) and error_row(error.code).breaks is Breaks.FENCED
-    return by_broker or isinstance(error, ProducerFenced)
 
 
 def _contended(query: Query, cause: KafkaError | None) -> BrokerError:

@@ -8,10 +8,12 @@ executors.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
-from protocol.errors import ProducerFenced
+from protocol.errors import DeadlineExceeded, KafkaError, ProducerFenced
 from protocol.transaction.end_transaction import end_transactions
 from spark_kafka_source.sink.exactly_once.ledger import Ledger
 from spark_kafka_source.sink.exactly_once.ledger_group import read_ledger, rewrite_ledger
@@ -57,9 +59,22 @@ def require_newest(ledger: Ledger, batch: StreamBatch) -> None:
     if ledger.is_superseded(batch.start_id):
         raise ProducerFenced(
             f"batch {batch.batch_id} is fenced: the query {batch.query.query_id} was started again elsewhere, and that "
-            f"start writes under transactionalIdPrefix {batch.query.prefix} now. This one has written nothing of the "
-            "batch that can be read; end it, or give it a checkpoint of its own."
+            f"start writes under transactionalIdPrefix {batch.query.prefix} now. What this one has decided is "
+            "committed; nothing else of it can be read. End it, or give it a checkpoint of its own."
         )
+
+
+@contextmanager
+def told_if_superseded(client: Client, batch: StreamBatch) -> Iterator[None]:
+    """An error in this block is `ProducerFenced` if a newer start has come: that is why, and it says so."""
+    try:
+        yield
+    except DeadlineExceeded:  # brokers that do not answer need not be asked more
+        raise
+    except KafkaError:
+        if (ledger := read_ledger(client, batch.query, client.deadline())) is not None:
+            require_newest(ledger, batch)
+        raise
 
 
 def _settle(client: Client, query: Query, ledger: Ledger, deadline: Deadline) -> None:

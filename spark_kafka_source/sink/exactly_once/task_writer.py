@@ -17,7 +17,6 @@ import pyarrow as pa
 
 from protocol.cluster.client import Client
 from protocol.config import ClientConfig, ProducerConfig
-from protocol.errors import KafkaError
 from protocol.group.member import ConsumerGroupMetadata
 from protocol.group.offsets import CommittedOffset, fetch_offsets
 from protocol.kafka_terms import TopicPartition
@@ -29,9 +28,8 @@ from spark_kafka_source.clients import client_for
 from spark_kafka_source.remedies import with_remedies
 from spark_kafka_source.sink.columns import SinkPlan, topic_columns
 from spark_kafka_source.sink.exactly_once.ledger import Ledger
-from spark_kafka_source.sink.exactly_once.ledger_group import is_fenced, read_ledger
 from spark_kafka_source.sink.exactly_once.query import Query, StreamBatch, this_batch, this_task
-from spark_kafka_source.sink.exactly_once.start import ledger_of_start, require_newest
+from spark_kafka_source.sink.exactly_once.start import ledger_of_start, told_if_superseded
 from spark_kafka_source.sink.exactly_once.timeout import allowed_timeout
 from spark_kafka_source.sink.task_writer import TaskWritten, send_rows
 from spark_kafka_source.task.worker_tuning import tune_worker
@@ -105,12 +103,8 @@ class TransactionalTaskWriter:
         if first is None:
             return nothing
         marker = {ledger.marker_key: CommittedOffset(batch.batch_id + 1)}
-        try:
+        with told_if_superseded(client, batch):
             return self._write_rows(client, nothing, rows, marker)
-        except KafkaError as error:
-            if is_fenced(error) and (newest := read_ledger(client, batch.query, client.deadline())):
-                require_newest(newest, batch)
-            raise
 
     def _write_rows(
         self,

@@ -5,14 +5,19 @@ Without Spark, whose calls are made here: `write` of a task in an executor, `com
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
-from protocol.errors import BrokerError, ConfigurationError, KafkaError, ProducerFenced
-from protocol.transaction.coordinator import init_producer_id
+from protocol.errors import BrokerError, ConfigurationError, KafkaError, OutcomeUnknown, ProducerFenced
+from protocol.producer.transactional_producer import TransactionalProducer
 from spark_kafka_source.clients import client_for
 from spark_kafka_source.local_kafka import LocalKafka
+from spark_kafka_source.sink.exactly_once import batch_commit
 from tests.conftest import TopicFactory
 from tests.exactly_once_query import Query
 from tests.transaction_version import transactions_before_kip_890
@@ -32,6 +37,33 @@ def _protocol(request: pytest.FixtureRequest, kafka1: LocalKafka) -> Iterator[No
 @pytest.fixture
 def query(kafka1: LocalKafka) -> Query:
     return Query(kafka1.bootstrap_servers)
+
+
+@pytest.fixture
+def hasty(query: Query) -> Query:
+    """The same query; its coordinator aborts what is open for longer than a moment."""
+    return Query(query.bootstrap_servers, query.query_id, {"kafka.transaction.timeout.ms": "1000"})
+
+
+@contextmanager
+def standing_still(where: Any, call: str, meanwhile: Callable[[], None]) -> Iterator[None]:
+    """Who makes this call stands still before it. What happens meanwhile may make it, too."""
+    original = getattr(where, call)
+
+    def wait(*given: Any) -> Any:
+        with patch.object(where, call, original):
+            meanwhile()
+        return original(*given)
+
+    with patch.object(where, call, wait):
+        yield
+
+
+def wait_until(reached: Callable[[], bool]) -> None:
+    give_up_s = time.monotonic() + 60
+    while not reached():
+        assert time.monotonic() < give_up_s
+        time.sleep(0.1)
 
 
 @pytest.fixture
@@ -86,6 +118,35 @@ def test_an_older_task_that_goes_on_is_told(query: Query, name: str) -> None:
     assert query.seen(name) == [b"B0"]
 
 
+def test_an_older_task_that_goes_on_behind_its_look_leaves_nothing_open(query: Query, name: str) -> None:
+    """Between its look at the ledger and InitProducerId a newer start comes, and writes the batch."""
+
+    def go_on() -> None:
+        query.commit(query.task("B", 0, 0, (name, "B0")))
+
+    with standing_still(TransactionalProducer, "init_transactions", go_on):
+        first = query.task("A", 0, 0, (name, "A0"))
+    assert query.left_open() == ["0"]
+    with pytest.raises(ProducerFenced, match="was started again elsewhere"):
+        query.commit(first)
+    query.abort(first)
+    assert query.seen(name) == [b"B0"]
+
+
+def test_an_older_driver_is_told_that_another_goes_on_with_what_it_has_decided(query: Query, name: str) -> None:
+    first = [query.task("A", 0, task, (name, f"A{task}")) for task in (0, 1)]
+
+    def go_on() -> None:
+        query.commit(*(query.task("B", 0, task, (name, f"B{task}")) for task in (0, 1)))
+        query.commit(*(query.task("B", 1, task, (name, f"C{task}")) for task in (0, 1)))
+
+    told = r"was started again elsewhere.* decided is committed"
+    with pytest.raises(ProducerFenced, match=told), standing_still(batch_commit, "_commit", go_on):
+        query.commit(*first)
+    query.abort(*first)
+    assert query.seen(name) == [b"A0", b"A1", b"C0", b"C1"]
+
+
 def test_what_was_decided_is_committed_as_it_was_whatever_rows_there_are_now(query: Query, name: str) -> None:
     first = [query.task("A", 0, task, (name, f"A{task}")) for task in (0, 1)]
     query.decide(*first)
@@ -103,16 +164,34 @@ def test_what_was_decided_is_committed_though_no_task_has_rows_any_more(query: Q
     assert query.seen(name) == [b"A0", b"A1"]
 
 
-def test_what_was_decided_and_timed_out_since_is_written_again_and_nothing_else(query: Query, name: str) -> None:
-    first = [query.task("A", 0, task, (name, f"A{task}")) for task in (0, 1)]
+def test_what_was_decided_and_timed_out_since_is_written_again_and_nothing_else(
+    query: Query, hasty: Query, name: str
+) -> None:
+    first = [query.task("A", 0, 0, (name, "A0")), hasty.task("A", 0, 1, (name, "A1"))]
     query.decide(*first)
-    init_producer_id(query.client, first[1].query.task(1), 60_000, query.client.deadline())  # as a coordinator does
+    wait_until(lambda: query.left_open() == ["0"])
     second = [query.task("B", 0, task, (name, f"B{task}")) for task in (0, 1)]
     query.commit(*second)
     assert query.seen(name) == [b"A0", b"B1"]
     third = [query.task("C", 0, task, (name, f"C{task}")) for task in (0, 1)]
     query.commit(*third)
     assert query.seen(name) == [b"A0", b"B1"], "the one that was written again is marked as the first was"
+
+
+def test_a_decided_transaction_that_times_out_under_its_driver_is_told_and_written_again(
+    query: Query, hasty: Query, name: str
+) -> None:
+    first = [query.task("A", 0, 0, (name, "A0")), hasty.task("A", 0, 1, (name, "A1"))]
+
+    def is_timed_out() -> None:
+        wait_until(lambda: query.left_open() == ["0"])
+
+    told = r"1 of 2 transactions .* Batch 0 is decided: start the query again"
+    with pytest.raises(OutcomeUnknown, match=told), standing_still(batch_commit, "_commit", is_timed_out):
+        query.commit(*first)
+    query.abort(*first)
+    query.commit(*(query.task("B", 0, task, (name, f"B{task}")) for task in (0, 1)))
+    assert query.seen(name) == [b"A0", b"B1"]
 
 
 def test_a_batch_is_found_committed_though_a_later_one_had_begun(query: Query, name: str) -> None:
@@ -131,9 +210,11 @@ def test_another_number_of_tasks_is_refused(query: Query, name: str) -> None:
     assert query.seen(name) == [b"A0", b"A1"]
 
 
-def test_a_transaction_that_is_over_before_the_decision_fails_the_batch_as_a_whole(query: Query, name: str) -> None:
-    first = [query.task("A", 0, task, (name, f"A{task}")) for task in (0, 1)]
-    init_producer_id(query.client, first[1].query.task(1), 60_000, query.client.deadline())  # as a coordinator does
+def test_a_transaction_that_is_over_before_the_decision_fails_the_batch_as_a_whole(
+    query: Query, hasty: Query, name: str
+) -> None:
+    first = [query.task("A", 0, 0, (name, "A0")), hasty.task("A", 0, 1, (name, "A1"))]
+    wait_until(lambda: query.left_open() == ["0"])
     with pytest.raises(KafkaError, match=r"1 of 2 transactions are over .* kafka.transaction.timeout.ms"):
         query.commit(*first)
     query.abort(*first)

@@ -1,0 +1,84 @@
+"""Two drivers with one checkpoint and prefix: the older stands still (SIGSTOP), and goes on when the newer is done."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import psutil
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.conftest import TopicFactory
+from tests.copied_exactly_once import POINTS, Copy, write_numbers
+from tests.kafka_proxy import KafkaProxy
+from tests.soak import SOAK
+from tests.transaction_version import transactions_before_kip_890
+
+PARTITIONS = 3
+ROWS = 900
+POINTS_OF_TWO = [
+    "before a task has a producer id",
+    "while a task writes",
+    "when all tasks have written",
+    "when the decision is written, and not committed",
+    "between the EndTxn calls",
+]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("version", [2, 1])
+@pytest.mark.parametrize("point", POINTS_OF_TWO)
+def test_the_newer_survives_and_the_older_ends_with_an_error_that_says_so(
+    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, point: str, version: int
+) -> None:
+    if not SOAK and (point, version) != ("when all tasks have written", 2):
+        pytest.skip("ten seconds each: make soak")
+    source = write_numbers(kafka1, f"numbers-{uuid.uuid4().hex[:8]}", PARTITIONS, ROWS)
+    said, stop = tmp_path / "stderr", POINTS[point]()
+    protocol = nullcontext() if version == 2 else transactions_before_kip_890(kafka1)
+    with protocol, KafkaProxy.of(kafka1) as proxy:
+        options = {"maxOffsetsPerTrigger": "300", "kafka.batch.size": "500"}
+        copied = Copy(spark, kafka1, proxy, source, topic1(PARTITIONS), PARTITIONS, ROWS, tmp_path / "copy", options)
+        with running(copied.start_job(said)) as job:
+            stop.kill = lambda _: stand_still(job)
+            stop.arm(proxy)
+            assert stop.done.wait(300), said.read_text()
+            copied.disarm()
+            assert copied.run(), "nothing was left to do"
+            for each in everybody(job):
+                each.resume()
+            assert job.wait(300) == 1
+        assert "was started again elsewhere" in said.read_text()
+        copied.check()
+
+
+@contextmanager
+def running(job: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    try:
+        yield job
+    finally:
+        for each in everybody(job):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
+        job.wait()
+
+
+def everybody(job: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """The driver, its JVM, and the Python processes: who forks comes before whom he has forked."""
+    try:
+        driver = psutil.Process(job.pid)
+        return [driver, *driver.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def stand_still(job: subprocess.Popen[bytes]) -> None:
+    at_rest = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
+    while going := [each for each in everybody(job) if each.status() not in at_rest]:
+        going[0].suspend()
