@@ -61,10 +61,6 @@ class Ledger:
     def decided(self, batch_id: int, task_count: int, transactions: Mapping[int, ProducerIdentity]) -> Ledger:
         return replace(self, batch_id=batch_id, task_count=task_count, transactions=transactions)
 
-    def task_count_of(self, batch_id: int) -> int | None:
-        """How many tasks that batch had, if it is the last one decided."""
-        return self.task_count if batch_id == self.batch_id else None
-
     @property
     def marker_key(self) -> TopicPartition:
         return self.topic, 0

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
-from protocol.errors import DeadlineExceeded, KafkaError, ProducerFenced
+from protocol.errors import DeadlineExceeded, KafkaError, ProducerFenced, UsageError
 from protocol.transaction.end_transaction import end_transactions
 from spark_kafka_source.sink.exactly_once.ledger import Ledger
 from spark_kafka_source.sink.exactly_once.ledger_group import read_ledger, rewrite_ledger
@@ -28,7 +28,7 @@ def ledger_of_start(
 ) -> Ledger | None:
     """The ledger, once it is this start's. `topic` is to hold its keys, if there is none yet; None: then there is none.
 
-    Raises `ProducerFenced`, and what requests to brokers do.
+    Raises `ProducerFenced`, `UsageError` for a checkpoint that was set back, and what requests to brokers do.
     """
 
     def begin(before: Ledger | None) -> Ledger:
@@ -38,6 +38,7 @@ def ledger_of_start(
         require_newest(before, batch)
         if before.start_id == batch.start_id:
             return before
+        _require_not_set_back(before, batch)
         _settle(client, batch.query, before, deadline)
         return before.started(batch.start_id)
 
@@ -61,6 +62,17 @@ def require_newest(ledger: Ledger, batch: StreamBatch) -> None:
             f"batch {batch.batch_id} is fenced: the query {batch.query.query_id} was started again elsewhere, and that "
             f"start writes under transactionalIdPrefix {batch.query.prefix} now. What this one has decided is "
             "committed; nothing else of it can be read. End it, or give it a checkpoint of its own."
+        )
+
+
+def _require_not_set_back(ledger: Ledger, batch: StreamBatch) -> None:
+    """Spark repeats the last batch of a query, and none before it. Raises `UsageError`."""
+    if ledger.batch_id > batch.batch_id:
+        raise UsageError(
+            f"this is batch {batch.batch_id} of the query {batch.query.query_id}, which has written up to batch "
+            f"{ledger.batch_id} before: its checkpoint was set back, perhaps to a copy of earlier, and which rows are "
+            f"there cannot be told. Set a transactionalIdPrefix other than {batch.query.prefix} to write from batch "
+            f"{batch.batch_id} on again, or begin with a new checkpoint where it is to go on."
         )
 
 

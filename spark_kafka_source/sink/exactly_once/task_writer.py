@@ -93,10 +93,8 @@ class TransactionalTaskWriter:
         nothing = PreparedWrite({}, batch.query, batch, task)
         if ledger is None:
             return nothing
-        if ledger.batch_id >= batch.batch_id:
-            nothing = PreparedWrite(
-                {}, batch.query, batch, task, decided_task_count=ledger.task_count_of(batch.batch_id)
-            )
+        if ledger.batch_id == batch.batch_id:
+            nothing = replace(nothing, decided_task_count=ledger.task_count)
             if _is_there(client, ledger, batch, task):
                 deque(rows, maxlen=0)  # Spark wants its rows to be taken
                 return nothing
@@ -133,7 +131,7 @@ def _is_there(client: Client, ledger: Ledger, batch: StreamBatch, task: int) -> 
 
     If not, it was aborted, as its marker proves: brokers do not tell that while the transaction is open.
     """
-    if ledger.batch_id > batch.batch_id or task not in ledger.transactions:
+    if task not in ledger.transactions:
         return True
     (decided,) = batch.query.identities({task: ledger.transactions[task]})
     ended = end_transaction(client, decided, commit=True, deadline=client.deadline(), asked_before=True)

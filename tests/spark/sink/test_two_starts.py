@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import pytest
 
-from protocol.errors import BrokerError, ConfigurationError, KafkaError, OutcomeUnknown, ProducerFenced
+from protocol.errors import BrokerError, ConfigurationError, KafkaError, OutcomeUnknown, ProducerFenced, UsageError
 from protocol.producer.transactional_producer import TransactionalProducer
 from spark_kafka_source.clients import client_for
 from spark_kafka_source.local_kafka import LocalKafka
@@ -199,8 +199,17 @@ def test_a_batch_is_found_committed_though_a_later_one_had_begun(query: Query, n
     query.task("A", 1, 0, (name, "A1"))
     query.commit(query.task("B", 0, 0, (name, "B0")))
     query.commit(query.task("B", 1, 0, (name, "B1")))
-    query.commit(query.task("C", 0, 0, (name, "C0")))
+    query.commit(query.task("C", 1, 0, (name, "C1")))
     assert query.seen(name) == [b"A0", b"B1"]
+
+
+def test_a_checkpoint_that_was_set_back_is_refused_and_disturbs_nobody(query: Query, name: str) -> None:
+    for batch in range(3):
+        query.commit(query.task("A", batch, 0, (name, f"A{batch}")))
+    with pytest.raises(UsageError, match=r"batch 1 .* up to batch 2 before: its checkpoint was set back"):
+        query.task("B", 1, 0, (name, "B1"))
+    query.commit(query.task("A", 3, 0, (name, "A3")))
+    assert query.seen(name) == [b"A0", b"A1", b"A2", b"A3"]
 
 
 def test_another_number_of_tasks_is_refused(query: Query, name: str) -> None:
