@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
-from protocol.errors import DeadlineExceeded, KafkaError, ProducerFenced, UsageError
+from protocol.errors import BrokerError, KafkaError, ProducerFenced, TransportError, UsageError
 from protocol.transaction.end_transaction import end_transactions
 from spark_kafka_source.sink.exactly_once.ledger import Ledger
 from spark_kafka_source.sink.exactly_once.ledger_group import read_ledger, rewrite_ledger
@@ -78,14 +78,16 @@ def _require_not_set_back(ledger: Ledger, batch: StreamBatch) -> None:
 
 @contextmanager
 def told_if_superseded(client: Client, batch: StreamBatch) -> Iterator[None]:
-    """An error in this block is `ProducerFenced` if a newer start has come: that is why, and it says so."""
+    """An error in this block is `ProducerFenced` if a newer start has come: that is why, and it says so.
+
+    So is a deadline that has passed: for a driver that stood still that long.
+    """
     try:
         yield
-    except DeadlineExceeded:  # brokers that do not answer need not be asked more
-        raise
     except KafkaError:
-        if (ledger := read_ledger(client, batch.query, client.deadline())) is not None:
-            require_newest(ledger, batch)
+        with suppress(BrokerError, TransportError):  # the first error says more
+            if (ledger := read_ledger(client, batch.query, client.deadline())) is not None:
+                require_newest(ledger, batch)
         raise
 
 
