@@ -8,7 +8,7 @@ nobody would come back to it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
 from pyspark.sql.datasource import WriterCommitMessage
@@ -19,7 +19,7 @@ from protocol.transaction.end_transaction import Outcome, end_transactions
 from protocol.transaction.identity import TransactionalIdentity
 from spark_kafka_source.sink.exactly_once.ledger import Ledger
 from spark_kafka_source.sink.exactly_once.ledger_group import read_ledger, rewrite_ledger
-from spark_kafka_source.sink.exactly_once.open_transactions import no_longer_open
+from spark_kafka_source.sink.exactly_once.open_transactions import no_longer_open, open_transactions
 from spark_kafka_source.sink.exactly_once.query import StreamBatch
 from spark_kafka_source.sink.exactly_once.start import require_newest, told_if_superseded
 from spark_kafka_source.sink.exactly_once.task_writer import PreparedWrite
@@ -64,25 +64,41 @@ def commit_batch(client: Client, messages: Sequence[WriterCommitMessage | None],
 def abort_batch(client: Client, messages: Sequence[WriterCommitMessage | None], transaction_timeout_ms: int) -> None:
     """Aborts what tasks have written of a batch that is not decided, so that no reader waits for it.
 
+    One message tells which query it is, so what tasks without one have left (they were killed) is aborted, too.
     Raises nothing: what stays open ends when the query is started again, or is timed out.
     """
     prepared = [message for message in messages if isinstance(message, PreparedWrite)]
-    identities = _identities(prepared)
-    if not identities:
+    if not prepared:
         return
     try:
+        told = _identities(prepared)
+        # Before the look at the ledger: if this start is the newest then, all of them are its own.
+        left = {*told, *open_transactions(client, prepared[0].query.task_prefix, client.deadline())}
         if (batch := prepared[0].batch) is not None:
-            ledger = read_ledger(client, batch.query, client.deadline())
-            if ledger is None or not ledger.is_superseded(batch.start_id):
-                # A decision of this driver may be on its way still.
-                ledger = _rewritten(client, batch, lambda before: before, transaction_timeout_ms)
-            decided = [] if ledger is None else batch.query.identities(ledger.transactions)
-            identities = [each for each in identities if each not in decided]
-        end_transactions(client, identities, commit=False, deadline=client.deadline())
+            left = _undecided(client, batch, told, left, transaction_timeout_ms)
+        end_transactions(client, left, commit=False, deadline=client.deadline())
     except KafkaError as error:
         log.warning(
             "what was written stays open until it times out, or the query starts again: %s", client.words(error)
         )
+
+
+def _undecided(
+    client: Client,
+    batch: StreamBatch,
+    told: Collection[TransactionalIdentity],
+    left: Collection[TransactionalIdentity],
+    transaction_timeout_ms: int,
+) -> set[TransactionalIdentity]:
+    """Of the transactions that tasks of `batch` have `told`, and of all `left` open if its start is the newest."""
+    ledger = read_ledger(client, batch.query, client.deadline())
+    if ledger is None or not ledger.is_superseded(batch.start_id):
+        # A decision of this driver may be on its way still.
+        ledger = _rewritten(client, batch, lambda before: before, transaction_timeout_ms)
+    if ledger is None:
+        return set(told)
+    own = left if ledger.start_id == batch.start_id else told
+    return set(own).difference(batch.query.identities(ledger.transactions))
 
 
 def _identities(prepared: Sequence[PreparedWrite]) -> list[TransactionalIdentity]:

@@ -241,6 +241,20 @@ def test_a_batch_that_is_given_up_is_aborted_unless_it_is_decided(query: Query, 
     assert query.seen(name) == [b"A0", b"A1"]
 
 
+def test_what_tasks_that_were_killed_have_left_is_aborted_with_the_batch(query: Query, name: str) -> None:
+    written, _ = query.task("A", 0, 0, (name, "A0")), query.task("A", 0, 1, (name, "A1"))
+    query.abort(written, None)
+    assert query.seen(name) == []
+
+
+def test_an_older_driver_aborts_nothing_of_the_newer(query: Query, name: str) -> None:
+    first = query.task("A", 0, 0, (name, "A0"))
+    second = [query.task("B", 0, task, (name, f"B{task}")) for task in (0, 1)]
+    query.abort(first, None)
+    query.commit(*second)
+    assert query.seen(name) == [b"B0", b"B1"]
+
+
 def test_more_tasks_than_there_are_now_have_left_nothing_open(query: Query, name: str) -> None:
     for task in range(4):
         query.task("A", 0, task, (name, f"A{task}"))
