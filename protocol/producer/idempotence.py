@@ -39,6 +39,11 @@ def sequence_after(sequence: int, count: int) -> int:
     return (sequence + count) & _LAST_SEQUENCE
 
 
+def comes_before(sequence: int, other: int) -> bool:
+    """Whether that number was given out before the other one, both not long ago."""
+    return 0 < (other - sequence) & _LAST_SEQUENCE <= _LAST_SEQUENCE // 2
+
+
 class Sequences:
     """Sequence numbers of one partition. `confirmed` once a broker has acknowledged one under this identity.
 

@@ -22,7 +22,7 @@ from protocol.clock import Backoff
 from protocol.errors import DeadlineExceeded, KafkaError
 from protocol.kafka_terms import NO_SEQUENCE, NO_TIMESTAMP_MS
 from protocol.producer.delivery import Delivery, Outcome, ProducedRange
-from protocol.producer.idempotence import ProducerIdentity, Sequences, sequence_after
+from protocol.producer.idempotence import ProducerIdentity, Sequences, comes_before, sequence_after
 from protocol.records.decode import decode
 from protocol.records.encode import EncodedBatch
 from protocol.records.memory_records import read_batch_headers
@@ -203,8 +203,9 @@ class PartitionProducer:
         self.backoff.reset()
         if self.sequences is not None:
             self.sequences.confirmed = True
-        # The broker took what comes after the gap: then there is none, as it sees it.
-        self._gap_from = None
+        if self._is_behind_gap(batch):
+            # The broker took it: then there is no gap, as it sees it.
+            self._gap_from = None
         self._finish_draining()
 
     def refused(self, batch: ProducerBatch, code: int, where: str, now_s: float, detail: str | None = None) -> None:
@@ -339,6 +340,10 @@ class PartitionProducer:
             if self._gap_from is None:
                 self._gap_from = batch.base_sequence
 
+    def _is_behind_gap(self, batch: ProducerBatch) -> bool:
+        gap, number = self._gap_from, batch.base_sequence
+        return gap is not None and number != NO_SEQUENCE and not comes_before(number, gap)
+
     def _give_up(self, error: KafkaError) -> None:
         """Whether these records are in the log is not known, so what comes after them cannot be put behind them."""
         self._draining = True
@@ -381,11 +386,10 @@ class PartitionProducer:
             self.broken_identity = self.sequences.identity
             self.sequences = None
         elif self._gap_from is not None and self.sequences is not None:
-            # Nothing after the gap was accepted, so those numbers are still free.
+            # Nothing behind the gap was accepted, so those numbers are still free. What comes before it may be written.
             self.sequences.next = self._gap_from
-            for batch in self._queue:
-                if batch.base_sequence != NO_SEQUENCE:
-                    batch.base_sequence = self.sequences.take(batch.record_count)
+            for batch in filter(self._is_behind_gap, self._queue):
+                batch.base_sequence = self.sequences.take(batch.record_count)
         self._restart = False
         self._gap_from = None
 

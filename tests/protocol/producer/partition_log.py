@@ -24,15 +24,16 @@ class _State:
 
 @dataclass
 class PartitionLog:
-    """`values` are the records in their order; `largest` the most records a batch may have."""
+    """`values` are the records in their order; `largest` the most records a batch may have, `too_large` those it may not."""
 
     largest: int = 1_000_000
+    too_large: frozenset[int] = frozenset()
     values: list[int] = field(default_factory=list)
     _producers: dict[int, _State] = field(default_factory=dict)
 
     def append(self, producer_id: int, epoch: int, sequence: int, values: list[int]) -> tuple[int, int]:
         """(error code, base offset) as the broker answers."""
-        if len(values) > self.largest:
+        if len(values) > self.largest or not self.too_large.isdisjoint(values):
             return ErrorCode.MESSAGE_TOO_LARGE, -1
         if producer_id < 0:
             return ErrorCode.NONE, self._write(values)

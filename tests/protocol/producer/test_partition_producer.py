@@ -287,6 +287,15 @@ class TestTooLarge:
         assert "max.message.bytes" in str(error)
         assert [each.base_sequence for each in send_all(made, 2.0)] == [1]
 
+    def test_what_comes_before_it_and_is_not_written_yet_keeps_its_numbers(self) -> None:
+        """They may be written under these."""
+        made, sent = confirmed(4, rows=1)
+        made.refused(sent[0], ErrorCode.REQUEST_TIMED_OUT, WHERE, 1.0)
+        made.written(sent[1], 2)
+        made.refused(sent[2], ErrorCode.MESSAGE_TOO_LARGE, WHERE, 1.0)
+        made.refused(sent[3], ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, WHERE, 1.0)
+        assert numbers_of_the_rest(made) == [1, 3]
+
 
 class World:
     """A `PartitionProducer`, a log, and a network between them that a script of choices makes fail."""
@@ -393,6 +402,23 @@ class TestAgainstAModelOfABroker:
         assert sorted(world.acknowledged) == world.sent_values
         assert world.made.acknowledged.count == len(world.sent_values)
         assert world.made.acknowledged.last_offset == len(world.sent_values) - 1
+
+    @given(
+        batches=st.lists(st.sampled_from([1, 1, 4]), min_size=8, max_size=20),
+        seed=st.integers(0, 2**32),
+        too_large=st.frozensets(st.integers(0, 20), min_size=2, max_size=8),
+    )
+    def test_records_that_are_too_large_fail_alone_wherever_they_lie(
+        self, batches: list[int], seed: int, too_large: frozenset[int]
+    ) -> None:
+        choose = random.Random(seed).randrange
+        world = World(batches, lambda below: max(2, choose(below)), largest=100)
+        world.log.too_large = too_large
+        world.run(steps=200)
+        written = [value for value in world.sent_values if value not in too_large]
+        assert world.log.values == written
+        assert sorted(world.acknowledged) == written
+        assert all("MESSAGE_TOO_LARGE" in str(error) for error in failures_of(world.made))
 
     def test_a_truncated_log_is_an_error_and_never_a_silent_gap(self) -> None:
         world = World([3, 3, 3], lambda n: n - 1, largest=100)
