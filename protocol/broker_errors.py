@@ -36,6 +36,7 @@ class Breaks(Enum):
     """What a code breaks for a transactional producer, if no retry mends it. As in Java's `TransactionManager`."""
 
     TRANSACTION = "the transaction: it must be aborted, and the producer goes on"
+    IDENTITY = "the transaction, and the producer's identity: once that is aborted, it asks for another one"
     PRODUCER = "the producer: all that it can do is to close"
     FENCED = "the producer: another one has taken its place"
 
@@ -46,7 +47,7 @@ _RETRY_SOON: dict[str, Any] = {"retriable": True, "soon": True}
 _METADATA: dict[str, Any] = {"refresh": Refresh.METADATA}
 _RETRY_METADATA, _RETRY_COORDINATOR = _RETRY | _METADATA, _RETRY | {"refresh": Refresh.COORDINATOR}
 _REFUSED, _FENCED, _FATAL = {"ends": Ends.MARK}, {"ends": Ends.CLAIMS}, {"ends": Ends.MEMBER}
-_STOPS, _FENCES = {"breaks": Breaks.PRODUCER}, {"breaks": Breaks.FENCED}
+_FORGETS, _STOPS, _FENCES = {"breaks": Breaks.IDENTITY}, {"breaks": Breaks.PRODUCER}, {"breaks": Breaks.FENCED}
 
 
 class ErrorCode(IntEnum):
@@ -118,7 +119,7 @@ class ErrorCode(IntEnum):
     DUPLICATE_SEQUENCE_NUMBER = 46, "the broker already has a batch with this sequence number"
     INVALID_PRODUCER_EPOCH = 47, "the producer's epoch is an old one: a newer producer has taken over", _FENCES
     INVALID_TXN_STATE = 48, "the transaction is not in a state that allows this", _STOPS
-    INVALID_PRODUCER_ID_MAPPING = 49, "the producer id is not the one now assigned to the transactional id", _FENCES
+    INVALID_PRODUCER_ID_MAPPING = 49, "the producer id is not the one now assigned to the transactional id", _FORGETS
     INVALID_TRANSACTION_TIMEOUT = 50, "the transaction timeout is above the broker's transaction.max.timeout.ms", _STOPS
     CONCURRENT_TRANSACTIONS = 51, "the last change of the same transaction is not finished", _RETRY_SOON
     TRANSACTION_COORDINATOR_FENCED = 52, "the transaction's marker came from a coordinator that is no longer the one"

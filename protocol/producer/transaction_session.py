@@ -30,6 +30,7 @@ from protocol.wire.messages.m00_produce import LAST_BEFORE_TRANSACTION_V2
 
 _S = TransactionState
 _SENDING = (_S.IN_TRANSACTION, _S.FLUSHING)
+_FOR_GOOD = (Breaks.PRODUCER, Breaks.FENCED)
 
 
 class TransactionSession:
@@ -94,7 +95,7 @@ class TransactionSession:
         breaks = Breaks.TRANSACTION if _code(error) == ErrorCode.INVALID_PRODUCER_EPOCH else _breaks(error)
         if breaks is Breaks.FENCED:
             error = self._fenced(error)
-        self._lifecycle.failed(error, for_good=breaks is not Breaks.TRANSACTION)
+        self._lifecycle.failed(error, for_good=breaks in _FOR_GOOD)
 
     # -- for its user -----------------------------------------------------------------------------
 
@@ -157,19 +158,23 @@ class TransactionSession:
 
     def end(self, *, commit: bool, deadline: Deadline) -> None:
         """Commits or aborts what `begin_to_end` has announced; raises if that was not done."""
+        forgotten = False
         if self._begun:
             ended = end_transaction(
                 self._client, self.held, commit=commit, deadline=deadline, asked_before=self._maybe_ended
             )
             self._maybe_ended = self._maybe_ended or ended.repeated
             done = ended.outcome is (Outcome.COMMITTED if commit else Outcome.ABORTED)
-            # Nothing is open: what was to belong to it has never reached the coordinator.
-            if not done and (commit or _code(ended.cause) != ErrorCode.INVALID_TXN_STATE):
+            forgotten = _breaks(ended.cause) is Breaks.IDENTITY
+            # Nothing is open: what was to belong to it has never reached the coordinator, or that knows us no more.
+            nothing_open = forgotten or _code(ended.cause) == ErrorCode.INVALID_TXN_STATE
+            if not done and (commit or not nothing_open):
                 raise self._not_ended(ended)
             self.held = ended.identity
         # What was dropped may have had numbers already, and an EndTxn that is still on its way must not end the next
-        # transaction: either needs another epoch. Since KIP-890 each transaction has one.
-        self._needs_epoch = not self._v2 and (not commit or self._maybe_ended)
+        # transaction: either needs another epoch. Since KIP-890 each transaction has one. And who was forgotten, since
+        # the transactional id has expired, asks for another id; if another producer has come, that fences (KIP-360).
+        self._needs_epoch = forgotten or (not self._v2 and (not commit or self._maybe_ended))
         self._lifecycle.transition(_S.READY)
 
     def _not_ended(self, ended: EndedTransaction) -> KafkaError:
@@ -182,12 +187,14 @@ class TransactionSession:
             error = _caused(OutcomeUnknown, f"{self.held}: what became of the transaction is not known", cause)
             if is_retriable(cause) or breaks is Breaks.TRANSACTION:
                 return error
-        elif ended.outcome in (Outcome.FENCED, Outcome.ABORTED):
+            for_good = True
+        elif ended.outcome is Outcome.REFUSED or breaks is Breaks.IDENTITY:
+            error = _caused(TransactionFailed, f"{self.held}: nothing was committed", cause)
+            for_good = breaks in _FOR_GOOD
+        else:
             # It is the coordinator that aborts: for a newer producer, or since it took too long.
             error = _caused(ProducerFenced, f"{self.held}: nothing was committed", cause)
-        else:
-            error = _caused(TransactionFailed, f"{self.held}: nothing was committed", cause)
-        for_good = ended.outcome is not Outcome.REFUSED or breaks is not Breaks.TRANSACTION
+            for_good = True
         self._lifecycle.failed(error, for_good=for_good)
         return error
 
@@ -207,7 +214,7 @@ class TransactionSession:
             if for_good and not is_retriable(error):
                 self._lifecycle.failed(error, for_good=True)
             elif not for_good:
-                self._lifecycle.failed(error, for_good=breaks is Breaks.PRODUCER)
+                self._lifecycle.failed(error, for_good=breaks in _FOR_GOOD)
             raise
 
     def _fenced(self, cause: KafkaError) -> KafkaError:
@@ -218,7 +225,7 @@ def _code(error: KafkaError | None) -> int | None:
     return error.code if isinstance(error, BrokerError) else None
 
 
-def _breaks(error: KafkaError) -> Breaks:
+def _breaks(error: KafkaError | None) -> Breaks:
     return error_row(error.code).breaks if isinstance(error, BrokerError) else Breaks.TRANSACTION
 
 

@@ -161,7 +161,7 @@ class _Ending:
     def _judged(self, code: int) -> Outcome:
         if self.maybe_ended:
             return Outcome.UNKNOWN
-        if error_row(code).breaks is Breaks.FENCED:
+        if error_row(code).breaks in (Breaks.FENCED, Breaks.IDENTITY):
             return Outcome.FENCED
         if code == ErrorCode.INVALID_TXN_STATE:
             # It is not open under this epoch. To a commit that says that it was aborted; to an abort it says nothing.

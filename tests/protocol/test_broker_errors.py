@@ -73,13 +73,13 @@ def test_what_a_refused_commit_ends_is_not_tried_again() -> None:
 
 
 def test_what_ends_a_producer_of_transactions_is_what_does_in_java() -> None:
-    """As in its `TransactionManager`; there a producer id that was given away is mended where brokers allow it."""
+    """As in its `TransactionManager`."""
     broken = {what: {row.code for row in BY_CODE.values() if row.breaks is what} for what in Breaks}
     assert broken[Breaks.FENCED] == {
         ErrorCode.INVALID_PRODUCER_EPOCH,
         ErrorCode.PRODUCER_FENCED,
-        ErrorCode.INVALID_PRODUCER_ID_MAPPING,
     }
+    assert broken[Breaks.IDENTITY] == {ErrorCode.INVALID_PRODUCER_ID_MAPPING}
     assert broken[Breaks.PRODUCER] == {
         ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
         ErrorCode.UNSUPPORTED_VERSION,

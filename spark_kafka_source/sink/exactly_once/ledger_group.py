@@ -62,7 +62,7 @@ def rewrite_ledger(
     try:
         add_offsets(client, identity, query.transactional_id, offsets, deadline)
     except BrokerError as error:
-        if error_row(error.code).breaks is Breaks.FENCED:
+        if error_row(error.code).breaks in (Breaks.FENCED, Breaks.IDENTITY):
             raise _contended(query, error) from error
         raise
     ended = end_transaction(client, identity, commit=True, deadline=deadline)

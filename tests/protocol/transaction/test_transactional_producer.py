@@ -310,8 +310,7 @@ class TestTheLastEpochs:
                 producer.commit_transaction()
         assert visible(client) == [*range(10), *range(20, 30), *range(40, 60)]
         assert fake.transactions.transactions["etl-0"].producer_epoch < 100, "it began anew"
-        with pytest.raises(ProducerFenced):
-            ended_by(first)
+        assert_replaced(first)
 
     def test_a_new_producer_has_it_at_once(self, fake: FakeKafka, client: Client) -> None:
         before = started(client, "etl-0")
@@ -320,16 +319,62 @@ class TestTheLastEpochs:
         producer.begin_transaction()
         send_numbered(producer, "orders", 0, 10, 3)
         producer.commit_transaction()
-        with pytest.raises(ProducerFenced):
-            ended_by(before)
+        assert_replaced(before)
         assert visible(client) == list(range(10))
 
 
-def ended_by(producer: TransactionalProducer) -> None:
-    """Offsets, and the end of the transaction."""
+class TestForgotten:
+    """Where nothing has happened for a week (`transactional.id.expiration.ms`) nobody knows the producer any more."""
+
+    def test_it_aborts_and_goes_on_under_another_id(
+        self, fake: FakeKafka, client: Client, producer: TransactionalProducer
+    ) -> None:
+        for first in (0, 10):
+            producer.begin_transaction()
+            send_numbered(producer, "orders", first, 10, 3)
+            producer.commit_transaction()
+            fake.transactions.transactions.clear()
+            producer.begin_transaction()
+            with pytest.raises(BrokerError, match="INVALID_PRODUCER_ID_MAPPING"):
+                send_and_flush(producer, 100, 10)
+            with pytest.raises(TransactionFailed, match=r"call abort_transaction: .*INVALID_PRODUCER_ID_MAPPING"):
+                producer.commit_transaction()
+            producer.abort_transaction()
+        assert visible(client) == list(range(20))
+        assert len(fake.asked(INIT_PRODUCER_ID)) == 2
+
+    def test_a_commit_says_that_nothing_was_committed(
+        self, fake: FakeKafka, client: Client, producer: TransactionalProducer
+    ) -> None:
+        producer.begin_transaction()
+        send_and_flush(producer, 0, 10)
+        fake.transactions.transactions.clear()
+        with pytest.raises(TransactionFailed, match=r"nothing was committed.*INVALID_PRODUCER_ID_MAPPING"):
+            producer.commit_transaction()
+        producer.abort_transaction()
+        producer.begin_transaction()
+        producer.commit_transaction()
+
+    def test_if_another_has_come_since_it_is_fenced(
+        self, fake: FakeKafka, client: Client, producer: TransactionalProducer
+    ) -> None:
+        fake.transactions.transactions.clear()
+        newer = started(client, "etl-0")
+        assert_replaced(producer)
+        newer.begin_transaction()
+        send_numbered(newer, "orders", 0, 10, 3)
+        newer.commit_transaction()
+        assert visible(client) == list(range(10))
+
+
+def assert_replaced(producer: TransactionalProducer) -> None:
+    """Its producer id is not that of the transactional id any more, and another producer has that one."""
     producer.begin_transaction()
-    producer.send_offsets_to_transaction({("orders", 0): CommittedOffset(1)}, GROUP)
-    producer.commit_transaction()
+    with pytest.raises(BrokerError, match="INVALID_PRODUCER_ID_MAPPING"):
+        producer.send_offsets_to_transaction({("orders", 0): CommittedOffset(1)}, GROUP)
+    producer.abort_transaction()
+    with pytest.raises(ProducerFenced):
+        producer.begin_transaction()
 
 
 class TestErrors:

@@ -1,5 +1,5 @@
 """Settings of a broker that the sink meets elsewhere: topics are created when they are written to, and never when they
-are read; producers whose records are old are forgotten."""
+are read; producers whose records are old are forgotten, and transactional ids that nobody uses."""
 
 from __future__ import annotations
 
@@ -7,28 +7,37 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import SparkSession
 
+from protocol.admin.transactions import list_transactions
 from protocol.cluster.client import Client
 from protocol.config import parse_client
-from protocol.errors import BrokerError
+from protocol.errors import BrokerError, KafkaError
+from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.records.arrow_numpy import to_arrow
 from protocol.wire.messages.m00_produce import PRODUCE
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import BRIEF_LIFE, KAFKA_VERSION
 from tests.kafka_proxy import Fate, KafkaProxy
 from tests.protocol.producer.producing import assert_all_once_in_order, numbered, producer_of, send_numbered
+from tests.protocol.transaction.producing import new_id, numbers_in, started
 from tests.read_back import read_back
+from tests.transaction_version import transactions_before_kip_890
+from tests.wait_for_brokers import wait_until_decided
 
 SETTINGS = {
     "auto.create.topics.enable": "true",
     "num.partitions": "3",
     # Ten minutes by default.
     "producer.id.expiration.check.interval.ms": "100",
+    # A week, looked at once an hour.
+    "transactional.id.expiration.ms": "1000",
+    "transaction.remove.expired.transaction.cleanup.interval.ms": "100",
 }
 
 
@@ -102,3 +111,39 @@ def test_a_lost_answer_makes_a_duplicate_only_of_records_so_old_that_the_broker_
                 producer.send_columns(name, numbered(number, 1).append_column("timestamp_ms", times))
                 producer.flush()
     assert [int((record.value or b"")[:9]) for record in read_back(other_kafka, name)] == written
+
+
+@pytest.mark.parametrize("version", [1, 2], ids=["before KIP-890", "since KIP-890"])
+def test_a_producer_whose_transactional_id_has_expired_aborts_and_goes_on(
+    other_kafka: LocalKafka, version: int
+) -> None:
+    name = new_name()
+    with (
+        nullcontext() if version == 2 else transactions_before_kip_890(other_kafka),
+        Client(parse_client({"bootstrap.servers": other_kafka.bootstrap_servers})) as client,
+    ):
+        producer = started(client, new_id())
+        for first in (0, 10):
+            producer.begin_transaction()
+            producer.send_columns(name, numbered(first, 10))
+            producer.commit_transaction()
+            wait_until_forgotten(client, producer)
+            producer.begin_transaction()
+            with pytest.raises(KafkaError, match="INVALID_PRODUCER_ID_MAPPING"):
+                send_and_flush(producer, name)
+            producer.abort_transaction()
+        producer.close()
+        wait_until_decided(other_kafka, [(name, number) for number in range(3)])
+        assert sorted(number for numbers in numbers_in(client, name, 3) for number in numbers) == list(range(20))
+
+
+def wait_until_forgotten(client: Client, producer: TransactionalProducer) -> None:
+    give_up_s = time.monotonic() + 30
+    while list_transactions(client, prefix=producer._session.transactional_id):
+        assert time.monotonic() < give_up_s
+        time.sleep(0.05)
+
+
+def send_and_flush(producer: TransactionalProducer, topic: str) -> None:
+    producer.send_columns(topic, numbered(100, 10))
+    producer.flush()
