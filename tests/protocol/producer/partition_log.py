@@ -24,7 +24,7 @@ class _State:
 
 @dataclass
 class PartitionLog:
-    """`values` are the records in their order; `largest` the most records a batch may have, `too_large` those it may not."""
+    """`values` are the records in their order; a batch may have `largest` of them, and none of `too_large`."""
 
     largest: int = 1_000_000
     too_large: frozenset[int] = frozenset()
