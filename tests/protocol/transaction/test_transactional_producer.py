@@ -70,7 +70,8 @@ class TestTransactions:
         expected = [number for number in range(600) if number % 200 < 100]
         assert numbers_in(client, "orders", 3) == [[n for n in expected if n % 3 == part] for part in range(3)]
 
-    def test_an_abort_drops_what_is_not_sent(self, client: Client, producer: TransactionalProducer) -> None:
+    def test_an_abort_drops_what_is_not_sent(self, client: Client) -> None:
+        producer = started(client, "etl-0", linger_ms=60_000)
         for first, end in ((0, producer.commit_transaction), (10, producer.abort_transaction), (20, None)):
             producer.begin_transaction()
             send_numbered(producer, "orders", first, 10, 3)
