@@ -108,6 +108,8 @@ class Authenticator:
             backoff = refusal.backoff if refusal else Backoff(_AFTER_REFUSAL_MS, _AFTER_REFUSAL_MAX_MS)
             self._refusal = _Refusal(named, self._clock.now_s() + backoff.next_s(), backoff)
             self._proven = False
+            # Another one may be taken: keys that sign tokens change, and clocks differ.
+            self._tokens = Tokens(self._clock)
             raise named from error
         self._proven, self._refusal = True, None
         ends = lifetime_ms > 0

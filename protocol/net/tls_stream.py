@@ -16,6 +16,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from protocol.clock import Deadline
 from protocol.errors import KafkaError
 from protocol.net.byte_stream import ByteStream
@@ -51,7 +53,8 @@ class TLSStream(ByteStream):
         self._lock = threading.Lock()  # for all below, too
         self._unsent = memoryview(b"")
         self._accepted = 0  # so many bytes of those being sent are encrypted already
-        self._received = memoryview(bytearray(_MOST_RECEIVED_BYTES))
+        # Not a bytearray: that would take all of its memory at once.
+        self._received = np.empty(_MOST_RECEIVED_BYTES, np.uint8).data
 
     def handshake(self, deadline: Deadline) -> None:
         """Raises `RequestTimedOut`, `ConnectionLost`, or `TLSFailed`, whose cause is an `ssl.SSLError`."""

@@ -74,6 +74,30 @@ def test_what_was_refused_is_tried_again_later_and_later() -> None:
     assert sign_in(authenticator, broker, clock) is None
 
 
+def test_a_token_that_was_refused_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys that sign tokens change, long before a token says that it ends."""
+    given: list[str] = []
+
+    def token() -> tuple[str, float]:
+        given.append(f"token{len(given)}")
+        return given[-1], clock.wall_ms() / 1000 + 3_600
+
+    monkeypatch.setattr("tests.token_of_alice.token", token)
+    clock, broker = ManualClock(), Broker()
+    source = SaslConfig(mechanism="OAUTHBEARER", token_provider="tests.token_of_alice:token")
+    authenticator = Authenticator(source, clock)
+    for _ in range(2):
+        sign_in(authenticator, broker, clock)
+    assert given == ["token0"]
+    broker.answer = REFUSED
+    with pytest.raises(AuthenticationFailed):
+        sign_in(authenticator, broker, clock)
+    broker.answer = TAKEN
+    clock.advance(20)
+    sign_in(authenticator, broker, clock)
+    assert given == ["token0", "token1"]
+
+
 @pytest.mark.parametrize("failure", [ConnectionLost("gone"), RequestTimedOut("late")])
 def test_a_connection_that_breaks_is_no_refusal(failure: Exception) -> None:
     clock, broker = ManualClock(), Broker(failure)
