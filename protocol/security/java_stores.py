@@ -1,7 +1,7 @@
 """Java's stores of certificates and keys (PKCS12, JKS), as PEM.
 
 `cryptography` (the extra `tls`) reads PKCS12. JKS is read by Java's own `keytool`, which is there wherever Spark is; it
-gets passwords by its environment or its standard input, where no list of processes shows them. Used by `stores`.
+gets passwords by pipes, so that neither its command line nor its environment shows them. Used by `stores`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import secrets
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +28,7 @@ _KEYTOOL_TIMEOUT_S = 60
 # Of what the JVM was told by its environment, which may be passwords.
 _OPTIONS_OF_THE_JVM = "Picked up "
 # In English, since "Alias name" is looked for in what it says; and compiled little, for half a second's work.
-_BRIEF = ("-J-Duser.language=en", "-J-XX:TieredStopAtLevel=1", "-J-XX:+UseSerialGC")
+_BRIEF = ("-J-Duser.language=en", "-J-Dfile.encoding=UTF-8", "-J-XX:TieredStopAtLevel=1", "-J-XX:+UseSerialGC")
 
 
 def trusted_certificates(path: str, data: bytes, password: str | None) -> str:
@@ -36,7 +38,7 @@ def trusted_certificates(path: str, data: bytes, password: str | None) -> str:
         own = [found.cert] if found.cert else []
         return "".join(_pem(each.certificate) for each in [*own, *found.additional_certs])
     # Who has no password is asked for one, and may give none.
-    listed = _keytool(["-list", "-rfc", "-keystore", path], password, answers="\n")
+    listed = _keytool(["-list", "-rfc", "-keystore", path], {"-storepass": password}, answers="\n")
     # Of an entry with a key, as in Java, its own certificate is trusted, and not those of its CAs.
     entries = listed.split("Alias name: ")[1:]
     return "".join(block for entry in entries for block in pem.blocks(entry, "CERTIFICATE")[:1])
@@ -103,51 +105,57 @@ def _as_pkcs12(path: str, password: str | None, key_password: str | None) -> tup
         copy = Path(folder, "store.p12")
         _keytool(
             ["-importkeystore", "-srckeystore", path, "-destkeystore", str(copy), "-deststoretype", "PKCS12"],
-            password,
-            option="-srcstorepass:env",
-            further={"-deststorepass:env": own},
+            {"-srcstorepass": password, "-deststorepass": own},
             # It asks for the password of a key that is not the store's.
             answers=f"{key_password or ''}\n",
         )
         return copy.read_bytes(), own
 
 
-def _keytool(
-    arguments: list[str],
-    password: str | None,
-    *,
-    option: str = "-storepass:env",
-    further: dict[str, str] | None = None,
-    answers: str,
-) -> str:
-    """What it prints. Raises `ConfigurationError`."""
+def _keytool(arguments: list[str], passwords: Mapping[str, str | None], *, answers: str) -> str:
+    """What it prints. `passwords`: by its options. Raises `ConfigurationError`."""
     home = os.environ.get("JAVA_HOME")
     tool = shutil.which("keytool", path=f"{home}/bin" if home else None)
     if tool is None:
         raise ConfigurationError(
             "a JKS store is read by Java's keytool, which is neither in JAVA_HOME nor on the PATH; give PEM or PKCS12"
         )
-    given = {**({} if password is None else {option: password}), **(further or {})}
-    names = {name: f"STORE_PASSWORD_{number}" for number, name in enumerate(given)}
-    command = [tool, *_BRIEF, *arguments, *(word for pair in names.items() for word in pair)]
-    # Java reads its environment as the locale says, and in containers that often says ASCII.
-    environment = {**os.environ, "LC_ALL": "C.UTF-8", **{names[name]: value for name, value in given.items()}}
-    try:
-        ended = subprocess.run(
-            command,
-            env=environment,
-            input=answers,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=_KEYTOOL_TIMEOUT_S,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise ConfigurationError(f"keytool did not end in {_KEYTOOL_TIMEOUT_S} s") from error
-    except ValueError:
-        raise ConfigurationError("the password of a store contains a NUL, which keytool cannot be given") from None
+    # Java reads what it is given as the locale says, and in containers that often says ASCII.
+    environment = {**os.environ, "LC_ALL": "C.UTF-8"}
+    with _pipes([text for text in passwords.values() if text is not None]) as pipes:
+        options = [f"{option}:file" for option, text in passwords.items() if text is not None]
+        given = [word for option, pipe in zip(options, pipes, strict=True) for word in (option, f"/dev/fd/{pipe}")]
+        try:
+            ended = subprocess.run(
+                [tool, *_BRIEF, *arguments, *given],
+                env=environment,
+                pass_fds=pipes,
+                input=answers,
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                timeout=_KEYTOOL_TIMEOUT_S,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise ConfigurationError(f"keytool did not end in {_KEYTOOL_TIMEOUT_S} s") from error
     if ended.returncode != 0:
         lines = (ended.stdout + ended.stderr).splitlines()
         said = " ".join(" ".join(line for line in lines if not line.startswith(_OPTIONS_OF_THE_JVM)).split())
         raise ConfigurationError(f"keytool cannot read a store: {said[-300:]}")
     return ended.stdout
+
+
+@contextmanager
+def _pipes(texts: list[str]) -> Iterator[list[int]]:
+    """For each text the end of a pipe that it can be read from, as a line."""
+    ends: list[int] = []
+    try:
+        for text in texts:
+            to_read, to_write = os.pipe()
+            ends.append(to_read)
+            with os.fdopen(to_write, "w", encoding="utf-8", errors="surrogatepass") as pipe:
+                pipe.write(f"{text}\n")
+        yield ends
+    finally:
+        for end in ends:
+            os.close(end)
