@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
-from protocol.errors import AuthenticationFailed, ConfigurationError
+from protocol.errors import AuthenticationFailed, ConfigurationError, ConnectFailed
 from protocol.sasl.credentials import Kerberos
 from protocol.sasl.exchange import Exchange
 
 _NO_LAYER = 1
+_KRB5_KDC_UNREACH = -1765328228
 
 
 def kerberos(who: Kerberos, host: str) -> Exchange:
-    """`host`: the broker's name, as its principal has it. Raises `ConfigurationError` without the package."""
+    """`host`: the broker's name, as its principal has it.
+
+    Raises `ConfigurationError` (no package, no key table), `ConnectFailed` (no KDC), `AuthenticationFailed`.
+    """
     try:
         import gssapi
     except ImportError as error:
@@ -34,13 +39,21 @@ def kerberos(who: Kerberos, host: str) -> Exchange:
             raise AuthenticationFailed("the broker insists on a layer of Kerberos's own; use TLS")
         yield context.wrap(bytes((_NO_LAYER, 0, 0, 0)), False).message
     except gssapi.exceptions.GSSError as error:
-        raise AuthenticationFailed(f"Kerberos says: {error.gen_message()}") from error
+        no_kdc = (error.min_code - _KRB5_KDC_UNREACH) % 2**32 == 0  # a later try may find one
+        raise (ConnectFailed if no_kdc else AuthenticationFailed)(f"Kerberos says: {error.gen_message()}") from error
 
 
 def _credentials(gssapi: Any, who: Kerberos) -> Any:
-    """Those of the key table, if there is one; None: the tickets of this process."""
+    """By the key table, if there is one, whoever's tickets this process has; None: by these tickets."""
     if who.principal is None and who.keytab is None:
         return None
     name = gssapi.Name(who.principal, gssapi.NameType.kerberos_principal) if who.principal else None
-    store = {"client_keytab": who.keytab} if who.keytab else None
+    if who.keytab and not os.access(who.keytab.removeprefix("FILE:"), os.R_OK):
+        raise ConfigurationError(
+            f"sasl.jaas.config: its keyTab, {who.keytab}, cannot be read in this process.",
+            settings=("sasl.jaas.config",),
+        )
+    # What the key table brings is kept in memory: another's tickets are not used, and not overwritten.
+    tickets = f"MEMORY:{who.principal} by {who.keytab}"
+    store = {"client_keytab": who.keytab, "ccache": tickets} if who.keytab else None
     return gssapi.Credentials(name=name, usage="initiate", store=store)
