@@ -82,10 +82,12 @@ def _shown(url: urllib.parse.SplitResult) -> str:
 def _ask(
     url: urllib.parse.SplitResult, source: TokenEndpoint, config: SaslConfig, deadline: Deadline
 ) -> tuple[str, float | None]:
-    pair = f"{source.client_id.reveal()}:{source.client_secret.reveal()}".encode()
+    pair = [source.client_id.reveal(), source.client_secret.reveal()]
+    if config.header_urlencode:
+        pair = [urllib.parse.quote_plus(each) for each in pair]
     headers = {
         "Accept": "application/json",
-        "Authorization": f"Basic {base64.b64encode(pair).decode()}",
+        "Authorization": f"Basic {base64.b64encode(':'.join(pair).encode()).decode()}",
         "Content-Type": "application/x-www-form-urlencoded",
     }
     fields = {"grant_type": "client_credentials", **({"scope": source.scope} if source.scope else {})}

@@ -29,6 +29,7 @@ class SaslConfig:
     client_id: Secret | None = None
     client_secret: Secret | None = None
     scope: str | None = None
+    header_urlencode: bool = False
     login_read_timeout_ms: int = 5_000
     login_retry_backoff_ms: int = 100
     login_retry_backoff_max_ms: int = 10_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from protocol.property import Property, Role, applies, forbidden, no_effect, not_yet
-from protocol.property_kinds import MILLISECONDS, NONEMPTY, POSITIVE_MILLISECONDS, SECRET, Kind, one_of
+from protocol.property_kinds import BOOLEAN, MILLISECONDS, NONEMPTY, POSITIVE_MILLISECONDS, SECRET, Kind, one_of
 from protocol.sasl.credentials import class_of
 
 _CLIENT = Role.CLIENT
@@ -103,6 +103,12 @@ SASL_PROPERTIES: tuple[Property, ...] = (
         field="sasl_client_secret",
     ),
     _applies("sasl.oauthbearer.scope", NONEMPTY, "the same: scope", field="sasl_scope"),
+    _applies(
+        "sasl.oauthbearer.header.urlencode",
+        BOOLEAN,
+        "whether id and secret are URL-encoded for that endpoint, as RFC 6749 has it and few endpoints want it",
+        field="sasl_header_urlencode",
+    ),
     _applies("sasl.login.read.timeout.ms", POSITIVE_MILLISECONDS, "the longest wait for that endpoint"),
     _applies("sasl.login.retry.backoff.ms", MILLISECONDS, "the first wait before it is asked again"),
     _applies("sasl.login.retry.backoff.max.ms", MILLISECONDS, "the longest such wait"),
@@ -125,8 +131,7 @@ SASL_PROPERTIES: tuple[Property, ...] = (
         "sasl.oauthbearer.scope.claim.name sasl.oauthbearer.sub.claim.name sasl.oauthbearer.clock.skew.seconds "
         "sasl.oauthbearer.expected.audience sasl.oauthbearer.expected.issuer sasl.oauthbearer.jwks.endpoint.url "
         "sasl.oauthbearer.jwks.endpoint.refresh.ms sasl.oauthbearer.jwks.endpoint.retry.backoff.ms "
-        "sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms sasl.oauthbearer.jwt.validator.class "
-        "sasl.oauthbearer.header.urlencode",
+        "sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms sasl.oauthbearer.jwt.validator.class",
         "tokens are checked by brokers, not here",
     ),
     *forbidden(_CLIENT, "sasl.login.class", f"JVM classes cannot run here; {_INSTEAD.split('; ')[1]}"),

@@ -72,6 +72,20 @@ TLS_PROPERTIES: tuple[Property, ...] = (
     *no_effect(_CLIENT, "ssl.provider ssl.secure.random.implementation", "TLS is OpenSSL's here"),
     *no_effect(_CLIENT, "ssl.keymanager.algorithm ssl.trustmanager.algorithm", "certificates are checked by OpenSSL"),
     *forbidden(_CLIENT, "ssl.engine.factory.class", "JVM classes cannot run here; give stores or PEM"),
+    # librdkafka's words.
+    *forbidden(_CLIENT, "ssl.ca.location", "give that file as ssl.truststore.location"),
+    *forbidden(_CLIENT, "ssl.ca.pem", "give that text as ssl.truststore.certificates"),
+    *forbidden(
+        _CLIENT,
+        "ssl.certificate.location ssl.key.location",
+        "give one file with the key and its certificates as ssl.keystore.location, or ${dir:FOLDER:FILE} of each as "
+        "ssl.keystore.key and ssl.keystore.certificate.chain",
+    ),
+    *forbidden(_CLIENT, "ssl.certificate.pem", "give that text as ssl.keystore.certificate.chain"),
+    *forbidden(_CLIENT, "ssl.key.pem", "give that text as ssl.keystore.key"),
+    *forbidden(
+        _CLIENT, "enable.ssl.certificate.verification", "brokers' certificates are always checked; give the CA's"
+    ),
 )
 
 # For messages that speak of any of them, see `protocol.errors.KafkaError`.

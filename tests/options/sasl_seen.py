@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import base64
 import math
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from protocol.clock import SYSTEM_CLOCK, Clock
+import pytest
+
+from protocol.clock import SYSTEM_CLOCK, Clock, Deadline
 from protocol.cluster.client import Client
 from protocol.config import parse_client
-from protocol.errors import KafkaError
+from protocol.errors import ConnectFailed, KafkaError
+from protocol.net import token_endpoint
 from protocol.sasl.credentials import Kerberos, credentials
 from protocol.wire.messages.m17_sasl_handshake import SASL_HANDSHAKE
 from protocol.wire.messages.m36_sasl_authenticate import SASL_AUTHENTICATE
@@ -98,14 +100,18 @@ def waits(cluster: TenRecords, given: dict[str, str]) -> list[int]:
     return [10 ** round(math.log10(1_000 * each_s)) for each_s in clock.slept]
 
 
-def gives_up_quickly(cluster: TenRecords, given: dict[str, str]) -> bool:
-    """On an endpoint that does not answer."""
-    with Endpoint() as endpoint:
-        endpoint.answers = []
-        began_s = time.monotonic()
-        deadlines = {"default.api.timeout.ms": "700", "socket.connection.setup.timeout.ms": "600"}
-        signed_in({**_by_client(endpoint.url), **deadlines, "sasl.login.retry.backoff.ms": "5000", **given})
-        return time.monotonic() - began_s < 0.5
+def longest_wait(cluster: TenRecords, given: dict[str, str]) -> int:
+    """For the answer of an endpoint, in ms."""
+    waits_ms: list[int] = []
+
+    def no_answer(url: object, tls: object, deadline: Deadline) -> None:
+        waits_ms.append(round(deadline.remaining_ms()))
+        raise ConnectFailed("there is no endpoint")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(token_endpoint, "_connected", no_answer)
+        signed_in({**_by_client("http://127.0.0.1:1/token"), **given}, ManualClock())
+    return waits_ms[0]
 
 
 def service(cluster: TenRecords, given: dict[str, str]) -> str:
@@ -162,8 +168,14 @@ SASL_SEEN: dict[str, tuple[Callable[[TenRecords, dict[str, str]], object], dict[
         asked_of_endpoint(_id_and_secret),
         {"a": "me:a", "b": "me:b"},
     ),
+    "sasl.oauthbearer.header.urlencode": (
+        lambda cluster, given: asked_of_endpoint(_id_and_secret)(
+            cluster, {"sasl.oauthbearer.client.credentials.client.secret": "a+b c", **given}
+        ),
+        {"true": "me:a%2Bb+c", "false": "me:a+b c"},
+    ),
     "sasl.oauthbearer.scope": (asked_of_endpoint(lambda headers, form: form["scope"]), {"a": ["a"], "b c": ["b c"]}),
-    "sasl.login.read.timeout.ms": (gives_up_quickly, {"20": True, "5000": False}),
+    "sasl.login.read.timeout.ms": (longest_wait, {"20": 20, "5000": 5000}),
     "sasl.login.retry.backoff.ms": (lambda *given: waits(*given)[0], {"10": 10, "1000": 1000}),
     "sasl.login.retry.backoff.max.ms": (lambda *given: max(waits(*given)), {"1000": 1000, "10000": 10000}),
     "sasl.kerberos.service.name": (service, {"kafka": "kafka", "queue": "queue"}),
