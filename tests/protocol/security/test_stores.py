@@ -158,15 +158,17 @@ class TestJavaStores:
         # As in a container.
         monkeypatch.setenv("LC_ALL", "POSIX")
         assert read_trusted(tls(truststore_location=str(copy), truststore_password=password))
-        with pytest.raises(ConfigurationError, match="contains a NUL"):
+        with pytest.raises(ConfigurationError, match="password was incorrect"):
             read_trusted(tls(truststore_location=str(copy), truststore_password="a\0b"))
 
-    def test_no_password_is_ever_in_a_command(self, jks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        commands: list[list[str]] = []
+    def test_no_password_is_ever_in_a_command_or_its_environment(
+        self, jks: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        commands: list[tuple[list[str], object]] = []
         run = subprocess.run
 
         def noted(command: list[str], **options: object) -> object:
-            commands.append(command)
+            commands.append((command, options["env"]))
             return run(command, **options)  # type: ignore[call-overload]
 
         monkeypatch.setattr(subprocess, "run", noted)
