@@ -51,6 +51,13 @@ class Secret:
         raise TypeError("a secret is not pickled with what it is part of; see protocol.secret.pickled_with_secrets")
 
 
+class SecretBytes(bytes):
+    """Bytes on their way to a broker: who prints the variables of a failure does not see them."""
+
+    def __repr__(self) -> str:
+        return HIDDEN
+
+
 def pickled_with_secrets(value: object) -> bytes:
     """`value` for `pickle.loads` in another process, with its secrets, in readable form: so nowhere but on its way."""
     file = io.BytesIO()

@@ -22,7 +22,7 @@ from protocol.sasl.exchange import Exchange
 from protocol.sasl.oauthbearer import oauthbearer
 from protocol.sasl.plain import plain
 from protocol.sasl.scram import scram
-from protocol.secret import Secret
+from protocol.secret import Secret, SecretBytes
 from protocol.wire.messages.m17_sasl_handshake import SASL_HANDSHAKE
 from protocol.wire.messages.m36_sasl_authenticate import SASL_AUTHENTICATE
 from protocol.wire.schema import Api
@@ -140,7 +140,7 @@ def _who(config: SaslConfig) -> Credentials:
 def _exchange(exchange: Exchange, mechanism: str, ask: Ask, deadline: Deadline) -> int:
     """The session's lifetime in ms, 0: endless."""
     # Before the broker is asked anything: what fails here is not the broker's refusal.
-    message = next(exchange)
+    message = SecretBytes(next(exchange))
     reply = ask(SASL_HANDSHAKE, 1, {"mechanism": mechanism}, deadline)
     if reply["error_code"]:
         raise _not_enabled(reply)
@@ -152,7 +152,7 @@ def _exchange(exchange: Exchange, mechanism: str, ask: Ask, deadline: Deadline) 
         if len(challenge) > _MOST_CHALLENGE_BYTES:
             raise AuthenticationFailed(f"the broker's challenge has {len(challenge)} bytes")
         try:
-            message = exchange.send(bytes(challenge))
+            message = SecretBytes(exchange.send(bytes(challenge)))
         except StopIteration:
             return int(reply.get("session_lifetime_ms", 0))
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 from protocol.config_providers import resolved
 from protocol.errors import ConfigurationError
+from protocol.secret import Secret
 from protocol.security.cipher_suites import is_of_tls13, openssl_name
 from protocol.security.stores import KeyPair, read_key_pair, read_trusted, state
 from protocol.security.tls_config import TLSConfig
@@ -100,11 +101,11 @@ def _trust(context: ssl.SSLContext, config: TLSConfig) -> None:
 
 
 def _load(context: ssl.SSLContext, pair: KeyPair, name: str) -> None:
-    password = "" if pair.password is None else resolved(pair.password.reveal())
+    password = Secret("" if pair.password is None else resolved(pair.password.reveal()))
     try:
         with _nameless_file(pair.chain) as chain, _nameless_file(pair.key.reveal()) as key:
             # Without this function OpenSSL would ask for a password at the terminal.
-            context.load_cert_chain(chain, key, lambda: password)
+            context.load_cert_chain(chain, key, password.reveal)
     except (ssl.SSLError, ValueError) as error:
         # OpenSSL has no word for a wrong password.
         reason = getattr(error, "reason", None) or "it cannot be decrypted"

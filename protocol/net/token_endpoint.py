@@ -82,19 +82,12 @@ def _shown(url: urllib.parse.SplitResult) -> str:
 def _ask(
     url: urllib.parse.SplitResult, source: TokenEndpoint, config: SaslConfig, deadline: Deadline
 ) -> tuple[str, float | None]:
-    pair = [source.client_id.reveal(), source.client_secret.reveal()]
-    if config.header_urlencode:
-        pair = [urllib.parse.quote_plus(each) for each in pair]
-    headers = {
-        "Accept": "application/json",
-        "Authorization": f"Basic {base64.b64encode(':'.join(pair).encode()).decode()}",
-        "Content-Type": "application/x-www-form-urlencoded",
-    }
     fields = {"grant_type": "client_credentials", **({"scope": source.scope} if source.scope else {})}
     form, path = urllib.parse.urlencode(fields), url.path or "/"
     try:
         with _connected(url, source.tls, deadline.at_most_ms(config.login_read_timeout_ms)) as connection:
-            connection.request("POST", f"{path}?{url.query}" if url.query else path, form, headers)
+            target = f"{path}?{url.query}" if url.query else path
+            connection.request("POST", target, form, _headers(source, config))
             response = connection.getresponse()
             body = response.read(_MOST_BYTES)
             if response.length:
@@ -109,6 +102,17 @@ def _ask(
     except http.client.HTTPException as error:
         raise _NoAnswer(f"its answer is not HTTP's ({type(error).__name__})") from error
     return _token(url, source, response.status, body)
+
+
+def _headers(source: TokenEndpoint, config: SaslConfig) -> dict[str, str]:
+    pair = [source.client_id.reveal(), source.client_secret.reveal()]
+    if config.header_urlencode:
+        pair = [urllib.parse.quote_plus(each) for each in pair]
+    return {
+        "Accept": "application/json",
+        "Authorization": f"Basic {base64.b64encode(':'.join(pair).encode()).decode()}",
+        "Content-Type": "application/x-www-form-urlencoded",
+    }
 
 
 @contextmanager

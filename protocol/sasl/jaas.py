@@ -40,19 +40,28 @@ class LoginModule:
 
 def parse_jaas(text: Secret) -> LoginModule:
     """Raises `ConfigurationError` with what is wrong, but none of the text."""
-    tokens = _tokens(text.reveal())
+    module = _module(_tokens(text.reveal()))
+    if isinstance(module, str):
+        raise ConfigurationError(
+            f"sasl.jaas.config is [hidden], which cannot be read: {module}.", settings=("sasl.jaas.config",)
+        )
+    return module
+
+
+def _module(tokens: list[tuple[str, bool]]) -> LoginModule | str:
+    """Or what is wrong: an error raised here would have the text among its variables."""
     if len(tokens) < 2 or tokens[0][1] or tokens[1][1] or tokens[1][0].lower() not in _FLAGS:
-        raise _wrong("it begins with the class of a login module and the word required")
+        return "it begins with the class of a login module and the word required"
     if tokens[-1] != (";", True):
-        raise _wrong("it ends with a semicolon")
+        return "it ends with a semicolon"
     given = tokens[2:-1]
     if (";", True) in given:
-        raise _wrong("it has one login module; what follows the first semicolon is another")
+        return "it has one login module; what follows the first semicolon is another"
     if len(given) % 3 or any(
         name_is_sign or equals != ("=", True) or value_is_sign
         for (_, name_is_sign), equals, (_, value_is_sign) in zip(given[::3], given[1::3], given[2::3], strict=True)
     ):
-        raise _wrong("each setting is NAME=VALUE; a value with blanks or any of = ; / \" ' stands in quotes")
+        return "each setting is NAME=VALUE; a value with blanks or any of = ; / \" ' stands in quotes"
     options = {name: Secret(value) for (name, _), (value, _) in zip(given[::3], given[2::3], strict=True)}
     return LoginModule(tokens[0][0], options)
 
@@ -72,9 +81,3 @@ def _tokens(text: str) -> list[tuple[str, bool]]:
 
 def _unescaped(match: re.Match[str]) -> str:
     return chr(int(match[1], 8)) if match[1] else _CONTROLS.get(match[2], match[2])
-
-
-def _wrong(why: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"sasl.jaas.config is [hidden], which cannot be read: {why}.", settings=("sasl.jaas.config",)
-    )

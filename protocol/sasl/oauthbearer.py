@@ -20,13 +20,17 @@ _MOST_SHOWN = 200
 
 def oauthbearer(token: Secret, extensions: Mapping[str, str]) -> Exchange:
     """`extensions`: what the broker is told beside the token (KIP-342). Raises `ConfigurationError`."""
-    fields = {"auth": f"Bearer {_checked_token(token)}", **checked_extensions(extensions)}
-    pairs = "".join(f"{name}={value}{_SEPARATOR}" for name, value in fields.items())
-    refusal = yield f"n,,{_SEPARATOR}{pairs}{_SEPARATOR}".encode()
+    refusal = yield _message(token, extensions)
     if refusal:
         # Only then does the broker end the exchange, with an error of its own.
         yield _SEPARATOR.encode()
         raise AuthenticationFailed(f"the broker refused the token{_said(refusal)}")
+
+
+def _message(token: Secret, extensions: Mapping[str, str]) -> bytes:
+    fields = {"auth": f"Bearer {_checked_token(token)}", **checked_extensions(extensions)}
+    pairs = "".join(f"{name}={value}{_SEPARATOR}" for name, value in fields.items())
+    return f"n,,{_SEPARATOR}{pairs}{_SEPARATOR}".encode()
 
 
 def _checked_token(token: Secret) -> str:

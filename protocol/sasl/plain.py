@@ -9,7 +9,6 @@ from protocol.secret import Secret
 
 def plain(username: Secret, password: Secret) -> Exchange:
     """Raises `ConfigurationError` for a name or a password that the message cannot hold."""
-    parts = ("", username.reveal(), password.reveal())
-    if any("\0" in part for part in parts):
+    if any("\0" in part.reveal() for part in (username, password)):
         raise ConfigurationError("the user's name or password contains a NUL, which PLAIN cannot carry.")
-    yield "\0".join(parts).encode()
+    yield f"\0{username.reveal()}\0{password.reveal()}".encode()

@@ -39,16 +39,20 @@ def scram(
     server_nonce, salt, iterations = _parse_server_first(server_first, nonce)
     client_final = f"c={_NO_CHANNEL_BINDING},r={server_nonce}"
     auth_message = f"{client_first},{server_first},{client_final}".encode()
+    proof, server_signature = _proofs(hash_name, password, salt, iterations, auth_message)
+    server_final = _text((yield f"{client_final},p={base64.b64encode(proof).decode()}".encode()))
+    _check_server_final(server_final, server_signature)
 
+
+def _proofs(hash_name: str, password: Secret, salt: bytes, iterations: int, auth_message: bytes) -> tuple[bytes, bytes]:
+    """The client's proof, and the server's signature that is to come. What they are made of stays in here."""
     salted_password = hashlib.pbkdf2_hmac(hash_name, password.reveal().encode(), salt, iterations)
     client_key = hmac.digest(salted_password, b"Client Key", hash_name)
     stored_key = hashlib.new(hash_name, client_key).digest()
     signature = hmac.digest(stored_key, auth_message, hash_name)
-    proof = bytes(one ^ other for one, other in zip(client_key, signature, strict=True))
-    server_final = _text((yield f"{client_final},p={base64.b64encode(proof).decode()}".encode()))
-
     server_key = hmac.digest(salted_password, b"Server Key", hash_name)
-    _check_server_final(server_final, hmac.digest(server_key, auth_message, hash_name))
+    proof = bytes(one ^ other for one, other in zip(client_key, signature, strict=True))
+    return proof, hmac.digest(server_key, auth_message, hash_name)
 
 
 def _parse_server_first(message: str, nonce: str) -> tuple[str, bytes, int]:
