@@ -1,7 +1,8 @@
 """The options and Kafka's properties as Markdown, for people: docs/options.md is this text, and a test keeps it so.
 
-Reads the two tables that the parsers read, `table.OPTIONS` and `protocol.properties.PROPERTIES`, and the defaults
-of the dataclasses; adds nothing of its own but headings. Used by `python -m spark_kafka_source.options`.
+Reads the two tables that the parsers read, `table.OPTIONS` and `protocol.properties.PROPERTIES`, the defaults of the
+dataclasses, and what `parsing` says otherwise than `protocol`; adds nothing of its own but headings. Used by
+`python -m spark_kafka_source.options`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from protocol.sasl.properties import SASL_PROPERTIES
 from protocol.security.tls_config import TLSConfig
 from protocol.security.tls_properties import TLS_PROPERTIES
 from spark_kafka_source.options.java_regex import DIFFERENCES
+from spark_kafka_source.options.parsing import FORBIDDEN, TRANSACTION_TIMEOUT_MS
 from spark_kafka_source.options.stray_options import PREFIX
 from spark_kafka_source.options.table import OPTIONS, READ, USE_WORDS, Option, Use
 
@@ -80,7 +82,7 @@ def markdown() -> str:
         _table(("option", "why"), [(f"`{row.name}`", row.doc) for row in OPTIONS if row.effect is Effect.NO_EFFECT]),
         _PROPERTIES,
     ]
-    rows = [row for row in PROPERTIES if row.effect is Effect.APPLIES]
+    rows = [row for row in PROPERTIES if row.effect is Effect.APPLIES and row.name not in FORBIDDEN]
     of_clients = [row for row in rows if row.role is Role.CLIENT and row not in (*TLS_PROPERTIES, *SASL_PROPERTIES)]
     parts += ["### Of every client", _applying(of_clients, _defaults(ClientConfig))]
     parts += [
@@ -94,7 +96,8 @@ def markdown() -> str:
     of_consumers = [row for row in rows if row.role is Role.CONSUMER]
     parts += ["### Of consumers (source)", _applying(of_consumers, _defaults(ConsumerConfig)), _RACK]
     of_producers = [row for row in rows if row.role is Role.PRODUCER]
-    parts += ["### Of producers (sink)", _applying(of_producers, _defaults(ProducerConfig))]
+    of_sinks = {**_defaults(ProducerConfig), "transaction_timeout_ms": TRANSACTION_TIMEOUT_MS}
+    parts += ["### Of producers (sink)", _applying(of_producers, of_sinks)]
     parts += ["### The others", _table(("property", "here", "why"), _others())]
     return "\n\n".join(parts)
 
@@ -120,8 +123,9 @@ def _applying(rows: list[Property], defaults: dict[str, object]) -> str:
 
 
 def _others() -> list[tuple[str, ...]]:
-    rows = [row for row in PROPERTIES if row.effect is not Effect.APPLIES]
-    return [(f"`{row.name}`", row.effect.value, row.doc) for row in sorted(rows, key=lambda row: row.name)]
+    rows = {row.name: (row.effect.value, row.doc) for row in PROPERTIES if row.effect is not Effect.APPLIES}
+    rows |= {name: (Effect.FORBIDDEN.value, why) for name, why in FORBIDDEN.items()}
+    return [(f"`{name}`", *row) for name, row in sorted(rows.items())]
 
 
 def _default(value: object) -> str:

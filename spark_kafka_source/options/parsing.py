@@ -30,7 +30,7 @@ _SHOWN_BY_SPARK = frozenset((PREFIX + "ssl.keystore.key",))
 _PATHS = frozenset(("path", "paths"))
 
 # Said better here than `protocol` can, which knows neither columns nor options.
-_FORBIDDEN = {
+FORBIDDEN = {
     "enable.auto.commit": "offsets are committed when a micro-batch has completed; use commitOffsets",
     "key.deserializer": "the column key is binary; turn it into something else in the query, e.g. key.cast('string')",
     "value.deserializer": "the column value is binary; use functions such as from_json or from_avro in the query",
@@ -43,7 +43,7 @@ _FORBIDDEN = {
 _TRANSACTION_TIMEOUT = "transaction.timeout.ms"
 # What brokers allow at most by default (transaction.max.timeout.ms): a transaction is open from a task's first row
 # until all other tasks have ended, so it must outlast the longest batch.
-_TRANSACTION_TIMEOUT_MS = 900_000
+TRANSACTION_TIMEOUT_MS = 900_000
 
 
 def row_columns(options: Mapping[str, str]) -> tuple[str, ...]:
@@ -76,7 +76,7 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
         kafka = {"enable.idempotence": "false", **kafka, "acks": "0"}
     _check_transactions(guarantee, given, kafka)
     if guarantee == "exactly-once":
-        kafka = {_TRANSACTION_TIMEOUT: str(_TRANSACTION_TIMEOUT_MS), **kafka}
+        kafka = {_TRANSACTION_TIMEOUT: str(TRANSACTION_TIMEOUT_MS), **kafka}
     producer = parse_producer(kafka, prefix=PREFIX)
     if "linger.ms" not in kafka:
         # A task flushes at its end: until then full record batches are worth a wait.
@@ -124,8 +124,8 @@ def _read(options: Mapping[str, str], use: Use) -> tuple[dict[str, Any], dict[st
             warn_once(f"{lower} has no effect: {'topic says' if use & Use.WRITE else 'subscribe says'} what is meant")
         elif lower.startswith(PREFIX):
             name = lower.removeprefix(PREFIX)
-            if name in _FORBIDDEN and BY_NAME[name].role & _role(use):
-                raise ConfigurationError(f"{lower} is forbidden: {_FORBIDDEN[name]}.", name=lower)
+            if name in FORBIDDEN and BY_NAME[name].role & _role(use):
+                raise ConfigurationError(f"{lower} is forbidden: {FORBIDDEN[name]}.", name=lower)
             kafka[name] = text
         elif row := _row(key, use):
             given[row.field] = row.kind.read(row.name, str(text))
@@ -147,7 +147,7 @@ def _row(key: str, use: Use) -> Option | None:
     rows = [row for row in OPTIONS if row.name.lower() == key.lower()]
     if not rows:
         applying = (each.name for each in OPTIONS if each.use & use and each.effect is Effect.APPLIES)
-        warn_once(f"{key} has no effect: {why_ignored(key, applying, _role(use), _FORBIDDEN)}")
+        warn_once(f"{key} has no effect: {why_ignored(key, applying, _role(use), FORBIDDEN)}")
         return None
     row = next((each for each in rows if each.use & use), rows[0])
     if row.use & use and row.effect is Effect.APPLIES:
