@@ -60,6 +60,7 @@ soak: setup ## the tests that kill, cut off, count and spoil, for longer
 	tests/spark/driver/test_first_batch_scripts.py tests/spark/driver/test_lost_coordinator.py
 	SPARK_KAFKA_SOURCE_SOAK=1 SPARK_KAFKA_SOURCE_KILLS=20 $(BIN)/python -m pytest -s --timeout 7200 \
 	tests/spark/sink/test_exactly_once.py tests/spark/sink/test_exactly_once_storm.py \
+	tests/spark/sink/test_two_drivers.py \
 	tests/spark/sink/test_random_deaths.py
 
 matrix: setup ## the client's tests against Kafka 2.8, 3.9, 4.1 and 4.2

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
@@ -77,6 +80,7 @@ class Copy:
             self.start(**options).awaitTermination(120)
         self.disarm()
         assert kill.done.is_set(), kill
+        wait_until_ended("python_streaming_source_runner")  # what it sends at last is none of the next query's
 
     def disarm(self) -> None:
         self.proxy.requests.clear()
@@ -105,6 +109,15 @@ class Copy:
 
     def client(self) -> Client:
         return Client(parse_client({"bootstrap.servers": self.kafka.bootstrap_servers}))
+
+
+def wait_until_ended(module: str) -> None:
+    """None of Spark's Python processes runs this module."""
+    give_up_s = time.monotonic() + 60
+    for each in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if module in " ".join(each.cmdline()):
+                each.wait(give_up_s - time.monotonic())
 
 
 def of_task(body: dict[str, Any]) -> bool:
