@@ -54,9 +54,8 @@ def commit_batch(client: Client, messages: Sequence[WriterCommitMessage | None],
     if not identities:
         return
     with told_if_superseded(client, batch):
-        if decided_task_count is None:
-            _require_open(client, identities)
-            _decide(client, prepared, batch, transaction_timeout_ms)
+        _require_open(client, identities)
+        _decide(client, prepared, batch, transaction_timeout_ms)
         then = f"batch {batch.batch_id} is decided: start the query again, and what is missing comes"
         _commit(client, identities, then)
 
@@ -124,13 +123,15 @@ def _require_open(client: Client, identities: Sequence[TransactionalIdentity]) -
 
 
 def _decide(client: Client, prepared: Sequence[PreparedWrite], batch: StreamBatch, transaction_timeout_ms: int) -> None:
+    """Of a batch that is decided already it adds what was written again, in place of what was timed out."""
     transactions = {each.task: each.identity for each in prepared if each.identity is not None}
 
     def decided(before: Ledger | None) -> Ledger:
         if before is None:
             raise KafkaError(f"the ledger of {batch.query.transactional_id} is gone: was a topic or group deleted?")
         require_newest(before, batch)
-        return before.decided(batch.batch_id, len(prepared), transactions)
+        there = before.transactions if before.batch_id == batch.batch_id else {}
+        return before.decided(batch.batch_id, len(prepared), {**there, **transactions})
 
     _rewritten(client, batch, decided, transaction_timeout_ms)
 

@@ -178,6 +178,25 @@ def test_what_was_decided_and_timed_out_since_is_written_again_and_nothing_else(
     assert query.seen(name) == [b"A0", b"B1"], "the one that was written again is marked as the first was"
 
 
+def test_what_is_written_again_is_decided_like_everything_else(query: Query, hasty: Query, name: str) -> None:
+    query.decide(query.task("A", 0, 0, (name, "A0")), hasty.task("A", 0, 1, (name, "A1")))
+    wait_until(lambda: query.left_open() == ["0"])
+    there = query.task("B", 0, 0, (name, "B0"))
+
+    def start_again() -> None:
+        query.task("C", 0, 0, (name, "C0"))
+
+    with standing_still(TransactionalProducer, "init_transactions", start_again):
+        again = query.task("B", 0, 1, (name, "B1"))
+    with pytest.raises(ProducerFenced, match="was started again elsewhere"):
+        query.commit(there, again)
+    query.abort(there, again)
+    third = [query.task("C", 0, task, (name, f"C{task}")) for task in (0, 1)]
+    query.decide(*third)
+    query.commit(*(query.task("D", 0, task, (name, f"D{task}")) for task in (0, 1)))
+    assert query.seen(name) == [b"A0", b"C1"]
+
+
 def test_a_decided_transaction_that_times_out_under_its_driver_is_told_and_written_again(
     query: Query, hasty: Query, name: str
 ) -> None:
