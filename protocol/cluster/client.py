@@ -285,6 +285,12 @@ class Client:
             self.expire_metadata([name])
             raise
 
+    def remembered_topic(self, name: str) -> Topic | None:
+        """The topic as the last answer had it, however old that is; None where it was an error. Asks nobody."""
+        with self._lock:
+            known = self._metadata.topics.get(name)
+        return known if known is not None and known.error_code == ErrorCode.NONE else None
+
     def leader(self, topic: str, partition: int, deadline: Deadline | None = None) -> tuple[Broker, Partition]:
         """The partition's leader. One look; raises `BrokerError` (retriable) while there is none."""
         found, failures = self.leaders([(topic, partition)], deadline)

@@ -22,7 +22,7 @@ from protocol.kafka_terms import TopicPartition
 from protocol.producer.delivery import Deliveries, ProducedRange
 from protocol.producer.idempotence import AnonymousSession, IdempotentSession, ProducerSession
 from protocol.producer.intake import Intake
-from protocol.producer.messages import Headers
+from protocol.producer.messages import Headers, Message
 from protocol.producer.partition_choice import GivenPartitions, PartitionChoice
 from protocol.producer.partitioner import PartitionFunction
 from protocol.producer.results import RecordMetadata, SentColumns
@@ -123,17 +123,16 @@ class AsyncProducer:
         """Takes one message in. Its future tells where it is, or why it was not written; nothing else does.
 
         Callbacks of futures (`add_done_callback`) run in the producer's thread: they may `send`, but neither wait nor
-        take long. Raises as `send_columns`.
+        take long. Raises as `send_columns`, and `UsageError` for what is no message.
         """
         self._require_alive()
         in_callback = self._sender.is_current_thread
-        if not in_callback:
-            self._intake.look_up(topic, partition)
-            self._intake.wait_for_room(len(value or b"") + len(key or b""))
         time_ms = self._client.clock.wall_ms() if timestamp_ms is None else timestamp_ms
-        content, name = _bytes(value), _bytes(key)
-        now_s = self._client.clock.now_s()
-        future, wake = self._intake.messages.append(topic, content, name, headers, time_ms, partition, now_s)
+        message = Message(value, key, headers, time_ms, partition)
+        self._intake.look_up(topic, partition, wait=not in_callback)
+        if not in_callback:
+            self._intake.wait_for_room(message.size_bytes)
+        future, wake = self._intake.messages.append(topic, message, self._client.clock.now_s())
         if wake:
             self._sender.wake()
         return future
@@ -168,6 +167,7 @@ class AsyncProducer:
 
         The client stays open: it belongs to the caller.
         """
+        self._require_caller("close")
         if not self._closed:
             try:
                 self._flush(deadline, despite_failures=True)
@@ -242,7 +242,3 @@ class AsyncProducer:
                 log.warning("another write failed: %s", self._client.words(other))
             raise first
         self._require_alive()
-
-
-def _bytes(content: bytes | str | None) -> bytes | None:
-    return content.encode() if isinstance(content, str) else content

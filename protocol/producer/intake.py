@@ -99,11 +99,13 @@ class Intake:
         self._deliveries.failed(list(refused.values())[:1])
         return sent
 
-    def look_up(self, topic: str, partition: int | None) -> None:
-        """Once for each topic and partition: whether it is there. Raises as `PartitionChoice.look_up`."""
+    def look_up(self, topic: str, partition: int | None, *, wait: bool) -> None:
+        """Once for each topic and partition: whether it is there. Raises as `PartitionChoice.look_up`, or `look_at`."""
         if (topic, partition) not in self._looked_up:
-            given = None if partition is None else np.array([partition], np.int32)
-            self._choice.look_up(topic, 1, given)
+            if wait:
+                self._choice.look_up(topic, 1, None if partition is None else np.array([partition], np.int32))
+            else:
+                self._choice.look_at(topic, partition)
             self._looked_up.add((topic, partition))
 
     def wait_for_room(self, size_bytes: int, *, alone: bool = False) -> None:
@@ -203,8 +205,8 @@ class Intake:
         if not futures:
             return
         messages.futures = futures
-        known, named = self._choice.look_up(messages.topic, rows.num_rows, given)
-        chosen = self._choice.choose(known, rows, sizes, named)
+        # It was looked up when it was sent to. Here a topic that is gone must hold up no other.
+        chosen = self._choice.choose(self._choice.last_seen(messages.topic), rows, sizes, given)
         sent = SentMessages(messages.topic, chosen, to_numpy(rows.column("timestamp_ms")), futures)
         self._hand_over(
             self._accumulator.append(messages.topic, rows, chosen, sizes, messages.since_s, sent), wait=False

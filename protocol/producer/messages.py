@@ -20,38 +20,70 @@ from protocol.records.arrow_numpy import nullable_binaries, nullable_integers
 
 Headers = Sequence[tuple[str, bytes | None]]
 
+_LAST_TIMESTAMP_MS = 2**63 - 1
 # About what a message costs beside its key, value and headers.
 _OVERHEAD_BYTES = 100
 
 
+class Message:
+    """One message, checked. Raises `UsageError` for what cannot be written, so that no other is concerned."""
+
+    __slots__ = ("headers", "key", "partition", "size_bytes", "timestamp_ms", "value")
+
+    def __init__(self, value: object, key: object, headers: Headers, timestamp_ms: int, partition: int | None) -> None:
+        self.value = _bytes("value", value)
+        self.key = _bytes("key", key)
+        self.headers = [_header(each) for each in headers] if headers else ()
+        self.timestamp_ms = timestamp_ms
+        self.partition = partition
+        if not isinstance(timestamp_ms, int) or not 0 <= timestamp_ms <= _LAST_TIMESTAMP_MS:
+            raise UsageError(f"timestamp_ms is {timestamp_ms!r}; it must be milliseconds since 1970")
+        if not isinstance(partition, int | None):
+            raise UsageError(f"partition is {partition!r}; it must be an int")
+        self.size_bytes = _OVERHEAD_BYTES + len(self.key or b"") + len(self.value or b"")
+        self.size_bytes += sum(len(name) + len(content or b"") for name, content in self.headers)
+
+
+def _bytes(what: str, content: object) -> bytes | None:
+    if content is None or isinstance(content, bytes):
+        return content
+    if isinstance(content, str):
+        return content.encode()
+    if isinstance(content, bytearray | memoryview):
+        return bytes(content)
+    raise UsageError(f"{what} is {type(content).__name__}; it must be bytes or str")
+
+
+def _header(header: object) -> tuple[str, bytes | None]:
+    if isinstance(header, tuple | list) and len(header) == 2 and isinstance(header[0], str):
+        return header[0], _bytes(f"header {header[0]}", header[1])
+    raise UsageError(f"{header!r} is no header; it must be a name (str) and a value (bytes)")
+
+
 @dataclass(eq=False)
 class Messages:
-    """Of one topic, as lists of like length."""
+    """Of one topic, and their futures."""
 
     topic: str
     since_s: float
-    keys: list[bytes | None] = field(default_factory=list)
-    values: list[bytes | None] = field(default_factory=list)
-    headers: list[Headers] = field(default_factory=list)
-    timestamps_ms: list[int] = field(default_factory=list)
-    given_partitions: list[int | None] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
     futures: list[Future[RecordMetadata]] = field(default_factory=list)
-    size_bytes: int = 0
 
     def columns(self) -> pa.RecordBatch:
         """As `send_columns` takes them."""
         arrays = {
-            "key": nullable_binaries(self.keys),
-            "value": nullable_binaries(self.values),
-            "timestamp_ms": nullable_integers(self.timestamps_ms, np.int64),
+            "key": nullable_binaries([each.key for each in self.messages]),
+            "value": nullable_binaries([each.value for each in self.messages]),
+            "timestamp_ms": nullable_integers([each.timestamp_ms for each in self.messages], np.int64),
         }
-        if any(self.headers):
-            arrays["headers"] = _header_lists(self.headers)
+        headers = [each.headers for each in self.messages]
+        if any(headers):
+            arrays["headers"] = _header_lists(headers)
         return pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
 
     def partitions(self) -> pa.Int32Array | None:
         """What messages name themselves."""
-        given = self.given_partitions
+        given = [each.partition for each in self.messages]
         return None if all(each is None for each in given) else nullable_integers(given, np.int32)
 
 
@@ -70,16 +102,7 @@ class MessageBuffer:
         self._lock = threading.Lock()
         self.held_bytes = 0
 
-    def append(
-        self,
-        topic: str,
-        value: bytes | None,
-        key: bytes | None,
-        headers: Headers,
-        timestamp_ms: int,
-        partition: int | None,
-        now_s: float,
-    ) -> tuple[Future[RecordMetadata], bool]:
+    def append(self, topic: str, message: Message, now_s: float) -> tuple[Future[RecordMetadata], bool]:
         """The message's future, and whether it is the first one that waits, or the one that makes it full.
 
         Raises `UsageError` when closed.
@@ -87,8 +110,6 @@ class MessageBuffer:
         future: Future[RecordMetadata] = Future()
         # What is sent cannot be cancelled any more.
         future.set_running_or_notify_cancel()
-        size_bytes = _OVERHEAD_BYTES + len(key or b"") + len(value or b"")
-        size_bytes += sum(len(name) + len(content or b"") for name, content in headers)
         with self._lock:
             if self._closed:
                 raise UsageError("this producer is closed")
@@ -97,14 +118,9 @@ class MessageBuffer:
             messages = self._topics.get(topic)
             if messages is None:
                 messages = self._topics[topic] = Messages(topic, now_s)
-            messages.keys.append(key)
-            messages.values.append(value)
-            messages.headers.append(headers)
-            messages.timestamps_ms.append(timestamp_ms)
-            messages.given_partitions.append(partition)
+            messages.messages.append(message)
             messages.futures.append(future)
-            messages.size_bytes += size_bytes
-            self.held_bytes += size_bytes
+            self.held_bytes += message.size_bytes
             self._count += 1
             told |= self.full and not was_full
         return future, told

@@ -20,7 +20,7 @@ from protocol.kafka_terms import TopicPartition
 from protocol.producer.partition_load import partition_load
 from protocol.producer.partition_producer import PartitionProducer
 from protocol.producer.partitioner import Partitioner, PartitionFunction, Partitions
-from protocol.producer.topics import topic_to_write
+from protocol.producer.topics import require_partition, topic_to_write
 from protocol.records.arrow_numpy import to_arrow, to_numpy, valid
 
 GivenPartitions = Any  # pa.Int32Array | npt.NDArray[np.int32]; pyarrow has no type stubs
@@ -41,13 +41,27 @@ class PartitionChoice:
         self._busy = busy
         self._function = function
         self._partitioners: dict[str, Partitioner] = {}
+        self._last_seen: dict[str, Topic] = {}
 
     def look_up(self, topic: str, rows: int, given: GivenPartitions | None) -> tuple[Topic, pa.Int32Array | None]:
         """What `choose` needs to know. Raises `UsageError` for partitions that are not there."""
         named = None if given is None else _int32(given, rows, f"for {rows} rows of topic {topic}")
         numbers = None if named is None else to_numpy(named)[valid(named)]
         deadline = self._client.deadline().at_most_ms(self._config.max_block_ms)
-        return topic_to_write(self._client, topic, numbers, deadline), named
+        known = self._last_seen[topic] = topic_to_write(self._client, topic, numbers, deadline)
+        return known, named
+
+    def look_at(self, topic: str, partition: int | None) -> None:
+        """As `look_up` for one row, but waits for nothing that is not there: for the sender's thread."""
+        if topic not in self._last_seen:
+            self._last_seen[topic] = self._client.topic(topic, create=True)
+        require_partition(self.last_seen(topic), partition)
+
+    def last_seen(self, topic: str) -> Topic:
+        """What `choose` needs to know of a topic that was looked up before. Asks nobody, so it waits for nobody."""
+        if known := self._client.remembered_topic(topic):
+            self._last_seen[topic] = known
+        return self._last_seen[topic]
 
     def choose(
         self, topic: Topic, rows: pa.RecordBatch, sizes: npt.NDArray[np.int64], named: pa.Int32Array | None

@@ -43,9 +43,14 @@ def topic_to_write(
         known = client.retrying(f"Metadata of {name}", look, deadline, topics=[name])
     except DeadlineExceeded as error:
         raise _not_there(name, error) from error.__cause__
-    if lowest < 0:
-        raise _no_partition(name, lowest, len(known.partitions))
+    require_partition(known, lowest)
     return known
+
+
+def require_partition(topic: Topic, partition: int | None) -> None:
+    """Raises `UsageError` for one that the topic does not have."""
+    if partition is not None and not 0 <= partition < len(topic.partitions):
+        raise _no_partition(topic.name, partition, len(topic.partitions))
 
 
 def _not_there(topic: str, error: DeadlineExceeded) -> KafkaError:

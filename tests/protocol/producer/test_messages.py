@@ -1,0 +1,113 @@
+"""Single messages: what is none is refused where it is sent, and what becomes of one concerns no other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from protocol.errors import KafkaError, UsageError
+from protocol.producer.async_producer import AsyncProducer
+from protocol.producer.results import RecordMetadata
+from tests.fake_kafka.server import FakeKafka
+from tests.protocol.producer.producing import producer_of
+from tests.protocol.producer.test_sender import TOPIC, WAIT_S, values_of, wait_until
+
+
+@pytest.fixture
+def broker() -> Iterator[FakeKafka]:
+    with FakeKafka() as kafka:
+        kafka.create_topic(TOPIC, 1)
+        kafka.create_topic("gone", 1)
+        yield kafka
+
+
+@pytest.fixture
+def producer(broker: FakeKafka) -> Iterator[AsyncProducer]:
+    with producer_of(broker.bootstrap_servers, {"linger.ms": 50, "delivery.timeout.ms": 40_000}) as producer:
+        yield producer
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"value": 5}, "value is int; it must be bytes or str"),
+        ({"value": [1, 2]}, "value is list"),
+        ({"key": 1.5}, "key is float"),
+        ({"headers": [("a", 1)]}, "header a is int"),
+        ({"headers": [(b"a", b"1")]}, r"\(b'a', b'1'\) is no header; it must be a name \(str\) and a value"),
+        ({"headers": {"a": b"1"}}, "'a' is no header"),
+        ({"timestamp_ms": "yesterday"}, "timestamp_ms is 'yesterday'"),
+        ({"timestamp_ms": -1}, "timestamp_ms is -1"),
+        ({"timestamp_ms": 2**63}, "it must be milliseconds since 1970"),
+        ({"partition": "0"}, "partition is '0'; it must be an int"),
+    ],
+)
+def test_what_is_no_message_is_refused_and_its_neighbours_are_written(
+    broker: FakeKafka, producer: AsyncProducer, fields: dict[str, Any], words: str
+) -> None:
+    first = producer.send(TOPIC, b"first")
+    with pytest.raises(UsageError, match=words):
+        producer.send(TOPIC, **{"value": b"bad", **fields})
+    second = producer.send(TOPIC, b"second")
+    assert [first.result(WAIT_S).offset, second.result(WAIT_S).offset] == [0, 1]
+
+
+def test_what_is_changed_after_it_was_sent_is_written_as_it_was(broker: FakeKafka, producer: AsyncProducer) -> None:
+    value = bytearray(b"before")
+    sent = producer.send(TOPIC, value)  # type: ignore[arg-type]
+    value[:] = b"after!"
+    sent.result(WAIT_S)
+    assert values_of(broker) == [b"before"]
+
+
+def test_a_topic_that_is_gone_holds_up_no_other(broker: FakeKafka, producer: AsyncProducer) -> None:
+    producer.send("gone", b"written").result(WAIT_S)
+    broker.delete_topic("gone")
+    producer._client.expire_metadata(["gone"])
+    lost = producer.send("gone", b"lost")
+    began_s = time.monotonic()
+    for number in range(10):
+        producer.send("gone", b"lost, too")
+        assert producer.send(TOPIC, b"%d" % number).result(WAIT_S).offset == number
+    assert time.monotonic() - began_s < 5
+    assert not lost.done()
+    producer.abort()
+
+
+def test_a_callback_is_told_at_once_of_a_partition_or_a_topic_that_is_not_there(
+    broker: FakeKafka, producer: AsyncProducer
+) -> None:
+    told: list[KafkaError] = []
+
+    def on_written(future: Future[RecordMetadata]) -> None:
+        for topic, partition in ((TOPIC, 9), ("nowhere", None)):
+            try:
+                producer.send(topic, b"v", partition=partition)
+            except KafkaError as error:
+                told.append(error)
+
+    began_s = time.monotonic()
+    producer.send(TOPIC, b"first").add_done_callback(on_written)
+    wait_until(lambda: len(told) == 2)
+    assert time.monotonic() - began_s < 5
+    assert "partition 9 was asked for, but topic t has 1" in str(told[0])
+    assert "UNKNOWN_TOPIC_OR_PARTITION" in str(told[1])
+
+
+def test_a_callback_cannot_close_the_producer(broker: FakeKafka, producer: AsyncProducer) -> None:
+    told: list[KafkaError] = []
+
+    def on_written(future: Future[RecordMetadata]) -> None:
+        try:
+            producer.close()
+        except KafkaError as error:
+            told.append(error)
+
+    producer.send(TOPIC, b"first").add_done_callback(on_written)
+    wait_until(lambda: bool(told))
+    assert "a callback may only send" in str(told[0])
+    assert producer.send(TOPIC, b"second").result(WAIT_S).offset == 1
