@@ -6,6 +6,7 @@ no other tries at once. A `Connection` calls it after its handshake, and again b
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from protocol.secret import Secret, SecretBytes
 from protocol.wire.messages.m17_sasl_handshake import SASL_HANDSHAKE
 from protocol.wire.messages.m36_sasl_authenticate import SASL_AUTHENTICATE
 from protocol.wire.schema import Api
+
+log = logging.getLogger(__name__)
 
 Ask = Callable[[Api, int, dict[str, Any], Deadline], Mapping[str, Any]]
 """Sends one request, of at least that version, and waits for its reply."""
@@ -69,6 +72,7 @@ class Authenticator:
         # Until one has succeeded, one tries at a time.
         self._trying = threading.Lock()
         self._proven = False
+        self._taken: SaslConfig | None = None  # what a broker took last, with what its references led to
 
     def authenticate(self, address: str, ask: Ask, deadline: Deadline, before: Session | None = None) -> Session:
         """Signs in with the broker at `address`; `before`: to renew that session of the same connection.
@@ -94,7 +98,7 @@ class Authenticator:
                 f"{refusal.error.message} (not tried again for {wait_s:.0f} s, since accounts may lock)",
                 **refusal.error.context,
             ) from refusal.error
-        config = self._config.resolved()
+        config = self._resolved()
         mechanism = "OAUTHBEARER" if config.mechanism == "AWS_MSK_IAM" else str(config.mechanism)
         who = _who(config)
         user = who.username if isinstance(who, Password) else None
@@ -107,13 +111,23 @@ class Authenticator:
             named = _named(error, address, mechanism)
             backoff = refusal.backoff if refusal else Backoff(_AFTER_REFUSAL_MS, _AFTER_REFUSAL_MAX_MS)
             self._refusal = _Refusal(named, self._clock.now_s() + backoff.next_s(), backoff)
-            self._proven = False
+            self._proven, self._taken = False, None
             # Another one may be taken: keys that sign tokens change, and clocks differ.
             self._tokens = Tokens(self._clock)
             raise named from error
-        self._proven, self._refusal = True, None
+        self._proven, self._taken, self._refusal = True, config, None
         ends = lifetime_ms > 0
         return Session(user, max(lifetime_ms * _RENEWED_AT, _SHORTEST_RENEWAL_MS) / 1000 if ends else None)
+
+    def _resolved(self) -> SaslConfig:
+        """What is not there for a moment, since it is being replaced, ends nothing that goes on."""
+        try:
+            return self._config.resolved()
+        except ConfigurationError as error:
+            if self._taken is None:
+                raise
+            log.warning("%s What was there before is still used", error)
+            return self._taken
 
     def _begin(
         self, who: Credentials, config: SaslConfig, mechanism: str, address: str, deadline: Deadline

@@ -9,6 +9,8 @@ from protocol.errors import TLSFailed
 from protocol.security.tls_config import TLSConfig
 from protocol.security.tls_properties import TLS_NAMES
 
+_MOST_NAMES = 10
+
 # OpenSSL's X509_V_ERR_..., and what is said of them here.
 _EXPIRED, _NOT_YET_VALID = 10, 9
 _WRONG_HOST = frozenset((62, 64))
@@ -51,8 +53,10 @@ def is_about_the_host(error: BaseException | None) -> bool:
 
 
 def wrong_host(address: str, host: str, names: Sequence[str]) -> TLSFailed:
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    given = ", ".join(names[:_MOST_NAMES]) + more
     why = (
-        f"the broker's certificate is not for {host}, but for {', '.join(names) or 'no name'}. Connect by a "
+        f"the broker's certificate is not for {host}, but for {given or 'no name'}. Connect by a "
         "name that it has (bootstrap.servers, and the brokers' advertised.listeners), or have one made for this name"
     )
     return tls_failed(address, why)

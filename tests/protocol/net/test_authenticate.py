@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,6 +74,31 @@ def test_what_was_refused_is_tried_again_later_and_later() -> None:
     broker.answer = TAKEN
     clock.advance(400)
     assert sign_in(authenticator, broker, clock) is None
+
+
+def test_a_password_that_is_just_being_replaced_is_the_one_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "password"
+    file.write_text("secret")
+    config = replace(ALICE, password=Secret(f"${{dir:{tmp_path}:password}}"))
+    clock, broker = ManualClock(), Broker()
+    authenticator = Authenticator(config, clock)
+    sign_in(authenticator, broker, clock)
+    file.unlink()
+    sign_in(authenticator, broker, clock)
+    assert "leads nowhere" in caplog.text
+    assert "What was there before is still used" in caplog.text
+    # Who has not got in yet is told.
+    with pytest.raises(ConfigurationError, match="leads nowhere"):
+        sign_in(Authenticator(config, clock), broker, clock)
+    # Nor is a password kept that is refused.
+    broker.answer = REFUSED
+    with pytest.raises(AuthenticationFailed):
+        sign_in(authenticator, broker, clock)
+    clock.advance(20)
+    with pytest.raises(ConfigurationError, match="leads nowhere"):
+        sign_in(authenticator, broker, clock)
 
 
 def test_a_token_that_was_refused_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
