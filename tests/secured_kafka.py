@@ -2,7 +2,7 @@
 
 Listeners, beside those of `LocalKafka(security=...)`: MUTUAL wants a certificate of its clients; EXPIRED, EARLY and
 ELSEWHERE have a certificate that is not valid any more, not yet, or for another host; OLD speaks TLS 1.1 alone; SHORT
-takes no SCRAM, and its sign-ins are good for two seconds. alice and carol may do everything, bob what ACLs say.
+takes no SCRAM, and its sign-ins are good for two seconds. bob may do what ACLs say, the others everything.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DAY = timedelta(days=1)
 # A broker takes another sign-in on the same connection after a second.
 SESSION_MS = 2_000
 PASSWORD = "hunter2-of-a-test"
-USERS = {"alice": "pa\"ss' w\\rd;1", "bob": "bob-secret", "carol": PASSWORD}
+USERS = {"alice": "pa\"ss' w\\rd;1", "bob": "bob-secret", "carol": PASSWORD, "dave": "hunter3-of-a-test"}
 _OTHERS = ("MUTUAL", "EXPIRED", "EARLY", "ELSEWHERE", "OLD")
 
 
@@ -65,7 +65,7 @@ def start(
         f"listener.name.{name}.ssl.keystore.location": str(file) for name, file in stores.items()
     }
     settings |= signing_in("SHORT", USERS, ["PLAIN", "OAUTHBEARER"], session_ms=SESSION_MS)
-    settings |= authorizing("alice", "carol", "CN=client")
+    settings |= authorizing("alice", "carol", "dave", "CN=client")
     settings |= {
         "listener.name.mutual.ssl.client.auth": "required",
         "listener.name.old.ssl.enabled.protocols": "TLSv1.1",

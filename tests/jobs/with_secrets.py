@@ -1,10 +1,11 @@
-"""Queries with passwords among their options, in a process of its own that shows as much as Spark shows anybody.
+"""Queries with secrets among their options, in a process of its own that shows as much as Spark shows anybody.
 
-    python -m tests.jobs.with_passwords PROPERTIES TOPIC FOLDER PASSWORD
+    python -m tests.jobs.with_secrets < JOB
 
-Writes to TOPIC and reads it, streaming and batch: signed in by a password, beside others that do nothing here; then by
-one that brokers refuse; then where no broker is. PROPERTIES, in JSON, are those of a client without who it is. Plans,
-progress and errors go to standard output, logs to standard error, the event log and checkpoints to FOLDER.
+JOB, in JSON: `folder`, for the event log, checkpoints and a dump of the JVM's heap, and for `outcomes.json`, by way and
+case "done" or an error; `topic`, which is written and read; `cases`, a list of name, options (of source and sink alike)
+and ways to use them (`WAYS`). Plans, progress, errors and what Spark's UI tells go to standard output, logs to standard
+error.
 """
 
 from __future__ import annotations
@@ -14,87 +15,122 @@ import logging
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.request import urlopen
 
 from pyspark.sql import DataFrame, SparkSession
 
 FORMAT = "pykafka-group"
+# As docs/security.md says, for `kafka.ssl.keystore.key`.
+REDACTED = "(?i)url|keystore[.]key"
+PAGES = ("environment", "sql?details=true&planDescription=true&length=1000", "jobs", "stages?details=true", "executors")
 
 
-def main(properties: str, topic: str, folder: str, password: str) -> None:
+def main() -> None:
+    job = json.load(sys.stdin)
     logging.basicConfig(level=logging.DEBUG)
     logging.getLogger("py4j").setLevel(logging.INFO)  # it logs whatever any option is set to
-    Path(folder, "events").mkdir()
     spark = (
         SparkSession.builder.config("spark.eventLog.enabled", "true")
         .config("spark.eventLog.compress", "false")
-        .config("spark.eventLog.dir", f"file://{folder}/events")
+        .config("spark.eventLog.dir", f"file://{job['folder']}/events")
         .config("spark.ui.enabled", "true")
         .config("spark.ui.port", "0")
+        .config("spark.sql.redaction.options.regex", REDACTED)
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("DEBUG")
-    given = {f"kafka.{name}": value for name, value in json.loads(properties).items()}
-    module = "org.apache.kafka.common.security.plain.PlainLoginModule required"
-    right, wrong = (
-        {"kafka.sasl.jaas.config": f'{module} username="carol" password="{text}";'}
-        for text in (password, password + "!")
-    )
-    idle = {"password": password, "kafka.sasl_plain_password": password, "kafka.my.token": password}
-    read_and_write(spark, {**given, **right, **idle}, topic, f"{folder}/signed-in")
-    read_and_write(spark, {**given, **wrong}, topic, f"{folder}/refused")
-    nowhere = {"kafka.bootstrap.servers": "127.0.0.1:1", "kafka.default.api.timeout.ms": "500"}
-    read_and_write(spark, {**given, **right, **nowhere, "fetchOffset.numRetries": "0"}, topic, f"{folder}/unreachable")
+    outcomes: dict[str, str] = {}
+    for case in job["cases"]:
+        for way in case["ways"]:
+            use = Use(spark, case["options"], job["topic"], f"{job['folder']}/{case['name']}-{way}".replace(" ", "-"))
+            try:
+                WAYS[way](use)
+                outcomes[f"{way}, {case['name']}"] = "done"
+            except Exception as error:
+                traceback.print_exception(error)
+                outcomes[f"{way}, {case['name']}"] = f"{error!r} {error}"
+    Path(job["folder"], "outcomes.json").write_text(json.dumps(outcomes))
     show_ui(spark)
     spark.stop()
 
 
 def show_ui(spark: SparkSession) -> None:
-    """What Spark's UI tells in JSON."""
+    """What it tells in JSON, and two of its pages."""
     context = spark.sparkContext
     assert context.uiWebUrl is not None
-    told = f"http://127.0.0.1:{context.uiWebUrl.rpartition(':')[2]}/api/v1/applications/{context.applicationId}"
-    for page in ("environment", "sql?details=true&planDescription=true&length=1000", "jobs", "stages?details=true"):
-        with urlopen(f"{told}/{page}") as answer:
+    ui = f"http://127.0.0.1:{context.uiWebUrl.rpartition(':')[2]}"
+    told = f"{ui}/api/v1/applications/{context.applicationId}"
+    for page in (*(f"{told}/{page}" for page in PAGES), f"{ui}/SQL/", f"{ui}/StreamingQuery/"):
+        with urlopen(page) as answer:
             print(f"UI: {answer.read().decode()}")
 
 
-def read_and_write(spark: SparkSession, options: dict[str, str], topic: str, checkpoint: str) -> None:
-    """All four ways, whatever becomes of each."""
-    reads = {**options, "subscribe": topic, "startingOffsets": "earliest"}
-    stream = spark.readStream.format(FORMAT).options(**reads).load().select("key", "value")
-    stream.explain("extended")
-    batch = spark.createDataFrame([(b"k", b"v")], "key binary, value binary")
+@dataclass(frozen=True)
+class Use:
+    """One way to use a topic. `folder`: of its own."""
 
-    def run_stream(rows: DataFrame, sink: str, name: str) -> None:
-        writer = rows.writeStream.format(sink).options(**(options if sink == FORMAT else {}), topic=topic)
-        query = writer.option("checkpointLocation", f"{checkpoint}-{name}").trigger(availableNow=True).start()
+    spark: SparkSession
+    options: dict[str, str]
+    topic: str
+    folder: str
+
+    def write_batch(self) -> None:
+        rows = self.spark.createDataFrame([(b"k", b"v")], "key binary, value binary")
+        rows.write.format(FORMAT).options(**self.options, topic=self.topic).mode("append").save()
+
+    def read_batch(self) -> None:
+        rows = self.spark.read.format(FORMAT).options(**self.options, subscribe=self.topic).load()
+        print(rows, rows.count())
+        rows.explain("extended")
+
+    def read_stream(self) -> None:
+        self._run(self._stream(), "noop")
+
+    def write_stream(self) -> None:
+        self._run(self.spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load(), FORMAT)
+
+    def copy_and_dump_heap(self) -> None:
+        """To the topic's copy; the JVM's heap is written to a file while the query runs."""
+        replace(self, topic=f"{self.topic}-copy")._run(self._stream(), FORMAT, dump=True)
+
+    def _stream(self) -> DataFrame:
+        options = {**self.options, "subscribe": self.topic, "startingOffsets": "earliest"}
+        rows = self.spark.readStream.format(FORMAT).options(**options).load()
+        rows.explain("extended")
+        return rows
+
+    def _run(self, rows: DataFrame, sink: str, *, dump: bool = False) -> None:
+        options = {**self.options, "topic": self.topic} if sink == FORMAT else {}
+        writer = rows.selectExpr("cast(value as string) as value").writeStream.format(sink).options(**options)
+        writer = writer.option("checkpointLocation", f"{self.folder}/checkpoint")
+        query = (writer if dump else writer.trigger(availableNow=True)).start()
         try:
+            if dump:
+                query.processAllAvailable()
+                dump_heap(self.spark, f"{self.folder}/heap.hprof")
+                query.stop()
             query.awaitTermination()
         finally:
             query.explain(True)
-            print(query.recentProgress, query.status, query.exception())
+            print(query.lastProgress, query.recentProgress, query.status, query.exception())
 
-    def read_batch() -> None:
-        rows = spark.read.format(FORMAT).options(**reads).load()
-        print(rows, rows.count())
-        rows.explain("formatted")
 
-    ways: dict[str, Callable[[], None]] = {
-        "batch write": lambda: batch.write.format(FORMAT).options(**options, topic=topic).mode("append").save(),
-        "batch read": read_batch,
-        "stream read": lambda: run_stream(stream, "noop", "read"),
-        "stream write": lambda: run_stream(stream, FORMAT, "write"),
-    }
-    for name, run in ways.items():
-        try:
-            run()
-            print(f"{name} of {Path(checkpoint).name}: done", flush=True)
-        except Exception as error:
-            traceback.print_exception(error)
-            print(f"{error!r} {error}\n{name} of {Path(checkpoint).name}: failed", flush=True)
+def dump_heap(spark: SparkSession, file: str) -> None:
+    """All that the JVM of driver and executors has in its memory, garbage too: plans, and the tasks that it sends."""
+    java = spark.sparkContext._jvm.java.lang  # type: ignore[union-attr]
+    bean = java.Class.forName("com.sun.management.HotSpotDiagnosticMXBean")
+    java.management.ManagementFactory.getPlatformMXBean(bean).dumpHeap(file, False)
 
+
+WAYS: dict[str, Callable[[Use], None]] = {
+    "batch write": Use.write_batch,
+    "batch read": Use.read_batch,
+    "stream read": Use.read_stream,
+    "stream write": Use.write_stream,
+    "copy": Use.copy_and_dump_heap,
+}
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

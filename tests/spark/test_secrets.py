@@ -1,48 +1,235 @@
-"""A password among the options is nowhere to be seen: logs, plans, progress, errors, files and UI of Spark."""
+"""Secrets among the options are nowhere to be seen: logs, plans, progress, errors, files and UI of Spark, processes.
+
+One password of each kind, a key and a token, for queries that succeed and for such as fail in each way there is. What
+references and a provider lead to does not get into Spark's JVM at all.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 
+from protocol.sasl.token import unsecured_token
+from spark_kafka_source.local_kafka.config import write_properties
+from spark_kafka_source.local_kafka.jars import find_java
+from spark_kafka_source.local_kafka.users import signed_in
 from tests.protocol.sasl.test_real_broker import failed_logins
-from tests.protocol.security.secure_parts import TOPIC, create_topic
-from tests.secured_kafka import PASSWORD, SecuredKafka
+from tests.protocol.security.secure_parts import TOPIC, create_topic, options
+from tests.secured_kafka import PASSWORD, USERS, SecuredKafka
 
-WAYS = ("batch write", "batch read", "stream read", "stream write")
-OUTCOMES = {"signed-in": "done", "refused": "failed", "unreachable": "failed"}
+KEY_PASSWORD, STORE_PASSWORD = "hunter4-of-a-key", "hunter5-of-a-store"
+PROVIDER = "tests.token_of_alice:kept"
+BEARER = {
+    "sasl.mechanism": "OAUTHBEARER",
+    "sasl.jaas.config": "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required;",
+}
+
+# How each case ends, by the way it is used.
+OUTCOMES = {
+    ("batch read", "by a token"): "done",
+    ("stream write", "by a token"): "done",
+    ("copy", "by references"): "done",
+    ("batch write", "by passwords"): "done",
+    ("batch read", "by passwords"): "done",
+    ("stream read", "by passwords"): "done",
+    ("stream write", "by passwords"): "done",
+    ("batch write", "wrong password"): "cannot sign in by SASL PLAIN: the broker answers SASL_AUTHENTICATION_FAILED",
+    ("stream read", "wrong password"): "cannot sign in by SASL PLAIN: the broker answers SASL_AUTHENTICATION_FAILED",
+    ("batch read", "wrong token"): "cannot sign in by SASL OAUTHBEARER",
+    ("stream write", "wrong key password"): "ssl.key",
+    ("batch read", "wrong store password"): "keytool cannot read a store",
+    ("batch read", "unknown CA"): "is not trusted",
+    ("stream write", "wrong host"): "is not for 127.0.0.1",
+    ("batch write", "expired"): "has expired",
+    ("stream read", "missing right"): f"(it needs Describe on Topic {TOPIC})",
+    ("batch read", "no broker"): "no broker could be reached",
+}
+
+
+class Secrets:
+    """Files with secrets, and options with some, for clients of one cluster."""
+
+    def __init__(self, secured: SecuredKafka, folder: Path) -> None:
+        self._secured = secured
+        self.folder = folder
+        folder.mkdir()
+        who = {"unsecuredLoginStringClaim_sub": "alice", "unsecuredLoginLifetimeSeconds": "3600"}
+        self.token = unsecured_token(who, time.time()).value.reveal()
+        key, certificate = divided(secured.client_certificate().read_text())
+        self.key = encrypted(key)
+        self._store = trust_store(Path(secured.properties("SSL")["ssl.truststore.location"]), folder / "trust.jks")
+        self._in_store = {
+            "ssl.truststore.location": str(self._store),
+            "ssl.truststore.password": STORE_PASSWORD,
+        }
+        self._signed = {
+            "ssl.keystore.certificate.chain": certificate,
+            "ssl.keystore.key": self.key,
+            "ssl.key.password": KEY_PASSWORD,
+        }
+        passwords = {"dave": USERS["dave"], "store": STORE_PASSWORD, "key": KEY_PASSWORD}
+        write_properties(folder / "passwords.properties", passwords)
+        for name, text in {"key.pem": self.key, "token": self.token, "wrong-token": f"{self.token}signed"}.items():
+            (folder / name).write_text(text)
+
+    def at(self, listener: str, *parts: Mapping[str, str]) -> dict[str, str]:
+        given = self._secured.properties(listener)
+        where = {name: given[name] for name in ("bootstrap.servers", "security.protocol")}
+        return options({name: text for part in (where, *parts) for name, text in part.items()})
+
+    def cases(self) -> dict[str, dict[str, str]]:
+        """Options by the names in `OUTCOMES`, what leads elsewhere first."""
+        carol, stored = signed_in("PLAIN", "carol", PASSWORD), {**self._in_store, **self._signed}
+        idle = {"sasl_plain_password": PASSWORD, "my.token": PASSWORD}
+        other_ca = {"ssl.truststore.location": str(self._secured.authority.certificate), **self._signed}
+        nowhere = {"bootstrap.servers": "127.0.0.1:1", "default.api.timeout.ms": "500"}
+        wrong_token = {"sasl.oauthbearer.token.endpoint.url": f"file://{self.folder}/wrong-token"}
+        elsewhere = {
+            "ssl.truststore.location": str(self._store),
+            "ssl.truststore.password": self._in_file("store"),
+            "ssl.keystore.certificate.chain": self._signed["ssl.keystore.certificate.chain"],
+            "ssl.keystore.key": f"${{dir:{self.folder}:key.pem}}",
+            "ssl.key.password": self._in_file("key"),
+        }
+        dave = signed_in("SCRAM-SHA-512", "dave", self._in_file("dave"))
+        return {
+            "by a token": self.at("SASL_SSL", elsewhere, BEARER, {"sasl.oauthbearer.token.provider": PROVIDER}),
+            "by references": self.at("SASL_SSL", elsewhere, dave),
+            "by passwords": {**self.at("SASL_SSL", stored, carol, idle), "password": PASSWORD},
+            "wrong password": self.at("SASL_SSL", stored, signed_in("PLAIN", "carol", f"{PASSWORD}!")),
+            "wrong token": self.at("SASL_SSL", stored, BEARER, wrong_token),
+            "wrong key password": self.at("SASL_SSL", stored, carol, {"ssl.key.password": f"{KEY_PASSWORD}!"}),
+            "wrong store password": self.at(
+                "SASL_SSL", stored, carol, {"ssl.truststore.password": f"{STORE_PASSWORD}!"}
+            ),
+            "unknown CA": self.at("SASL_SSL", other_ca, carol),
+            "wrong host": self.at("ELSEWHERE", other_ca),
+            "expired": self.at("EXPIRED", other_ca),
+            "missing right": self.at("SASL_SSL", stored, signed_in("PLAIN", "bob", USERS["bob"])),
+            "no broker": {**self.at("SASL_SSL", stored, carol, nowhere), "fetchOffset.numRetries": "0"},
+        }
+
+    def _in_file(self, name: str) -> str:
+        return f"${{file:{self.folder}/passwords.properties:{name}}}"
+
+    def to_hide(self) -> dict[str, str]:
+        """Also what would give one away: a line of a key, the claims of a token."""
+        return {
+            **{f"password of {name}": USERS[name] for name in ("bob", "carol", "dave")},
+            "password of a key": KEY_PASSWORD,
+            "password of a store": STORE_PASSWORD,
+            "key": self.key.splitlines()[2],
+            "token": self.token.split(".")[1],
+        }
+
+
+def divided(pem: str) -> tuple[str, str]:
+    """The key, and its certificate."""
+    key, begin, certificate = pem.partition("-----BEGIN CERTIFICATE")
+    return key, begin + certificate
+
+
+def encrypted(key: str) -> str:
+    encryption = serialization.BestAvailableEncryption(KEY_PASSWORD.encode())
+    pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    return serialization.load_pem_private_key(key.encode(), None).private_bytes(pem, form, encryption).decode()
+
+
+def trust_store(certificate: Path, store: Path) -> Path:
+    keytool = [str(Path(find_java()).with_name("keytool")), "-importcert", "-noprompt", "-alias", "ca"]
+    given = ["-file", str(certificate), "-keystore", str(store), "-storetype", "JKS", "-storepass", STORE_PASSWORD]
+    subprocess.run([*keytool, *given], check=True, capture_output=True)
+    return store
+
+
+@contextmanager
+def seen_processes(job: subprocess.Popen[str]) -> Iterator[dict[str, str]]:
+    """Command line and environment, by each other, of all processes in a session: what `ps` may tell of them."""
+    seen: dict[str, str] = {}
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.wait(0.05):
+            for folder in Path("/proc").glob("[0-9]*"):
+                try:
+                    if int((folder / "stat").read_text().rpartition(")")[2].split()[3]) == job.pid:
+                        line = (folder / "cmdline").read_text().replace("\0", " ")
+                        seen[line] = (folder / "environ").read_text(errors="replace")
+                except OSError:
+                    pass  # it has ended
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        yield seen
+    finally:
+        ended.set()
+        looking.join()
 
 
 @pytest.mark.spark
-def test_a_password_is_seen_by_nobody(secured: SecuredKafka, tmp_path: Path) -> None:
-    given = {**secured.properties("SASL_SSL"), "sasl.mechanism": "PLAIN"}
-    del given["sasl.jaas.config"]
+@pytest.mark.timeout(600)
+def test_secrets_are_seen_by_nobody(secured: SecuredKafka, tmp_path: Path) -> None:
+    secrets = Secrets(secured, tmp_path / "secrets")
+    folder = tmp_path / "job"
+    (folder / "events").mkdir(parents=True)
     create_topic(secured.kafka)
-    arguments = [json.dumps(given), TOPIC, str(tmp_path), PASSWORD]
-    command = [sys.executable, "-m", "tests.jobs.with_passwords", *arguments]
+    secured.kafka.create_topic(f"{TOPIC}-copy")
+    ways = {name: [way for way, case in OUTCOMES if case == name] for name in secrets.cases()}
+    cases = [{"name": name, "options": given, "ways": ways[name]} for name, given in secrets.cases().items()]
     before = failed_logins(secured.kafka)
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=280)
-    assert ended.returncode == 0, ended.stderr[-10_000:]
-    lines = ended.stdout.splitlines()
-    assert [line for line in lines if " of " in line and line.endswith((": done", ": failed"))] == [
-        f"{way} of {name}: {outcome}" for name, outcome in OUTCOMES.items() for way in WAYS
-    ]
-    assert ended.stdout.count("UI: ") == 4
-    assert "planDescription" in ended.stdout
-    files = {path: path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file()}
-    # All that there is to look through is there.
-    assert "kafka.sasl_plain_password=*********(redacted)" in ended.stdout
-    assert "cannot sign in by SASL PLAIN: the broker answers SASL_AUTHENTICATION_FAILED" in ended.stdout
-    assert "kafka.sasl_plain_password has no effect" in ended.stderr
-    assert any("SparkListenerSQLExecutionStart" in text for text in files.values())
-    assert any(path.parent.name == "offsets" for path in files)
+    job = subprocess.Popen(
+        [sys.executable, "-m", "tests.jobs.with_secrets"],
+        env={**os.environ, "TOKEN_OF_ALICE": str(secrets.folder / "token")},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with seen_processes(job) as processes:
+        told = json.dumps({"folder": str(folder), "topic": TOPIC, "cases": cases})
+        output, logs = job.communicate(told, timeout=580)
+    assert job.returncode == 0, logs[-10_000:]
+    outcomes = json.loads((folder / "outcomes.json").read_text())
+    assert outcomes.keys() == {f"{way}, {case}" for way, case in OUTCOMES}
+    for (way, case), words in OUTCOMES.items():
+        assert words in outcomes[f"{way}, {case}"], f"{way}, {case}"
 
-    # Four ways were refused, by a driver or by tasks: no account is locked by one of them.
-    assert failed_logins(secured.kafka) - before <= 4 * 3
-    seen = [line for line in (ended.stdout + ended.stderr).splitlines() if PASSWORD in line]
-    assert seen == []
-    assert [path for path, text in files.items() if PASSWORD in text] == []
+    files = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    (heap,) = (path for path in files if path.name == "heap.hprof")
+    in_jvm = files.pop(heap)
+    everything = {"standard output": output, "logs": logs}
+    everything |= {str(path.relative_to(folder)): data.decode("utf-8", "replace") for path, data in files.items()}
+    everything |= {f"process {line}": f"{line} {environment}" for line, environment in processes.items()}
+    assert_all_is_there(everything)
+    # Who was refused, by a driver or by tasks: no account is locked by that.
+    assert failed_logins(secured.kafka) - before <= 3 * 3
+    # Of references and a provider the JVM knows where they lead to; it was looked into before it was given more.
+    assert all(words.encode() in in_jvm for words in (PROVIDER, "passwords.properties:dave"))
+    for name, secret in secrets.to_hide().items():
+        assert [where for where, text in everything.items() if secret in text] == [], name
+        assert secret.encode() not in in_jvm, name
+
+
+def assert_all_is_there(everything: dict[str, str]) -> None:
+    """That could have shown a secret."""
+    output, logs = everything["standard output"], everything["logs"]
+    assert output.count("UI: ") == 7
+    assert "planDescription" in output
+    assert "kafka.sasl_plain_password=*********(redacted)" in output
+    assert "kafka.sasl_plain_password has no effect" in logs
+    assert any("SparkListenerSQLExecutionStart" in text for text in everything.values())
+    assert any("/checkpoint/offsets/" in where for where in everything)
+    for command in ("keytool", "pyspark.daemon", "org.apache.spark", "tests.jobs.with_secrets"):
+        assert any(command in where for where in everything if where.startswith("process ")), command
