@@ -68,7 +68,8 @@ matrix: setup ## the client's tests against Kafka 2.8, 3.9, 4.1 and 4.2
 		echo "Kafka $$version"; \
 		SPARK_KAFKA_SOURCE_KAFKA_VERSION=$$version $(BIN)/python -m pytest -q -m kafka \
 			tests/protocol/consumer tests/protocol/cluster tests/protocol/producer tests/protocol/group \
-			tests/protocol/consumer_group tests/protocol/transaction || exit 1; \
+			tests/protocol/consumer_group tests/protocol/transaction \
+			tests/protocol/sasl tests/protocol/security || exit 1; \
 	done
 
 kafka: setup ## three local brokers, until Ctrl-C

@@ -19,6 +19,7 @@ import pytest
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka import cluster as local_kafka
 from spark_kafka_source.local_kafka.cluster import DEFAULT_VERSION
+from spark_kafka_source.local_kafka.config import version_numbers
 from tests import secured_kafka, spark_home
 from tests.jvm_connector import jvm_connector_jars
 from tests.secured_kafka import SecuredKafka
@@ -102,7 +103,9 @@ def kafka1() -> Iterator[LocalKafka]:
 @pytest.fixture(scope="session")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
     """One broker whose listeners speak TLS."""
-    running = secured_kafka.start(tmp_path_factory.mktemp("secured"), settings=_EAGER)
+    if version_numbers(KAFKA_VERSION) < (3, 5):
+        pytest.skip("brokers without ZooKeeper know users of SCRAM since Kafka 3.5")
+    running = secured_kafka.start(tmp_path_factory.mktemp("secured"), KAFKA_VERSION, settings=_EAGER)
     with running.kafka:
         yield running
 

@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.certificates import CertificateAuthority
+from spark_kafka_source.local_kafka.cluster import DEFAULT_VERSION
 from spark_kafka_source.local_kafka.users import authorizing, signing_in
 from tests.spark_home import BRIEF_LIFE
 
@@ -51,6 +52,7 @@ class SecuredKafka:
 
 def start(
     folder: Path,
+    version: str = DEFAULT_VERSION,
     security: tuple[str, ...] = ("ssl", "sasl_plaintext", "sasl_ssl"),
     settings: Mapping[str, str] = MappingProxyType({}),
 ) -> SecuredKafka:
@@ -75,6 +77,7 @@ def start(
     allowed = folder / "java.security"
     allowed.write_text("jdk.tls.disabledAlgorithms=\n")
     kafka = LocalKafka(
+        version=version,
         security=security,
         users=USERS,
         listeners={**dict.fromkeys(_OTHERS, "SSL"), "SHORT": "SASL_PLAINTEXT"},

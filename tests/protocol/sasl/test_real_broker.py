@@ -134,7 +134,8 @@ def test_a_listener_without_sasl_says_which_setting_to_change(client: ClientFact
 def test_who_comes_without_sasl_is_told_that_it_may_be_wanted(
     client: ClientFactory, listener: str, protocol: str
 ) -> None:
-    asking = client({"security.protocol": protocol, "default.api.timeout.ms": "1000"}, listener)
+    once = {"default.api.timeout.ms": "8000", "retry.backoff.ms": "20000", "retry.backoff.max.ms": "20000"}
+    asking = client({"security.protocol": protocol, **once}, listener)
     with pytest.raises(
         KafkaError, match=r"if that listener wants SASL, set security\.protocol to SASL_PLAINTEXT or SASL"
     ):

@@ -12,8 +12,9 @@ from protocol.consumer_group.config import parse_group_consumer
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.errors import BrokerError, KafkaError
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
+from spark_kafka_source.local_kafka.config import version_numbers
 from spark_kafka_source.options.parsing import parse_source_options
-from tests.conftest import TopicFactory, topic_factory
+from tests.conftest import KAFKA_VERSION, TopicFactory, topic_factory
 from tests.protocol.consumer.consuming import produce
 from tests.protocol.consumer_group.members import Member, read, wait_until
 from tests.protocol.sasl.conftest import ClientFactory
@@ -61,6 +62,8 @@ def begin(query: KafkaStreamReader) -> None:
 def test_a_query_says_which_right_it_lacks(
     secured: SecuredKafka, topic: TopicFactory, protocol: dict[str, str], missing: str
 ) -> None:
+    if protocol is not CLASSIC and version_numbers(KAFKA_VERSION) < (4, 0):
+        pytest.skip("the consumer protocol begins with Kafka 4.0")
     name = topic()
     rights = {right.resource: right for right in rights_of_member(name, f"group-{name}")}
     lacking = rights.pop(missing)
