@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
 
@@ -19,7 +20,7 @@ from protocol.cluster.client import Client
 from protocol.config import ProducerConfig
 from protocol.errors import DeadlineExceeded, UsageError
 from protocol.kafka_terms import TopicPartition
-from protocol.producer.delivery import Deliveries, ProducedRange
+from protocol.producer.delivery import Deliveries, Delivery, ProducedRange
 from protocol.producer.idempotence import AnonymousSession, IdempotentSession, ProducerSession
 from protocol.producer.intake import Intake
 from protocol.producer.messages import Headers, Message
@@ -205,18 +206,12 @@ class AsyncProducer:
         self._intake.drain()
         # It may have come in vain for what others have sent meanwhile.
         self._sender.wake()
-        late = self._deliveries.wait(deadline, despite_failures=despite_failures)
+        while late := self._deliveries.wait(deadline, despite_failures=despite_failures):
+            self._raise_if_unusable("flush")
+            if deadline.passed:
+                raise _not_in_time(late)
+            # What ended the wait is a failure that another thread has been told of meanwhile.
         self._raise_if_unusable("flush")
-        if late:
-            first = late[0]
-            trouble = f"; the last failure: {first.trouble}" if first.trouble else ""
-            count = len({(each.topic, each.partition) for each in late})
-            raise DeadlineExceeded(
-                f"flush: {count} partitions are not acknowledged in time, {first.topic}-{first.partition} among them"
-                f"{trouble}",
-                topic=first.topic,
-                partition=first.partition,
-            ) from first.trouble
         self._flushed = True
 
     def _begin_account(self) -> None:
@@ -242,3 +237,15 @@ class AsyncProducer:
                 log.warning("another write failed: %s", self._client.words(other))
             raise first
         self._require_alive()
+
+
+def _not_in_time(late: Sequence[Delivery]) -> DeadlineExceeded:
+    first, count = late[0], len({(each.topic, each.partition) for each in late})
+    trouble = f"; the last failure: {first.trouble}" if first.trouble else ""
+    error = DeadlineExceeded(
+        f"flush: {count} partitions are not acknowledged in time, {first.topic}-{first.partition} among them{trouble}",
+        topic=first.topic,
+        partition=first.partition,
+    )
+    error.__cause__ = first.trouble
+    return error

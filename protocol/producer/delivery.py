@@ -166,7 +166,7 @@ class Deliveries:
             waiting = list(self._under_way)
             while not self._have_ended(waiting) and (despite_failures or not self.failures) and not deadline.passed:
                 self._changed.wait(deadline.remaining_s())
-            return [] if self.failures else [each for each in waiting if each in self._under_way]
+            return [each for each in waiting if each in self._under_way]
 
     def _have_ended(self, waiting: list[Delivery]) -> bool:
         """Whether all have. Looks at each once, however often it is called: takes those at the end that have."""

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from protocol.broker_errors import ErrorCode
-from protocol.clock import Clock
+from protocol.clock import Clock, Deadline
 from protocol.errors import BrokerError, DeadlineExceeded, KafkaError, UsageError
 from protocol.producer.async_producer import AsyncProducer
+from protocol.producer.delivery import Delivery
 from protocol.producer.results import RecordMetadata
 from protocol.producer.sender import Sender
 from protocol.records.decode import decode
@@ -227,6 +228,36 @@ def _in_the_child(producer: AsyncProducer) -> None:
         traceback.print_exc()
     finally:
         os._exit(code)
+
+
+class TestFlush:
+    def test_a_failure_that_another_thread_is_told_of_does_not_end_it(
+        self, broker: FakeKafka, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        broker.refuse(PRODUCE, ErrorCode.NOT_LEADER_OR_FOLLOWER, ALWAYS, partition=(TOPIC, 0))
+        broker.refuse(PRODUCE, ErrorCode.INVALID_RECORD, partition=(TOPIC, 1))
+        with producer_of(broker.bootstrap_servers) as producer:
+            deliveries, wait = producer._deliveries, producer._deliveries.wait
+            told: list[KafkaError] = []
+            done: list[bool] = []
+
+            def wait_while_another_flushes(deadline: Deadline, **options: bool) -> list[Delivery]:
+                late = wait(deadline, **options)
+                told.extend(deliveries.take_failures())
+                return late
+
+            def flush() -> None:
+                producer.flush()
+                done.append(sent.done)
+
+            monkeypatch.setattr(deliveries, "wait", wait_while_another_flushes)
+            sent = producer.send_columns(TOPIC, numbered(0, 2), np.arange(2, dtype=np.int32))
+            flusher = threading.Thread(target=flush)
+            flusher.start()
+            wait_until(lambda: bool(told))
+            broker.faults.clear()
+            flusher.join(WAIT_S)
+            assert done == [True]
 
 
 class TestCallbacks:
