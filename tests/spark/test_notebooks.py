@@ -64,10 +64,10 @@ def test_a_pipeline_that_is_killed_and_started_again_has_written_every_payment_o
         (topic, reader): (int(payments), int(different))
         for topic, reader, payments, different in re.findall(r"\|(\S+) *\|(\w+) *\|(\d+) *\|(\d+) *\|", table)
     }
-    assert counts["exactly-once", "read_committed"] == (30_000, 30_000)
+    assert counts["exactly-once", "read_committed"] == (9_000, 9_000)
     for topic in ("at-least-once", "exactly-once"):
         payments, different = counts[topic, "read_uncommitted"]
-        assert payments > different == 30_000
+        assert payments > different == 9_000
 
 
 def test_its_first_result_takes_less_than_ten_statements() -> None:
