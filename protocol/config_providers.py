@@ -36,10 +36,11 @@ def _looked_up(match: re.Match[str]) -> str:
             return _file_in(Path(match["path"]), match["key"])
         return parse_java_properties(Path(match["path"]).read_text(ENCODING))[match["key"]]
     except KeyError:
-        where = "in this process's environment" if match["env"] else "in that file"
-        raise _leads_nowhere(match, f"there is no such name {where}") from None
+        why = "there is no such name in " + ("this process's environment" if match["env"] else "that file")
     except (OSError, ValueError) as error:
-        raise _leads_nowhere(match, getattr(error, "strerror", None) or "it is no text in UTF-8") from None
+        why = getattr(error, "strerror", None) or "it is no text in UTF-8"
+    # Not in there: errors of decoding have all that was read in them, and would hang on to this one.
+    raise ConfigurationError(f"{match[0]} leads nowhere: {why}. It is looked up where a connection is opened.")
 
 
 def _file_in(folder: Path, name: str) -> str:
@@ -47,7 +48,3 @@ def _file_in(folder: Path, name: str) -> str:
     if Path(name).name != name:
         raise OSError(0, "a file is named without a path")
     return (folder / name).read_text("utf-8").rstrip("\r\n")
-
-
-def _leads_nowhere(match: re.Match[str], why: str) -> ConfigurationError:
-    return ConfigurationError(f"{match[0]} leads nowhere: {why}. It is looked up where a connection is opened.")

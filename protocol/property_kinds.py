@@ -84,6 +84,14 @@ def _nonempty(text: str) -> str:
     return text
 
 
+def _secret(text: str) -> Secret:
+    if _HALF_A_CHARACTER.search(text):
+        # What encodes it later would have all of it in its error.
+        raise ValueError("no text in UTF-8")
+    return Secret(_nonempty(text))
+
+
+_HALF_A_CHARACTER = re.compile("[\ud800-\udfff]")
 _ADDRESS = re.compile(r"(?:[\w.%-]+://)?(?:\[(?P<ipv6>[0-9A-Fa-f:.%]+)\]|(?P<host>[\w.%-]+)):(?P<port>\d+)")
 
 
@@ -118,7 +126,7 @@ POSITIVE_MILLISECONDS = integer(1)
 SOCKET_BUFFER = integer(1, also={-1: -1})
 TEXT = Kind("any text", str)
 NONEMPTY = Kind("any text but the empty one", _nonempty)
-SECRET = Kind(NONEMPTY.allowed, lambda text: Secret(_nonempty(text)), secret=True, exact=True)
+SECRET = Kind(NONEMPTY.allowed, _secret, secret=True, exact=True)
 ADDRESSES = Kind("host:port[,host:port...]", _addresses)
 ACKS = one_of(meanings={"all": -1, "-1": -1, "1": 1, "0": 0})
 SECURITY_PROTOCOL = one_of(

@@ -88,6 +88,10 @@ class TestKind:
     def test_a_wrong_one_is_not_shown(self) -> None:
         with pytest.raises(ConfigurationError, match=r"kafka.sasl.password is \[hidden\] \(empty\); allowed: any text"):
             SECRET.read("kafka.sasl.password", "")
+        # As Python has bytes of its environment that are none.
+        with pytest.raises(ConfigurationError, match=r"is \[hidden\] \(no text in UTF-8\)") as refused:
+            SECRET.read("kafka.sasl.password", JAAS + "\udcff")
+        assert "hunter2" not in "".join(everything_of(refused.value))
 
 
 @pytest.mark.parametrize("name", ["bootstrap.servers", "request.timeout.ms", "security.protocol", "ssl.protocol"])

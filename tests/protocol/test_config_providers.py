@@ -65,7 +65,7 @@ def test_what_is_read_is_not_shown_when_it_is_no_text(folder: Path, monkeypatch:
     error: BaseException | None = refused.value
     while error is not None:
         assert "hunter2" not in f"{error!r} {vars(error)}"
-        error = error.__cause__
+        error = error.__cause__ or error.__context__
 
 
 def test_whether_all_of_it_stands_elsewhere() -> None:
