@@ -1,0 +1,58 @@
+"""The exactly-once sink with exactly the rights that docs/delivery.md says; and what is said when one lacks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.errors import StreamingQueryException
+
+from tests import read_committed
+from tests.conftest import topic_factory
+from tests.protocol.sasl.rights import BOB, Right, allow, take_back
+from tests.protocol.security.secure_parts import options
+from tests.secured_kafka import SecuredKafka
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PREFIX = "rights"
+
+
+@pytest.mark.timeout(300)
+def test_the_exactly_once_sink_needs_these_rights_and_no_others(
+    spark: SparkSession, secured: SecuredKafka, tmp_path: Path
+) -> None:
+    topic = next(factory := topic_factory(secured.kafka))()
+    rights = [
+        Right("Write", "TransactionalId", f"{PREFIX}-", prefix=True),
+        Right("Read", "Group", f"{PREFIX}-", prefix=True),
+        Right("Write", "Topic", topic),
+        Right("Read", "Topic", topic),  # its first partition is the one that the ledger's offsets are of
+    ]
+
+    def write(checkpoint: str) -> None:
+        given = options(secured.properties("SASL_PLAINTEXT") | BOB | {"default.api.timeout.ms": "10000"})
+        rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 2).load()
+        writer = rows.selectExpr("cast(value as string) as value").writeStream.format("pykafka-group")
+        writer = writer.options(**given, topic=topic, deliveryGuarantee="exactly-once", transactionalIdPrefix=PREFIX)
+        writer = writer.option("checkpointLocation", str(tmp_path / checkpoint)).trigger(availableNow=True)
+        writer.start().awaitTermination()
+
+    for missing in rights:
+        others = [right for right in rights if right != missing]
+        allow(secured.kafka, others)
+        with pytest.raises(StreamingQueryException) as refused:
+            write(f"without {missing.operation} on {missing.resource}")
+        # To be told of a topic or a coordinator takes Describe, which every other right includes.
+        lacks = [f"(it needs {each} on {missing.resource} {missing.name}" for each in (missing.operation, "Describe")]
+        assert any(words in str(refused.value) for words in lacks), missing
+        take_back(secured.kafka, others)
+    allow(secured.kafka, rights)
+    write("with all of them")
+    values = read_committed.by_this_project(secured.kafka.bootstrap_servers, topic)
+    assert sorted(value for each in values.values() for value in each) == [b"0", b"1"]
+    take_back(secured.kafka, rights)
+    for _ in factory:
+        pass

@@ -1,0 +1,84 @@
+"""Queries over connections whose sign-ins or certificates end: an exactly-once copy goes on, and has every row once.
+
+One of them for four seconds; in `make soak` each for a minute.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from protocol.cluster.client import Client
+from protocol.config import parse_client, parse_producer
+from protocol.producer.sync_producer import SyncProducer
+from tests import read_committed
+from tests.background import background
+from tests.conftest import TopicFactory, topic_factory
+from tests.protocol.producer.producing import numbered
+from tests.protocol.sasl.test_reauthentication import WAYS
+from tests.protocol.security.secure_parts import options
+from tests.secured_kafka import SecuredKafka
+from tests.soak import SOAK
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+RUN_S = 60.0 if SOAK else 4.0
+HOW = [*WAYS, "certificates that are replaced"] if SOAK else ["a session of 2 s"]
+EACH_TIME_ANEW = {"connections.max.idle.ms": "200"}
+
+
+@pytest.fixture
+def topic(secured: SecuredKafka) -> Iterator[TopicFactory]:
+    yield from topic_factory(secured.kafka)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("way", HOW)
+def test_a_copy_goes_on(
+    spark: SparkSession, secured: SecuredKafka, topic: TopicFactory, tmp_path: Path, way: str
+) -> None:
+    source, target = topic(), topic()
+    store = tmp_path / "mine.pem"
+    store.write_bytes(secured.client_certificate().read_bytes())
+    who, listener = WAYS.get(way, ({"ssl.keystore.location": str(store), **EACH_TIME_ANEW}, "MUTUAL"))
+    given = options(secured.properties(listener) | who)
+    rows = spark.readStream.format("pykafka-group").options(**given, subscribe=source, startingOffsets="earliest")
+    writer = rows.load().select("value").writeStream.format("pykafka-group").options(**given, topic=target)
+    writer = writer.options(deliveryGuarantee="exactly-once", transactionalIdPrefix="sessions")
+    query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    ended = threading.Event()
+    with background(lambda: renew(store, secured, ended)):
+        try:
+            count = write_numbers(secured, source)
+        finally:
+            ended.set()
+    query.processAllAvailable()
+    query.stop()
+    values = read_committed.by_this_project(secured.kafka.bootstrap_servers, target)
+    assert [int(value[:9]) for value in values[0]] == list(range(count))
+
+
+def renew(store: Path, secured: SecuredKafka, ended: threading.Event) -> None:
+    """Every second there is another certificate, by another key."""
+    while not ended.wait(1):
+        store.write_bytes(secured.client_certificate().read_bytes())
+
+
+def write_numbers(secured: SecuredKafka, topic: str) -> int:
+    """Some rows ten times a second; how many in the end."""
+    count, until_s = 0, time.monotonic() + RUN_S
+    with (
+        Client(parse_client({"bootstrap.servers": secured.kafka.bootstrap_servers})) as client,
+        SyncProducer(client, parse_producer({})) as producer,
+    ):
+        while time.monotonic() < until_s:
+            producer.send_columns(topic, numbered(count, 20))
+            count += 20
+            time.sleep(0.1)
+    return count
