@@ -9,7 +9,7 @@ costs almost the same for one record batch as for many.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -29,6 +29,8 @@ Sizes = npt.NDArray[np.int64]
 _SHORTEST_RUN_ROWS = 16
 # Rows that come together: many enough for NumPy, few enough to stay in the processor's cache while they are encoded.
 _TOGETHER_BYTES = 3 << 20
+# A call with rows of so many bytes, as a mean, and not more in all, is worth that its rows are copied whole.
+_LONG_ROW_BYTES, _WHOLE_BYTES = 200, 16 << 20
 
 
 _Groups = tuple[npt.NDArray[np.int64] | None, list[tuple[int, int, int]]]
@@ -48,10 +50,11 @@ class Cut:
 
 @dataclass(frozen=True)
 class Gathered:
-    """Rows for several record batches, one after the other."""
+    """Rows for several record batches, one after the other: those of `order` (None: all as they are)."""
 
     rows: pa.RecordBatch
     cuts: list[Cut]
+    order: npt.NDArray[np.int64] | None = None
 
 
 @dataclass(eq=False)
@@ -120,6 +123,10 @@ class Accumulator:
                 due.append((key, self._waiting.pop(key)))
         # What waited came before these rows.
         yield from self._let_go(due)
+        if order is not None and _are_sorted_later(cuts, sizes):
+            wanted = [order[first : first + cut.count] for first, cut in cuts]
+            yield Gathered(columns, [cut for _, cut in cuts], np.concatenate(wanted))
+            return
         for run in _runs(cuts):
             first, last = run[0][0], run[-1][0] + run[-1][1].count
             yield Gathered(_rows(columns, order, first, last), [cut for _, cut in run])
@@ -211,6 +218,15 @@ def _by_partition(partitions: npt.NDArray[np.int32]) -> _Groups:
 
 def _rows(columns: pa.RecordBatch, order: npt.NDArray[np.int64] | None, first: int, end: int) -> pa.RecordBatch:
     return columns.slice(first, end - first) if order is None else columns.take(to_arrow(order[first:end]))
+
+
+def _are_sorted_later(cuts: Sequence[tuple[int, Cut]], sizes: Sizes) -> bool:
+    """Whether the rows of these cuts are put in order only when they are encoded, which spares a copy.
+
+    That handles all rows of the call at once: only where cuts are most of them.
+    """
+    cut_bytes, all_bytes = sum(cut.size_bytes for _, cut in cuts), int(sizes.sum())
+    return _LONG_ROW_BYTES * len(sizes) <= all_bytes <= min(2 * cut_bytes, _WHOLE_BYTES)
 
 
 def _runs(cuts: Iterable[tuple[int, Cut]]) -> Iterator[list[tuple[int, Cut]]]:

@@ -216,7 +216,7 @@ class Intake:
         """Encodes what is worth a record batch, and gives it to the sender; may `wait` for room in between."""
         most_bytes = self._config.buffer_memory_bytes
         for together in gathered:
-            records = self._encode(together.rows, [cut.count for cut in together.cuts])
+            records = self._encode(together.rows, [cut.count for cut in together.cuts], together.order)
             now_s = self._clock.now_s()
             deliveries = [
                 Delivery(cut.topic, cut.partition, len(encoded), cut.count, cut.receipts)

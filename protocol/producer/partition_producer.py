@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from protocol.broker_errors import ErrorCode, broker_error, error_row
@@ -91,8 +93,8 @@ class ProducerBatch:
             self.delivery.trouble = error
 
 
-Encode = Callable[[pa.Table, Sequence[int]], list[EncodedBatch]]
-"""Columns, and how many of their rows each record batch gets, to record batches."""
+Encode = Callable[[pa.RecordBatch, Sequence[int], npt.NDArray[np.int64] | None], list[EncodedBatch]]
+"""As `encode_batches`: columns, how many rows each record batch gets, and which rows (None: all as they are)."""
 
 
 @dataclass
@@ -357,7 +359,7 @@ class PartitionProducer:
         at = self._queue.index(batch)
         self._queue.remove(batch)
         first = 0
-        for nth, records in enumerate(self.encode(_rows(batch), counts)):
+        for nth, records in enumerate(self.encode(_rows(batch), counts, None)):
             part = ProducerBatch(
                 records,
                 counts[nth],

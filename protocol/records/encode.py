@@ -42,6 +42,7 @@ EncodedBatch = bytearray | memoryview
 def encode_batches(
     columns: pa.RecordBatch,
     counts: Sequence[int],
+    order: npt.NDArray[np.int64] | None = None,
     *,
     compression: str | Codec = Codec.NONE,
     level: int | None = None,
@@ -54,17 +55,19 @@ def encode_batches(
     ----------
     columns : as `record_columns` makes them.
     counts : numbers above 0 whose sum is the number of rows.
+    order : which of the columns' rows, and in which order; None: all as they are. It spares the copy of who would sort
+        them before, as long as most of them are wanted: all are copied on the way.
     compression : "none", "gzip", "snappy", "lz4" or "zstd"; `level` is on the codec's own scale, None its default.
 
     Raises `UsageError` when there are no rows, or all together are too large for one buffer.
     """
     codec = _codec(compression)
     sizes = np.array(counts, np.int64)
-    if not columns.num_rows or not sizes.all():
+    if not counts or not sizes.all():
         raise UsageError("a record batch needs at least one record")
     firsts = np.cumsum(sizes) - sizes
-    timestamps = to_numpy(columns.column("timestamp_ms"))
-    data, edges = _laid_out(columns, timestamps, firsts, sizes)
+    timestamps = _ordered(to_numpy(columns.column("timestamp_ms")), order)
+    data, edges = _laid_out(columns, order, timestamps, firsts, sizes)
     first_ms, max_ms = timestamps[firsts].tolist(), np.maximum.reduceat(timestamps, firsts).tolist()
     batches: list[EncodedBatch] = []
     for nth, (begin, end) in enumerate(pairwise(edges)):
@@ -133,13 +136,22 @@ def record_sizes(columns: pa.RecordBatch) -> Lengths:
     return body
 
 
+def _ordered(values: npt.NDArray[np.int64], order: npt.NDArray[np.int64] | None) -> npt.NDArray[np.int64]:
+    return values if order is None else values[order]
+
+
 def _laid_out(
-    columns: pa.RecordBatch, timestamps: Lengths, firsts: Lengths, counts: Lengths
+    columns: pa.RecordBatch,
+    order: npt.NDArray[np.int64] | None,
+    timestamps: Lengths,
+    firsts: Lengths,
+    counts: Lengths,
 ) -> tuple[npt.NDArray[np.uint8], list[int]]:
     """All records, with room for a header before each batch's; and where each batch starts, and the last one ends."""
-    rows = columns.num_rows
-    (key, key_lengths), (value, value_lengths) = _payload(columns, "key"), _payload(columns, "value")
-    headers, header_lengths = _payload(columns, "headers")
+    rows = len(timestamps)
+    key, key_lengths = _payload(columns, "key", order)
+    value, value_lengths = _payload(columns, "value", order)
+    headers, header_lengths = _payload(columns, "headers", order)
     with_headers = int(header_lengths.max()) > 1
     offset_delta = np.arange(rows) - np.repeat(firsts, counts)
     timestamp_delta = timestamps - np.repeat(timestamps[firsts], counts)
@@ -151,7 +163,7 @@ def _laid_out(
         body += words.sizes.view(np.int64)
     if int(body.sum()) > _LARGEST_BATCH_BYTES - 6 * rows - (HEADER_BYTES + 1) * len(firsts):
         raise UsageError(f"{rows} records of {int(body.sum())} bytes are more than a record batch can have")
-    layout = RowLayout(rows)
+    layout = RowLayout(rows, order)
     if not with_headers:
         # The header count, 0, ends each record: cheaper as the first byte of the next one's head.
         layout.words([zero_bytes(rows, except_at=firsts)])
@@ -166,9 +178,11 @@ def _laid_out(
     return layout.batches(firsts, HEADER_BYTES, end=b"")
 
 
-def _payload(columns: pa.RecordBatch, name: str) -> tuple[pa.Array | None, Lengths]:
-    """A binary column, if it is there, and the bytes of each row's value, -1 for null."""
+def _payload(
+    columns: pa.RecordBatch, name: str, order: npt.NDArray[np.int64] | None = None
+) -> tuple[pa.Array | None, Lengths]:
+    """A binary column, if it is there, and the bytes of each row's value in that order, -1 for null."""
     if name not in columns.schema.names:
-        return None, np.full(columns.num_rows, -1)
+        return None, np.full(columns.num_rows if order is None else len(order), -1)
     column = columns.column(name)
-    return column, filled(pc.binary_length(column), -1)
+    return column, _ordered(filled(pc.binary_length(column), -1), order)

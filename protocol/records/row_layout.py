@@ -85,11 +85,17 @@ def varint_words(values: Integers) -> list[WordColumn]:
 
 
 class RowLayout:
-    """Columns of words and payloads, in the order in which each row's bytes stand."""
+    """Columns of words and payloads, in the order in which each row's bytes stand.
 
-    def __init__(self, rows: int) -> None:
+    `order`: which elements of the payloads are the rows'; None: all as they are. Words have one for each row.
+    """
+
+    def __init__(self, rows: int, order: Integers | None = None) -> None:
         self._rows = rows
+        self._as_they_are = np.arange(rows, dtype=np.int32)
+        self._payload_order = self._as_they_are if order is None else order
         self._columns: list[pa.Array] = []
+        self._orders: list[Integers] = []
         self._pending: list[WordColumn] = []
 
     def words(self, columns: list[WordColumn]) -> None:
@@ -104,10 +110,12 @@ class RowLayout:
         if largest > 0:
             self._flush()
             self._columns.append(column)
+            self._orders.append(self._payload_order)
 
     def _flush(self) -> None:
         if self._pending:
             self._columns.append(_joined_words(self._pending, self._rows))
+            self._orders.append(self._as_they_are)
             self._pending = []
 
     def column(self, counts: Integers | None = None) -> pa.Array:
@@ -128,7 +136,8 @@ class RowLayout:
         order = self._order()
         kinds = len(self._columns)
         # Behind the columns' elements come these three: the room of the first batch, what parts two, the end.
-        first, parting, last = range(len(order), len(order) + 3)
+        elements = sum(map(len, self._columns))
+        first, parting, last = range(elements, elements + 3)
         rooms = np.full(len(firsts), parting, np.int32)
         rooms[0] = first
         order = np.append(np.insert(order, firsts * kinds, rooms), np.int32(last))
@@ -139,9 +148,12 @@ class RowLayout:
     def _order(self) -> npt.NDArray[np.int32]:
         """The elements of the columns, one column after the other, row by row."""
         self._flush()
-        elements = np.arange(len(self._columns) * self._rows, dtype=np.int32)
-        by_row: npt.NDArray[np.int32] = elements.reshape(len(self._columns), self._rows).T.ravel()
-        return by_row
+        by_row = np.empty((self._rows, len(self._columns)), np.int32)
+        before = 0
+        for nth, (column, order) in enumerate(zip(self._columns, self._orders, strict=True)):
+            np.add(order, before, out=by_row[:, nth], casting="unsafe")
+            before += len(column)
+        return by_row.ravel()
 
     def _take(self, order: npt.NDArray[np.int32], *more: bytes) -> tuple[pa.Buffer, npt.NDArray[np.int32]]:
         """The elements of the columns, and `more` of them, in this order: their bytes, and where each one ends."""

@@ -37,7 +37,7 @@ def append(
 def batches(gathered: Iterable[Gathered]) -> Iterator[tuple[Cut, list[int]]]:
     """The record batches, each with its values."""
     for each in gathered:
-        rows = iter(each.rows.column("value").to_pylist())
+        rows = iter((each.rows if each.order is None else each.rows.take(pa.array(each.order)))["value"].to_pylist())
         yield from ((cut, [int(value) for value in islice(rows, cut.count)]) for cut in each.cuts)
         assert next(rows, None) is None
 
@@ -83,6 +83,19 @@ def test_rows_of_several_partitions_come_together() -> None:
     append(accumulator, 5, [3])
     (rest,) = accumulator.drain()
     assert values([rest]) == {2: [2], 3: [5]}
+
+
+def test_long_rows_of_a_call_are_not_sorted_before_they_are_encoded() -> None:
+    partitions = [n * n % 5 for n in range(3_000)]
+    accumulator = Accumulator(HEADER_BYTES + 100 * 300)
+    (out,) = append(accumulator, 0, partitions, size=300)
+    assert out.rows.num_rows == 3_000
+    found = values([out])
+    for partition, rows in values(accumulator.drain()).items():
+        found.setdefault(partition, []).extend(rows)
+    assert found == {p: [n for n in range(3_000) if partitions[n] == p] for p in set(partitions)}
+    few = append(Accumulator(HEADER_BYTES + 1_000 * 300), 0, [0] * 1_100 + [n % 10 + 1 for n in range(1_900)], size=300)
+    assert [each.order for each in few] == [None], "the others would be copied for nothing"
 
 
 def test_rows_that_come_together_are_not_too_many() -> None:

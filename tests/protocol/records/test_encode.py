@@ -93,6 +93,17 @@ def test_rows_that_were_prepared_apart_are_encoded_together(
     assert read(batch) == first + second
 
 
+@given(row_lists(), st.data())
+def test_rows_in_an_order_are_encoded_as_if_they_had_been_sorted_before(
+    rows: list[dict[str, Any]], data: st.DataObject
+) -> None:
+    columns = record_columns(table(rows), 0)
+    order = np.array(data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=2, unique=False)), np.int64)
+    counts = [1, len(order) - 1]
+    expected = encode_batches(columns.take(pa.array(order)), counts)
+    assert list(map(bytes, encode_batches(columns, counts, order))) == list(map(bytes, expected))
+
+
 def test_a_count_of_none_is_refused() -> None:
     with pytest.raises(UsageError, match="at least one record"):
         encode_batches(record_columns(table([{"value": b"a", "timestamp_ms": 0}]), 0), [1, 0])
