@@ -42,7 +42,7 @@ class ConnectionPool:
         self._clock = clock
         self._is_departed = is_departed
         self._connections: dict[tuple[str, int, str], Connection] = {}
-        self._tls = TLSContext(config.tls) if config.security_protocol.endswith("SSL") else None
+        self._tls = _tls(config)
         self._authenticator = _authenticator(config, clock)
         self._reachability = Reachability(config.reconnect_backoff_ms, config.reconnect_backoff_max_ms)
         self._lock = threading.Lock()
@@ -180,8 +180,13 @@ class ConnectionPool:
         if self._process_id != os.getpid():
             self._process_id = os.getpid()
             self._connections = {}
-            # Its locks may have been held.
+            # Their locks may have been held.
+            self._tls = _tls(self._config)
             self._authenticator = _authenticator(self._config, self._clock)
+
+
+def _tls(config: ClientConfig) -> TLSContext | None:
+    return TLSContext(config.tls) if config.security_protocol.endswith("SSL") else None
 
 
 def _authenticator(config: ClientConfig, clock: Clock) -> Authenticator | None:

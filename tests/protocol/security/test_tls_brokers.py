@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.config import parse_client
 from protocol.errors import KafkaError
@@ -154,3 +158,18 @@ def test_certificates_are_read_again_when_they_change(secured: SecuredKafka, tmp
             client.metadata([])
         store.write_bytes(ours.read_bytes())
         client.metadata([])
+
+
+def test_a_child_does_not_wait_for_who_read_the_stores_when_it_was_forked(secured: SecuredKafka) -> None:
+    with Client(parse_client(secured.properties("SSL"))) as client:
+        context = client._pool._tls
+        assert context is not None
+        with context._lock:
+            child = os.fork()
+            if child == 0:
+                signal.alarm(30)  # ends who waits for ever
+                with suppress(BaseException):
+                    os._exit(0 if client.metadata([], Deadline.after_ms(20_000)).brokers else 1)
+                os._exit(2)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
