@@ -23,7 +23,10 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
+from protocol.admin.topics import NewTopic, create_topic
 from protocol.clock import SYSTEM_CLOCK, Deadline
+from protocol.cluster.client import Client
+from protocol.config import parse_client
 from protocol.errors import ConfigurationError, DeadlineExceeded, KafkaError, ProtocolError, TransportError, UsageError
 from protocol.net.byte_stream import ByteStream
 from protocol.net.connect import connect
@@ -245,13 +248,10 @@ class LocalKafka:
         replication_factor: int | None = None,
         settings: Mapping[str, str] | None = None,
     ) -> None:
-        """Creates a topic, by default replicated to every broker."""
-        tool = config.tool_class(self._config, "org.apache.kafka.tools.TopicCommand", "kafka.admin.TopicCommand")
-        copies = str(replication_factor or len(self._nodes))
-        arguments = ["--create", "--topic", name, "--partitions", str(partitions), "--replication-factor", copies]
-        for key, value in _as_text(settings or {}).items():
-            arguments += ["--config", f"{key}={value}"]
-        self.run_tool(tool, "--bootstrap-server", self.bootstrap_servers, *arguments)
+        """Creates a topic, by default replicated to every broker. Raises `BrokerError` (TOPIC_ALREADY_EXISTS, …)."""
+        topic = NewTopic(name, partitions, replication_factor or len(self._nodes), _as_text(settings or {}))
+        with Client(parse_client({"bootstrap.servers": self.bootstrap_servers})) as client:
+            create_topic(client, topic)
 
     # -- the end ------------------------------------------------------------------------------
 

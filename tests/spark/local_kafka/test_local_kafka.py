@@ -43,10 +43,10 @@ def test_a_tool_that_fails_says_why(kafka1: LocalKafka) -> None:
 
 
 def test_topics_are_created_with_settings(kafka1: LocalKafka) -> None:
-    kafka1.create_topic("made-by-the-tool", partitions=3, settings={"retention.ms": 12345})
+    kafka1.create_topic("made-with-settings", partitions=3, settings={"retention.ms": 12345})
     told = kafka1.run_tool(
         "org.apache.kafka.tools.TopicCommand",
-        *("--bootstrap-server", kafka1.bootstrap_servers, "--describe", "--topic", "made-by-the-tool"),
+        *("--bootstrap-server", kafka1.bootstrap_servers, "--describe", "--topic", "made-with-settings"),
     )
     assert "PartitionCount: 3" in told
     assert "retention.ms=12345" in told
