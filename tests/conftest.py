@@ -101,12 +101,15 @@ def kafka1() -> Iterator[LocalKafka]:
 
 
 @pytest.fixture(scope="session")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
+def secured(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
     """One broker whose listeners speak TLS."""
+    from tests.three_starts import SECURED
+
     if version_numbers(KAFKA_VERSION) < (3, 5):
         pytest.skip("brokers without ZooKeeper know users of SCRAM since Kafka 3.5")
     running = secured_kafka.start(tmp_path_factory.mktemp("secured"), KAFKA_VERSION, settings=_EAGER)
     with running.kafka:
+        pytestconfig.stash[SECURED] = running.kafka
         yield running
 
 

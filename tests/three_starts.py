@@ -1,8 +1,9 @@
 """Which of three test processes runs what, so that few brokers and Sparks are started, and no core waits.
 
 The files are sorted: first those for three brokers, then those with a Kafka and a Spark of their own, those that need
-neither, those for one broker, and last those for one broker and a Spark. `gw0` begins in front, `gw1` at the end, and
-`gw2` in the middle, from where it goes on towards the end. Three brokers end with the last file that is for them.
+neither, those for one broker, those for one broker and a Spark, and last those for a secured broker. `gw0` begins in
+front, `gw1` at the end, and `gw2` in the middle, from where it goes on towards the end. Three brokers end with the last
+file that is for them, and so does the secured one.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from xdist.scheduler import LoadFileScheduling
 
 from spark_kafka_source.local_kafka import LocalKafka
 
-# Of the run: the brokers that `kafka` has started.
+# Of the run: the brokers that `kafka` and `secured` have started.
 THREE = pytest.StashKey[LocalKafka]()
+SECURED = pytest.StashKey[LocalKafka]()
 
 _PLACE = pytest.StashKey[int]()
 _THREE_BROKERS = {"kafka", "topic"}
 _ONE_BROKER = {"kafka1", "topic1"}
+_LAST_WITH_THREE, _SECURED = 1, 6
 # The first one after those for three brokers.
 _MIDDLE = "tests/spark/demo/test_demo.py"
 
@@ -41,17 +44,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """They take a sixth of a core while nobody asks them anything."""
-    if nextitem is not None and nextitem.stash[_PLACE] > 1 and (running := item.config.stash.get(THREE, None)):
-        running.close()
+    """Three take a sixth of a core while nobody asks them anything."""
+    if nextitem is None:
+        return
+    place = nextitem.stash[_PLACE]
+    for key, over in ((THREE, place > _LAST_WITH_THREE), (SECURED, place != _SECURED)):
+        if over and (running := item.config.stash.get(key, None)):
+            running.close()
 
 
 def _place(tests: list[pytest.Item]) -> int:
     needs = {name for test in tests for name in getattr(test, "fixturenames", ())}
     if any(mark.kwargs.get("brokers") == 3 for test in tests for mark in test.iter_markers("kafka")):
         needs.add("kafka")
+    if "secured" in needs:
+        return _SECURED
     if needs & _THREE_BROKERS:
-        return 1 if needs & _ONE_BROKER else 0
+        return _LAST_WITH_THREE if needs & _ONE_BROKER else 0
     if needs & _ONE_BROKER or "spark" in needs:
         return 5 if "spark" in needs else 4
     marks = {mark.name for test in tests for mark in test.iter_markers()}
