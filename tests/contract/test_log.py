@@ -102,7 +102,7 @@ class TestFetch:
         name = new_topic()
         began_s = time.monotonic()
         assert not fetch(client, name, 0, max_wait_ms=300)["records"]
-        assert 0.3 <= time.monotonic() - began_s < 2
+        assert 0.3 <= time.monotonic() - began_s < 15
 
     def test_it_waits_for_so_many_bytes(self, client: Client, new_topic: Any) -> None:
         name = new_topic()
@@ -111,14 +111,14 @@ class TestFetch:
         writing = threading.Timer(0.3, lambda: written(client, name, b"b"))
         writing.start()
         began_s = time.monotonic()
-        assert values_in(fetch(client, name, 0, max_wait_ms=10_000, min_bytes=large)) == [b"a", b"b"]
-        assert 0.25 <= time.monotonic() - began_s < 5
+        assert values_in(fetch(client, name, 0, max_wait_ms=20_000, min_bytes=large)) == [b"a", b"b"]
+        assert 0.25 <= time.monotonic() - began_s < 15
         writing.join()
 
     def test_an_error_is_not_waited_with(self, client: Client, new_topic: Any) -> None:
         began_s = time.monotonic()
-        assert fetch(client, new_topic(), 7, max_wait_ms=10_000)["error_code"] == ErrorCode.OFFSET_OUT_OF_RANGE
-        assert time.monotonic() - began_s < 5
+        assert fetch(client, new_topic(), 7, max_wait_ms=20_000)["error_code"] == ErrorCode.OFFSET_OUT_OF_RANGE
+        assert time.monotonic() - began_s < 15
 
     def test_the_first_batch_comes_whole_and_others_only_if_they_fit(self, client: Client, new_topic: Any) -> None:
         name = new_topic(2)

@@ -237,8 +237,8 @@ class TestSilentBrokers:
                 client.ask_any(METADATA, {"topics": []}, client.deadline(500))
             started_s = time.monotonic()
             for _ in range(20):
-                client.ask_any(METADATA, {"topics": []}, client.deadline(20_000))
-            assert time.monotonic() - started_s < 5
+                client.ask_any(METADATA, {"topics": []}, client.deadline(60_000))
+            assert time.monotonic() - started_s < 15
 
     def test_a_coordinator_that_is_silent_until_the_deadline_is_looked_for_again(self, kafka_of_two: FakeKafka) -> None:
         """As often as the offsets of a group are committed: a call of five seconds, and then the next."""

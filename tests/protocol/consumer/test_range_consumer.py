@@ -247,7 +247,7 @@ def test_records_that_never_come_are_an_error_in_time(kafka: LocalKafka, topic: 
         rows += [(each.partition, batch.num_rows) for each, batch in consumer]
     for each, batch in reader(client, [Range(name, 1, 0, 10)]):
         rows.append((each.partition, batch.num_rows))
-    assert time.monotonic() - started_s < 5
+    assert time.monotonic() - started_s < 15
 
 
 def test_a_slow_caller_is_no_slow_broker(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:

@@ -156,7 +156,7 @@ def test_a_broker_that_is_silent_costs_no_more_than_the_deadline() -> None:
     with cluster(100, None, None) as broker:
         started_s = time.monotonic()
         assert look(broker, RecordSizes(CONFIG), 100, timeout_ms=300)[99] == 1024
-        assert time.monotonic() - started_s < 5
+        assert time.monotonic() - started_s < 15
         assert len(fetches(broker)) == 1
 
 

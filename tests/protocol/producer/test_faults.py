@@ -188,7 +188,7 @@ class TestLostAnswers:
             started_s = time.monotonic()
             with pytest.raises(DeadlineExceeded, match=f"{name}-0"):
                 producer.flush(producer._client.deadline(300))
-            assert time.monotonic() - started_s < 5
+            assert time.monotonic() - started_s < 15
             held.set()
             producer.flush()
         assert_all_once_in_order(kafka, name, 20, 1)

@@ -99,7 +99,7 @@ class TestWhileCallersAreAway:
         began_s = time.monotonic()
         sent = producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
         wait_until(lambda: sent.done)
-        assert 0.5 < time.monotonic() - began_s < 5
+        assert 0.5 < time.monotonic() - began_s < 15
         with pytest.raises(DeadlineExceeded, match=r"1 s \(delivery.timeout.ms\)"):
             producer.flush()
         producer.abort()
@@ -170,7 +170,7 @@ class TestTheEnd:
         wait_until(lambda: producer.requests >= 1)
         began_s = time.monotonic()
         producer.abort()
-        assert time.monotonic() - began_s < 3
+        assert time.monotonic() - began_s < 15
         assert not producer._sender._thread.is_alive()
         for error in (sent.errors()[2], waiting.exception(0)):
             assert isinstance(error, UsageError)

@@ -77,7 +77,7 @@ def refused(broker: FakeBroker, mechanism: str = "SCRAM-SHA-256") -> KafkaError:
     with Client(parse_client(where | who)) as client, pytest.raises(KafkaError) as raised:
         client.metadata([])
     assert time.process_time() - cpu_s < 1
-    assert time.monotonic() - began_s < 5
+    assert time.monotonic() - began_s < 15
     assert PASSWORD not in repr(broker.requests)
     assert PASSWORD not in str(raised.value)
     return raised.value

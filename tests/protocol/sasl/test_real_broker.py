@@ -115,7 +115,7 @@ def test_a_refusal_is_final_whatever_other_brokers_do(secured: SecuredKafka, cli
         began_s = time.monotonic()
         with pytest.raises(AuthenticationFailed):
             client({**wrong("SCRAM-SHA-256"), "bootstrap.servers": servers}).metadata([])
-        assert time.monotonic() - began_s < 5
+        assert time.monotonic() - began_s < 15
 
 
 def test_a_mechanism_that_is_not_enabled_is_named_with_those_that_are(client: ClientFactory) -> None:

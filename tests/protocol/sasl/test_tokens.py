@@ -359,4 +359,4 @@ def test_an_answer_that_never_ends_is_none(talk: Talk, scheme: str) -> None:
         config, source = SaslConfig(login_read_timeout_ms=300), client(f"{scheme}://127.0.0.1:{port}/")
         with pytest.raises(ConnectFailed, match=f"no token from {scheme}://127.0.0.1:{port}: "):
             Tokens(SYSTEM_CLOCK).token(source, config, "broker:9093", Deadline.after_ms(500))
-        assert time.monotonic() - began_s < 5
+        assert time.monotonic() - began_s < 15

@@ -80,7 +80,7 @@ def test_who_waits_for_others_is_told_so_and_comes_in_without_waiting(
     one, two = joined(), new_member(client, "orders")
     began_s = time.monotonic()
     assignment = two.take_up(200)
-    assert 0.2 <= time.monotonic() - began_s < 2
+    assert 0.2 <= time.monotonic() - began_s < 15
     assert (assignment.owned, str(assignment.joining)) == (frozenset(), "it joins for the first time")
     assert two.membership.rebalance_pending is None, "there is nothing yet to be taken up"
     wait_until(lambda: one.membership.rebalance_pending)
