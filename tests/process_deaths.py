@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from xdist.workermanage import NodeManager
 
 FOLDER = Path(__file__).parent.parent / "build"
 PAST_LIMIT_S = 30.0  # a test has, after pytest-timeout should have ended it
 GRACE_S = 15.0  # a process has, to end its brokers and itself
+END_S = 60  # a process has after its last test: on a busy machine pytest-xdist's own ten seconds may be too few
 
 _LOOK_EVERY_S = 0.5
 _process = os.environ.get("PYTEST_XDIST_WORKER", "main")
@@ -33,6 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_stacks] = _log(_process).open("wb", buffering=0)
     faulthandler.enable(config.stash[_stacks])
     if config.getoption("numprocesses", None) and _process == "main":
+        NodeManager.EXIT_TIMEOUT = END_S
         config.pluginmanager.register(_Watch(config))
 
 
