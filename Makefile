@@ -23,7 +23,8 @@ demo: setup ## a local Kafka, a Spark query, and its lag as Kafka's own tool see
 	$(BIN)/python -m spark_kafka_source.demo $(if $(SECURITY),--security $(SECURITY))
 
 # Three at a time, since most of them wait half of the time; tests/three_starts.py says who runs what.
-test: lint class-archive ## lint, then all tests (starts local Kafkas and a Spark)
+test: setup ## lint, then all tests (starts local Kafkas and a Spark)
+	$(MAKE) --no-print-directory -j2 lint class-archive
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 15
 
 # Halves the time that Spark's JVMs take to start. Made once, in build/.
