@@ -44,7 +44,8 @@ class Kind:
 
 def shown(text: str) -> str:
     """A value as messages show it: quoted, cut short, and without what stands before an @ (user:password@host)."""
-    quoted = repr(re.sub(r"[^,\s/]*@", "***@", text))
+    # Sought where a word begins: from each of its letters on, a long text of a peer's would take minutes.
+    quoted = repr(re.sub(r"(?<![^,\s/])[^,\s/]*@", "***@", text))
     return quoted if len(quoted) <= _MOST_SHOWN else f"{quoted[:_MOST_SHOWN]}... ({len(text)} characters)"
 
 

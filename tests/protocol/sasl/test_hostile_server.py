@@ -100,6 +100,14 @@ def test_who_does_not_prove_to_know_the_password_is_left(final: str) -> None:
         assert not [name for name, *_ in broker.requests if name == "Metadata"]
 
 
+@pytest.mark.parametrize("word", ["a", "me:hunter2@"])
+def test_a_long_refusal_is_cut_short(word: str) -> None:
+    answer = {"error_code": 58, "error_message": (word * 32_767)[:32_767]}
+    handlers: dict[Any, Any] = {SASL_HANDSHAKE: lambda body, version: {"mechanisms": []}}
+    with FakeBroker({**handlers, SASL_AUTHENTICATE: lambda body, version: answer}) as broker:
+        assert len(str(refused(broker))) < 1_000
+
+
 @pytest.mark.parametrize(
     "reply",
     [
