@@ -70,14 +70,14 @@ class Copy:
     def run(self, **options: str) -> list[int]:
         """The batches that had rows."""
         query = self.start(**options)
-        assert query.awaitTermination(120)
+        assert query.awaitTermination(300)
         return [progress.batchId for progress in query.recentProgress if progress.numInputRows]
 
     def run_into(self, kill: Kill, **options: str) -> None:
         """Until it fails, since somebody was killed."""
         kill.arm(self.proxy)
         with pytest.raises(StreamingQueryException):
-            self.start(**options).awaitTermination(120)
+            self.start(**options).awaitTermination(300)
         self.disarm()
         assert kill.done.is_set(), kill
         wait_until_ended("python_streaming_source_runner")  # what it sends at last is none of the next query's

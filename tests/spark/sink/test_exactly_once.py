@@ -94,7 +94,7 @@ def test_the_driver_is_killed_with_all_its_processes(copy: CopyFactory) -> None:
         job, kill = copied.start_job(), POINTS[point]()
         kill.kill = partial(_kill_all, job)
         kill.arm(copied.proxy)
-        assert job.wait(120) == -signal.SIGKILL
+        assert job.wait(300) == -signal.SIGKILL
         copied.disarm()
     copied.run(maxOffsetsPerTrigger=str(ROWS))
     copied.check()
