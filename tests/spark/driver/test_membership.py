@@ -80,9 +80,12 @@ def test_two_queries_share_a_topic_and_each_row_is_of_one_of_them(
 ) -> None:
     name, group = topic1(4), new_group()
     fill(kafka1, name, 4, 10)
-    with query_of(spark, kafka1, name, group, protocol, tmp_path / "a") as first:
+    # Longer than batches take on a busy machine.
+    set_session_timeout(kafka1, group, 40_000)
+    long = {"kafka_session_timeout_ms": "40000"} if protocol == "classic" else {}
+    with query_of(spark, kafka1, name, group, protocol, tmp_path / "a", **long) as first:
         first.await_(lambda: len(first.rows) == 40)
-        with query_of(spark, kafka1, name, group, protocol, tmp_path / "b") as second:
+        with query_of(spark, kafka1, name, group, protocol, tmp_path / "b", **long) as second:
 
             def shared() -> bool:
                 fill(kafka1, name, 4, 1)
@@ -93,7 +96,7 @@ def test_two_queries_share_a_topic_and_each_row_is_of_one_of_them(
         stopped_s, before = time.monotonic(), len(first.rows)
         fill(kafka1, name, 4, 5)
         first.await_(lambda: len(first.rows) >= before + 20)
-        assert time.monotonic() - stopped_s < 5, "who is stopped leaves at once, not when its session ends"
+        assert time.monotonic() - stopped_s < 30, "who is stopped leaves at once, not when its session ends"
         ends = {row.partition: row.current_offset or 0 for row in wait_for_lag_zero(kafka1, group, 4)}
     rows = sorted(first.rows + second.rows)
     assert rows == [(partition, offset) for partition, end in ends.items() for offset in range(end)], "each row once"
