@@ -85,16 +85,17 @@ class Leaders:
         self.topic_ids: dict[str, bytes] = {}
 
     def of(self, partition: PartitionProducer) -> Broker:
-        """Raises what `Client.topic` does (the same error for all partitions of a topic), or LEADER_NOT_AVAILABLE."""
+        """Raises what `Client.topic` does (one error for all partitions of a topic), or that nobody leads this one."""
         topic = self._topics.get(partition.topic) or self._look_up(partition.topic)
         if isinstance(topic, KafkaError):
             raise topic
         known = topic.partitions.get(partition.partition)
         broker = self._client.brokers(self._deadline).get(known.leader) if known else None
         if broker is None:
+            # The topic may have been made anew, with fewer partitions.
             raise broker_error(
-                ErrorCode.LEADER_NOT_AVAILABLE,
-                f"Produce to {partition.name}",
+                ErrorCode.LEADER_NOT_AVAILABLE if known else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                f"Produce to {partition.name} (the topic has {len(topic.partitions)} partitions)",
                 topic=partition.topic,
                 partition=partition.partition,
             )

@@ -81,6 +81,15 @@ class TestWhileCallersAreAway:
             wait_until(lambda: broker.log(TOPIC).end_offset == 3)
             assert len(broker.asked(PRODUCE)) == 4
 
+    def test_a_partition_that_the_topic_has_no_more_is_named(self, broker: FakeKafka) -> None:
+        brief = {"delivery.timeout.ms": 1_000, "request.timeout.ms": 500, "linger.ms": 0}
+        with producer_of(broker.bootstrap_servers, brief) as producer:
+            producer.send(TOPIC, b"first", partition=1).result(WAIT_S)
+            broker.delete_topic(TOPIC)
+            broker.create_topic(TOPIC, 1)
+            error = producer.send(TOPIC, b"second", partition=1).exception(WAIT_S)
+        assert "t-1 (the topic has 1 partitions): UNKNOWN_TOPIC_OR_PARTITION" in str(error)
+
     def test_a_try_that_falls_due_after_the_last_look_is_not_slept_through(
         self, broker: FakeKafka, monkeypatch: pytest.MonkeyPatch
     ) -> None:
