@@ -64,7 +64,7 @@ def measure(job: Job, arguments: Sequence[str]) -> list[Figure]:
 
 
 def _pairs(value_bytes: int) -> Pairs:
-    """Keys of 8 bytes, values of letters that compress to about two thirds."""
+    """Keys of 8 bytes, values of letters, of which zstd leaves half and lz4 nine tenths, as slowly as lz4 ever is."""
     rng = np.random.default_rng(7)
     letters = np.frombuffer(b"0123456789abcdef", np.uint8)[rng.integers(0, 16, (CHUNK_ROWS, value_bytes))]
     return [(b"%08d" % number, letters[number].tobytes()) for number in range(CHUNK_ROWS)]
