@@ -93,7 +93,7 @@ def _undecided(
     ledger = read_ledger(client, batch.query, client.deadline())
     if ledger is None or not ledger.is_superseded(batch.start_id):
         # A decision of this driver may be on its way still.
-        ledger = _rewritten(client, batch, lambda before: before, transaction_timeout_ms)
+        ledger = _rewritten(client, batch, lambda before: before, transaction_timeout_ms, anew=True)
     if ledger is None:
         return set(told)
     own = left if ledger.start_id == batch.start_id else told
@@ -137,12 +137,17 @@ def _decide(client: Client, prepared: Sequence[PreparedWrite], batch: StreamBatc
 
 
 def _rewritten(
-    client: Client, batch: StreamBatch, change: Callable[[Ledger | None], L], transaction_timeout_ms: int
+    client: Client,
+    batch: StreamBatch,
+    change: Callable[[Ledger | None], L],
+    transaction_timeout_ms: int,
+    *,
+    anew: bool = False,
 ) -> L:
     deadline = client.deadline()
     return client.retrying(
         f"decision of batch {batch.batch_id}",
-        lambda: rewrite_ledger(client, batch.query, change, transaction_timeout_ms, deadline),
+        lambda: rewrite_ledger(client, batch.query, change, transaction_timeout_ms, deadline, anew=anew),
         deadline,
     )
 

@@ -39,18 +39,21 @@ def rewrite_ledger(
     change: Callable[[Ledger | None], L],
     transaction_timeout_ms: int,
     deadline: Deadline,
+    *,
+    anew: bool = False,
 ) -> L:
     """What `change` makes of the ledger, committed; if it changes nothing, what is there, with nobody writing.
 
     One try. Who has written the ledger last still has the identity under which it is written next: if nobody else has
-    come since, nothing need be asked before.
+    come since, nothing need be asked before. `anew`: everybody else is fenced, and the ledger is read, before `change`
+    is called: which may then act on what it is given.
 
     Raises what `change` does, and a retriable error when another has come in between, or when it is not known whether
     this one was committed: the next try reads it.
     """
     key = (os.getpid(), query)
     held = _held.pop(key, None)
-    if held is None:
+    if held is None or anew:
         identity = init_producer_id(client, query.transactional_id, transaction_timeout_ms, deadline)
         before = read_ledger(client, query, deadline, settled=True)
     else:

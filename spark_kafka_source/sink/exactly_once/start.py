@@ -50,7 +50,7 @@ def ledger_of_start(
             require_newest(seen, batch)
             if seen.start_id == batch.start_id:
                 return seen
-        return rewrite_ledger(client, batch.query, begin, transaction_timeout_ms, deadline)
+        return rewrite_ledger(client, batch.query, begin, transaction_timeout_ms, deadline, anew=True)
 
     return client.retrying(f"ledger of {batch.query.transactional_id}", attempt, deadline)
 
@@ -96,6 +96,7 @@ def _settle(client: Client, query: Query, ledger: Ledger, deadline: Deadline) ->
     decided = query.identities(ledger.transactions)
     end_transactions(client, decided, commit=True, deadline=deadline, asked_before=True)
     left = [each for each in open_transactions(client, query.task_prefix, deadline) if each not in decided]
-    if left:
+    # If it has changed, another task of this start was quicker, and some of these may be its own.
+    if left and read_ledger(client, query, deadline) == ledger:
         log.info("%s: %d transactions of an earlier start are aborted", query.transactional_id, len(left))
         end_transactions(client, left, commit=False, deadline=deadline, asked_before=True)

@@ -158,6 +158,14 @@ def test_what_was_decided_is_committed_as_it_was_whatever_rows_there_are_now(que
     assert query.seen(name) == [b"A0", b"A1", b"C0", b"C1"]
 
 
+def test_a_worker_that_has_taken_over_before_looks_anew(query: Query, name: str) -> None:
+    first = [query.task("A", 0, task, (name, f"A{task}")) for task in (0, 1)]
+    query.held["B"] = query.held.pop("A")  # tasks of B run in a process of A's, whose driver was another one
+    query.decide(*first)
+    query.commit(*(query.task("B", 0, task, (name, f"B{task}")) for task in (0, 1)))
+    assert query.seen(name) == [b"A0", b"A1"]
+
+
 def test_what_was_decided_is_committed_though_no_task_has_rows_any_more(query: Query, name: str) -> None:
     query.decide(query.task("A", 0, 0, (name, "A0")), query.task("A", 0, 1, (name, "A1")))
     query.commit(query.task("B", 0, 0), query.task("B", 0, 1))
