@@ -120,18 +120,27 @@ class OffsetManager:
             for (topic, partition), mark in marks.items():
                 if mark is None:
                     return UsageError(f"{topic}-{partition} is not this member's any more")
-                if mark.refused is not None and not self._is_open(mark):
+                if mark.refused is not None:
                     return mark.refused
-            if any(self._is_open(mark) for mark in marks.values() if mark is not None):
+            if any(mark.answered_at_s is None for mark in marks.values() if mark is not None):
                 return DeadlineExceeded(
                     f"the coordinator has not answered: {self.counts.last_failure or 'no error yet'}"
                 )
             return None
 
+    def is_overtaken(self, offsets: Mapping[TopicPartition, CommittedOffset]) -> bool:
+        """Whether some are refused because the next generation has begun: `join` tells whether claims hold in it."""
+        with self._changed:
+            refusals = [
+                mark.refused for key, mark in self._marks.items() if key in offsets and mark.refused is not None
+            ]
+            late = any(error.code == ErrorCode.ILLEGAL_GENERATION for error in refusals)
+            return late and self._member != NO_MEMBER
+
     def flush(self, deadline: Deadline) -> bool:
         """Waits until everything marked is committed; False when the deadline passed first, or some is refused."""
         with self._changed:
-            while any(self._is_open(mark) for mark in self._marks.values()):
+            while any(mark.answered_at_s is None for mark in self._marks.values()):
                 if deadline.passed or self._closed:
                     return False
                 self._changed.wait(min(deadline.remaining_s(), 0.5))
@@ -154,11 +163,6 @@ class OffsetManager:
             self._thread = thread
         except RuntimeError as error:
             self._note(error)  # no more threads just now: the next mark tries again
-
-    def _is_open(self, mark: _Mark) -> bool:
-        """Whether it may be committed yet: if the next generation has begun, `join` tells whether claims hold in it."""
-        late = mark.refused is not None and mark.refused.code == ErrorCode.ILLEGAL_GENERATION
-        return mark.answered_at_s is None or (late and self._member != NO_MEMBER)
 
     def _due(self) -> dict[TopicPartition, _Mark]:
         """What to commit now: what is not committed, and what was too long ago."""
