@@ -68,18 +68,14 @@ class Commits:
         """Waits for all that somebody wants to be called back for, and calls."""
         if self._unanswered:
             self._required().flush(deadline)
-            self.tell(at_last=True)
+            self.tell()
 
-    def tell(self, *, at_last: bool = False) -> None:
-        """Calls back for what has been answered by now.
-
-        What the next generation has overtaken may be committed in that one, unless this is `at_last`.
-        """
+    def tell(self) -> None:
+        """Calls back for what has been answered by now."""
         waiting, self._unanswered = self._unanswered, []
         for offsets, on_commit in waiting:
-            manager = self._required()
-            failure = manager.failure(offsets)
-            if isinstance(failure, DeadlineExceeded) or (manager.is_overtaken(offsets) and not at_last):
+            failure = self._required().failure(offsets)
+            if isinstance(failure, DeadlineExceeded):
                 self._unanswered.append((offsets, on_commit))
             else:
                 on_commit(offsets, None if failure is None else self._failed(failure))

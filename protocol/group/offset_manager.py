@@ -128,15 +128,6 @@ class OffsetManager:
                 )
             return None
 
-    def is_overtaken(self, offsets: Mapping[TopicPartition, CommittedOffset]) -> bool:
-        """Whether some are refused because the next generation has begun: `join` tells whether claims hold in it."""
-        with self._changed:
-            refusals = [
-                mark.refused for key, mark in self._marks.items() if key in offsets and mark.refused is not None
-            ]
-            late = any(error.code == ErrorCode.ILLEGAL_GENERATION for error in refusals)
-            return late and self._member != NO_MEMBER
-
     def flush(self, deadline: Deadline) -> bool:
         """Waits until everything marked is committed; False when the deadline passed first, or some is refused."""
         with self._changed:
