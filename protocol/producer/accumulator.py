@@ -50,11 +50,15 @@ class Cut:
 
 @dataclass(frozen=True)
 class Gathered:
-    """Rows for several record batches, one after the other: those of `order` (None: all as they are)."""
+    """Rows for several record batches, one after the other: those of `order` (None: all as they are).
+
+    `held_bytes` of them the accumulator counts until the next ones are asked for.
+    """
 
     rows: pa.RecordBatch
     cuts: list[Cut]
     order: npt.NDArray[np.int64] | None = None
+    held_bytes: int = 0
 
 
 @dataclass(eq=False)
@@ -76,7 +80,7 @@ class Accumulator:
         self._limit_rows = batch_rows
         self._waiting: dict[TopicPartition, _Waiting] = {}
         self.held_bytes = 0
-        """Bytes of the rows that wait, about."""
+        """Bytes of the rows that wait, or are being let go, about."""
 
     def append(
         self,
@@ -175,7 +179,6 @@ class Accumulator:
 
     def _let_go(self, due: list[tuple[TopicPartition, _Waiting]]) -> Iterator[Gathered]:
         """A record batch of each; those of the same columns together."""
-        self.held_bytes -= sum(waiting.size_bytes for _, waiting in due)
         for _, alike in groupby(due, key=lambda item: item[1].slices[0].schema):
             together = list(alike)
             slices = [rows for _, waiting in together for rows in waiting.slices]
@@ -183,7 +186,12 @@ class Accumulator:
             cuts = [
                 Cut(*key, each.count, each.size_bytes + HEADER_BYTES, tuple(each.receipts)) for key, each in together
             ]
-            yield Gathered(rows, cuts)
+            held_bytes = sum(each.size_bytes for _, each in together)
+            try:
+                yield Gathered(rows, cuts, held_bytes=held_bytes)
+            finally:
+                # Not before: until then nobody else counts them, and there would seem to be room for more.
+                self.held_bytes -= held_bytes
 
 
 def _runs_of(partitions: npt.NDArray[np.int32], sizes: Sizes, limit_bytes: int, limit_rows: int) -> _Groups | None:

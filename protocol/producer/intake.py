@@ -67,7 +67,11 @@ class Intake:
 
     @property
     def held_bytes(self) -> int:
-        """Of all that is not acknowledged yet, about."""
+        """Of all that is not acknowledged yet, about.
+
+        Rows are counted by the next before they no longer are by the one before, and read in that order: what moves
+        meanwhile may be counted twice, but never not at all.
+        """
         return self.messages.held_bytes + self._accumulator.held_bytes + self._deliveries.held_bytes
 
     # -- in -----------------------------------------------------------------------------------
@@ -223,7 +227,7 @@ class Intake:
                 for cut, encoded in zip(together.cuts, records, strict=True)
             ]
             if wait:
-                free_bytes = most_bytes - sum(each.size_bytes for each in deliveries)
+                free_bytes = most_bytes + together.held_bytes - sum(each.size_bytes for each in deliveries)
                 self._deliveries.wait_for_room(partial(self._holds_at_most, free_bytes), None)
             self._deliveries.begin(deliveries)
             self._hand_over_batches(

@@ -6,7 +6,7 @@ Filled by `async_producer` in callers' threads, emptied by `intake`. Thread-safe
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import chain
@@ -66,6 +66,7 @@ class Messages:
 
     topic: str
     since_s: float
+    size_bytes: int = 0
     messages: list[Message] = field(default_factory=list)
     futures: list[Future[RecordMetadata]] = field(default_factory=list)
 
@@ -97,10 +98,12 @@ class MessageBuffer:
         self._full_bytes = full_bytes
         self._full_count = full_count
         self._count = 0
+        self._waiting_bytes = 0
         self._closed = False
         self._topics: dict[str, Messages] = {}
         self._lock = threading.Lock()
         self.held_bytes = 0
+        """Of the messages that wait, or are being taken, about."""
 
     def append(self, topic: str, message: Message, now_s: float) -> tuple[Future[RecordMetadata], bool]:
         """The message's future, and whether it is the first one that waits, or the one that makes it full.
@@ -120,14 +123,16 @@ class MessageBuffer:
                 messages = self._topics[topic] = Messages(topic, now_s)
             messages.messages.append(message)
             messages.futures.append(future)
+            messages.size_bytes += message.size_bytes
             self.held_bytes += message.size_bytes
+            self._waiting_bytes += message.size_bytes
             self._count += 1
             told |= self.full and not was_full
         return future, told
 
     @property
     def full(self) -> bool:
-        return self.held_bytes >= self._full_bytes or self._count >= self._full_count
+        return self._waiting_bytes >= self._full_bytes or self._count >= self._full_count
 
     @property
     def oldest_s(self) -> float | None:
@@ -135,13 +140,16 @@ class MessageBuffer:
         with self._lock:
             return min((each.since_s for each in self._topics.values()), default=None)
 
-    def take(self) -> list[Messages]:
-        """All of them."""
+    def take(self) -> Iterator[Messages]:
+        """All of them. To be iterated to its end: those of a topic are held until the next ones are asked for."""
         with self._lock:
             taken = list(self._topics.values())
             self._topics = {}
-            self.held_bytes = self._count = 0
-        return taken
+            self._waiting_bytes = self._count = 0
+        for messages in taken:
+            yield messages
+            with self._lock:
+                self.held_bytes -= messages.size_bytes
 
     def close(self) -> None:
         """Takes nothing more."""

@@ -150,7 +150,13 @@ def test_memory_is_counted_for_what_waits() -> None:
     assert accumulator.held_bytes == 4 * SIZE
     append(accumulator, 4, [0, 0, 1])
     assert accumulator.held_bytes == 4 * SIZE
-    list(accumulator.drain())
+    keyed = pa.RecordBatch.from_pydict({"key": pa.array([b"k"]), "value": pa.array([b"7"])})
+    list(accumulator.append("t", keyed, np.array([4], np.int32), np.array([SIZE], np.int64), 0.0))
+    # Those that come together, until others are asked for.
+    assert [(each.held_bytes, accumulator.held_bytes) for each in accumulator.drain()] == [
+        (4 * SIZE, 5 * SIZE),
+        (SIZE, SIZE),
+    ]
     assert accumulator.held_bytes == 0
 
 

@@ -9,8 +9,10 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from protocol.broker_errors import ErrorCode
@@ -156,6 +158,43 @@ class TestWhileCallersAreAway:
         for number in range(4):
             of_thread = [each for each in written if each // 1_000 == number]
             assert of_thread == list(range(number * 1_000, number * 1_000 + 300))
+
+
+class TestMemory:
+    @pytest.mark.parametrize("messages", [False, True])
+    def test_what_is_being_handed_over_is_counted_all_the_while(self, broker: FakeKafka, messages: bool) -> None:
+        rows, held = 15, list[int]()
+
+        def looked_at(call: Callable[..., Any]) -> Callable[..., Any]:
+            return lambda *arguments: (held.append(producer._intake.held_bytes), call(*arguments))[1]
+
+        with producer_of(broker.bootstrap_servers, {"linger.ms": 500}) as producer:
+            if messages:
+                for number in range(rows):
+                    producer.send(TOPIC, b"%0100d" % number, partition=0)
+            else:
+                producer.send_columns(TOPIC, numbered(0, rows), np.zeros(rows, np.int32))
+            choice = producer._intake._choice
+            choice.choose = looked_at(choice.choose)  # type: ignore[method-assign]
+            producer._intake._encode = looked_at(producer._intake._encode)
+            wait_until(lambda: broker.log(TOPIC).end_offset == rows)
+            wait_until(lambda: producer._intake.held_bytes == 0)
+        assert held
+        assert min(held) >= rows * 100
+
+    def test_rows_that_are_let_go_do_not_wait_for_room_of_their_own(self, broker: FakeKafka) -> None:
+        """They have it: to wait for answers would make the producer slower."""
+        broker.handlers[PRODUCE] = lambda body, version: None
+        brief = {"linger.ms": 5_000, "request.timeout.ms": 2_000, "delivery.timeout.ms": 7_000}
+        small = {"batch.size": 4_000, "buffer.memory": 9_000}
+        with producer_of(broker.bootstrap_servers, {**brief, **small}) as producer:
+            unanswered = producer.send_columns(TOPIC, numbered(0, 39), np.zeros(39, np.int32))
+            wait_until(lambda: producer.requests == 1)
+            producer.send_columns(TOPIC, numbered(0, 30), np.ones(30, np.int32))
+            keyed = pa.RecordBatch.from_pydict({"key": pa.array([b"k"]), "value": pa.array([b"of other columns"])})
+            producer.send_columns(TOPIC, keyed, np.ones(1, np.int32))
+            assert not unanswered.done
+            producer.abort()
 
 
 class TestTheEnd:
