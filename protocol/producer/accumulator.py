@@ -1,7 +1,7 @@
 """Rows of column batches, gathered by partition until they are worth a record batch.
 
 Pure: columns and a partition per row in, `Gathered` rows out, those of each partition in the order they came. Called
-by `async_producer`. Knows nothing of brokers and does not encode.
+by `intake`. Knows nothing of brokers and does not encode.
 
 Rows that fill a record batch by themselves do not wait. What is let go at the same time comes together, since encoding
 costs almost the same for one record batch as for many.

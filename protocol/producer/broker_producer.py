@@ -1,7 +1,7 @@
 """One broker: record batches of several partitions in one Produce request, a few requests under way, their answers.
 
 sarama's `brokerProducer`. Sends what `PartitionProducer`s give, and tells each of them what became of its
-record batch. Called by `async_producer`, which knows who leads what. Never tries again by itself.
+record batch. Called by `sender`, which knows who leads what. Never tries again by itself.
 """
 
 from __future__ import annotations

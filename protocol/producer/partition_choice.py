@@ -1,6 +1,6 @@
 """The partition of each row that a producer takes: the one it names, or a function's of one's own, or a strategy's.
 
-Called by `async_producer` with the rows of one topic. Asks metadata which partitions there are.
+Called by `intake` with the rows of one topic. Asks metadata which partitions there are.
 """
 
 from __future__ import annotations

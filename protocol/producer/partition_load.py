@@ -1,6 +1,6 @@
 """Which partitions take rows without a key, and how much waits for each of them already (KIP-794).
 
-Pure. Called by `async_producer` for the partitioner of a topic.
+Pure. Called by `partition_choice` for the partitioner of a topic.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What waits to be written to one partition, in its order, and what an answer of the broker means for it.
 
 sarama's `partitionProducer`. Pure: takes `now_s` and answers, gives the record batch that may go out next, and keeps
-the account of what was acknowledged and what failed. Called by `async_producer`, which knows the brokers, and by
+the account of what was acknowledged and what failed. Called by `sender`, which knows the brokers, and by
 `broker_producer`, which talks to one. Knows no socket and no metadata.
 
 Order is kept by one rule: when a record batch fails, nothing more goes out until everything under way has been
@@ -220,7 +220,7 @@ class PartitionProducer:
             batch.maybe_written = True
         if code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
             if first and self._gap_from is None:
-                self._give_up(self._lost_by_broker(batch, error))
+                self._give_up(self._lost_by_broker(error))
             else:
                 # It came before its turn, which is the fault of the one before it.
                 self._retry(now_s)
@@ -416,7 +416,7 @@ class PartitionProducer:
             records=batch.record_count,
         )
 
-    def _lost_by_broker(self, batch: ProducerBatch, error: KafkaError) -> KafkaError:
+    def _lost_by_broker(self, error: KafkaError) -> KafkaError:
         return type(error)(
             f"{error}. The broker does not have all the records that were acknowledged before: its log was truncated "
             f"(unclean leader election). This producer had {self.acknowledged.count} records acknowledged there, up to "

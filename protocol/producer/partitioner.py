@@ -1,6 +1,6 @@
 """Which partition each row goes to: by the hash of its key, or spread where there is no key.
 
-Called by `async_producer` with the columns of one batch, one `Partitioner` per topic. Knows no broker: it is told how
+Called by `partition_choice` with the columns of one call, one `Partitioner` per topic. Knows no broker: it is told how
 many partitions there are, which of them have a leader, and how many record batches wait for each. The hashes are in
 `key_hash`, the spreading of rows without a key in `sticky_spread`.
 """

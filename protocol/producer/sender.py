@@ -261,7 +261,7 @@ class Sender:
                 continue
             try:
                 broker = leaders.of(partition)
-                if broker is None or not self._broker(broker).can_send(now_s):
+                if not self._broker(broker).can_send(now_s):
                     continue
                 if partition.in_flight and partition.leader_id != broker.node_id:
                     # The old leader's answers first: the new one must get everything in order.

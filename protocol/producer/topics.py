@@ -1,7 +1,7 @@
 """The topics and partitions that a producer writes to: looked up, waited for while they come to be, and their leaders.
 
-Called by `async_producer`. As with Java's producer, a topic that is not there is created by brokers that do so
-(`auto.create.topics.enable`); reading never asks for that.
+Called by `partition_choice` in callers' threads, by `sender` in its own, and by Spark's sink. As with Java's producer,
+a topic that is not there is created by brokers that do so (`auto.create.topics.enable`); reading never asks for that.
 """
 
 from __future__ import annotations
