@@ -205,17 +205,11 @@ class KafkaProxy:
 
     def _through_here(self, api: Api, version: int, reply: bytes) -> bytes:
         """The reply with the brokers' addresses replaced by ours."""
-        rows_of = {
-            METADATA: "brokers",
-            DESCRIBE_CLUSTER: "brokers",
-            FIND_COORDINATOR: "coordinators",
-            PRODUCE: "node_endpoints",
-        }
-        if api not in rows_of:
+        if api not in _ADDRESSES:
             return reply
         body = frame.decode_response(api, version, memoryview(reply))
         key = "broker_id" if api is DESCRIBE_CLUSTER else "node_id"
-        rows = [*body[rows_of[api]], *([body] if api is FIND_COORDINATOR else [])]
+        rows = [*body[_ADDRESSES[api]], *([body] if api is FIND_COORDINATOR else [])]
         if not rows:
             return reply
         for row in rows:

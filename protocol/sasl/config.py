@@ -15,7 +15,10 @@ from protocol.secret import Secret
 
 @dataclass(frozen=True)
 class SaslConfig:
-    """`login_handler`, `client_handler`, `jwt_retriever`: the full names of Java's classes that are done here."""
+    """`login_handler`, `client_handler`, `jwt_retriever`: the full names of Java's classes that are done here.
+
+    Of the last two nothing more is asked: what they name is done anyway.
+    """
 
     mechanism: str | None = None
     jaas_config: Secret | None = None

@@ -12,9 +12,6 @@ from protocol.group.assignors.sticky import STICKY
 ASSIGNORS = {each.name: each for each in (RANGE, ROUNDROBIN, STICKY, COOPERATIVE_STICKY)}
 """By the name that stands in JoinGroup."""
 
-DEFAULT_STRATEGY = "range,cooperative-sticky"
-"""Java's: eager, until all members are without the first one."""
-
 _NAMES = ASSIGNORS | {each.java_class: each for each in ASSIGNORS.values()}
 
 

@@ -63,10 +63,6 @@ class PartitionLog:
                 state.batches.pop()
         self._producers = {key: state for key, state in self._producers.items() if state.batches}
 
-    def forget_producers(self) -> None:
-        """The producers' state expires (`producer.id.expiration.ms`, or all of their records were deleted)."""
-        self._producers.clear()
-
     def _write(self, values: list[int]) -> int:
         base_offset = len(self.values)
         self.values += values

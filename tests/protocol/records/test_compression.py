@@ -148,8 +148,6 @@ def xxh32(data: bytes) -> int:
 
 # -- bombs ----------------------------------------------------------------------------------------
 
-GIB = 1 << 30
-
 
 def bomb(kind: str, size: int) -> bytes:
     """`size` zero bytes, packed as small as the codec can."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import importlib.util
 import random
 import subprocess
 from pathlib import Path
@@ -13,10 +12,8 @@ import pytest
 from protocol.errors import ConfigurationError
 from protocol.sasl.jaas import parse_jaas
 from protocol.secret import Secret
-from spark_kafka_source.local_kafka.cluster import DEFAULT_VERSION
-from spark_kafka_source.local_kafka.jars import find_java, kafka_jars
+from tests.janino import java_command
 from tests.soak import SOAK
-from tests.spark_home import BRIEF_LIFE
 
 MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"
 
@@ -64,16 +61,7 @@ def coded(text: str) -> str:
 
 
 def told_by_java(texts: list[str]) -> list[str]:
-    spark = importlib.util.find_spec("pyspark")
-    assert spark is not None
-    assert spark.origin is not None
-    jars = Path(spark.origin).parent / "jars"
-    janino = [*jars.glob("janino-*.jar"), *jars.glob("commons-compiler-*.jar")]
-    class_path = ":".join(map(str, [*janino, kafka_jars(DEFAULT_VERSION) / "*"]))
-    quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=off"
-    program = Path(__file__).with_name("JavaJaas.java")
-    command = [find_java(), *BRIEF_LIFE, "-XX:+UseSerialGC", quiet, "-cp", class_path]
-    command += ["org.codehaus.janino.SimpleCompiler", str(program), "JavaJaas"]
+    command = java_command(Path(__file__).with_name("JavaJaas.java"))
     lines = "".join(base64.b64encode(text.encode()).decode() + "\n" for text in texts)
     ended = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=120, check=True)
     return ended.stdout.splitlines()

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from protocol.config import ConsumerConfig
 from protocol.errors import ConfigurationError
 from protocol.group.assignors.assignor import Assignor, Subscription, Topics
 from protocol.group.assignors.cooperative_sticky import COOPERATIVE_STICKY
 from protocol.group.assignors.range import RANGE
 from protocol.group.assignors.sticky import STICKY
-from protocol.group.assignors.table import ASSIGNORS, DEFAULT_STRATEGY, parse_strategy
+from protocol.group.assignors.table import ASSIGNORS, parse_strategy
 from protocol.kafka_terms import TopicPartition
 from tests.protocol.group.assignors.random_groups import GROUPS, Group, random_group
 
@@ -182,7 +183,8 @@ def test_a_strategy_is_a_list_of_names_or_of_java_s_classes() -> None:
     names = [each.name for each in parse_strategy(" org.apache.kafka.clients.consumer.RangeAssignor, sticky")]
 
     assert names == ["range", "sticky"]
-    assert [each.name for each in parse_strategy(DEFAULT_STRATEGY)] == ["range", "cooperative-sticky"]
+    default = ConsumerConfig().partition_assignment_strategy
+    assert [each.name for each in parse_strategy(default)] == ["range", "cooperative-sticky"]
     for assignor in ASSIGNORS.values():
         assert parse_strategy(assignor.name) == parse_strategy(assignor.java_class) == (assignor,)
 
