@@ -189,7 +189,6 @@ class Intake:
             try:
                 self._gather(messages)
             except Exception as error:
-                # Also of a partitioner of the user's own.
                 cause = error if isinstance(error, KafkaError) else UsageError(f"{messages.topic}: {error!r}")
                 self._on_failure(cause)
                 _fail(messages, cause)
@@ -197,20 +196,21 @@ class Intake:
     def _gather(self, messages: Messages) -> None:
         rows = record_columns(messages.columns(), self._clock.wall_ms())
         sizes = record_sizes(rows)
-        given, futures = messages.partitions(), messages.futures
-        refused = too_large(messages.topic, sizes, self._config.max_request_size_bytes, say_row=False)
+        # It was looked up when it was sent to. Here a topic that is gone must hold up no other.
+        known, futures = self._choice.last_seen(messages.topic), messages.futures
+        chosen, refused = self._choice.choose_each(known, rows, sizes, messages.partitions())
+        refused |= too_large(messages.topic, sizes, self._config.max_request_size_bytes, say_row=False)
         for row, error in refused.items():
             self._on_failure(error)
             futures[row].set_exception(error)
         if refused:
             kept = np.delete(np.arange(rows.num_rows), list(refused))
             futures = [futures[row] for row in kept.tolist()]
-            rows, sizes, given = _rows_of(kept, rows, sizes, given)
+            rows, sizes, _ = _rows_of(kept, rows, sizes, None)
+            chosen = chosen[kept]
         if not futures:
             return
         messages.futures = futures
-        # It was looked up when it was sent to. Here a topic that is gone must hold up no other.
-        chosen = self._choice.choose(self._choice.last_seen(messages.topic), rows, sizes, given)
         sent = SentMessages(messages.topic, chosen, to_numpy(rows.column("timestamp_ms")), futures)
         self._hand_over(
             self._accumulator.append(messages.topic, rows, chosen, sizes, messages.since_s, sent), wait=False

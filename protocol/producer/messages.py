@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from protocol.errors import UsageError
-from protocol.producer.results import RecordMetadata
+from protocol.producer.results import MessageFuture, RecordMetadata
 from protocol.records.arrow_numpy import nullable_binaries, nullable_integers
 
 Headers = Sequence[tuple[str, bytes | None]]
@@ -110,7 +110,7 @@ class MessageBuffer:
 
         Raises `UsageError` when closed.
         """
-        future: Future[RecordMetadata] = Future()
+        future = MessageFuture()
         # What is sent cannot be cancelled any more.
         future.set_running_or_notify_cancel()
         with self._lock:

@@ -15,8 +15,8 @@ import pyarrow as pa
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import Topic
 from protocol.config import ProducerConfig
-from protocol.errors import UsageError
-from protocol.kafka_terms import TopicPartition
+from protocol.errors import KafkaError, UsageError
+from protocol.kafka_terms import NO_PARTITION, TopicPartition
 from protocol.producer.partition_load import partition_load
 from protocol.producer.partition_producer import PartitionProducer
 from protocol.producer.partitioner import Partitioner, PartitionFunction, Partitions
@@ -72,6 +72,25 @@ class PartitionChoice:
         by = self._by_strategy if self._function is None else self._by_function
         chosen = by(topic, rows, sizes)
         return chosen if named is None else _first_of(named, chosen)
+
+    def choose_each(
+        self, topic: Topic, rows: pa.RecordBatch, sizes: npt.NDArray[np.int64], named: pa.Int32Array | None
+    ) -> tuple[Partitions, dict[int, KafkaError]]:
+        """As `choose`, for rows of several callers: where it raises, each is asked about alone, and fails alone.
+
+        The errors are by the number of the row. `SystemExit` is one, too: it would end the sender's thread.
+        """
+        try:
+            return self.choose(topic, rows, sizes, named), {}
+        except (Exception, SystemExit):
+            chosen, failed = np.full(rows.num_rows, NO_PARTITION, np.int32), {}
+        for row in range(rows.num_rows):
+            one = None if named is None else named.slice(row, 1)
+            try:
+                (chosen[row],) = self.choose(topic, rows.slice(row, 1), sizes[row : row + 1], one)
+            except (Exception, SystemExit) as error:
+                failed[row] = error if isinstance(error, KafkaError) else UsageError(f"{topic.name}: {error!r}")
+        return chosen, failed
 
     def _by_function(self, topic: Topic, rows: pa.RecordBatch, sizes: npt.NDArray[np.int64]) -> Partitions:
         assert self._function is not None

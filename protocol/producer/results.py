@@ -34,6 +34,21 @@ class RecordMetadata:
     timestamp_ms: int
 
 
+class MessageFuture(Future[RecordMetadata]):
+    """Logs whatever a callback raises, also what is no `Exception`, so that the producer's thread goes on."""
+
+    def add_done_callback(self, fn: Callable[[Future[RecordMetadata]], object]) -> None:
+        def call(done: Future[RecordMetadata]) -> None:
+            try:
+                fn(done)
+            except (Exception, KeyboardInterrupt):
+                raise
+            except BaseException as error:  # such as SystemExit
+                raise RuntimeError("a callback must not end the thread that it runs in") from error
+
+        super().add_done_callback(call)
+
+
 class _Rows:
     """Which rows of a call went to which partition: its n-th row there is number `of(partition)[n]` of the call."""
 

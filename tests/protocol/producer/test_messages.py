@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -111,3 +112,17 @@ def test_a_callback_cannot_close_the_producer(broker: FakeKafka, producer: Async
     wait_until(lambda: bool(told))
     assert "a callback may only send" in str(told[0])
     assert producer.send(TOPIC, b"second").result(WAIT_S).offset == 1
+
+
+def test_a_callback_cannot_end_the_producer_s_thread(
+    broker: FakeKafka, producer: AsyncProducer, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[int] = []
+    futures = [producer.send(TOPIC, b"%d" % number) for number in range(3)]
+    futures[0].add_done_callback(lambda _: sys.exit("enough"))
+    for future in futures:
+        future.add_done_callback(lambda done: told.append(done.result().offset))
+    assert [future.result(WAIT_S).offset for future in futures] == [0, 1, 2]
+    assert producer.send(TOPIC, b"3").result(WAIT_S).offset == 3
+    assert told == [0, 1, 2]
+    assert "SystemExit: enough" in caplog.text

@@ -158,20 +158,27 @@ class TestMessages:
         ):
             producer.send(name, b"v", partition=2)
 
-    def test_a_partitioner_of_one_s_own_that_fails_fails_what_it_was_asked_about(
-        self, kafka: LocalKafka, topic: TopicFactory
+    @pytest.mark.parametrize("error", [ValueError("I do not like it"), SystemExit("I do not like it")])
+    def test_a_partitioner_of_one_s_own_that_fails_fails_that_call_alone(
+        self, kafka: LocalKafka, topic: TopicFactory, error: BaseException
     ) -> None:
         name = topic(2)
 
         def choose(topic: str, columns: pa.RecordBatch, count: int) -> np.ndarray:
             if b"bad" in columns.column("value").to_pylist():
-                raise ValueError("I do not like it")
+                raise error
             return np.full(columns.num_rows, 1, np.int32)
 
-        with producer_of(kafka.bootstrap_servers, partitioner=choose) as producer:
-            error = producer.send(name, b"bad").exception(WAIT_S)
-            assert isinstance(error, UsageError)
-            assert "I do not like it" in str(error)
-            assert producer.send(name, b"good").result(WAIT_S).partition == 1
-            with pytest.raises(ValueError, match="I do not like it"):
+        sent = [(b"bad", None), (b"good", None), (b"bad", 0), (b"x" * 9_000, None), (b"good", None)]
+        settings = {"linger.ms": 200, "max.request.size": 5_000}
+        with producer_of(kafka.bootstrap_servers, settings, partitioner=choose) as producer:
+            columns = producer.send_columns(name, pa.RecordBatch.from_pydict({"value": [b"columns"]}))
+            futures = [producer.send(name, value, partition=partition) for value, partition in sent]
+            assert "I do not like it" in str(futures[0].exception(WAIT_S))
+            assert "more than max.request.size" in str(futures[3].exception(WAIT_S))
+            written = [futures[number].result(WAIT_S) for number in (1, 2, 4)]
+            assert [(each.partition, each.offset) for each in written] == [(1, 1), (0, 0), (1, 2)]
+            assert columns.result().column("offset").to_pylist() == [0]
+            with pytest.raises(type(error), match="I do not like it"):
                 producer.send_columns(name, pa.RecordBatch.from_pydict({"value": [b"bad"]}))
+            assert producer.send(name, b"good").result(WAIT_S).partition == 1
