@@ -34,8 +34,11 @@ pytest_plugins = ["tests.process_deaths", "tests.three_starts"]
 
 ROOT = Path(__file__).parent.parent
 
-# `make matrix` runs the tests of the client against older brokers, too.
+# `make matrix` runs the tests of the client, and those of groups, against older brokers, too.
 KAFKA_VERSION = os.environ.get("SPARK_KAFKA_SOURCE_KAFKA_VERSION", DEFAULT_VERSION)
+NEEDS_KIP_848 = pytest.mark.skipif(
+    version_numbers(KAFKA_VERSION) < (4, 0), reason="the consumer protocol begins with Kafka 4.0"
+)
 
 # At a pace that tests can wait for.
 _EAGER = {

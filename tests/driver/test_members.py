@@ -19,9 +19,8 @@ from protocol.group.membership.topic_subscription import TopicSubscription
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.local_kafka import LocalKafka
-from spark_kafka_source.local_kafka.config import version_numbers
 from spark_kafka_source.options.parsing import parse_source_options
-from tests.conftest import KAFKA_VERSION, TopicFactory
+from tests.conftest import NEEDS_KIP_848, TopicFactory
 from tests.fake_kafka.offsets import Committed
 from tests.fake_kafka.server import FakeKafka
 from tests.member_queries import fill
@@ -46,13 +45,15 @@ def member_of(client: Client, topic: str, group: str, properties: dict[str, obje
         yield member
 
 
-@pytest.mark.parametrize("properties", [EAGER, COOPERATIVE, KIP_848], ids=["eager", "cooperative", "kip848"])
+@pytest.mark.parametrize(
+    "properties",
+    [EAGER, COOPERATIVE, pytest.param(KIP_848, marks=NEEDS_KIP_848)],
+    ids=["eager", "cooperative", "kip848"],
+)
 def test_a_run_that_ends_waits_for_its_share(
     kafka1: LocalKafka, topic1: TopicFactory, properties: dict[str, str]
 ) -> None:
     """Another member has all partitions, and takes its time to give some of them up."""
-    if properties is KIP_848 and version_numbers(KAFKA_VERSION) < (4, 0):
-        pytest.skip("the consumer protocol begins with Kafka 4.0")
     name, group = topic1(2), f"group-{uuid.uuid4().hex[:8]}"
     fill(kafka1, name, 2, 10)
     given = {f"kafka.{key}": str(value) for key, value in properties.items()}

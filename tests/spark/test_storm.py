@@ -29,7 +29,7 @@ from pyspark.sql import SparkSession
 from spark_kafka_source.local_kafka import LocalKafka
 from tests import sarama
 from tests.background import background
-from tests.conftest import TopicFactory
+from tests.conftest import NEEDS_KIP_848, TopicFactory
 from tests.console_consumer import console_command
 from tests.member_queries import Key, Run, drivers, new_group
 from tests.protocol.consumer.consuming import client_of
@@ -266,7 +266,7 @@ class Look:
 
 @pytest.mark.skipif(not STORM_S, reason="takes five minutes for each protocol; `make soak` runs it")
 @pytest.mark.timeout(STORM_S + 400)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["range", "cooperative", pytest.param("consumer", marks=NEEDS_KIP_848)])
 def test_twelve_members_in_a_storm(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, kind: str
 ) -> None:

@@ -11,8 +11,7 @@ from protocol.cluster.client import Client
 from protocol.consumer_group.config import parse_group_consumer
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from spark_kafka_source.local_kafka import LocalKafka
-from spark_kafka_source.local_kafka.config import version_numbers
-from tests.conftest import KAFKA_VERSION, TopicFactory, topic_factory
+from tests.conftest import NEEDS_KIP_848, TopicFactory, topic_factory
 from tests.protocol.consumer.consuming import client_of
 from tests.protocol.consumer_group.members import Member
 
@@ -36,11 +35,11 @@ def lasting_topic(kafka1: LocalKafka) -> Iterator[TopicFactory]:
     yield from topic_factory(kafka1)
 
 
-@pytest.fixture(params=[EAGER, COOPERATIVE, KIP_848], ids=["eager", "cooperative", "kip848"])
+@pytest.fixture(
+    params=[EAGER, COOPERATIVE, pytest.param(KIP_848, marks=NEEDS_KIP_848)], ids=["eager", "cooperative", "kip848"]
+)
 def protocol(request: pytest.FixtureRequest) -> dict[str, object]:
     """How a group rebalances."""
-    if request.param is KIP_848 and version_numbers(KAFKA_VERSION) < (4, 0):
-        pytest.skip("the consumer protocol begins with Kafka 4.0")
     return dict(request.param)
 
 

@@ -22,8 +22,7 @@ from protocol.group.offsets import CommittedOffset, commit_offsets, fetch_offset
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from spark_kafka_source.local_kafka import LocalKafka
-from spark_kafka_source.local_kafka.config import version_numbers
-from tests.conftest import KAFKA_VERSION, TopicFactory
+from tests.conftest import NEEDS_KIP_848, TopicFactory
 from tests.consumer_groups import coordinator_of
 from tests.contract.members import stable
 from tests.fake_kafka.server import FakeKafka
@@ -317,7 +316,7 @@ class TestConsumerProtocol:
         return {"topics": [{"name": "orders", "partitions": [{"partition_index": 0, "error_code": code}]}]}
 
 
-@pytest.mark.skipif(version_numbers(KAFKA_VERSION) < (4, 0), reason="the consumer protocol begins with Kafka 4.0")
+@NEEDS_KIP_848
 def test_a_member_of_the_consumer_protocol_commits_across_epochs(kafka1: LocalKafka, topic1: TopicFactory) -> None:
     """As `TestConsumerProtocol`, of a real coordinator."""
     name, group, member_id = topic1(2), f"group-{uuid.uuid4().hex[:8]}", str(uuid.uuid4())

@@ -10,7 +10,7 @@ from confluent_kafka import Producer
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.conftest import TopicFactory
+from tests.conftest import NEEDS_KIP_848, TopicFactory
 from tests.consumer_groups import describe, described_by_kafka, wait_for_lag_zero
 from tests.wait_for_brokers import wait_until_decided
 
@@ -25,7 +25,7 @@ def fill(kafka: LocalKafka, topic: str, partitions: int, records: int) -> None:
 
 
 # Who commits: no member of the group, or one by either protocol.
-MODES = pytest.mark.parametrize("mode", ["none", "classic", "consumer"])
+MODES = pytest.mark.parametrize("mode", ["none", "classic", pytest.param("consumer", marks=NEEDS_KIP_848)])
 
 
 def stream(

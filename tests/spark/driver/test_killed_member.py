@@ -18,7 +18,7 @@ from protocol.config import parse_consumer
 from protocol.group.membership.membership import Membership
 from protocol.group.membership.topic_subscription import TopicSubscription
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.conftest import TopicFactory
+from tests.conftest import NEEDS_KIP_848, TopicFactory
 from tests.consumer_groups import members_of, move_group, wait_for_lag_zero
 from tests.member_queries import Key, fill, new_group, query_of
 from tests.protocol.consumer.consuming import client_of
@@ -58,7 +58,7 @@ def planned(checkpoint: Path, batch: int, topic: str) -> list[Key]:
     return [(int(key), offset) for key, until in end[topic].items() for offset in range(begin[key], until)]
 
 
-@pytest.mark.parametrize("protocol", ["classic", "consumer"] if SOAK else ["consumer"])
+@pytest.mark.parametrize("protocol", [*(["classic"] if SOAK else []), pytest.param("consumer", marks=NEEDS_KIP_848)])
 def test_a_query_killed_in_a_batch_that_gained_partitions_replays_it(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, protocol: str
 ) -> None:

@@ -23,7 +23,7 @@ from protocol.group.offsets import fetch_offsets
 from protocol.kafka_terms import LATEST
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.background import background
-from tests.conftest import TopicFactory
+from tests.conftest import NEEDS_KIP_848, TopicFactory
 from tests.consumer_groups import coordinator_of, wait_for_lag_zero
 from tests.group_watch import GroupWatch
 from tests.protocol.consumer.consuming import client_of
@@ -76,7 +76,7 @@ class Load:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("protocol", "lose", "bring_back", "commits_go_on_within_s"),
-    [DARK, ("classic", *KILLED), ("consumer", *KILLED)],
+    [DARK, ("classic", *KILLED), pytest.param("consumer", *KILLED, marks=NEEDS_KIP_848)],
     ids=["dark", "killed, classic", "killed, consumer"],
 )
 def test_a_query_s_commits_go_on_again_and_again(

@@ -18,12 +18,12 @@ from confluent_kafka import Consumer, KafkaException
 from pyspark.sql import SparkSession
 
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.conftest import TopicFactory
+from tests.conftest import NEEDS_KIP_848, TopicFactory
 from tests.consumer_groups import members_of, set_session_timeout, wait_for_lag_zero
 from tests.documents import block
 from tests.member_queries import Key, Run, drivers, fill, new_group, query_of
 
-PROTOCOLS = pytest.mark.parametrize("protocol", ["classic", "consumer"])
+PROTOCOLS = pytest.mark.parametrize("protocol", ["classic", pytest.param("consumer", marks=NEEDS_KIP_848)])
 
 
 class Librdkafka:
@@ -81,8 +81,9 @@ def test_two_queries_share_a_topic_and_each_row_is_of_one_of_them(
     name, group = topic1(4), new_group()
     fill(kafka1, name, 4, 10)
     # Longer than batches take on a busy machine.
-    set_session_timeout(kafka1, group, 40_000)
     long = {"kafka_session_timeout_ms": "40000"} if protocol == "classic" else {}
+    if protocol == "consumer":
+        set_session_timeout(kafka1, group, 40_000)
     with query_of(spark, kafka1, name, group, protocol, tmp_path / "a", **long) as first:
         first.await_(lambda: len(first.rows) == 40)
         with query_of(spark, kafka1, name, group, protocol, tmp_path / "b", **long) as second:

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from protocol.cluster.client import Client
 from spark_kafka_source.local_kafka import LocalKafka
 from tests import sarama
-from tests.conftest import TopicFactory
+from tests.conftest import NEEDS_KIP_848, TopicFactory
 from tests.console_consumer import ConsoleConsumer
 from tests.member_queries import new_group, query_of
 from tests.protocol.consumer.consuming import client_of, produce
@@ -24,7 +24,11 @@ from tests.protocol.consumer_group.members import Watch
 from tests.soak import SOAK
 
 PARTITIONS, COUNT = 4, 200
-OTHERS = [("classic", "sarama"), ("consumer", "java"), *([("classic", "java")] if SOAK else [])]
+OTHERS = [
+    ("classic", "sarama"),
+    pytest.param("consumer", "java", marks=NEEDS_KIP_848),
+    *([("classic", "java")] if SOAK else []),
+]
 
 
 @pytest.fixture
