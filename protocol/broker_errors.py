@@ -117,7 +117,7 @@ class ErrorCode(IntEnum):
     POLICY_VIOLATION = 44, "the request breaks a policy that is configured on the broker"
     OUT_OF_ORDER_SEQUENCE_NUMBER = 45, "a batch's sequence number does not follow the last one: something was lost"
     DUPLICATE_SEQUENCE_NUMBER = 46, "the broker already has a batch with this sequence number"
-    INVALID_PRODUCER_EPOCH = 47, "the producer's epoch is an old one: a newer producer has taken over", _FENCES
+    INVALID_PRODUCER_EPOCH = 47, "its epoch is old: another producer has taken over, or it was aborted", _FENCES
     INVALID_TXN_STATE = 48, "the transaction is not in a state that allows this", _STOPS
     INVALID_PRODUCER_ID_MAPPING = 49, "the producer id is not the one now assigned to the transactional id", _FORGETS
     INVALID_TRANSACTION_TIMEOUT = 50, "the transaction timeout is above the broker's transaction.max.timeout.ms", _STOPS

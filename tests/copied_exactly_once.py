@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
@@ -30,6 +31,7 @@ from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
 from protocol.wire.messages.m26_end_txn import END_TXN
 from protocol.wire.messages.m28_txn_offset_commit import TXN_OFFSET_COMMIT
 from protocol.wire.messages.m65_describe_transactions import DESCRIBE_TRANSACTIONS
+from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.sink.exactly_once.open_transactions import open_transactions
 from tests import read_committed
@@ -73,10 +75,10 @@ class Copy:
         assert query.awaitTermination(300)
         return [progress.batchId for progress in query.recentProgress if progress.numInputRows]
 
-    def run_into(self, kill: Kill, **options: str) -> None:
+    def run_into(self, kill: Kill, says: str = "", **options: str) -> None:
         """Until it fails, since somebody was killed."""
         kill.arm(self.proxy)
-        with pytest.raises(StreamingQueryException):
+        with pytest.raises(StreamingQueryException, match=says):
             self.start(**options).awaitTermination(300)
         self.disarm()
         assert kill.done.is_set(), kill
@@ -85,6 +87,13 @@ class Copy:
     def disarm(self) -> None:
         self.proxy.requests.clear()
         self.proxy.replies.clear()
+
+    def abort_from_outside(self) -> None:
+        """Whatever transaction is open, as an operator would."""
+        arguments = ["txn", "abort", *self.left_open(), "--execute"]
+        CliRunner().invoke(
+            pykafka, arguments, env={"KAFKA_BOOTSTRAP_SERVERS": self.kafka.bootstrap_servers}, catch_exceptions=False
+        )
 
     def start_job(self, stderr: Path = Path(os.devnull)) -> subprocess.Popen[bytes]:
         """The same in a driver of its own. The JVM and the Python processes are a group, to be killed together."""
@@ -104,8 +113,12 @@ class Copy:
                 assert values == {
                     p: [b"%d" % n for n in range(p, self.rows, self.partitions)] for p in range(self.partitions)
                 }
+        assert self.left_open() == []
+
+    def left_open(self) -> list[str]:
+        """Transactional ids, of whichever query of this prefix."""
         with self.client() as client:
-            assert open_transactions(client, "copy-", client.deadline()) == []
+            return [each.transactional_id for each in open_transactions(client, "copy-", client.deadline())]
 
     def client(self) -> Client:
         return Client(parse_client({"bootstrap.servers": self.kafka.bootstrap_servers}))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
@@ -66,8 +66,12 @@ class Query:
     def process_of(self, start: str) -> AbstractContextManager[object]:
         return patch.object(ledger_group, "_held", self.held.setdefault(start, {}))
 
+    def transactional_id(self, task: int | None = None) -> str:
+        """Of a task, or of the driver."""
+        return f"starts-{self.query_id}" + ("" if task is None else f"-{task}")
+
     def left_open(self) -> list[str]:
-        found = open_transactions(self.client, f"starts-{self.query_id}", self.client.deadline())
+        found = open_transactions(self.client, self.transactional_id(), self.client.deadline())
         return [each.transactional_id.rsplit("-", 1)[1] for each in found]
 
     def seen(self, *topics: str) -> list[bytes]:
@@ -75,6 +79,24 @@ class Query:
         assert self.left_open() == []
         found = [read_committed.by_librdkafka(self.bootstrap_servers, topic) for topic in topics]
         return sorted(value for values in found for each in values.values() for value in each)
+
+
+@contextmanager
+def standing_still(where: Any, call: str, meanwhile: Callable[[], None]) -> Iterator[None]:
+    """Who makes this call stands still before it, the first time. What happens meanwhile may make it, too."""
+    original = getattr(where, call)
+
+    def wait(*given: Any, **named: Any) -> Any:
+        where_it_was.stop()
+        meanwhile()
+        return original(*given, **named)
+
+    where_it_was = patch.object(where, call, wait)
+    where_it_was.start()
+    try:
+        yield
+    finally:
+        where_it_was.stop()
 
 
 def start_of(messages: Sequence[PreparedWrite | None]) -> str:

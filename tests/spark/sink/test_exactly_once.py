@@ -119,6 +119,24 @@ def test_what_was_decided_and_timed_out_since_is_written_again(copy: CopyFactory
     copied.check()
 
 
+@pytest.mark.parametrize(
+    ("point", "says"),
+    [
+        ("when all tasks have written", "are over before they could be committed.*pykafka txn abort"),
+        ("while a task writes", "another producer has taken over, or it was aborted"),
+        ("between the EndTxn calls", "is decided: start the query again"),
+    ][: None if SOAK else 1],
+)
+def test_a_query_whose_transactions_are_aborted_from_outside_says_so_and_goes_on_when_it_is_started_again(
+    copy: CopyFactory, point: str, says: str
+) -> None:
+    copied, stop = copy(**SMALL_BATCHES), POINTS[point]()
+    stop.kill = lambda _: copied.abort_from_outside()
+    copied.run_into(stop, says)
+    copied.run(maxOffsetsPerTrigger=str(ROWS))
+    copied.check()
+
+
 def test_a_batch_write_is_there_as_a_whole_or_not_at_all(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory
 ) -> None:

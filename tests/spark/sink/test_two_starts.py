@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
-from unittest.mock import patch
 
 import pytest
 
+from protocol.admin.transactions import abort_transaction
 from protocol.errors import BrokerError, ConfigurationError, KafkaError, OutcomeUnknown, ProducerFenced, UsageError
 from protocol.producer.transactional_producer import TransactionalProducer
 from spark_kafka_source.clients import client_for
 from spark_kafka_source.local_kafka import LocalKafka
-from spark_kafka_source.sink.exactly_once import batch_commit
+from spark_kafka_source.sink.exactly_once import batch_commit, ledger_group
 from tests.conftest import TopicFactory
-from tests.exactly_once_query import Query
+from tests.exactly_once_query import Query, standing_still
 from tests.transaction_version import transactions_before_kip_890
 
 
@@ -43,20 +41,6 @@ def query(kafka1: LocalKafka) -> Query:
 def hasty(query: Query) -> Query:
     """The same query; its coordinator aborts what is open for longer than a moment."""
     return Query(query.bootstrap_servers, query.query_id, {"kafka.transaction.timeout.ms": "1000"})
-
-
-@contextmanager
-def standing_still(where: Any, call: str, meanwhile: Callable[[], None]) -> Iterator[None]:
-    """Who makes this call stands still before it. What happens meanwhile may make it, too."""
-    original = getattr(where, call)
-
-    def wait(*given: Any) -> Any:
-        with patch.object(where, call, original):
-            meanwhile()
-        return original(*given)
-
-    with patch.object(where, call, wait):
-        yield
 
 
 def wait_until(reached: Callable[[], bool]) -> None:
@@ -255,6 +239,61 @@ def test_a_transaction_that_is_over_before_the_decision_fails_the_batch_as_a_who
         query.commit(*first)
     query.abort(*first)
     assert query.seen(name) == []
+
+
+# -- transactions that are aborted from outside (`pykafka txn abort`) ------------------------------
+
+
+def test_a_task_whose_transaction_is_aborted_fails_and_writes_again(query: Query, name: str) -> None:
+    def end() -> None:
+        abort_transaction(query.client, query.transactional_id(0))
+
+    with (
+        pytest.raises(KafkaError, match="has taken over"),
+        standing_still(TransactionalProducer, "prepare_transaction", end),
+    ):
+        query.task("A", 0, 0, (name, "A0"))
+    query.commit(query.task("A", 0, 0, (name, "again")))
+    assert query.seen(name) == [b"again"]
+
+
+def test_a_batch_of_which_one_is_aborted_before_the_decision_is_written_again(query: Query, name: str) -> None:
+    first = [query.task("A", 0, task, (name, f"A{task}")) for task in (0, 1)]
+    abort_transaction(query.client, query.transactional_id(1))
+    with pytest.raises(KafkaError, match=r"1 of 2 transactions are over .*pykafka txn abort"):
+        query.commit(*first)
+    query.abort(*first)
+    query.commit(*(query.task("B", 0, task, (name, f"B{task}")) for task in (0, 1)))
+    assert query.seen(name) == [b"B0", b"B1"]
+
+
+def test_what_is_aborted_after_the_decision_is_written_again(query: Query, name: str) -> None:
+    first = [query.task("A", 0, task, (name, f"A{task}")) for task in (0, 1)]
+
+    def end() -> None:
+        abort_transaction(query.client, query.transactional_id(1))
+
+    told = r"1 of 2 transactions .* Batch 0 is decided: start the query again"
+    with pytest.raises(OutcomeUnknown, match=told), standing_still(batch_commit, "_commit", end):
+        query.commit(*first)
+    query.abort(*first)
+    query.commit(*(query.task("B", 0, task, (name, f"B{task}")) for task in (0, 1)))
+    assert query.seen(name) == [b"A0", b"B1"]
+
+
+def test_a_driver_whose_decision_is_aborted_decides_again(query: Query, name: str) -> None:
+    def end() -> None:
+        abort_transaction(query.client, query.transactional_id())
+
+    for batch in range(3):
+        written = query.task("A", batch, 0, (name, f"A{batch}"))
+        with standing_still(ledger_group, "end_transaction", end):
+            query.commit(written)
+        end()  # nothing is open, and its producer is fenced all the same
+    assert query.seen(name) == [b"A0", b"A1", b"A2"]
+
+
+# -- what is given up, and what is not like before -------------------------------------------------
 
 
 def test_a_batch_that_is_given_up_is_aborted_unless_it_is_decided(query: Query, name: str) -> None:
