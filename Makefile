@@ -64,13 +64,19 @@ soak: setup ## the tests that kill, cut off, count and spoil, for longer
 	tests/spark/sink/test_two_drivers.py \
 	tests/spark/sink/test_random_deaths.py
 
-matrix: setup ## the client's tests against Kafka 2.8, 3.9, 4.1 and 4.2
+matrix: setup ## the client's tests, and those of Spark's groups, against Kafka 2.8, 3.9, 4.1 and 4.2
 	for version in 2.8.2 3.9.1 4.1.0 4.2.0; do \
 		echo "Kafka $$version"; \
 		SPARK_KAFKA_SOURCE_KAFKA_VERSION=$$version $(BIN)/python -m pytest -q -m kafka \
 			tests/protocol/consumer tests/protocol/cluster tests/protocol/producer tests/protocol/group \
-			tests/protocol/consumer_group tests/protocol/transaction \
+			tests/protocol/consumer_group tests/protocol/transaction tests/protocol/admin \
 			tests/protocol/sasl tests/protocol/security || exit 1; \
+		SPARK_KAFKA_SOURCE_KAFKA_VERSION=$$version SPARK_KAFKA_SOURCE_SOAK=1 SPARK_KAFKA_SOURCE_KILLS=2 \
+		SPARK_KAFKA_SOURCE_STORM_S=60 $(BIN)/python -m pytest -q -m kafka -rs --timeout 900 \
+			tests/driver tests/spark/driver/test_membership.py tests/spark/driver/test_group_commits.py \
+			tests/spark/driver/test_group_start.py tests/spark/driver/test_other_members.py \
+			tests/spark/driver/test_killed_member.py tests/spark/driver/test_lost_coordinator.py \
+			tests/spark/test_storm.py || exit 1; \
 	done
 
 kafka: setup ## three local brokers, until Ctrl-C
