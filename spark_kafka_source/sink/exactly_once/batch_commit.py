@@ -117,8 +117,8 @@ def _require_open(client: Client, identities: Sequence[TransactionalIdentity]) -
         raise KafkaError(
             f"{len(over)} of {len(identities)} transactions are over before they could be committed: {listed(over)}. "
             "The broker times them out after transaction.timeout.ms, which must be more than a batch takes; or "
-            "somebody has aborted them (pykafka txn abort); or the same query runs elsewhere. Nothing of this batch can be "
-            "read; it is written again.",
+            "somebody has aborted them (pykafka txn abort); or the same query runs elsewhere, too. "
+            "Nothing of this batch can be read; it is written again.",
             settings=("transaction.timeout.ms",),
         )
 

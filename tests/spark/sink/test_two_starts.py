@@ -241,6 +241,21 @@ def test_a_transaction_that_is_over_before_the_decision_fails_the_batch_as_a_who
     assert query.seen(name) == []
 
 
+def test_two_queries_of_one_prefix_know_nothing_of_each_other(query: Query, name: str) -> None:
+    other = Query(query.bootstrap_servers)
+    theirs = [other.task("X", 0, task, (name, f"X{task}")) for task in (0, 1)]
+    first = query.task("A", 0, 0, (name, "A0"))
+    query.abort(query.task("B", 0, 0, (name, "B0")), None)  # a newer start has aborted what A had left open
+    query.abort(first, None)
+    assert other.left_open() == ["0", "1"]
+    other.commit(*theirs)
+    second = query.task("B", 0, 0, (name, "B0"))
+    third = other.task("X", 1, 0, (name, "X2"))
+    query.commit(second)
+    other.commit(third)
+    assert query.seen(name) == [b"B0", b"X0", b"X1", b"X2"]
+
+
 # -- transactions that are aborted from outside (`pykafka txn abort`) ------------------------------
 
 
