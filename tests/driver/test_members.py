@@ -26,7 +26,7 @@ from tests.fake_kafka.server import FakeKafka
 from tests.member_queries import fill
 from tests.protocol.consumer.consuming import client_of, records
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
-from tests.protocol.consumer_group.members import wait_until
+from tests.wait_until import wait_until
 
 
 def reader_of(bootstrap_servers: str, topic: str, group: str, **options: str | None) -> KafkaStreamReader:

@@ -29,8 +29,8 @@ from spark_kafka_source.task import range_reader
 from tests.fake_kafka.faults import ALWAYS
 from tests.fake_kafka.server import FakeKafka
 from tests.protocol.consumer.consuming import records
-from tests.protocol.consumer_group.members import wait_until
 from tests.protocol.records.reference import TRANSACTIONAL, Batch, Record, write_batch
+from tests.wait_until import wait_until
 
 OLD_ID, NEW_ID, ID_OF_B = b"o" * 16, b"n" * 16, b"b" * 16
 

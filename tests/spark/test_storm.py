@@ -33,7 +33,8 @@ from tests.conftest import NEEDS_KIP_848, TopicFactory
 from tests.console_consumer import console_command
 from tests.member_queries import Key, Run, drivers, new_group
 from tests.protocol.consumer.consuming import client_of
-from tests.protocol.consumer_group.members import Watch, wait_until
+from tests.protocol.consumer_group.members import Watch
+from tests.wait_until import wait_until
 
 STORM_S = float(os.environ.get("SPARK_KAFKA_SOURCE_STORM_S", "0"))
 PARTITIONS, MEMBERS, MOST_DOWN = 31, 12, 3

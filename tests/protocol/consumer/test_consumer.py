@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
@@ -32,6 +32,7 @@ from tests.conftest import ROOT, TopicFactory
 from tests.kafka_proxy import Exchange, KafkaProxy
 from tests.protocol.consumer.consuming import client_of, consumer_of, produce
 from tests.read_back import read_back
+from tests.wait_until import wait_until
 
 # `make soak` asks for a thousand.
 CYCLES = int(os.environ.get("SPARK_KAFKA_SOURCE_CYCLES", "50"))
@@ -56,13 +57,6 @@ def read_all(consumer: Consumer, rows: int, timeout_ms: float = 20_000) -> dict[
         left -= batch.num_rows
     assert left == 0
     return found
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float = 20) -> None:
-    give_up_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < give_up_s, "it did not happen in time"
-        time.sleep(0.005)
 
 
 class TestRows:
@@ -140,7 +134,7 @@ class TestSteering:
         produce(kafka, name, range(1_000))
         with consumer_of(client, {"fetch.max.wait.ms": 100}) as consumer:
             stream = consumer.consume_partition(name, 0, LATEST)
-            wait_for(lambda: stream.high_water_mark == 1_000)
+            wait_until(lambda: stream.high_water_mark == 1_000)
             assert stream.poll(200) is None
             assert (stream.position, stream.lag) == (1_000, 0)
             stream.seek(990)
@@ -176,7 +170,7 @@ class TestSteering:
             with consumer_of(client, {"max.partition.fetch.bytes": 2_000}) as consumer:
                 stream = consumer.consume_partition(name, 0, EARLIEST)
                 assert stream.poll(5_000) is not None
-                wait_for(lambda: proxy.seen["Fetch", "reply"] == 2)
+                wait_until(lambda: proxy.seen["Fetch", "reply"] == 2)
                 stream.seek(500)
                 sought.set()
                 assert next(stream.messages(5_000)).offset == 500
@@ -190,7 +184,7 @@ class TestSteering:
             stream.pause()
             # The request that was under way, or about to be sent, ends; no other follows.
             assert stream.poll(300) is None
-            wait_for(lambda: proxy.seen["Fetch", "reply"] == proxy.seen["Fetch", "request"])
+            wait_until(lambda: proxy.seen["Fetch", "reply"] == proxy.seen["Fetch", "request"])
             sent = proxy.seen["Fetch", "request"]
             produce(kafka, name, range(10))
             assert stream.poll(700) is None
@@ -242,11 +236,11 @@ class TestSteering:
         produce(kafka, name, range(100), settings={"batch.num.messages": 10})
         with consumer_of(client, {"max.partition.fetch.bytes": 1}) as consumer:
             stream = consumer.consume_partition(name, 0, EARLIEST)
-            wait_for(lambda: stream.full)
+            wait_until(lambda: stream.full)
             admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
             admin.delete_records([TopicPartition(name, 0, 60)])[TopicPartition(name, 0)].result()
             assert offsets_of(stream.poll(10_000)) == list(range(10))
-            wait_for(lambda: stream.error is not None)
+            wait_until(lambda: stream.error is not None)
             assert offsets_of(stream.poll(10_000)) == list(range(10, 20))
             with pytest.raises(DataLoss, match=r"offset 20 is not in the log .* \[60, 100\)") as told:
                 stream.poll(10_000)
@@ -334,7 +328,7 @@ class TestSlowUsers:
             stuck = streams.pop((name, 3))
             found = {stream.partition: self.read(stream, 2_000) for stream in streams.values()}
             assert all(offsets == list(range(2_000)) for offsets in found.values())
-            wait_for(lambda: stuck.expired)
+            wait_until(lambda: stuck.expired)
             assert self.read(stuck, 2_000) == list(range(2_000))
             assert not stuck.expired
 
@@ -360,9 +354,9 @@ class TestSlowUsers:
         properties = {"max.partition.fetch.bytes": 100_000, "max.processing.time.ms": 20}
         with consumer_of(client, properties, buffer_memory_bytes=250_000) as consumer:
             streams = list(consumer.consume_partitions({(name, number): EARLIEST for number in range(6)}).values())
-            wait_for(lambda: consumer._schedule.room_bytes() <= 0)
+            wait_until(lambda: consumer._schedule.room_bytes() <= 0)
             for stream in streams:
-                wait_for(lambda stream=stream: stream.poll(0) is not None)  # type: ignore[misc]
+                wait_until(lambda stream=stream: stream.poll(0) is not None)  # type: ignore[misc]
             # And by all of them in one thread: the others are paused now.
             for stream in streams[1:]:
                 stream.pause()
@@ -374,7 +368,7 @@ class TestSlowUsers:
                     found.extend(offsets_of(read[1]))
                 return bool(found) and found[-1] == 2_000
 
-            wait_for(read_on)
+            wait_until(read_on)
 
     def test_who_reads_is_not_waited_for(self, kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
         """As soon as everybody has read, the next request goes out, and as soon as there is memory."""
@@ -395,7 +389,7 @@ class TestSlowUsers:
         with consumer_of(client, {"max.partition.fetch.bytes": 1, "max.processing.time.ms": 60_000}) as consumer:
             streams = consumer.consume_partitions({(name, number): EARLIEST for number in range(3)}).values()
             for _ in range(3):
-                wait_for(lambda: all(stream.full for stream in streams))
+                wait_until(lambda: all(stream.full for stream in streams))
                 turns = [read[0].partition for read in (consumer.poll(10_000) for _ in range(3)) if read is not None]
                 assert sorted(turns) == [0, 1, 2]
 
@@ -422,9 +416,9 @@ class TestSlowUsers:
         produce(kafka, name, range(600), 6)
         with consumer_of(client, {"max.processing.time.ms": 2_000}) as consumer:
             streams = consumer.consume_partitions({(name, number): EARLIEST for number in range(6)}).values()
-            wait_for(lambda: all(stream.ahead for stream in streams))
+            wait_until(lambda: all(stream.ahead for stream in streams))
             produce(kafka, name, range(600), 6)
-            wait_for(lambda: all(stream.expired for stream in streams))
+            wait_until(lambda: all(stream.expired for stream in streams))
             views = [fetched.records.buffer for stream in streams for fetched in stream.ahead]
             assert any(stream.full for stream in streams)
             assert [len(view.obj) for view in views] == [view.nbytes for view in views]
@@ -490,7 +484,7 @@ class TestRequests:
                 timeout=120,
             )
             assert done.returncode == 0, done.stderr
-            wait_for(lambda: sum(epoch == -1 for _, epoch, _ in seen) == 3)
+            wait_until(lambda: sum(epoch == -1 for _, epoch, _ in seen) == 3)
         measured = json.loads(done.stdout)
         print(measured)
         assert measured["fetches"] <= 3 * 6
@@ -511,7 +505,7 @@ class TestRequests:
         assert len(client.retrying("the leaders", leaders, client.deadline(), topics=[name])) == 3
         with consumer_of(client, {"fetch.max.wait.ms": 20_000}) as consumer:
             streams = consumer.consume_partitions({(name, number): LATEST for number in range(3)})
-            wait_for(lambda: consumer.fetches == 6)  # each broker has begun its second Fetch, the one that waits
+            wait_until(lambda: consumer.fetches == 6)  # each broker has begun its second Fetch, the one that waits
             for number in (0, 1, 2, 0, 1, 2):
                 produce(kafka, name, range(number, number + 1), 3)
                 started_s = time.monotonic()
@@ -541,13 +535,13 @@ class TestEnd:
                 if cycle == 5:  # the client's own connections are there by now
                     first = left()
             # librdkafka, in this process too, may still be closing what earlier tests have left to it.
-            wait_for(lambda: first is not None and no_more_than(first))
+            wait_until(lambda: first is not None and no_more_than(first))
 
     def test_close_wakes_who_reads_and_waits_for_no_fetch(self, topic: TopicFactory, client: Client) -> None:
         name = topic(1)
         consumer = consumer_of(client, {"fetch.max.wait.ms": 20_000})
         stream = consumer.consume_partition(name, 0, LATEST)
-        wait_for(lambda: consumer.fetches == 2)
+        wait_until(lambda: consumer.fetches == 2)
         ended: list[Any] = []
         users = [threading.Thread(target=lambda: ended.append(list(stream)))]
         users.append(threading.Thread(target=lambda: ended.append(list(consumer))))
@@ -566,7 +560,7 @@ class TestEnd:
         with client_of(kafka) as client:
             consumer = consumer_of(client)
             stream = consumer.consume_partition(name, 0, EARLIEST)
-            wait_for(lambda: stream.high_water_mark == 0)
+            wait_until(lambda: stream.high_water_mark == 0)
             leader = client.leader(name, 0)[0].node_id
             kafka.pause(leader)
             try:
@@ -575,7 +569,7 @@ class TestEnd:
                 assert time.monotonic() - started_s < 15
             finally:
                 kafka.resume(leader)
-            wait_for(lambda: not any("consumer-" in thread.name for thread in threading.enumerate()), 5)
+            wait_until(lambda: not any("consumer-" in thread.name for thread in threading.enumerate()), timeout_s=5)
 
 
 def test_a_follower_in_our_rack_serves_us_and_when_it_cannot_the_leader_is_asked(

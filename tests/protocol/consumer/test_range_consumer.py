@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
 from confluent_kafka import TopicPartition
@@ -36,6 +35,7 @@ from tests.protocol.consumer.consuming import (
 )
 from tests.read_back import read_back
 from tests.wait_for_brokers import wait_until_gone
+from tests.wait_until import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_one_range_has_the_next_fetch_under_way_while_it_is_decoded(kafka: Local
         consumer = reader(client, [Range(name, 0, 0, 3_000)], {"max.partition.fetch.bytes": 100_000})
         batches = iter(consumer)
         next(batches)
-        wait_for(lambda: proxy.seen["Fetch", "request"] == 2)
+        wait_until(lambda: proxy.seen["Fetch", "request"] == 2)
         assert consumer.fetches == 1
         rows = sum(batch.num_rows for _, batch in batches)
         assert 2_000 < rows < 3_000
@@ -132,14 +132,14 @@ def test_a_leader_that_moves_while_it_is_read(
     old = client.leader(name, 0)[0].node_id
     new = next(number for number in kafka.broker_ids if number != old)
     move_leader(kafka, name, 0, new, tmp_path)
-    wait_for(lambda: _partition_now(client, name).leader == new)
+    wait_until(lambda: _partition_now(client, name).leader == new)
     for each, batch in batches:
         rows += [(each.partition, offset) for offset in batch["offset"].to_pylist()]
     assert sorted(rows) == [(partition, offset) for partition in range(2) for offset in range(2_000)]
 
     produce(kafka, name, range(0, 20, 2), 2)
     # Not of `client`: the old leader may have served it to the end. Another broker may still be behind.
-    wait_for(lambda: _partition_now(client, name).leader_epoch > 0)
+    wait_until(lambda: _partition_now(client, name).leader_epoch > 0)
     end = 2_000 + 10
     assert len(rows_of(reader(client, [Range(name, 0, 2_000, end, from_epoch=0)]))) == 1
     # Somebody who has read up to 2,005 in epoch 0: his last five records are not those that are there now.
@@ -283,10 +283,3 @@ def test_a_partition_without_a_leader_does_not_hold_up_the_others(kafka: LocalKa
     assert sorted(order) == [0, 1, 2]
     assert order[-1] == 1
     assert failing["left"] == 0
-
-
-def wait_for(condition: Any, timeout_s: float = 30) -> None:
-    give_up_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < give_up_s, "it did not happen in time"
-        time.sleep(0.005)

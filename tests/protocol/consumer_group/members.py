@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
 
 from confluent_kafka.admin import AdminClient
 
@@ -18,6 +16,7 @@ from protocol.errors import WakeUp
 from protocol.group.membership.cause import Cause
 from protocol.group.offsets import fetch_offsets
 from spark_kafka_source.local_kafka import LocalKafka
+from tests.wait_until import wait_until
 
 
 class Member:
@@ -119,13 +118,6 @@ class Watch:
     def committed(self) -> int:
         """How many records, as `owned` has seen it last."""
         return sum(self.by_partition.values())
-
-
-def wait_until(condition: Callable[[], Any], what: Callable[[], object] = lambda: "", timeout_s: float = 30) -> None:
-    give_up_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < give_up_s, what()
-        time.sleep(0.01)
 
 
 def read(consumer: KafkaConsumer, count: int, timeout_s: float = 30) -> list[tuple[int, int]]:

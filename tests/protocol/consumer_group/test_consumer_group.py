@@ -23,8 +23,9 @@ from tests.conftest import TopicFactory
 from tests.fake_kafka.faults import ALWAYS
 from tests.protocol.consumer.consuming import client_of, produce
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER
-from tests.protocol.consumer_group.members import Member, wait_until
+from tests.protocol.consumer_group.members import Member
 from tests.ten_records import END, TenRecords
+from tests.wait_until import wait_until
 
 NewMember = Callable[..., Member]
 PARTITIONS, COUNT = 4, 400

@@ -23,7 +23,8 @@ from spark_kafka_source.local_kafka.config import version_numbers
 from tests.conftest import KAFKA_VERSION, TopicFactory
 from tests.protocol.consumer.consuming import produce
 from tests.protocol.consumer_group.conftest import EAGER, KIP_848, NewConsumer
-from tests.protocol.consumer_group.members import read, wait_until
+from tests.protocol.consumer_group.members import read
+from tests.wait_until import wait_until
 
 FIRST_MS, GONE, COUNT = 1_700_000_000_000, 4, 20
 

@@ -17,7 +17,8 @@ from tests.conftest import TopicFactory
 from tests.console_consumer import ConsoleConsumer
 from tests.protocol.consumer.consuming import produce
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848, NewConsumer
-from tests.protocol.consumer_group.members import Member, Polling, Watch, wait_until
+from tests.protocol.consumer_group.members import Member, Polling, Watch
+from tests.wait_until import wait_until
 
 PARTITIONS, COUNT = 6, 600
 

@@ -15,8 +15,9 @@ from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
-from tests.protocol.consumer_group.members import Member, Polling, Watch, wait_until
+from tests.protocol.consumer_group.members import Member, Polling, Watch
 from tests.soak import SOAK
+from tests.wait_until import wait_until
 
 PARTITIONS, MOST = 7, 4
 STEPS = 60 if SOAK else 8

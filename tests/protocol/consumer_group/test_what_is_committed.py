@@ -23,8 +23,9 @@ from tests.conftest import TopicFactory
 from tests.member_queries import fill
 from tests.protocol.consumer.consuming import client_of
 from tests.protocol.consumer_group.conftest import NewConsumer
-from tests.protocol.consumer_group.members import read, wait_until
+from tests.protocol.consumer_group.members import read
 from tests.ten_records import END, TenRecords
+from tests.wait_until import wait_until
 
 COUNT = 20
 Read = tuple[TopicPartition, pa.RecordBatch] | None

@@ -15,7 +15,8 @@ from protocol.producer.async_producer import AsyncProducer
 from protocol.producer.results import RecordMetadata
 from tests.fake_kafka.server import FakeKafka
 from tests.protocol.producer.producing import producer_of
-from tests.protocol.producer.test_sender import TOPIC, WAIT_S, values_of, wait_until
+from tests.protocol.producer.test_sender import TOPIC, WAIT_S, values_of
+from tests.wait_until import wait_until
 
 
 @pytest.fixture

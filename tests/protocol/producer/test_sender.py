@@ -28,6 +28,7 @@ from protocol.wire.messages.m00_produce import PRODUCE
 from tests.fake_kafka.faults import ALWAYS
 from tests.fake_kafka.server import FakeKafka
 from tests.protocol.producer.producing import numbered, producer_of
+from tests.wait_until import wait_until
 
 TOPIC = "t"
 WAIT_S = 20.0
@@ -50,13 +51,6 @@ def broker() -> Iterator[FakeKafka]:
     with FakeKafka() as kafka:
         kafka.create_topic(TOPIC, 2)
         yield kafka
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    give_up_s = time.monotonic() + WAIT_S
-    while not true():
-        assert time.monotonic() < give_up_s
-        time.sleep(0.005)
 
 
 def values_of(broker: FakeKafka) -> list[bytes]:

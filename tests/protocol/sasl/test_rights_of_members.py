@@ -16,11 +16,12 @@ from spark_kafka_source.local_kafka.config import version_numbers
 from spark_kafka_source.options.parsing import parse_source_options
 from tests.conftest import KAFKA_VERSION, TopicFactory, topic_factory
 from tests.protocol.consumer.consuming import produce
-from tests.protocol.consumer_group.members import Member, read, wait_until
+from tests.protocol.consumer_group.members import Member, read
 from tests.protocol.sasl.conftest import ClientFactory
 from tests.protocol.sasl.rights import ALICE, BOB, Right, allow
 from tests.protocol.security.secure_parts import options
 from tests.secured_kafka import SecuredKafka
+from tests.wait_until import wait_until
 
 pytestmark = pytest.mark.kafka
 

@@ -22,8 +22,8 @@ from tests.conftest import NEEDS_KIP_848, TopicFactory
 from tests.consumer_groups import members_of, move_group, wait_for_lag_zero
 from tests.member_queries import Key, fill, new_group, query_of
 from tests.protocol.consumer.consuming import client_of
-from tests.protocol.consumer_group.members import wait_until
 from tests.soak import SOAK
+from tests.wait_until import wait_until
 
 PARTITIONS = 4
 

@@ -26,6 +26,7 @@ from tests.fake_kafka import consumer_group
 from tests.fake_kafka.server import FakeKafka
 from tests.protocol.consumer.consuming import client_of
 from tests.protocol.group.membership.conftest import NewMember, Owner, settle
+from tests.wait_until import wait_until
 
 
 @pytest.fixture
@@ -52,13 +53,6 @@ def joined(client: Client, new_member: NewMember) -> Callable[..., Owner]:
         return owner
 
     return join
-
-
-def wait_until(condition: Callable[[], object], timeout_s: float = 10) -> None:
-    give_up_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < give_up_s
-        time.sleep(0.005)
 
 
 def beats(fake: FakeKafka) -> int:
