@@ -1,10 +1,15 @@
-"""Both ends of TLS for tests that need no broker: a certificate for "localhost", and what each end takes of it."""
+"""Both ends of TLS for tests that need no broker: a certificate for "localhost", and what each end takes of it.
+
+And a key that takes a password.
+"""
 
 from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
+
+from cryptography.hazmat.primitives import serialization
 
 from protocol.net.tls_context import new_context
 from protocol.security.tls_config import TLSConfig
@@ -32,3 +37,10 @@ class Ends:
 def make_ends(folder: Path) -> Ends:
     authority = CertificateAuthority(folder)
     return Ends(authority.issue("localhost", HOSTS), TLSConfig(truststore_location=str(authority.certificate)))
+
+
+def encrypted_key(pem: str, password: str) -> str:
+    """The private key in `pem`, as PKCS #8."""
+    encryption = serialization.BestAvailableEncryption(password.encode())
+    form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    return serialization.load_pem_private_key(pem.encode(), None).private_bytes(*form, encryption).decode()

@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives import serialization
 
 from protocol.sasl.token import unsecured_token
 from spark_kafka_source.local_kafka.config import write_properties
@@ -27,6 +26,7 @@ from tests.protocol.sasl.test_real_broker import failed_logins
 from tests.protocol.security.secure_parts import TOPIC, create_topic, options
 from tests.secured_kafka import PASSWORD, USERS, SecuredKafka
 from tests.soak import SOAK
+from tests.tls_ends import encrypted_key
 
 KEY_PASSWORD, STORE_PASSWORD = "hunter4-of-a-key", "hunter5-of-a-store"
 PROVIDER = "tests.token_of_alice:kept"
@@ -71,7 +71,7 @@ class Secrets:
         who = {"unsecuredLoginStringClaim_sub": "alice", "unsecuredLoginLifetimeSeconds": "3600"}
         self.token = unsecured_token(who, time.time()).value.reveal()
         key, certificate = divided(secured.client_certificate().read_text())
-        self.key = encrypted(key)
+        self.key = encrypted_key(key, KEY_PASSWORD)
         self._store = trust_store(Path(secured.properties("SSL")["ssl.truststore.location"]), folder / "trust.jks")
         self._in_store = {
             "ssl.truststore.location": str(self._store),
@@ -142,12 +142,6 @@ def divided(pem: str) -> tuple[str, str]:
     """The key, and its certificate."""
     key, begin, certificate = pem.partition("-----BEGIN CERTIFICATE")
     return key, begin + certificate
-
-
-def encrypted(key: str) -> str:
-    encryption = serialization.BestAvailableEncryption(KEY_PASSWORD.encode())
-    pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
-    return serialization.load_pem_private_key(key.encode(), None).private_bytes(pem, form, encryption).decode()
 
 
 def trust_store(certificate: Path, store: Path) -> Path:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives import serialization
 
 from protocol.clock import SYSTEM_CLOCK, Deadline
 from protocol.errors import ConnectionLost, KafkaError
@@ -21,7 +20,7 @@ from protocol.secret import Secret
 from protocol.security.tls_config import TLSConfig
 from protocol.wire.messages.m17_sasl_handshake import SASL_HANDSHAKE
 from protocol.wire.schema import Api
-from tests.tls_ends import make_ends
+from tests.tls_ends import encrypted_key, make_ends
 from tests.token_endpoint import Endpoint
 
 REFERENCE = Secret("${env:PASSWORD_OF_A_TEST}")
@@ -100,12 +99,8 @@ def test_a_token_endpoint_that_refuses() -> None:
 
 def test_a_key_that_has_another_password(tmp_path: Path) -> None:
     mine = make_ends(tmp_path).certificate.read_text()
-    key = serialization.load_pem_private_key(mine.encode(), None).private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"other")
-    )
-    config = TLSConfig(
-        keystore_key=Secret(key.decode()), keystore_certificate_chain=Secret(mine), key_password=REFERENCE
-    )
+    key = Secret(encrypted_key(mine, "other"))
+    config = TLSConfig(keystore_key=key, keystore_certificate_chain=Secret(mine), key_password=REFERENCE)
     with pytest.raises(KafkaError, match="cannot be decrypted") as failed:
         new_context(config)
     assert [line for line in with_variables(failed.value).splitlines() if ITS_TEXT in line] == []

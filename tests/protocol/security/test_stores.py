@@ -22,6 +22,7 @@ from protocol.security.stores import read_key_pair, read_trusted
 from protocol.security.tls_config import TLSConfig
 from spark_kafka_source.local_kafka.certificates import CertificateAuthority
 from spark_kafka_source.local_kafka.jars import find_java
+from tests.tls_ends import encrypted_key
 
 PASSWORD = "hunter2"
 NO_CERTIFICATE = "-----BEGIN CERTIFICATE----- AAAA -----END CERTIFICATE-----"
@@ -237,13 +238,8 @@ class TestWhatIsWrong:
     def test_an_encrypted_key_without_its_password(
         self, authority: CertificateAuthority, key_password: dict[str, str]
     ) -> None:
-        mine = authority.issue("me").read_bytes()
-        key = serialization.load_pem_private_key(mine, None).private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.BestAvailableEncryption(PASSWORD.encode()),
-        )
-        given = {"keystore_key": key.decode(), "keystore_certificate_chain": mine.decode()}
+        mine = authority.issue("me").read_text()
+        given = {"keystore_key": encrypted_key(mine, PASSWORD), "keystore_certificate_chain": mine}
         new_context(tls(**given, key_password=PASSWORD))
         words = r"ssl.keystore.key cannot be used \(it cannot be decrypted\): .* is ssl.key.password right\?$"
         with pytest.raises(ConfigurationError, match=words):
