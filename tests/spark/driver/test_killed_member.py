@@ -75,7 +75,7 @@ def test_a_query_killed_in_a_batch_that_gained_partitions_replays_it(
                 idle.take_up(client.deadline(50))
                 return len(idle.owned) == 2 and len(members_of(kafka1, group)) == 2
 
-            wait_until(shared, timeout_s=60)
+            wait_until(shared, timeout_s=180)  # until another Spark has started
             own = next_batch(job)[1]
         assert job.stdin is not None
         print(file=job.stdin, flush=True)
