@@ -56,7 +56,10 @@ soak: setup ## the tests that kill, cut off, count and spoil, for longer
 	tests/spark/test_killed_query.py tests/spark/test_broker_outage.py tests/spark/test_memory.py \
 	tests/protocol tests/options tests/plan tests/spark/test_transaction_scripts.py tests/spark/driver/test_data_loss.py \
 	tests/spark/test_equal_to_jvm_connector.py tests/spark/local_kafka tests/spark/task/test_bad_input_source.py \
-	tests/spark/test_storm.py tests/spark/test_tls.py tests/spark/test_sessions.py tests/spark/demo tests/spark/driver/test_killed_member.py tests/spark/driver/test_other_members.py
+	tests/spark/test_storm.py tests/spark/test_tls.py tests/spark/test_sessions.py tests/spark/demo \
+	tests/spark/driver/test_killed_member.py tests/spark/driver/test_other_members.py tests/spark/options \
+	tests/spark/driver/test_plans_equal_to_jvm_connector.py tests/spark/driver/test_membership.py \
+	tests/spark/driver/test_group_commits.py tests/spark/test_secrets.py tests/spark/test_sasl.py
 	SPARK_KAFKA_SOURCE_SCRIPTS=24 SPARK_KAFKA_SOURCE_KILLS=5 $(BIN)/python -m pytest -s --timeout 3600 \
 	tests/spark/driver/test_first_batch_scripts.py tests/spark/driver/test_lost_coordinator.py
 	SPARK_KAFKA_SOURCE_SOAK=1 SPARK_KAFKA_SOURCE_KILLS=20 $(BIN)/python -m pytest -s --timeout 7200 \

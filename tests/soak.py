@@ -1,7 +1,15 @@
-"""Whether the tests may take long: `make test` is there for every change, `make soak` for a night."""
+"""What may take long: `make test` is there for every change, `make soak` for a night."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+
+import pytest
 
 SOAK = "SPARK_KAFKA_SOURCE_SOAK" in os.environ
+
+
+def variants(name: str, every: Sequence[object], *some: object) -> pytest.MarkDecorator:
+    """Parameters, of which `make test` takes `some`: what differs between them, other tests show, too."""
+    return pytest.mark.parametrize(name, every if SOAK else some)

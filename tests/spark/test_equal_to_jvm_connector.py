@@ -36,7 +36,7 @@ from tests.awkward_topics import (
     Topic,
 )
 from tests.log_segments import StoredBatch, stored_batches
-from tests.soak import SOAK
+from tests.soak import SOAK, variants
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -192,7 +192,8 @@ def test_fetches_smaller_than_a_batch_bring_every_row(
     assert_same_rows(rows_of(source(spark, OURS, corpus, options)), jvm_rows(False, "read_committed"))
 
 
-@pytest.mark.parametrize("isolation_level", ["read_uncommitted", "read_committed"])
+# Whole partitions are read with both, above.
+@variants("isolation_level", ["read_uncommitted", "read_committed"], "read_committed")
 def test_ranges_that_begin_and_end_anywhere_hold_the_same_rows(
     spark: SparkSession, corpus: Corpus, rows_of: RowsOf, isolation_level: str
 ) -> None:

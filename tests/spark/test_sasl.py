@@ -13,6 +13,7 @@ from tests.documents import block
 from tests.librdkafka import produce
 from tests.protocol.sasl.test_real_broker import token_for
 from tests.secured_kafka import PASSWORD, USERS, SecuredKafka
+from tests.soak import variants
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,7 +35,8 @@ def topic(secured: SecuredKafka) -> str:
     return TOPIC
 
 
-@pytest.mark.parametrize("listener", ["SASL_PLAINTEXT", "SASL_SSL"])
+# Each without TLS: tests/protocol/sasl.
+@variants("listener", ["SASL_PLAINTEXT", "SASL_SSL"], "SASL_SSL")
 @pytest.mark.parametrize("way", WAYS)
 def test_the_jvm_connector_reads_the_same_by_the_same_options(
     spark: SparkSession, secured: SecuredKafka, topic: str, listener: str, way: str

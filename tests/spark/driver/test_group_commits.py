@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import NEEDS_KIP_848, TopicFactory
 from tests.consumer_groups import describe, described_by_kafka, wait_for_lag_zero
+from tests.soak import variants
 from tests.wait_for_brokers import wait_until_decided
 
 
@@ -24,8 +25,12 @@ def fill(kafka: LocalKafka, topic: str, partitions: int, records: int) -> None:
     assert producer.flush(30) == 0
 
 
-# Who commits: no member of the group, or one by either protocol.
-MODES = pytest.mark.parametrize("mode", ["none", "classic", pytest.param("consumer", marks=NEEDS_KIP_848)])
+NONE, CLASSIC, CONSUMER = "none", "classic", pytest.param("consumer", marks=NEEDS_KIP_848)
+
+
+def modes(*some: object) -> pytest.MarkDecorator:
+    """Who commits: no member of the group, or one by either protocol. `test_membership` has more of members."""
+    return variants("mode", [NONE, CLASSIC, CONSUMER], *some)
 
 
 def stream(
@@ -42,7 +47,7 @@ def new_group() -> str:
 
 
 @pytest.mark.parametrize("options", [{}, {"maxOffsetsPerTrigger": "70"}], ids=["one batch", "several batches"])
-@MODES
+@modes(NONE, CONSUMER)
 def test_after_available_now_the_lag_is_zero_on_every_partition_empty_ones_too(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, mode: str, options: dict[str, str]
 ) -> None:
@@ -66,7 +71,7 @@ def test_after_available_now_the_lag_is_zero_on_every_partition_empty_ones_too(
     assert sum(progress.numInputRows for progress in query.recentProgress) == 300
 
 
-@MODES
+@modes(CLASSIC)
 def test_a_stream_gone_idle_has_lag_zero(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, mode: str
 ) -> None:
@@ -84,7 +89,7 @@ def test_a_stream_gone_idle_has_lag_zero(
     assert [row.current_offset for row in rows] == [50, 50]
 
 
-@MODES
+@modes(NONE)
 def test_a_log_that_ends_in_a_transaction_marker_has_lag_zero(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, mode: str
 ) -> None:
@@ -111,7 +116,7 @@ def test_a_log_that_ends_in_a_transaction_marker_has_lag_zero(
     assert sum(progress.numInputRows for progress in query.recentProgress) == 10
 
 
-@MODES
+@modes(CONSUMER)
 def test_a_new_query_resumes_at_the_groups_offsets_without_a_gap_or_a_repeat(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, mode: str
 ) -> None:
@@ -137,7 +142,7 @@ def test_a_new_query_resumes_at_the_groups_offsets_without_a_gap_or_a_repeat(
     ]
 
 
-@MODES
+@modes(NONE, CLASSIC)
 def test_a_restart_takes_the_checkpoint_and_sets_the_group_right(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, mode: str
 ) -> None:

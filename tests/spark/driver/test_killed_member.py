@@ -1,4 +1,7 @@
-"""A query is killed in a batch in which it has gained partitions: restarted, it reads what the checkpoint has of it."""
+"""A query is killed in a batch in which it has gained partitions: restarted, it reads what the checkpoint has of it.
+
+For `make soak`. `test_membership` has one that fails in such a batch, `test_killed_query` one that is killed in others.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,8 @@ def planned(checkpoint: Path, batch: int, topic: str) -> list[Key]:
     return [(int(key), offset) for key, until in end[topic].items() for offset in range(begin[key], until)]
 
 
-@pytest.mark.parametrize("protocol", [*(["classic"] if SOAK else []), pytest.param("consumer", marks=NEEDS_KIP_848)])
+@pytest.mark.skipif(not SOAK, reason="takes half a minute; `make soak` runs it")
+@pytest.mark.parametrize("protocol", ["classic", pytest.param("consumer", marks=NEEDS_KIP_848)])
 def test_a_query_killed_in_a_batch_that_gained_partitions_replays_it(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, protocol: str
 ) -> None:

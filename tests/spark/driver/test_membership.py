@@ -22,8 +22,14 @@ from tests.conftest import NEEDS_KIP_848, TopicFactory
 from tests.consumer_groups import members_of, set_session_timeout, wait_for_lag_zero
 from tests.documents import block
 from tests.member_queries import Key, Run, drivers, fill, new_group, query_of
+from tests.soak import variants
 
-PROTOCOLS = pytest.mark.parametrize("protocol", ["classic", pytest.param("consumer", marks=NEEDS_KIP_848)])
+CLASSIC, CONSUMER = "classic", pytest.param("consumer", marks=NEEDS_KIP_848)
+
+
+def protocols(*some: object) -> pytest.MarkDecorator:
+    """Spark's side is one for both: what a member does by each is seen in tests/contract and tests/protocol/group."""
+    return variants("protocol", [CLASSIC, CONSUMER], *some)
 
 
 class Librdkafka:
@@ -74,7 +80,7 @@ def shares(kafka: LocalKafka, group: str) -> list[int]:
     return sorted(len(each.assignment) for each in members_of(kafka, group))
 
 
-@PROTOCOLS
+@protocols(CLASSIC)
 def test_two_queries_share_a_topic_and_each_row_is_of_one_of_them(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, protocol: str
 ) -> None:
@@ -103,7 +109,7 @@ def test_two_queries_share_a_topic_and_each_row_is_of_one_of_them(
     assert rows == [(partition, offset) for partition, end in ends.items() for offset in range(end)], "each row once"
 
 
-@PROTOCOLS
+@protocols(CONSUMER)
 def test_a_query_shares_with_librdkafka_and_takes_everything_back(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, protocol: str
 ) -> None:
@@ -126,7 +132,7 @@ def test_a_query_shares_with_librdkafka_and_takes_everything_back(
     assert set(ours.rows) | set(other.rows) == every
 
 
-@PROTOCOLS
+@protocols(CONSUMER)
 def test_a_query_without_claims_stays_up_and_takes_over(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, protocol: str
 ) -> None:
@@ -146,7 +152,7 @@ def test_a_query_without_claims_stays_up_and_takes_over(
     assert sorted(first.rows + second.rows) == [(0, offset) for offset in range(30)]
 
 
-@PROTOCOLS
+@protocols(CLASSIC, CONSUMER)
 def test_a_batch_that_gained_partitions_is_replayed_as_it_was_planned(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, protocol: str
 ) -> None:
@@ -173,7 +179,7 @@ def test_a_batch_that_gained_partitions_is_replayed_as_it_was_planned(
             assert again.first_batch == ours.last_batch
 
 
-@PROTOCOLS
+@protocols(CLASSIC)
 def test_a_batch_that_takes_too_long_rewinds_nobody(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, protocol: str
 ) -> None:
@@ -194,7 +200,7 @@ def test_a_batch_that_takes_too_long_rewinds_nobody(
     assert ours.rows == [(0, offset) for offset in [*range(10), *range(20, 30)]]
 
 
-@PROTOCOLS
+@protocols(CLASSIC)
 def test_a_driver_that_was_stopped_wakes_without_its_claims(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, protocol: str
 ) -> None:
@@ -221,7 +227,7 @@ def test_a_driver_that_was_stopped_wakes_without_its_claims(
     assert set(ours.rows) & set(other.rows) == set()
 
 
-@PROTOCOLS
+@protocols(CONSUMER)
 def test_topics_that_match_later_are_read_too(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, protocol: str
 ) -> None:
@@ -235,7 +241,7 @@ def test_topics_that_match_later_are_read_too(
         ours.await_(lambda: len(ours.rows) == 15)
 
 
-@PROTOCOLS
+@protocols(CONSUMER)
 def test_a_static_member_that_is_restarted_causes_no_rebalance(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, protocol: str
 ) -> None:

@@ -28,6 +28,7 @@ from tests import read_committed
 from tests.conftest import TopicFactory
 from tests.exactly_once_query import Query
 from tests.kafka_proxy import Exchange, Fate, KafkaProxy
+from tests.soak import variants
 from tests.transaction_version import transactions_before_kip_890
 
 # The soak run (`make soak`) asks for more.
@@ -59,7 +60,7 @@ def mortal(dice: random.Random) -> Iterator[None]:
 
 
 @pytest.mark.timeout(60 + 20 * BATCHES)
-@pytest.mark.parametrize("version", [2, 1])
+@variants("version", [2, 1], 2)  # `test_two_starts` has both
 def test_every_batch_is_there_whole_and_once(kafka1: LocalKafka, topic1: TopicFactory, version: int) -> None:
     name, dice = topic1(), random.Random(version)
     deaths = 0
