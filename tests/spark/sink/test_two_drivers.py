@@ -1,4 +1,7 @@
-"""Two drivers with one checkpoint and prefix: the older stands still (SIGSTOP), and goes on when the newer is done."""
+"""Two drivers with one checkpoint and prefix: the older stands still (SIGSTOP), and goes on when the newer is done.
+
+For `make soak`. `test_two_starts` makes the calls of both without Spark, with the older standing still before any.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +34,13 @@ POINTS_OF_TWO = [
 ]
 
 
+@pytest.mark.skipif(not SOAK, reason="half a minute each; `make soak` runs them")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("version", [2, 1])
 @pytest.mark.parametrize("point", POINTS_OF_TWO)
 def test_the_newer_survives_and_the_older_ends_with_an_error_that_says_so(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, point: str, version: int
 ) -> None:
-    if not SOAK and (point, version) != ("when all tasks have written", 2):
-        pytest.skip("ten seconds each: make soak")
     source = write_numbers(kafka1, f"numbers-{uuid.uuid4().hex[:8]}", PARTITIONS, ROWS)
     said, stop = tmp_path / "stderr", POINTS[point]()
     protocol = nullcontext() if version == 2 else transactions_before_kip_890(kafka1)
