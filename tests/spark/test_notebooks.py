@@ -6,7 +6,8 @@ import ast
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import nbformat
@@ -30,14 +31,25 @@ def test_the_notebook_is_kept_without_outputs(path: Path) -> None:
     assert {cell.execution_count for cell in cells} == {None}
 
 
+@pytest.fixture(scope="module")
+def shown() -> dict[str, list[str]]:
+    """What each puts out. One kernel runs them, one after the other: its Spark takes longest to start."""
+    # A busy machine keeps up with these, too; more batches only make a better picture.
+    fewer = {'"rowsPerSecond", 1000': '"rowsPerSecond", 100', "batchId >= 12": "batchId >= 3"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JDK_JAVA_OPTIONS", " ".join(BRIEF_LIFE))
+        with kernel() as run:
+            return {
+                "01_quickstart": run("01_quickstart", {**fewer, "spark.stop()": _READ}),
+                "02_exactly_once": run("02_exactly_once", {}),
+            }
+
+
 @pytest.mark.kafka
 @pytest.mark.spark
 @pytest.mark.timeout(600)
-def test_the_quickstart_ends_with_a_picture_results_and_lag_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JDK_JAVA_OPTIONS", " ".join(BRIEF_LIFE))
-    # A busy machine keeps up with these, too; more batches only make a better picture.
-    fewer = {'"rowsPerSecond", 1000': '"rowsPerSecond", 100', "batchId >= 12": "batchId >= 3"}
-    outputs = run("01_quickstart", fewer, before_the_end=_READ)
+def test_the_quickstart_ends_with_a_picture_results_and_lag_zero(shown: dict[str, list[str]]) -> None:
+    outputs = shown["01_quickstart"]
     first, *_ = (text for text in outputs if "customer-1" in text)
     assert "order_id" in first
     assert sum("image/png" in text for text in outputs) == 1
@@ -57,10 +69,9 @@ def test_the_quickstart_ends_with_a_picture_results_and_lag_zero(monkeypatch: py
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 def test_a_pipeline_that_is_killed_and_started_again_has_written_every_payment_once(
-    monkeypatch: pytest.MonkeyPatch,
+    shown: dict[str, list[str]],
 ) -> None:
-    monkeypatch.setenv("JDK_JAVA_OPTIONS", " ".join(BRIEF_LIFE))
-    outputs = run("02_exactly_once")
+    outputs = shown["02_exactly_once"]
     assert sum(text.count("was killed in the middle of a batch") for text in outputs) == 2
     (table,) = (text for text in outputs if "different payments" in text)
     counts = {
@@ -80,31 +91,37 @@ def test_its_first_result_takes_less_than_ten_statements() -> None:
     assert len(statements) < 10
 
 
-def run(name: str, instead: Mapping[str, str] | None = None, before_the_end: str = "") -> list[str]:
-    """What the notebook's cells put out: texts, and the kinds of pictures. An error in a cell is raised.
+Run = Callable[[str, Mapping[str, str]], list[str]]
 
-    `instead` has other words for some of its own. `before_the_end` is run before the cell that stops Spark.
+
+@contextmanager
+def kernel() -> Iterator[Run]:
+    """`run(name, instead)` gives what the notebook's cells put out: texts, and the kinds of pictures.
+
+    An error in a cell is raised. `instead` has other words for some of its own. Names of earlier notebooks are gone.
     """
-    notebook = read(name)
-    assert (NOTEBOOKS[0].parent / "../conf/spark-defaults.conf").is_file()
-    # The same settings, in a way that lets Spark's JVM map its class archive.
-    for words, others in {'"../conf"': repr(os.environ["SPARK_CONF_DIR"]), **(instead or {})}.items():
-        (cell,) = (cell for cell in notebook.cells if cell.cell_type == "code" and words in cell.source)
-        cell.source = cell.source.replace(words, others)
-    end = next(at for at, cell in enumerate(notebook.cells) if cell.source.startswith("spark.stop()"))
-    notebook.cells.insert(end, nbformat.v4.new_code_cell(before_the_end))
     manager = AsyncKernelManager(kernel_name="python3")
     manager.kernel_spec.argv[0] = sys.executable  # whatever other kernel is installed under this name
-    client = NotebookClient(
-        notebook, km=manager, timeout=400, resources={"metadata": {"path": str(NOTEBOOKS[0].parent)}}
-    )
-    try:
+    folder = NOTEBOOKS[0].parent
+    assert (folder / "../conf/spark-defaults.conf").is_file()
+
+    def run(name: str, instead: Mapping[str, str]) -> list[str]:
+        notebook = read(name)
+        # The same settings, in a way that lets Spark's JVM map its class archive.
+        for words, others in {'"../conf"': repr(os.environ["SPARK_CONF_DIR"]), **instead}.items():
+            (cell,) = (cell for cell in notebook.cells if cell.cell_type == "code" and words in cell.source)
+            cell.source = cell.source.replace(words, others)
+        notebook.cells.append(nbformat.v4.new_code_cell("%reset -f"))
+        client = NotebookClient(notebook, km=manager, timeout=400, resources={"metadata": {"path": str(folder)}})
         client.execute()
+        outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+        texts = [output.text for output in outputs if output.output_type == "stream" and output.name == "stdout"]
+        return texts + [kind for output in outputs for kind in output.get("data", {})]
+
+    try:
+        yield run
     finally:
-        run_sync(manager.shutdown_kernel)(now=True)  # it is ours, not the client's: its Spark and Kafka end with it
-    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
-    texts = [output.text for output in outputs if output.output_type == "stream" and output.name == "stdout"]
-    return texts + [kind for output in outputs for kind in output.get("data", {})]
+        run_sync(manager.shutdown_kernel)(now=True)  # it is ours, not a client's: its Spark and Kafka end with it
 
 
 def read(name: str) -> nbformat.NotebookNode:
