@@ -48,7 +48,6 @@ _EAGER = {
     "log.segment.delete.delay.ms": "1000",
     # Followers of a new topic begin at once, so that its first write does not take a second.
     "replica.fetch.backoff.ms": "50",
-    "replica.fetch.wait.max.ms": "250",
     # Brokers that wait for a test need not write twice a second that nothing has happened.
     "metadata.max.idle.interval.ms": "5000",
     # A transaction that is timed out is aborted soon after.

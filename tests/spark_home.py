@@ -29,7 +29,12 @@ _ARCHIVE = _BUILD / "spark-classes.jsa"
 # JVMs that live for minutes gain nothing from the optimising compiler, and tests share few cores.
 BRIEF_LIFE = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
 # Code for queries of few rows takes longer to compile than they take without.
-_BRIEF_QUERIES = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+_BRIEF_QUERIES = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    # A stream that has nothing to do would ask its source and all brokers a hundred times a second.
+    "spark.sql.streaming.pollingDelay": "100ms",
+}
 _LOGGING = [
     f"-Dlog4j2.configurationFile={_ROOT / 'conf' / 'log4j2.properties'}",
     "-Xlog:cds=off",
