@@ -2,7 +2,7 @@
 
 `Sequences` is pure: numbers of one partition under one identity. A `ProducerSession` says which identity that is:
 `AnonymousSession` has none, `IdempotentSession` asks a broker for one, and `transaction_session` has a third kind. Used
-by `partition_producer` (numbers) and `async_producer` (session). Knows nothing of queues, retries or Produce requests.
+by `partition_producer` (numbers) and `sender` (session). Knows nothing of queues, retries or Produce requests.
 """
 
 from __future__ import annotations
