@@ -174,6 +174,11 @@ class Deliveries:
             waiting.pop()
         return not waiting
 
+    def wake(self) -> None:
+        """Who waits looks again."""
+        with self._changed:
+            self._changed.notify_all()
+
     def wait_for_room(self, fits: Callable[[], bool], timeout_s: float | None) -> bool:
         """Until `fits()`, or something has failed. False: nothing at all has ended for `timeout_s`."""
         with self._changed:

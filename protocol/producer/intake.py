@@ -70,7 +70,7 @@ class Intake:
         """Of all that is not acknowledged yet, about.
 
         Rows are counted by the next before they no longer are by the one before, and read in that order: what moves
-        meanwhile may be counted twice, but never not at all.
+        meanwhile may be counted twice, but never not at all. So who has moved some wakes who waits for room.
         """
         return self.messages.held_bytes + self._accumulator.held_bytes + self._deliveries.held_bytes
 
@@ -100,6 +100,7 @@ class Intake:
                 sent.settle(NO_PARTITION, nth, 1, Outcome(error=error))
             self._hand_over(self._accumulator.append(topic, rows, partitions[kept], sizes, self._clock.now_s(), sent))
             self._hand_over(self._due(self._clock.now_s()), wait=False)
+        self._deliveries.wake()
         self._deliveries.failed(list(refused.values())[:1])
         return sent
 
@@ -135,6 +136,7 @@ class Intake:
         with self._one_at_a_time:
             self._take_messages()
             self._hand_over(self._accumulator.drain(), wait=False)
+        self._deliveries.wake()
 
     def hand_over_due(self) -> float | None:
         """What has waited for `linger.ms`, and all messages that have; when there will be more, None: nobody knows."""

@@ -20,6 +20,7 @@ from protocol.clock import Clock, Deadline
 from protocol.errors import BrokerError, DeadlineExceeded, KafkaError, UsageError
 from protocol.producer.async_producer import AsyncProducer
 from protocol.producer.delivery import Delivery
+from protocol.producer.partition_producer import ProducerBatch
 from protocol.producer.results import RecordMetadata
 from protocol.producer.sender import Sender
 from protocol.records.decode import decode
@@ -189,6 +190,31 @@ class TestMemory:
             producer.send_columns(TOPIC, keyed, np.ones(1, np.int32))
             assert not unanswered.done
             producer.abort()
+
+    def test_who_waits_for_room_looks_again_when_nothing_is_counted_twice_any_more(
+        self, broker: FakeKafka, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Who hands over may stand still so long that the answers are there before it has gone on."""
+        small = {"batch.size": 4_000, "buffer.memory": 5_000, "linger.ms": 60_000, "max.block.ms": 3_000}
+        with producer_of(broker.bootstrap_servers, {**small, "delivery.timeout.ms": 120_000}) as producer:
+            deliveries, put = producer._deliveries, producer._intake._hand_over_batches
+            written: list[Future[RecordMetadata]] = []
+            sending = threading.Thread(target=lambda: written.append(producer.send(TOPIC, bytes(3_000))))
+
+            def put_and_stand_still(batches: list[ProducerBatch]) -> None:
+                put(batches)
+                wait_until(lambda: not deliveries.held_bytes)
+                sending.start()
+                wait_until(lambda: bool(deliveries._changed._waiters))  # type: ignore[attr-defined]
+
+            producer.send(TOPIC, b"known", partition=0)
+            producer.flush()
+            producer.send_columns(TOPIC, numbered(0, 22), np.zeros(22, np.int32))
+            monkeypatch.setattr(producer._intake, "_hand_over_batches", put_and_stand_still)
+            producer.flush()
+            monkeypatch.undo()
+            sending.join()
+            assert len(written) == 1
 
 
 class TestTheEnd:
