@@ -9,9 +9,10 @@ import pytest
 
 from protocol.cluster.client import Client
 from protocol.config import parse_client
+from protocol.producer.transactional_producer import TransactionalProducer
 from tests.fake_kafka.clock import ManualClock
 from tests.fake_kafka.server import FakeKafka
-from tests.protocol.transaction.producing import MADE
+from tests.protocol.transaction.producing import MADE, started
 
 QUICK = {"retry.backoff.ms": 10, "reconnect.backoff.ms": 0}
 
@@ -52,3 +53,8 @@ def fake(transaction_version: str, clock: ManualClock) -> Iterator[FakeKafka]:
 def client(fake: FakeKafka) -> Iterator[Client]:
     with Client(parse_client({"bootstrap.servers": fake.bootstrap_servers, **QUICK})) as client:
         yield client
+
+
+@pytest.fixture
+def producer(client: Client) -> TransactionalProducer:
+    return started(client, "etl-0")

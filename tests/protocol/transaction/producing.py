@@ -11,9 +11,12 @@ from protocol.config import parse_consumer, parse_producer
 from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.range import Range
 from protocol.consumer.range_consumer import RangeConsumer
+from protocol.group.member import ConsumerGroupMetadata
 from protocol.kafka_terms import LATEST
 from protocol.producer.transactional_producer import TransactionalProducer
+from tests.protocol.producer.producing import send_numbered
 
+GROUP = ConsumerGroupMetadata("etl")
 PREFIX = "txn-"
 MADE: weakref.WeakSet[TransactionalProducer] = weakref.WeakSet()
 
@@ -47,3 +50,13 @@ def numbers_in(client: Client, topic: str, partitions: int, isolation_level: str
     for read, rows in RangeConsumer(client, config, ranges):
         found[read.partition] += [int(value[:9]) for value in rows["value"].to_pylist()]
     return found
+
+
+def visible(client: Client) -> list[int]:
+    """The numbers in the three partitions of `orders`."""
+    return sorted(number for numbers in numbers_in(client, "orders", 3) for number in numbers)
+
+
+def send_and_flush(producer: TransactionalProducer, first: int, count: int) -> None:
+    send_numbered(producer, "orders", first, count, 3)
+    producer.flush()

@@ -1,0 +1,161 @@
+"""Under which identity a producer of transactions goes on, or that it cannot: fenced, out of epochs, forgotten."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.broker_errors import ErrorCode
+from protocol.cluster.client import Client
+from protocol.errors import (
+    BrokerError,
+    KafkaError,
+    ProducerFenced,
+    TransactionFailed,
+)
+from protocol.group.offsets import CommittedOffset
+from protocol.producer.transactional_producer import TransactionalProducer
+from protocol.wire.messages.m00_produce import PRODUCE
+from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
+from protocol.wire.messages.m26_end_txn import END_TXN
+from tests.fake_kafka.clock import ManualClock
+from tests.fake_kafka.server import FakeKafka
+from tests.protocol.producer.producing import send_numbered
+from tests.protocol.transaction.producing import GROUP, send_and_flush, started, visible
+
+
+class TestFencing:
+    def test_a_newer_producer_ends_the_older(self, client: Client, producer: TransactionalProducer) -> None:
+        producer.begin_transaction()
+        send_numbered(producer, "orders", 0, 10, 3)
+        producer.flush()
+        newer = started(client, "etl-0")
+        with pytest.raises(ProducerFenced):
+            producer.commit_transaction()
+        for call in (producer.begin_transaction, producer.abort_transaction):
+            with pytest.raises(ProducerFenced):
+                call()
+        newer.begin_transaction()
+        send_numbered(newer, "orders", 10, 10, 3)
+        newer.commit_transaction()
+        assert visible(client) == list(range(10, 20))
+
+    def test_one_that_still_sends(self, client: Client, producer: TransactionalProducer) -> None:
+        producer.begin_transaction()
+        newer = started(client, "etl-0")
+        with pytest.raises(KafkaError):
+            send_and_flush(producer, 0, 10)
+        with pytest.raises(KafkaError):
+            producer.commit_transaction()
+        newer.begin_transaction()
+        newer.commit_transaction()
+        assert visible(client) == []
+
+    def test_one_that_a_leader_knows_to_be_fenced(self, fake: FakeKafka, producer: TransactionalProducer) -> None:
+        producer.begin_transaction()
+        fake.refuse(PRODUCE, ErrorCode.PRODUCER_FENCED, 3)
+        with pytest.raises(KafkaError):
+            send_and_flush(producer, 0, 10)
+        with pytest.raises(ProducerFenced):
+            producer.abort_transaction()
+
+    def test_one_that_was_timed_out(self, client: Client, clock: ManualClock, producer: TransactionalProducer) -> None:
+        producer.begin_transaction()
+        send_numbered(producer, "orders", 0, 10, 3)
+        producer.flush()
+        clock.advance(61)
+        with pytest.raises(ProducerFenced):
+            producer.commit_transaction()
+        assert visible(client) == []
+
+    def test_one_that_hears_of_the_abort_alone(self, fake: FakeKafka, producer: TransactionalProducer) -> None:
+        """Since KIP-890 the coordinator says no more, if a newer producer has come in this moment."""
+        producer.begin_transaction()
+        send_and_flush(producer, 0, 10)
+        fake.refuse(END_TXN, ErrorCode.INVALID_TXN_STATE)
+        with pytest.raises(ProducerFenced, match="nothing was committed"):
+            producer.commit_transaction()
+
+
+class TestTheLastEpochs:
+    """After 32,766 comes another producer id."""
+
+    @pytest.mark.parametrize("lost", [0, 1], ids=["answered", "an answer is lost"])
+    def test_a_producer_goes_on_under_another_id(self, fake: FakeKafka, client: Client, lost: int) -> None:
+        first = started(client, "etl-0")
+        fake.transactions.transactions["etl-0"].producer_epoch = 32_764
+        producer = started(client, "etl-0")
+        for number in range(6):
+            producer.begin_transaction()
+            send_numbered(producer, "orders", 10 * number, 10, 3)
+            fake.lose_replies(END_TXN, lost)
+            if number in (1, 3):
+                producer.abort_transaction()
+            else:
+                producer.commit_transaction()
+        assert visible(client) == [*range(10), *range(20, 30), *range(40, 60)]
+        assert fake.transactions.transactions["etl-0"].producer_epoch < 100, "it began anew"
+        assert_replaced(first)
+
+    def test_a_new_producer_has_it_at_once(self, fake: FakeKafka, client: Client) -> None:
+        before = started(client, "etl-0")
+        fake.transactions.transactions["etl-0"].producer_epoch = 32_766
+        producer = started(client, "etl-0")
+        producer.begin_transaction()
+        send_numbered(producer, "orders", 0, 10, 3)
+        producer.commit_transaction()
+        assert_replaced(before)
+        assert visible(client) == list(range(10))
+
+
+class TestForgotten:
+    """Where nothing has happened for a week (`transactional.id.expiration.ms`) nobody knows the producer any more."""
+
+    def test_it_aborts_and_goes_on_under_another_id(
+        self, fake: FakeKafka, client: Client, producer: TransactionalProducer
+    ) -> None:
+        for first in (0, 10):
+            producer.begin_transaction()
+            send_numbered(producer, "orders", first, 10, 3)
+            producer.commit_transaction()
+            fake.transactions.transactions.clear()
+            producer.begin_transaction()
+            with pytest.raises(BrokerError, match="INVALID_PRODUCER_ID_MAPPING"):
+                send_and_flush(producer, 100, 10)
+            with pytest.raises(TransactionFailed, match=r"call abort_transaction: .*INVALID_PRODUCER_ID_MAPPING"):
+                producer.commit_transaction()
+            producer.abort_transaction()
+        assert visible(client) == list(range(20))
+        assert len(fake.asked(INIT_PRODUCER_ID)) == 2
+
+    def test_a_commit_says_that_nothing_was_committed(
+        self, fake: FakeKafka, client: Client, producer: TransactionalProducer
+    ) -> None:
+        producer.begin_transaction()
+        send_and_flush(producer, 0, 10)
+        fake.transactions.transactions.clear()
+        with pytest.raises(TransactionFailed, match=r"nothing was committed.*INVALID_PRODUCER_ID_MAPPING"):
+            producer.commit_transaction()
+        producer.abort_transaction()
+        producer.begin_transaction()
+        producer.commit_transaction()
+
+    def test_if_another_has_come_since_it_is_fenced(
+        self, fake: FakeKafka, client: Client, producer: TransactionalProducer
+    ) -> None:
+        fake.transactions.transactions.clear()
+        newer = started(client, "etl-0")
+        assert_replaced(producer)
+        newer.begin_transaction()
+        send_numbered(newer, "orders", 0, 10, 3)
+        newer.commit_transaction()
+        assert visible(client) == list(range(10))
+
+
+def assert_replaced(producer: TransactionalProducer) -> None:
+    """Its producer id is not that of the transactional id any more, and another producer has that one."""
+    producer.begin_transaction()
+    with pytest.raises(BrokerError, match="INVALID_PRODUCER_ID_MAPPING"):
+        producer.send_offsets_to_transaction({("orders", 0): CommittedOffset(1)}, GROUP)
+    producer.abort_transaction()
+    with pytest.raises(ProducerFenced):
+        producer.begin_transaction()
