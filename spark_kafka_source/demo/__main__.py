@@ -39,14 +39,14 @@ _BAR_WIDTH = 24
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def run(seconds: float, per_second: float, security: str, folder: Path, screen: Screen) -> bool:
+def run(brokers: int, seconds: float, per_second: float, security: str, folder: Path, screen: Screen) -> bool:
     """The whole demo; whether the results are right and the lag is 0 in the end."""
-    with LocalKafka(brokers=3, security=security, report=screen.say) as kafka, _client(kafka, security) as client:
+    with LocalKafka(brokers=brokers, security=security, report=screen.say) as kafka, _client(kafka, security) as client:
         # PySpark is imported after the checks of `main`, and while the brokers settle.
         from spark_kafka_source.demo import query as spark_side
 
         for topic, partitions in ((spark_side.ORDERS, 6), (spark_side.REVENUE, 3)):
-            create_topic(client, NewTopic(topic, partitions, replication_factor=3))
+            create_topic(client, NewTopic(topic, partitions, replication_factor=brokers))
             screen.say(f"topic {topic}: {partitions} partitions, each on all brokers")
         options = {f"kafka.{name}": value for name, value in kafka.client_properties(security.upper()).items()}
         orders = OrderStream(client, spark_side.ORDERS, per_second, spark_side.WINDOW_S)
@@ -187,6 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m spark_kafka_source.demo",
         description="A Spark query that reads a Kafka group, commits it truthfully, and writes back.",
     )
+    parser.add_argument("--brokers", type=int, default=3, help="how many, each with every partition (3)")
     parser.add_argument("--seconds", type=float, default=30, help="how long orders come after the first batch (30)")
     parser.add_argument("--rate", type=float, default=500, help="orders per second (500)")
     parser.add_argument("--security", choices=["plaintext", *map(str.lower, PROTOCOLS)], default="plaintext")
@@ -199,7 +200,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             find_java()
             _require_pyspark()
-            return 0 if run(chosen.seconds, chosen.rate, chosen.security, Path(folder), screen) else 1
+            given = (chosen.brokers, chosen.seconds, chosen.rate, chosen.security)
+            return 0 if run(*given, Path(folder), screen) else 1
         except KeyboardInterrupt:
             screen.say("stopped")
         except KafkaError as error:

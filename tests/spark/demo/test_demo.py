@@ -22,7 +22,8 @@ COMMAND = [sys.executable, "-m", "spark_kafka_source.demo"]
 @pytest.mark.parametrize("security", ["plaintext", *(["sasl_ssl"] if SOAK else [])])
 def test_the_demo_ends_with_the_right_results_and_lag_zero(monkeypatch: pytest.MonkeyPatch, security: str) -> None:
     monkeypatch.setenv("JDK_JAVA_OPTIONS", " ".join(BRIEF_LIFE))
-    command = [*COMMAND, "--seconds", "5", "--rate", "200", "--security", security]
+    brokers = "3" if SOAK else "1"
+    command = [*COMMAND, "--brokers", brokers, "--seconds", "5", "--rate", "200", "--security", security]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=580)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert ended.stderr == ""
