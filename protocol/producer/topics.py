@@ -70,7 +70,7 @@ def _not_there(topic: str, error: DeadlineExceeded) -> KafkaError:
 def _no_partition(topic: str, partition: int, count: int) -> UsageError:
     return UsageError(
         f"partition {partition} was asked for, but topic {topic} has {count} (0 to {count - 1}). Nothing of this "
-        "batch was sent",
+        "call was sent",
         topic=topic,
     )
 

@@ -14,9 +14,9 @@ DIFFERENCES = """\
 The syntax is what Java (`java.util.regex.Pattern`) and Python read alike: characters, `.`, classes (`[a-z]`, `[^0-9]`),
 `\\d`, `\\w`, `\\s` and their opposites, groups, alternatives, quantifiers, look-ahead and look-behind, `^`, `$`, `\\A`,
 `\\Z`, `\\b`, `\\B`, back references by number, and the flags `i`, `m` and `s`, at the beginning or in `(?i:...)`. The
-rest is refused with an error, where Spark's own connector takes it, too: write `[a-z]` for `\\p{Lower}`, `(...)` and
-`\\1` for `(?<n>...)` and `\\k<n>`, `a\\.b` for `\\Qa.b\\E`, `\\Z` for `\\z` (these were translated once), and `[abc]`
-for `[a[bc]]`. Possessive quantifiers and atomic groups need Python 3.11."""
+rest is an error, also where Spark's own connector takes it: write `[a-z]` for `\\p{Lower}`, `(...)` and `\\1` for
+`(?<n>...)` and `\\k<n>`, `a\\.b` for `\\Qa.b\\E`, `\\Z` for `\\z`, and `[abc]` for `[a[bc]]`. Possessive
+quantifiers and atomic groups need Python 3.11."""
 
 # One piece of a pattern that both read alike, for topic names.
 _ALIKE = re.compile(

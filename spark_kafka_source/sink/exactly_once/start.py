@@ -2,7 +2,7 @@
 
 Every task of a start that finds another one in the ledger does this, before it touches a transaction of its own: from
 then on no driver of an older start can decide anything, so what it has decided does not change any more. Runs in the
-executors.
+executors; whether a newer start has come the driver asks, too.
 """
 
 from __future__ import annotations
