@@ -48,6 +48,8 @@ class _Mark:
     to: CommittedOffset
     answered_at_s: float | None = None
     refused: BrokerError | None = None
+    # Who was told that the next generation has begun: `join` says who this process is in that one.
+    overtaken: GroupMember | None = None
 
 
 class OffsetManager:
@@ -75,14 +77,11 @@ class OffsetManager:
     def join(self, member: GroupMember) -> None:
         """Who commits from now on. What was marked by another one, or under claims that have ended, is dropped.
 
-        What was refused because the generation or epoch had moved on is committed again, with the new one.
+        What the next generation has overtaken is committed in that one.
         """
         with self._changed:
             if not member.has_claims_of(self._member):
                 self._marks = {}
-            for key, mark in self._marks.items():
-                if mark.refused is not None and _ends_claims(mark.refused):
-                    self._marks[key] = _Mark(mark.to)
             self._member = member
             self._changed.notify_all()
 
@@ -161,7 +160,8 @@ class OffsetManager:
         return {
             key: mark
             for key, mark in self._marks.items()
-            if mark.answered_at_s is None or (mark.refused is None and mark.answered_at_s <= long_ago_s)
+            if mark.overtaken != self._member
+            and (mark.answered_at_s is None or (mark.refused is None and mark.answered_at_s <= long_ago_s))
         }
 
     def _run(self) -> None:
@@ -209,16 +209,20 @@ class OffsetManager:
             else:
                 failure = failure or alone
         with self._changed:  # who waits in `flush` finds marks and counts changed together
-            if self._member != member:
-                answers = {key: error for key, error in answers.items() if error is None or not _ends_claims(error)}
-            for key, refused in answers.items():
-                due[key].answered_at_s, due[key].refused = self._client.clock.now_s(), refused
+            now_s, late = self._client.clock.now_s(), None
+            for key, answer in answers.items():
+                if answer is not None and _is_overtaken(answer, member):
+                    due[key].overtaken, late = member, answer
+                elif answer is None or self._member == member or not _ends_claims(answer):
+                    due[key].answered_at_s, due[key].refused = now_s, answer
             if not self._member.has_claims_of(member) or not due.keys() & self._marks.keys():
                 return True  # nobody's any more, whatever came of it
-            refused = next((error for error in answers.values() if error is not None), None)
+            refused = next((mark.refused for mark in due.values() if mark.refused is not None), None)
             if refused is not None:
-                self._note(refused, final=True)
-            if failure is not None or (answers and refused is None):
+                self._note(refused, "was refused and will not be tried again")
+            if late is not None and self._member == member:
+                self._note(late, "came too late, and is made again in the next generation if the claims hold in it")
+            if failure is not None or (refused is None and None in answers.values()):
                 self._note(failure)
             self._changed.notify_all()
         keys, half = list(too_large), len(too_large) // 2
@@ -232,8 +236,8 @@ class OffsetManager:
         insists = self._insist and member == NO_MEMBER
         return ends is Ends.MARK or (ends is not Ends.NOTHING and not insists)
 
-    def _note(self, failure: Exception | None, *, final: bool = False) -> None:
-        """Counts, and says what is given up, when commits begin to fail and when they go through again."""
+    def _note(self, failure: Exception | None, ended: str = "") -> None:
+        """Counts; says what has `ended`, how, when commits begin to fail, and when they go through again."""
         counts, was_healthy = self.counts, self.healthy
         if failure is None:
             self.counts, self.healthy = replace(counts, succeeded=counts.succeeded + 1), True
@@ -242,12 +246,17 @@ class OffsetManager:
             return
         fault = None if isinstance(failure, KafkaError) else failure
         words = self._client.words(failure) if isinstance(failure, KafkaError) else f"an unexpected fault: {fault!r}"
-        self.counts, self.healthy = replace(counts, failed=counts.failed + 1, last_failure=words), final and was_healthy
-        if final:
-            log.warning("group %s: a commit was refused and will not be tried again: %s", self.group, words)
+        self.counts = replace(counts, failed=counts.failed + 1, last_failure=words)
+        self.healthy = was_healthy and bool(ended)
+        if ended:
+            log.warning("group %s: a commit %s: %s", self.group, ended, words)
         elif was_healthy:
             log.warning("group %s: a commit failed and will be tried again: %s", self.group, words, exc_info=fault)
 
 
 def _ends_claims(error: BrokerError) -> bool:
     return error_row(error.code).ends is Ends.CLAIMS
+
+
+def _is_overtaken(error: BrokerError, member: GroupMember) -> bool:
+    return error.code == ErrorCode.ILLEGAL_GENERATION and member != NO_MEMBER

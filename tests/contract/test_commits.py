@@ -16,6 +16,7 @@ from protocol.group.offsets import CommittedOffset, commit_offsets, fetch_offset
 from tests.contract.conftest import NewTopic
 from tests.contract.members import GroupMember as Joined
 from tests.contract.members import new_group, stable, sync_all
+from tests.protocol.consumer_group.members import wait_until
 
 Offsets = dict[tuple[str, int], CommittedOffset]
 
@@ -73,7 +74,8 @@ def test_a_member_commits_until_there_is_another_generation(
     assert flushed(client, manager)
     rejoin_with_another(joined)
     manager.mark({key: CommittedOffset(6)}, before)
-    assert not flushed(client, manager)
+    wait_until(lambda: manager.counts.failed == 1)
+    assert not manager.flush(client.deadline(0))
     assert "ILLEGAL_GENERATION" in str(manager.counts.last_failure)
     assert manager.healthy, "nothing is tried again"
     manager.join(as_committer(joined))

@@ -51,9 +51,11 @@ class Member:
         if self.joining is not None:
             self.joining.reply, self.joining = reply, None
 
-    def answer_sync(self, reply: Body) -> None:
+    def answer_sync(self, reply: Body, now_s: float) -> None:
+        """Its session begins anew, also where the reply is an error (Kafka's `propagateAssignment`)."""
         if self.syncing is not None:
             self.syncing.reply, self.syncing = reply, None
+            self.expires_s = now_s + self.session_timeout_ms / 1000
 
     def metadata(self, protocol: str | None) -> bytes:
         return dict(self.protocols).get(protocol or "", b"")
@@ -136,7 +138,7 @@ class Group:
         first = self.state is State.EMPTY and bool(self.members)
         for member in self.members.values():
             member.assignment = b""
-            member.answer_sync({"error_code": ErrorCode.REBALANCE_IN_PROGRESS})
+            member.answer_sync({"error_code": ErrorCode.REBALANCE_IN_PROGRESS}, now_s)
         self.unsynced.clear()
         self.state = State.PREPARING_REBALANCE
         self.round_ends_s = now_s + (self.initial_delay_s if first else self._rebalance_timeout_s)
@@ -214,8 +216,7 @@ class Group:
         self.state, self.stored = State.STABLE, set(self.members)
         for member in self.members.values():
             member.assignment = assignments.get(member.member_id, b"")
-            member.expires_s = now_s + member.session_timeout_ms / 1000
-            member.answer_sync(self.synced(member))
+            member.answer_sync(self.synced(member), now_s)
 
     def remove(self, member: Member, now_s: float) -> None:
         """A member is gone: the others have to join again."""
@@ -228,7 +229,7 @@ class Group:
         """Another coordinator takes over, by what is stored."""
         for member in list(self.members.values()):
             member.answer_join({"error_code": ErrorCode.NOT_COORDINATOR, "member_id": member.member_id})
-            member.answer_sync({"error_code": ErrorCode.NOT_COORDINATOR})
+            member.answer_sync({"error_code": ErrorCode.NOT_COORDINATOR}, now_s)
             member.expires_s = now_s + member.session_timeout_ms / 1000
             if member.member_id not in self.stored:
                 del self.members[member.member_id]

@@ -126,7 +126,7 @@ class Groups:
         """A static member that was started again goes on as the one it was (KIP-345), under another id."""
         unchanged = [(row["name"], bytes(row["metadata"])) for row in body["protocols"]] == before.protocols
         before.answer_join({"error_code": ErrorCode.FENCED_INSTANCE_ID, "member_id": before.member_id})
-        before.answer_sync({"error_code": ErrorCode.FENCED_INSTANCE_ID})
+        before.answer_sync({"error_code": ErrorCode.FENCED_INSTANCE_ID}, now_s)
         del group.members[before.member_id]
         led = group.leader == before.member_id
         before.member_id, before.expires_s = member_id, now_s + body["session_timeout_ms"] / 1000

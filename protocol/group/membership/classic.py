@@ -19,6 +19,7 @@ from protocol.group.assignors.assignor import Subscription
 from protocol.group.assignors.consumer_protocol import decode_assignment, encode_subscription
 from protocol.group.assignors.table import parse_strategy
 from protocol.group.member import GroupMember
+from protocol.group.membership.assignment import Revocation
 from protocol.group.membership.cause import Cause
 from protocol.group.membership.leader import GroupLeader
 from protocol.group.membership.machine import NOTHING, MemberMachine
@@ -71,6 +72,8 @@ class ClassicMember(MemberMachine):
         self._generation_id = _NO_GENERATION
         self._claimed_in: int | None = None
         self._assignment = NOTHING
+        # What the owner was told to give up: until it has, its commits of that need the generation to last.
+        self._revoked = NOTHING
         # What this member gives up is another one's in the next generation (KIP-429).
         self._joins_again = False
         # What it was assigned last and in which generation, for sticky leaders.
@@ -87,6 +90,16 @@ class ClassicMember(MemberMachine):
         return GroupMember(
             self._member_id, self._generation_id, group_instance_id=instance_id, claimed_in=self._claimed_in
         )
+
+    @property
+    def is_being_named(self) -> bool:
+        """KIP-394: the coordinator waits for whom it has given an id until the session is over, all others with it."""
+        return self._asked is not None and not self._member_id and self.config.group_instance_id is None
+
+    def revocation(self, now_s: float) -> Revocation | None:
+        revocation = super().revocation(now_s)
+        self._revoked = NOTHING if revocation is None else revocation.partitions
+        return revocation
 
     # -- what is sent -------------------------------------------------------------------------
 
@@ -215,7 +228,8 @@ class ClassicMember(MemberMachine):
     def _to_give_up_to_join(self) -> frozenset[TopicPartition]:
         if not self._cooperative:
             return self.owned
-        return frozenset(key for key in self.owned if self._topics is not None and key[0] not in self._topics)
+        dropped = {key for key in self.owned if self._topics is not None and key[0] not in self._topics}
+        return frozenset(dropped | (self._revoked & self.owned))
 
     @property
     def _may_take(self) -> bool:

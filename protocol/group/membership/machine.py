@@ -97,6 +97,11 @@ class MemberMachine(ABC):
     def member(self) -> GroupMember:
         """As the coordinator knows it; without a generation or epoch while it does not."""
 
+    @property
+    def is_being_named(self) -> bool:
+        """Whether the answer that is under way says under which id it has to leave."""
+        return False
+
     def pending(self, now_s: float) -> Cause | None:
         """Why the owner has to act; None: it need not."""
         self.tick(now_s)

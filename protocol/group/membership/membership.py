@@ -168,13 +168,16 @@ class Membership:
         leave : False: the coordinator is not told, and waits for the session's end; None: of a static member, so
             that it may come back to what it had (KIP-345).
         """
+        deadline = Deadline.after_ms(timeout_ms, self._clock)
         with self._changed:
+            while self._machine.is_being_named and not deadline.passed:
+                self._changed.wait(min(deadline.remaining_s(), _STILL_WAITING_S))
             self._machine.leave(for_good=leave)
             self._tell()
             if self._asks:
                 self._client.hang_up(self._purpose)
         if self._thread is not None:
-            self._thread.join(timeout_ms / 1000)
+            self._thread.join(deadline.remaining_s())
         with self._changed:
             self._machine.leave(for_good=False)  # without an answer, if there is none by now
             self._tell()

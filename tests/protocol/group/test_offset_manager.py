@@ -15,6 +15,7 @@ from protocol.broker_errors import ErrorCode
 from protocol.cluster.call import call
 from protocol.cluster.client import Client
 from protocol.cluster.coordinators import group_coordinator
+from protocol.errors import DeadlineExceeded, UsageError
 from protocol.group import offset_manager
 from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.group.offset_manager import OffsetManager
@@ -245,17 +246,33 @@ def test_a_late_answer_to_an_older_generation_changes_nothing(
 def test_a_commit_that_is_overtaken_by_the_next_generation_is_made_in_that_one(
     fake: FakeKafka, client: Client, manager: OffsetManager
 ) -> None:
-    """Members of cooperative rebalances keep claims in it, and what was refused is committed."""
+    """Members of cooperative rebalances keep claims in it; until it is there, nobody knows what comes of the commit."""
     (joined,) = stable(client, GROUP)
     before = GroupMember(joined.member_id, joined.generation - 1, claimed_in=0)
     manager.join(before)
     manager.mark(MARKS, before)
-    assert not flushed(client, manager)
+    assert not manager.flush(client.deadline(1_000))
+    assert isinstance(manager.failure(MARKS), DeadlineExceeded)
     assert "ILLEGAL_GENERATION" in str(manager.failure(MARKS))
+    assert asked(fake) == [[0]]
     manager.join(GroupMember(joined.member_id, joined.generation, claimed_in=0))
     assert flushed(client, manager)
     assert manager.failure(MARKS) is None
     assert committed(client) == MARKS
+
+
+def test_a_commit_that_is_overtaken_by_a_generation_without_its_claims_is_refused(
+    fake: FakeKafka, client: Client, manager: OffsetManager
+) -> None:
+    (joined,) = stable(client, GROUP)
+    before = GroupMember(joined.member_id, joined.generation - 1)
+    manager.join(before)
+    manager.mark(MARKS, before)
+    assert not manager.flush(client.deadline(1_000))
+    manager.join(GroupMember(joined.member_id, joined.generation))
+    assert flushed(client, manager)
+    assert isinstance(manager.failure(MARKS), UsageError)
+    assert committed(client) == {}
 
 
 def test_a_member_s_commits_go_to_the_coordinator_that_there_is(

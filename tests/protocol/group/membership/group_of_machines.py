@@ -16,6 +16,7 @@ from protocol.group.membership.assignment import Revocation
 from protocol.group.membership.classic import ClassicMember
 from protocol.group.membership.consumer import ConsumerMember
 from protocol.group.membership.machine import MemberMachine
+from protocol.group.membership.states import MemberState
 from protocol.group.membership.steps import Ask, LookUp, Wait
 from protocol.group.membership.topic_subscription import TopicSubscription
 from protocol.kafka_terms import TopicPartition
@@ -45,6 +46,7 @@ class Driven:
     machine: MemberMachine
     revoked: list[Revocation] = field(default_factory=list)
     sent: list[Ask] = field(default_factory=list)
+    giving_up: Revocation | None = None
     _asked: tuple[Ask, float, Pending | dict[str, Any]] | None = None
 
     @property
@@ -104,19 +106,33 @@ class Driven:
 
     def own(self) -> frozenset[TopicPartition]:
         """What its owner does when it calls `take_up`, as far as it can get by itself; what it has then."""
-        self.machine.progress(self.now_s)
-        while (revocation := self.machine.revocation(self.now_s)) is not None:
-            self.revoked.append(revocation)
-            self.machine.give_up(revocation, self.now_s)
+        while self.begin_to_give_up():
+            assert self.giving_up is not None
+            self.revoked.append(self.giving_up)
+            self.machine.give_up(self.giving_up, self.now_s)
+            self.giving_up = None
         self.machine.take(self.now_s)
         return self.machine.owned
+
+    def begin_to_give_up(self) -> bool:
+        """Its owner is told what it has to give up, and commits; `own` goes on with that. False: nothing."""
+        self.machine.progress(self.now_s)
+        self.giving_up = self.giving_up or self.machine.revocation(self.now_s)
+        return self.giving_up is not None
+
+    @property
+    def may_commit(self) -> bool:
+        """Whether the coordinator takes what is committed of that, unless it has forgotten this member."""
+        group, member = self.cluster.groups.groups.get(GROUP), self.machine.member
+        if self.giving_up is None or self.machine.state is MemberState.LOST or group is None:
+            return True
+        return member.member_id not in group.members or group.generation == member.generation_id
 
     @property
     def claims(self) -> frozenset[TopicPartition]:
         """What its owner may believe to have: nothing, if by its own clock the session is over."""
         self.machine.tick(self.now_s)
-        lost = self.machine.revocation(self.now_s)
-        return frozenset() if lost is not None and lost.lost else self.machine.owned
+        return frozenset() if self.machine.state is MemberState.LOST else self.machine.owned
 
 
 def until_settled(*members: Driven, partitions: int = 4, rounds: int = 400) -> None:

@@ -60,6 +60,20 @@ def test_two_members_share_and_who_leaves_is_missed_at_once(
     settle(one, until=lambda: one.numbers == [0, 1, 2, 3])
 
 
+def test_who_is_closed_while_it_joins_for_the_first_time_holds_up_nobody(
+    client: Client, topic1: TopicFactory, new_member: NewMember
+) -> None:
+    """KIP-394: the coordinator has an id for it by then, and would wait for it until its session is over."""
+    name = topic1(4)
+    one = new_member(client, name)
+    one.take_up(20_000)
+    two = new_member(client, name)
+    two.take_up()
+    two.membership.close()
+    three = new_member(client, name)
+    settle(one, three, until=lambda: len(one.numbers) == len(three.numbers) == 2)
+
+
 @pytest.fixture
 def curious(kafka1: LocalKafka) -> Iterator[Client]:
     """Whose members see soon that topics have changed."""
