@@ -88,7 +88,7 @@ def test_partitions_are_shared_with_java(
     name = topic1(len(PARTITIONS))
     ours = new_member(client, name)
     ours.take_up(20_000)
-    settings = ["--group", group, "--topic", name, "--timeout-ms", "3000"]
+    settings = ["--group", group, "--topic", name, "--from-beginning", "--max-messages", "1", "--timeout-ms", "45000"]
     settings += ["--bootstrap-server", kafka1.bootstrap_servers, "--consumer-property", f"group.protocol={protocol}"]
     old = version_numbers(kafka1.version) < (3, 9)
     tool = "kafka.tools.ConsoleConsumer" if old else "org.apache.kafka.tools.consumer.ConsoleConsumer"
@@ -96,6 +96,10 @@ def test_partitions_are_shared_with_java(
     theirs.start()
     settle(ours, until=lambda: len(ours.numbers) == 3, timeout_ms=60_000)
     assert described(kafka1, group, ours) == set(ours.numbers)
+    producer = confluent_kafka.Producer({"bootstrap.servers": kafka1.bootstrap_servers})
+    for number in PARTITIONS:  # one of them is theirs, and ends them
+        producer.produce(name, b"one", partition=number)
+    assert producer.flush(20) == 0
     theirs.join()
     settle(ours, until=lambda: ours.numbers == PARTITIONS)
     assert not any(each.lost for each in ours.revoked)
