@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,10 @@ from tests.whole_rows import Partition, Rows
 FOLDER = Path(__file__).parent
 
 
-def build(into: Path) -> Path:
+@cache
+def build() -> Path:
     """The program; without Go, or when sarama cannot be fetched, the test is skipped and says why."""
-    program = into / "sarama"
+    program = FOLDER.parent.parent / "build" / f"sarama-{os.environ.get('PYTEST_XDIST_WORKER', 'main')}"
     if shutil.which("go") is None:
         pytest.skip("no Go on the PATH to build sarama with")
     if fetched := _go("mod", "download"):

@@ -232,7 +232,7 @@ def twelve(
     processes = [own_process(number, ("ConsumerGroup", "KafkaConsumer")[number % 2]) for number in range(MEMBERS - 4)]
     processes.append(own_process(MEMBERS - 4, "librdkafka"))
     if kind == "range":
-        command = [str(sarama.build(folder)), "group", kafka.bootstrap_servers, topic, group]
+        command = [str(sarama.build()), "group", kafka.bootstrap_servers, topic, group]
         processes.append(ProcessMember(command, folder / "sarama-rows"))
     else:
         java = {"partition_assignment_strategy": COOPERATIVE_IN_JAVA} if kind == "cooperative" else {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Protocol
 
 import confluent_kafka
@@ -55,16 +54,11 @@ class Librdkafka:
         return self._given
 
 
-@pytest.fixture(scope="module")
-def sarama_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return sarama.build(tmp_path_factory.mktemp("sarama"))
-
-
 @pytest.fixture
-def others(request: pytest.FixtureRequest, kafka1: LocalKafka, group: str) -> Callable[[str, str], Other]:
+def others(kafka1: LocalKafka, group: str) -> Callable[[str, str], Other]:
     def start(kind: str, topic: str) -> Other:
         if kind == "sarama":
-            return sarama.GroupMember(request.getfixturevalue("sarama_program"), kafka1, topic, group)
+            return sarama.GroupMember(sarama.build(), kafka1, topic, group)
         if kind == "java":
             return ConsoleConsumer(kafka1, topic, group)
         return Librdkafka(kafka1, topic, group, {"eager": EAGER, "cooperative": COOPERATIVE, "kip848": KIP_848}[kind])

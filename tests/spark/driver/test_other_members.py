@@ -49,7 +49,7 @@ def test_a_query_shares_with_another_client_and_takes_everything_back(
 ) -> None:
     name, group = topic1(PARTITIONS), new_group()
     watch = Watch(kafka1, client, group)
-    program = sarama.build(tmp_path) if kind == "sarama" else None
+    program = sarama.build() if kind == "sarama" else None
     with query_of(spark, kafka1, name, group, protocol, tmp_path / "checkpoint", kafka_client_id="the-query") as ours:
         produce(kafka1, name, range(COUNT // 4), PARTITIONS)
         ours.await_(lambda: len(ours.rows) == COUNT // 4)

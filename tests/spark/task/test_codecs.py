@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -40,11 +39,10 @@ class Clients:
 
     kafka: LocalKafka
     spark: SparkSession
-    folder: Path
 
     def write(self, who: str, written: Rows) -> None:
         if who == "sarama":
-            sarama.produce(sarama.build(self.folder), self.kafka, written)
+            sarama.produce(sarama.build(), self.kafka, written)
             return
         for (topic, partition), rows in written.items():
             {"ours": self._write_ours, "librdkafka": self._write_librdkafka, "Java": self._write_java}[who](
@@ -53,7 +51,7 @@ class Clients:
 
     def read(self, who: str, partitions: list[Partition]) -> Rows:
         if who == "sarama":
-            return sarama.rows_of_sarama(sarama.build(self.folder), self.kafka, partitions, ROWS * len(partitions))
+            return sarama.rows_of_sarama(sarama.build(), self.kafka, partitions, ROWS * len(partitions))
         if who == "Java":
             return rows_of_java(self.kafka, self.spark, partitions, "read_uncommitted")
         return {"ours": rows_of_ours, "librdkafka": rows_of_librdkafka}[who](self.kafka, partitions, "read_uncommitted")
@@ -84,8 +82,8 @@ class Clients:
 
 
 @pytest.fixture(scope="module")
-def clients(kafka1: LocalKafka, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Clients:
-    return Clients(kafka1, spark, tmp_path_factory.mktemp("clients"))
+def clients(kafka1: LocalKafka, spark: SparkSession) -> Clients:
+    return Clients(kafka1, spark)
 
 
 @pytest.fixture(scope="module", params=CLIENTS)
