@@ -152,12 +152,16 @@ VARIANTS: dict[str, tuple[str, Callable[[Stores], Options]]] = {
 }
 
 
+# That they can be read is seen in tests/protocol/security.
 _ONLY_IN_SOAK = {
+    "PEM, inline",
     "PEM, on one line",
     "JKS by default",
     "JKS without its password",
     "PKCS12 that is called JKS",
+    "TLS 1.2 and cipher suites",
     "ssl.protocol",
+    "a key in PKCS12",
     "a key in PEM",
 }
 

@@ -46,7 +46,7 @@ from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.plan.offsets import JsonDict, Offsets
 from tests.conftest import TopicFactory
 from tests.kafka_proxy import Exchange, Fate, KafkaProxy
-from tests.soak import SOAK
+from tests.soak import SOAK, variants
 from tests.topic_changes import delete_topics, recreate
 
 # `make soak` asks for 20.
@@ -410,7 +410,8 @@ def test_a_truncated_log_is_told_also_when_it_has_grown_again(
         admin(kafka).delete_topics(topics)
 
 
-@pytest.mark.parametrize("what", ["retention takes some", "recreated, shorter"])
+# Without Spark they are all above.
+@variants("what", ["retention takes some", "recreated, shorter"], "recreated, shorter")
 def test_loss_fails_the_query(
     what: str, spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
 ) -> None:

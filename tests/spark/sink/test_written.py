@@ -16,6 +16,7 @@ from pyspark.sql.types import StructType
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.read_back import read_back
+from tests.soak import variants
 
 HEADERS = "array<struct<key:string,value:binary>>"
 # Or records of past years would be gone before they are read back.
@@ -28,7 +29,8 @@ def write(rows: DataFrame, kafka: LocalKafka, **options: str) -> None:
 
 
 class TestBatch:
-    @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
+    # What each codec makes of rows others read in tests/spark/task/test_codecs.py.
+    @variants("codec", ["none", "gzip", "snappy", "lz4", "zstd"], "none", "zstd")
     def test_every_row_arrives_once_with_its_key_and_value(
         self, spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, codec: str
     ) -> None:
