@@ -65,7 +65,7 @@ soak: setup ## the tests that kill, cut off, count and spoil, for longer
 	SPARK_KAFKA_SOURCE_SOAK=1 SPARK_KAFKA_SOURCE_KILLS=20 $(BIN)/python -m pytest -s --timeout 7200 \
 	tests/spark/sink/test_exactly_once.py tests/spark/sink/test_exactly_once_storm.py \
 	tests/spark/sink/test_two_drivers.py \
-	tests/spark/sink/test_random_deaths.py
+	tests/spark/sink/test_random_deaths.py tests/spark/sink/test_written.py
 
 matrix: setup ## the client's tests, and those of Spark's groups, against Kafka 2.8, 3.9, 4.1 and 4.2
 	for version in 2.8.2 3.9.1 4.1.0 4.2.0; do \

@@ -1,4 +1,4 @@
-"""Topics that change under a query: partitions added, records deleted, the topic gone or recreated under its name."""
+"""Topics that change under a query: partitions or topics added, a topic gone. For records see `test_data_loss`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.consumer_groups import describe, wait_for_lag_zero
-from tests.topic_changes import delete_topics, recreate
+from tests.consumer_groups import wait_for_lag_zero
+from tests.topic_changes import delete_topics
 from tests.wait_for_brokers import wait_until_known
 
 
@@ -91,23 +91,6 @@ def test_a_pattern_takes_new_topics_in(
     second = topic(2, prefix=prefix)
     produce(kafka, second, 1, 4)
     assert run_once(rows, tmp_path) == 4
-
-
-def test_a_topic_recreated_under_its_name_fails_the_query_also_when_it_is_longer_than_before(
-    spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
-) -> None:
-    name, group = topic(1), f"group-{uuid.uuid4().hex[:8]}"
-    options = {"subscribe": name, "startingOffsets": "earliest", "kafka.group.id": group}
-    produce(kafka, name, 0, 5)
-    assert run_once(stream(spark, kafka, **options), tmp_path) == 5
-    recreate(kafka, name)
-    produce(kafka, name, 0, 9)
-    with pytest.raises(Exception, match="was deleted and created again") as caught:
-        run_once(stream(spark, kafka, **options), tmp_path)
-    assert f"topic {name}" in str(caught.value)
-    assert "failOnDataLoss=false" in str(caught.value)
-    assert run_once(stream(spark, kafka, **options, failOnDataLoss="false"), tmp_path) == 9
-    assert [(row.current_offset, row.lag) for row in describe(kafka, group)] == [(9, 0)]
 
 
 def test_a_deleted_topic_fails_the_query_by_name(
