@@ -22,9 +22,9 @@ from tests.conftest import TopicFactory
 from tests.kafka_proxy import Fate, KafkaProxy
 from tests.read_back import read_back
 
-ROWS = 200_000
+ROWS = 100_000
 PARTITIONS = 6
-_ROWS_AT_A_TIME = 2_000
+_ROWS_AT_A_TIME = 1_000
 _PAUSE_S = 0.1
 
 
