@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
-SCRIPTS = int(os.environ.get("SPARK_KAFKA_SOURCE_SCRIPTS", "2"))
+SCRIPTS = int(os.environ.get("SPARK_KAFKA_SOURCE_SCRIPTS", "1"))
 AT_ONCE = 2
 
 OURS, JVM = "pykafka-group", "kafka"
