@@ -158,12 +158,16 @@ def seen_processes(job: subprocess.Popen[str]) -> Iterator[dict[str, str]]:
     ended = threading.Event()
 
     def look() -> None:
+        others: set[str] = set()
         while not ended.wait(0.05):
-            for folder in Path("/proc").glob("[0-9]*"):
+            for pid in set(filter(str.isdigit, os.listdir("/proc"))) - others:
+                folder = Path("/proc", pid)
                 try:
-                    if int((folder / "stat").read_text().rpartition(")")[2].split()[3]) == job.pid:
-                        line = (folder / "cmdline").read_text().replace("\0", " ")
-                        seen[line] = (folder / "environ").read_text(errors="replace")
+                    if int((folder / "stat").read_text().rpartition(")")[2].split()[3]) != job.pid:
+                        others.add(pid)
+                        continue
+                    line = (folder / "cmdline").read_text().replace("\0", " ")
+                    seen[line] = (folder / "environ").read_text(errors="replace")
                 except OSError:
                     pass  # it has ended
 
