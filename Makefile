@@ -75,7 +75,7 @@ matrix: setup ## the client's tests, and those of Spark's groups, against Kafka 
 			tests/protocol/consumer_group tests/protocol/transaction tests/protocol/admin \
 			tests/protocol/sasl tests/protocol/security || exit 1; \
 		SPARK_KAFKA_SOURCE_KAFKA_VERSION=$$version SPARK_KAFKA_SOURCE_SOAK=1 SPARK_KAFKA_SOURCE_KILLS=2 \
-		SPARK_KAFKA_SOURCE_STORM_S=60 $(BIN)/python -m pytest -q -m kafka -rs --timeout 900 \
+		SPARK_KAFKA_SOURCE_STORM_S=30 $(BIN)/python -m pytest -q -m kafka -rs --timeout 900 \
 			tests/driver tests/spark/driver/test_membership.py tests/spark/driver/test_group_commits.py \
 			tests/spark/driver/test_group_start.py tests/spark/driver/test_other_members.py \
 			tests/spark/driver/test_killed_member.py tests/spark/driver/test_lost_coordinator.py \

@@ -123,6 +123,8 @@ class QueryMember(Run):
         self._start(self)
         wait_until(lambda: drivers() - others, timeout_s=60)
         (self._driver,) = drivers() - others
+        # Spark gives it ten seconds to begin, and others wait for its first batch: nobody comes meanwhile.
+        self.await_(lambda: self.query.lastProgress)
 
     def leave(self) -> None:
         self.query.stop()
@@ -281,7 +283,7 @@ def test_twelve_members_in_a_storm(
             stack.enter_context(background(each.run))
             stack.callback(each.ended.set)
         stack.callback(lambda: [each.signal(signal.SIGKILL) for each in members])
-        all_come(members)
+        all_come([*queries, *processes])
         look.wait_until_settled(members, 120)
         ends_s = time.monotonic() + STORM_S
         while time.monotonic() < ends_s:

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import NEEDS_KIP_848, TopicFactory
-from tests.consumer_groups import describe, described_by_kafka, wait_for_lag_zero
+from tests.consumer_groups import describe, described_by_kafka, move_group, wait_for_lag_zero
 from tests.soak import variants
 from tests.wait_for_brokers import wait_until_decided
 
@@ -159,18 +159,7 @@ def test_a_restart_takes_the_checkpoint_and_sets_the_group_right(
         assert query.awaitTermination(120)
         read = sum(progress.numInputRows for progress in query.recentProgress)
         assert read == 10
-        tool = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
-        arguments = [
-            "--reset-offsets",
-            "--group",
-            group,
-            "--all-topics",
-            "--to-earliest",
-            "--execute",
-            "--timeout",
-            "30000",
-        ]
-        kafka1.run_tool(tool, "--bootstrap-server", kafka1.bootstrap_servers, *arguments)
+        move_group(kafka1, group, {(name, 0): 0})
         assert [row.current_offset for row in describe(kafka1, group)] == [0]
     query = (
         stream(spark, kafka1, name, group, mode)
