@@ -46,7 +46,10 @@ def new_group() -> str:
     return f"group-{uuid.uuid4().hex[:8]}"
 
 
-@pytest.mark.parametrize("options", [{}, {"maxOffsetsPerTrigger": "70"}], ids=["one batch", "several batches"])
+SEVERAL_BATCHES = pytest.param({"maxOffsetsPerTrigger": "70"}, id="several batches")
+
+
+@variants("options", [pytest.param({}, id="one batch"), SEVERAL_BATCHES], SEVERAL_BATCHES)
 @modes(NONE, CONSUMER)
 def test_after_available_now_the_lag_is_zero_on_every_partition_empty_ones_too(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, mode: str, options: dict[str, str]
