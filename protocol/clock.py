@@ -126,6 +126,7 @@ class Backoff:
     tries: int = 0
 
     def next_s(self) -> float:
+        """Counts one more try."""
         wait_ms = min(self.maximum_ms, self.initial_ms * (2 ** min(self.tries, 30)))
         self.tries += 1
         return float(wait_ms * random.uniform(0.8, 1.2) / 1000.0)  # noqa: S311

@@ -98,6 +98,7 @@ OnLoss = Callable[[DataLoss, Range], None]
 
 
 def raise_loss(loss: DataLoss, skipped: Range) -> None:
+    """Nothing is skipped."""
     raise loss
 
 

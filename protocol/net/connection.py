@@ -226,6 +226,7 @@ class Connection:
             raise
 
     def receive(self, reply: Reply, deadline: Deadline) -> dict[str, Any]:
+        """As `Reply.result`. One of those who wait reads what comes, for the others, too."""
         if self._begin_to_read(reply, deadline):
             try:
                 with self._closed_when_broken():

@@ -26,6 +26,7 @@ class ProducedRange:
     count: int = 0
 
     def plus(self, base_offset: int, count: int) -> ProducedRange:
+        """With `count` more records, from `base_offset` on (-1: no broker told it)."""
         if base_offset < 0:
             return ProducedRange(self.first_offset, self.last_offset, self.count + count)
         first = base_offset if self.first_offset < 0 else min(self.first_offset, base_offset)

@@ -1,6 +1,4 @@
-"""ListOffsets (key 2): the first, last or time-indexed offset of partitions. Which special timestamp needs which
-version is in `VERSION_OF_TIMESTAMP`.
-"""
+"""ListOffsets (key 2): the first, last or time-indexed offset of partitions."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from protocol.wire.schema import Api, Array, Field, Route, Struct
 LIST_OFFSETS_PARTITION = Struct(
     Field("partition_index", "int32"),
     Field("current_leader_epoch", "int32", since=4, default=-1, ignorable=True),
-    Field("timestamp", "int64", doc="ms since 1970, or one of the negative constants below"),
+    Field("timestamp", "int64", doc="ms since 1970, or EARLIEST or LATEST of `kafka_terms`"),
 )
 
 LIST_OFFSETS_TOPIC = Struct(
