@@ -1,8 +1,8 @@
 """A value that nobody should see: a password, a key, a token.
 
 Made where properties are read, revealed where it is sent to a broker, and nowhere in between: whatever prints, logs,
-copies or pickles what it is part of shows `[hidden]`, or fails. Only `pickled_with_secrets` takes it to another process,
-for `config`.
+copies or pickles what it is part of shows `[hidden]`, or fails. Only `pickled_with_secrets` takes it to another
+process, for `config`.
 """
 
 from __future__ import annotations
