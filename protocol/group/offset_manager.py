@@ -259,4 +259,5 @@ def _ends_claims(error: BrokerError) -> bool:
 
 
 def _is_overtaken(error: BrokerError, member: GroupMember) -> bool:
-    return error.code == ErrorCode.ILLEGAL_GENERATION and member != NO_MEMBER
+    """Whether `join` will say what comes of it: not of who was in no generation either, and had no claims."""
+    return error.code == ErrorCode.ILLEGAL_GENERATION and member.generation_id >= 0

@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 
 # The machine is told this often that time has passed, or that a coordinator holds back an answer.
 _STILL_WAITING_S = 1.0
+_HANG_UP_AGAIN_S = 0.1
 # When nobody has looked at the clock for so long, this process has stood still.
 _STOOD_STILL_S = 3.0
 # Whose requests have failed for so long says it: its owner just sees that nothing comes.
@@ -72,7 +73,7 @@ class Membership:
         self._on_member = on_member
         self._told = self._machine.state, self._machine.member
         self._changed = threading.Condition()
-        self._asks = False
+        self._asks: Ask | None = None
         self._looked_s = self._clock.now_s()
         self._failing_since_s: float | None = None
         self._has_warned = False
@@ -170,12 +171,16 @@ class Membership:
         """
         deadline = Deadline.after_ms(timeout_ms, self._clock)
         with self._changed:
-            while self._machine.is_being_named and not deadline.passed:
-                self._changed.wait(min(deadline.remaining_s(), _STILL_WAITING_S))
-            self._machine.leave(for_good=leave)
-            self._tell()
-            if self._asks:
-                self._client.hang_up(self._purpose)
+            try:
+                while self._machine.is_being_named and not deadline.passed:
+                    self._changed.wait(min(deadline.remaining_s(), _STILL_WAITING_S))
+            finally:  # also at Ctrl-C
+                self._machine.leave(for_good=leave)
+                self._tell()
+            asked = self._asks
+            while asked is not None and self._asks is asked and not deadline.passed:
+                self._client.hang_up(self._purpose)  # what is not sent yet will wait for an answer, too
+                self._changed.wait(min(deadline.remaining_s(), _HANG_UP_AGAIN_S))
         if self._thread is not None:
             self._thread.join(deadline.remaining_s())
         with self._changed:
@@ -234,7 +239,7 @@ class Membership:
                 step = self._machine.next_step(now_s)
                 self._tell()
                 if isinstance(step, (Ask, LookUp)):
-                    self._asks = isinstance(step, Ask)
+                    self._asks = step if isinstance(step, Ask) else None
                     return step
                 self._changed.wait(min(max(0.0, step.until_s - now_s), _STILL_WAITING_S))
             return None
@@ -312,7 +317,7 @@ class Membership:
 
     def _hand_over(self, tell: Callable[[float], None]) -> None:
         with self._changed:
-            self._asks = False
+            self._asks = None
             try:
                 tell(self._clock.now_s())
             except KafkaError as error:  # such as bytes of another member that make no sense

@@ -15,7 +15,7 @@ from protocol.broker_errors import ErrorCode
 from protocol.cluster.call import call
 from protocol.cluster.client import Client
 from protocol.cluster.coordinators import group_coordinator
-from protocol.errors import DeadlineExceeded, UsageError
+from protocol.errors import BrokerError, DeadlineExceeded, UsageError
 from protocol.group import offset_manager
 from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.group.offset_manager import OffsetManager
@@ -273,6 +273,17 @@ def test_a_commit_that_is_overtaken_by_a_generation_without_its_claims_is_refuse
     assert flushed(client, manager)
     assert isinstance(manager.failure(MARKS), UsageError)
     assert committed(client) == {}
+
+
+def test_who_is_in_no_generation_is_refused_at_once(fake: FakeKafka, client: Client, manager: OffsetManager) -> None:
+    """It waits to be let in, perhaps for long, and had no claims before."""
+    (joined,) = stable(client, GROUP)
+    nowhere = GroupMember(joined.member_id)
+    manager.join(nowhere)
+    manager.mark(MARKS, nowhere)
+    assert not flushed(client, manager)
+    assert isinstance(manager.failure(MARKS), BrokerError)
+    assert "ILLEGAL_GENERATION" in str(manager.failure(MARKS))
 
 
 def test_a_member_s_commits_go_to_the_coordinator_that_there_is(

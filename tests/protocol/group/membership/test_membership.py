@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
+from protocol.cluster.metadata import Broker
 from protocol.errors import BrokerError, ProtocolError, UsageError
 from protocol.group.member import GroupMember
 from protocol.group.membership import membership
@@ -17,9 +19,11 @@ from protocol.group.membership.assignment import Revocation
 from protocol.group.membership.machine import MemberMachine
 from protocol.group.offset_manager import OffsetManager
 from protocol.group.offsets import CommittedOffset, fetch_offsets
+from protocol.net.connection import Reply
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
 from protocol.wire.messages.m12_heartbeat import HEARTBEAT
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
+from protocol.wire.schema import Api
 from tests.contract.members import GroupMember as GroupMemberByHand
 from tests.contract.members import subscription
 from tests.fake_kafka import consumer_group
@@ -95,6 +99,59 @@ def test_who_is_closed_while_it_waits_for_others_leaves_at_once(
     two.membership.close(timeout_ms=30_000)
     assert time.monotonic() - began_s < 15
     assert len(fake.groups.groups[group].members) == 1
+
+
+@pytest.mark.parametrize("protocol", ["classic"])
+def test_who_is_closed_just_before_it_asks_to_be_let_in_leaves_at_once(
+    fake: FakeKafka,
+    client: Client,
+    joined: Callable[..., Owner],
+    new_member: NewMember,
+    group: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is sent after the connection was hung up is not waited for, either."""
+    joined()
+    two, hung_up, named = new_member(client, "orders"), threading.Event(), threading.Event()
+    send, hang_up = client.send, client.hang_up
+
+    def send_late(broker: Broker, api: Api, body: Any, *others: Any, **options: Any) -> Reply:
+        if api is JOIN_GROUP and body["member_id"]:
+            named.set()
+            assert hung_up.wait(20)
+        return send(broker, api, body, *others, **options)
+
+    monkeypatch.setattr(client, "send", send_late)
+    monkeypatch.setattr(client, "hang_up", lambda purpose: (hang_up(purpose), hung_up.set()))
+    two.take_up()
+    assert named.wait(20)
+    began_s = time.monotonic()
+    two.membership.close(timeout_ms=30_000)
+    assert time.monotonic() - began_s < 15
+    assert len(fake.groups.groups[group].members) == 1
+
+
+@pytest.mark.parametrize("protocol", ["classic"])
+def test_who_does_not_wait_for_its_name_does_not_join(
+    fake: FakeKafka, client: Client, new_member: NewMember, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with Ctrl-C while it is closed."""
+    asked, answered = threading.Event(), threading.Event()
+    fake.before[JOIN_GROUP] = lambda body: asked.set() or answered.wait(20)
+    owner = new_member(client, "orders")
+    owner.take_up()
+    assert asked.wait(20)
+
+    def interrupted(timeout_s: float) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner.membership._changed, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            owner.membership.close()
+    answered.set()
+    wait_until(lambda: not [each for each in threading.enumerate() if each.name.endswith(group)])
+    assert len(fake.asked(JOIN_GROUP)) == 1
 
 
 def test_a_coordinator_that_moves_is_found_again(
