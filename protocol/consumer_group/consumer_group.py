@@ -126,7 +126,9 @@ class ConsumerGroup:
             self._on_error(refusal)
 
     def _give_up_unread(self, revocation: Revocation) -> None:
-        """Between two sessions nothing is read, and what was marked is committed."""
+        """Between two sessions nothing is read; what could not be committed by now is for others to read again."""
+        assert self._membership is not None
+        self._commits.keep(self._membership.owned - revocation.partitions)
 
     # -- steering -----------------------------------------------------------------------------
 

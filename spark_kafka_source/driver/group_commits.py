@@ -6,12 +6,13 @@ Runs on the driver. `OffsetManager` commits in the background, so a commit that 
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 
 from protocol.clock import Deadline
 from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.group.offset_manager import OffsetManager
 from protocol.group.offsets import CommittedOffset
-from protocol.kafka_terms import NO_LEADER_EPOCH
+from protocol.kafka_terms import NO_LEADER_EPOCH, TopicPartition
 from spark_kafka_source.clients import client_for
 from spark_kafka_source.driver.group_checks import require_no_members
 from spark_kafka_source.options.table import SourceOptions
@@ -67,6 +68,11 @@ class GroupCommits:
             self._manager.keep(offsets)
             # A log that was truncated, or recreated, is read again from an earlier offset on.
             self._manager.reset(offsets, member)
+
+    def keep(self, owned: Collection[TopicPartition]) -> None:
+        """Nothing of the others is committed any more: what could not be by now would set another member back."""
+        if self._manager is not None:
+            self._manager.keep(owned)
 
     def wait(self) -> None:
         """Until what is marked is committed, but not for long."""

@@ -155,6 +155,7 @@ class QueryMembership:
                 listed(sorted(revocation.partitions)),
                 in_options(revocation.cause.error),
             )
+            self._commits.keep(membership.owned - revocation.partitions)
             for key in revocation.partitions:
                 self._claimed.pop(key, None)
 

@@ -10,22 +10,27 @@ from typing import Any
 
 import pytest
 
+from protocol.broker_errors import ErrorCode
 from protocol.cluster import unknown_topic
 from protocol.cluster.client import Client
 from protocol.config import parse_consumer
 from protocol.errors import DataLoss
 from protocol.group.membership.membership import Membership
 from protocol.group.membership.topic_subscription import TopicSubscription
+from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
+from spark_kafka_source.driver import group_commits
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.options.parsing import parse_source_options
 from tests.conftest import NEEDS_KIP_848, TopicFactory
+from tests.fake_kafka.faults import ALWAYS
 from tests.fake_kafka.offsets import Committed
 from tests.fake_kafka.server import FakeKafka
 from tests.member_queries import fill
 from tests.protocol.consumer.consuming import client_of, records
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
+from tests.ten_records import TenRecords
 from tests.wait_until import wait_until
 
 
@@ -151,4 +156,32 @@ def test_a_topic_that_is_recreated_is_read_from_its_beginning(
         (task,) = reader.partitions(begin, end)
         assert [(each.topic, each.from_offset, each.until_offset) for each in task.ranges] == [("a", 0, 30)]
         assert set(committed) <= {None, 0}, "what was read of the old one is not committed for the new one"
+        reader.stop()
+
+
+# -- what could not be committed ------------------------------------------------------------------
+
+
+def test_what_could_not_be_committed_in_time_is_not_committed_for_the_next_member(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It goes on from where the group is, and would be set back."""
+    monkeypatch.setattr(group_commits, "_AWAIT_LAST_COMMIT_MS", 100)
+    with TenRecords() as cluster, client_of(cluster.bootstrap_servers) as client:
+        given = {f"kafka.{key}": str(value) for key, value in COOPERATIVE.items()}
+        reader = reader_of(cluster.bootstrap_servers, "orders", "g", **given)
+        limit = reader.getDefaultReadLimit()
+        end = reader.latestOffset(reader.initialOffset(), limit)
+        manager, member = reader._query.commits._manager, reader._query.membership._membership
+        cluster.refuse(OFFSET_COMMIT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALWAYS)
+        other = Membership(client, parse_consumer({"group.id": "g", **COOPERATIVE}), member._machine.subscription)
+        other.take_up(client.deadline(20_000))
+        wait_for_rebalance(reader)
+        marked = []
+        cluster.before[JOIN_GROUP] = lambda body: marked.append(set(manager._marks))
+        reader.latestOffset(end, limit)
+        assert len(member.owned) == 1
+        assert marked
+        assert all(keys <= member.owned for keys in marked)
+        other.close()
         reader.stop()

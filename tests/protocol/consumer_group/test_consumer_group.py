@@ -18,6 +18,7 @@ from protocol.errors import CommitFailed, UsageError
 from protocol.group.offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
+from protocol.wire.messages.m11_join_group import JOIN_GROUP
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.fake_kafka.faults import ALWAYS
@@ -277,6 +278,31 @@ def test_a_commit_that_is_still_tried_again_ends_before_a_claim_is_given_up() ->
         two.close()
         one.close()
         assert [begin for _, _, begin in two.claimed] == [END]
+
+
+def test_what_could_not_be_committed_is_not_committed_for_who_is_next() -> None:
+    """It goes on from where the group is, and would be set back."""
+
+    class OnlyMarks(Handler):
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            session.mark_offset(claim.topic, claim.partition, END)
+
+    with (
+        TenRecords() as fake,
+        client_of(fake.bootstrap_servers, request_timeout_ms=500) as client,
+        consumer_group(client, "etl", **COOPERATIVE) as members,
+    ):
+        fake.refuse(OFFSET_COMMIT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALWAYS)
+        members.consume(["orders"], OnlyMarks())
+        other = Member(client, "etl", "orders", **COOPERATIVE)
+        manager, membership = members._commits._manager, members._membership
+        wait_until(lambda: membership.rebalance_pending)
+        marked = []
+        fake.before[JOIN_GROUP] = lambda body: marked.append(set(manager._marks))
+        members.consume(["orders"], OnlyMarks())
+        assert marked
+        assert all(len(keys) == 1 for keys in marked)
+        other.close()
 
 
 def test_a_claim_that_ended_in_a_long_sleep_hands_out_nothing(
