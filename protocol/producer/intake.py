@@ -163,11 +163,7 @@ class Intake:
         with self._one_at_a_time:
             for messages in self.messages.take():
                 _fail(messages, error)
-            for gathered in self._accumulator.drain():
-                for cut in gathered.cuts:
-                    Delivery(cut.topic, cut.partition, 0, cut.count, cut.receipts).settle(
-                        0, cut.count, Outcome(error=error)
-                    )
+            _fail_rows(self._accumulator.drain(), error)
 
     # -- inside, one thread at a time ---------------------------------------------------------
 
@@ -220,9 +216,16 @@ class Intake:
 
     def _hand_over(self, gathered: Iterable[Gathered], *, wait: bool = True) -> None:
         """Encodes what is worth a record batch, and gives it to the sender; may `wait` for room in between."""
-        most_bytes = self._config.buffer_memory_bytes
-        for together in gathered:
-            records = self._encode(together.rows, [cut.count for cut in together.cuts], together.order)
+        most_bytes, left = self._config.buffer_memory_bytes, iter(gathered)
+        for together in left:
+            try:
+                records = self._encode(together.rows, [cut.count for cut in together.cuts], together.order)
+            except BaseException as error:  # such as MemoryError, or Ctrl-C: rows of earlier calls are among them
+                cause = UsageError(f"rows of {together.cuts[0].topic} were not sent: encoding has failed: {error!r}")
+                _fail_rows([together, *left], cause)
+                self._on_failure(cause)
+                self._deliveries.failed([cause])
+                raise
             now_s = self._clock.now_s()
             deliveries = [
                 Delivery(cut.topic, cut.partition, len(encoded), cut.count, cut.receipts)
@@ -253,6 +256,12 @@ def _rows_of(
     """Only these rows."""
     wanted = to_arrow(numbers)
     return rows.take(wanted), sizes[numbers], None if named is None else named.take(wanted)
+
+
+def _fail_rows(gathered: Iterable[Gathered], error: KafkaError) -> None:
+    for together in gathered:
+        for cut in together.cuts:
+            Delivery(cut.topic, cut.partition, 0, cut.count, cut.receipts).settle(0, cut.count, Outcome(error=error))
 
 
 def _fail(messages: Messages, error: KafkaError) -> None:

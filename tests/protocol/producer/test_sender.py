@@ -217,6 +217,25 @@ class TestMemory:
             assert len(written) == 1
 
 
+def test_rows_that_cannot_be_encoded_fail_those_of_earlier_calls_too(
+    broker: FakeKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*_: object) -> None:
+        raise MemoryError("as if")
+
+    with producer_of(broker.bootstrap_servers, {"linger.ms": 60_000, "batch.size": 2_000}) as producer:
+        earlier = [producer.send_columns(TOPIC, numbered(0, 3), np.full(3, each, np.int32)) for each in (0, 1)]
+        monkeypatch.setattr(producer._intake, "_encode", no_memory)
+        with pytest.raises(MemoryError):
+            producer.flush()
+        monkeypatch.undo()
+        assert all(each.done for each in earlier)
+        with pytest.raises(UsageError, match=f"rows of {TOPIC} were not sent: encoding has failed"):
+            producer.flush()
+        producer.send_columns(TOPIC, numbered(7, 1), np.zeros(1, np.int32))
+    assert [int(value[:9]) for value in values_of(broker)] == [7]
+
+
 class TestTheEnd:
     @pytest.mark.parametrize("end", [AsyncProducer.close, AsyncProducer.abort])
     def test_neither_thread_nor_socket_is_left(self, broker: FakeKafka, end: Callable[[AsyncProducer], None]) -> None:
