@@ -217,8 +217,7 @@ class KafkaConsumer:
         if revocation.lost:
             self._listener.on_partitions_lost(partitions)
         else:
-            self._commit_positions(partitions, self._client.deadline())
-            self._listener.on_partitions_revoked(partitions)
+            self._revoke(partitions, self._client.deadline())
         self._streams.drop(partitions)
         self._commits.keep(self._streams.partitions)
 
@@ -227,9 +226,16 @@ class KafkaConsumer:
             self._streams.add(added)
             self._listener.on_partitions_assigned(added)
 
+    def _revoke(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
+        """Before they are given up: the last commits, also those that the listener does not wait for."""
+        limit_ms = self._client.config.request_timeout_ms
+        self._commit_positions(partitions, deadline.at_most_ms(limit_ms))
+        if partitions and self._membership is not None:
+            self._listener.on_partitions_revoked(partitions)
+        self._commits.finish(deadline.at_most_ms(limit_ms))
+
     def _commit_positions(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
-        """Before they are given up, if commits are automatic; others that are under way end, too."""
-        deadline = deadline.at_most_ms(self._client.config.request_timeout_ms)
+        """If commits are automatic; others that are under way end, too."""
         if self._commits.auto:
             moved = self._streams.moved()
             try:
@@ -361,13 +367,13 @@ class KafkaConsumer:
             return
         deadline = self._client.deadline(timeout_ms)
         with self._used():
-            self._closed = True
             try:
-                self._leave(deadline=deadline)
-                self._commits.tell()
+                self._leave(deadline=deadline)  # while it is open yet: the listener may commit
             finally:
+                self._closed = True
                 self._streams.close(deadline)
                 self._commits.close()
+            self._commits.tell()
 
     @contextmanager
     def _used(self) -> Iterator[None]:
@@ -383,10 +389,8 @@ class KafkaConsumer:
         """`for_good`: None: a static member's partitions wait for it."""
         deadline = deadline or self._client.deadline()
         partitions = self._streams.partitions
-        self._commit_positions(partitions, deadline)
         try:
-            if self._membership is not None and partitions:
-                self._listener.on_partitions_revoked(partitions)
+            self._revoke(partitions, deadline)
         finally:
             self._streams.drop(partitions)
             if self._membership is not None:

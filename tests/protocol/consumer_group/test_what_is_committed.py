@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
@@ -15,14 +15,17 @@ from protocol.config import parse_client
 from protocol.consumer_group.config import parse_group_consumer
 from protocol.consumer_group.group_streams import GroupStreams
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
+from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
 from protocol.errors import CommitFailed, UsageError
-from protocol.group.offsets import CommittedOffset, commit_offsets
+from protocol.group.offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.kafka_terms import TopicPartition
+from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
+from protocol.wire.messages.m11_join_group import JOIN_GROUP
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.member_queries import fill
 from tests.protocol.consumer.consuming import client_of
-from tests.protocol.consumer_group.conftest import NewConsumer
+from tests.protocol.consumer_group.conftest import EAGER, NewConsumer
 from tests.protocol.consumer_group.members import read
 from tests.ten_records import END, TenRecords
 from tests.wait_until import wait_until
@@ -148,6 +151,36 @@ def test_who_is_closed_says_so(key: TopicPartition, new_consumer: NewConsumer) -
     for call in calls:
         with pytest.raises(UsageError, match="this consumer is closed"):
             call()
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["sync", "async"])
+@pytest.mark.parametrize("end", ["close", "unsubscribe", "rebalance"])
+def test_a_listener_commits_before_partitions_are_given_up(end: str, waits: bool) -> None:
+    offset, told = CommittedOffset(7), []
+
+    class Commits(ConsumerRebalanceListener):
+        def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> None:
+            offsets = dict.fromkeys(partitions, offset)
+            if waits:
+                ours.commit_sync(offsets)
+            else:
+                ours.commit_async(offsets, lambda offsets, error: told.append(error))
+
+    with TenRecords() as fake, client_of(fake.bootstrap_servers) as client:
+        given = {"group.id": "etl", **EAGER, "auto.offset.reset": "earliest", "enable.auto.commit": False}
+        ours = KafkaConsumer(client, parse_group_consumer(given))
+        ours.subscribe(["orders"], Commits())
+        read(ours, 2 * END)
+        both = ours.assignment
+        if end == "rebalance":
+            fake.delay_replies(OFFSET_COMMIT, 0.1)
+            fake.rebalance("etl")
+            wait_until(lambda: ours.poll(50) is not None and len(fake.asked(JOIN_GROUP)) > 2)
+        else:
+            getattr(ours, end)()
+        assert told == ([] if waits else [None])
+        assert fetch_offsets(client, "etl", both, client.deadline()) == dict.fromkeys(both, offset)
+        ours.close()
 
 
 def test_close_ends_by_its_deadline() -> None:
