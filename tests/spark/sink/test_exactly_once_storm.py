@@ -94,29 +94,32 @@ def copied(spark: SparkSession, kafka: LocalKafka, target: str, folder: Path) ->
     assert reader.values == {p: list(range(p, ROWS, PARTITIONS)) for p in range(PARTITIONS)}
 
 
-def run_through(copy: Copy, kill: Callable[[], None], kills: int) -> int:
-    """The query, started again whenever it fails, while `kill` is called now and then; how often it was."""
+def run_through(copy: Copy, kill: Callable[[], bool], kills: int) -> int:
+    """The query, started again whenever it fails, while `kill` is called now and then; how often it has killed."""
     dice, done = random.Random(5), 0
     while True:
         query = copy.start()
-        while query.isActive:
-            if done < kills:
-                query.awaitTermination(dice.uniform(0.5, 4))
-                if query.isActive:
-                    kill()
-                    done += 1
-            else:
-                query.awaitTermination(1)
         with contextlib.suppress(StreamingQueryException):
-            query.awaitTermination()
+            while not query.awaitTermination(dice.uniform(0.5, 4)):
+                if done < kills:
+                    done += kill()
             return done
 
 
-def kill_a_process() -> None:
-    """Any of Spark's Python processes, but not the one that forks all others."""
-    with contextlib.suppress(psutil.NoSuchProcess, IndexError):  # nobody is there, or not any more
-        pythons = [each for each in psutil.Process().children(recursive=True) if "daemon" in " ".join(each.cmdline())]
-        random.choice([each for each in pythons if not each.children()]).kill()
+def kill_a_process() -> bool:
+    """Any of Spark's Python processes, but none that forks others. False: nobody is there, or not any more."""
+    daemons = [each for each in psutil.Process().children(recursive=True) if _is_daemon(each)]
+    with contextlib.suppress(psutil.NoSuchProcess, IndexError):
+        random.choice([each for each in daemons if each.parent() in daemons]).kill()
+        return True
+    return False
+
+
+def _is_daemon(process: psutil.Process) -> bool:
+    """By its command line, which those that it has forked have as well."""
+    with contextlib.suppress(psutil.NoSuchProcess):  # or a zombie
+        return "daemon" in " ".join(process.cmdline())
+    return False
 
 
 def test_processes_die(spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path) -> None:
@@ -130,7 +133,7 @@ def test_brokers_die(spark: SparkSession, kafka: LocalKafka, topic: TopicFactory
     target = topic(PARTITIONS, replication_factor=3, config={"min.insync.replicas": "2"})
     deaths = 0
 
-    def kill_a_broker() -> None:
+    def kill_a_broker() -> bool:
         nonlocal deaths
         query_id = (copy.checkpoint / "metadata").read_text().split('"')[3]
         with copy.client() as client:
@@ -145,6 +148,7 @@ def test_brokers_die(spark: SparkSession, kafka: LocalKafka, topic: TopicFactory
         kafka.kill(victim)
         time.sleep(2)  # long enough for others to notice, or not
         kafka.start(victim)
+        return True
 
     with copied(spark, kafka, target, tmp_path) as copy:
         assert run_through(copy, kill_a_broker, max(3, KILLS // 2)) == deaths >= 3
