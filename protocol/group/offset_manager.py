@@ -221,7 +221,8 @@ class OffsetManager:
             if refused is not None:
                 self._note(refused, "was refused and will not be tried again")
             if late is not None and self._member == member:
-                self._note(late, "came too late, and is made again in the next generation if the claims hold in it")
+                ended = "came too late, and is made again in the next generation if the claims hold in it"
+                self._note(late, ended, logging.INFO)
             if failure is not None or (refused is None and None in answers.values()):
                 self._note(failure)
             self._changed.notify_all()
@@ -236,7 +237,7 @@ class OffsetManager:
         insists = self._insist and member == NO_MEMBER
         return ends is Ends.MARK or (ends is not Ends.NOTHING and not insists)
 
-    def _note(self, failure: Exception | None, ended: str = "") -> None:
+    def _note(self, failure: Exception | None, ended: str = "", level: int = logging.WARNING) -> None:
         """Counts; says what has `ended`, how, when commits begin to fail, and when they go through again."""
         counts, was_healthy = self.counts, self.healthy
         if failure is None:
@@ -249,7 +250,7 @@ class OffsetManager:
         self.counts = replace(counts, failed=counts.failed + 1, last_failure=words)
         self.healthy = was_healthy and bool(ended)
         if ended:
-            log.warning("group %s: a commit %s: %s", self.group, ended, words)
+            log.log(level, "group %s: a commit %s: %s", self.group, ended, words)
         elif was_healthy:
             log.warning("group %s: a commit failed and will be tried again: %s", self.group, words, exc_info=fault)
 
