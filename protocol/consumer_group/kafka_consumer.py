@@ -75,7 +75,7 @@ class KafkaConsumer:
         self._woken = threading.Event()
         # What was wrong behind the records of the last poll.
         self._error: KafkaError | None = None
-        self._closed = False
+        self._closing = self._closed = False
         self._in_use = threading.RLock()
 
     def __enter__(self) -> KafkaConsumer:
@@ -363,10 +363,11 @@ class KafkaConsumer:
 
         timeout_ms : how long brokers may take to answer; None: `default.api.timeout.ms`.
         """
-        if self._closed:
+        if self._closing:
             return
         deadline = self._client.deadline(timeout_ms)
         with self._used():
+            self._closing = True
             try:
                 self._leave(deadline=deadline)  # while it is open yet: the listener may commit
             finally:
