@@ -18,9 +18,9 @@ from tests.conftest import TopicFactory
 from tests.consumer_groups import wait_for_lag_zero
 from tests.soak import SOAK
 
-# `make soak` asks for a minute, and kills each of them before.
+# `make soak` asks for a minute, and kills each of them.
 OUTAGE_S = float(os.environ.get("SPARK_KAFKA_SOURCE_OUTAGE_S", "10"))
-KILLED = 3 if SOAK else 0
+KILLED = 3 if SOAK else 1
 PARTITIONS = 3
 
 
@@ -75,7 +75,7 @@ def every_row(records: int) -> list[tuple[int, int]]:
 
 
 @pytest.mark.timeout(600)
-def test_all_brokers_are_killed_at_once_and_two_come_back_before_the_third(
+def test_brokers_are_killed_one_after_the_other_and_then_all_at_once(
     spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
 ) -> None:
     name, group, rows = topic(PARTITIONS, replication_factor=3), f"group-{uuid.uuid4().hex[:8]}", Rows()
@@ -103,10 +103,6 @@ def test_all_brokers_are_killed_at_once_and_two_come_back_before_the_third(
         while time.monotonic() - gone_since_s < OUTAGE_S:
             assert query.isActive, f"the query died: {query.exception()}"
             time.sleep(0.5)
-        kafka.start(*kafka.broker_ids[1:])
-        produce(kafka, name, 50)
-        records += 50
-        wait_until(lambda: len(rows.all()) >= records * PARTITIONS, query)
     finally:
         for broker in kafka.broker_ids:
             kafka.resume(broker)

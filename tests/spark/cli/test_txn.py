@@ -50,12 +50,13 @@ class Open:
 
 
 @pytest.fixture
-def open_(client: Client, topic1: TopicFactory) -> Iterator[Open]:
+def open_(kafka1: LocalKafka, client: Client, topic1: TopicFactory) -> Iterator[Open]:
     prefix, topic = new_id(), topic1(2)
     done = started(client, f"{prefix}-done")
     done.begin_transaction()
     done.send_columns(topic, numbered(0, 1))
     done.commit_transaction()
+    wait_until_decided(kafka1, [(topic, number) for number in range(2)])
     producer = started(client, f"{prefix}-open")
     producer.begin_transaction()
     send_numbered(producer, topic, 10, 10, 2)

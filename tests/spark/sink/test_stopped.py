@@ -89,7 +89,7 @@ def start(spark: SparkSession, kafka1: LocalKafka, tmp_path: Path) -> Callable[[
         options = {
             "kafka.bootstrap.servers": kafka1.bootstrap_servers,
             "kafka.batch.size": "5000",
-            "kafka.default.api.timeout.ms": "3000",
+            "kafka.default.api.timeout.ms": "15000",  # longer than a partition is looked for
             "topic": topic,
             "log": str(tmp_path / "log"),
             "checkpointLocation": str(tmp_path / "checkpoint"),
