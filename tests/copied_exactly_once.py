@@ -75,7 +75,7 @@ class Copy:
         assert query.awaitTermination(300)
         return [progress.batchId for progress in query.recentProgress if progress.numInputRows]
 
-    def run_into(self, kill: Kill, says: str = "", **options: str) -> None:
+    def run_into(self, kill: Kill, says: str | None = None, **options: str) -> None:
         """Until it fails, since somebody was killed."""
         kill.arm(self.proxy)
         with pytest.raises(StreamingQueryException, match=says):

@@ -1,4 +1,4 @@
-"""What a reader of committed transactions sees of a topic: by librdkafka, and by this project."""
+"""What a reader of committed transactions sees of a topic with none open: by librdkafka, and by this project."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.range import Range
 from protocol.consumer.range_consumer import RangeConsumer
 from protocol.kafka_terms import LATEST
+from tests.wait_for_brokers import wait_until_topic_decided
 
 Values = dict[int, list[bytes]]
 """The values of each partition, in their order."""
 
 
 def by_librdkafka(servers: str, topic: str, timeout_s: float = 30) -> Values:
-    """Up to the last stable offsets of now."""
+    """When all that have ended are seen to have."""
+    wait_until_topic_decided(servers, topic)
     consumer = Consumer(
         {
             "bootstrap.servers": servers,
@@ -50,7 +52,8 @@ def by_librdkafka(servers: str, topic: str, timeout_s: float = 30) -> Values:
 
 
 def by_this_project(servers: str, topic: str) -> Values:
-    """Up to the last stable offsets of now."""
+    """When all that have ended are seen to have."""
+    wait_until_topic_decided(servers, topic)
     with Client(parse_client({"bootstrap.servers": servers})) as client:
         times = {(topic, number): LATEST for number in client.topic(topic).partitions}
         ends = list_offsets(client, times, isolation_level="read_committed")

@@ -18,6 +18,7 @@ from protocol.kafka_terms import EARLIEST, LATEST
 from spark_kafka_source.local_kafka import LocalKafka
 
 _TIMEOUT_S = 30.0
+_LEVELS = "committed", "uncommitted"
 
 
 def wait_until_known(kafka: LocalKafka, topic: str, partitions: int) -> None:
@@ -39,17 +40,25 @@ def wait_until_gone(kafka: LocalKafka, topic: str) -> None:
 
 def wait_until_decided(kafka: LocalKafka, partitions: Iterable[tuple[str, int]]) -> None:
     """Of transactions that have been ended every marker is written: a coordinator answers before that."""
+    with Client(parse_client({"bootstrap.servers": kafka.bootstrap_servers})) as client:
+        _wait_until_decided(client, partitions)
+
+
+def wait_until_topic_decided(servers: str, topic: str) -> None:
+    """Of all its partitions."""
+    with Client(parse_client({"bootstrap.servers": servers})) as client:
+        _wait_until_decided(client, [(topic, number) for number in client.topic(topic).partitions])
+
+
+def _wait_until_decided(client: Client, partitions: Iterable[tuple[str, int]]) -> None:
     times = dict.fromkeys(partitions, LATEST)
     give_up_s = time.monotonic() + _TIMEOUT_S
-    with Client(parse_client({"bootstrap.servers": kafka.bootstrap_servers})) as client:
-        while True:
-            ends = [
-                list_offsets(client, times, isolation_level=f"read_{level}") for level in ("committed", "uncommitted")
-            ]
-            if ends[0] == ends[1]:
-                return
-            assert time.monotonic() < give_up_s, f"some transaction is still open after {_TIMEOUT_S:.0f} s"
-            time.sleep(0.02)
+    while True:
+        committed, all_ = (list_offsets(client, times, isolation_level=f"read_{level}") for level in _LEVELS)
+        if committed == all_:
+            return
+        assert time.monotonic() < give_up_s, f"some transaction is still open after {_TIMEOUT_S:.0f} s"
+        time.sleep(0.02)
 
 
 def _wait(kafka: LocalKafka, topic: str, agreed: Callable[[Topic], bool], what: str) -> None:

@@ -31,18 +31,25 @@ def topic_to_write(
         lowest, highest = int(partitions.min()), int(partitions.max())
 
     deadline = deadline or client.deadline()
+    said: BrokerError | None = None
 
     def look() -> Topic:
-        known = client.topic(name, deadline, create=True)
-        if highest >= len(known.partitions):
-            code, context = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, {"topic": name, "partition": highest}
-            raise broker_error(code, f"{name}-{highest}", count=len(known.partitions), **context)
+        nonlocal said
+        try:
+            known = client.topic(name, deadline, create=True)
+            if highest >= len(known.partitions):
+                code, context = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, {"topic": name, "partition": highest}
+                raise broker_error(code, f"{name}-{highest}", count=len(known.partitions), **context)
+        except BrokerError as error:
+            said = error
+            raise
         return known
 
     try:
         known = client.retrying(f"Metadata of {name}", look, deadline, topics=[name])
     except DeadlineExceeded as error:
-        raise _not_there(name, error) from error.__cause__
+        # The last look may have had no time left for an answer: what brokers said before is what is wrong.
+        raise _not_there(name, error, said or error.__cause__) from error.__cause__
     require_partition(known, lowest)
     return known
 
@@ -53,9 +60,8 @@ def require_partition(topic: Topic, partition: int | None) -> None:
         raise _no_partition(topic.name, partition, len(topic.partitions))
 
 
-def _not_there(topic: str, error: DeadlineExceeded) -> KafkaError:
-    """What is to be done where brokers say that a topic or a partition is not there; else the error itself."""
-    cause = error.__cause__
+def _not_there(topic: str, error: DeadlineExceeded, cause: BaseException | None) -> KafkaError:
+    """What is to be done where brokers have said that a topic or a partition is not there; else the error itself."""
     if not isinstance(cause, BrokerError) or not is_unknown_topic(cause):
         return error
     if (count := cause.context.get("count")) is None:

@@ -433,11 +433,18 @@ def _raise(outcome: str) -> None:
         raise KafkaError(outcome)
 
 
+def client_that_knows_orders(cluster: TenRecords) -> Client:
+    """To look a topic up takes some of `max.block.ms`, too."""
+    client = client_of(cluster, {})
+    client.topic("orders")
+    return client
+
+
 def held(cluster: TenRecords, given: dict[str, str]) -> bool:
     """Whether 5 kB and then 50 kB are taken in while nothing is acknowledged."""
     cluster.silent_to(PRODUCE)
     limits = {"batch.size": "1000", "max.block.ms": SHORT}
-    producer = AsyncProducer(client_of(cluster, {}), parse_producer({**given, **limits}))
+    producer = AsyncProducer(client_that_knows_orders(cluster), parse_producer({**given, **limits}))
     try:
         producer.send_columns("orders", rows(50, size=100), np.zeros(50, np.int32))
         return outcome(lambda: producer.send_columns("orders", rows(500, size=100), np.zeros(500, np.int32))) == "done"
@@ -449,7 +456,7 @@ def blocks_for_long(cluster: TenRecords, given: dict[str, str]) -> bool:
     """Who sends while memory is full."""
     cluster.silent_to(PRODUCE)
     limits = {"batch.size": "1000", "buffer.memory": "5000", "delivery.timeout.ms": "100000"}
-    producer = AsyncProducer(client_of(cluster, {}), parse_producer({**given, **limits}))
+    producer = AsyncProducer(client_that_knows_orders(cluster), parse_producer({**given, **limits}))
     here = np.zeros(50, np.int32)
     try:
         producer.send_columns("orders", rows(50, size=100), here)

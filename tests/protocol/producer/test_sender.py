@@ -26,6 +26,7 @@ from protocol.producer.sender import Sender
 from protocol.records.decode import decode
 from protocol.records.memory_records import read_batch_headers
 from protocol.wire.messages.m00_produce import PRODUCE
+from protocol.wire.messages.m03_metadata import METADATA
 from tests.fake_kafka.faults import ALWAYS
 from tests.fake_kafka.server import FakeKafka
 from tests.protocol.producer.producing import numbered, producer_of
@@ -215,6 +216,22 @@ class TestMemory:
             monkeypatch.undo()
             sending.join()
             assert len(written) == 1
+
+
+def test_a_partition_that_is_not_there_is_named_though_the_last_look_was_not_answered(broker: FakeKafka) -> None:
+    first = None
+
+    def once(body: Any) -> Any:
+        nonlocal first
+        if (first := first or len(broker.asked(METADATA))) == len(broker.asked(METADATA)):
+            return body
+        return None
+
+    with producer_of(broker.bootstrap_servers, {"max.block.ms": 1_000}) as producer:
+        producer._client.topic(TOPIC)
+        broker.edit_replies(METADATA, once)
+        with pytest.raises(UsageError, match=f"partition 7 was asked for, but topic {TOPIC} has "):
+            producer.send_columns(TOPIC, numbered(0, 1), np.full(1, 7, np.int32))
 
 
 def test_rows_that_cannot_be_encoded_fail_those_of_earlier_calls_too(
