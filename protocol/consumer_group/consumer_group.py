@@ -19,6 +19,7 @@ from protocol.consumer_group.config import GroupConsumerConfig
 from protocol.consumer_group.group_streams import GroupStreams
 from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.errors import CommitFailed, KafkaError, UsageError
+from protocol.group.member import GroupMember
 from protocol.group.membership.assignment import Assignment, Revocation
 from protocol.group.membership.cause import Cause
 from protocol.group.membership.membership import Membership
@@ -181,7 +182,7 @@ class _SessionRun:
         session = self._session
         try:
             self._handler.setup(session)
-            self._take(self._assigned)
+            self._take(self._assigned, self._session.member)
             while not session.ended.wait(_LOOK_S):
                 self._look()
         finally:
@@ -200,17 +201,17 @@ class _SessionRun:
         if not self._threads:
             self._membership.progress()  # there is nobody else to say so
         if self._membership.rebalance_pending is not None:
-            owned = self._membership.take_up(self._client.deadline(0), self._give_up).owned
+            assignment = self._membership.take_up(self._client.deadline(0), self._give_up)
             if not self._session.ended.is_set():
-                self._take(owned - self._threads.keys())
+                self._take(assignment.owned - self._threads.keys(), assignment.member)
         elif self._commits.due:
             self._commit_in_background()
 
-    def _take(self, partitions: Collection[TopicPartition]) -> None:
+    def _take(self, partitions: Collection[TopicPartition], member: GroupMember) -> None:
         """Begins to read claims, each in a thread."""
         if not partitions:
             return
-        self._session.claim(partitions)
+        self._session.claim(partitions, member)
         self._streams.add(partitions)
         for key, to in self._session.marked.items():
             if key in partitions:

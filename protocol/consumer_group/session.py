@@ -16,6 +16,7 @@ from protocol.consumer.partition_stream import ConsumerMessage, PartitionStream,
 from protocol.consumer_group.commits import Commits
 from protocol.consumer_group.marked_offsets import MarkedOffsets
 from protocol.errors import DataLoss, DeadlineExceeded, KafkaError, UsageError
+from protocol.group.member import GroupMember
 from protocol.group.membership.assignment import Assignment
 from protocol.group.membership.cause import Cause
 from protocol.group.membership.membership import Membership
@@ -116,8 +117,10 @@ class ConsumerGroupSession:
         with self._lock:
             self._marked.begin(key, offset)
 
-    def claim(self, partitions: Collection[TopicPartition]) -> None:
+    def claim(self, partitions: Collection[TopicPartition], member: GroupMember) -> None:
+        """`member`: whose claims they are. Who had none before may have left and joined again, and nobody had to know."""
         with self._lock:
+            self.member = member
             self._claimed |= set(partitions)
 
     def unclaim(self, partitions: Collection[TopicPartition]) -> None:

@@ -19,8 +19,10 @@ from protocol.group.offsets import CommittedOffset, commit_offsets, fetch_offset
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
+from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
+from tests.contract.members import ask_coordinator
 from tests.fake_kafka.faults import ALWAYS
 from tests.protocol.consumer.consuming import client_of, produce
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER
@@ -324,3 +326,32 @@ def test_a_claim_that_ended_in_a_long_sleep_hands_out_nothing(
     with consumer_group(client, group, **EAGER, **{"max.poll.interval.ms": 300}) as members:
         assert "max.poll.interval.ms" in str(members.consume([orders], handler))
     assert (handler.batches, handler.cleaned) == ([], 1)
+
+
+@pytest.mark.parametrize("protocol", [EAGER, COOPERATIVE], ids=["eager", "cooperative"])
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_who_had_nothing_at_first_reads_what_it_is_given_later(
+    client: Client, kafka1: LocalKafka, topic1: TopicFactory, group: str, protocol: dict[str, object], forgotten: bool
+) -> None:
+    """Also if the coordinator forgets it meanwhile: it joins again, and there is nothing that it has to be told."""
+    name = topic1()
+    produce(kafka1, name, range(3))
+    one = Member(client, group, name, **protocol)
+    wait_until(lambda: len(one.values) == 3)
+    two = Member(client, group, name, **protocol)
+    try:
+        wait_until(lambda: two.setups)
+        if forgotten:
+            membership = two.group._membership
+            assert membership is not None
+            before = membership.member.member_id
+            body = {"group_id": group, "members": [{"member_id": before, "group_instance_id": None}]}
+            assert ask_coordinator(client, group, LEAVE_GROUP, body)["members"][0]["error_code"] == 0
+            wait_until(lambda: membership.member.generation_id >= 0 and membership.member.member_id != before)
+        one.close()
+        produce(kafka1, name, range(3))
+        wait_until(lambda: len(two.values) == 3)
+        assert two.errors == []
+    finally:
+        one.close()
+        two.close()
