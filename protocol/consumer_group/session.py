@@ -118,7 +118,7 @@ class ConsumerGroupSession:
             self._marked.begin(key, offset)
 
     def claim(self, partitions: Collection[TopicPartition], member: GroupMember) -> None:
-        """`member`: whose claims they are. Who had none before may have left and joined again, and nobody had to know."""
+        """`member`: whose they are. Who had none before may have left and joined again, and nobody had to know."""
         with self._lock:
             self.member = member
             self._claimed |= set(partitions)
