@@ -80,6 +80,8 @@ class ProcessMember:
         return self._process is not None
 
     def come(self) -> None:
+        # Half of a line is of who was killed in it, before anything of that was committed.
+        self.said.write_text("".join(f"{line}\n" for line in self.lines()))
         with self.said.open("ab") as out, self.said.with_suffix(".err").open("ab") as errors:
             self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=out, stderr=errors)
 
