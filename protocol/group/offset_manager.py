@@ -113,7 +113,10 @@ class OffsetManager:
             return taken
 
     def failure(self, offsets: Mapping[TopicPartition, CommittedOffset]) -> KafkaError | None:
-        """Why these are not committed, though marked: refused, revoked, or (`DeadlineExceeded`) no answer yet."""
+        """Why these are not committed, though marked: refused, revoked, or (`DeadlineExceeded`) not yet.
+
+        That is so, too, for `flush`, while the next generation has overtaken them and `join` has not told who this is.
+        """
         with self._changed:
             marks = {key: self._marks.get(key) for key in offsets}
             for (topic, partition), mark in marks.items():

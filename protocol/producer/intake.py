@@ -220,20 +220,21 @@ class Intake:
         for together in left:
             try:
                 records = self._encode(together.rows, [cut.count for cut in together.cuts], together.order)
+                now_s = self._clock.now_s()
+                deliveries = [
+                    Delivery(cut.topic, cut.partition, len(encoded), cut.count, cut.receipts)
+                    for cut, encoded in zip(together.cuts, records, strict=True)
+                ]
+                if wait:
+                    free_bytes = most_bytes + together.held_bytes - sum(each.size_bytes for each in deliveries)
+                    self._deliveries.wait_for_room(partial(self._holds_at_most, free_bytes), None)
             except BaseException as error:  # such as MemoryError, or Ctrl-C: rows of earlier calls are among them
-                cause = UsageError(f"rows of {together.cuts[0].topic} were not sent: encoding has failed: {error!r}")
+                topic = together.cuts[0].topic
+                cause = UsageError(f"rows of {topic} were not sent, since this came between: {error!r}")
                 _fail_rows([together, *left], cause)
                 self._on_failure(cause)
                 self._deliveries.failed([cause])
                 raise
-            now_s = self._clock.now_s()
-            deliveries = [
-                Delivery(cut.topic, cut.partition, len(encoded), cut.count, cut.receipts)
-                for cut, encoded in zip(together.cuts, records, strict=True)
-            ]
-            if wait:
-                free_bytes = most_bytes + together.held_bytes - sum(each.size_bytes for each in deliveries)
-                self._deliveries.wait_for_room(partial(self._holds_at_most, free_bytes), None)
             self._deliveries.begin(deliveries)
             self._hand_over_batches(
                 [

@@ -234,21 +234,27 @@ def test_a_partition_that_is_not_there_is_named_though_the_last_look_was_not_ans
             producer.send_columns(TOPIC, numbered(0, 1), np.full(1, 7, np.int32))
 
 
-def test_rows_that_cannot_be_encoded_fail_those_of_earlier_calls_too(
-    broker: FakeKafka, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("where", "raised"), [("encoding", MemoryError("as if")), ("waiting for room", KeyboardInterrupt())]
+)
+def test_what_comes_between_fails_rows_of_earlier_calls_too(
+    broker: FakeKafka, monkeypatch: pytest.MonkeyPatch, where: str, raised: BaseException
 ) -> None:
-    def no_memory(*_: object) -> None:
-        raise MemoryError("as if")
+    def come_between(*_: object) -> None:
+        raise raised
 
     with producer_of(broker.bootstrap_servers, {"linger.ms": 60_000, "batch.size": 2_000}) as producer:
         earlier = [producer.send_columns(TOPIC, numbered(0, 3), np.full(3, each, np.int32)) for each in (0, 1)]
-        monkeypatch.setattr(producer._intake, "_encode", no_memory)
-        with pytest.raises(MemoryError):
-            producer.flush()
+        if where == "encoding":
+            monkeypatch.setattr(producer._intake, "_encode", come_between)
+        else:
+            monkeypatch.setattr(producer._deliveries, "wait_for_room", come_between)
+        with pytest.raises(type(raised)):
+            producer.send_columns(TOPIC, numbered(3, 40), np.arange(40, dtype=np.int32) % 2)
         monkeypatch.undo()
-        assert all(each.done for each in earlier)
-        with pytest.raises(UsageError, match=f"rows of {TOPIC} were not sent: encoding has failed"):
+        with pytest.raises(UsageError, match=f"rows of {TOPIC} were not sent, since this came between"):
             producer.flush()
+        assert all(each.done for each in earlier)
         producer.send_columns(TOPIC, numbered(7, 1), np.zeros(1, np.int32))
     assert [int(value[:9]) for value in values_of(broker)] == [7]
 

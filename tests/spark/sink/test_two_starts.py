@@ -6,7 +6,7 @@ Without Spark, whose calls are made here: `write` of a task in an executor, `com
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
@@ -16,6 +16,7 @@ from protocol.producer.transactional_producer import TransactionalProducer
 from spark_kafka_source.clients import client_for
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.sink.exactly_once import batch_commit, ledger_group
+from spark_kafka_source.sink.exactly_once.task_writer import PreparedWrite
 from tests.conftest import TopicFactory
 from tests.exactly_once_query import Query, standing_still
 from tests.transaction_version import transactions_before_kip_890
@@ -189,6 +190,18 @@ def test_what_is_written_again_is_decided_like_everything_else(query: Query, has
     assert query.seen(name) == [b"A0", b"C1"]
 
 
+def assert_only_that_is_written_again(
+    query: Query, name: str, first: Sequence[PreparedWrite], end_of_1: Callable[[], None]
+) -> None:
+    """The second task's transaction ends between the decision and its commit; the other one is committed."""
+    told = r"1 of 2 transactions .* Batch 0 is decided: start the query again"
+    with pytest.raises(OutcomeUnknown, match=told), standing_still(batch_commit, "_commit", end_of_1):
+        query.commit(*first)
+    query.abort(*first)
+    query.commit(*(query.task("B", 0, task, (name, f"B{task}")) for task in (0, 1)))
+    assert query.seen(name) == [b"A0", b"B1"]
+
+
 def test_a_decided_transaction_that_times_out_under_its_driver_is_told_and_written_again(
     query: Query, hasty: Query, name: str
 ) -> None:
@@ -197,12 +210,7 @@ def test_a_decided_transaction_that_times_out_under_its_driver_is_told_and_writt
     def is_timed_out() -> None:
         wait_until(lambda: query.left_open() == ["0"])
 
-    told = r"1 of 2 transactions .* Batch 0 is decided: start the query again"
-    with pytest.raises(OutcomeUnknown, match=told), standing_still(batch_commit, "_commit", is_timed_out):
-        query.commit(*first)
-    query.abort(*first)
-    query.commit(*(query.task("B", 0, task, (name, f"B{task}")) for task in (0, 1)))
-    assert query.seen(name) == [b"A0", b"B1"]
+    assert_only_that_is_written_again(query, name, first, is_timed_out)
 
 
 def test_a_batch_is_found_committed_though_a_later_one_had_begun(query: Query, name: str) -> None:
@@ -288,12 +296,7 @@ def test_what_is_aborted_after_the_decision_is_written_again(query: Query, name:
     def end() -> None:
         abort_transaction(query.client, query.transactional_id(1))
 
-    told = r"1 of 2 transactions .* Batch 0 is decided: start the query again"
-    with pytest.raises(OutcomeUnknown, match=told), standing_still(batch_commit, "_commit", end):
-        query.commit(*first)
-    query.abort(*first)
-    query.commit(*(query.task("B", 0, task, (name, f"B{task}")) for task in (0, 1)))
-    assert query.seen(name) == [b"A0", b"B1"]
+    assert_only_that_is_written_again(query, name, first, end)
 
 
 def test_a_driver_whose_decision_is_aborted_decides_again(query: Query, name: str) -> None:

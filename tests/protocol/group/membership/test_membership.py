@@ -87,6 +87,14 @@ def test_who_waits_for_others_is_told_so_and_comes_in_without_waiting(
     assert len(two.take_up().added) == 2
 
 
+def assert_leaves_at_once(owner: Owner, fake: FakeKafka) -> None:
+    """One member is left."""
+    began_s = time.monotonic()
+    owner.membership.close(timeout_ms=30_000)
+    assert time.monotonic() - began_s < 15
+    assert len(fake.groups.groups[owner.group].members) == 1
+
+
 @pytest.mark.parametrize("protocol", ["classic"])
 def test_who_is_closed_while_it_waits_for_others_leaves_at_once(
     fake: FakeKafka, client: Client, joined: Callable[..., Owner], new_member: NewMember, group: str
@@ -95,10 +103,7 @@ def test_who_is_closed_while_it_waits_for_others_leaves_at_once(
     two = new_member(client, "orders")
     two.take_up(100)
     wait_until(lambda: len(fake.groups.groups[group].members) == 2)
-    began_s = time.monotonic()
-    two.membership.close(timeout_ms=30_000)
-    assert time.monotonic() - began_s < 15
-    assert len(fake.groups.groups[group].members) == 1
+    assert_leaves_at_once(two, fake)
 
 
 @pytest.mark.parametrize("protocol", ["classic"])
@@ -125,10 +130,7 @@ def test_who_is_closed_just_before_it_asks_to_be_let_in_leaves_at_once(
     monkeypatch.setattr(client, "hang_up", lambda purpose: (hang_up(purpose), hung_up.set()))
     two.take_up()
     assert named.wait(20)
-    began_s = time.monotonic()
-    two.membership.close(timeout_ms=30_000)
-    assert time.monotonic() - began_s < 15
-    assert len(fake.groups.groups[group].members) == 1
+    assert_leaves_at_once(two, fake)
 
 
 @pytest.mark.parametrize("protocol", ["classic"])
