@@ -99,12 +99,16 @@ class TransactionSession:
 
     # -- for its user -----------------------------------------------------------------------------
 
-    def init(self, deadline: Deadline) -> None:
+    def init(self, deadline: Deadline, transactional_id: str | None = None) -> None:
         """Fences older producers of this transactional id; what they left open is aborted.
 
-        Raises `DeadlineExceeded`, after which it may be called again, or `BrokerError`.
+        `transactional_id`: another one from now on. Raises `DeadlineExceeded`, after which it may be called again, or
+        `BrokerError`.
         """
         self.require(_S.UNINITIALIZED, _S.PREPARED_TRANSACTION)
+        if transactional_id is not None:
+            self.transactional_id = transactional_id
+            self._lifecycle = TransactionLifecycle(transactional_id)
         self._initialize(deadline)
 
     def begin(self, deadline: Deadline, count_from_0: Callable[[], None]) -> None:

@@ -58,12 +58,13 @@ class TransactionalProducer(AsyncProducer):
 
     # -- transactions -------------------------------------------------------------------------
 
-    def init_transactions(self, deadline: Deadline | None = None) -> None:
+    def init_transactions(self, deadline: Deadline | None = None, *, transactional_id: str | None = None) -> None:
         """Fences every older producer of this transactional id, and has its open transaction aborted.
 
-        Raises `DeadlineExceeded` (it may be called again), `BrokerError`.
+        `transactional_id`: from now on this producer is that one's; what it has handed over is not touched. Raises
+        `DeadlineExceeded` (it may be called again), `BrokerError`.
         """
-        self._session.init(deadline or self._client.deadline())
+        self._session.init(deadline or self._client.deadline(), transactional_id)
 
     def begin_transaction(self, deadline: Deadline | None = None) -> None:
         """The coordinator hears of it with the first record, or offset."""

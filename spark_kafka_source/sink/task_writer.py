@@ -46,7 +46,7 @@ class TaskWriter:
         error stay in Kafka (at least once), and the error counts them: Spark runs the task again, or fails the batch.
         A task whose query is stopped raises nothing: its process is killed.
         """
-        with borrowed_producer(self.client, self.producer) as producer:
+        with borrowed_producer(self.client, self.producer, AsyncProducer) as producer:
             try:
                 send_rows(producer, self.plan, batches)
                 producer.flush()

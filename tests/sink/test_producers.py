@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,18 +21,31 @@ class FakeProducer:
         self.config = config
         self.aborted = False
 
+    def __enter__(self) -> FakeProducer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        assert kind is not None, "one that is kept does not end"
+        self.abort()
+
     def abort(self) -> None:
         self.aborted = True
 
 
+class FakeTransactionalProducer(FakeProducer):
+    pass
+
+
 @pytest.fixture(autouse=True)
 def _fakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(producers, "AsyncProducer", FakeProducer)
     monkeypatch.setattr(producers, "_idle", {})
 
 
-def borrow_and_give_back(config: ProducerConfig = CONFIG) -> Any:
-    with borrowed_producer(CLIENT, config) as producer:
+FAKE: Any = FakeProducer
+
+
+def borrow_and_give_back(config: ProducerConfig = CONFIG, make: Any = FAKE) -> Any:
+    with borrowed_producer(CLIENT, config, make) as producer:
         return producer
 
 
@@ -47,15 +61,22 @@ def test_another_configuration_gets_a_producer_of_its_own() -> None:
     assert borrow_and_give_back(other).config is other
 
 
+def test_a_producer_of_transactions_is_used_for_the_next_transactional_id_too() -> None:
+    of_task_0, of_task_1 = (replace(CONFIG, transactional_id=f"etl-{task}") for task in range(2))
+    first = borrow_and_give_back(of_task_0, FakeTransactionalProducer)
+    assert borrow_and_give_back(of_task_1, FakeTransactionalProducer) is first
+    assert borrow_and_give_back() is not first
+
+
 def test_after_an_error_the_producer_is_aborted_and_not_used_again() -> None:
-    with pytest.raises(ValueError, match="rows"), borrowed_producer(CLIENT, CONFIG) as failed:
+    with pytest.raises(ValueError, match="rows"), borrowed_producer(CLIENT, CONFIG, FAKE) as failed:
         raise ValueError("rows")
     assert failed.aborted
     assert borrow_and_give_back() is not failed
 
 
 def test_two_borrowers_at_a_time_get_two_and_one_is_kept() -> None:
-    with borrowed_producer(CLIENT, CONFIG) as outer:
+    with borrowed_producer(CLIENT, CONFIG, FAKE) as outer:
         inner = borrow_and_give_back()
         assert inner is not outer
     assert inner.aborted

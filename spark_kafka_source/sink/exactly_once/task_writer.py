@@ -7,10 +7,12 @@ batch as an offset of the group that is named as the task's transactional id: it
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import chain
 
 import pyarrow as pa
@@ -31,6 +33,7 @@ from spark_kafka_source.sink.exactly_once.ledger import Ledger
 from spark_kafka_source.sink.exactly_once.query import Query, StreamBatch, this_batch, this_task
 from spark_kafka_source.sink.exactly_once.start import ledger_of_start, told_if_superseded
 from spark_kafka_source.sink.exactly_once.timeout import allowed_timeout
+from spark_kafka_source.sink.producers import borrowed_producer
 from spark_kafka_source.sink.task_writer import TaskWritten, send_rows
 from spark_kafka_source.task.worker_tuning import tune_worker
 
@@ -78,7 +81,7 @@ class TransactionalTaskWriter:
                 written = self._write_stream(client, first, rows)
             else:
                 nothing = PreparedWrite({}, Query(self.prefix, self.write_id), None, this_task())
-                written = nothing if first is None else self._write_rows(client, nothing, rows, {})
+                written = nothing if first is None else self._write_rows(nothing, rows, {})
         tune_worker()
         return written
 
@@ -102,28 +105,35 @@ class TransactionalTaskWriter:
             return nothing
         marker = {ledger.marker_key: CommittedOffset(batch.batch_id + 1)}
         with told_if_superseded(client, batch):
-            return self._write_rows(client, nothing, rows, marker)
+            return self._write_rows(nothing, rows, marker)
 
     def _write_rows(
         self,
-        client: Client,
         nothing: PreparedWrite,
         rows: Iterable[pa.RecordBatch],
         marker: Mapping[TopicPartition, CommittedOffset],
     ) -> PreparedWrite:
         transactional_id = nothing.query.task(nothing.task)
-        producer = TransactionalProducer(client, replace(self.producer, transactional_id=transactional_id))
-        with producer, ThreadPoolExecutor(1) as beside:
-            producer.init_transactions()  # fences older attempts of this task
+        config = replace(self.producer, transactional_id=transactional_id)
+        with borrowed_producer(self.client, config, TransactionalProducer) as producer:
+            producer.init_transactions(transactional_id=transactional_id)  # fences older attempts of this task
             producer.begin_transaction()
-            marked = beside.submit(
-                producer.send_offsets_to_transaction, marker, ConsumerGroupMetadata(transactional_id)
-            )
-            send_rows(producer, self.plan, rows)
+            group = ConsumerGroupMetadata(transactional_id)
+            marked = _other_thread(os.getpid()).submit(producer.send_offsets_to_transaction, marker, group)
+            try:
+                send_rows(producer, self.plan, rows)
+            finally:
+                wait([marked])
             marked.result()
             prepared = producer.prepare_transaction()
             identity = ProducerIdentity(prepared.producer_id, prepared.producer_epoch)
             return replace(nothing, ranges=producer.acknowledged, identity=identity)
+
+
+@lru_cache(maxsize=1)
+def _other_thread(process_id: int) -> ThreadPoolExecutor:
+    """Kept from task to task; by process, since threads do not come along with a fork."""
+    return ThreadPoolExecutor(1)
 
 
 def _is_there(client: Client, ledger: Ledger, batch: StreamBatch, task: int) -> bool:

@@ -109,6 +109,24 @@ class TestTransactions:
         again.init_transactions()
         assert visible(client) == list(range(10)), "what was not ended by then is aborted"
 
+    def test_who_has_handed_over_goes_on_under_another_transactional_id(
+        self, client: Client, producer: TransactionalProducer
+    ) -> None:
+        handed_over = []
+        for number in range(3):
+            if number:
+                producer.init_transactions(transactional_id=f"etl-{number}")
+            producer.begin_transaction()
+            send_numbered(producer, "orders", 10 * number, 10, 3)
+            with pytest.raises(UsageError, match=f"etl-{number} has a transaction"):
+                producer.init_transactions(transactional_id="other")
+            handed_over.append(producer.prepare_transaction())
+        producer.close()
+        assert [each.transactional_id for each in handed_over] == ["etl-0", "etl-1", "etl-2"]
+        for identity, commit in zip(handed_over, (True, False, True), strict=True):
+            end_transaction(client, identity, commit=commit, deadline=client.deadline())
+        assert visible(client) == [*range(10), *range(20, 30)]
+
     def test_one_that_is_closed_aborts_what_is_open(self, client: Client, fake: FakeKafka) -> None:
         def fails_in_the_middle() -> None:
             with started(client, "etl-0") as producer:
