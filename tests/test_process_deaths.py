@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-DIES = "import ctypes\ndef test_dies():\n    ctypes.string_at(0)\n"
+DIES = "import ctypes\ndef test_dies(other_goes_on):\n    ctypes.string_at(0)\n"
 HANGS = """
 import ctypes, pytest, signal
-@pytest.mark.timeout(1)
-def test_hangs():
+@pytest.mark.timeout(1, func_only=True)
+def test_hangs(other_goes_on):
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
     ctypes.PyDLL(None).sleep(300)  # keeps the interpreter's lock: no Python runs any more
 """
 # Its child has the pipe to the process that hands out the tests, and keeps it open.
 DIES_WITH_A_CHILD = """
 import os, signal, time
-def test_dies():
+def test_dies(other_goes_on):
     if os.fork() == 0:
         time.sleep(120)
         os._exit(0)
@@ -33,9 +33,28 @@ import atexit, ctypes
 def test_passes():
     atexit.register(ctypes.string_at, 0)
 """
-GOES_ON = (
-    "import time\ndef test_first():\n    pass\ndef test_goes_on():\n    time.sleep(300)\ndef test_last():\n    pass\n"
-)
+GOES_ON = """
+import conftest, time
+def test_first():
+    pass
+def test_goes_on():
+    conftest.GOES_ON.touch()
+    time.sleep(300)
+def test_last():
+    pass
+"""
+# Who dies waits until the other process is in the test that goes on, so that its first one is told as passed.
+CONFTEST = """
+import pathlib, pytest, time
+from tests import process_deaths
+process_deaths.FOLDER = pathlib.Path(__file__).parent
+process_deaths.PAST_LIMIT_S = process_deaths.GRACE_S = 2.0
+GOES_ON = process_deaths.FOLDER / "goes on"
+@pytest.fixture
+def other_goes_on():
+    while not GOES_ON.exists():
+        time.sleep(0.01)
+"""
 PASSES = "def test_passes():\n    pass\n"
 OPTIONS = (
     "-p xdist -p pytest_timeout -p no:faulthandler -p tests.process_deaths -n 2 --dist loadfile --max-worker-restart 0"
@@ -55,10 +74,7 @@ SEGMENTATION_FAULT = r"Fatal Python error: Segmentation fault(.|\n)*in test_dies
 )
 def test_a_process_that_dies_ends_the_run(one: str, other: str, closing: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text(f"[pytest]\naddopts = {OPTIONS}\n")
-    (tmp_path / "conftest.py").write_text(
-        f"import pathlib\nfrom tests import process_deaths\nprocess_deaths.FOLDER = pathlib.Path({str(tmp_path)!r})\n"
-        "process_deaths.PAST_LIMIT_S = process_deaths.GRACE_S = 2.0\n"
-    )
+    (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_one.py").write_text(one)
     (tmp_path / "test_other.py").write_text(other)
     started_s = time.monotonic()

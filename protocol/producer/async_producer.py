@@ -1,16 +1,18 @@
 """Rows and messages in, acknowledged record batches out: sarama's `AsyncProducer`, for Arrow columns.
 
-Rows are partitioned, gathered until a record batch is full, and encoded in the caller's thread (`intake`). A thread of
-the producer's own (`sender`) sends them to the partitions' leaders, several requests under way per broker, and sees to
-answers, retries and deadlines. Used by Spark's sink (one producer per task) and by programs. Safe for several threads.
+Rows are partitioned, gathered until a record batch is full, and encoded in the caller's thread (`intake`), except that
+several record batches are compressed at a time, in threads of their own. Another thread (`sender`) sends them to the
+partitions' leaders, several requests under way per broker, and sees to answers, retries and deadlines. Used by Spark's
+sink (one producer per task) and by programs. Safe for several threads.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import weakref
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
 import pyarrow as pa
@@ -34,6 +36,7 @@ log = logging.getLogger(__name__)
 
 # To close a producer takes no longer, whatever hangs.
 _STOP_MS = 10_000
+_MOST_COMPRESSORS = min(4, os.cpu_count() or 1)
 
 
 class AsyncProducer:
@@ -64,10 +67,12 @@ class AsyncProducer:
         self._session = session or (IdempotentSession(client) if config.enable_idempotence else AnonymousSession())
         self._deliveries = Deliveries()
         encode = partial(encode_batches, compression=config.compression_type, level=config.compression_level)
+        self._compressors = ThreadPoolExecutor(_MOST_COMPRESSORS, "produce-compress")
+        encode_together = partial(encode, map_each=self._compressors.map)
         self._sender = Sender(client, config, self._session, self._deliveries, encode)
         choice = PartitionChoice(client, config, self._sender.busy, partitioner)
         self._intake = Intake(
-            config, client.clock, choice, encode, self._deliveries, self._sender.put, self._session.failed
+            config, client.clock, choice, encode_together, self._deliveries, self._sender.put, self._session.failed
         )
         self._flushed = False
         self._closed = False
@@ -183,6 +188,7 @@ class AsyncProducer:
         self._closed = True
         self._sender.stop()
         self._sender.join(self._client.deadline(_STOP_MS))
+        self._compressors.shutdown()
 
     def begin_anew(self) -> None:
         """Drops what is not sent yet, and waits for the answers to what is; then every partition counts from 0 again.

@@ -7,7 +7,8 @@ of part is one column, and `row_layout` lays them out row by row. Called by the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -46,6 +47,7 @@ def encode_batches(
     *,
     compression: str | Codec = Codec.NONE,
     level: int | None = None,
+    map_each: Callable[..., Iterable[EncodedBatch]] = map,
 ) -> list[EncodedBatch]:
     """Record batches of `counts[0]` rows, of the next `counts[1]` rows, and so on: far quicker than one by one.
 
@@ -58,6 +60,7 @@ def encode_batches(
     order : which of the columns' rows, and in which order; None: all as they are. It spares the copy of who would sort
         them before, as long as most of them are wanted: all are copied on the way.
     compression : "none", "gzip", "snappy", "lz4" or "zstd"; `level` is on the codec's own scale, None its default.
+    map_each : as `map`; that of an executor compresses several record batches at a time.
 
     Raises `UsageError` when there are no rows, or all together are too large for one buffer.
     """
@@ -69,11 +72,10 @@ def encode_batches(
     timestamps = _ordered(to_numpy(columns.column("timestamp_ms")), order)
     data, edges = _laid_out(columns, order, timestamps, firsts, sizes)
     first_ms, max_ms = timestamps[firsts].tolist(), np.maximum.reduceat(timestamps, firsts).tolist()
-    batches: list[EncodedBatch] = []
-    for nth, (begin, end) in enumerate(pairwise(edges)):
-        batch: EncodedBatch = data[begin:end].data
-        if codec is not Codec.NONE:
-            batch = bytearray().join((_NO_HEADER, compress(codec, batch[HEADER_BYTES:], level)))
+    batches: list[EncodedBatch] = [data[begin:end].data for begin, end in pairwise(edges)]
+    if codec is not Codec.NONE:
+        batches = list((map_each if len(batches) > 1 else map)(partial(_compressed, codec, level), batches))
+    for nth, batch in enumerate(batches):
         LAYOUT.pack_into(
             batch,
             0,
@@ -91,8 +93,11 @@ def encode_batches(
             NO_SEQUENCE,
             counts[nth],
         )
-        batches.append(batch)
     return batches
+
+
+def _compressed(codec: Codec, level: int | None, batch: memoryview) -> EncodedBatch:
+    return bytearray().join((_NO_HEADER, compress(codec, batch[HEADER_BYTES:], level)))
 
 
 def stamp(

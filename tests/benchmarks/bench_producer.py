@@ -7,6 +7,9 @@ Each writes in a fresh process, with acks=all and idempotence, after a warm-up, 
 clock starts: Arrow batches of 10,000 rows here, lists of bytes there. All get a linger that suits bulk, and the others
 the batch size, since their defaults are for single records. Rows a second count until everything is acknowledged.
 ProducerPerformance makes values without keys, and its processor time has the start of its JVM in it.
+
+The floor sends record batches that are ready before the clock starts, five requests in flight as well, and encodes
+nothing: faster than that the broker, on the same machine, takes none.
 """
 
 from __future__ import annotations
@@ -17,9 +20,12 @@ import resource
 import subprocess
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import cycle
+from typing import Any
 
 import numpy as np
 
@@ -29,11 +35,13 @@ from tests.benchmarks import report
 from tests.benchmarks.job import PROTOCOL, Figure, Job, Topic, run_section, say, section_main
 
 CONFLUENT, KAFKA_PYTHON, PERFORMANCE = "confluent-kafka", "kafka-python", "ProducerPerformance"
+FLOOR = "encoded before"
 CHUNK_ROWS = 10_000
 BATCH_BYTES = 1_000_000
 LINGER_MS = 20
+IN_FLIGHT = 5
 # Of the records, how many each one writes, so that each takes some seconds.
-SHARE = {PROTOCOL: 1.0, CONFLUENT: 1.0, KAFKA_PYTHON: 0.1, PERFORMANCE: 1.0}
+SHARE = {PROTOCOL: 1.0, FLOOR: 1.0, CONFLUENT: 1.0, KAFKA_PYTHON: 0.1, PERFORMANCE: 1.0}
 
 Pairs = list[tuple[bytes, bytes]]
 Write = Callable[[int], None]
@@ -100,8 +108,6 @@ def _cpu_s(whose: int = resource.RUSAGE_SELF) -> float:
 
 @contextmanager
 def _protocol(job: Job, topic: Topic, pairs: Pairs) -> Iterator[Write]:
-    import pyarrow as pa
-
     from protocol.cluster.client import Client
     from protocol.config import parse_client, parse_producer
     from protocol.producer.async_producer import AsyncProducer
@@ -112,18 +118,72 @@ def _protocol(job: Job, topic: Topic, pairs: Pairs) -> Iterator[Write]:
         "compression.type": topic.compression,
         "linger.ms": LINGER_MS,
     }
-    columns = pa.RecordBatch.from_pydict(
-        {
-            "key": pa.array([key for key, _ in pairs], pa.binary()),
-            "value": pa.array([value for _, value in pairs], pa.binary()),
-        }
-    )
+    columns = _columns(pairs)
     with Client(parse_client(known)) as client, AsyncProducer(client, parse_producer(known)) as producer:
 
         def write(chunks: int) -> None:
             for _ in range(chunks):
                 producer.send_columns(topic.name, columns)
             producer.flush()
+
+        yield write
+
+
+def _columns(pairs: Pairs) -> Any:
+    """A `pa.RecordBatch` of `key` and `value`."""
+    import pyarrow as pa
+
+    keys, values = zip(*pairs, strict=True)
+    return pa.RecordBatch.from_pydict({"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())})
+
+
+@contextmanager
+def _encoded_before(job: Job, topic: Topic, pairs: Pairs) -> Iterator[Write]:
+    from protocol.cluster.client import Client
+    from protocol.config import parse_client
+    from protocol.net.connection import Reply
+    from protocol.records.encode import encode_batches, record_sizes, stamp
+    from protocol.records.record_columns import record_columns
+    from protocol.wire.messages.m00_produce import LAST_WITH_TOPIC_NAMES, PRODUCE
+
+    columns = record_columns(_columns(pairs), time.time_ns() // 1_000_000)
+    each = CHUNK_ROWS // -(-int(record_sizes(columns).sum()) // BATCH_BYTES)
+    counts = [min(each, CHUNK_ROWS - first) for first in range(0, CHUNK_ROWS, each)]
+    batches = encode_batches(columns, counts, compression=topic.compression)
+    for batch in batches:
+        stamp(batch)
+    with Client(parse_client({"bootstrap.servers": job.bootstrap_servers})) as client:
+        partitions = [(topic.name, partition) for partition in range(topic.partitions)]
+        leaders, _ = client.leaders(partitions)
+        turns = cycle(partitions)
+        under_way: deque[Reply] = deque()
+
+        def take_reply() -> None:
+            answer = under_way.popleft().result(client.deadline())
+            codes = {part["error_code"] for row in answer["responses"] for part in row["partition_responses"]}
+            if codes != {0}:
+                raise RuntimeError(f"Produce was answered with the errors {codes}")
+
+        def write(chunks: int) -> None:
+            for batch in batches * chunks:
+                (name, partition) = where = next(turns)
+                data = [{"name": name, "partition_data": [{"index": partition, "records": batch}]}]
+                body = {"transactional_id": None, "acks": -1, "timeout_ms": 30_000, "topic_data": data}
+                if len(under_way) == IN_FLIGHT:
+                    take_reply()
+                broker, _ = leaders[where]
+                reply = client.send(
+                    broker,
+                    PRODUCE,
+                    body,
+                    client.deadline(),
+                    purpose="produce",
+                    at_least=3,
+                    at_most=LAST_WITH_TOPIC_NAMES,
+                )
+                under_way.append(reply)
+            while under_way:
+                take_reply()
 
         yield write
 
@@ -185,7 +245,7 @@ def _kafka_python(job: Job, topic: Topic, pairs: Pairs) -> Iterator[Write]:
         producer.close()
 
 
-_WRITERS = {PROTOCOL: _protocol, CONFLUENT: _confluent, KAFKA_PYTHON: _kafka_python}
+_WRITERS = {PROTOCOL: _protocol, FLOOR: _encoded_before, CONFLUENT: _confluent, KAFKA_PYTHON: _kafka_python}
 
 
 def main() -> None:

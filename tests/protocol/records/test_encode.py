@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from tests.protocol.records.test_decode import DELTAS, HEADERS, PAYLOADS
 SCHEMA = pa.schema(
     [("key", pa.binary()), ("value", pa.binary()), ("timestamp_ms", pa.int64()), ("headers", HEADERS_TYPE)]
 )
+TWO_AT_A_TIME = ThreadPoolExecutor(2)
 
 
 def table(rows: list[dict[str, Any]], schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
@@ -76,7 +78,8 @@ def test_batches_that_are_encoded_together_are_those_encoded_alone(
     columns = table(rows)
     firsts = sorted({0, *data.draw(st.sets(st.integers(0, len(rows) - 1)))})
     counts = [end - first for first, end in zip(firsts, [*firsts[1:], len(rows)], strict=True)]
-    together = encode_batches(record_columns(columns, 0), counts, compression=codec)
+    map_each = data.draw(st.sampled_from([map, TWO_AT_A_TIME.map]))
+    together = encode_batches(record_columns(columns, 0), counts, compression=codec, map_each=map_each)
     for first, count, batch in zip(firsts, counts, together, strict=True):
         stamp(batch)
         assert bytes(batch) == bytes(encode(columns.slice(first, count), compression=codec))
