@@ -11,6 +11,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from types import MappingProxyType
 
 import pyarrow as pa
 
@@ -28,7 +29,7 @@ from protocol.consumer.partition_consumer import PartitionConsumer, is_about_the
 from protocol.consumer.partition_stream import PartitionStream
 from protocol.consumer.position_validation import validate_position
 from protocol.errors import BrokerError, ConnectionLost, DataLoss, KafkaError, UsageError
-from protocol.kafka_terms import EARLIEST, LATEST, NO_REPLICA, TopicPartition
+from protocol.kafka_terms import EARLIEST, LATEST, NO_LEADER_EPOCH, NO_REPLICA, TopicPartition
 from protocol.net.connection import Connection
 from protocol.records.decode import ALL_COLUMNS
 from protocol.wire.messages.m01_fetch import FETCH, FIRST_WITH_SESSIONS
@@ -95,12 +96,18 @@ class Consumer:
         return self.consume_partitions({(topic, partition): offset})[topic, partition]
 
     def consume_partitions(
-        self, offsets: Mapping[TopicPartition, int], deadline: Deadline | None = None
+        self,
+        offsets: Mapping[TopicPartition, int],
+        deadline: Deadline | None = None,
+        *,
+        epochs: Mapping[TopicPartition, int] = MappingProxyType({}),
     ) -> dict[TopicPartition, PartitionStream]:
         """Begins to read each (topic, partition) at its offset, or at `EARLIEST` or `LATEST` as of now.
 
-        Raises `UsageError` for a partition that is read already, and `DeadlineExceeded` when its offset cannot be
-        looked up. Whether a plain offset is in the log is seen later, by who reads: `DataLoss`.
+        `epochs`: the leader epoch of the record before the offset, where it is known: then who reads is told when the
+        log has been truncated below it since (KIP-320). Raises `UsageError` for a partition that is read already, and
+        `DeadlineExceeded` when its offset cannot be looked up. Whether a plain offset is in the log is seen later, by
+        who reads: `DataLoss`.
         """
         symbolic = {key: offset for key, offset in offsets.items() if offset < 0}
         for (topic, partition), offset in symbolic.items():
@@ -108,7 +115,7 @@ class Consumer:
                 raise UsageError(f"{topic}-{partition}: {offset} is no offset")
         listed = list_offsets(self._client, symbolic, isolation_level=self._config.isolation_level, deadline=deadline)
         begins = {**offsets, **{key: each.offset for key, each in listed.items()}}
-        streams = {key: self._stream(key, offset) for key, offset in begins.items()}
+        streams = {key: self._stream(key, offset, epochs.get(key, NO_LEADER_EPOCH)) for key, offset in begins.items()}
         with self._lock:
             if self._closed:
                 raise UsageError("this consumer is closed")
@@ -120,11 +127,11 @@ class Consumer:
             self._unrouted.notify()
         return streams
 
-    def _stream(self, key: TopicPartition, offset: int) -> PartitionStream:
+    def _stream(self, key: TopicPartition, offset: int, last_epoch: int) -> PartitionStream:
         settings = self._client.config
         backoff = Backoff(settings.retry_backoff_ms, settings.retry_backoff_max_ms)
         return PartitionStream(
-            PartitionConsumer(*key, offset, self._config, backoff=backoff),
+            PartitionConsumer(*key, offset, self._config, last_epoch=last_epoch, backoff=backoff),
             self._lock,
             self._client.clock,
             patience_s=settings.default_api_timeout_ms / 1000,

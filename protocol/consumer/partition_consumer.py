@@ -11,6 +11,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from protocol.broker_errors import ErrorCode, broker_error
@@ -42,6 +43,11 @@ class Fetched:
     next_offset: int
     epoch_before: int
     aborted_transactions: list[dict[str, Any]] | None
+
+    def epoch_at(self, offset: int) -> int:
+        """The leader epoch of the last record before `offset`, of which one is here; -1 if unknown."""
+        nth = int(np.searchsorted(self.records.headers["base_offset"], offset)) - 1
+        return int(self.records.headers["partition_leader_epoch"][nth])
 
     def decode(
         self, config: ConsumerConfig, columns: Collection[str], where: str, until_offset: int = UNBOUNDED

@@ -18,7 +18,7 @@ import pyarrow as pa
 from protocol.clock import Clock, Deadline, PausableClock
 from protocol.consumer.partition_consumer import Fetched, PartitionConsumer
 from protocol.errors import DeadlineExceeded, KafkaError, UsageError
-from protocol.kafka_terms import NO_REPLICA
+from protocol.kafka_terms import NO_LEADER_EPOCH, NO_REPLICA
 
 # A wait without an end still looks from time to time whether brokers have been failing for too long.
 _LONGEST_WAIT_S = 1.0
@@ -59,6 +59,7 @@ class PartitionStream:
     Attributes
     ----------
     position : offset of the next record that the user gets, or of one before it that is not there.
+    last_epoch : leader epoch of the last record before `position`, -1 if unknown.
     expired : the user did not read for `max.processing.time.ms`, so it is left out of the fetches until the next read.
     wanted : the user has asked and got nothing, since the last reply.
     """
@@ -78,6 +79,7 @@ class PartitionStream:
         self.topic = partition.topic
         self.partition = partition.partition
         self.position = partition.position
+        self.last_epoch = partition.last_epoch
         self.expired = False
         self._lock = lock
         self._arrival = threading.Condition(lock)
@@ -202,11 +204,13 @@ class PartitionStream:
                 if self._batches is not batches or self._reading is None:
                     return None  # somebody has called seek or close
                 self.unread_since_s = self._clock.now_s()
+                fetched = self._reading
                 if batch is None:
-                    self.position = self._reading.next_offset
+                    self.position = fetched.next_offset
                     self._reading = self._batches = None
                 else:
                     self.position = batch.column("offset")[-1].as_py() + 1
+                self.last_epoch = fetched.epoch_at(self.position)
         except BaseException as error:
             with self._lock:
                 if self._batches is not batches or self._reading is None:
@@ -273,7 +277,7 @@ class PartitionStream:
         with self._lock:
             self._seeks += 1
             self.source = self.source.at(offset)
-            self.position = offset
+            self.position, self.last_epoch = offset, NO_LEADER_EPOCH
             self._reading = self._batches = self.error = None
             self.ahead.clear()
             self.expired = False

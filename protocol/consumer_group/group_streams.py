@@ -18,6 +18,7 @@ from protocol.consumer.partition_stream import PartitionStream
 from protocol.consumer_group.begin_offsets import committed_offsets, reset_offsets
 from protocol.consumer_group.config import GroupConsumerConfig
 from protocol.errors import DataLoss, LogTruncated, UsageError
+from protocol.group.offsets import CommittedOffset
 from protocol.kafka_terms import TopicPartition
 
 log = logging.getLogger(__name__)
@@ -49,13 +50,14 @@ class GroupStreams:
         if not self._to_begin:
             return
         undecided = [key for key, offset in self._to_begin.items() if offset is None]
-        committed = {
-            key: each.offset for key, each in committed_offsets(self._client, self._config, undecided, deadline).items()
-        }
+        found = committed_offsets(self._client, self._config, undecided, deadline)
+        committed = {key: each.offset for key, each in found.items()}
+        epochs = {key: each.leader_epoch for key, each in found.items()}
         missing = [key for key in undecided if key not in committed]
         reset = reset_offsets(self._client, self._config, missing, deadline)
         sought = {key: offset for key, offset in self._to_begin.items() if offset is not None}
-        self._streams.update(self._consumer.consume_partitions({**committed, **reset, **sought}, deadline))
+        begins = {**committed, **reset, **sought}
+        self._streams.update(self._consumer.consume_partitions(begins, deadline, epochs=epochs))
         self._committed.update(committed)
         self._to_begin.clear()
 
@@ -79,13 +81,13 @@ class GroupStreams:
         else:
             self[key].seek(offset)
 
-    def positions(self) -> dict[TopicPartition, int]:
-        """Of those that have begun."""
-        return {key: stream.position for key, stream in self._streams.items()}
-
-    def moved(self) -> dict[TopicPartition, int]:
-        """The positions that may be others than the group's offsets."""
-        return {key: position for key, position in self.positions().items() if self._committed.get(key) != position}
+    def moved(self) -> dict[TopicPartition, CommittedOffset]:
+        """The positions that may be others than the group's offsets, of those that have begun."""
+        return {
+            key: CommittedOffset(stream.position, stream.last_epoch)
+            for key, stream in self._streams.items()
+            if self._committed.get(key) != stream.position
+        }
 
     def committed(self, partitions: Collection[TopicPartition]) -> None:
         """The group may have other offsets of these now."""

@@ -239,7 +239,7 @@ class KafkaConsumer:
         if self._commits.auto:
             moved = self._streams.moved()
             try:
-                self._commit({key: CommittedOffset(moved[key]) for key in partitions if key in moved}, deadline)
+                self._commit({key: moved[key] for key in partitions if key in moved}, deadline)
             except CommitFailed as error:
                 log.warning("%s", error)
         self._commits.finish(deadline)
@@ -329,22 +329,19 @@ class KafkaConsumer:
     @_for_one_thread
     def commit_sync(self, offsets: Offsets | None = None, timeout_ms: float | None = None) -> None:
         """Commits these, None: the positions, and waits for it. Raises `CommitFailed`."""
-        self._commit(self._positions() if offsets is None else offsets, self._client.deadline(timeout_ms))
+        self._commit(self._streams.moved() if offsets is None else offsets, self._client.deadline(timeout_ms))
         self._commits.tell()
 
     @_for_one_thread
     def commit_async(self, offsets: Offsets | None = None, callback: OnCommit = lambda offsets, error: None) -> None:
         """The same without waiting. `callback(offsets, error)` is called in a later `poll`, `commit_sync`, `close`."""
-        offsets = self._positions() if offsets is None else offsets
+        offsets = self._streams.moved() if offsets is None else offsets
         try:
             self._hand_on(offsets)
         except CommitFailed as error:
             callback(offsets, error)
         else:
             self._commits.call_back(offsets, callback)
-
-    def _positions(self) -> Offsets:
-        return {key: CommittedOffset(position) for key, position in self._streams.moved().items()}
 
     def _commit(self, offsets: Offsets, deadline: Deadline) -> None:
         self._hand_on(offsets)

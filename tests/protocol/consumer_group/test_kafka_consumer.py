@@ -15,18 +15,20 @@ from protocol.cluster.client import Client
 from protocol.consumer_group.config import parse_group_consumer
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
-from protocol.errors import CommitFailed, DataLoss, NoOffset, UsageError, WakeUp
+from protocol.errors import CommitFailed, DataLoss, LogTruncated, NoOffset, UsageError, WakeUp
 from protocol.group.offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.config import version_numbers
 from tests.conftest import KAFKA_VERSION, TopicFactory
-from tests.protocol.consumer.consuming import produce
+from tests.contract.asking import written
+from tests.fake_kafka.server import FakeKafka
+from tests.protocol.consumer.consuming import client_of, produce
 from tests.protocol.consumer_group.conftest import EAGER, KIP_848, NewConsumer
 from tests.protocol.consumer_group.members import read
 from tests.wait_until import wait_until
 
-FIRST_MS, GONE, COUNT = 1_700_000_000_000, 4, 20
+FIRST_MS, GONE, COUNT, FIRST_EPOCH = 1_700_000_000_000, 4, 20, 0
 # No longer than a test may wait, no shorter than a busy machine may stand still.
 SLEEPY = {**EAGER, "max.poll.interval.ms": 3_000}
 
@@ -239,8 +241,47 @@ def test_a_commit_with_a_callback(orders: str, new_consumer: NewConsumer) -> Non
     ours.commit_async(callback=lambda offsets, error: told.append((dict(offsets), error)))
     assert told == []
     wait_until(lambda: ours.poll(0) or told)
-    assert told == [({key: CommittedOffset(COUNT)}, None)]
-    assert ours.committed([key]) == {key: CommittedOffset(COUNT)}
+    assert told == [({key: CommittedOffset(COUNT, FIRST_EPOCH)}, None)]
+    assert ours.committed([key]) == {key: CommittedOffset(COUNT, FIRST_EPOCH)}
+
+
+def test_positions_are_committed_with_the_leader_epoch_of_what_was_read(
+    orders: str, new_consumer: NewConsumer, theirs: other.Consumer
+) -> None:
+    """KIP-320: who begins there is told when the log was truncated meanwhile. librdkafka commits the same."""
+    ours, key = new_consumer(), (orders, 0)
+    ours.assign([key])
+    read(ours, COUNT - GONE)
+    ours.commit_sync()
+    assert ours.committed([key]) == {key: CommittedOffset(COUNT, FIRST_EPOCH)}
+    ours.seek(key, 7)
+    ours.commit_sync()
+    assert ours.committed([key]) == {key: CommittedOffset(7)}, "nobody has seen the record before it"
+    theirs.assign([other.TopicPartition(orders, 0, 7)])
+    read_by_them = theirs.consume(COUNT - 7, timeout=30)
+    theirs.commit(message=read_by_them[-1], asynchronous=False)
+    assert ours.committed([key])[key].leader_epoch == FIRST_EPOCH
+
+
+@pytest.mark.parametrize("reset", ["earliest", "none"])
+def test_a_log_that_was_truncated_and_has_grown_again_is_noticed_by_who_begins_at_a_commit(reset: str) -> None:
+    given = {"group.id": "readers", "auto.offset.reset": reset, "enable.auto.commit": False}
+    key = ("orders", 0)
+    with FakeKafka() as fake, client_of(fake.address(1)) as client:
+        fake.create_topic("orders")
+        for count in (6, 4):
+            written(client, "orders", *[b"old"] * count)
+        commit_offsets(client, "readers", {key: CommittedOffset(10, FIRST_EPOCH)}, client.deadline())
+        fake.log("orders").truncate(6)
+        fake.move_leader("orders", 0, 1)
+        written(client, "orders", *[b"new"] * 8)
+        with KafkaConsumer(client, parse_group_consumer(given)) as ours:
+            ours.assign([key])
+            if reset == "none":
+                with pytest.raises(LogTruncated, match="truncated below offset 10"):
+                    read(ours, 8)
+            else:
+                assert [offset for _, offset in read(ours, 8)] == list(range(6, 14)), "not what lies behind 10 now"
 
 
 def test_a_commit_that_is_under_way_ends_before_the_consumer_does(client: Client, group: str, orders: str) -> None:
