@@ -11,9 +11,10 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -37,6 +38,9 @@ log = logging.getLogger(__name__)
 # To close a producer takes no longer, whatever hangs.
 _STOP_MS = 10_000
 _MOST_COMPRESSORS = min(4, os.cpu_count() or 1)
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class AsyncProducer:
@@ -68,7 +72,7 @@ class AsyncProducer:
         self._deliveries = Deliveries()
         encode = partial(encode_batches, compression=config.compression_type, level=config.compression_level)
         self._compressors = ThreadPoolExecutor(_MOST_COMPRESSORS, "produce-compress")
-        encode_together = partial(encode, map_each=self._compressors.map)
+        encode_together = partial(encode, map_each=partial(_map_by, self._compressors))
         self._sender = Sender(client, config, self._session, self._deliveries, encode)
         choice = PartitionChoice(client, config, self._sender.busy, partitioner)
         self._intake = Intake(
@@ -77,8 +81,8 @@ class AsyncProducer:
         self._flushed = False
         self._closed = False
         self._sender.start(self._intake.hand_over_due, self._intake.close)
-        # The thread does not know this object: it ends when nobody else does.
-        weakref.finalize(self, self._sender.stop)
+        # The threads do not know this object: they end when nobody else does.
+        weakref.finalize(self, _stop, self._sender, self._compressors)
 
     def __enter__(self) -> AsyncProducer:
         return self
@@ -186,9 +190,8 @@ class AsyncProducer:
         When it returns the producer's thread and connections are gone, except when a connection attempt hangs.
         """
         self._closed = True
-        self._sender.stop()
+        _stop(self._sender, self._compressors)
         self._sender.join(self._client.deadline(_STOP_MS))
-        self._compressors.shutdown()
 
     def begin_anew(self) -> None:
         """Drops what is not sent yet, and waits for the answers to what is; then every partition counts from 0 again.
@@ -243,6 +246,21 @@ class AsyncProducer:
                 log.warning("another write failed: %s", self._client.words(other))
             raise first
         self._require_alive()
+
+
+def _map_by(threads: ThreadPoolExecutor, call: Callable[[T], R], items: Sequence[T]) -> Iterable[R]:
+    """As `map`, by these threads; without them when they take nothing more: the program ends, or `abort` was called."""
+    try:
+        return threads.map(call, items)
+    except RuntimeError:
+        return map(call, items)
+
+
+def _stop(sender: Sender, compressors: ThreadPoolExecutor) -> None:
+    """Waits for nothing. A forked child leaves the threads alone, and their locks, which may be held for ever there."""
+    if sender.in_this_process:
+        sender.stop()
+        compressors.shutdown(wait=False)
 
 
 def _not_in_time(late: Sequence[Delivery]) -> DeadlineExceeded:

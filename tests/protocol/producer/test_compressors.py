@@ -1,0 +1,90 @@
+"""The threads in which a producer compresses: how they end, and how it goes on without them."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from protocol.producer.async_producer import AsyncProducer
+from tests.fake_kafka.server import FakeKafka
+from tests.protocol.producer.producing import numbered, producer_of
+from tests.wait_until import wait_until
+
+TOPIC = "t"
+MANY, PARTITION = 200, np.zeros(200, np.int32)  # several record batches
+ENDS = f"""
+import atexit, sys, threading
+from tests.protocol.producer.producing import numbered, producer_of
+
+producer = producer_of(sys.argv[1], {{"compression.type": "lz4", "linger.ms": 1}})
+producer.send_columns("{TOPIC}", numbered(0, {MANY})).result()
+
+def go_on():
+    threading.main_thread().join()
+    producer.send_columns("{TOPIC}", numbered({MANY}, {MANY})).result()
+    for sent in [producer.send("{TOPIC}", b"." * 100) for _ in range({MANY})]:
+        sent.result(20)
+
+def at_exit():
+    producer.send_columns("{TOPIC}", numbered({2 * MANY}, {MANY}))
+    producer.close()
+
+atexit.register(at_exit)
+threading.Thread(target=go_on).start()
+"""
+
+
+@pytest.fixture
+def broker() -> Iterator[FakeKafka]:
+    with FakeKafka() as kafka:
+        kafka.create_topic(TOPIC, 1)
+        yield kafka
+
+
+def one_that_has_compressed(broker: FakeKafka) -> AsyncProducer:
+    producer = producer_of(broker.bootstrap_servers, {"compression.type": "lz4"})
+    producer.send_columns(TOPIC, numbered(0, MANY), PARTITION).result()
+    assert compressors()
+    return producer
+
+
+def compressors() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name.startswith("produce-compress")]
+
+
+def test_what_is_sent_while_the_program_ends_is_written(broker: FakeKafka) -> None:
+    subprocess.run([sys.executable, "-c", ENDS, broker.bootstrap_servers], check=True, timeout=60)
+    assert broker.log(TOPIC).end_offset == 4 * MANY
+
+
+def test_they_end_with_a_producer_that_nobody_has_any_more(broker: FakeKafka) -> None:
+    producer = one_that_has_compressed(broker)
+    gc.collect()
+    gc.freeze()  # as in a worker of Spark: what is alive now is never collected
+    try:
+        del producer
+        wait_until(lambda: not compressors())
+    finally:
+        gc.unfreeze()
+
+
+def test_a_child_ends_its_producer_though_a_lock_of_theirs_was_held_at_the_fork(broker: FakeKafka) -> None:
+    producer = one_that_has_compressed(broker)
+    with producer._compressors._shutdown_lock:
+        child = os.fork()
+        if not child:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # pytest-timeout's own would end the test, not the child
+            signal.alarm(20)
+            producer.abort()
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    producer.abort()
