@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
@@ -146,7 +147,8 @@ class Intake:
             now_s = self._clock.now_s()
             if self._messages_are_due(now_s):
                 self._take_messages()
-            self._hand_over(self._due(now_s), wait=False)
+            with suppress(MemoryError):  # its rows have failed, and those of others can still be sent
+                self._hand_over(self._due(now_s), wait=False)
             waiting_s = [at_s for at_s in (self._accumulator.oldest_s, self.messages.oldest_s) if at_s is not None]
             return min(waiting_s) + self._linger_s if waiting_s else None
         finally:
@@ -231,9 +233,9 @@ class Intake:
             except BaseException as error:  # such as MemoryError, or Ctrl-C: rows of earlier calls are among them
                 topic = together.cuts[0].topic
                 cause = UsageError(f"rows of {topic} were not sent, since this came between: {error!r}")
-                _fail_rows([together, *left], cause)
+                untold = _fail_rows([together, *left], cause)
                 self._on_failure(cause)
-                self._deliveries.failed([cause])
+                self._deliveries.failed([cause] if untold else [])
                 raise
             self._deliveries.begin(deliveries)
             self._hand_over_batches(
@@ -259,10 +261,13 @@ def _rows_of(
     return rows.take(wanted), sizes[numbers], None if named is None else named.take(wanted)
 
 
-def _fail_rows(gathered: Iterable[Gathered], error: KafkaError) -> None:
-    for together in gathered:
-        for cut in together.cuts:
-            Delivery(cut.topic, cut.partition, 0, cut.count, cut.receipts).settle(0, cut.count, Outcome(error=error))
+def _fail_rows(gathered: Iterable[Gathered], error: KafkaError) -> bool:
+    """Whether there are some that do not tell it, so that `flush` must."""
+    cuts = [cut for together in gathered for cut in together.cuts]
+    failed = [Delivery(cut.topic, cut.partition, 0, cut.count, cut.receipts) for cut in cuts]
+    for each in failed:
+        each.settle(0, each.rows_left, Outcome(error=error))
+    return not all(each.tells_failures for each in failed)
 
 
 def _fail(messages: Messages, error: KafkaError) -> None:

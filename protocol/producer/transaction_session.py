@@ -108,6 +108,7 @@ class TransactionSession:
         self.require(_S.UNINITIALIZED, _S.PREPARED_TRANSACTION)
         if transactional_id is not None:
             self.transactional_id = transactional_id
+            self.held = TransactionalIdentity(transactional_id, NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
             self._lifecycle = TransactionLifecycle(transactional_id)
         self._initialize(deadline)
 

@@ -58,6 +58,19 @@ def test_what_is_no_message_is_refused_and_its_neighbours_are_written(
     assert [first.result(WAIT_S).offset, second.result(WAIT_S).offset] == [0, 1]
 
 
+def test_a_failure_that_futures_have_told_is_not_told_again(
+    broker: FakeKafka, producer: AsyncProducer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_out_of_memory(*_: object) -> None:
+        raise MemoryError("as if")
+
+    monkeypatch.setattr(producer._intake, "_encode", run_out_of_memory)
+    assert isinstance(producer.send(TOPIC, b"lost").exception(WAIT_S), UsageError)
+    monkeypatch.undo()
+    producer.flush()
+    assert producer.send(TOPIC, b"next").result(WAIT_S).offset == 0
+
+
 def test_what_is_changed_after_it_was_sent_is_written_as_it_was(broker: FakeKafka, producer: AsyncProducer) -> None:
     value = bytearray(b"before")
     sent = producer.send(TOPIC, value)  # type: ignore[arg-type]

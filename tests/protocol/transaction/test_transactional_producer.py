@@ -18,6 +18,7 @@ from protocol.errors import (
     DeadlineExceeded,
     KafkaError,
     OutcomeUnknown,
+    ProducerFenced,
     TransactionFailed,
     UsageError,
 )
@@ -126,6 +127,17 @@ class TestTransactions:
         for identity, commit in zip(handed_over, (True, False, True), strict=True):
             end_transaction(client, identity, commit=commit, deadline=client.deadline())
         assert visible(client) == [*range(10), *range(20, 30)]
+
+    def test_an_error_under_another_transactional_id_names_that_one(
+        self, client: Client, producer: TransactionalProducer, fake: FakeKafka
+    ) -> None:
+        producer.begin_transaction()
+        send_numbered(producer, "orders", 0, 10, 3)
+        producer.prepare_transaction()
+        fake.refuse(INIT_PRODUCER_ID, ErrorCode.PRODUCER_FENCED, 1)
+        with pytest.raises(ProducerFenced, match="etl-1") as raised:
+            producer.init_transactions(transactional_id="etl-1")
+        assert "etl-0" not in str(raised.value)
 
     def test_one_that_is_closed_aborts_what_is_open(self, client: Client, fake: FakeKafka) -> None:
         def fails_in_the_middle() -> None:
