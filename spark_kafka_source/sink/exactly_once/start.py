@@ -66,13 +66,17 @@ def require_newest(ledger: Ledger, batch: StreamBatch) -> None:
 
 
 def _require_not_set_back(ledger: Ledger, batch: StreamBatch) -> None:
-    """Spark repeats the last batch of a query, and none before it. Raises `UsageError`."""
+    """Spark repeats the last batch of a query, and none before it. Raises `UsageError`.
+
+    To the ledger an older start that was at work while this one planned its first batch looks the same.
+    """
     if ledger.batch_id > batch.batch_id:
         raise UsageError(
             f"this is batch {batch.batch_id} of the query {batch.query.query_id}, which has written up to batch "
-            f"{ledger.batch_id} before: its checkpoint was set back, perhaps to a copy of earlier, and which rows are "
-            f"there cannot be told. Set a transactionalIdPrefix other than {batch.query.prefix} to write from batch "
-            f"{batch.batch_id} on again, or begin with a new checkpoint where it is to go on."
+            f"{ledger.batch_id} before. If the query ran elsewhere until now, or still runs, end it there and start it "
+            "again: every row comes once. Otherwise its checkpoint was set back, perhaps to a copy of earlier, and "
+            f"which rows are there cannot be told: set a transactionalIdPrefix other than {batch.query.prefix} to "
+            f"write from batch {batch.batch_id} on again, or begin with a new checkpoint where it is to go on."
         )
 
 

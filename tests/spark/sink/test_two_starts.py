@@ -225,10 +225,21 @@ def test_a_batch_is_found_committed_though_a_later_one_had_begun(query: Query, n
 def test_a_checkpoint_that_was_set_back_is_refused_and_disturbs_nobody(query: Query, name: str) -> None:
     for batch in range(3):
         query.commit(query.task("A", batch, 0, (name, f"A{batch}")))
-    with pytest.raises(UsageError, match=r"batch 1 .* up to batch 2 before: its checkpoint was set back"):
+    with pytest.raises(UsageError, match=r"batch 1 .* up to batch 2 before.* its checkpoint was set back"):
         query.task("B", 1, 0, (name, "B1"))
     query.commit(query.task("A", 3, 0, (name, "A3")))
     assert query.seen(name) == [b"A0", b"A1", b"A2", b"A3"]
+
+
+def test_a_start_that_an_older_one_outruns_is_told_to_end_that_one_and_begin_again(query: Query, name: str) -> None:
+    """It has read batch 1 as the last one in the checkpoint, and the older start has gone on to batch 2 meanwhile."""
+    for batch in range(3):
+        query.commit(query.task("A", batch, 0, (name, f"A{batch}")))
+    with pytest.raises(UsageError, match=r"still runs, end it there and start it again: every row comes once"):
+        query.task("B", 1, 0, (name, "A1"))
+    query.commit(query.task("C", 2, 0, (name, "A2")))
+    query.commit(query.task("C", 3, 0, (name, "C3")))
+    assert query.seen(name) == [b"A0", b"A1", b"A2", b"C3"]
 
 
 def test_another_number_of_tasks_is_refused(query: Query, name: str) -> None:
