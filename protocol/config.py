@@ -245,8 +245,7 @@ def parse_producer(properties: Mapping[str, object], *, prefix: str = "") -> Pro
     linger.ms and request.timeout.ms.
     """
     values = read(properties, Role.PRODUCER, prefix=prefix)
-    levels = {codec: values.pop(f"{codec}_level", None) for codec in ("gzip", "lz4", "zstd")}
-    values["compression_level"] = levels.get(values.get("compression_type", "none"))
+    _resolve_compression(values, prefix)
     _resolve_partitioner(values, prefix)
     _resolve_idempotence(values, prefix)
     _resolve_batch_size(values, prefix)
@@ -284,7 +283,19 @@ def _resolve_idempotence(values: dict[str, Any], prefix: str) -> None:
     values["enable_idempotence"] = False
 
 
+def _resolve_compression(values: dict[str, Any], prefix: str) -> None:
+    used = values.get("compression_type", ProducerConfig.compression_type)
+    levels = {codec: values.pop(f"{codec}_level") for codec in ("gzip", "lz4", "zstd") if f"{codec}_level" in values}
+    values["compression_level"] = levels.pop(used, None)
+    for codec in levels:
+        warn_once(f"{prefix}compression.{codec}.level has no effect: {prefix}compression.type is {used}")
+
+
 def _resolve_partitioner(values: dict[str, Any], prefix: str) -> None:
+    adaptive = values.get("partitioner_adaptive_partitioning_enable", True)
+    if "partitioner_availability_timeout_ms" in values and not adaptive:
+        off = f"{prefix}partitioner.adaptive.partitioning.enable is false"
+        warn_once(f"{prefix}partitioner.availability.timeout.ms has no effect: {off}")
     of_librdkafka = values.pop("librdkafka_partitioner", None)
     if of_librdkafka is None:
         return

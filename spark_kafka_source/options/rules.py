@@ -24,13 +24,25 @@ def check_source(options: SourceOptions, texts: Mapping[str, str]) -> None:
     _check_group(options)
     _check_membership(options)
     start_option = _deciding(options, "starting")
-    if not options.streaming and options.consumer.group_id is not None and options.start != "group":
-        warn_once(f"{PREFIX}group.id has no effect: this batch does not start from the group, and commits nothing")
     _check_places(options, start_option, _deciding(options, "ending"), texts)
     _check_bounds(options)
+    _warn_of_what_does_nothing(options, texts)
+    selection.row_columns(options.columns, options.include_headers)
+
+
+def _warn_of_what_does_nothing(options: SourceOptions, texts: Mapping[str, str]) -> None:
+    """As it stands; other options would make it do something."""
+    if options.consumer.group_id is not None and options.start != "group" and not options.commits:
+        what = "stream" if options.streaming else "batch"
+        warn_once(f"{PREFIX}group.id has no effect: this {what} does not start from the group, and commits nothing")
     if options.streaming and "maxtriggerdelay" in texts and options.min_offsets_per_trigger is None:
         warn_once("maxTriggerDelay has no effect without minOffsetsPerTrigger")
-    selection.row_columns(options.columns, options.include_headers)
+    if "startingoffsetsbytimestampstrategy" in texts and not isinstance(options.start, start_positions.AtTime):
+        warn_once(
+            "startingOffsetsByTimestampStrategy has no effect without startingTimestamp or startingOffsetsByTimestamp"
+        )
+    if f"{PREFIX}max.processing.time.ms" in texts:
+        warn_once(f"{PREFIX}max.processing.time.ms has no effect: tasks read all that they fetch")
 
 
 def _check_topics(options: SourceOptions) -> None:

@@ -396,3 +396,25 @@ def test_a_partitioner_has_one_name() -> None:
     assert parse_producer({"partitioner": "consistent_random"}).partitioner == "consistent_random"
     with pytest.raises(ConfigurationError, match=r"kafka\.partitioner and kafka\.partitioner\.class"):
         parse_producer({"partitioner": "fnv1a", "partitioner.class": "fnv1a"}, prefix="kafka.")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"compression.zstd.level": "5"}, "compression.zstd.level has no effect: compression.type is none"),
+        (
+            {"compression.type": "lz4", "compression.gzip.level": "5", "compression.lz4.level": "9"},
+            "compression.gzip.level has no effect: compression.type is lz4",
+        ),
+        (
+            {"partitioner.availability.timeout.ms": "5", "partitioner.adaptive.partitioning.enable": "false"},
+            "partitioner.availability.timeout.ms has no effect: partitioner.adaptive.partitioning.enable is false",
+        ),
+    ],
+)
+def test_what_another_property_of_a_producer_makes_idle_is_a_warning(
+    given: dict[str, str], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        parse_producer(given)
+    assert caplog.messages == [said]

@@ -1,0 +1,33 @@
+"""Options of a source that do nothing without others: a warning says so."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from spark_kafka_source.options.parsing import parse_source_options
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"startingOffsetsByTimestampStrategy": "latest"}, "has no effect without startingTimestamp or"),
+        ({"kafka.max.processing.time.ms": "500"}, "kafka.max.processing.time.ms has no effect: tasks read all"),
+        (
+            {"kafka.group.id": "etl", "commitOffsets": "false", "startingOffsets": "earliest"},
+            "kafka.group.id has no effect: this stream does not start from the group, and commits nothing",
+        ),
+    ],
+)
+def test_what_does_nothing_as_it_stands_is_a_warning(
+    given: dict[str, str], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    topics = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "orders"}
+    at_a_time = {"startingTimestamp": "5", "kafka.group.id": "etl"}
+    with caplog.at_level(logging.WARNING):
+        parse_source_options({**topics, **given}, streaming=True)
+        assert said in caplog.text
+        caplog.clear()
+        parse_source_options({**topics, **at_a_time, "startingOffsetsByTimestampStrategy": "latest"}, streaming=True)
+        assert caplog.text == ""
