@@ -81,8 +81,9 @@ class AsyncProducer:
         self._flushed = False
         self._closed = False
         self._sender.start(self._intake.hand_over_due, self._intake.close)
-        # The threads do not know this object: they end when nobody else does.
-        weakref.finalize(self, _stop, self._sender, self._compressors)
+        # The threads do not know this object: they end when nobody else does. What is called at the end of the program
+        # may still flush.
+        weakref.finalize(self, _stop, self._sender, self._compressors).atexit = False
 
     def __enter__(self) -> AsyncProducer:
         return self

@@ -139,7 +139,7 @@ class Deliveries:
         """Of rows that were never under way."""
         if errors:
             with self._changed:
-                self.failures += errors
+                self.failures += [error for error in errors if error not in self.failures]
                 self._changed.notify_all()
 
     def was_told(self, error: KafkaError) -> None:

@@ -155,17 +155,18 @@ class Intake:
             self._one_at_a_time.release()
 
     def close(self, error: KafkaError) -> None:
-        """Fails everything that waits; takes nothing more."""
+        """Fails everything that waits, which `flush` tells if nobody else does; takes nothing more."""
         self._closed = True
         self.messages.close()
-        self.discard(error)
+        if self.discard(error):
+            self._deliveries.failed([error])
 
-    def discard(self, error: KafkaError) -> None:
-        """Fails everything that waits."""
+    def discard(self, error: KafkaError) -> bool:
+        """Fails everything that waits. Whether there are rows that do not tell it."""
         with self._one_at_a_time:
             for messages in self.messages.take():
                 _fail(messages, error)
-            _fail_rows(self._accumulator.drain(), error)
+            return _fail_rows(self._accumulator.drain(), error)
 
     # -- inside, one thread at a time ---------------------------------------------------------
 
@@ -262,7 +263,7 @@ def _rows_of(
 
 
 def _fail_rows(gathered: Iterable[Gathered], error: KafkaError) -> bool:
-    """Whether there are some that do not tell it, so that `flush` must."""
+    """Whether there are rows that do not tell it, so that `flush` must."""
     cuts = [cut for together in gathered for cut in together.cuts]
     failed = [Delivery(cut.topic, cut.partition, 0, cut.count, cut.receipts) for cut in cuts]
     for each in failed:

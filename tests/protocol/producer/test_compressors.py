@@ -22,6 +22,7 @@ TOPIC = "t"
 MANY, PARTITION = 200, np.zeros(200, np.int32)  # several record batches
 ENDS = f"""
 import atexit, sys, threading
+atexit.register(lambda: at_exit())  # comes last of all
 from tests.protocol.producer.producing import numbered, producer_of
 
 producer = producer_of(sys.argv[1], {{"compression.type": "lz4", "linger.ms": 1}})
@@ -37,7 +38,6 @@ def at_exit():
     producer.send_columns("{TOPIC}", numbered({2 * MANY}, {MANY}))
     producer.close()
 
-atexit.register(at_exit)
 threading.Thread(target=go_on).start()
 """
 

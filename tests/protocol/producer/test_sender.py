@@ -309,6 +309,21 @@ class TestTheEnd:
                 call()
         producer.abort()
 
+    def test_rows_that_waited_when_the_thread_died_fail_the_next_flush(
+        self, broker: FakeKafka, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(self: Sender) -> None:
+            raise ZeroDivisionError("a fault")
+
+        producer = producer_of(broker.bootstrap_servers, {"linger.ms": 60_000})
+        producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
+        monkeypatch.setattr(Sender, "_take_in", fail)
+        producer._sender.wake()
+        producer._sender._thread.join(WAIT_S)
+        with pytest.raises(UsageError, match="its sender has failed: ZeroDivisionError"):
+            producer.flush()
+        producer.abort()
+
     def test_after_a_fork_the_child_is_told_and_the_parent_goes_on(self, broker: FakeKafka) -> None:
         with producer_of(broker.bootstrap_servers) as producer:
             producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32)).result()
