@@ -291,19 +291,33 @@ def _resolve_compression(values: dict[str, Any], prefix: str) -> None:
         warn_once(f"{prefix}compression.{codec}.level has no effect: {prefix}compression.type is {used}")
 
 
+# Neither at keys nor at how many record batches wait for a partition.
+_LOOKS_AT_NOTHING = ("random", "round_robin", "manual")
+
+
 def _resolve_partitioner(values: dict[str, Any], prefix: str) -> None:
-    adaptive = values.get("partitioner_adaptive_partitioning_enable", True)
-    if "partitioner_availability_timeout_ms" in values and not adaptive:
-        off = f"{prefix}partitioner.adaptive.partitioning.enable is false"
-        warn_once(f"{prefix}partitioner.availability.timeout.ms has no effect: {off}")
     of_librdkafka = values.pop("librdkafka_partitioner", None)
-    if of_librdkafka is None:
-        return
-    if "partitioner" in values:
+    if of_librdkafka is not None and "partitioner" in values:
         raise ConfigurationError(
             f"{prefix}partitioner and {prefix}partitioner.class say the same in two ways. Leave out one of the two."
         )
-    values["partitioner"] = of_librdkafka
+    if of_librdkafka is not None:
+        values["partitioner"] = of_librdkafka
+    _warn_of_idle_partitioning(values, prefix)
+
+
+def _warn_of_idle_partitioning(values: Mapping[str, Any], prefix: str) -> None:
+    strategy, idle = values.get("partitioner"), ["availability.timeout.ms"]
+    why = f"{prefix}partitioner.class is {strategy}"
+    if strategy in _LOOKS_AT_NOTHING:
+        idle += ["adaptive.partitioning.enable", "ignore.keys"]
+    elif not values.get("partitioner_adaptive_partitioning_enable", True):
+        why = f"{prefix}partitioner.adaptive.partitioning.enable is false"
+    else:
+        return
+    for name in idle:
+        if f"partitioner_{name.replace('.', '_')}" in values:
+            warn_once(f"{prefix}partitioner.{name} has no effect: {why}")
 
 
 def _resolve_batch_size(values: dict[str, Any], prefix: str) -> None:

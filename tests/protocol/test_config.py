@@ -410,6 +410,14 @@ def test_a_partitioner_has_one_name() -> None:
             {"partitioner.availability.timeout.ms": "5", "partitioner.adaptive.partitioning.enable": "false"},
             "partitioner.availability.timeout.ms has no effect: partitioner.adaptive.partitioning.enable is false",
         ),
+        (
+            {"partitioner": "random", "partitioner.ignore.keys": "true"},
+            "partitioner.ignore.keys has no effect: partitioner.class is random",
+        ),
+        (
+            {"partitioner.class": "round_robin", "partitioner.adaptive.partitioning.enable": "false"},
+            "partitioner.adaptive.partitioning.enable has no effect: partitioner.class is round_robin",
+        ),
     ],
 )
 def test_what_another_property_of_a_producer_makes_idle_is_a_warning(
