@@ -55,6 +55,7 @@ soak: setup ## the tests that kill, cut off, count and spoil, for longer
 	$(BIN)/python -m pytest -s --timeout 1800 \
 	tests/spark/test_killed_query.py tests/spark/test_broker_outage.py tests/spark/test_memory.py \
 	tests/protocol tests/options tests/plan tests/spark/test_transaction_scripts.py tests/spark/driver/test_data_loss.py \
+	tests/spark/driver/test_passing_trouble.py tests/spark/test_standalone_cluster.py \
 	tests/spark/test_equal_to_jvm_connector.py tests/spark/local_kafka tests/spark/task/test_bad_input_source.py \
 	tests/spark/test_storm.py tests/spark/test_tls.py tests/spark/test_sessions.py tests/spark/demo \
 	tests/spark/driver/test_killed_member.py tests/spark/driver/test_other_members.py tests/spark/options \

@@ -10,43 +10,27 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache, partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
-from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, TopicPartition
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from pyspark.sql import SparkSession
 
 from tests.log_segments import CODECS, StoredBatch, stored_batches
-
-MIB = 1 << 20
-
-Headers = list[tuple[str, str | bytes | None]]
-
-
-@dataclass(frozen=True)
-class Topic:
-    """A topic to be created; `settings` are its configuration."""
-
-    name: str
-    partitions: int = 1
-    settings: Mapping[str, str] = field(default_factory=dict, hash=False)
-
-
-@dataclass(frozen=True)
-class Record:
-    """One record; a timestamp of None is the producer's clock. Java's sink sets no timestamps: leave it None there."""
-
-    key: bytes | None
-    value: bytes | None
-    headers: Headers | None = None
-    partition: int = 0
-    timestamp_ms: int | None = None
-
+from tests.topic_writers import (
+    MIB,
+    Headers,
+    Record,
+    Topic,
+    admin,
+    create,
+    produce,
+    produce_by_java,
+    send,
+    transactional,
+)
 
 _COMPACTED = {
     "cleanup.policy": "compact",
@@ -241,7 +225,7 @@ def write_open_transaction(bootstrap: str) -> None:
 def write_deleted_prefix(bootstrap: str) -> None:
     """The log begins in the middle of a batch: DeleteRecords up to offset 137."""
     produce(bootstrap, DELETED_PREFIX, [Record(b"k", b"%d" % number) for number in range(300)])
-    [deleted] = _admin(bootstrap).delete_records([TopicPartition(DELETED_PREFIX.name, 0, 137)]).values()
+    [deleted] = admin(bootstrap).delete_records([TopicPartition(DELETED_PREFIX.name, 0, 137)]).values()
     deleted.result()
 
 
@@ -321,101 +305,7 @@ def stop_the_cleaner(bootstrap: str, data_folder: Path) -> None:
     _until(settled, "the cleaner to end", every_s=1.2)  # more than two of its rounds
 
 
-# -- the producers ----------------------------------------------------------------------------
-
-
-def create(bootstrap: str, topics: Iterable[Topic]) -> None:
-    """Creates the topics, unreplicated and kept for ever (some hold records from 1970)."""
-    new = [
-        NewTopic(topic.name, topic.partitions, 1, config={"retention.ms": "-1", **topic.settings}) for topic in topics
-    ]
-    for created in _admin(bootstrap).create_topics(new).values():
-        created.result()
-
-
-def produce(
-    bootstrap: str, topic: Topic, records: Sequence[Record], settings: Mapping[str, object] | None = None
-) -> list[Message]:
-    """Writes by librdkafka, as few batches as its settings allow; what the broker answered for each record."""
-    return send(_plain_producer(bootstrap, tuple((settings or {}).items())), topic, records)
-
-
-def transactional(bootstrap: str, transactional_id: str, codec: str = "none", timeout_ms: int = 60_000) -> Producer:
-    """A producer that has its transactional id, and has fenced and aborted who had it before."""
-    producer = Producer(
-        {
-            "bootstrap.servers": bootstrap,
-            "transactional.id": transactional_id,
-            "compression.type": codec,
-            "transaction.timeout.ms": timeout_ms,
-            "log_level": 0,
-        }
-    )
-    producer.init_transactions()
-    return producer
-
-
-def send(producer: Producer, topic: Topic, records: Sequence[Record]) -> list[Message]:
-    """Queues all records and waits until the broker has them."""
-    answers: list[Message] = []
-
-    def delivered(error: Any, message: Message) -> None:
-        assert error is None, f"{topic.name}: {error}"
-        answers.append(message)
-
-    # A topic that it learns of while it flushes gets what has been assigned to a partition by then: several batches.
-    producer.list_topics(topic.name, timeout=30)
-    for record in records:
-        producer.produce(
-            topic.name,
-            record.value,
-            record.key,
-            record.partition,
-            headers=record.headers,
-            on_delivery=delivered,
-            timestamp=record.timestamp_ms or 0,
-        )
-    producer.flush()
-    assert len(answers) == len(records), f"{topic.name}: {len(records) - len(answers)} records were not delivered"
-    return answers
-
-
-def produce_by_java(
-    spark: SparkSession,
-    bootstrap: str,
-    topic: Topic,
-    records: Sequence[Record],
-    settings: Mapping[str, object] | None = None,
-) -> None:
-    """Writes by Java's producer, through Spark's JVM sink: in order, with batches as full as its settings allow."""
-    headers = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-    columns = {
-        "key": pa.array([record.key for record in records], pa.binary()),
-        "value": pa.array([record.value for record in records], pa.binary()),
-        "partition": pa.array([record.partition for record in records], pa.int32()),
-        "headers": pa.array([record.headers for record in records], headers),
-    }
-    writer = spark.createDataFrame(pa.table(columns)).coalesce(1).write.format("kafka")
-    for name, value in {"kafka.linger.ms": 1_000, **(settings or {})}.items():
-        writer = writer.option(name, str(value))
-    writer.option("kafka.bootstrap.servers", bootstrap).option("topic", topic.name).option(
-        "includeHeaders", True
-    ).save()
-
-
 # -- details ----------------------------------------------------------------------------------
-
-
-@cache
-def _plain_producer(bootstrap: str, settings: tuple[tuple[str, object], ...]) -> Producer:
-    """Kept, because a new one takes a while to find its brokers. Fills its batches until it is flushed."""
-    usual = {"batch.size": MIB, "batch.num.messages": 100_000, "linger.ms": 60_000}
-    return Producer({"bootstrap.servers": bootstrap, "log_level": 0, **usual, **dict(settings)})
-
-
-@cache
-def _admin(bootstrap: str) -> AdminClient:
-    return AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
 
 
 def _bytes(chance: random.Random, size: int) -> bytes:
@@ -442,7 +332,7 @@ def _compact(
 def _set_topic(bootstrap: str, topic: Topic, key: str, value: str) -> None:
     entry = ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.TOPIC, topic.name, incremental_configs=[entry])
-    [changed] = _admin(bootstrap).incremental_alter_configs([resource]).values()
+    [changed] = admin(bootstrap).incremental_alter_configs([resource]).values()
     changed.result()
 
 

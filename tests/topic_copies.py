@@ -22,31 +22,24 @@ PARTITIONS = 3
 ROWS = 10_000
 
 
-def copy_and_check(
-    kafka: LocalKafka,
-    topic: TopicFactory,
-    folder: Path,
-    master: str,
-    environment: dict[str, str] | None = None,
-    *,
-    counted: str | None = None,
-) -> dict[str, Any]:
+def copy_and_check(kafka: LocalKafka, topic: TopicFactory, folder: Path, session: str, master: str) -> dict[str, Any]:
     """Every row must arrive in both copies, and the group's lag must be 0. Returns what the job reported.
 
-    `counted`: a topic that gets the number of rows of each partition, by a query in update mode.
+    A third topic has the number of rows of each partition, by a query in update mode.
     """
     # The records' timestamps lie in the past.
     source, streamed, batched = (topic(PARTITIONS, config={"retention.ms": "-1"}) for _ in range(3))
+    counted = topic()
     group = f"group-{uuid.uuid4().hex[:8]}"
     fill(kafka, source)
-    arguments = [master, kafka.bootstrap_servers, source, group, streamed, batched, str(folder / "checkpoint")]
-    arguments += [counted] if counted else []
+    where = [kafka.bootstrap_servers, source, group, streamed, batched, str(folder / "checkpoint"), counted]
     ended = subprocess.run(
-        [sys.executable, "-m", "tests.jobs.copy_to_topic", *arguments],
+        [sys.executable, "-m", "tests.jobs.copy_to_topic", session, master, *where],
         capture_output=True,
         text=True,
         timeout=540,
-        env={**os.environ, **(environment or {})},
+        # Spark's own switch for a port of the server of Spark Connect that nobody else has.
+        env={**os.environ, "SPARK_TESTING": "1"} if session == "connect" else None,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     expected = [content(record) for record in read_back(kafka, source)]
@@ -60,6 +53,9 @@ def copy_and_check(
     assert sum(report["streamed"]) == ROWS
     assert report["lag"] == [ROWS - read for read in accumulate(report["streamed"])]
     assert report["last_lag"] == 0
+    newest = {record.key: int(record.value or b"") for record in read_back(kafka, counted)}
+    assert sorted(newest) == [b"%d" % number for number in range(PARTITIONS)]
+    assert sum(newest.values()) == ROWS
     return report
 
 

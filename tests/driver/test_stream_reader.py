@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -16,92 +15,15 @@ from protocol.cluster.metadata import topic_id_text
 from protocol.config import ConsumerConfig
 from protocol.consumer.range import Range
 from protocol.errors import DataLoss, DeadlineExceeded
-from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.group.offsets import CommittedOffset
 from protocol.kafka_terms import EARLIEST
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
-from spark_kafka_source.driver import start_offsets, trigger
-from spark_kafka_source.driver.stream_reader import KafkaStreamReader
-from spark_kafka_source.options.parsing import parse_source_options
-from spark_kafka_source.plan.claims import Claims
+from spark_kafka_source.driver import start_offsets
 from spark_kafka_source.plan.offsets import JsonDict
 from spark_kafka_source.task import range_reader
+from tests.driver.twenty_offsets import BOTH, ID_OF_B, OLD_ID, Cluster, ranges, read_to
 from tests.fake_kafka.faults import ALWAYS
-from tests.fake_kafka.server import FakeKafka
-from tests.protocol.consumer.consuming import records
-from tests.protocol.records.reference import TRANSACTIONAL, Batch, Record, write_batch
 from tests.wait_until import wait_until
-
-OLD_ID, NEW_ID, ID_OF_B = b"o" * 16, b"n" * 16, b"b" * 16
-
-
-class Cluster(FakeKafka):
-    """One broker that leads, in epoch 5, topic `a` with two partitions of twenty offsets."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add("a", (0, 20), (0, 20))
-
-    def add(self, topic: str, *logs: tuple[int, int], topic_id: bytes = OLD_ID) -> None:
-        """A topic, and where its logs begin and end."""
-        self.create_topic(topic, len(logs), topic_id=topic_id)
-        for number, (start, end) in enumerate(logs):
-            self.set_log(topic, number, start, end)
-
-    def set_log(self, topic: str, number: int, start: int, end: int, *, epoch: int = 5, stable: int = -1) -> None:
-        """What its leader has by now, and the epoch in which it leads. `stable`: where an open transaction begins."""
-        if number == len(self.controller.topic(topic).partitions):
-            self.create_partitions(topic, number + 1)
-        self.set_leader_epoch(topic, number, epoch)
-        plain = stable if stable >= 0 else end
-        data = records(start, 1, last_offset=plain - 1) if start < plain else b""
-        if plain < end:
-            opened = {"flags": TRANSACTIONAL, "producer_id": 7, "producer_epoch": 0, "base_sequence": 0}
-            data += write_batch(Batch([Record()], stable, last_offset_delta=end - 1 - stable, **opened))
-        self.rewrite(topic, number, data, start=start)
-
-    def recreate(self, topic: str, *logs: tuple[int, int]) -> None:
-        self.delete_topic(topic)
-        self.add(topic, *logs, topic_id=NEW_ID)
-
-    def delete_if_there(self, topic: str) -> None:
-        if topic in self.controller.image.topics:
-            self.delete_topic(topic)
-
-    @property
-    def asked_for_starts(self) -> list[list[tuple[str, int]]]:
-        """The partitions of each request for beginnings."""
-        rows = [
-            [(topic["name"], row["partition_index"]) for topic in body["topics"] for row in topic["partitions"]]
-            for body in self.asked(LIST_OFFSETS)
-            if body["topics"][0]["partitions"][0]["timestamp"] == EARLIEST
-        ]
-        return rows
-
-    def reader(self, **options: object) -> KafkaStreamReader:
-        topics = ",".join(self.controller.image.topics)
-        given = {"kafka.bootstrap.servers": self.bootstrap_servers, "subscribe": topics}
-        chosen = {key: value for key, value in {**given, **options}.items() if value is not None}
-        return KafkaStreamReader(parse_source_options(chosen, streaming=True))
-
-
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    with Cluster() as cluster:
-        yield cluster
-
-
-BOTH = [("a", 0), ("a", 1)]
-
-
-def read_to(offset: int, other: int = 20, epoch: int = 5, topic_id: bytes = OLD_ID) -> JsonDict:
-    """What was read of a-0 and a-1."""
-    return {
-        "a": {"0": offset, "1": other},
-        "@ids": {"a": topic_id_text(topic_id)},
-        "@epochs": {"a": {"0": epoch, "1": epoch}},
-    }
-
 
 # -- a topic that goes while a trigger asks for it ------------------------------------------------
 
@@ -303,109 +225,6 @@ def test_without_a_topic_id_an_older_epoch_may_be_another_topic_s(cluster: Clust
         reader.latestOffset(begin, reader.getDefaultReadLimit())
 
 
-# -- what is gone before it is read ---------------------------------------------------------------
-
-
-def ranges(reader: KafkaStreamReader, begin: JsonDict, end: JsonDict) -> list[tuple[int, int, int]]:
-    tasks = reader.partitions(begin, end)
-    return sorted((each.partition, each.from_offset, each.until_offset) for task in tasks for each in task.ranges)
-
-
-def test_what_is_gone_is_counted_in_the_end_of_the_batch(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
-    reader = cluster.reader(failOnDataLoss="false")
-
-    def next_end(begin: JsonDict) -> JsonDict:
-        return reader.latestOffset(begin, reader.getDefaultReadLimit())
-
-    cluster.set_log("a", 0, 15, 25)
-    cluster.set_log("a", 1, 18, 20)
-    begin = read_to(10)
-    end = next_end(begin)
-    assert (end["a"], end["@skipped"]) == ({"0": 25, "1": 20}, {"a": {"0": 5}})
-    # a-1 has nothing to read.
-    assert cluster.asked_for_starts == [[("a", 0)]]
-    # A replay by another process, when even more is gone, and one whose options are others.
-    cluster.set_log("a", 0, 21, 25)
-    for again in (reader, cluster.reader()):
-        assert ranges(again, begin, end) == [(0, 15, 25)]
-    warnings = [entry.getMessage() for entry in caplog.records if entry.levelno == logging.WARNING]
-    assert len(warnings) == 1
-    assert "offsets 10 to 15 of a-0 are not in the log any more" in warnings[0]
-    assert "5 offsets are skipped" in warnings[0]
-
-    # All of it, and a partition of which nothing is missing.
-    cluster.set_log("a", 0, 40, 40)
-    cluster.set_log("a", 1, 0, 23)
-    last = next_end(end)
-    assert (last["a"], last["@skipped"]) == ({"0": 40, "1": 23}, {"a": {"0": 20}})
-    assert ranges(reader, end, last) == [(1, 20, 23)]
-    assert next_end(last) == last
-    cluster.set_log("a", 0, 40, 42)
-    after = next_end(last)
-    assert (after["a"], after["@skipped"]) == ({"0": 42, "1": 23}, {"a": {"0": 20}})
-    assert "@joined" not in after
-    assert ranges(reader, last, after) == [(0, 40, 42)]
-
-
-def test_what_a_replayed_batch_lacks_is_counted_by_the_next_one(cluster: Cluster) -> None:
-    """A query has failed because of it, and goes on with failOnDataLoss=false: by an empty batch, if need be."""
-    begin = read_to(10)
-    end = cluster.reader().latestOffset(begin)
-    cluster.set_log("a", 0, 15, 20)
-    reader = cluster.reader(failOnDataLoss="false", minPartitions=5)
-    assert ranges(reader, begin, end) == [(0, at, at + 2) for at in range(10, 20, 2)]
-    counted = reader.latestOffset(end, reader.getDefaultReadLimit())
-    assert counted == {**end, "@skipped": {"a": {"0": 5}}}
-    assert ranges(reader, end, counted) == []
-    assert reader.latestOffset(counted, reader.getDefaultReadLimit()) == counted
-
-
-def test_limits_share_out_what_is_there(cluster: Cluster) -> None:
-    cluster.set_log("a", 0, 1_000, 1_010)
-    reader = cluster.reader(failOnDataLoss="false", maxOffsetsPerTrigger=10)
-    begin = read_to(0, 10)
-    end = reader.latestOffset(begin, reader.getDefaultReadLimit())
-    assert ranges(reader, begin, end) == [(0, 1_000, 1_005), (1, 10, 15)]
-    assert end["@skipped"] == {"a": {"0": 1_000}}
-
-
-def test_a_batch_that_waits_has_skipped_nothing_yet(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
-    reader = cluster.reader(failOnDataLoss="false", minOffsetsPerTrigger=10)
-    begin = read_to(20)
-    reader.latestOffset(begin, reader.getDefaultReadLimit())
-    cluster.set_log("a", 0, 95, 100)
-    for _ in range(2):
-        assert reader.latestOffset(begin, reader.getDefaultReadLimit()) == begin
-    assert not caplog.records
-    cluster.set_log("a", 0, 95, 105)
-    assert reader.latestOffset(begin, reader.getDefaultReadLimit())["@skipped"] == {"a": {"0": 75}}
-
-
-def test_what_was_read_and_truncated_is_not_skipped(cluster: Cluster) -> None:
-    cluster.set_log("a", 0, 0, 7)
-    reader = cluster.reader(failOnDataLoss="false")
-    begin = {**read_to(10), "@skipped": {"a": {"1": 3}}}
-    end = reader.latestOffset(begin, reader.getDefaultReadLimit())
-    assert (end["a"], end["@skipped"]) == ({"0": 7, "1": 20}, {"a": {"1": 3}})
-
-
-def test_the_first_records_of_a_new_partition_count(cluster: Cluster) -> None:
-    cluster.set_log("a", 2, 4, 9)
-    reader = cluster.reader(failOnDataLoss="false")
-    end = reader.latestOffset(read_to(20), reader.getDefaultReadLimit())
-    assert (end["a"]["2"], end["@skipped"]) == (9, {"a": {"2": 4}})
-
-
-def test_a_query_that_fails_on_data_loss_asks_for_no_beginnings(cluster: Cluster) -> None:
-    cluster.set_log("a", 0, 15, 20)
-    reader = cluster.reader()
-    begin = read_to(10)
-    end = reader.latestOffset(begin, reader.getDefaultReadLimit())
-    assert ranges(reader, begin, end) == [(0, 10, 20)]
-    assert cluster.asked_for_starts == []
-    assert "@skipped" not in end
-
-
 # -- an open transaction that began before what was read ------------------------------------------
 
 
@@ -438,85 +257,6 @@ def test_a_truncated_log_is_one_whatever_transaction_is_open(cluster: Cluster) -
     assert (end["a"], end["@joined"]) == ({"0": 12, "1": 20}, {"a": {"0": 12}})
     assert reader.partitions(read_to(15), end) == []
     assert reader.latestOffset(end, reader.getDefaultReadLimit()) == end
-
-
-# -- what is committed to the group ---------------------------------------------------------------
-
-
-class Marks:
-    """In place of an `OffsetManager`: all that was marked, wherever it was before; and nothing else is kept."""
-
-    healthy = True
-
-    def __init__(self) -> None:
-        self.marked: list[dict[tuple[str, int], int]] = []
-        self.kept: list[tuple[str, int]] = []
-        self.flushes = 0
-
-    def keep(self, owned: Iterable[tuple[str, int]]) -> None:
-        self.kept = list(owned)
-
-    def reset(self, offsets: Mapping[tuple[str, int], CommittedOffset], member: GroupMember) -> None:
-        assert member == NO_MEMBER
-        assert self.kept == list(offsets)
-        self.marked.append({key: entry.offset for key, entry in offsets.items()})
-
-    def flush(self, deadline: Deadline) -> bool:
-        self.flushes += 1
-        return True
-
-
-@pytest.mark.parametrize("what", ["recreated", "recreated, and read", "deleted"])
-def test_nothing_is_committed_for_a_topic_that_is_another_one_now(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
-    monkeypatch.setattr(unknown_topic, "TRANSIENT_UNKNOWN_MS", 100)
-    cluster.add("b", (0, 3), topic_id=ID_OF_B)
-    reader = cluster.reader(onTopicRecreated="earliest" if what.endswith("read") else "fail")
-    marks = reader._query.commits._manager = Marks()  # type: ignore[assignment]
-    reader._query.running = True
-    begin = {**read_to(20), "b": {"0": 3}, "@ids": {"a": topic_id_text(OLD_ID), "b": topic_id_text(ID_OF_B)}}
-    assert reader.latestOffset(begin, reader.getDefaultReadLimit()) == begin
-    assert marks.marked == [{("a", 0): 20, ("a", 1): 20, ("b", 0): 3}]
-    if what == "deleted":
-        cluster.delete_topic("a")
-    else:
-        cluster.recreate("a", (0, 20), (0, 20))
-    marks.marked.clear()
-    if what.endswith("read"):
-        end = reader.latestOffset(begin, reader.getDefaultReadLimit())
-        reader.commit(begin)
-        assert marks.marked == [{("b", 0): 3}] * 2
-        assert reader.latestOffset(end, reader.getDefaultReadLimit()) == end
-        assert marks.marked[-1] == {("a", 0): 20, ("a", 1): 20, ("b", 0): 3}
-    else:
-        with pytest.raises(DataLoss):
-            reader.latestOffset(begin, reader.getDefaultReadLimit())
-        assert marks.marked == [{("b", 0): 3}]
-    # Also when it fails, it waits until that is committed.
-    assert marks.flushes == (3 if what.endswith("read") else 2)
-
-
-def test_of_what_is_revoked_nothing_is_committed_and_nothing_is_said(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Claims may come from elsewhere than from what is there: then another member goes on where this one stopped."""
-    claims = Claims({("a", 0): OLD_ID}, revoked={("a", 1)})
-    monkeypatch.setattr(trigger, "claim_all", lambda *_: claims)
-    reader = cluster.reader()
-    marks = reader._query.commits._manager = Marks()  # type: ignore[assignment]
-    reader._query.running = True
-    cluster.set_log("a", 1, 0, 40)
-    end = reader.latestOffset(read_to(15), reader.getDefaultReadLimit())
-    assert end == read_to(20)
-    assert ranges(reader, read_to(15), end) == [(0, 15, 20)]
-    assert reader.latestOffset(end, reader.getDefaultReadLimit()) == end
-    claims = Claims(dict.fromkeys(BOTH, OLD_ID), added={("a", 1): 30})
-    after = reader.latestOffset(end, reader.getDefaultReadLimit())
-    reader.commit(end)
-    assert ranges(reader, end, after) == [(1, 30, 40)]
-    assert marks.marked == [{("a", 0): 15}, {("a", 0): 20}, *[{("a", 0): 20, ("a", 1): 30}] * 2]
-    assert not [entry for entry in caplog.records if entry.levelno >= logging.WARNING]
 
 
 # -- the first batch, when it is read again -------------------------------------------------------

@@ -1,10 +1,10 @@
 """A job in a process of its own, for sessions that cannot live beside the tests' one: from topic to topic, twice.
 
-    python -m tests.jobs.copy_to_topic MASTER BOOTSTRAP SOURCE GROUP STREAMED BATCHED CHECKPOINT [COUNTED]
+    python -m tests.jobs.copy_to_topic SESSION MASTER BOOTSTRAP SOURCE GROUP STREAMED BATCHED CHECKPOINT COUNTED
 
-MASTER is `connect` (Spark Connect, `local[2]`) or a Spark master. A stream with the group copies SOURCE to STREAMED
-until it has what was there (availableNow), a batch copies STREAMED to BATCHED. If COUNTED is given, a stream in update
-mode writes the number of rows of each partition there. Prints one line of JSON.
+SESSION is `connect` (Spark Connect, with a server of its own) or `classic`, MASTER what runs it. A stream with the
+group copies SOURCE to STREAMED until it has what was there (availableNow), a batch copies STREAMED to BATCHED, and a
+stream in update mode writes the number of rows of each partition to COUNTED. Prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -25,10 +25,18 @@ COLUMNS = ["key", "value", "headers", "partition", "timestamp"]
 
 
 def main(
-    master: str, bootstrap: str, source: str, group: str, streamed: str, batched: str, checkpoint: str, *counted: str
+    session: str,
+    master: str,
+    bootstrap: str,
+    source: str,
+    group: str,
+    streamed: str,
+    batched: str,
+    checkpoint: str,
+    counted: str,
 ) -> None:
     builder = SparkSession.builder.appName("copy to topic")
-    spark = (builder.remote("local[2]") if master == "connect" else builder.master(master)).getOrCreate()
+    spark = (builder.remote(master) if session == "connect" else builder.master(master)).getOrCreate()
     listener = LagListener()
     spark.streams.addListener(listener)
     common = {"kafka.bootstrap.servers": bootstrap, "includeHeaders": "true"}
@@ -58,8 +66,7 @@ def main(
         "last_lag": lag_of_query(query).offsets_behind,
         "executors": len({row.pid for row in rows.mapInArrow(python_daemon, "pid long").collect()}),
     }
-    for topic in counted:
-        count(spark, common, source, topic, f"{checkpoint}-counted")
+    count(spark, common, source, counted, f"{checkpoint}-counted")
     print(json.dumps(report))
     spark.stop()
 

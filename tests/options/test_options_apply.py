@@ -16,7 +16,6 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
 
-from protocol.errors import KafkaError
 from protocol.property import Effect
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m01_fetch import FETCH
@@ -29,11 +28,11 @@ from spark_kafka_source.options.table import OPTIONS
 from spark_kafka_source.plan.offsets import JsonDict
 from spark_kafka_source.sink.stream_writer import KafkaStreamWriter
 from spark_kafka_source.task.range_reader import read_range
+from tests.options.seeing import Observe, outcome
 from tests.protocol.consumer.consuming import records
 from tests.spark_task import spark_task
 from tests.ten_records import END, FIRST_TIMESTAMP_MS, TenRecords
 
-Observe = Callable[[TenRecords, dict[str, str]], object]
 Options = Mapping[str, str]
 
 ORDERS = {"0": 0, "1": 0}
@@ -53,14 +52,6 @@ def complete(cluster: TenRecords, given: Options, more: Options) -> dict[str, st
     options = {"kafka.bootstrap.servers": cluster.bootstrap_servers, **more, **given}
     chosen = {"subscribe", "subscribePattern", "assign"} & set(options)
     return options if chosen else {**options, "subscribe": "orders"}
-
-
-def outcome(action: Callable[[], object]) -> str:
-    try:
-        action()
-    except KafkaError as error:
-        return type(error).__name__
-    return "done"
 
 
 def took_long(action: Callable[[], object]) -> bool:

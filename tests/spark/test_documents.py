@@ -9,9 +9,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import time
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from tests.conftest import TopicFactory
 from tests.documents import ROOT, block, blocks, commands
 from tests.protocol.consumer.consuming import produce
 from tests.read_back import read_back
+from tests.wait_until import wait_until
 
 # (page, words of the block) -> the test that runs it.
 HERE = "tests/spark/test_documents.py::"
@@ -162,13 +161,6 @@ def test_the_wheel_holds_what_is_needed(tmp_path: Path) -> None:
 # -- blocks ---------------------------------------------------------------------------------------
 
 
-def wait_until(what: str, condition: Callable[[], object], seconds: float = 240) -> None:
-    give_up_s = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < give_up_s, what
-        time.sleep(0.05)
-
-
 def test_a_range_is_read_without_spark(
     kafka1: LocalKafka, topic1: TopicFactory, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -198,9 +190,9 @@ def test_the_first_query_its_counts_and_its_lag(
     query = names["query"]
     places = {**brokers, '"orders"': f'"{orders}"', "order-counts": counts, "/checkpoints": str(tmp_path)}
     exec(block("README.md", "kafka_batches(").with_names(places), names)
-    wait_until("both queries have begun", lambda: all(names[one].lastProgress for one in ("query", "updates")))
+    wait_until(lambda: all(names[one].lastProgress for one in ("query", "updates")), timeout_s=240)
     produce(kafka1, orders, range(100), 2)
-    wait_until("the copies are there", lambda: len(read_back(kafka1, upper)) == 100)
+    wait_until(lambda: len(read_back(kafka1, upper)) == 100, timeout_s=240, every_s=0.05)
     assert {record.value for record in read_back(kafka1, upper)} == {b"%09d." % number for number in range(100)}
     names["updates"].processAllAvailable()
     names["updates"].stop()
@@ -213,7 +205,7 @@ def test_the_first_query_its_counts_and_its_lag(
     exec(text, names)
     try:
         produce(kafka1, orders, range(10), 2)
-        wait_until("the listener prints", lambda: capsys.readouterr().out)
+        wait_until(lambda: capsys.readouterr().out, timeout_s=240)
     finally:
         spark.streams.removeListener(names["listener"])
     metrics = names["lag_of_query"](query).metrics()
@@ -273,7 +265,7 @@ def test_the_settings_are_taken(spark: SparkSession, kafka1: LocalKafka, topic1:
     places = {"broker-1:9092": kafka1.bootstrap_servers, "/checkpoints/orders-copy": str(tmp_path), "orders-copy": copy}
     exec(block("tuning.md", "written = (").with_names(places), names)
     query = names["written"]
-    wait_until("the query has begun", lambda: query.lastProgress)
+    wait_until(lambda: query.lastProgress, timeout_s=240)
     produce(kafka1, orders, range(10), 2)
-    wait_until("the copies are there", lambda: len(read_back(kafka1, copy)) == 10)
+    wait_until(lambda: len(read_back(kafka1, copy)) == 10, timeout_s=240, every_s=0.05)
     query.stop()

@@ -10,6 +10,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from tests.conftest import TopicFactory
 from tests.log_segments import CODECS, stored_batches
 from tests.soak import SOAK
 from tests.wait_for_brokers import wait_until_decided
+from tests.wait_until import wait_until
 from tests.whole_rows import Partition, rows_of_java, rows_of_librdkafka, rows_of_ours
 
 if TYPE_CHECKING:
@@ -154,7 +156,8 @@ def compact_for_once(kafka: LocalKafka, topic: str, partitions: int, plain: Prod
             on_delivery=lambda _, sent: last.update({(topic, sent.partition()): sent.offset()}),
         )
     assert plain.flush(30) == 0
-    wait_until(lambda: all(cleaned_to(folder).get(key, 0) >= offset for key, offset in last.items()))
+    cleaned = partial(cleaned_to, folder)
+    wait_until(lambda: all(cleaned().get(key, 0) >= offset for key, offset in last.items()), cleaned, 120, 0.2)
     # As many offsets were given out, to records and markers.
     assert records_stored(folder, topic, partitions) < sum(last.values())
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
@@ -173,13 +176,6 @@ def cleaned_to(folder: Path) -> dict[Partition, int]:
     lines = (folder / "cleaner-offset-checkpoint").read_text().splitlines()[2:]
     fields = (line.rsplit(" ", 2) for line in lines)
     return {(topic, int(partition)): int(offset) for topic, partition, offset in fields}
-
-
-def wait_until(done: Callable[[], bool]) -> None:
-    give_up_s = time.monotonic() + 120
-    while not done():
-        assert time.monotonic() < give_up_s, "the cleaner has not done its work"
-        time.sleep(0.2)
 
 
 def wait_until_still(look: Callable[[], object]) -> None:

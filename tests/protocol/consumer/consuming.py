@@ -133,3 +133,24 @@ def move_leader(kafka: LocalKafka, topic: str, partition: int, broker: int, fold
     tool = ("kafka.admin" if old else "org.apache.kafka.tools.reassign") + ".ReassignPartitionsCommand"
     where = ("--bootstrap-server", kafka.bootstrap_servers)
     kafka.run_tool(tool, *where, "--reassignment-json-file", str(plan), "--execute")
+
+
+def read_all(consumer: Consumer, rows: int, timeout_ms: float = 20_000) -> dict[int, list[tuple[int, bytes | None]]]:
+    """(offset, value) by partition, of all streams together, until there are so many."""
+    found: dict[int, list[tuple[int, bytes | None]]] = {}
+    left = rows
+    while left > 0:
+        read = consumer.poll(timeout_ms)
+        assert read is not None, f"{left} of {rows} rows are missing"
+        stream, batch = read
+        columns = batch.column("offset").to_pylist(), batch.column("value").to_pylist()
+        found.setdefault(stream.partition, []).extend(zip(*columns, strict=True))
+        left -= batch.num_rows
+    assert left == 0
+    return found
+
+
+def offsets_of(batch: pa.RecordBatch | None) -> list[int]:
+    assert batch is not None
+    offsets: list[int] = batch.column("offset").to_pylist()
+    return offsets

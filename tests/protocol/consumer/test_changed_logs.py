@@ -16,12 +16,12 @@ from protocol.wire.messages.m18_api_versions import API_VERSIONS
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.config import version_numbers
 from tests import awkward_topics
-from tests.awkward_topics import Topic
 from tests.conftest import TopicFactory
 from tests.kafka_proxy import Exchange, Fate, KafkaProxy
 from tests.log_segments import stored_batches
 from tests.protocol.consumer.consuming import client_of, produce, ranges_of, reader, rows_of, skip_recreated
 from tests.topic_changes import recreate
+from tests.topic_writers import Topic
 
 
 def only_by_name(exchange: Exchange) -> Fate | bytes:

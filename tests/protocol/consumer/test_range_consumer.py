@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -36,12 +35,6 @@ from tests.protocol.consumer.consuming import (
 from tests.read_back import read_back
 from tests.wait_for_brokers import wait_until_gone
 from tests.wait_until import wait_until
-
-
-@pytest.fixture(scope="module")
-def client(kafka: LocalKafka) -> Iterator[Client]:
-    with client_of(kafka) as made:
-        yield made
 
 
 def test_many_ranges_are_the_rows_that_librdkafka_reads(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:

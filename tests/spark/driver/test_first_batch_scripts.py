@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,6 +31,7 @@ from spark_kafka_source.source import register
 from tests.conftest import TopicFactory
 from tests.consumer_groups import move_group
 from tests.wait_for_brokers import wait_until_known
+from tests.wait_until import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -110,7 +111,7 @@ class Side:
         writer = rows.writeStream.foreachBatch(keep).option("checkpointLocation", str(self.checkpoint))
         query = writer.trigger(**trigger).start()
         if how == "stopped":
-            wait_for(lambda: entered.is_set() or not query.isActive)
+            wait_until(lambda: entered.is_set() or not query.isActive, timeout_s=120)
             stopper = threading.Thread(target=query.stop)
             stopper.start()
             stopping.set()
@@ -324,13 +325,6 @@ class Script:
 
     def __str__(self) -> str:
         return f"script {self.number} ({self.start}{', busy' if self.busy else ''}: {'; '.join(self.said)})"
-
-
-def wait_for(done: Callable[[], bool]) -> None:
-    give_up_s = time.monotonic() + 120
-    while not done():
-        assert time.monotonic() < give_up_s
-        time.sleep(0.02)
 
 
 @pytest.mark.timeout(300 + 60 * SCRIPTS)

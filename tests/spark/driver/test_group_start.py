@@ -18,7 +18,8 @@ from spark_kafka_source.driver.batch_reader import KafkaBatchReader
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.options.parsing import parse_source_options
 from tests.conftest import TopicFactory
-from tests.spark.driver.test_data_loss import Stream, commit, delete_records, produce
+from tests.spark.driver.streams import Stream
+from tests.spark.driver.topic_admin import commit, delete_records, produce
 from tests.wait_for_brokers import wait_until_decided
 
 COMMITTED_ONLY = {"kafka.isolation.level": "read_committed"}

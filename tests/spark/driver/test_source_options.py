@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.options.parsing import parse_source_options
 from tests.conftest import TopicFactory
 from tests.topic_changes import recreate
+from tests.wait_until import wait_until
 
 OURS, JVM = "pykafka-group", "kafka"
 # Timestamps lie in the past.
@@ -68,13 +69,6 @@ def run_once(rows: DataFrame, checkpoint: Path) -> int:
     query = start(rows, checkpoint, availableNow=True)
     assert query.awaitTermination(120)
     return sum(progress.numInputRows for progress in query.recentProgress)
-
-
-def wait_until(what: str, condition: Callable[[], bool], seconds: float = 60) -> None:
-    give_up_s = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < give_up_s, what
-        time.sleep(0.02)
 
 
 @contextmanager
@@ -210,19 +204,19 @@ def test_triggers_wait_until_there_is_enough_but_no_longer_than_the_delay(
         setting(spark, "spark.sql.streaming.numRecentProgressUpdates", "10000"),
     ):
         query = start(stream(spark, kafka1, **options), tmp_path, processingTime="0 seconds")
-        wait_until("the first batch does not wait", lambda: rows_of_batches(query) == [3])
+        wait_until(lambda: rows_of_batches(query) == [3], timeout_s=60)  # the first batch does not wait
         produce(kafka1, name, 0, [T0_MS] * 4)
-        wait_until("a trigger sees the four", lambda: seen() == 7)
+        wait_until(lambda: seen() == 7, timeout_s=60)
         assert rows_of_batches(query) == [3]
         produce(kafka1, name, 1, [T0_MS])
-        wait_until("five are enough", lambda: rows_of_batches(query) == [3, 5])
+        wait_until(lambda: rows_of_batches(query) == [3, 5], timeout_s=60)  # five are enough
         query.stop()
 
         options = {**options, "maxTriggerDelay": "1s"}
         query = start(stream(spark, kafka1, **options), tmp_path, processingTime="0 seconds")
-        wait_until("a trigger", lambda: seen() == 8)
+        wait_until(lambda: seen() == 8, timeout_s=60)
         produce(kafka1, name, 0, [T0_MS])
-        wait_until("after the delay one is enough", lambda: rows_of_batches(query) == [1])
+        wait_until(lambda: rows_of_batches(query) == [1], timeout_s=60)  # after the delay one is enough
         query.stop()
 
 

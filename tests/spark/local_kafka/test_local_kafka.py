@@ -5,8 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -20,14 +19,7 @@ from spark_kafka_source.local_kafka import cluster as local_kafka
 from tests.librdkafka import admin, use
 from tests.soak import SOAK
 from tests.spark_home import BRIEF_LIFE
-
-
-def until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
-    give_up_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < give_up_s, "it did not happen in time"
-        time.sleep(0.05)
-
+from tests.wait_until import wait_until
 
 # -- a running cluster ------------------------------------------------------------------------
 
@@ -211,8 +203,8 @@ def test_brokers_and_data_are_gone_however_their_owner_ends(how: str) -> None:
     if how in ("return", "SIGINT"):  # Python ended in its own order, so everything is gone before it is
         assert not alive(int(pid))
         assert not Path(folder).exists()
-    until(lambda: not alive(int(pid)))
-    until(lambda: not Path(folder).exists())
+    wait_until(lambda: not alive(int(pid)))
+    wait_until(lambda: not Path(folder).exists())
 
 
 def alive(pid: int) -> bool:

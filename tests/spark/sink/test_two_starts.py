@@ -5,7 +5,6 @@ Without Spark, whose calls are made here: `write` of a task in an executor, `com
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
@@ -20,6 +19,7 @@ from spark_kafka_source.sink.exactly_once.task_writer import PreparedWrite
 from tests.conftest import TopicFactory
 from tests.exactly_once_query import Query, standing_still
 from tests.transaction_version import transactions_before_kip_890
+from tests.wait_until import wait_until
 
 
 @pytest.fixture(params=["transaction.version 2", "transaction.version 1"], scope="module", autouse=True)
@@ -42,13 +42,6 @@ def query(kafka1: LocalKafka) -> Query:
 def hasty(query: Query) -> Query:
     """The same query; its coordinator aborts what is open for longer than a moment."""
     return Query(query.bootstrap_servers, query.query_id, {"kafka.transaction.timeout.ms": "1000"})
-
-
-def wait_until(reached: Callable[[], bool]) -> None:
-    give_up_s = time.monotonic() + 60
-    while not reached():
-        assert time.monotonic() < give_up_s
-        time.sleep(0.1)
 
 
 @pytest.fixture
@@ -162,7 +155,7 @@ def test_what_was_decided_and_timed_out_since_is_written_again_and_nothing_else(
 ) -> None:
     first = [query.task("A", 0, 0, (name, "A0")), hasty.task("A", 0, 1, (name, "A1"))]
     query.decide(*first)
-    wait_until(lambda: query.left_open() == ["0"])
+    wait_until(lambda: query.left_open() == ["0"], timeout_s=60, every_s=0.1)
     second = [query.task("B", 0, task, (name, f"B{task}")) for task in (0, 1)]
     query.commit(*second)
     assert query.seen(name) == [b"A0", b"B1"]
@@ -173,7 +166,7 @@ def test_what_was_decided_and_timed_out_since_is_written_again_and_nothing_else(
 
 def test_what_is_written_again_is_decided_like_everything_else(query: Query, hasty: Query, name: str) -> None:
     query.decide(query.task("A", 0, 0, (name, "A0")), hasty.task("A", 0, 1, (name, "A1")))
-    wait_until(lambda: query.left_open() == ["0"])
+    wait_until(lambda: query.left_open() == ["0"], timeout_s=60, every_s=0.1)
     there = query.task("B", 0, 0, (name, "B0"))
 
     def start_again() -> None:
@@ -208,7 +201,7 @@ def test_a_decided_transaction_that_times_out_under_its_driver_is_told_and_writt
     first = [query.task("A", 0, 0, (name, "A0")), hasty.task("A", 0, 1, (name, "A1"))]
 
     def is_timed_out() -> None:
-        wait_until(lambda: query.left_open() == ["0"])
+        wait_until(lambda: query.left_open() == ["0"], timeout_s=60, every_s=0.1)
 
     assert_only_that_is_written_again(query, name, first, is_timed_out)
 
@@ -253,7 +246,7 @@ def test_a_transaction_that_is_over_before_the_decision_fails_the_batch_as_a_who
     query: Query, hasty: Query, name: str
 ) -> None:
     first = [query.task("A", 0, 0, (name, "A0")), hasty.task("A", 0, 1, (name, "A1"))]
-    wait_until(lambda: query.left_open() == ["0"])
+    wait_until(lambda: query.left_open() == ["0"], timeout_s=60, every_s=0.1)
     with pytest.raises(KafkaError, match=r"1 of 2 transactions are over .* kafka.transaction.timeout.ms"):
         query.commit(*first)
     query.abort(*first)

@@ -1,0 +1,94 @@
+"""What a trigger marks to be committed to the group, without Spark."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+
+import pytest
+
+from protocol.clock import Deadline
+from protocol.cluster import unknown_topic
+from protocol.cluster.metadata import topic_id_text
+from protocol.errors import DataLoss
+from protocol.group.member import NO_MEMBER, GroupMember
+from protocol.group.offsets import CommittedOffset
+from spark_kafka_source.driver import trigger
+from spark_kafka_source.plan.claims import Claims
+from tests.driver.twenty_offsets import BOTH, ID_OF_B, OLD_ID, Cluster, ranges, read_to
+
+
+class Marks:
+    """In place of an `OffsetManager`: all that was marked, wherever it was before; and nothing else is kept."""
+
+    healthy = True
+
+    def __init__(self) -> None:
+        self.marked: list[dict[tuple[str, int], int]] = []
+        self.kept: list[tuple[str, int]] = []
+        self.flushes = 0
+
+    def keep(self, owned: Iterable[tuple[str, int]]) -> None:
+        self.kept = list(owned)
+
+    def reset(self, offsets: Mapping[tuple[str, int], CommittedOffset], member: GroupMember) -> None:
+        assert member == NO_MEMBER
+        assert self.kept == list(offsets)
+        self.marked.append({key: entry.offset for key, entry in offsets.items()})
+
+    def flush(self, deadline: Deadline) -> bool:
+        self.flushes += 1
+        return True
+
+
+@pytest.mark.parametrize("what", ["recreated", "recreated, and read", "deleted"])
+def test_nothing_is_committed_for_a_topic_that_is_another_one_now(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(unknown_topic, "TRANSIENT_UNKNOWN_MS", 100)
+    cluster.add("b", (0, 3), topic_id=ID_OF_B)
+    reader = cluster.reader(onTopicRecreated="earliest" if what.endswith("read") else "fail")
+    marks = reader._query.commits._manager = Marks()  # type: ignore[assignment]
+    reader._query.running = True
+    begin = {**read_to(20), "b": {"0": 3}, "@ids": {"a": topic_id_text(OLD_ID), "b": topic_id_text(ID_OF_B)}}
+    assert reader.latestOffset(begin, reader.getDefaultReadLimit()) == begin
+    assert marks.marked == [{("a", 0): 20, ("a", 1): 20, ("b", 0): 3}]
+    if what == "deleted":
+        cluster.delete_topic("a")
+    else:
+        cluster.recreate("a", (0, 20), (0, 20))
+    marks.marked.clear()
+    if what.endswith("read"):
+        end = reader.latestOffset(begin, reader.getDefaultReadLimit())
+        reader.commit(begin)
+        assert marks.marked == [{("b", 0): 3}] * 2
+        assert reader.latestOffset(end, reader.getDefaultReadLimit()) == end
+        assert marks.marked[-1] == {("a", 0): 20, ("a", 1): 20, ("b", 0): 3}
+    else:
+        with pytest.raises(DataLoss):
+            reader.latestOffset(begin, reader.getDefaultReadLimit())
+        assert marks.marked == [{("b", 0): 3}]
+    # Also when it fails, it waits until that is committed.
+    assert marks.flushes == (3 if what.endswith("read") else 2)
+
+
+def test_of_what_is_revoked_nothing_is_committed_and_nothing_is_said(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Claims may come from elsewhere than from what is there: then another member goes on where this one stopped."""
+    claims = Claims({("a", 0): OLD_ID}, revoked={("a", 1)})
+    monkeypatch.setattr(trigger, "claim_all", lambda *_: claims)
+    reader = cluster.reader()
+    marks = reader._query.commits._manager = Marks()  # type: ignore[assignment]
+    reader._query.running = True
+    cluster.set_log("a", 1, 0, 40)
+    end = reader.latestOffset(read_to(15), reader.getDefaultReadLimit())
+    assert end == read_to(20)
+    assert ranges(reader, read_to(15), end) == [(0, 15, 20)]
+    assert reader.latestOffset(end, reader.getDefaultReadLimit()) == end
+    claims = Claims(dict.fromkeys(BOTH, OLD_ID), added={("a", 1): 30})
+    after = reader.latestOffset(end, reader.getDefaultReadLimit())
+    reader.commit(end)
+    assert ranges(reader, end, after) == [(1, 30, 40)]
+    assert marks.marked == [{("a", 0): 15}, {("a", 0): 20}, *[{("a", 0): 20, ("a", 1): 30}] * 2]
+    assert not [entry for entry in caplog.records if entry.levelno >= logging.WARNING]

@@ -1,0 +1,105 @@
+"""What is gone from the log before it is read, as a trigger counts it, without Spark."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from spark_kafka_source.plan.offsets import JsonDict
+from tests.driver.twenty_offsets import Cluster, ranges, read_to
+
+
+def test_what_is_gone_is_counted_in_the_end_of_the_batch(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    reader = cluster.reader(failOnDataLoss="false")
+
+    def next_end(begin: JsonDict) -> JsonDict:
+        return reader.latestOffset(begin, reader.getDefaultReadLimit())
+
+    cluster.set_log("a", 0, 15, 25)
+    cluster.set_log("a", 1, 18, 20)
+    begin = read_to(10)
+    end = next_end(begin)
+    assert (end["a"], end["@skipped"]) == ({"0": 25, "1": 20}, {"a": {"0": 5}})
+    # a-1 has nothing to read.
+    assert cluster.asked_for_starts == [[("a", 0)]]
+    # A replay by another process, when even more is gone, and one whose options are others.
+    cluster.set_log("a", 0, 21, 25)
+    for again in (reader, cluster.reader()):
+        assert ranges(again, begin, end) == [(0, 15, 25)]
+    warnings = [entry.getMessage() for entry in caplog.records if entry.levelno == logging.WARNING]
+    assert len(warnings) == 1
+    assert "offsets 10 to 15 of a-0 are not in the log any more" in warnings[0]
+    assert "5 offsets are skipped" in warnings[0]
+
+    # All of it, and a partition of which nothing is missing.
+    cluster.set_log("a", 0, 40, 40)
+    cluster.set_log("a", 1, 0, 23)
+    last = next_end(end)
+    assert (last["a"], last["@skipped"]) == ({"0": 40, "1": 23}, {"a": {"0": 20}})
+    assert ranges(reader, end, last) == [(1, 20, 23)]
+    assert next_end(last) == last
+    cluster.set_log("a", 0, 40, 42)
+    after = next_end(last)
+    assert (after["a"], after["@skipped"]) == ({"0": 42, "1": 23}, {"a": {"0": 20}})
+    assert "@joined" not in after
+    assert ranges(reader, last, after) == [(0, 40, 42)]
+
+
+def test_what_a_replayed_batch_lacks_is_counted_by_the_next_one(cluster: Cluster) -> None:
+    """A query has failed because of it, and goes on with failOnDataLoss=false: by an empty batch, if need be."""
+    begin = read_to(10)
+    end = cluster.reader().latestOffset(begin)
+    cluster.set_log("a", 0, 15, 20)
+    reader = cluster.reader(failOnDataLoss="false", minPartitions=5)
+    assert ranges(reader, begin, end) == [(0, at, at + 2) for at in range(10, 20, 2)]
+    counted = reader.latestOffset(end, reader.getDefaultReadLimit())
+    assert counted == {**end, "@skipped": {"a": {"0": 5}}}
+    assert ranges(reader, end, counted) == []
+    assert reader.latestOffset(counted, reader.getDefaultReadLimit()) == counted
+
+
+def test_limits_share_out_what_is_there(cluster: Cluster) -> None:
+    cluster.set_log("a", 0, 1_000, 1_010)
+    reader = cluster.reader(failOnDataLoss="false", maxOffsetsPerTrigger=10)
+    begin = read_to(0, 10)
+    end = reader.latestOffset(begin, reader.getDefaultReadLimit())
+    assert ranges(reader, begin, end) == [(0, 1_000, 1_005), (1, 10, 15)]
+    assert end["@skipped"] == {"a": {"0": 1_000}}
+
+
+def test_a_batch_that_waits_has_skipped_nothing_yet(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    reader = cluster.reader(failOnDataLoss="false", minOffsetsPerTrigger=10)
+    begin = read_to(20)
+    reader.latestOffset(begin, reader.getDefaultReadLimit())
+    cluster.set_log("a", 0, 95, 100)
+    for _ in range(2):
+        assert reader.latestOffset(begin, reader.getDefaultReadLimit()) == begin
+    assert not caplog.records
+    cluster.set_log("a", 0, 95, 105)
+    assert reader.latestOffset(begin, reader.getDefaultReadLimit())["@skipped"] == {"a": {"0": 75}}
+
+
+def test_what_was_read_and_truncated_is_not_skipped(cluster: Cluster) -> None:
+    cluster.set_log("a", 0, 0, 7)
+    reader = cluster.reader(failOnDataLoss="false")
+    begin = {**read_to(10), "@skipped": {"a": {"1": 3}}}
+    end = reader.latestOffset(begin, reader.getDefaultReadLimit())
+    assert (end["a"], end["@skipped"]) == ({"0": 7, "1": 20}, {"a": {"1": 3}})
+
+
+def test_the_first_records_of_a_new_partition_count(cluster: Cluster) -> None:
+    cluster.set_log("a", 2, 4, 9)
+    reader = cluster.reader(failOnDataLoss="false")
+    end = reader.latestOffset(read_to(20), reader.getDefaultReadLimit())
+    assert (end["a"]["2"], end["@skipped"]) == (9, {"a": {"2": 4}})
+
+
+def test_a_query_that_fails_on_data_loss_asks_for_no_beginnings(cluster: Cluster) -> None:
+    cluster.set_log("a", 0, 15, 20)
+    reader = cluster.reader()
+    begin = read_to(10)
+    end = reader.latestOffset(begin, reader.getDefaultReadLimit())
+    assert ranges(reader, begin, end) == [(0, 10, 20)]
+    assert cluster.asked_for_starts == []
+    assert "@skipped" not in end

@@ -1,0 +1,82 @@
+"""One broker of the model, a topic of twenty offsets, and what a reader of it plans."""
+
+from __future__ import annotations
+
+from protocol.cluster.metadata import topic_id_text
+from protocol.kafka_terms import EARLIEST
+from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
+from spark_kafka_source.driver.stream_reader import KafkaStreamReader
+from spark_kafka_source.options.parsing import parse_source_options
+from spark_kafka_source.plan.offsets import JsonDict
+from tests.fake_kafka.server import FakeKafka
+from tests.protocol.consumer.consuming import records
+from tests.protocol.records.reference import TRANSACTIONAL, Batch, Record, write_batch
+
+OLD_ID, NEW_ID, ID_OF_B = b"o" * 16, b"n" * 16, b"b" * 16
+
+
+class Cluster(FakeKafka):
+    """One broker that leads, in epoch 5, topic `a` with two partitions of twenty offsets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add("a", (0, 20), (0, 20))
+
+    def add(self, topic: str, *logs: tuple[int, int], topic_id: bytes = OLD_ID) -> None:
+        """A topic, and where its logs begin and end."""
+        self.create_topic(topic, len(logs), topic_id=topic_id)
+        for number, (start, end) in enumerate(logs):
+            self.set_log(topic, number, start, end)
+
+    def set_log(self, topic: str, number: int, start: int, end: int, *, epoch: int = 5, stable: int = -1) -> None:
+        """What its leader has by now, and the epoch in which it leads. `stable`: where an open transaction begins."""
+        if number == len(self.controller.topic(topic).partitions):
+            self.create_partitions(topic, number + 1)
+        self.set_leader_epoch(topic, number, epoch)
+        plain = stable if stable >= 0 else end
+        data = records(start, 1, last_offset=plain - 1) if start < plain else b""
+        if plain < end:
+            opened = {"flags": TRANSACTIONAL, "producer_id": 7, "producer_epoch": 0, "base_sequence": 0}
+            data += write_batch(Batch([Record()], stable, last_offset_delta=end - 1 - stable, **opened))
+        self.rewrite(topic, number, data, start=start)
+
+    def recreate(self, topic: str, *logs: tuple[int, int]) -> None:
+        self.delete_topic(topic)
+        self.add(topic, *logs, topic_id=NEW_ID)
+
+    def delete_if_there(self, topic: str) -> None:
+        if topic in self.controller.image.topics:
+            self.delete_topic(topic)
+
+    @property
+    def asked_for_starts(self) -> list[list[tuple[str, int]]]:
+        """The partitions of each request for beginnings."""
+        rows = [
+            [(topic["name"], row["partition_index"]) for topic in body["topics"] for row in topic["partitions"]]
+            for body in self.asked(LIST_OFFSETS)
+            if body["topics"][0]["partitions"][0]["timestamp"] == EARLIEST
+        ]
+        return rows
+
+    def reader(self, **options: object) -> KafkaStreamReader:
+        topics = ",".join(self.controller.image.topics)
+        given = {"kafka.bootstrap.servers": self.bootstrap_servers, "subscribe": topics}
+        chosen = {key: value for key, value in {**given, **options}.items() if value is not None}
+        return KafkaStreamReader(parse_source_options(chosen, streaming=True))
+
+
+BOTH = [("a", 0), ("a", 1)]
+
+
+def read_to(offset: int, other: int = 20, epoch: int = 5, topic_id: bytes = OLD_ID) -> JsonDict:
+    """What was read of a-0 and a-1."""
+    return {
+        "a": {"0": offset, "1": other},
+        "@ids": {"a": topic_id_text(topic_id)},
+        "@epochs": {"a": {"0": epoch, "1": epoch}},
+    }
+
+
+def ranges(reader: KafkaStreamReader, begin: JsonDict, end: JsonDict) -> list[tuple[int, int, int]]:
+    tasks = reader.partitions(begin, end)
+    return sorted((each.partition, each.from_offset, each.until_offset) for task in tasks for each in task.ranges)

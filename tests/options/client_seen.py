@@ -1,0 +1,139 @@
+"""What each property of a client changes that can be seen: a part of the table of `test_properties_apply`."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import pytest
+
+from protocol.broker_errors import ErrorCode
+from protocol.cluster.client import CONTROL
+from protocol.cluster.coordinators import group_coordinator
+from protocol.cluster.metadata import Broker
+from protocol.errors import KafkaError
+from protocol.wire.messages.m03_metadata import METADATA
+from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR
+from protocol.wire.messages.m18_api_versions import API_VERSIONS
+from tests.fake_kafka.clock import ManualClock
+from tests.fake_kafka.faults import ALWAYS
+from tests.options.seeing import LONG, SHORT, Observe, client_of, outcome, tens, took_long
+from tests.ten_records import TenRecords
+
+
+def closed_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def who_is_asked(cluster: TenRecords, given: dict[str, str]) -> bool:
+    given["bootstrap.servers"] = given["bootstrap.servers"].replace("<cluster>", cluster.bootstrap_servers)
+    with TenRecords() as other:
+        address = given["bootstrap.servers"].replace("<other>", other.bootstrap_servers)
+        client_of(cluster, {"bootstrap.servers": address}).metadata([])
+        return bool(other.asked(METADATA))
+
+
+def name_in_headers(cluster: TenRecords, given: dict[str, str]) -> object:
+    client_of(cluster, given).metadata([])
+    return set(cluster.listeners[1].client_ids)
+
+
+def reached(cluster: TenRecords, given: dict[str, str]) -> str:
+    """Whether a listener without TLS can be talked to."""
+    return outcome(lambda: client_of(cluster, {**given, "default.api.timeout.ms": "300"}).metadata([]))
+
+
+def time_until_given_up(cluster: TenRecords, given: dict[str, str]) -> int:
+    clock = ManualClock()
+    client = client_of(cluster, {"retry.backoff.max.ms": "100", **given, "bootstrap.servers": closed_port()}, clock)
+    assert outcome(lambda: client.metadata([])) == "DeadlineExceeded"
+    return round(sum(clock.slept))
+
+
+def waits(cluster: TenRecords, given: dict[str, str]) -> list[float]:
+    """Between the tries of a request whose answer is an error, in ms."""
+    cluster.refuse(FIND_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE, ALWAYS)
+    clock = ManualClock()
+    client = client_of(cluster, given, clock)
+    deadline, group = client.deadline(), group_coordinator("g")
+    assert outcome(lambda: client.retrying("it", lambda: client.coordinator(group, deadline), deadline)) != "done"
+    return [1_000 * each_s for each_s in clock.slept]
+
+
+def silence(cluster: TenRecords, given: dict[str, str]) -> bool:
+    cluster.silent_to(API_VERSIONS)
+    client = client_of(cluster, given)
+    where = Broker(1, *cluster.addresses[1])
+    return took_long(lambda: client.connection(where, CONTROL, client.deadline(5_000)))
+
+
+def reconnects(cluster: TenRecords, given: dict[str, str]) -> list[float]:
+    """How long a closed port is left alone after each failure, in ms."""
+    clock = ManualClock()
+    client = client_of(cluster, given, clock)
+    host, port = closed_port().split(":")
+    found = []
+    for _ in range(12):
+        for _ in range(2):
+            with pytest.raises(KafkaError) as raised:
+                client.connection(Broker(1, host, int(port)), CONTROL, client.deadline())
+        wait_ms = float(str(raised.value).split(" again for ")[1].split(" ms")[0])
+        clock.at_s += wait_ms / 1_000 + 0.001
+        found.append(wait_ms)
+    return found
+
+
+def metadata_requests(cluster: TenRecords, given: dict[str, str]) -> int:
+    clock = ManualClock()
+    client = client_of(cluster, given, clock)
+    for _ in range(2):
+        client.topic("orders")
+        clock.at_s += 10
+    return len(cluster.asked(METADATA))
+
+
+def connections(cluster: TenRecords, given: dict[str, str]) -> int:
+    clock = ManualClock()
+    client = client_of(cluster, given, clock)
+    for _ in range(2):
+        client.metadata([])
+        clock.at_s += 10
+    return len(cluster.asked(API_VERSIONS))
+
+
+def socket_option(option: int) -> Observe:
+    def observe(cluster: TenRecords, given: dict[str, str]) -> int:
+        client = client_of(cluster, given)
+        where = Broker(1, *cluster.addresses[1])
+        connection = client.connection(where, CONTROL, client.deadline())
+        # Linux doubles what is asked for.
+        return connection._stream._socket.getsockopt(socket.SOL_SOCKET, option) // 2
+
+    return observe
+
+
+def large_reply(cluster: TenRecords, given: dict[str, str]) -> bool:
+    cluster.edit_replies(METADATA, lambda body: {**body, "cluster_id": "x" * 5_000})
+    client = client_of(cluster, {**given, "default.api.timeout.ms": "300"})
+    where = Broker(1, *cluster.addresses[1])
+    return outcome(lambda: client.ask(where, METADATA, {"topics": []}, client.deadline())) == "FrameTooLarge"
+
+
+# property -> what is looked at, and what is seen there for each value.
+CLIENT_SEEN: dict[str, tuple[Observe, dict[str, Any]]] = {
+    "bootstrap.servers": (who_is_asked, {"<cluster>": False, "<other>": True}),
+    "client.id": (name_in_headers, {"me": {"me"}, "you": {"you"}}),
+    "security.protocol": (reached, {"PLAINTEXT": "done", "SSL": "DeadlineExceeded"}),
+    "default.api.timeout.ms": (time_until_given_up, {"1000": 1, "4000": 4}),
+    "socket.connection.setup.timeout.ms": (silence, {SHORT: False, LONG: True}),
+    "reconnect.backoff.ms": (lambda *given: tens(reconnects(*given)[0]), {"10": 10, "1000": 1000}),
+    "reconnect.backoff.max.ms": (lambda *given: tens(reconnects(*given)[-1]), {"100": 100, "10000": 10000}),
+    "retry.backoff.ms": (lambda *given: tens(waits(*given)[0]), {"10": 10, "1000": 1000}),
+    "retry.backoff.max.ms": (lambda *given: tens(max(waits(*given))), {"100": 100, "10000": 10000}),
+    "metadata.max.age.ms": (metadata_requests, {"5000": 2, "60000": 1}),
+    "connections.max.idle.ms": (connections, {"5000": 2, "60000": 1}),
+    "receive.buffer.bytes": (socket_option(socket.SO_RCVBUF), {"20000": 20000, "50000": 50000}),
+    "send.buffer.bytes": (socket_option(socket.SO_SNDBUF), {"20000": 20000, "50000": 50000}),
+    "max.response.bytes": (large_reply, {"1024": True, "100000": False}),
+}

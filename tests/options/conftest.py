@@ -1,0 +1,16 @@
+"""Each test sees its own warnings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from protocol import once
+
+
+@pytest.fixture(autouse=True)
+def _warnings_of_one_test_only() -> Iterator[None]:
+    once.log_once.cache_clear()
+    yield
+    once.log_once.cache_clear()

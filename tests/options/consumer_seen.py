@@ -1,0 +1,165 @@
+"""What each property of a consumer, or of a group's member, changes: a part of the table of `test_properties_apply`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from protocol.clock import SYSTEM_CLOCK
+from protocol.config import parse_consumer
+from protocol.consumer.consumer import Consumer
+from protocol.consumer.range import Range
+from protocol.consumer.range_consumer import RangeConsumer
+from protocol.group.membership.membership import Membership
+from protocol.group.membership.topic_subscription import TopicSubscription
+from protocol.kafka_terms import EARLIEST
+from protocol.wire.messages.m01_fetch import FETCH
+from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR
+from protocol.wire.messages.m11_join_group import JOIN_GROUP
+from protocol.wire.messages.m12_heartbeat import HEARTBEAT
+from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
+from protocol.wire.schema import Api
+from spark_kafka_source.driver.stream_reader import KafkaStreamReader
+from spark_kafka_source.options.parsing import parse_source_options
+from spark_kafka_source.plan.offsets import JsonDict
+from tests.options.seeing import BETWEEN_S, SHORT, Observe, Properties, client_of, outcome
+from tests.ten_records import TenRecords, ten_records
+
+
+def reader_of(cluster: TenRecords, given: Properties) -> KafkaStreamReader:
+    where = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "subscribe": "orders"}
+    options = {**where, **{f"kafka.{name}": value for name, value in given.items()}}
+    return KafkaStreamReader(parse_source_options(options, streaming=True))
+
+
+def first_batch(reader: KafkaStreamReader) -> JsonDict:
+    """The end of a query's first batch, which also says where it begins (`@joined`)."""
+    return reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+
+
+def group_asked_about(cluster: TenRecords, given: dict[str, str]) -> object:
+    first_batch(reader_of(cluster, given))
+    return {key for body in cluster.asked(FIND_COORDINATOR) for key in body["coordinator_keys"]}
+
+
+def of_member(api: Api, what: Callable[[dict[str, Any]], object]) -> Observe:
+    """Something of the first request of one kind by which a member joins its group."""
+
+    def observe(cluster: TenRecords, given: dict[str, str]) -> object:
+        protocol = "classic" if api is JOIN_GROUP else "consumer"
+        with member_of(cluster, {"group.protocol": protocol, **given}):
+            return what(cluster.asked(api)[0])
+
+    return observe
+
+
+@contextmanager
+def member_of(cluster: TenRecords, given: Properties) -> Iterator[Membership]:
+    client = client_of(cluster, {})
+    config = parse_consumer({"group.id": "g", **given})
+    with Membership(client, config, TopicSubscription(frozenset({"orders"}))) as member:
+        member.take_up(client.deadline(5_000))
+        yield member
+
+
+def joins_by(cluster: TenRecords, given: dict[str, str]) -> object:
+    told = outcome(lambda: member_of(cluster, given).__enter__().close())
+    return told, bool(cluster.asked(JOIN_GROUP)), bool(cluster.asked(CONSUMER_GROUP_HEARTBEAT))
+
+
+def tells_that_it_is_there(cluster: TenRecords, given: dict[str, str]) -> bool:
+    with member_of(cluster, {"group.protocol": "classic", "session.timeout.ms": "90000", **given}):
+        deadline = SYSTEM_CLOCK.now_s() + BETWEEN_S
+        while not cluster.asked(HEARTBEAT) and SYSTEM_CLOCK.now_s() < deadline:
+            time.sleep(0.01)
+        return bool(cluster.asked(HEARTBEAT))
+
+
+def beginning(cluster: TenRecords, given: dict[str, str]) -> object:
+    reader = reader_of(cluster, {**given, "group.id": "g"})
+    return "error" if outcome(lambda: first_batch(reader)) != "done" else first_batch(reader)["@joined"]["orders"]["0"]
+
+
+def read(cluster: TenRecords, given: Properties) -> int:
+    """How many rows there are."""
+    client = client_of(cluster, {})
+    consumer = parse_consumer(given)
+    ranges = [Range("orders", 0, 0, 10, topic_id=client.topic("orders").topic_id)]
+    return sum(batch.num_rows for _, batch in RangeConsumer(client, consumer, ranges, poll_timeout_ms=500))
+
+
+def of_fetch(name: str) -> Observe:
+    def observe(cluster: TenRecords, given: dict[str, str]) -> object:
+        assert read(cluster, given) == 10
+        return cluster.asked(FETCH)[0][name]
+
+    return observe
+
+
+def partition_max_bytes(cluster: TenRecords, given: dict[str, str]) -> object:
+    assert read(cluster, given) == 10
+    return cluster.asked(FETCH)[0]["topics"][0]["partitions"][0]["partition_max_bytes"]
+
+
+def reads_corrupt_records(cluster: TenRecords, given: dict[str, str]) -> bool:
+    records = bytearray(ten_records())
+    records[-2] ^= 1
+    cluster.rewrite_all(bytes(records))
+    return outcome(lambda: read(cluster, given)) == "done"
+
+
+def unpacks(cluster: TenRecords, given: dict[str, str]) -> bool:
+    cluster.rewrite_all(ten_records("gzip", size=5_000))
+    return outcome(lambda: read(cluster, given)) == "done"
+
+
+def is_left_out(cluster: TenRecords, given: dict[str, str]) -> bool:
+    """Whether a partition that nobody reads is dropped from the fetches soon."""
+    cluster.grow(10, times=20)
+    one_batch = {"fetch.max.wait.ms": "10", "max.partition.fetch.bytes": "300"}
+    with client_of(cluster, {}) as client, Consumer(client, parse_consumer({**given, **one_batch})) as consumer:
+        stream = consumer.consume_partition("orders", 0, EARLIEST)
+        give_up_s = time.monotonic() + 2 * BETWEEN_S
+        while time.monotonic() < give_up_s and not stream.expired:
+            time.sleep(0.01)
+        return stream.expired
+
+
+# property -> what is looked at, and what is seen there for each value.
+CONSUMER_SEEN: dict[str, tuple[Observe, dict[str, Any]]] = {
+    "group.id": (group_asked_about, {"mine": {"mine"}, "yours": {"yours"}}),
+    "auto.offset.reset": (beginning, {"earliest": 0, "latest": 10, "none": "error"}),
+    "isolation.level": (of_fetch("isolation_level"), {"read_committed": 1, "read_uncommitted": 0}),
+    "fetch.min.bytes": (of_fetch("min_bytes"), {"1": 1, "5": 5}),
+    "fetch.max.wait.ms": (of_fetch("max_wait_ms"), {"7": 7, "9": 9}),
+    "fetch.max.bytes": (of_fetch("max_bytes"), {"100000": 100000, "200000": 200000}),
+    "max.partition.fetch.bytes": (partition_max_bytes, {"50000": 50000, "60000": 60000}),
+    "client.rack": (of_fetch("rack_id"), {"a": "a", "b": "b"}),
+    "max.processing.time.ms": (is_left_out, {SHORT: True, "60000": False}),
+    "check.crcs": (reads_corrupt_records, {"true": False, "false": True}),
+    "max.decompressed.batch.bytes": (unpacks, {"1024": False, "1000000": True}),
+    "group.protocol": (
+        joins_by,
+        {"none": ("UsageError", False, False), "classic": ("done", True, False), "consumer": ("done", False, True)},
+    ),
+    "group.instance.id": (of_member(JOIN_GROUP, lambda body: body["group_instance_id"]), {"a": "a", "b": "b"}),
+    "session.timeout.ms": (
+        of_member(JOIN_GROUP, lambda body: body["session_timeout_ms"]),
+        {"7000": 7000, "8000": 8000},
+    ),
+    "heartbeat.interval.ms": (tells_that_it_is_there, {SHORT: True, "60000": False}),
+    "max.poll.interval.ms": (
+        of_member(JOIN_GROUP, lambda body: body["rebalance_timeout_ms"]),
+        {"70000": 70000, "80000": 80000},
+    ),
+    "partition.assignment.strategy": (
+        of_member(JOIN_GROUP, lambda body: [row["name"] for row in body["protocols"]]),
+        {"sticky": ["sticky"], "roundrobin,range": ["roundrobin", "range"]},
+    ),
+    "group.remote.assignor": (
+        of_member(CONSUMER_GROUP_HEARTBEAT, lambda body: body["server_assignor"]),
+        {"uniform": "uniform", "range": "range"},
+    ),
+}

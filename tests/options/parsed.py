@@ -1,0 +1,41 @@
+"""Options of a stream, a batch and a sink in few words, and what they are refused with."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.errors import ConfigurationError
+from spark_kafka_source.options.parsing import parse_sink_options, parse_source_options
+from spark_kafka_source.options.table import SinkOptions, SourceOptions
+
+BROKERS = {"kafka.bootstrap.servers": "localhost:9092"}
+ORDERS = {**BROKERS, "subscribe": "orders"}
+
+
+def stream(**more: str) -> SourceOptions:
+    return parse_source_options(with_dots(ORDERS, more), streaming=True)
+
+
+def batch(**more: str) -> SourceOptions:
+    return parse_source_options(with_dots(ORDERS, more), streaming=False)
+
+
+def sink(**more: str) -> SinkOptions:
+    return parse_sink_options(with_dots(BROKERS, more))
+
+
+def with_dots(given: dict[str, str], more: dict[str, str]) -> dict[str, str]:
+    """`kafka_group_id="g"` stands for the option kafka.group.id."""
+    return {**given, **{key.replace("_", "."): value for key, value in more.items()}}
+
+
+def refusal(given: dict[str, str], *, streaming: bool = True) -> str:
+    with pytest.raises(ConfigurationError) as raised:
+        parse_source_options({**BROKERS, **given}, streaming=streaming)
+    return str(raised.value)
+
+
+def sink_refusal(given: dict[str, str]) -> str:
+    with pytest.raises(ConfigurationError) as raised:
+        parse_sink_options({**BROKERS, **given})
+    return str(raised.value)

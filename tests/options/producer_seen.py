@@ -1,0 +1,276 @@
+"""What each property of a producer changes that can be seen: a part of the table of `test_properties_apply`."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from protocol.broker_errors import ErrorCode
+from protocol.clock import SYSTEM_CLOCK, Clock, Deadline
+from protocol.cluster.client import Client
+from protocol.config import parse_client, parse_producer
+from protocol.errors import KafkaError
+from protocol.producer.async_producer import AsyncProducer
+from protocol.producer.transactional_producer import TransactionalProducer
+from protocol.wire.messages.m00_produce import PRODUCE
+from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
+from protocol.wire.messages.m26_end_txn import END_TXN
+from tests.fake_kafka.faults import ALWAYS
+from tests.fake_kafka.server import FakeKafka
+from tests.options.seeing import (
+    BETWEEN_S,
+    DIFFER,
+    LONG,
+    SHORT,
+    Observe,
+    Properties,
+    client_of,
+    outcome,
+    took_long,
+)
+from tests.ten_records import TenRecords
+
+
+def rows(count: int = 1, size: int = 10, key: bool = False) -> pa.RecordBatch:
+    columns = {"value": pa.array([b"%0*d" % (size, number) for number in range(count)], pa.binary())}
+    if key:
+        columns["key"] = pa.array([b"k%d" % number for number in range(count)], pa.binary())
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def produce(cluster: TenRecords, given: Properties, written: pa.RecordBatch, clock: Clock = SYSTEM_CLOCK) -> str:
+    """Writes rows, to partition 0 unless they have keys. Returns how it went."""
+    producer = AsyncProducer(client_of(cluster, client_part(given), clock), parse_producer(given))
+    here = None if "key" in written.schema.names else np.zeros(written.num_rows, np.int32)
+
+    def write() -> None:
+        producer.send_columns("orders", written, here)
+        producer.flush()
+
+    try:
+        return outcome(write)
+    finally:
+        producer.abort()
+
+
+def client_part(given: Properties) -> dict[str, str]:
+    return {
+        name: given[name]
+        for name in ("request.timeout.ms", "retry.backoff.ms", "retry.backoff.max.ms")
+        if name in given
+    }
+
+
+def of_produce(look: Callable[[dict[str, Any]], object], written: pa.RecordBatch) -> Observe:
+    def observe(cluster: TenRecords, given: dict[str, str]) -> object:
+        assert produce(cluster, given, written) == "done"
+        give_up_s = time.monotonic() + 5  # acks=0 waits for no answer
+        while not cluster.asked(PRODUCE) and time.monotonic() < give_up_s:
+            time.sleep(0.01)
+        return [look(body) for body in cluster.asked(PRODUCE)]
+
+    return observe
+
+
+def record_batches(body: dict[str, Any]) -> bytes:
+    return b"".join(bytes(row["records"]) for topic in body["topic_data"] for row in topic["partition_data"])
+
+
+def codec(body: dict[str, Any]) -> int:
+    return int(struct.unpack_from(">h", record_batches(body), 21)[0]) & 7
+
+
+def values_by_partition(body: dict[str, Any]) -> object:
+    return {
+        row["index"]: bytes(row["records"])[57:61] for topic in body["topic_data"] for row in topic["partition_data"]
+    }
+
+
+def size_at_level(name: str) -> Observe:
+    text = pa.array([b"".join(b"%d " % (number * number) for number in range(3_000))], pa.binary())
+    seen = of_produce(lambda body: len(record_batches(body)), pa.RecordBatch.from_pydict({"value": text}))
+    return lambda cluster, given: seen(cluster, {**given, "compression.type": name})
+
+
+def requests_of_many_rows(cluster: TenRecords, given: dict[str, str]) -> bool:
+    assert produce(cluster, given, rows(100, size=100)) == "done"
+    return len(cluster.asked(PRODUCE)) > 1
+
+
+def goes_out_by_itself(cluster: TenRecords, given: dict[str, str]) -> bool:
+    """Whether rows are written soon that nobody flushes."""
+    producer = AsyncProducer(client_of(cluster, {}), parse_producer(given))
+    sent = producer.send_columns("orders", rows(), np.zeros(1, np.int32))
+    written = outcome(lambda: sent.result(Deadline.after_ms(BETWEEN_S * 1_000))) == "done"
+    producer.abort()
+    return written
+
+
+def under_way(cluster: TenRecords, given: dict[str, str]) -> int:
+    """How many requests wait for their answers at once."""
+    # One record batch in each request.
+    small = {**given, "batch.size": "1000", "max.request.size": "1000"}
+    producer = AsyncProducer(client_of(cluster, {}), parse_producer(small))
+    here = np.zeros(100, np.int32)
+    producer.send_columns("orders", rows(100, size=100), here)
+    producer.flush()
+    # A partition has one request under way until its first is acknowledged.
+    cluster.silent_to(PRODUCE)
+    before = producer.requests
+    producer.send_columns("orders", rows(100, size=100), here)
+    most, give_up_s = int(given["max.in.flight.requests.per.connection"]), time.monotonic() + 5
+    while producer.requests - before < most and time.monotonic() < give_up_s:
+        time.sleep(0.01)
+    time.sleep(0.1)  # and no more
+    sent = producer.requests - before
+    producer.abort()
+    return sent
+
+
+def commit_in_transaction(cluster: TenRecords, given: dict[str, str]) -> None:
+    config = parse_producer({"transactional.id": "etl-0", **given})
+    with TransactionalProducer(client_of(cluster, {}), config) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send_columns("orders", rows())
+        producer.commit_transaction()
+
+
+def who_commits(cluster: TenRecords, given: dict[str, str]) -> object:
+    commit_in_transaction(cluster, given)
+    return [body["transactional_id"] for body in cluster.asked(END_TXN)]
+
+
+def transaction_timeout(cluster: TenRecords, given: dict[str, str]) -> object:
+    commit_in_transaction(cluster, given)
+    return [body["transaction_timeout_ms"] for body in cluster.asked(INIT_PRODUCER_ID)]
+
+
+def attempts(cluster: TenRecords, given: dict[str, str]) -> int:
+    cluster.refuse(PRODUCE, ErrorCode.NOT_ENOUGH_REPLICAS, ALWAYS)
+    quick = {"enable.idempotence": "false", "retry.backoff.ms": "1", "retry.backoff.max.ms": "1"}
+    assert produce(cluster, {**quick, **given}, rows()) != "done"
+    return len(cluster.asked(PRODUCE))
+
+
+def delivery_takes_long(cluster: TenRecords, given: dict[str, str]) -> bool:
+    cluster.refuse(PRODUCE, ErrorCode.NOT_ENOUGH_REPLICAS, ALWAYS)
+    quick = {"request.timeout.ms": "100", "retry.backoff.ms": "10", "retry.backoff.max.ms": "10"}
+    return took_long(lambda: _raise(produce(cluster, {**quick, **given}, rows())))
+
+
+def _raise(outcome: str) -> None:
+    if outcome != "done":
+        raise KafkaError(outcome)
+
+
+def client_that_knows_orders(cluster: TenRecords) -> Client:
+    """To look a topic up takes some of `max.block.ms`, too."""
+    client = client_of(cluster, {})
+    client.topic("orders")
+    return client
+
+
+def held(cluster: TenRecords, given: dict[str, str]) -> bool:
+    """Whether 5 kB and then 50 kB are taken in while nothing is acknowledged."""
+    cluster.silent_to(PRODUCE)
+    limits = {"batch.size": "1000", "max.block.ms": SHORT}
+    producer = AsyncProducer(client_that_knows_orders(cluster), parse_producer({**given, **limits}))
+    try:
+        producer.send_columns("orders", rows(50, size=100), np.zeros(50, np.int32))
+        return outcome(lambda: producer.send_columns("orders", rows(500, size=100), np.zeros(500, np.int32))) == "done"
+    finally:
+        producer.abort()
+
+
+def blocks_for_long(cluster: TenRecords, given: dict[str, str]) -> bool:
+    """Who sends while memory is full."""
+    cluster.silent_to(PRODUCE)
+    limits = {"batch.size": "1000", "buffer.memory": "5000", "delivery.timeout.ms": "100000"}
+    producer = AsyncProducer(client_that_knows_orders(cluster), parse_producer({**given, **limits}))
+    here = np.zeros(50, np.int32)
+    try:
+        producer.send_columns("orders", rows(50, size=100), here)
+        return took_long(lambda: producer.send_columns("orders", rows(50, size=100), here))
+    finally:
+        producer.abort()
+
+
+def same_key(count: int) -> pa.RecordBatch:
+    """Rows of 1 KiB."""
+    columns = {"key": pa.array([b"same"] * count, pa.binary()), "value": pa.array([b"." * 1_024] * count, pa.binary())}
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def share_of_the_silent(cluster: TenRecords, given: dict[str, str]) -> float:
+    """Of rows without a key, how many go to the partition whose leader answers nothing, and for which some wait."""
+    with FakeKafka(2) as two:
+        two.create_topic("orders", 2)
+        known = {"bootstrap.servers": two.bootstrap_servers, "batch.size": "1000", **given}
+        with Client(parse_client(known)) as client:
+            leader = client.leader("orders", 0)[0]
+            two.listeners[leader.node_id].handlers[PRODUCE.key] = lambda body, version: None
+            producer = AsyncProducer(client, parse_producer(known))
+            producer.send_columns("orders", rows(40, size=100), np.zeros(40, np.int32))
+            time.sleep(0.1)
+            many = rows(2_000, size=1_000)
+            chosen = producer._intake._choice.choose(client.topic("orders"), many, np.full(2_000, 1_000), None)
+            producer.abort()
+    return float((chosen == 0).mean())
+
+
+# property -> what is looked at, and what is seen there for each value.
+PRODUCER_SEEN: dict[str, tuple[Observe, dict[str, Any]]] = {
+    "request.timeout.ms": (
+        of_produce(lambda body: round(body["timeout_ms"], -3), rows()),
+        {"5000": [5000], "9000": [9000]},
+    ),
+    "acks": (of_produce(lambda body: body["acks"], rows()), {"all": [-1], "1": [1], "0": [0]}),
+    "compression.type": (of_produce(codec, rows()), {"none": [0], "gzip": [1], "snappy": [2], "lz4": [3], "zstd": [4]}),
+    "compression.gzip.level": (size_at_level("gzip"), {"1": DIFFER, "9": DIFFER}),
+    "compression.lz4.level": (size_at_level("lz4"), {"1": DIFFER, "12": DIFFER}),
+    "compression.zstd.level": (size_at_level("zstd"), {"1": DIFFER, "19": DIFFER}),
+    "linger.ms": (goes_out_by_itself, {"0": True, "60000": False}),
+    "batch.size": (requests_of_many_rows, {"1000": True, "100000": False}),
+    "batch.num.messages": (
+        of_produce(lambda body: int.from_bytes(record_batches(body)[57:61], "big"), rows(100)),
+        {"25": [25] * 4, "100": [100]},
+    ),
+    "max.request.size": (lambda *given: produce(*given, rows(size=5_000)), {"1000": "UsageError", "10000": "done"}),
+    "max.in.flight.requests.per.connection": (under_way, {"1": 1, "3": 3}),
+    "enable.idempotence": (
+        lambda cluster, given: (produce(cluster, given, rows()), len(cluster.asked(INIT_PRODUCER_ID))),
+        {"true": ("done", 1), "false": ("done", 0)},
+    ),
+    "transactional.id": (who_commits, {"etl-0": ["etl-0"], "etl-1": ["etl-1"]}),
+    "transaction.timeout.ms": (transaction_timeout, {"5000": [5_000], "60000": [60_000]}),
+    "retries": (attempts, {"0": 1, "2": 3}),
+    "delivery.timeout.ms": (delivery_takes_long, {"100": False, "1000": True}),
+    "buffer.memory": (held, {"5000": False, "500000": True}),
+    "max.block.ms": (blocks_for_long, {SHORT: False, LONG: True}),
+    "partitioner.class": (
+        of_produce(values_by_partition, rows(20, key=True)),
+        {"murmur2": DIFFER, "crc32": DIFFER, "fnv1a": DIFFER},
+    ),
+    "partitioner": (
+        of_produce(values_by_partition, rows(20, key=True)),
+        {"murmur2_random": DIFFER, "consistent": DIFFER, "fnv1a": DIFFER},
+    ),
+    "partitioner.ignore.keys": (
+        of_produce(lambda body: len(body["topic_data"][0]["partition_data"]), same_key(40)),
+        {"false": [1], "true": [2]},
+    ),
+    "partitioner.adaptive.partitioning.enable": (
+        lambda *given: share_of_the_silent(*given) < 0.3,
+        {"false": False, "true": True},
+    ),
+    "partitioner.availability.timeout.ms": (
+        lambda *given: share_of_the_silent(*given) == 0,
+        {"0": False, "50": True},
+    ),
+}

@@ -1,0 +1,244 @@
+"""Options that are wrong, forbidden, unknown or of something else: an error or a warning in the words of the user."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from protocol.errors import ConfigurationError
+from protocol.property import Effect
+from spark_kafka_source.options.parsing import parse_sink_options, parse_source_options, row_columns
+from spark_kafka_source.options.table import OPTIONS
+from tests.options.parsed import BROKERS, ORDERS, batch, refusal, sink, sink_refusal, stream
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("maxOffsetsPerTrigger", "many", "1 to 9223372036854775807"),
+        ("maxOffsetsPerTrigger", "0", "1 to 9223372036854775807"),
+        ("maxBytesPerTrigger", "0", "a number with b, k, m, g or t"),
+        ("maxBytesPerTrigger", "1 GB", "a number with b, k, m, g or t"),
+        ("minPartitions", "-1", "1 to 2147483647"),
+        ("includeHeaders", "1", "true, false"),
+        ("failOnDataLoss", "no", "true, false"),
+        ("commitOffsets", "", "true, false"),
+        ("fetchOffset.numRetries", "-1", "0 to 2147483647"),
+        ("kafkaConsumer.pollTimeoutMs", "2m", "1 to 2147483647"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_name_value_and_what_is_allowed(name: str, value: str, allowed: str) -> None:
+    message = refusal({"subscribe": "orders", name.upper(): value})
+    assert message.startswith(f"{name} is {value!r}")
+    assert f"allowed: {allowed}" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("startingOffset", "did you mean startingOffsets?"),
+        ("starting_offsets", "did you mean startingOffsets?"),
+        ("subscibe", "did you mean subscribe?"),
+        ("subscribe.pattern", "did you mean subscribePattern?"),
+        ("failOnDataLos", "did you mean failOnDataLoss?"),
+        ("maxOffsetperTrigger", "did you mean maxOffsetsPerTrigger?"),
+        ("maxOffsetsPerTriger", "did you mean maxOffsetsPerTrigger?"),
+        ("maxOffestsPerTirgger", "did you mean maxOffsetsPerTrigger?"),
+        ("includeHeader", "did you mean includeHeaders?"),
+        ("kafkaConsumer.pollTimeout", "did you mean kafkaConsumer.pollTimeoutMs?"),
+        ("kafk.group.id", "did you mean kafka.group.id?"),
+        ("kafka_group_id", "did you mean kafka.group.id?"),
+        ("group.id", "Kafka's properties take a prefix: kafka.group.id"),
+        ("groupId", "Kafka's properties take a prefix: kafka.group.id"),
+        ("bootstrap_servers", "Kafka's properties take a prefix: kafka.bootstrap.servers"),
+        ("session.timeout.ms", "Kafka's properties take a prefix: kafka.session.timeout.ms"),
+        ("isolation.level", "Kafka's properties take a prefix: kafka.isolation.level"),
+        ("security.protocol", "Kafka's properties take a prefix: kafka.security.protocol"),
+        ("sasl.jaas.config", "Kafka's properties take a prefix: kafka.sasl.jaas.config"),
+        (
+            "auto.offset.reset",
+            "Kafka's properties take a prefix: kafka.auto.offset.reset. Without a group, startingOffsets says where to",
+        ),
+    ],
+)
+def test_a_slip_and_a_missing_prefix_are_errors_with_what_was_meant(name: str, hint: str) -> None:
+    message = refusal({"subscribe": "orders", name: "secret"})
+    assert f"{name} is not an option of this source and sink; {hint}" in message
+    assert "secret" not in message
+
+
+def test_a_slip_is_one_where_the_option_applies(caplog: pytest.LogCaptureFixture) -> None:
+    """What would be a warning when it is spelled right is no error when it is not."""
+    assert "did you mean topic?" in sink_refusal({"topics": "orders"})
+    assert "kafka.acks" in sink_refusal({"acks": "1"})
+    with caplog.at_level(logging.WARNING):
+        parse_source_options({**ORDERS, "topics": "a", "acks": "1", "linger.ms": "5"}, streaming=True)
+        parse_source_options({**ORDERS, "maxOffsetsPerTriger": "5"}, streaming=False)
+        parse_sink_options({**BROKERS, "startingOffset": "latest", "group.id": "g"})
+    assert len(caplog.messages) == 6
+
+
+def test_databricks_way_to_sign_in_is_not_left_out_in_silence() -> None:
+    found = refusal({"subscribe": "orders", "databricks.serviceCredential": "mine"})
+    assert "databricks.serviceCredential is not supported: Databricks gives such credentials to its own" in found
+    assert "kafka.sasl.oauthbearer.token.provider" in found
+
+
+@pytest.mark.parametrize("use", ["stream", "batch", "sink"])
+def test_options_of_other_formats_are_one_warning_each(use: str, caplog: pytest.LogCaptureFixture) -> None:
+    parse = {
+        "stream": lambda more: parse_source_options({**ORDERS, **more}, streaming=True),
+        "batch": lambda more: parse_source_options({**ORDERS, **more}, streaming=False),
+        "sink": lambda more: parse_sink_options({**BROKERS, **more}),
+    }[use]
+    with caplog.at_level(logging.WARNING):
+        for name in STRAYS.split():
+            caplog.clear()
+            assert parse({name: "secret"}) == parse({name: "secret"}) == parse({})
+            assert len(caplog.messages) == 1, (name, caplog.messages)
+            assert name in caplog.text
+            assert "has no effect" in caplog.text
+            assert "secret" not in caplog.text
+
+
+# Of Spark's other sources and sinks, of other clients of Kafka, and what public notebooks give to the connector.
+STRAYS = """
+    mode header headers inferSchema multiLine multiline sep delimiter quote escape encoding charset nullValue dateFormat
+    timestampFormat samplingRatio columnNameOfCorruptRecord mergeSchema pathGlobFilter recursiveFileLookup compression
+    maxFilesPerTrigger maxFileAge latestFirst fileNameOnly cleanSource modifiedAfter ignoreChanges startingVersion
+    truncate numRows rowsPerSecond numPartitions rampUpTime host port includeTimestamp url dbtable driver user password
+    batchsize fetchsize isolationLevel partitionColumn lowerBound upperBound queryTimeout schema avroSchema
+    schema.registry.url specific.avro.reader zookeeper.connect kafka_topic stopGracefullyOnShutdown maxRatePerPartition
+    maxPartitions useDeprecatedOffsetFetching spark.default.parallelism spark.streaming.kafka.maxRatePerPartition
+    spark.sql.shuffle.partitions offsets outputMode trigger key.deserializer value.deserializer key.serializer
+    value.serializer enable.auto.commit max.poll.records auto.commit.interval.ms metric.reporters
+    kafka.fetch.message.max.bytes kafka.poll.timeout.ms kafka.queue.buffering.max.messages kafka.zookeeper.connect
+    kafka.timeout.ms kafka.metadata.fetch.timeout.ms kafka.max.poll.interval kafka.isolation.levle overwriteSchema
+    triggerInterval window hi format name type key value timeZone
+"""
+
+
+def test_every_source_option_of_spark_s_connector_is_known() -> None:
+    theirs = (
+        "assign subscribe subscribePattern startingTimestamp startingOffsetsByTimestamp startingOffsets "
+        "startingOffsetsByTimestampStrategy endingTimestamp endingOffsetsByTimestamp endingOffsets failOnDataLoss "
+        "kafkaConsumer.pollTimeoutMs fetchOffset.numRetries fetchOffset.retryIntervalMs maxOffsetsPerTrigger "
+        "minOffsetsPerTrigger maxTriggerDelay minPartitions maxRecordsPerPartition groupIdPrefix includeHeaders"
+    )
+    assert set(theirs.split()) - {row.name for row in OPTIONS if row.effect is not Effect.NOT_YET} == set()
+
+
+def test_a_prefix_of_group_ids_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert stream(groupIdPrefix="me") == stream(groupIdPrefix="you")
+    assert [message for message in caplog.messages if "groupIdPrefix has no effect" in message] == [caplog.messages[0]]
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("enable.auto.commit", "commitOffsets"),
+        ("key.deserializer", "key.cast"),
+        ("value.deserializer", "from_json"),
+        ("interceptor.classes", "in the query"),
+    ],
+)
+def test_what_spark_s_connector_forbids_is_forbidden_and_says_what_to_use(name: str, instead: str) -> None:
+    message = refusal({"subscribe": "orders", f"kafka.{name}": "false"})
+    assert f"kafka.{name} is forbidden" in message
+    assert instead in message
+
+
+@pytest.mark.parametrize("name", ["key.serializer", "value.serializer", "interceptor.classes"])
+def test_the_sink_forbids_serializers_and_interceptors(name: str) -> None:
+    assert f"kafka.{name} is forbidden" in sink_refusal({f"kafka.{name}": "x"})
+
+
+def test_options_of_another_kind_of_query_are_warnings(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert stream(topic="orders", deliveryGuarantee="none") == stream()
+        assert sink(subscribe="orders", startingOffsets="latest", failOnDataLoss="false") == sink()
+    names = ("topic", "deliveryGuarantee", "subscribe", "startingOffsets", "failOnDataLoss")
+    assert [message.split(": ")[0] for message in caplog.messages] == [f"{name} has no effect" for name in names]
+    assert (
+        "topic has no effect: it is an option of writes, this is one of streaming reads. A source takes" in caplog.text
+    )
+    assert "A sink takes topic" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"])
+def test_a_stream_has_no_end_so_that_one_is_refused(name: str) -> None:
+    found = refusal({"subscribe": "orders", name: "latest"})
+    assert f"{name} is an option of batch reads, not of streaming reads; leave it out." in found
+
+
+def test_what_is_forbidden_on_the_other_side_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert stream(kafka_key_serializer="x") == stream()
+        assert sink(kafka_key_deserializer="x", kafka_enable_auto_commit="false") == sink()
+    assert len(caplog.messages) == 3
+
+
+def test_what_only_streams_have_is_a_warning_in_a_batch(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        options = batch(
+            maxOffsetsPerTrigger="5",
+            maxBytesPerTrigger="5k",
+            minOffsetsPerTrigger="9",
+            maxTriggerDelay="1m",
+            onTopicRecreated="earliest",
+        )
+    assert (options.max_offsets_per_trigger, options.min_offsets_per_trigger) == (None, None)
+    assert options.max_bytes_per_trigger is None
+    for name in (
+        "maxOffsetsPerTrigger",
+        "maxBytesPerTrigger",
+        "minOffsetsPerTrigger",
+        "maxTriggerDelay",
+        "onTopicRecreated",
+    ):
+        assert f"{name} has no effect" in caplog.text
+
+
+def test_what_spark_adds_by_itself_is_let_through(caplog: pytest.LogCaptureFixture) -> None:
+    added = {"checkpointlocation": "/tmp/c", "queryname": "q", "owner": "me", "provider": "pykafka-group"}
+    repeated = {f"option.{key}": value for key, value in ORDERS.items()}
+    with caplog.at_level(logging.WARNING):
+        assert parse_source_options({**ORDERS, **added, **repeated}, streaming=True) == stream()
+        assert parse_sink_options({**BROKERS, **added}) == sink()
+    assert not caplog.records
+
+
+def test_a_path_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        parse_source_options({**ORDERS, "path": "/x"}, streaming=True)
+        parse_sink_options({**BROKERS, "path": "/x"})
+    assert ["subscribe says" in caplog.messages[0], "topic says" in caplog.messages[1]] == [True, True]
+
+
+def test_columns_are_asked_for_before_it_is_known_what_the_query_does() -> None:
+    usual = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
+    assert row_columns({"subscribe": "orders"}) == usual
+    assert row_columns({"INCLUDEHEADERS": " True "}) == (*usual, "headers")
+    assert row_columns({"Columns": "value, TIMESTAMPTYPE,headers"}) == ("value", "timestampType", "headers")
+    assert stream(columns="offset,value").row_columns == ("offset", "value")
+    with pytest.raises(ConfigurationError, match="includeHeaders is 'ture'"):
+        row_columns({"includeheaders": "ture"})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"columns": "value,colour"}, "columns is 'value,colour' ('colour' is no column)"),
+        ({"columns": ""}, "columns is '' ('' is no column)"),
+        ({"columns": "value,,key"}, "'' is no column"),
+        ({"columns": "key,Key"}, "Key is there twice"),
+        ({"columns": "key", "includeHeaders": "true"}, "includeHeaders is true, but columns does not name headers"),
+    ],
+)
+def test_columns_are_checked(given: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        row_columns(given)
+    assert message in str(raised.value)
+    assert message in refusal({"subscribe": "orders", **given})

@@ -1,0 +1,68 @@
+"""Spark's option dict of a sink becomes one frozen value, or an error in the words of the user."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from tests.options.parsed import sink, sink_refusal
+
+
+def test_the_sink_confirms_every_write_by_default() -> None:
+    options = sink(topic=" orders ")
+    assert options.topic == "orders"
+    assert options.delivery_guarantee == "at-least-once"
+    assert (options.producer.acks, options.producer.enable_idempotence) == (-1, True)
+
+
+def test_kafka_s_properties_reach_the_producer() -> None:
+    options = sink(kafka_compression_type="zstd", kafka_linger_ms="5")
+    assert (options.producer.compression_type, options.producer.linger_ms) == ("zstd", 5)
+
+
+def test_no_guarantee_means_that_nobody_confirms(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        options = sink(deliveryGuarantee="none")
+    assert (options.producer.acks, options.producer.enable_idempotence) == (0, False)
+    assert not caplog.records
+
+
+def test_acks_alone_says_what_is_guaranteed(caplog: pytest.LogCaptureFixture) -> None:
+    assert sink(kafka_acks="0").delivery_guarantee == "none"
+    with caplog.at_level(logging.WARNING):
+        assert sink(kafka_acks="1").producer.acks == 1
+    assert "records that the leader alone has are lost when it fails" in caplog.text
+
+
+EXACTLY_ONCE = {"deliveryGuarantee": "exactly-once", "transactionalIdPrefix": "p"}
+
+
+def test_a_transaction_may_last_as_long_as_brokers_allow(caplog: pytest.LogCaptureFixture) -> None:
+    assert sink(**EXACTLY_ONCE).producer.transaction_timeout_ms == 900_000
+    assert sink(**EXACTLY_ONCE, kafka_transaction_timeout_ms="5000").producer.transaction_timeout_ms == 5_000
+    with caplog.at_level(logging.WARNING):
+        sink(transactionalIdPrefix="p", kafka_transaction_timeout_ms="5000")
+    for name in ("transactionalIdPrefix", "kafka.transaction.timeout.ms"):
+        assert f"{name} has no effect without deliveryGuarantee exactly-once" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"deliveryGuarantee": "exactly-once"}, "there is no transactionalIdPrefix; set one"),
+        ({**EXACTLY_ONCE, "kafka.acks": "1"}, "deliveryGuarantee is exactly-once, but kafka.acks is 1"),
+        ({**EXACTLY_ONCE, "kafka.enable.idempotence": "false"}, "exactly-once, but idempotence is off"),
+        ({**EXACTLY_ONCE, "transactionalIdPrefix": "a b"}, "transactionalIdPrefix is 'a b'"),
+        ({**EXACTLY_ONCE, "transactionalIdPrefix": "a" * 201}, "at most 200"),
+        ({"deliveryGuarantee": "some"}, "allowed: at-least-once, exactly-once, none"),
+        ({"deliveryGuarantee": "at-least-once", "kafka.acks": "1"}, "but kafka.acks is 1"),
+        ({"deliveryGuarantee": "none", "kafka.acks": "all"}, "deliveryGuarantee is none, but kafka.acks is -1"),
+        ({"deliveryGuarantee": "none", "kafka.enable.idempotence": "true"}, "kafka.acks is 0, not all"),
+        ({"topic": "a b"}, "topic is 'a b' ('a b' is no topic name"),
+        ({"topic": ""}, "topic is ''"),
+        ({"kafka.transactional.id": "x"}, "use deliveryGuarantee=exactly-once and transactionalIdPrefix"),
+    ],
+)
+def test_what_the_sink_cannot_do_is_refused(given: dict[str, str], message: str) -> None:
+    assert message in sink_refusal(given)

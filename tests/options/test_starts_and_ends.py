@@ -1,0 +1,244 @@
+"""Where a query begins and ends: options become places, or an error in the words of the user."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from spark_kafka_source.options.start_positions import AtTime
+from tests.options.parsed import batch, refusal, stream
+
+# -- where a query begins and ends ----------------------------------------------------------------
+
+
+def test_a_stream_without_a_group_begins_at_latest_and_commits_nothing() -> None:
+    assert stream().start == "latest"
+    assert stream().commits is False
+
+
+def test_a_stream_with_a_group_begins_where_the_group_is_and_commits() -> None:
+    options = stream(kafka_group_id="etl")
+    assert options.start == "group"
+    assert options.consumer.auto_offset_reset == "latest"
+    assert options.commits is True
+
+
+def test_a_batch_begins_at_earliest_and_ends_at_latest_with_a_group_too(caplog: pytest.LogCaptureFixture) -> None:
+    assert (batch().start, batch().end) == ("earliest", "latest")
+    with caplog.at_level(logging.WARNING):
+        options = batch(kafka_group_id="etl")
+    assert options.start == "earliest"
+    assert options.commits is False
+    assert "kafka.group.id has no effect" in caplog.text
+
+
+def test_a_batch_can_begin_where_the_group_is_and_falls_back_to_earliest() -> None:
+    options = batch(kafka_group_id="etl", startingOffsets="group")
+    assert options.start == "group"
+    assert options.consumer.auto_offset_reset == "earliest"
+    none = batch(kafka_group_id="etl", startingOffsets="group", kafka_auto_offset_reset="none")
+    assert none.consumer.auto_offset_reset == "none"
+
+
+@pytest.mark.parametrize("word", ["earliest", "Latest", " GROUP "])
+def test_words_are_taken_in_any_case(word: str) -> None:
+    assert stream(kafka_group_id="etl", startingOffsets=word).start == word.strip().lower()
+
+
+def test_json_gives_each_partition_its_place() -> None:
+    options = stream(startingOffsets='{"orders": {"10": -1, "9": -2, "0": 23}}')
+    assert options.start == {"orders": {0: 23, 9: -2, 10: -1}}
+    assert batch(endingOffsets='{"orders": {"0": -1}}').end == {"orders": {0: -1}}
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("oldest", "Expecting value"),
+        ('{"orders"', "Expecting ':'"),
+        ("{}", "names no topic"),
+        ('{"orders": {}}', "orders names no partition"),
+        ('{"orders": 5}', "orders has no JSON object of partitions"),
+        ('{"orders": [0]}', "orders has no JSON object of partitions"),
+        ('{"orders": {"0": -3}}', "orders-0 is -3, not a whole number from -2"),
+        ('{"orders": {"0": "1"}}', "orders-0 is '1'"),
+        ('{"orders": {"0": 1.5}}', "orders-0 is 1.5"),
+        ('{"orders": {"0": null}}', "orders-0 is None"),
+        ('{"orders": {"a": 1}}', "orders has the partition 'a'"),
+        ('{"orders": {"0": 1, "0": 2}}', "'0' is there twice"),
+        ('{"orders": {"0": 1}, "other": {"0": 1}}', "other is there, which subscribe does not have"),
+        ('{"other": {"0": 1}}', "orders is missing, which subscribe has"),
+    ],
+)
+@pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])
+def test_json_that_is_wrong_is_refused_by_the_name_of_the_option(option: str, value: str, message: str) -> None:
+    found = refusal({"subscribe": "orders", option: value}, streaming=False)
+    assert found.removeprefix("[KAFKA_START_OFFSET_DOES_NOT_MATCH_ASSIGNED] ").startswith(f"{option} is ")
+    assert message in found
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"startingOffsets": "latest"}, "startingOffsets is 'latest', which does not fit: a batch cannot start at the"),
+        ({"startingOffsets": '{"orders": {"0": -1}}'}, "orders-0 is -1: a batch cannot start at the latest offset"),
+        ({"endingOffsets": "earliest"}, "endingOffsets is 'earliest'"),
+        ({"endingOffsets": '{"orders": {"0": -2}}'}, "orders-0 is -2: nothing can end at the earliest offset"),
+        (
+            {"startingOffsets": '{"orders": {"0": 5}}', "endingOffsets": '{"orders": {"0": 4}}'},
+            "orders-0 ends at 4, before its start 5",
+        ),
+        (
+            {"startingOffsets": '{"orders": {"0": 5}}', "endingOffsets": '{"orders": {"0": 9, "1": 9}}'},
+            "orders-1 is there, which startingOffsets does not have",
+        ),
+        (
+            {"startingOffsets": '{"orders": {"0": 5, "1": 5}}', "endingOffsets": '{"orders": {"0": 9}}'},
+            "orders-1 is missing, which startingOffsets has",
+        ),
+    ],
+)
+def test_a_batch_s_ends_must_make_sense(given: dict[str, str], message: str) -> None:
+    assert message in refusal({"subscribe": "orders", **given}, streaming=False)
+
+
+def test_ends_that_are_not_known_yet_are_not_compared() -> None:
+    options = batch(startingOffsets='{"orders": {"0": 5}}', endingOffsets='{"orders": {"0": -1}}')
+    assert options.end == {"orders": {0: -1}}
+
+
+def test_offsets_must_fit_the_assigned_partitions_both_ways() -> None:
+    assigned = {"assign": '{"orders": [0, 1]}'}
+    missing = refusal({**assigned, "startingOffsets": '{"orders": {"0": 1}}'})
+    assert "orders-1 is missing, which assign has; -1 means latest, -2 earliest" in missing
+    strange = refusal({**assigned, "startingOffsets": '{"orders": {"0": 1, "1": 1, "2": 1}}'})
+    assert "orders-2 is there, which assign does not have" in strange
+
+
+def test_offsets_must_fit_the_pattern() -> None:
+    found = refusal({"subscribePattern": "^o", "startingOffsets": '{"orders": {"0": 1}, "bills": {"0": 1}}'})
+    assert "bills does not match subscribePattern" in found
+
+
+@pytest.mark.parametrize(
+    ("given", "streaming", "message"),
+    [
+        ({"startingOffsets": "group"}, True, "startingOffsets is group, but there is no group; set kafka.group.id."),
+        ({"commitOffsets": "true"}, True, "commitOffsets is true, but there is no group"),
+        ({"commitOffsets": "true", "kafka.group.id": "g"}, False, "a batch read cannot commit"),
+        ({"kafka.group.id": ""}, True, "kafka.group.id is '' (empty)"),
+        ({"kafka.auto.offset.reset": "earliest"}, True, "this query does not start from a group"),
+        (
+            {"kafka.auto.offset.reset": "earliest", "kafka.group.id": "g", "startingOffsets": "latest"},
+            True,
+            "this query does not start from a group",
+        ),
+        (
+            {"kafka.auto.offset.reset": "latest", "kafka.group.id": "g", "startingOffsets": "group"},
+            False,
+            "a batch cannot start at the latest offset",
+        ),
+        ({"kafka.auto.offset.reset": "first", "kafka.group.id": "g"}, True, "allowed: earliest, latest, none"),
+    ],
+)
+def test_the_group_must_make_sense(given: dict[str, str], streaming: bool, message: str) -> None:
+    assert message in refusal({"subscribe": "orders", **given}, streaming=streaming)
+
+
+def test_commits_can_be_switched_off() -> None:
+    assert stream(kafka_group_id="etl", commitOffsets="false").commits is False
+    assert batch(commitOffsets="false").commits is False
+
+
+# -- places in time -------------------------------------------------------------------------------
+
+
+def test_times_are_milliseconds_or_iso_text_for_all_or_each_partition() -> None:
+    assert stream(startingTimestamp="5").start == AtTime(5, "startingTimestamp")
+    both = batch(
+        startingOffsetsByTimestamp='{"orders": {"1": "1970-01-01T00:00:01Z", "0": 7}}',
+        endingTimestamp="1970-01-01T01:00:01+01:00",
+    )
+    assert both.start == AtTime({"orders": {0: 7, 1: 1_000}}, "startingOffsetsByTimestamp")
+    assert both.end == AtTime(1_000, "endingTimestamp")
+    ends = batch(endingOffsetsByTimestamp='{"orders": {"0": 7}}').end
+    assert ends == AtTime({"orders": {0: 7}}, "endingOffsetsByTimestamp")
+
+
+def test_one_time_comes_before_times_and_those_before_offsets(caplog: pytest.LogCaptureFixture) -> None:
+    each = '{"orders": {"0": 7}}'
+    with caplog.at_level(logging.WARNING):
+        options = stream(startingOffsets="earliest", startingOffsetsByTimestamp=each, startingTimestamp="5")
+    assert options.start == AtTime(5, "startingTimestamp")
+    assert "startingOffsets has no effect: startingTimestamp is given, which comes before it" in caplog.text
+    assert "startingOffsetsByTimestamp has no effect: startingTimestamp" in caplog.text
+    options = batch(startingOffsets=each, startingOffsetsByTimestamp=each, endingOffsets=each, endingTimestamp="9")
+    assert options.start == AtTime({"orders": {0: 7}}, "startingOffsetsByTimestamp")
+    assert options.end == AtTime(9, "endingTimestamp")
+
+
+def test_a_time_comes_before_the_group_too() -> None:
+    options = stream(kafka_group_id="etl", startingTimestamp="5")
+    assert options.start == AtTime(5, "startingTimestamp")
+    assert options.commits is True
+    found = refusal(
+        {"subscribe": "o", "startingTimestamp": "5", "kafka.group.id": "g", "kafka.auto.offset.reset": "none"}
+    )
+    assert "does not start from a group" in found
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"startingTimestamp": "2026-01-01T00:00:00"}, "startingTimestamp is '2026-01-01T00:00:00' (a time without a"),
+        (
+            {"startingTimestamp": "yesterday"},
+            "allowed: milliseconds since 1970, or a time such as 2026-01-31T12:00:00Z",
+        ),
+        ({"startingTimestamp": "-1"}, "startingTimestamp is '-1' (Kafka's timestamps begin with 1970)"),
+        ({"startingOffsetsByTimestamp": '{"orders": {"0": -2}}'}, "orders-0 is -2, not a whole number from 0"),
+        ({"startingOffsetsByTimestamp": '{"orders": {"0": "noon"}}'}, "orders-0 is 'noon': Invalid isoformat"),
+        ({"startingOffsetsByTimestamp": "5"}, "not a JSON object of topics"),
+        ({"startingOffsetsByTimestampStrategy": "earliest"}, "allowed: error, latest"),
+        (
+            {"startingOffsetsByTimestamp": '{"bills": {"0": 1}}'},
+            "[KAFKA_TIMESTAMP_OFFSET_DOES_NOT_MATCH_ASSIGNED] startingOffsetsByTimestamp is "
+            '\'{"bills": {"0": 1}}\', which does not fit: orders is missing, which subscribe has.',
+        ),
+        (
+            {"endingOffsetsByTimestamp": '{"bills": {"0": 1}}'},
+            "[KAFKA_TIMESTAMP_OFFSET_DOES_NOT_MATCH_ASSIGNED] endingOffsetsByTimestamp is ",
+        ),
+        (
+            {"startingTimestamp": "5", "endingTimestamp": "4"},
+            "[UNRESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET] endingTimestamp is '4', which does not fit: the end 4 "
+            "is before the start 5.",
+        ),
+        (
+            {
+                "startingOffsetsByTimestamp": '{"orders": {"0": 5}}',
+                "endingOffsetsByTimestamp": '{"orders": {"0": 4}}',
+            },
+            "[UNRESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET] endingOffsetsByTimestamp is ",
+        ),
+        (
+            {
+                "startingOffsetsByTimestamp": '{"orders": {"0": 5}}',
+                "endingOffsetsByTimestamp": '{"orders": {"0": 5, "1": 5}}',
+            },
+            "[MISMATCHED_TOPIC_PARTITIONS_BETWEEN_START_OFFSET_AND_END_OFFSET] endingOffsetsByTimestamp is ",
+        ),
+        (
+            {"startingOffsets": '{"orders": {"0": 5}}', "endingOffsets": '{"orders": {"0": 4}}'},
+            "[UNRESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET] endingOffsets is ",
+        ),
+    ],
+)
+def test_times_are_checked(given: dict[str, str], message: str) -> None:
+    assert message in refusal({"subscribe": "orders", **given}, streaming=False)
+
+
+def test_a_time_and_offsets_are_not_compared() -> None:
+    options = batch(startingTimestamp="5", endingOffsets='{"orders": {"0": 3}}')
+    assert options.end == {"orders": {0: 3}}

@@ -1,0 +1,133 @@
+"""Users that are slow, or do not read at all: they hold up nobody else, and their memory is given to others."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from itertools import islice
+
+from protocol.cluster.client import Client
+from protocol.consumer.partition_stream import PartitionStream
+from protocol.kafka_terms import EARLIEST
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.conftest import TopicFactory
+from tests.protocol.consumer.consuming import consumer_of, offsets_of, produce, read_all
+from tests.wait_until import wait_until
+
+
+class TestSlowUsers:
+    def test_one_of_ten_that_does_not_read_keeps_nobody_waiting(
+        self, kafka: LocalKafka, topic: TopicFactory, client: Client
+    ) -> None:
+        """The nine others read to their end meanwhile; then it is read too, and nothing is missing."""
+        name = topic(10, replication_factor=1)
+        produce(kafka, name, range(20_000), 10, size=200)
+        properties = {"max.partition.fetch.bytes": 20_000, "max.processing.time.ms": 50}
+        with consumer_of(client, properties) as consumer:
+            streams = consumer.consume_partitions({(name, number): EARLIEST for number in range(10)})
+            stuck = streams.pop((name, 3))
+            found = {stream.partition: self.read(stream, 2_000) for stream in streams.values()}
+            assert all(offsets == list(range(2_000)) for offsets in found.values())
+            wait_until(lambda: stuck.expired)
+            assert self.read(stuck, 2_000) == list(range(2_000))
+            assert not stuck.expired
+
+    def test_who_does_not_read_gives_its_memory_back_and_reads_everything_later(
+        self, kafka: LocalKafka, topic: TopicFactory, client: Client
+    ) -> None:
+        name = topic(10, replication_factor=1)
+        produce(kafka, name, range(20_000), 10, size=200)
+        properties = {"max.partition.fetch.bytes": 100_000, "max.processing.time.ms": 20}
+        with consumer_of(client, properties, buffer_memory_bytes=250_000) as consumer:
+            streams = consumer.consume_partitions({(name, number): EARLIEST for number in range(10)})
+            readers = {number: streams.pop((name, number)) for number in (0, 5)}
+            for stream in readers.values():
+                assert self.read(stream, 2_000) == list(range(2_000))
+            for stream in streams.values():
+                assert self.read(stream, 2_000) == list(range(2_000))
+
+    def test_who_asks_without_waiting_gets_the_memory_of_those_who_do_not(
+        self, kafka: LocalKafka, topic: TopicFactory, client: Client
+    ) -> None:
+        name = topic(6, replication_factor=1)
+        produce(kafka, name, range(12_000), 6, size=200)
+        properties = {"max.partition.fetch.bytes": 100_000, "max.processing.time.ms": 20}
+        with consumer_of(client, properties, buffer_memory_bytes=250_000) as consumer:
+            streams = list(consumer.consume_partitions({(name, number): EARLIEST for number in range(6)}).values())
+            wait_until(lambda: consumer._schedule.room_bytes() <= 0)
+            for stream in streams:
+                wait_until(lambda stream=stream: stream.poll(0) is not None)  # type: ignore[misc]
+            # And by all of them in one thread: the others are paused now.
+            for stream in streams[1:]:
+                stream.pause()
+            produce(kafka, name, range(6), 6)
+            found: list[int] = []
+
+            def read_on() -> bool:
+                while (read := consumer.poll(0)) is not None:
+                    found.extend(offsets_of(read[1]))
+                return bool(found) and found[-1] == 2_000
+
+            wait_until(read_on)
+
+    def test_who_reads_is_not_waited_for(self, kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
+        """As soon as everybody has read, the next request goes out, and as soon as there is memory."""
+        name = topic(6, replication_factor=1)
+        produce(kafka, name, range(12_000), 6, size=100, settings={"batch.size": 2_000})
+        properties = {"max.partition.fetch.bytes": 10_000, "max.processing.time.ms": 30_000}
+        with consumer_of(client, properties, buffer_memory_bytes=15_000) as consumer:
+            consumer.consume_partitions({(name, number): EARLIEST for number in range(6)})
+            started_s = time.monotonic()
+            read_all(consumer, 12_000)
+            assert time.monotonic() - started_s < 25
+            assert consumer.fetches > 60
+
+    def test_partitions_take_turns_reply_by_reply(self, kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
+        """So that a broker is asked for all of them again as soon as the first reply of each is being read."""
+        name = topic(3, replication_factor=1)
+        produce(kafka, name, range(150), 3, settings={"batch.num.messages": 10})
+        with consumer_of(client, {"max.partition.fetch.bytes": 1, "max.processing.time.ms": 60_000}) as consumer:
+            streams = consumer.consume_partitions({(name, number): EARLIEST for number in range(3)}).values()
+            for _ in range(3):
+                wait_until(lambda: all(stream.full for stream in streams))
+                turns = [read[0].partition for read in (consumer.poll(10_000) for _ in range(3)) if read is not None]
+                assert sorted(turns) == [0, 1, 2]
+
+    def test_a_slow_user_of_many_partitions_reads_all_of_them(
+        self, kafka: LocalKafka, topic: TopicFactory, client: Client
+    ) -> None:
+        """Memory is full and everybody has waited too long: what is fetched waits for its turn and is not dropped."""
+        name = topic(6, replication_factor=1)
+        produce(kafka, name, range(12_000), 6, size=100, settings={"batch.size": 2_000})
+        properties = {"max.partition.fetch.bytes": 10_000, "max.processing.time.ms": 1}
+        turns: Counter[int] = Counter()
+        with consumer_of(client, properties, buffer_memory_bytes=15_000) as consumer:
+            consumer.consume_partitions({(name, number): EARLIEST for number in range(6)})
+            for stream, _ in islice(consumer, 60):
+                turns[stream.partition] += 1
+                time.sleep(0.005)
+        assert len(turns) == 6
+        assert min(turns.values()) >= 5
+
+    def test_what_waits_for_a_user_holds_no_bytes_of_other_partitions(
+        self, kafka: LocalKafka, topic: TopicFactory, client: Client
+    ) -> None:
+        name = topic(6, replication_factor=1)
+        produce(kafka, name, range(600), 6)
+        with consumer_of(client, {"max.processing.time.ms": 2_000}) as consumer:
+            streams = consumer.consume_partitions({(name, number): EARLIEST for number in range(6)}).values()
+            wait_until(lambda: all(stream.ahead for stream in streams))
+            produce(kafka, name, range(600), 6)
+            wait_until(lambda: all(stream.expired for stream in streams))
+            views = [fetched.records.buffer for stream in streams for fetched in stream.ahead]
+            assert any(stream.full for stream in streams)
+            assert [len(view.obj) for view in views] == [view.nbytes for view in views]
+
+    @staticmethod
+    def read(stream: PartitionStream, rows: int) -> list[int]:
+        offsets: list[int] = []
+        while len(offsets) < rows:
+            batch = stream.poll(10_000)
+            assert batch is not None, f"{stream.name} has brought {len(offsets)} of {rows} rows"
+            offsets += batch.column("offset").to_pylist()
+        return offsets

@@ -1,0 +1,213 @@
+"""Seek, pause, partitions that come and go, and what is told on the way: the consumer without a group."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from protocol.cluster.client import Client
+from protocol.consumer.broker_consumer import look_up
+from protocol.consumer.partition_consumer import Fetched
+from protocol.errors import ConnectionLost, DataLoss, DeadlineExceeded, UsageError
+from protocol.kafka_terms import EARLIEST, LATEST
+from protocol.wire.messages.m01_fetch import FETCH
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.conftest import TopicFactory
+from tests.kafka_proxy import Exchange, KafkaProxy
+from tests.protocol.consumer.consuming import client_of, consumer_of, offsets_of, produce, read_all
+from tests.wait_until import wait_until
+
+
+class TestSteering:
+    def test_seek_pause_resume(self, kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
+        name = topic(1)
+        produce(kafka, name, range(1_000))
+        with consumer_of(client, {"fetch.max.wait.ms": 100}) as consumer:
+            stream = consumer.consume_partition(name, 0, LATEST)
+            wait_until(lambda: stream.high_water_mark == 1_000)
+            assert stream.poll(200) is None
+            assert (stream.position, stream.lag) == (1_000, 0)
+            stream.seek(990)
+            assert [message.offset for message in islice(stream.messages(5_000), 10)] == list(range(990, 1_000))
+            assert stream.poll(200) is None
+            stream.seek(10)
+            messages = stream.messages(5_000)
+            assert next(messages).offset == 10
+            stream.seek(500)
+            # What was begun at 10 ends there.
+            assert next(messages).offset == 500
+            stream.seek(0)
+            stream.pause()
+            assert stream.poll(300) is None
+            assert (stream.position, stream.lag) == (0, 1_000)
+            stream.resume()
+            assert stream.poll(5_000) is not None
+            with pytest.raises(UsageError, match="-5"):
+                stream.seek(-5)
+
+    def test_what_was_asked_for_before_a_seek_is_not_read(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+        name = topic(1)
+        produce(kafka, name, range(1_000), settings={"batch.size": 2_000})
+        sought = threading.Event()
+
+        def hold_the_second(exchange: Exchange) -> float:
+            if exchange.number == 2:
+                assert sought.wait(10)
+            return 0.0
+
+        with KafkaProxy.of(kafka) as proxy, client_of(proxy.servers) as client:
+            proxy.replies[FETCH] = hold_the_second
+            with consumer_of(client, {"max.partition.fetch.bytes": 2_000}) as consumer:
+                stream = consumer.consume_partition(name, 0, EARLIEST)
+                assert stream.poll(5_000) is not None
+                wait_until(lambda: proxy.seen["Fetch", "reply"] == 2)
+                stream.seek(500)
+                sought.set()
+                assert next(stream.messages(5_000)).offset == 500
+
+    def test_a_paused_stream_is_not_fetched(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+        name = topic(1)
+        produce(kafka, name, range(10))
+        with KafkaProxy.of(kafka) as proxy, client_of(proxy.servers) as client, consumer_of(client) as consumer:
+            stream = consumer.consume_partition(name, 0, EARLIEST)
+            assert stream.poll(5_000) is not None
+            stream.pause()
+            # The request that was under way, or about to be sent, ends; no other follows.
+            assert stream.poll(300) is None
+            wait_until(lambda: proxy.seen["Fetch", "reply"] == proxy.seen["Fetch", "request"])
+            sent = proxy.seen["Fetch", "request"]
+            produce(kafka, name, range(10))
+            assert stream.poll(700) is None
+            assert proxy.seen["Fetch", "request"] == sent
+            stream.resume()
+            assert stream.poll(5_000) is not None
+
+    def test_partitions_come_and_go(self, kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
+        name = topic(6)
+        produce(kafka, name, range(600), 6)
+        with consumer_of(client) as consumer:
+            first = consumer.consume_partition(name, 0, EARLIEST)
+            assert len(read_all(consumer, 100)) == 1
+            with pytest.raises(UsageError, match=f"{name}-0 is being consumed already"):
+                consumer.consume_partition(name, 0, EARLIEST)
+            first.close()
+            assert first.poll(0) is None
+            streams = consumer.consume_partitions({(name, number): 90 for number in range(6)})
+            assert {number: len(rows) for number, rows in read_all(consumer, 60).items()} == dict.fromkeys(range(6), 10)
+            for stream in streams.values():
+                stream.close()
+            assert consumer.streams == {}
+        with pytest.raises(UsageError, match="closed"):
+            consumer.consume_partition(name, 0, 0)
+
+    def test_an_offset_that_is_gone_is_told_until_the_user_says_where_to_go_on(
+        self, kafka: LocalKafka, topic: TopicFactory, client: Client
+    ) -> None:
+        name = topic(1)
+        produce(kafka, name, range(100))
+        admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
+        admin.delete_records([TopicPartition(name, 0, 40)])[TopicPartition(name, 0)].result()
+        with consumer_of(client) as consumer:
+            for offset in (10, 101):
+                stream = consumer.consume_partition(name, 0, offset)
+                for _ in range(2):
+                    with pytest.raises(DataLoss, match=rf"offset {offset} is not in the log .* \[40, 100\)") as told:
+                        stream.poll(10_000)
+                stream.seek(told.value.context["log_start_offset"])
+                assert len(list(islice(stream.messages(5_000), 60))) == 60
+                assert stream.poll(200) is None
+                stream.close()
+
+    def test_what_came_before_the_offset_that_is_gone_is_read_first(
+        self, kafka: LocalKafka, topic: TopicFactory, client: Client
+    ) -> None:
+        """Two replies are ahead of the user when the third is refused."""
+        name = topic(1)
+        produce(kafka, name, range(100), settings={"batch.num.messages": 10})
+        with consumer_of(client, {"max.partition.fetch.bytes": 1}) as consumer:
+            stream = consumer.consume_partition(name, 0, EARLIEST)
+            wait_until(lambda: stream.full)
+            admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
+            admin.delete_records([TopicPartition(name, 0, 60)])[TopicPartition(name, 0)].result()
+            assert offsets_of(stream.poll(10_000)) == list(range(10))
+            wait_until(lambda: stream.error is not None)
+            assert offsets_of(stream.poll(10_000)) == list(range(10, 20))
+            with pytest.raises(DataLoss, match=r"offset 20 is not in the log .* \[60, 100\)") as told:
+                stream.poll(10_000)
+            stream.seek(told.value.context["log_start_offset"])
+            assert offsets_of(stream.poll(10_000)) == list(range(60, 70))
+
+    def test_after_ctrl_c_the_rest_of_a_reply_is_read(
+        self, kafka: LocalKafka, topic: TopicFactory, client: Client
+    ) -> None:
+        name = topic(1)
+        produce(kafka, name, range(100))
+        with consumer_of(client) as consumer:
+            stream = consumer.consume_partition(name, 0, EARLIEST)
+            decode = stream._decode
+            interrupts = iter([KeyboardInterrupt()])
+
+            def interrupted(fetched: Fetched, where: str) -> Iterator[pa.RecordBatch]:
+                for interrupt in interrupts:
+                    raise interrupt
+                yield from decode(fetched, where)
+
+            stream._decode = interrupted
+            with pytest.raises(KeyboardInterrupt):
+                consumer.poll(10_000)
+            read = consumer.poll(2_000)
+            assert read is not None
+            assert offsets_of(read[1]) == list(range(100))
+
+    def test_a_fault_while_a_broker_is_looked_for_is_told(
+        self, kafka: LocalKafka, topic: TopicFactory, client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """And the thread that looks for brokers goes on."""
+        name = topic(1)
+        produce(kafka, name, range(10))
+        faults = iter([RuntimeError("a fault")])
+
+        def faulty(*arguments: Any) -> Any:
+            for fault in faults:
+                raise fault
+            return look_up(*arguments)
+
+        monkeypatch.setattr("protocol.consumer.consumer.look_up", faulty)
+        with consumer_of(client) as consumer:
+            stream = consumer.consume_partition(name, 0, EARLIEST)
+            with pytest.raises(UsageError, match=f"the broker of {name}-0 has failed: RuntimeError"):
+                stream.poll(10_000)
+            stream.seek(4)
+            assert offsets_of(stream.poll(10_000)) == list(range(4, 10))
+
+    def test_brokers_that_fail_one_partition_are_told_beside_busy_ones(
+        self, kafka: LocalKafka, topic: TopicFactory
+    ) -> None:
+        name = topic(2)
+        produce(kafka, name, range(40_000), 2, size=100, settings={"batch.num.messages": 10})
+        with (
+            client_of(kafka, default_api_timeout_ms=1_000) as impatient,
+            consumer_of(impatient, {"max.partition.fetch.bytes": 1}) as consumer,
+        ):
+            streams = consumer.consume_partitions({(name, number): EARLIEST for number in range(2)})
+            failing = streams[name, 0]
+
+            def read_on() -> None:
+                for stream, _ in islice(consumer, 1_500):
+                    if stream is not failing and failing.source.failure is None:
+                        with consumer._lock:
+                            failing.postpone(ConnectionLost("as if"), time.monotonic())
+                            failing.source.retry_at_s = float("inf")
+                    time.sleep(0.005)
+
+            with pytest.raises(DeadlineExceeded, match=failing.name):
+                read_on()
+            assert consumer.poll(10_000) is not None

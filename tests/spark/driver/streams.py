@@ -1,0 +1,136 @@
+"""Streams that are read in runs, with Spark and without."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from protocol.clock import Deadline
+from spark_kafka_source.driver.stream_reader import KafkaStreamReader
+from spark_kafka_source.lag import lag_of_query
+from spark_kafka_source.local_kafka import LocalKafka
+from spark_kafka_source.options.parsing import parse_source_options
+from spark_kafka_source.plan.offsets import JsonDict, Offsets
+
+# `make soak` asks for 20.
+REPEATS = int(os.environ.get("SPARK_KAFKA_SOURCE_REPEATS", "1"))
+READ = 10
+
+Row = tuple[int, str]
+
+
+class Stream:
+    """Without Spark, for many repeats: calls a reader as micro-batches do, each `run` a new one."""
+
+    def __init__(self, kafka: LocalKafka, topic: str) -> None:
+        self.kafka, self.topic, self.group = kafka, topic, new_group()
+        self.checkpoint: JsonDict | None = None
+        self._planned: JsonDict | None = None
+
+    def run(self, spoil: Callable[[], None] | None = None, **options: str) -> list[Row]:
+        """What there is to read of partition 0, until nothing is new; first the batch that is planned already.
+
+        `spoil` comes between the plan of the first batch and its tasks.
+        """
+        found: list[Row] = []
+        with self._reader(options) as reader:
+            while (end := self._planned or self._next_end(reader)) != self.checkpoint:
+                self._planned = end
+                assert self.checkpoint is not None
+                tasks = reader.partitions(self.checkpoint, end)
+                if spoil is not None:
+                    spoil()
+                    spoil = None
+                for task in tasks:
+                    for batch in reader.read(task):
+                        found += [
+                            (row["offset"], row["value"].decode()) for row in batch.to_pylist() if row["partition"] == 0
+                        ]
+                self.checkpoint, self._planned = end, None
+        return found
+
+    def plan(self) -> None:
+        """The next batch's end, as if the query stopped before it was read."""
+        with self._reader({}) as reader:
+            self._planned = self._next_end(reader)
+
+    @contextmanager
+    def _reader(self, options: Mapping[str, str]) -> Iterator[KafkaStreamReader]:
+        reader = KafkaStreamReader(parse_source_options(self._options(options), streaming=True))
+        try:
+            yield reader
+        finally:
+            # A run of Spark's gives its last commit ten seconds, this one as much as a slow machine needs.
+            if (manager := reader._query.commits._manager) is not None:
+                manager.flush(Deadline.after_ms(30_000))
+            reader.stop()
+
+    def _next_end(self, reader: KafkaStreamReader) -> JsonDict:
+        if self.checkpoint is None:
+            self.checkpoint = reader.initialOffset()
+        return reader.latestOffset(self.checkpoint, reader.getDefaultReadLimit())
+
+    @property
+    def skipped(self) -> int:
+        assert self.checkpoint is not None
+        return sum(Offsets.from_json_dict(self.checkpoint).skipped.values())
+
+    def _options(self, options: Mapping[str, str]) -> dict[str, str]:
+        return {
+            "kafka.bootstrap.servers": self.kafka.bootstrap_servers,
+            "subscribe": self.topic,
+            "startingOffsets": "earliest",
+            "kafka.group.id": self.group,
+            **options,
+        }
+
+
+class Batches:
+    """What a query has delivered, by batch: a batch that is tried again replaces itself."""
+
+    def __init__(self) -> None:
+        self.by_id: dict[int, list[tuple[int, int, str]]] = {}
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        found = batch.selectExpr("partition", "offset", "string(value)").collect()
+        self.by_id[batch_id] = sorted((row[0], row[1], row[2]) for row in found)
+
+    def all(self) -> list[tuple[int, int, str]]:
+        return [row for batch_id in sorted(self.by_id) for row in self.by_id[batch_id]]
+
+
+def query_of(
+    spark: SparkSession, servers: str, batches: Batches, checkpoint: Path, trigger: Mapping[str, Any], **options: str
+) -> StreamingQuery:
+    rows = spark.readStream.format("pykafka-group").option("kafka.bootstrap.servers", servers).options(**options).load()
+    writer = rows.writeStream.foreachBatch(batches).option("checkpointLocation", str(checkpoint))
+    return writer.trigger(**trigger).start()
+
+
+class SparkStream:
+    """The same with Spark: each `run` is a query."""
+
+    def __init__(self, spark: SparkSession, kafka: LocalKafka, topic: str, folder: Path) -> None:
+        self.kafka, self.topic, self.group = kafka, topic, new_group()
+        self._spark, self._folder = spark, folder / topic
+        self.skipped = 0
+
+    def run(self, **options: str) -> list[Row]:
+        batches = Batches()
+        given = {"subscribe": self.topic, "startingOffsets": "earliest", "kafka.group.id": self.group, **options}
+        servers = self.kafka.bootstrap_servers
+        query = query_of(self._spark, servers, batches, self._folder, {"availableNow": True}, **given)
+        assert query.awaitTermination(60)
+        self.skipped = lag_of_query(query).skipped
+        return [(offset, value) for partition, offset, value in batches.all() if partition == 0]
+
+
+def new_group() -> str:
+    return f"group-{uuid.uuid4().hex[:8]}"

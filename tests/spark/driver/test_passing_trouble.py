@@ -1,0 +1,233 @@
+"""Trouble that passes never moves a position: single replies are lost, late or replaced by errors under a query.
+
+`make soak` repeats everything (`SPARK_KAFKA_SOURCE_REPEATS`).
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from protocol.broker_errors import ErrorCode
+from protocol.wire.messages.m01_fetch import FETCH
+from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
+from protocol.wire.messages.m03_metadata import METADATA
+from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
+from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
+from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
+from protocol.wire.schema import Api
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.conftest import TopicFactory
+from tests.kafka_proxy import Exchange, Fate, KafkaProxy
+from tests.spark.driver.streams import READ, REPEATS, Batches, Stream, new_group, query_of
+from tests.spark.driver.topic_admin import (
+    commit,
+    committed,
+    produce,
+    wait_for,
+)
+
+REQUEST_TIMEOUT_S = 1.0
+
+
+class Once:
+    """Lets the rule decide about one frame that it has something to say of, and all others go on."""
+
+    def __init__(self, rule: Callable[[Exchange], Fate | float | bytes | None]) -> None:
+        self._rule = rule
+        self._lock = threading.Lock()
+        self.fired = False
+
+    def __call__(self, exchange: Exchange) -> Fate | float | bytes:
+        with self._lock:
+            fate = None if self.fired else self._rule(exchange)
+            self.fired = self.fired or fate is not None
+        return Fate.PASS if fate is None else fate
+
+
+def lost(_: Exchange) -> Fate:
+    return Fate.CUT
+
+
+def late(_: Exchange) -> float:
+    """Longer than the client waits: a timeout."""
+    return REQUEST_TIMEOUT_S * 1.5
+
+
+NOTHING_KNOWN = {
+    "topics": [],
+    "partitions": [],
+    "records": b"",
+    "offset": -1,
+    "end_offset": -1,
+    "committed_offset": -1,
+    "high_watermark": -1,
+}
+
+
+def refused(code: ErrorCode, *path: str) -> Callable[[Exchange], bytes | None]:
+    """The rows at `path` carry an error code instead of what they said; None where the reply has none."""
+
+    def rule(exchange: Exchange) -> bytes | None:
+        body = exchange.reply()
+        found = [body]
+        for key in path:
+            found = [row for each in found for row in each[key]]
+        for row in found:
+            row.update({key: nothing for key, nothing in NOTHING_KNOWN.items() if key in row}, error_code=code)
+        return exchange.reply_with(body) if found else None
+
+    return rule
+
+
+FETCHED = ("responses", "partitions")
+LISTED = ("topics", "partitions")
+Trouble = Mapping[Api, Callable[[Exchange], "Fate | float | bytes | None"]]
+
+RUNNING: dict[str, Trouble] = {
+    "Metadata: unknown topic": {METADATA: refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "topics")},
+    "Metadata: no leader": {METADATA: refused(ErrorCode.LEADER_NOT_AVAILABLE, "topics", "partitions")},
+    "Metadata lost": {METADATA: lost},
+    "Metadata late": {METADATA: late},
+    "ListOffsets: unknown topic": {LIST_OFFSETS: refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, *LISTED)},
+    "ListOffsets: not the leader": {LIST_OFFSETS: refused(ErrorCode.NOT_LEADER_OR_FOLLOWER, *LISTED)},
+    "ListOffsets: not yet": {LIST_OFFSETS: refused(ErrorCode.OFFSET_NOT_AVAILABLE, *LISTED)},
+    "ListOffsets lost": {LIST_OFFSETS: lost},
+    "ListOffsets late": {LIST_OFFSETS: late},
+    "Fetch: unknown topic": {FETCH: refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, *FETCHED)},
+    "Fetch: unknown topic id": {FETCH: refused(ErrorCode.UNKNOWN_TOPIC_ID, *FETCHED)},
+    "Fetch: not the leader": {FETCH: refused(ErrorCode.NOT_LEADER_OR_FOLLOWER, *FETCHED)},
+    "Fetch: old epoch": {FETCH: refused(ErrorCode.FENCED_LEADER_EPOCH, *FETCHED)},
+    "Fetch: out of range": {FETCH: refused(ErrorCode.OFFSET_OUT_OF_RANGE, *FETCHED)},
+    "Fetch: out of range, epoch lost": {
+        FETCH: refused(ErrorCode.OFFSET_OUT_OF_RANGE, *FETCHED),
+        OFFSET_FOR_LEADER_EPOCH: lost,
+    },
+    "Fetch: out of range, epoch late": {
+        FETCH: refused(ErrorCode.OFFSET_OUT_OF_RANGE, *FETCHED),
+        OFFSET_FOR_LEADER_EPOCH: late,
+    },
+    "Fetch: out of range, epoch refused": {
+        FETCH: refused(ErrorCode.OFFSET_OUT_OF_RANGE, *FETCHED),
+        OFFSET_FOR_LEADER_EPOCH: refused(ErrorCode.NOT_LEADER_OR_FOLLOWER, *LISTED),
+    },
+    "Fetch lost": {FETCH: lost},
+    "Fetch late": {FETCH: late},
+    "OffsetCommit: loading": {OFFSET_COMMIT: refused(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, *LISTED)},
+    "OffsetCommit lost": {OFFSET_COMMIT: lost},
+}
+STARTING: dict[str, Trouble] = {
+    "OffsetFetch: loading": {OFFSET_FETCH: refused(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "groups")},
+    "OffsetFetch: moved": {OFFSET_FETCH: refused(ErrorCode.NOT_COORDINATOR, "groups")},
+    "OffsetFetch: open transaction": {
+        OFFSET_FETCH: refused(ErrorCode.UNSTABLE_OFFSET_COMMIT, "groups", "topics", "partitions")
+    },
+    "OffsetFetch lost": {OFFSET_FETCH: lost},
+    "OffsetFetch late": {OFFSET_FETCH: late},
+    "ListOffsets lost": {LIST_OFFSETS: lost},
+    "Metadata: unknown topic": {METADATA: refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "topics")},
+}
+
+
+@dataclass
+class Commits:
+    """The offsets of every OffsetCommit that passes, by partition."""
+
+    of: dict[int, list[int]] = field(default_factory=dict)
+
+    def __call__(self, exchange: Exchange) -> Fate:
+        for topic in exchange.request()["topics"]:
+            for row in topic["partitions"]:
+                self.of.setdefault(row["partition_index"], []).append(row["committed_offset"])
+        return Fate.PASS
+
+    def never_go_back(self) -> bool:
+        return all(offsets == sorted(offsets) for offsets in self.of.values())
+
+
+@pytest.mark.timeout(300 + 60 * REPEATS)
+def test_trouble_that_passes_moves_no_position_of_a_running_query(
+    spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
+) -> None:
+    name, group, batches, commits = topic(2), new_group(), Batches(), Commits()
+    with KafkaProxy.of(kafka) as proxy:
+        proxy.requests[OFFSET_COMMIT] = commits
+        query = query_of(
+            spark,
+            proxy.servers,
+            batches,
+            tmp_path,
+            {"processingTime": "50 milliseconds"},
+            **group_options(name, group),
+        )
+        written = 0
+
+        def go_on() -> None:
+            nonlocal written
+            for partition in range(2):
+                produce(kafka, name, f"{written}-", 2, partition=partition)
+            written += 2
+            wait_for_query(query, lambda: len(batches.all()) >= 2 * written and all(rule.fired for rule in armed))
+
+        armed: list[Once] = []
+        go_on()
+        for _ in range(REPEATS):
+            for what in random.sample(sorted(RUNNING), len(RUNNING)):
+                rules = {api: Once(rule) for api, rule in RUNNING[what].items()}
+                armed = list(rules.values())
+                proxy.replies.update(rules)
+                go_on()
+                proxy.replies.clear()
+        wait_for_query(query, lambda: all(committed(kafka, group, name, each) == written for each in range(2)))
+        query.stop()
+    assert commits.never_go_back()
+    found = batches.all()
+    for partition in range(2):
+        offsets = [offset for number, offset, _ in found if number == partition]
+        assert offsets == list(range(written))
+
+
+@pytest.mark.parametrize("what", STARTING)
+def test_trouble_that_passes_moves_no_position_of_a_query_that_starts(
+    what: str, kafka: LocalKafka, topic: TopicFactory
+) -> None:
+    """It begins where the group is, at 4: not at the beginning, not at the end; also after a restart."""
+    for _ in range(REPEATS):
+        name, commits = topic(1), Commits()
+        produce(kafka, name, "first", READ)
+        with KafkaProxy.of(kafka) as proxy:
+            stream = Stream(kafka, name)
+            commit(kafka, stream.group, name, 4)
+            proxy.requests[OFFSET_COMMIT] = commits
+            options = {**group_options(name, stream.group), "kafka.bootstrap.servers": proxy.servers}
+            for begins in (4, READ):
+                rules = {api: Once(rule) for api, rule in STARTING[what].items()}
+                proxy.replies.update(rules)
+                assert [offset for offset, _ in stream.run(**options)] == list(range(begins, begins + 6))
+                assert all(rule.fired for rule in rules.values())
+                produce(kafka, name, "more", 6)
+        assert commits.never_go_back()
+        wait_for(lambda: committed(kafka, stream.group, name) == READ + 6)  # noqa: B023
+
+
+def group_options(topic: str, group: str) -> dict[str, str]:
+    return {
+        "subscribe": topic,
+        "kafka.group.id": group,
+        "kafka.auto.offset.reset": "earliest",
+        "startingOffsets": "group",
+        "kafka.request.timeout.ms": str(int(REQUEST_TIMEOUT_S * 1000)),
+        "kafka.default.api.timeout.ms": "20000",
+    }
+
+
+def wait_for_query(query: StreamingQuery, condition: Callable[[], bool]) -> None:
+    wait_for(lambda: condition() or not query.isActive)
+    assert query.isActive, f"the query died: {query.exception()}"

@@ -1,0 +1,129 @@
+"""Topics created and filled by librdkafka and by Java, record by record as they are given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import pyarrow as pa
+from confluent_kafka import Message, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+from pyspark.sql import SparkSession
+
+MIB = 1 << 20
+
+
+Headers = list[tuple[str, str | bytes | None]]
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A topic to be created; `settings` are its configuration."""
+
+    name: str
+    partitions: int = 1
+    settings: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One record; a timestamp of None is the producer's clock. Java's sink sets no timestamps: leave it None there."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: Headers | None = None
+    partition: int = 0
+    timestamp_ms: int | None = None
+
+
+def create(bootstrap: str, topics: Iterable[Topic]) -> None:
+    """Creates the topics, unreplicated and kept for ever (some hold records from 1970)."""
+    new = [
+        NewTopic(topic.name, topic.partitions, 1, config={"retention.ms": "-1", **topic.settings}) for topic in topics
+    ]
+    for created in admin(bootstrap).create_topics(new).values():
+        created.result()
+
+
+def produce(
+    bootstrap: str, topic: Topic, records: Sequence[Record], settings: Mapping[str, object] | None = None
+) -> list[Message]:
+    """Writes by librdkafka, as few batches as its settings allow; what the broker answered for each record."""
+    return send(_plain_producer(bootstrap, tuple((settings or {}).items())), topic, records)
+
+
+def transactional(bootstrap: str, transactional_id: str, codec: str = "none", timeout_ms: int = 60_000) -> Producer:
+    """A producer that has its transactional id, and has fenced and aborted who had it before."""
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "transactional.id": transactional_id,
+            "compression.type": codec,
+            "transaction.timeout.ms": timeout_ms,
+            "log_level": 0,
+        }
+    )
+    producer.init_transactions()
+    return producer
+
+
+def send(producer: Producer, topic: Topic, records: Sequence[Record]) -> list[Message]:
+    """Queues all records and waits until the broker has them."""
+    answers: list[Message] = []
+
+    def delivered(error: Any, message: Message) -> None:
+        assert error is None, f"{topic.name}: {error}"
+        answers.append(message)
+
+    # A topic that it learns of while it flushes gets what has been assigned to a partition by then: several batches.
+    producer.list_topics(topic.name, timeout=30)
+    for record in records:
+        producer.produce(
+            topic.name,
+            record.value,
+            record.key,
+            record.partition,
+            headers=record.headers,
+            on_delivery=delivered,
+            timestamp=record.timestamp_ms or 0,
+        )
+    producer.flush()
+    assert len(answers) == len(records), f"{topic.name}: {len(records) - len(answers)} records were not delivered"
+    return answers
+
+
+def produce_by_java(
+    spark: SparkSession,
+    bootstrap: str,
+    topic: Topic,
+    records: Sequence[Record],
+    settings: Mapping[str, object] | None = None,
+) -> None:
+    """Writes by Java's producer, through Spark's JVM sink: in order, with batches as full as its settings allow."""
+    headers = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    columns = {
+        "key": pa.array([record.key for record in records], pa.binary()),
+        "value": pa.array([record.value for record in records], pa.binary()),
+        "partition": pa.array([record.partition for record in records], pa.int32()),
+        "headers": pa.array([record.headers for record in records], headers),
+    }
+    writer = spark.createDataFrame(pa.table(columns)).coalesce(1).write.format("kafka")
+    for name, value in {"kafka.linger.ms": 1_000, **(settings or {})}.items():
+        writer = writer.option(name, str(value))
+    writer.option("kafka.bootstrap.servers", bootstrap).option("topic", topic.name).option(
+        "includeHeaders", True
+    ).save()
+
+
+@cache
+def _plain_producer(bootstrap: str, settings: tuple[tuple[str, object], ...]) -> Producer:
+    """Kept, because a new one takes a while to find its brokers. Fills its batches until it is flushed."""
+    usual = {"batch.size": MIB, "batch.num.messages": 100_000, "linger.ms": 60_000}
+    return Producer({"bootstrap.servers": bootstrap, "log_level": 0, **usual, **dict(settings)})
+
+
+@cache
+def admin(bootstrap: str) -> AdminClient:
+    return AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
