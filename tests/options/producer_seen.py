@@ -250,7 +250,7 @@ PRODUCER_SEEN: dict[str, tuple[Observe, dict[str, Any]]] = {
     "transactional.id": (who_commits, {"etl-0": ["etl-0"], "etl-1": ["etl-1"]}),
     "transaction.timeout.ms": (transaction_timeout, {"5000": [5_000], "60000": [60_000]}),
     "retries": (attempts, {"0": 1, "2": 3}),
-    "delivery.timeout.ms": (delivery_takes_long, {"100": False, "1000": True}),
+    "delivery.timeout.ms": (delivery_takes_long, {"100": False, LONG: True}),
     "buffer.memory": (held, {"5000": False, "500000": True}),
     "max.block.ms": (blocks_for_long, {SHORT: False, LONG: True}),
     "partitioner.class": (

@@ -35,7 +35,12 @@ def test_the_notebook_is_kept_without_outputs(path: Path) -> None:
 def shown() -> dict[str, list[str]]:
     """What each puts out. One kernel runs them, one after the other: its Spark takes longest to start."""
     # A busy machine keeps up with these, too; more batches only make a better picture.
-    fewer = {'"rowsPerSecond", 1000': '"rowsPerSecond", 100', "batchId >= 12": "batchId >= 3"}
+    fewer = {
+        "spark.range(30_000)": "spark.range(12_000)",
+        '"rowsPerSecond", 1000': '"rowsPerSecond", 100',
+        '/shop")\n    .trigger(processingTime="1 second")': '/shop")\n    .trigger(processingTime="5 seconds")',
+        "batchId >= 12": "batchId >= 3",
+    }
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JDK_JAVA_OPTIONS", " ".join(BRIEF_LIFE))
         with kernel() as run:
