@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 
 WORKER, DRIVER_SIDE = "worker", "driver side"
+# The daemon that workers are forked from is told which module they run; others of PySpark's have their own daemons.
+_WORKER_MODULE = "pyspark.worker"
 
 
 class PeakMemory:
@@ -54,15 +56,29 @@ class PeakMemory:
 
 def cpu_s() -> float:
     """Seconds of CPU that all processes below this one have used: Spark's JVM, its Python processes, dead ones too."""
-    ticks = 0
-    for pid in descendants(os.getpid()):
-        try:
-            stat = Path(f"/proc/{pid}/stat").read_text()
-        except OSError:
-            continue
-        # User and system time, of the process itself and of children that have ended.
-        ticks += sum(int(field) for field in stat.rpartition(")")[2].split()[11:15])
-    return ticks / os.sysconf("SC_CLK_TCK")
+    return sum(map(_cpu_s, descendants(os.getpid())))
+
+
+def worker_cpu_s() -> float:
+    """Of these seconds, those of Spark's Python workers."""
+    return sum(_cpu_s(pid) for pid in descendants(os.getpid()) if _WORKER_MODULE in _command(pid))
+
+
+def _cpu_s(pid: int) -> float:
+    """User and system time, of the process itself and of children that have ended; 0 if it is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0.0
+    return sum(int(field) for field in stat.rpartition(")")[2].split()[11:15]) / os.sysconf("SC_CLK_TCK")
+
+
+def _command(pid: int) -> list[str]:
+    """The process's command line, empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return []
 
 
 def descendants(root: int) -> list[int]:
@@ -90,11 +106,10 @@ def _python_memory(pid: int) -> tuple[str, float, float]:
     An empty kind for what is gone or no Python process of Spark.
     """
     try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return "", 0.0, 0.0
-    module = next((part for part in command if part.startswith("pyspark.")), "")
+    module = next((part for part in _command(pid) if part.startswith("pyspark.")), "")
     if not module or "VmHWM" not in status:
         return "", 0.0, 0.0
     kb = {
