@@ -55,6 +55,18 @@ def ledger_of_start(
     return client.retrying(f"ledger of {batch.query.transactional_id}", attempt, deadline)
 
 
+def require_still_newest(client: Client, batch: StreamBatch, deadline: Deadline) -> None:
+    """For a task that has its producer id: it may have stood still since it had the ledger, while a newer start came.
+
+    Then it must not begin: Spark kills the tasks beside one that fails, and what these had open nobody would end.
+    Raises `ProducerFenced`, and what requests to brokers do.
+    """
+    what = f"ledger of {batch.query.transactional_id}"
+    ledger = client.retrying(what, lambda: read_ledger(client, batch.query, deadline), deadline)
+    if ledger is not None:
+        require_newest(ledger, batch)
+
+
 def require_newest(ledger: Ledger, batch: StreamBatch) -> None:
     """Raises `ProducerFenced` if there is a newer start than that of `batch`."""
     if ledger.is_superseded(batch.start_id):

@@ -31,7 +31,7 @@ from spark_kafka_source.remedies import with_remedies
 from spark_kafka_source.sink.columns import SinkPlan, topic_columns
 from spark_kafka_source.sink.exactly_once.ledger import Ledger
 from spark_kafka_source.sink.exactly_once.query import Query, StreamBatch, this_batch, this_task
-from spark_kafka_source.sink.exactly_once.start import ledger_of_start, told_if_superseded
+from spark_kafka_source.sink.exactly_once.start import ledger_of_start, require_still_newest, told_if_superseded
 from spark_kafka_source.sink.exactly_once.timeout import allowed_timeout
 from spark_kafka_source.sink.producers import borrowed_producer
 from spark_kafka_source.sink.task_writer import TaskWritten, send_rows
@@ -113,10 +113,12 @@ class TransactionalTaskWriter:
         rows: Iterable[pa.RecordBatch],
         marker: Mapping[TopicPartition, CommittedOffset],
     ) -> PreparedWrite:
-        transactional_id = nothing.query.task(nothing.task)
+        client, transactional_id = client_for(self.client), nothing.query.task(nothing.task)
         config = replace(self.producer, transactional_id=transactional_id)
         with borrowed_producer(self.client, config, TransactionalProducer) as producer:
             producer.init_transactions(transactional_id=transactional_id)  # fences older attempts of this task
+            if nothing.batch is not None:
+                require_still_newest(client, nothing.batch, client.deadline())
             producer.begin_transaction()
             group = ConsumerGroupMetadata(transactional_id)
             marked = _other_thread(os.getpid()).submit(producer.send_offsets_to_transaction, marker, group)
