@@ -23,7 +23,9 @@ from tests.consumer_groups import describe, move_group
 from tests.documents import commands
 
 TOOL = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
-MINUTE_MS = 60_000
+# Between two records. Two looks at what is so and so old are seconds apart, also on a busy machine.
+APART_MINUTES = 10
+APART_MS = APART_MINUTES * 60_000
 Row = dict[str, Any]
 
 
@@ -63,12 +65,12 @@ def names(kafka1: LocalKafka) -> Iterator[Names]:
 
 
 def write(kafka: LocalKafka, topic: str, counts: dict[int, int]) -> None:
-    """A record for each minute, the newest one half a minute old."""
+    """Records `APART_MINUTES` apart, the newest one half of that old."""
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
     now_ms = time.time_ns() // 1_000_000
     for partition, count in counts.items():
         for age in range(count, 0, -1):
-            producer.produce(topic, b"v", partition=partition, timestamp=now_ms - age * MINUTE_MS + MINUTE_MS // 2)
+            producer.produce(topic, b"v", partition=partition, timestamp=now_ms - age * APART_MS + APART_MS // 2)
     assert producer.flush(30) == 0
 
 
@@ -164,7 +166,7 @@ def test_offsets_and_owners_are_those_of_kafkas_tool(kafka1: LocalKafka, names: 
     assert len(ours) == 3 + 4 + 3
     seconds = {(row["topic"], row["partition"]): row["lag_seconds"] for row in ours if row["group"] == names.idle}
     assert seconds[names.orders, 1] == 0
-    assert seconds[names.orders, 0] == pytest.approx(19.5 * 60, abs=30)
+    assert seconds[names.orders, 0] == pytest.approx(19.5 * 60 * APART_MINUTES, abs=30)
     table = run(kafka1, "describe", names.idle).stdout.splitlines()
     assert table[0].split()[:6] == ["GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG"]
     assert len(table) == 1 + 3
@@ -225,8 +227,8 @@ def ago(minutes: float) -> str:
     [
         ("--to-earliest",),
         ("--to-latest",),
-        ("--to-datetime", ago(15)),
-        ("--by-duration", "PT25M"),
+        ("--to-datetime", ago(15 * APART_MINUTES)),
+        ("--by-duration", f"PT{25 * APART_MINUTES}M"),
         ("--by-duration", "PT1S"),
         ("--shift-by", "-8"),
         ("--to-offset", "22"),
