@@ -46,6 +46,10 @@ class Fate(Enum):
     CUT = "is lost, and the connection is reset"
 
 
+Ends = tuple[tuple[str, int], tuple[str, int]]
+"""The addresses of who asks, and of the proxy."""
+
+
 @dataclass(frozen=True)
 class Exchange:
     """One request, or its reply. `number` counts this API's frames of this direction, from 1, over all brokers."""
@@ -56,8 +60,8 @@ class Exchange:
     number: int
     frame: bytes
     """Without the size in front."""
-    client: tuple[str, int]
-    """The address of who asks."""
+    ends: Ends
+    """Of the connection that it came on."""
 
     def request(self) -> dict[str, Any]:
         return frame.decode_request(self.frame)[4]
@@ -71,8 +75,8 @@ class Exchange:
         return b"".join(frame.encode_response(self.api, self.version, correlation_id, dict(body)))[4:]
 
 
-# A broker's id, and the address of a client.
-_Where = tuple[int, tuple[str, int]]
+# A broker's id, and whose connection.
+_Where = tuple[int, Ends]
 
 # A rule gives a fate, seconds to wait before the frame goes on, or another frame in its place.
 Rule = Callable[[Exchange], "Fate | float | bytes"]
@@ -155,7 +159,7 @@ class KafkaProxy:
             with self._lock:
                 self._sockets[broker_id] += [client, broker]
             asked: dict[int, tuple[Api, int]] = {}
-            where = (broker_id, client.getpeername())
+            where = (broker_id, (client.getpeername(), client.getsockname()))
             for pump in (self._pump_requests, self._pump_replies):
                 threading.Thread(target=pump, args=(where, client, broker, asked), daemon=True).start()
 

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 
 from protocol.wire.schema import Api
-from tests.kafka_proxy import Exchange, Fate, KafkaProxy
+from tests.kafka_proxy import Ends, Exchange, Fate, KafkaProxy
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Kill:
     kill: Callable[[int], None] = lambda pid: psutil.Process(pid).kill()
     done: threading.Event = field(default_factory=threading.Event)
     _seen: int = 0
-    _awaited: tuple[str, int] | None = None
+    _awaited: Ends | None = None
     _begun: Callable[[], bool] = lambda: True
 
     def arm(self, proxy: KafkaProxy) -> None:
@@ -46,24 +46,24 @@ class Kill:
         if self._seen != self.nth:
             return Fate.PASS
         if not self.answered:
-            return self._kill(exchange.client)
-        self._awaited = exchange.client
+            return self._kill(exchange.ends)
+        self._awaited = exchange.ends
         return Fate.PASS
 
     def _reply(self, exchange: Exchange) -> Fate:
-        if self._awaited != exchange.client or self.done.is_set():
+        if self._awaited != exchange.ends or self.done.is_set():
             return Fate.PASS
-        return self._kill(exchange.client)
+        return self._kill(exchange.ends)
 
-    def _kill(self, client: tuple[str, int]) -> Fate:
-        self.kill(_process_at(client))
+    def _kill(self, ends: Ends) -> Fate:
+        self.kill(_process_at(ends))
         self.done.set()
         return Fate.CUT
 
 
-def _process_at(address: tuple[str, int]) -> int:
-    """Whose socket that is."""
-    for connection in psutil.net_connections("tcp4"):
-        if connection.laddr == address and connection.pid is not None:
-            return connection.pid
-    raise AssertionError(f"nobody has {address}")
+def _process_at(ends: Ends) -> int:
+    """Whose connection that is. Its own end alone may be the end of somebody else's, too, to another address."""
+    connections = psutil.net_connections("tcp4")
+    owners = {each.pid for each in connections if (each.laddr, each.raddr) == ends and each.pid is not None}
+    assert len(owners) == 1, f"{ends} belongs to the processes {owners}"
+    return owners.pop()
