@@ -8,6 +8,7 @@ file that is for them, and so does the secured one.
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from typing import Any
 
@@ -44,8 +45,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Three take a sixth of a core while nobody asks them anything."""
-    if nextitem is None:
+    """Three take a sixth of a core while nobody asks them anything. Other numbers of processes go another way."""
+    if nextitem is None or os.environ.get("PYTEST_XDIST_WORKER_COUNT", "3") != "3":
         return
     place = nextitem.stash[_PLACE]
     for key, over in ((THREE, place > _LAST_WITH_THREE), (SECURED, place != _SECURED)):
