@@ -6,6 +6,7 @@ end a transaction come from one thread, one after the other; records may be sent
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext, suppress
@@ -16,7 +17,7 @@ import pyarrow as pa
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.config import ProducerConfig
-from protocol.errors import KafkaError, UsageError
+from protocol.errors import DeadlineExceeded, KafkaError, UsageError
 from protocol.group.member import ConsumerGroupMetadata
 from protocol.group.offsets import CommittedOffset
 from protocol.kafka_terms import TopicPartition
@@ -51,6 +52,8 @@ class TransactionalProducer(AsyncProducer):
             raise UsageError("a producer of transactions needs transactional.id", settings=("transactional.id",))
         session = TransactionSession(client, config.transactional_id, config.transaction_timeout_ms)
         super().__init__(client, config, session=session, **options)
+        self._sends = 0
+        self._no_send = threading.Condition()
 
     @property
     def transaction_state(self) -> TransactionState:
@@ -85,12 +88,28 @@ class TransactionalProducer(AsyncProducer):
 
     @contextmanager
     def _in_transaction(self) -> Iterator[None]:
-        self._session.require(_S.IN_TRANSACTION)
+        with self._no_send:
+            self._session.require(_S.IN_TRANSACTION)
+            self._sends += 1
         try:
             yield
         except KafkaError as error:
             self._session.failed(error)
             raise
+        finally:
+            with self._no_send:
+                self._sends -= 1
+                self._no_send.notify_all()
+
+    def _wait_for_sends(self, deadline: Deadline | None) -> None:
+        """Until whoever was let in has sent: what comes later belongs to no transaction, and could break the next one.
+
+        Raises `DeadlineExceeded`.
+        """
+        deadline = deadline or self._client.deadline()
+        with self._no_send:
+            if not self._no_send.wait_for(lambda: not self._sends, deadline.remaining_s()):
+                raise DeadlineExceeded("another thread still sends to the transaction that is to end")
 
     def send_offsets_to_transaction(
         self,
@@ -112,6 +131,7 @@ class TransactionalProducer(AsyncProducer):
         """
         if self._session.state is not _S.COMMITTING_TRANSACTION:
             with self._session.flushing():
+                self._wait_for_sends(deadline)
                 self.flush(deadline)
         self._session.begin_to_end(commit=True)
         self._session.end(commit=True, deadline=deadline or self._client.deadline())
@@ -119,15 +139,18 @@ class TransactionalProducer(AsyncProducer):
     def abort_transaction(self, deadline: Deadline | None = None) -> None:
         """Drops what is not sent yet, and aborts."""
         self._session.begin_to_end(commit=False)
+        self._wait_for_sends(deadline)
         self.begin_anew()
         self._session.end(commit=False, deadline=deadline or self._client.deadline())
 
     def prepare_transaction(self, deadline: Deadline | None = None) -> TransactionalIdentity:
         """Flushes, and hands the transaction over: whoever has this identity ends it, with `end_transaction`.
 
-        This producer may begin another one only with `init_transactions`, which aborts what is open by then.
+        This producer may begin another one only with `init_transactions`: that of the same transactional id aborts
+        what is open by then, that of another one does not.
         """
         with self._session.flushing():
+            self._wait_for_sends(deadline)
             self.flush(deadline)
         return self._session.prepare()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -172,6 +174,53 @@ class TestWhileOthersSend:
         producer.send("orders", numbered(0, 1)["value"][0].as_py()).add_done_callback(one_more)
         end(producer)
         assert "to end its transaction; nothing more belongs to that" in str(refused)
+
+    @pytest.mark.parametrize(
+        ("end", "seen"),
+        [(TransactionalProducer.commit_transaction, [0, 1]), (TransactionalProducer.abort_transaction, [1])],
+    )
+    def test_who_was_let_in_before_it_ends_belongs_to_it(
+        self,
+        client: Client,
+        producer: TransactionalProducer,
+        monkeypatch: pytest.MonkeyPatch,
+        end: Callable[[TransactionalProducer], object],
+        seen: list[int],
+    ) -> None:
+        let_in, go_on, send = threading.Event(), threading.Event(), AsyncProducer.send
+
+        def stand_still(*arguments: Any) -> object:
+            let_in.set()
+            assert go_on.wait(20)
+            return send(*arguments)
+
+        monkeypatch.setattr(AsyncProducer, "send", stand_still)
+        producer.begin_transaction()
+        with ThreadPoolExecutor(2) as threads:
+            threads.submit(producer.send, "orders", b"%09d" % 0)
+            assert let_in.wait(20)
+            ended = threads.submit(end, producer)
+            with pytest.raises(TimeoutError):
+                ended.result(0.2)
+            go_on.set()
+            ended.result(20)
+        monkeypatch.undo()
+        producer.begin_transaction()
+        producer.send("orders", b"%09d" % 1)
+        producer.commit_transaction()
+        assert visible(client) == seen
+
+    def test_an_end_does_not_wait_for_ever_for_who_was_let_in(
+        self, client: Client, producer: TransactionalProducer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def end_within(*_: object) -> None:
+            with pytest.raises(DeadlineExceeded, match="another thread still sends to the transaction"):
+                producer.commit_transaction(client.deadline(50))
+
+        producer.begin_transaction()
+        monkeypatch.setattr(AsyncProducer, "send", end_within)
+        producer.send("orders", b"")
+        assert producer.transaction_state is TransactionState.IN_TRANSACTION
 
     def test_a_flush_that_comes_to_nothing_ends_nothing(
         self, fake: FakeKafka, client: Client, producer: TransactionalProducer
