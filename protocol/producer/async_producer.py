@@ -188,7 +188,8 @@ class AsyncProducer:
     def abort(self) -> None:
         """Drops what is not acknowledged yet; what is under way may still be written. Takes nothing more.
 
-        When it returns the producer's thread and connections are gone, except when a connection attempt hangs.
+        When it returns the sender's thread and connections are gone, except when a connection attempt hangs; threads
+        that compress end by themselves.
         """
         self._closed = True
         _stop(self._sender, self._compressors)

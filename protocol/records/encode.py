@@ -74,7 +74,8 @@ def encode_batches(
     first_ms, max_ms = timestamps[firsts].tolist(), np.maximum.reduceat(timestamps, firsts).tolist()
     batches: list[EncodedBatch] = [data[begin:end].data for begin, end in pairwise(edges)]
     if codec is not Codec.NONE:
-        batches = list((map_each if len(batches) > 1 else map)(partial(_compressed, codec, level), batches))
+        map_all = map_each if len(batches) > 1 else map  # to hand one to a thread costs more than it brings
+        batches = list(map_all(partial(_compressed, codec, level), batches))
     for nth, batch in enumerate(batches):
         LAYOUT.pack_into(
             batch,

@@ -121,7 +121,7 @@ class TransactionalTaskWriter:
                 require_still_newest(client, nothing.batch, client.deadline())
             producer.begin_transaction()
             group = ConsumerGroupMetadata(transactional_id)
-            marked = _other_thread(os.getpid()).submit(producer.send_offsets_to_transaction, marker, group)
+            marked = _marker_thread(os.getpid()).submit(producer.send_offsets_to_transaction, marker, group)
             try:
                 send_rows(producer, self.plan, rows)
             finally:
@@ -133,7 +133,7 @@ class TransactionalTaskWriter:
 
 
 @lru_cache(maxsize=1)
-def _other_thread(process_id: int) -> ThreadPoolExecutor:
+def _marker_thread(process_id: int) -> ThreadPoolExecutor:
     """Kept from task to task; by process, since threads do not come along with a fork."""
     return ThreadPoolExecutor(1)
 
