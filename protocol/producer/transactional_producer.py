@@ -139,6 +139,8 @@ class TransactionalProducer(AsyncProducer):
     def abort_transaction(self, deadline: Deadline | None = None) -> None:
         """Drops what is not sent yet, and aborts."""
         self._session.begin_to_end(commit=False)
+        # Twice: threads that send may wait for the memory that it takes, and their records come after that.
+        self.begin_anew()
         self._wait_for_sends(deadline)
         self.begin_anew()
         self._session.end(commit=False, deadline=deadline or self._client.deadline())

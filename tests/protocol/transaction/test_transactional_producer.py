@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -13,7 +14,7 @@ import pytest
 
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
-from protocol.config import parse_producer
+from protocol.config import parse_client, parse_producer
 from protocol.errors import (
     BrokerError,
     ConfigurationError,
@@ -35,9 +36,11 @@ from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
 from protocol.wire.messages.m24_add_partitions_to_txn import ADD_PARTITIONS_TO_TXN
 from protocol.wire.messages.m26_end_txn import END_TXN
+from tests.fake_kafka.faults import ALWAYS
 from tests.fake_kafka.server import FakeKafka
 from tests.protocol.producer.producing import numbered, send_numbered
 from tests.protocol.transaction.producing import GROUP, numbers_in, producer_of, send_and_flush, started, visible
+from tests.wait_until import wait_until
 
 
 class TestTransactions:
@@ -160,8 +163,9 @@ class TestWhileOthersSend:
         "end", [TransactionalProducer.commit_transaction, TransactionalProducer.prepare_transaction]
     )
     def test_nothing_is_added_once_it_ends(
-        self, producer: TransactionalProducer, end: Callable[[TransactionalProducer], object]
+        self, client: Client, end: Callable[[TransactionalProducer], object]
     ) -> None:
+        producer = started(client, "etl-0", linger_ms=60_000)
         refused: list[UsageError] = []
 
         def one_more(_: object) -> None:
@@ -209,6 +213,23 @@ class TestWhileOthersSend:
         producer.send("orders", b"%09d" % 1)
         producer.commit_transaction()
         assert visible(client) == seen
+
+    def test_an_abort_does_not_wait_for_who_waits_for_room(self, fake: FakeKafka) -> None:
+        """What takes the room is not sent before the next retry, long after."""
+        slow = {"bootstrap.servers": fake.bootstrap_servers, "retry.backoff.ms": 30_000, "retry.backoff.max.ms": 30_000}
+        with Client(parse_client(slow)) as client, ThreadPoolExecutor(1) as threads:
+            producer = started(client, "etl-0", buffer_memory=10_000)
+            producer.begin_transaction()
+            fake.refuse(PRODUCE, ErrorCode.NOT_LEADER_OR_FOLLOWER, ALWAYS)
+            producer.send("orders", bytes(8_000), partition=0)
+            wait_until(lambda: len(fake.asked(PRODUCE)) == 1)
+            waiting = threads.submit(producer.send, "orders", bytes(8_000), partition=0)
+            wait_until(lambda: bool(producer._deliveries._changed._waiters))  # type: ignore[attr-defined]
+            began_s = time.monotonic()
+            producer.abort_transaction()
+            assert time.monotonic() - began_s < 15
+            waiting.exception(20)
+            producer.abort()
 
     def test_an_end_does_not_wait_for_ever_for_who_was_let_in(
         self, client: Client, producer: TransactionalProducer, monkeypatch: pytest.MonkeyPatch
