@@ -64,7 +64,7 @@ class Intake:
         self._encode = encode
         self._looked_up: set[tuple[str, int | None]] = set()
         self._one_at_a_time = threading.Lock()
-        self._closed = False
+        self._end: KafkaError | None = None
 
     @property
     def held_bytes(self) -> int:
@@ -91,7 +91,7 @@ class Intake:
             rows, sizes, named = _rows_of(kept, rows, sizes, named)
         self.wait_for_room(int(sizes.sum()), alone=True)
         with self._one_at_a_time:
-            self._raise_if_closed()
+            self._raise_if_ended()
             self._take_messages()
             if rows.num_rows:
                 partitions[kept] = self._choice.choose(known, rows, sizes, named)
@@ -155,9 +155,9 @@ class Intake:
             self._one_at_a_time.release()
 
     def close(self, error: KafkaError) -> None:
-        """Fails everything that waits, which `flush` tells if nobody else does; takes nothing more."""
-        self._closed = True
-        self.messages.close()
+        """Fails everything that waits, which `flush` tells if nobody else does; takes nothing more, for that reason."""
+        self._end = error
+        self.messages.close(error)
         if self.discard(error):
             self._deliveries.failed([error])
 
@@ -249,9 +249,9 @@ class Intake:
     def _holds_at_most(self, size_bytes: int) -> bool:
         return self.held_bytes <= size_bytes or not self._deliveries.held_bytes
 
-    def _raise_if_closed(self) -> None:
-        if self._closed:
-            raise UsageError("this producer is closed")
+    def _raise_if_ended(self) -> None:
+        if self._end is not None:
+            raise self._end
 
 
 def _rows_of(

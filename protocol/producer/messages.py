@@ -14,7 +14,7 @@ from itertools import chain
 import numpy as np
 import pyarrow as pa
 
-from protocol.errors import UsageError
+from protocol.errors import KafkaError, UsageError
 from protocol.producer.results import MessageFuture, RecordMetadata
 from protocol.records.arrow_numpy import nullable_binaries, nullable_integers
 
@@ -99,7 +99,7 @@ class MessageBuffer:
         self._full_count = full_count
         self._count = 0
         self._waiting_bytes = 0
-        self._closed = False
+        self._end: KafkaError | None = None
         self._topics: dict[str, Messages] = {}
         self._lock = threading.Lock()
         self.held_bytes = 0
@@ -108,14 +108,14 @@ class MessageBuffer:
     def append(self, topic: str, message: Message, now_s: float) -> tuple[Future[RecordMetadata], bool]:
         """The message's future, and whether it is the first one that waits, or the one that makes it full.
 
-        Raises `UsageError` when closed.
+        Raises what it was closed with.
         """
         future = MessageFuture()
         # What is sent cannot be cancelled any more.
         future.set_running_or_notify_cancel()
         with self._lock:
-            if self._closed:
-                raise UsageError("this producer is closed")
+            if self._end is not None:
+                raise self._end
             told = not self._topics
             was_full = self.full
             messages = self._topics.get(topic)
@@ -151,10 +151,10 @@ class MessageBuffer:
             with self._lock:
                 self.held_bytes -= messages.size_bytes
 
-    def close(self) -> None:
-        """Takes nothing more."""
+    def close(self, error: KafkaError) -> None:
+        """Takes nothing more, for that reason."""
         with self._lock:
-            self._closed = True
+            self._end = error
 
 
 def _header_lists(headers: Sequence[Headers]) -> pa.Array:
