@@ -17,7 +17,7 @@ from spark_kafka_source.sink import delivery
 from spark_kafka_source.sink.columns import SinkPlan
 from spark_kafka_source.sink.exactly_once import batch_commit, ledger_group
 from spark_kafka_source.sink.exactly_once.open_transactions import open_transactions
-from spark_kafka_source.sink.exactly_once.task_writer import PreparedWrite
+from spark_kafka_source.sink.exactly_once.task_writer import PreparedWrite, TransactionalTaskWriter
 from tests import read_committed
 from tests.spark_task import spark_task
 
@@ -40,13 +40,17 @@ class Query:
 
     def task(self, start: str, batch: int, task: int, *rows: tuple[str, str], **properties: str) -> PreparedWrite:
         """Writes rows (topic, value)."""
-        plan = SinkPlan(None, frozenset({"topic", "value"}))
         columns = pa.record_batch({"topic": [topic for topic, _ in rows], "value": [value for _, value in rows]})
         told = spark_task(task, query_id=self.query_id, start_id=start, batch_id=batch, **properties)
         with told, self.process_of(start):
-            written = delivery.task_writer(self.options, plan, streaming=True).write([columns])
-        assert isinstance(written, PreparedWrite)
-        return written
+            return self.writer().write([columns])
+
+    def writer(self, *, streaming: bool = True) -> TransactionalTaskWriter:
+        """Of its tasks."""
+        plan = SinkPlan(None, frozenset({"topic", "value"}))
+        task = delivery.task_writer(self.options, plan, streaming=streaming)
+        assert isinstance(task, TransactionalTaskWriter)
+        return task
 
     def commit(self, *messages: PreparedWrite) -> None:
         with self.process_of(start_of(messages)):
@@ -54,7 +58,7 @@ class Query:
 
     def abort(self, *messages: PreparedWrite | None) -> None:
         with self.process_of(start_of(messages)):
-            delivery.abort(self.options, messages)
+            delivery.abort(self.options, self.writer(), messages)
 
     def decide(self, *messages: PreparedWrite) -> None:
         """A driver that dies right after its decision."""

@@ -10,9 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
 from protocol.cluster.call import call, call_partitions
 from protocol.cluster.client import Client
+from protocol.cluster.metadata import is_another_topic
+from protocol.kafka_terms import NO_TOPIC_ID
 from protocol.wire.messages.m19_create_topics import CREATE_TOPICS
 from protocol.wire.messages.m20_delete_topics import DELETE_TOPICS
 from protocol.wire.messages.m21_delete_records import DELETE_RECORDS
@@ -39,9 +42,13 @@ def create_topic(client: Client, topic: NewTopic, deadline: Deadline | None = No
         "assignments": [],
         "configs": [{"name": key, "value": value} for key, value in topic.configs.items()],
     }
-    call(client, CREATE_TOPICS, {"topics": [row]}, deadline, topics=[topic.name])
+    created = call(client, CREATE_TOPICS, {"topics": [row]}, deadline, topics=[topic.name])
+    topic_id = bytes(created["topics"][0].get("topic_id", NO_TOPIC_ID))
     client.retrying(
-        f"leaders of {topic.name}", lambda: _require_leaders(client, topic, deadline), deadline, topics=[topic.name]
+        f"leaders of {topic.name}",
+        lambda: _require_leaders(client, topic, topic_id, deadline),
+        deadline,
+        topics=[topic.name],
     )
 
 
@@ -72,8 +79,10 @@ def delete_records(
     return {key: row["low_watermark"] for key, row in answers.items()}
 
 
-def _require_leaders(client: Client, topic: NewTopic, deadline: Deadline) -> None:
+def _require_leaders(client: Client, topic: NewTopic, topic_id: bytes, deadline: Deadline) -> None:
     client.expire_metadata([topic.name])
     known = client.topic(topic.name, deadline)
+    if is_another_topic(known.topic_id, topic_id):  # one that was deleted before: this broker is behind the controller
+        raise broker_error(ErrorCode.UNKNOWN_TOPIC_ID, f"Metadata of {topic.name}", topic=topic.name)
     for partition in range(max(topic.partitions, len(known.partitions), 1)):
         client.leader(topic.name, partition, deadline)

@@ -41,6 +41,8 @@ from protocol.records.decode import ALL_COLUMNS
 
 # Another reader on the same connection may have taken our reply in: look again, whatever the socket says.
 _LONGEST_WAIT_S = 0.1
+# What a busy broker may take, beside fetch.max.wait.ms, to say that it has nothing.
+_ANSWER_MS = 1_000
 
 
 class _Reading(PartitionConsumer):
@@ -261,7 +263,7 @@ class RangeConsumer:
                 self._handle_failure(reading, error)
             return
         # A live broker that has nothing answers after this while, and then the error can say so.
-        patience_ms = deadline.remaining_s() * 1000 + self._config.fetch_max_wait_ms
+        patience_ms = deadline.remaining_s() * 1000 + self._config.fetch_max_wait_ms + _ANSWER_MS
         patience_ms = min(patience_ms, self._client.config.request_timeout_ms)
         self._in_flight.append(_InFlight(consumer, reply, Deadline.after_ms(patience_ms, self._clock)))
 

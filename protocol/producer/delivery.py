@@ -119,17 +119,17 @@ class Deliveries:
     def end(self, ended: Sequence[Ended]) -> None:
         """Tells the receipts of what has ended, then those who wait for it here."""
         with self._changed:
-            for delivery, _, _, (*_, error) in ended:
-                if error is not None and error not in self.failures and not delivery.tells_failures:
+            for delivery, _, count, outcome in ended:
+                key, error = (delivery.topic, delivery.partition), outcome.error
+                if error is None:
+                    before = self.acknowledged.get(key, ProducedRange())
+                    self.acknowledged[key] = before.plus(outcome.base_offset, count)
+                elif error not in self.failures and not delivery.tells_failures:
                     self.failures.append(error)
         for delivery, first_row, count, outcome in ended:
             delivery.settle(first_row, count, outcome)
         with self._changed:
-            for delivery, _, count, outcome in ended:
-                key = (delivery.topic, delivery.partition)
-                if outcome.error is None:
-                    before = self.acknowledged.get(key, ProducedRange())
-                    self.acknowledged[key] = before.plus(outcome.base_offset, count)
+            for delivery, *_ in ended:
                 if not delivery.rows_left:
                     self._under_way.pop(delivery, None)
                     self.held_bytes -= delivery.size_bytes

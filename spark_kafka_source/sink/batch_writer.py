@@ -41,6 +41,6 @@ class KafkaBatchWriter(DataSourceArrowWriter):
         log.info("%s", summary(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        delivery.abort(self._options, messages)
+        delivery.abort(self._options, self._task, messages)
         if self._options.delivery_guarantee != "exactly-once":
             log.warning("the write is not complete. What was written stays in Kafka (%s)", summary(messages))

@@ -33,8 +33,10 @@ def commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None])
         batch_commit.commit_batch(client, messages, producer.transaction_timeout_ms)
 
 
-def abort(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
-    """Takes back what the tasks have written, where that can be done. Raises nothing."""
-    if options.delivery_guarantee == "exactly-once":
-        client, producer = client_for(options.client), options.producer
-        batch_commit.abort_batch(client, messages, producer.transaction_timeout_ms)
+def abort(
+    options: SinkOptions, task: TaskWriter | TransactionalTaskWriter, messages: Sequence[WriterCommitMessage | None]
+) -> None:
+    """Takes back what the tasks have written, where that can be done; `task`: who wrote. Raises nothing."""
+    if isinstance(task, TransactionalTaskWriter):
+        timeout_ms = options.producer.transaction_timeout_ms
+        batch_commit.abort_batch(client_for(options.client), task.batch_write, messages, timeout_ms)

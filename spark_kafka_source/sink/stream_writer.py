@@ -50,7 +50,7 @@ class RowStreamWriter(DataSourceStreamWriter):
         self._say_warnings()
         # Spark calls this for a query that was stopped exactly as for one that failed. A failure needs no words here:
         # it ends the query with an error, and a task of ours that fails says there what it had written.
-        delivery.abort(self._options, messages)
+        delivery.abort(self._options, self._task, messages)
         log.info(
             "batch %d is not complete, and is written again when the query goes on: %s", batchId, summary(messages)
         )

@@ -17,10 +17,11 @@ from protocol.cluster.client import Client, listed
 from protocol.errors import KafkaError, OutcomeUnknown
 from protocol.transaction.end_transaction import Outcome, end_transactions
 from protocol.transaction.identity import TransactionalIdentity
+from spark_kafka_source.sink.exactly_once.given_up import give_up
 from spark_kafka_source.sink.exactly_once.ledger import Ledger
 from spark_kafka_source.sink.exactly_once.ledger_group import read_ledger, rewrite_ledger
 from spark_kafka_source.sink.exactly_once.open_transactions import no_longer_open, open_transactions
-from spark_kafka_source.sink.exactly_once.query import StreamBatch
+from spark_kafka_source.sink.exactly_once.query import Query, StreamBatch
 from spark_kafka_source.sink.exactly_once.start import require_newest, told_if_superseded
 from spark_kafka_source.sink.exactly_once.task_writer import PreparedWrite
 
@@ -60,22 +61,27 @@ def commit_batch(client: Client, messages: Sequence[WriterCommitMessage | None],
         _commit(client, identities, then)
 
 
-def abort_batch(client: Client, messages: Sequence[WriterCommitMessage | None], transaction_timeout_ms: int) -> None:
+def abort_batch(
+    client: Client,
+    batch_write: Query | None,
+    messages: Sequence[WriterCommitMessage | None],
+    transaction_timeout_ms: int,
+) -> None:
     """Aborts what tasks have written of a batch that is not decided, so that no reader waits for it.
 
-    One message tells which query it is, so what tasks without one have left (they were killed) is aborted, too.
-    Raises nothing: what stays open ends when the query is started again, or is timed out.
+    Of a stream one message tells which query it is, so what tasks without one have left (they were killed) is aborted,
+    too. Raises nothing: what stays open ends when the query is started again, or is timed out.
     """
     prepared = [message for message in messages if isinstance(message, PreparedWrite)]
-    if not prepared:
-        return
+    told = _identities(prepared)
     try:
-        told = _identities(prepared)
-        # Before the look at the ledger: if this start is the newest then, all of them are its own.
-        left = {*told, *open_transactions(client, prepared[0].query.task_prefix, client.deadline())}
-        if (batch := prepared[0].batch) is not None:
+        if batch_write is not None:
+            give_up(client, batch_write, told, client.deadline())
+        elif prepared and (batch := prepared[0].batch) is not None:
+            # Before the look at the ledger: if this start is the newest then, all of them are its own.
+            left = {*told, *open_transactions(client, batch.query.task_prefix, client.deadline())}
             left = _undecided(client, batch, told, left, transaction_timeout_ms)
-        end_transactions(client, left, commit=False, deadline=client.deadline())
+            end_transactions(client, left, commit=False, deadline=client.deadline())
     except KafkaError as error:
         log.warning(
             "what was written stays open until it times out, or the query starts again: %s", client.words(error)

@@ -29,6 +29,7 @@ from protocol.transaction.end_transaction import Outcome, end_transaction
 from spark_kafka_source.clients import client_for
 from spark_kafka_source.remedies import with_remedies
 from spark_kafka_source.sink.columns import SinkPlan, topic_columns
+from spark_kafka_source.sink.exactly_once.given_up import require_not_given_up
 from spark_kafka_source.sink.exactly_once.ledger import Ledger
 from spark_kafka_source.sink.exactly_once.query import Query, StreamBatch, this_batch, this_task
 from spark_kafka_source.sink.exactly_once.start import ledger_of_start, require_still_newest, told_if_superseded
@@ -69,6 +70,11 @@ class TransactionalTaskWriter:
     prefix: str
     write_id: str | None = None
 
+    @property
+    def batch_write(self) -> Query | None:
+        """None: it is for a stream."""
+        return None if self.write_id is None else Query(self.prefix, self.write_id)
+
     @with_remedies()
     def write(self, batches: Iterable[pa.RecordBatch]) -> PreparedWrite:
         """Raises as `TaskWriter.write`, and `ProducerFenced`. What a task that fails has written is aborted."""
@@ -77,10 +83,10 @@ class TransactionalTaskWriter:
         first = next(rows, None)
         rows = rows if first is None else chain([first], rows)
         with allowed_timeout(client, self.producer.transaction_timeout_ms):
-            if self.write_id is None:
+            if self.batch_write is None:
                 written = self._write_stream(client, first, rows)
             else:
-                nothing = PreparedWrite({}, Query(self.prefix, self.write_id), None, this_task())
+                nothing = PreparedWrite({}, self.batch_write, None, this_task())
                 written = nothing if first is None else self._write_rows(nothing, rows, {})
         tune_worker()
         return written
@@ -117,7 +123,9 @@ class TransactionalTaskWriter:
         config = replace(self.producer, transactional_id=transactional_id)
         with borrowed_producer(self.client, config, TransactionalProducer) as producer:
             producer.init_transactions(transactional_id=transactional_id)  # fences older attempts of this task
-            if nothing.batch is not None:
+            if nothing.batch is None:
+                require_not_given_up(client, nothing.query, client.deadline())
+            else:
                 require_still_newest(client, nothing.batch, client.deadline())
             producer.begin_transaction()
             group = ConsumerGroupMetadata(transactional_id)

@@ -370,6 +370,19 @@ class TestBadReplies:
             assert batch is not None
             assert batch.num_rows == 5
 
+    def test_a_broker_that_has_nothing_may_say_so_a_little_late(self, fake: FakeKafka) -> None:
+        def wait_longer(body: Any, version: int) -> Any:
+            time.sleep(0.6)
+            return reply(reply_row(0))
+
+        fake.handlers[FETCH] = wait_longer
+        properties = ConsumerConfig(fetch_max_wait_ms=100)
+        ranges = [Range("orders", 0, 0, 10, TOPIC_ID)]
+        with client_of(fake.bootstrap_servers) as client:
+            reading = RangeConsumer(client, properties, ranges, poll_timeout_ms=100, on_loss=skip_loss)
+            with pytest.raises(DeadlineExceeded, match=r"orders-0: .* sends no records at offset 0"):
+                list(reading)
+
     def test_a_throttled_reply_is_waited_out(self, fake: FakeKafka) -> None:
         self.answers(
             fake,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+import pyarrow as pa
 import pytest
 
 from protocol.admin.transactions import abort_transaction
@@ -14,10 +15,13 @@ from protocol.errors import BrokerError, ConfigurationError, KafkaError, Outcome
 from protocol.producer.transactional_producer import TransactionalProducer
 from spark_kafka_source.clients import client_for
 from spark_kafka_source.local_kafka import LocalKafka
+from spark_kafka_source.sink import delivery
 from spark_kafka_source.sink.exactly_once import batch_commit, ledger_group
+from spark_kafka_source.sink.exactly_once.open_transactions import open_transactions
 from spark_kafka_source.sink.exactly_once.task_writer import PreparedWrite
 from tests.conftest import TopicFactory
 from tests.exactly_once_query import Query, standing_still
+from tests.spark_task import spark_task
 from tests.transaction_version import transactions_before_kip_890
 from tests.wait_until import wait_until
 
@@ -325,6 +329,30 @@ def test_a_batch_that_is_given_up_is_aborted_unless_it_is_decided(query: Query, 
     assert query.left_open() == ["0", "1"]
     query.commit(query.task("B", 0, 0), query.task("B", 0, 1))
     assert query.seen(name) == [b"A0", b"A1"]
+
+
+@pytest.mark.parametrize("others", [0, 1])
+@pytest.mark.parametrize("call", ["init_transactions", "begin_transaction", "prepare_transaction"])
+def test_a_batch_write_that_is_given_up_leaves_nothing_open_whoever_goes_on(
+    query: Query, name: str, call: str, others: int
+) -> None:
+    """Spark kills the tasks beside one that fails, but seconds later."""
+    writer = query.writer(streaming=False)
+
+    def write(task: int) -> PreparedWrite:
+        with spark_task(task):
+            return writer.write([pa.record_batch({"topic": [name], "value": [f"{task}"]})])
+
+    prepared = [write(task) for task in range(others)]
+
+    def give_up() -> None:
+        delivery.abort(query.options, writer, [*prepared, None, None])
+
+    with pytest.raises(KafkaError), standing_still(TransactionalProducer, call, give_up):
+        write(others)
+    assert writer.batch_write is not None
+    assert open_transactions(query.client, writer.batch_write.task_prefix, query.client.deadline()) == []
+    assert query.seen(name) == []
 
 
 def test_what_tasks_that_were_killed_have_left_is_aborted_with_the_batch(query: Query, name: str) -> None:
