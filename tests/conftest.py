@@ -26,6 +26,7 @@ from tests.secured_kafka import SecuredKafka
 from tests.soak import SOAK
 from tests.spark_home import BRIEF_LIFE
 from tests.wait_for_brokers import wait_until_known
+from tests.wait_until import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -168,8 +169,15 @@ def topic_factory(kafka: LocalKafka) -> Iterator[TopicFactory]:
     ) -> str:
         name = f"{prefix}-{uuid.uuid4().hex[:10]}"
         new = NewTopic(name, partitions, replication_factor, config=dict(config or {}))
-        admin.create_topics([new])[name].result(30)
+        failures: list[BaseException | None] = []
+
+        def created() -> bool:
+            failures[:] = [admin.create_topics([new])[name].exception(30)]
+            # An earlier request may have done it, though a broker that a test has stopped did not say so.
+            return failures == [None] or "TOPIC_ALREADY_EXISTS" in str(failures)
+
         made.append(name)
+        wait_until(created, lambda: str(failures), every_s=0.1)
         wait_until_known(kafka, name, partitions)
         return name
 

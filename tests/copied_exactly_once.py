@@ -81,7 +81,7 @@ class Copy:
         with pytest.raises(StreamingQueryException, match=says):
             self.start(**options).awaitTermination(300)
         self.disarm()
-        assert kill.done.is_set(), kill
+        assert kill.done.wait(30), kill
         wait_until_ended("python_streaming_source_runner")  # what it sends at last is none of the next query's
 
     def disarm(self) -> None:

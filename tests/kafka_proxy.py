@@ -149,6 +149,7 @@ class KafkaProxy:
             except OSError:
                 return
             try:
+                where = (broker_id, (client.getpeername(), client.getsockname()))
                 broker = socket.create_connection(self.brokers[broker_id], timeout=5)
             except OSError:
                 _reset(client)
@@ -159,7 +160,6 @@ class KafkaProxy:
             with self._lock:
                 self._sockets[broker_id] += [client, broker]
             asked: dict[int, tuple[Api, int]] = {}
-            where = (broker_id, (client.getpeername(), client.getsockname()))
             for pump in (self._pump_requests, self._pump_replies):
                 threading.Thread(target=pump, args=(where, client, broker, asked), daemon=True).start()
 

@@ -28,6 +28,7 @@ class Kill:
     answered: bool = False
     kill: Callable[[int], None] = lambda pid: psutil.Process(pid).kill()
     done: threading.Event = field(default_factory=threading.Event)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
     _seen: int = 0
     _awaited: Ends | None = None
     _begun: Callable[[], bool] = lambda: True
@@ -42,9 +43,10 @@ class Kill:
     def _request(self, exchange: Exchange) -> Fate:
         if self.done.is_set() or not self._begun() or not self.matches(exchange.request()):
             return Fate.PASS
-        self._seen += 1
-        if self._seen != self.nth:
-            return Fate.PASS
+        with self._lock:  # each connection has a thread
+            self._seen += 1
+            if self._seen != self.nth:
+                return Fate.PASS
         if not self.answered:
             return self._kill(exchange.ends)
         self._awaited = exchange.ends

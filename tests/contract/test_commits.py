@@ -146,8 +146,8 @@ def test_who_is_no_member_waits_until_the_group_has_none(
     (joined,) = stable(client, manager.group)
     manager.mark({(name, 0): CommittedOffset(5)})
     assert not manager.flush(client.deadline(1_000))
+    wait_until(lambda: manager.counts.failed >= 2)  # it is tried again
     assert not manager.healthy
-    assert manager.counts.failed >= 2, "it is tried again"
     assert "the group has live members" in str(manager.counts.last_failure)
     assert joined.leave() == 0
     assert flushed(client, manager)

@@ -109,8 +109,8 @@ class TestFetch:
         written(client, name, b"a")
         large = len(batch(b"a")) + 1
         writing = threading.Timer(0.3, lambda: written(client, name, b"b"))
-        writing.start()
         began_s = time.monotonic()
+        writing.start()
         assert values_in(fetch(client, name, 0, max_wait_ms=20_000, min_bytes=large)) == [b"a", b"b"]
         assert 0.25 <= time.monotonic() - began_s < 15
         writing.join()

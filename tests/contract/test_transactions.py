@@ -18,6 +18,7 @@ from protocol.kafka_terms import LATEST
 from tests.contract.asking import batch, fetch, list_offset, produce, values_in, written
 from tests.contract.members import commit, committed, new_group, stable
 from tests.contract.transactions import TransactionalProducer
+from tests.wait_until import wait_until
 
 V1_AND_V2 = pytest.mark.parametrize("v2", [False, True], ids=["before KIP-890", "since KIP-890"])
 
@@ -161,10 +162,11 @@ class TestFencing:
         assert producer.try_init(producer_id=before[0] + 1_000_000, producer_epoch=0) == ErrorCode.PRODUCER_FENCED
 
     def test_one_that_takes_too_long(self, client: Client, new_topic: Any, v2: bool) -> None:
-        name, producer = new_topic(), TransactionalProducer(client, v2, timeout_ms=500).init()
+        name, producer = new_topic(), TransactionalProducer(client, v2, timeout_ms=2_000).init()
         producer.send(name, b"a")
         assert until_decided(client, name) == 2
         assert read(client, name, "read_committed") == []
+        wait_until(lambda: list_transactions(client, prefix=producer.transactional_id, states=["CompleteAbort"]))
         assert producer.try_end(commit=True) == (ErrorCode.INVALID_TXN_STATE if v2 else ErrorCode.PRODUCER_FENCED)
         assert producer.try_send(name, b"b") == ErrorCode.INVALID_PRODUCER_EPOCH
         # Since KIP-890 this is what it would get if the answer to its own end had been lost.

@@ -133,7 +133,7 @@ def test_a_topic_that_is_recreated_is_read_from_its_beginning(
         end = reader.latestOffset(reader.initialOffset(), limit)
         assert (end["a"], end["b"]) == ({"0": 20}, {"0": 3})
         end = reader.latestOffset(end, limit)
-        assert cluster.committed("g") == {("a", 0): 20, ("b", 0): 3}
+        wait_until(lambda: cluster.committed("g") == {("a", 0): 20, ("b", 0): 3})
         cluster.rewrite("a", 0, records(0, 1, last_offset=24))
         end = reader.latestOffset(end, limit)
         assert end["a"] == {"0": 25}

@@ -23,6 +23,7 @@ from spark_kafka_source.lag import (
 )
 from tests.fake_kafka.server import FakeKafka
 from tests.protocol.consumer.consuming import client_of, records
+from tests.wait_until import wait_until
 
 # The example in Spark's integration guide has one partition; here two sources have three, and a third is no Kafka.
 PROGRESS = {
@@ -139,9 +140,10 @@ def test_a_broker_that_does_not_answer_costs_the_seconds_and_no_more_time() -> N
         commit_offsets(client, "g", {("t", number): CommittedOffset(1) for number in range(50)}, client.deadline())
         kafka.handlers[FETCH] = lambda body, version: None
         started_s = time.monotonic()
-        lag = lag_of_group(kafka.bootstrap_servers, "g", sample_ms=300)
+        lag = lag_of_group(kafka.bootstrap_servers, "g", sample_ms=1_000)
         assert time.monotonic() - started_s < 12
         assert (lag.offsets_behind, lag.seconds_behind) == (100, None)
+        wait_until(lambda: kafka.asked(FETCH))
         (asked,) = kafka.asked(FETCH)
         assert [len(topic["partitions"]) for topic in asked["topics"]] == [1]
 

@@ -87,7 +87,7 @@ def read(cluster: TenRecords, given: Properties) -> int:
     client = client_of(cluster, {})
     consumer = parse_consumer(given)
     ranges = [Range("orders", 0, 0, 10, topic_id=client.topic("orders").topic_id)]
-    return sum(batch.num_rows for _, batch in RangeConsumer(client, consumer, ranges, poll_timeout_ms=500))
+    return sum(batch.num_rows for _, batch in RangeConsumer(client, consumer, ranges, poll_timeout_ms=20_000))
 
 
 def of_fetch(name: str) -> Observe:

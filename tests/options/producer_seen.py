@@ -34,6 +34,7 @@ from tests.options.seeing import (
     took_long,
 )
 from tests.ten_records import TenRecords
+from tests.wait_until import wait_until
 
 
 def rows(count: int = 1, size: int = 10, key: bool = False) -> pa.RecordBatch:
@@ -217,7 +218,8 @@ def share_of_the_silent(cluster: TenRecords, given: dict[str, str]) -> float:
             two.listeners[leader.node_id].handlers[PRODUCE.key] = lambda body, version: None
             producer = AsyncProducer(client, parse_producer(known))
             producer.send_columns("orders", rows(40, size=100), np.zeros(40, np.int32))
-            time.sleep(0.1)
+            wait_until(lambda: two.asked(PRODUCE))
+            time.sleep(0.2)  # longer than partitioner.availability.timeout.ms
             many = rows(2_000, size=1_000)
             chosen = producer._intake._choice.choose(client.topic("orders"), many, np.full(2_000, 1_000), None)
             producer.abort()
@@ -227,8 +229,8 @@ def share_of_the_silent(cluster: TenRecords, given: dict[str, str]) -> float:
 # property -> what is looked at, and what is seen there for each value.
 PRODUCER_SEEN: dict[str, tuple[Observe, dict[str, Any]]] = {
     "request.timeout.ms": (
-        of_produce(lambda body: round(body["timeout_ms"], -3), rows()),
-        {"5000": [5000], "9000": [9000]},
+        of_produce(lambda body: round(body["timeout_ms"], -4), rows()),
+        {"20000": [20000], "60000": [60000]},
     ),
     "acks": (of_produce(lambda body: body["acks"], rows()), {"all": [-1], "1": [1], "0": [0]}),
     "compression.type": (of_produce(codec, rows()), {"none": [0], "gzip": [1], "snappy": [2], "lz4": [3], "zstd": [4]}),

@@ -10,6 +10,7 @@ import json
 import socket
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
@@ -28,7 +29,7 @@ from spark_kafka_source.options.table import OPTIONS
 from spark_kafka_source.plan.offsets import JsonDict
 from spark_kafka_source.sink.stream_writer import KafkaStreamWriter
 from spark_kafka_source.task.range_reader import read_range
-from tests.options.seeing import Observe, outcome
+from tests.options.seeing import BETWEEN_S, LONG, Observe, outcome
 from tests.protocol.consumer.consuming import records
 from tests.spark_task import spark_task
 from tests.ten_records import END, FIRST_TIMESTAMP_MS, TenRecords
@@ -36,8 +37,6 @@ from tests.ten_records import END, FIRST_TIMESTAMP_MS, TenRecords
 Options = Mapping[str, str]
 
 ORDERS = {"0": 0, "1": 0}
-# Of real time: what ends after a fifth of a second and after more than one is told apart on a busy machine, too.
-BETWEEN_S = 0.8
 
 
 def stream(cluster: TenRecords, given: Options, **more: str) -> KafkaStreamReader:
@@ -149,7 +148,7 @@ def names_of_columns(cluster: TenRecords, given: dict[str, str]) -> object:
 
 def gives_up_late(cluster: TenRecords, given: dict[str, str]) -> bool:
     cluster.silent_to(FETCH)
-    options = parse_source_options(complete(cluster, given, {}), streaming=False)
+    options = parse_source_options(complete(cluster, given, {"kafka.fetch.max.wait.ms": "20"}), streaming=False)
     (first, *_) = KafkaBatchReader(options).partitions()
     return took_long(lambda: list(read_range(options, first.ranges)))
 
@@ -167,7 +166,8 @@ def patience(cluster: TenRecords, given: dict[str, str]) -> list[bool]:
     readers = stream(cluster, options), stream(cluster, options), batch(cluster, options)
     start: JsonDict = {"orders": dict(ORDERS)}
     calls = lambda: first_batch(readers[0]), lambda: plan(readers[1], start), readers[2].partitions
-    return [took_long(call) for call in calls]
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(took_long, calls))
 
 
 # -- writes ---------------------------------------------------------------------------------------
@@ -244,9 +244,9 @@ SEEN: dict[str, tuple[Observe, dict[str, Any]]] = {
     "includeHeaders": (names_of_columns, {"true": f"{_ALL},headers", "false": _ALL}),
     "failOnDataLoss": (goes_on_after_a_loss, {"true": "DataLoss", "false": "done"}),
     "onTopicRecreated": (goes_on_with_a_new_topic, {"fail": "DataLoss", "earliest": "done"}),
-    "fetchOffset.numRetries": (patience, {"0": [False] * 3, "5": [True] * 3}),
-    "fetchOffset.retryIntervalMs": (patience, {"0": [False] * 3, "800": [True] * 3}),
-    "kafkaConsumer.pollTimeoutMs": (gives_up_late, {"100": False, "1000": True}),
+    "fetchOffset.numRetries": (patience, {"0": [False] * 3, "12": [True] * 3}),
+    "fetchOffset.retryIntervalMs": (patience, {"0": [False] * 3, LONG: [True] * 3}),
+    "kafkaConsumer.pollTimeoutMs": (gives_up_late, {"100": False, LONG: True}),
     "topic": (written_topic, {"orders": ["orders"], "bills": ["bills"]}),
     "deliveryGuarantee": (
         asked_acks,

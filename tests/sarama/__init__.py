@@ -55,7 +55,7 @@ class GroupMember:
     """A member of a group, from now until `close`, which gives the values that it was given."""
 
     def __init__(self, program: Path, kafka: LocalKafka, topic: str, group: str) -> None:
-        command = [str(program), "group", kafka.bootstrap_servers, topic, group]
+        command = [str(program), "group", kafka.bootstrap_servers, topic, group, "10000"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def close(self) -> list[bytes]:

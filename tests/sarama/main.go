@@ -2,7 +2,8 @@
 //
 //	sarama produce BOOTSTRAP TOPIC         rows from standard input; partition n with codec n: none, gzip, snappy, lz4, zstd
 //	sarama consume BOOTSTRAP TOPIC COUNT   COUNT rows of all partitions
-//	sarama group BOOTSTRAP TOPIC GROUP     rows of what it is given as a member, until standard input ends
+//	sarama group BOOTSTRAP TOPIC GROUP SESSION_MS
+//	                                       rows of what it is given as a member, until standard input ends
 //	sarama partition COUNT                 for keys in Base64 from standard input: hash, reference hash, CRC-32, murmur2
 //
 // A row is a JSON object on a line: partition, offset (when read), key, value, headers, timestamp_ms; bytes are Base64.
@@ -55,7 +56,9 @@ func main() {
 		check(err)
 		consume(bootstrap, topic, count)
 	case "group":
-		beMember(bootstrap, topic, os.Args[4])
+		sessionMs, err := strconv.Atoi(os.Args[5])
+		check(err)
+		beMember(bootstrap, topic, os.Args[4], time.Duration(sessionMs)*time.Millisecond)
 	default:
 		log.Fatalf("produce, consume, group or partition, not %q", os.Args[1])
 	}
@@ -130,10 +133,10 @@ func consume(bootstrap []string, topic string, count int) {
 	}
 }
 
-func beMember(bootstrap []string, topic string, name string) {
+func beMember(bootstrap []string, topic string, name string, session time.Duration) {
 	config := settings()
 	config.Consumer.Offsets.Initial = sarama.OffsetOldest
-	config.Consumer.Group.Session.Timeout = 1500 * time.Millisecond
+	config.Consumer.Group.Session.Timeout = session
 	config.Consumer.Group.Heartbeat.Interval = 100 * time.Millisecond
 	config.Consumer.Offsets.AutoCommit.Interval = 100 * time.Millisecond
 	group, err := sarama.NewConsumerGroup(bootstrap, name, config)

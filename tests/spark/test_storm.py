@@ -236,7 +236,7 @@ def twelve(
     processes = [own_process(number, ("ConsumerGroup", "KafkaConsumer")[number % 2]) for number in range(MEMBERS - 4)]
     processes.append(own_process(MEMBERS - 4, "librdkafka"))
     if kind == "range":
-        command = [str(sarama.build()), "group", kafka.bootstrap_servers, topic, group]
+        command = [str(sarama.build()), "group", kafka.bootstrap_servers, topic, group, "1500"]
         processes.append(ProcessMember(command, folder / "sarama-rows"))
     else:
         java = {"partition_assignment_strategy": COOPERATIVE_IN_JAVA} if kind == "cooperative" else {}

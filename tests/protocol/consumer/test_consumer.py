@@ -112,10 +112,13 @@ with client_of(servers) as client, consumer_of(client) as consumer:
         assert consumer.poll(50) is None
     fetches, started_s, cpu_s = consumer.fetches, time.monotonic(), time.process_time()
     assert consumer.poll(2_600) is None
+    fetches = consumer.fetches - fetches
+    seconds = time.monotonic() - started_s
     print(json.dumps({
-        "fetches": consumer.fetches - fetches,
+        "fetches": fetches,
+        "seconds": seconds,
         "rss_mib": peak_rss_bytes() / 2**20,
-        "cpu": (time.process_time() - cpu_s) / (time.monotonic() - started_s),
+        "cpu": (time.process_time() - cpu_s) / seconds,
     }))
 """
 
@@ -124,7 +127,7 @@ class TestRequests:
     def test_many_partitions_on_three_brokers_cost_three_requests_a_round(
         self, kafka: LocalKafka, topic: TopicFactory
     ) -> None:
-        """Caught up. A round is fetch.max.wait.ms long, half a second; five and a part of one fit in the time."""
+        """Caught up. A round is fetch.max.wait.ms long, half a second; the first one may have begun before."""
         name = topic(MANY)
         seen: list[tuple[int, int, int]] = []
 
@@ -148,7 +151,7 @@ class TestRequests:
             wait_until(lambda: sum(epoch == -1 for _, epoch, _ in seen) == 3)
         measured = json.loads(done.stdout)
         print(measured)
-        assert measured["fetches"] <= 3 * 6
+        assert measured["fetches"] <= 3 * (measured["seconds"] / 0.5 + 1)
         assert measured["rss_mib"] < 250
         full = [rows for session, epoch, rows in seen if epoch == 0]
         assert (len(full), sum(full)) == (3, MANY), "each broker was asked for everything once"

@@ -15,7 +15,7 @@ import pytest
 
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
-from protocol.config import ConsumerConfig
+from protocol.config import ConsumerConfig, parse_client
 from protocol.consumer.consumer import Consumer
 from protocol.consumer.range import Range
 from protocol.consumer.range_consumer import RangeConsumer
@@ -27,6 +27,7 @@ from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.background import background
 from tests.conftest import TopicFactory
+from tests.fake_kafka.clock import ManualClock
 from tests.fake_kafka.server import FakeKafka
 from tests.kafka_proxy import Exchange, Fate, KafkaProxy
 from tests.protocol.consumer.consuming import (
@@ -352,7 +353,7 @@ class TestBadReplies:
         fake.handlers[FETCH] = lambda body, version: reply(reply_row(0, error_code=ErrorCode.OFFSET_OUT_OF_RANGE))
         fake.handlers[LIST_OFFSETS] = lambda body, version: list_offsets(body, end=5, epoch=4)
         ranges = [Range("orders", 0, 7, 10, TOPIC_ID, until_epoch=5)]
-        with client_of(fake.bootstrap_servers) as client:
+        with Client(parse_client({"bootstrap.servers": fake.bootstrap_servers}), ManualClock()) as client:
             reading = RangeConsumer(client, ConsumerConfig(), ranges, poll_timeout_ms=500, on_loss=skip_loss)
             with pytest.raises(DeadlineExceeded, match=r"orders-0: the leader is of epoch 4, .* epoch 5 before"):
                 list(reading)

@@ -209,7 +209,7 @@ def test_a_topic_that_is_deleted_while_it_is_read(
         for name in (kept, gone):
             produce(kafka, name, range(100), size=2_000, settings={"batch.size": 10_000})
         wanted = [*ranges_of(client, kept, 1), *ranges_of(client, gone, 1)]
-        options = {"on_loss": on_loss, "poll_timeout_ms": 700}
+        options = {"on_loss": on_loss, "poll_timeout_ms": 2_000}
         consumer = reader(client, wanted, {"max.partition.fetch.bytes": 20_000}, **options)
         rows = {kept: 0, gone: 0}
         batches = iter(consumer)

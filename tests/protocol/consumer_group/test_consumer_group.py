@@ -256,7 +256,7 @@ def test_a_commit_that_is_refused_is_told_and_ends_nothing(
 
 
 def test_brokers_that_fail_for_long_are_told_of_and_reading_goes_on() -> None:
-    with TenRecords() as fake, client_of(fake.bootstrap_servers, default_api_timeout_ms=500) as client:
+    with TenRecords() as fake, client_of(fake.bootstrap_servers, default_api_timeout_ms=2_000) as client:
         fake.refuse(FETCH, ErrorCode.KAFKA_STORAGE_ERROR, ALWAYS)
         one = Member(client, "etl", "orders", **EAGER)
         try:
@@ -274,7 +274,7 @@ def test_a_commit_that_is_still_tried_again_ends_before_a_claim_is_given_up() ->
     with TenRecords() as fake, client_of(fake.bootstrap_servers) as client:
         fake.refuse(OFFSET_COMMIT, ErrorCode.REBALANCE_IN_PROGRESS, 3)
         one = Member(client, "etl", "orders", **COOPERATIVE, **{"auto.commit.interval.ms": 10})
-        wait_until(lambda: fake.asked(OFFSET_COMMIT))
+        wait_until(lambda: fake.asked(OFFSET_COMMIT) and len(one.handled) == 2 * END)
         two = Member(client, "etl", "orders", **COOPERATIVE)
         wait_until(lambda: two.claimed)
         two.close()

@@ -28,6 +28,7 @@ from tests.consumer_groups import coordinator_of
 from tests.contract.members import stable
 from tests.fake_kafka.server import FakeKafka
 from tests.protocol.consumer.consuming import client_of
+from tests.wait_until import wait_until
 
 MARKS = {("orders", 0): CommittedOffset(5)}
 BOTH = {("orders", 0): CommittedOffset(5), ("orders", 1): CommittedOffset(6)}
@@ -252,6 +253,7 @@ def test_a_commit_that_is_overtaken_by_the_next_generation_is_made_in_that_one(
     manager.join(before)
     manager.mark(MARKS, before)
     assert not manager.flush(client.deadline(1_000))
+    wait_until(lambda: manager.counts.failed)
     assert isinstance(manager.failure(MARKS), DeadlineExceeded)
     assert "ILLEGAL_GENERATION" in str(manager.failure(MARKS))
     assert asked(fake) == [[0]]
@@ -314,6 +316,7 @@ class TestConsumerProtocol:
         manager.join(self.OLD)
         manager.mark(MARKS, self.OLD)
         assert not manager.flush(client.deadline(300))
+        wait_until(lambda: manager.counts.failed)
         assert "STALE_MEMBER_EPOCH" in str(manager.counts.last_failure)
         manager.join(self.NEW)
         assert flushed(client, manager)
@@ -361,6 +364,7 @@ def test_a_member_of_the_consumer_protocol_commits_across_epochs(kafka1: LocalKa
         assert (other.member_epoch, new.member_epoch) == (old.member_epoch + 1,) * 2
         manager.mark({(name, 0): CommittedOffset(6)}, old)
         assert not manager.flush(client.deadline(300))
+        wait_until(lambda: manager.counts.failed)
         assert "STALE_MEMBER_EPOCH" in str(manager.counts.last_failure)
         manager.join(new)
         assert flushed(client, manager)

@@ -274,18 +274,17 @@ class TestRefusals:
         name = topic(3)
         with producer_of(kafka.bootstrap_servers, {"max.block.ms": 500}) as producer:
             for wrong in (3, -1):
+                producer._client.topic(name)
                 with pytest.raises(UsageError, match=rf"partition {wrong} was asked for, but topic {name} has 3"):
                     producer.send_columns(name, numbered(0, 2), np.array([0, wrong], np.int32))
             with pytest.raises(UsageError, match="1 partitions were given for 2 rows"):
                 producer.send_columns(name, numbered(0, 2), np.array([0], np.int32))
 
     def test_a_topic_that_is_not_there_is_named(self, kafka: LocalKafka) -> None:
-        properties = {"max.block.ms": 500}
-        with (
-            producer_of(kafka.bootstrap_servers, properties) as producer,
-            pytest.raises(DeadlineExceeded, match=r"no-such-topic.*UNKNOWN_TOPIC_OR_PARTITION"),
-        ):
-            producer.send_columns("no-such-topic", numbered(0, 2))
+        with producer_of(kafka.bootstrap_servers, {"max.block.ms": 500}) as producer:
+            producer._client.metadata(["no-such-topic"])
+            with pytest.raises(DeadlineExceeded, match="Create the topic no-such-topic first"):
+                producer.send_columns("no-such-topic", numbered(0, 2))
 
     @pytest.mark.parametrize(
         ("columns", "message"),

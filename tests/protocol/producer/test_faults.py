@@ -28,8 +28,10 @@ from tests.protocol.producer.producing import (
     send_numbered,
     servers,
 )
+from tests.protocol.producer.test_sender import SkippingClock, trouble
 from tests.read_back import read_back
 from tests.soak import SOAK
+from tests.wait_until import wait_until
 
 SAFE = {"min.insync.replicas": "2"}
 
@@ -154,12 +156,15 @@ class TestLostAnswers:
         self, kafka: LocalKafka, topic: TopicFactory, proxy: KafkaProxy
     ) -> None:
         name = topic(1)
-        properties = {"delivery.timeout.ms": 1_500, "request.timeout.ms": 400}
-        producer = producer_of(servers(proxy.bootstrap_servers), properties)
+        clock = SkippingClock()
+        producer = producer_of(servers(proxy.bootstrap_servers), {"linger.ms": 0}, clock)
         send_numbered(producer, name, 0, 10, 1)
         producer.flush()
         proxy.replies[PRODUCE] = lambda reply: 60.0
+        before = producer.requests
         send_numbered(producer, name, 10, 100, 1)
+        wait_until(lambda: producer.requests > before)
+        clock.skip(120)
         with pytest.raises(DeadlineExceeded) as raised:
             producer.flush()
         assert raised.value.context["topic"] == name
@@ -317,13 +322,16 @@ def test_without_any_broker_flush_ends_at_the_delivery_timeout(
     kafka: LocalKafka, topic: TopicFactory, proxy: KafkaProxy
 ) -> None:
     name = topic(2)
-    properties = {"delivery.timeout.ms": 1_500, "request.timeout.ms": 1_000, "default.api.timeout.ms": 1_000}
-    producer = producer_of(servers(proxy.bootstrap_servers), properties)
+    clock = SkippingClock()
+    properties = {"linger.ms": 0, "request.timeout.ms": 1_000}
+    producer = producer_of(servers(proxy.bootstrap_servers), properties, clock)
     producer.send_columns(name, numbered(0, 10), np.zeros(10, np.int32))
     producer.flush()
     proxy.close()
     started_s = time.monotonic()
     producer.send_columns(name, numbered(10, 10), np.zeros(10, np.int32))
+    wait_until(lambda: trouble(producer, name, 0))
+    clock.skip(120)
     with pytest.raises(KafkaError, match=name):
         producer.flush()
     assert time.monotonic() - started_s < 15

@@ -15,7 +15,7 @@ from protocol.producer.async_producer import AsyncProducer
 from protocol.producer.results import RecordMetadata
 from tests.fake_kafka.server import FakeKafka
 from tests.protocol.producer.producing import producer_of
-from tests.protocol.producer.test_sender import TOPIC, WAIT_S, values_of
+from tests.protocol.producer.test_sender import TOPIC, WAIT_S, nothing_written, values_of
 from tests.wait_until import wait_until
 
 
@@ -106,7 +106,8 @@ def test_a_callback_is_told_at_once_of_a_partition_or_a_topic_that_is_not_there(
                 told.append(error)
 
     began_s = time.monotonic()
-    producer.send(TOPIC, b"first").add_done_callback(on_written)
+    with nothing_written(broker):
+        producer.send(TOPIC, b"first").add_done_callback(on_written)
     wait_until(lambda: len(told) == 2)
     assert time.monotonic() - began_s < 5
     assert "partition 9 was asked for, but topic t has 1" in str(told[0])
@@ -122,7 +123,8 @@ def test_a_callback_cannot_close_the_producer(broker: FakeKafka, producer: Async
         except KafkaError as error:
             told.append(error)
 
-    producer.send(TOPIC, b"first").add_done_callback(on_written)
+    with nothing_written(broker):
+        producer.send(TOPIC, b"first").add_done_callback(on_written)
     wait_until(lambda: bool(told))
     assert "a callback may only send" in str(told[0])
     assert producer.send(TOPIC, b"second").result(WAIT_S).offset == 1
@@ -132,10 +134,11 @@ def test_a_callback_cannot_end_the_producer_s_thread(
     broker: FakeKafka, producer: AsyncProducer, caplog: pytest.LogCaptureFixture
 ) -> None:
     told: list[int] = []
-    futures = [producer.send(TOPIC, b"%d" % number) for number in range(3)]
-    futures[0].add_done_callback(lambda _: sys.exit("enough"))
-    for future in futures:
-        future.add_done_callback(lambda done: told.append(done.result().offset))
+    with nothing_written(broker):
+        futures = [producer.send(TOPIC, b"%d" % number) for number in range(3)]
+        futures[0].add_done_callback(lambda _: sys.exit("enough"))
+        for future in futures:
+            future.add_done_callback(lambda done: told.append(done.result().offset))
     assert [future.result(WAIT_S).offset for future in futures] == [0, 1, 2]
     assert producer.send(TOPIC, b"3").result(WAIT_S).offset == 3
     assert told == [0, 1, 2]

@@ -152,11 +152,10 @@ class TestMessages:
 
     def test_a_partition_that_is_not_there_is_refused(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(2)
-        with (
-            producer_of(kafka.bootstrap_servers, {"max.block.ms": 300}) as producer,
-            pytest.raises(UsageError, match=f"partition 2 was asked for, but topic {name} has 2"),
-        ):
-            producer.send(name, b"v", partition=2)
+        with producer_of(kafka.bootstrap_servers, {"max.block.ms": 300}) as producer:
+            producer._client.topic(name)
+            with pytest.raises(UsageError, match=f"partition 2 was asked for, but topic {name} has 2"):
+                producer.send(name, b"v", partition=2)
 
     @pytest.mark.parametrize("error", [ValueError("I do not like it"), SystemExit("I do not like it")])
     def test_a_partitioner_of_one_s_own_that_fails_fails_that_call_alone(

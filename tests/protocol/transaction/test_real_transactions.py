@@ -144,7 +144,7 @@ def seen_by_java(kafka: LocalKafka, topic: str, count: int) -> list[int]:
     """The numbers that Kafka's console consumer prints, sorted."""
     command = console_command(kafka, topic, new_id(), isolation_level="read_committed")
     done = subprocess.run(
-        [*command, "--max-messages", str(count), "--timeout-ms", "10000"],
+        [*command, "--max-messages", str(count), "--timeout-ms", "30000"],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         timeout=60,

@@ -354,7 +354,7 @@ class TestErrors:
                 fake.lose_requests(ADD_PARTITIONS_TO_TXN, 1_000)
             send_numbered(producer, "orders", first, 10, 3)
             with suppress(KafkaError):
-                producer.commit_transaction(client.deadline(300 if first else 5_000))
+                producer.commit_transaction(client.deadline(300 if first and not answered else 5_000))
         if producer.transaction_state is not TransactionState.READY:
             fake.faults.clear()
             producer.abort_transaction()

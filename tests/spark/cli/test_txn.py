@@ -87,10 +87,12 @@ def tool_rows(kafka: LocalKafka, *arguments: str) -> list[dict[str, str]]:
 
 
 def test_the_list_is_that_of_kafkas_tool(kafka1: LocalKafka, open_: Open) -> None:
+    names = {f"{open_.prefix}-open", f"{open_.prefix}-done"}  # of others something may be going on
     theirs = {row["transactional_id"]: row for row in tool_rows(kafka1, "list")}
     ours = {row["transactional_id"]: row for row in rows(kafka1, "list")}
-    assert {name: {key: str(value) for key, value in row.items()} for name, row in ours.items()} == theirs
-    assert {f"{open_.prefix}-open", f"{open_.prefix}-done"} <= ours.keys()
+    assert names <= ours.keys() & theirs.keys()
+    for name in names:
+        assert {key: str(value) for key, value in ours[name].items()} == theirs[name]
 
     def listed(*arguments: str) -> list[str]:
         found = rows(kafka1, "list", "--prefix", open_.prefix, *arguments)

@@ -248,9 +248,9 @@ def test_a_static_member_that_is_restarted_causes_no_rebalance(
     name, group = topic1(2), new_group()
     options = {"kafka_group_instance_id": "a"}
     if protocol == "classic":
-        options["kafka_session_timeout_ms"] = "20000"
+        options["kafka_session_timeout_ms"] = "60000"
     else:
-        set_session_timeout(kafka1, group, 20_000)
+        set_session_timeout(kafka1, group, 60_000)
     with Librdkafka(kafka1, name, group, protocol) as other:
         with query_of(spark, kafka1, name, group, protocol, tmp_path, **options) as ours:
 

@@ -178,8 +178,9 @@ def test_trouble_that_passes_moves_no_position_of_a_running_query(
 
         armed: list[Once] = []
         go_on()
-        for _ in range(REPEATS):
-            for what in random.sample(sorted(RUNNING), len(RUNNING)):
+        for seed in range(REPEATS):
+            print(f"in the order of seed {seed}")  # pytest shows it with a failure
+            for what in random.Random(seed).sample(sorted(RUNNING), len(RUNNING)):
                 rules = {api: Once(rule) for api, rule in RUNNING[what].items()}
                 armed = list(rules.values())
                 proxy.replies.update(rules)

@@ -28,7 +28,7 @@ from tests.protocol.producer.producing import assert_all_once_in_order, numbered
 from tests.protocol.transaction.producing import new_id, numbers_in, started
 from tests.read_back import read_back
 from tests.transaction_version import transactions_before_kip_890
-from tests.wait_for_brokers import wait_until_decided
+from tests.wait_for_brokers import wait_until_decided, wait_until_gone, wait_until_known
 
 SETTINGS = {
     "auto.create.topics.enable": "true",
@@ -36,7 +36,7 @@ SETTINGS = {
     # Ten minutes by default.
     "producer.id.expiration.check.interval.ms": "100",
     # A week, looked at once an hour.
-    "transactional.id.expiration.ms": "1000",
+    "transactional.id.expiration.ms": "2000",
     "transaction.remove.expired.transaction.cleanup.interval.ms": "100",
 }
 
@@ -71,6 +71,7 @@ def test_a_topic_that_is_deleted_while_it_is_written_is_created_again(other_kafk
         send_numbered(producer, name, 0, 30, 3)
         producer.flush()
         admin.delete_topics([name])[name].result(30)
+        wait_until_gone(other_kafka, name)
         send_numbered(producer, name, 0, 60, 3)
         producer.flush()
     assert_all_once_in_order(other_kafka, name, 60, 3)
@@ -102,9 +103,11 @@ def test_a_lost_answer_makes_a_duplicate_only_of_records_so_old_that_the_broker_
     admin.create_topics([NewTopic(name, 1, 1, config=config)])[name].result(30)
     times = to_arrow(np.full(1, int(time.time() * 1000) - hours * 3_600_000))
     cut_at = -1
+    # A broker that is to forget the producer has the time to.
+    backoff_ms = 3_000 if len(written) > 4 else 1_500
     with KafkaProxy.of(other_kafka) as proxy:
         proxy.replies[PRODUCE] = lambda reply: Fate.CUT if reply.number == cut_at else Fate.PASS
-        properties = {"retry.backoff.ms": 1_500, "retry.backoff.max.ms": 1_500}
+        properties = {"retry.backoff.ms": backoff_ms, "retry.backoff.max.ms": backoff_ms}
         with producer_of(proxy.servers, properties) as producer:
             for number in range(4):
                 cut_at = proxy.seen["Produce", "reply"] + 1 if number == 1 else -1
@@ -117,7 +120,9 @@ def test_a_lost_answer_makes_a_duplicate_only_of_records_so_old_that_the_broker_
 def test_a_producer_whose_transactional_id_has_expired_aborts_and_goes_on(
     other_kafka: LocalKafka, version: int
 ) -> None:
-    name = new_name()
+    name, admin = new_name(), AdminClient({"bootstrap.servers": other_kafka.bootstrap_servers})
+    admin.create_topics([NewTopic(name, 3, 1)])[name].result(30)
+    wait_until_known(other_kafka, name, 3)
     with (
         nullcontext() if version == 2 else transactions_before_kip_890(other_kafka),
         Client(parse_client({"bootstrap.servers": other_kafka.bootstrap_servers})) as client,

@@ -56,7 +56,7 @@ class TestTask:
     ) -> None:
         name = topic1(2)
         rows = spark.range(1).selectExpr("'v' AS value", "2 AS partition")
-        text = error_of_writing(rows, kafka1, topic=name, **{"kafka.default.api.timeout.ms": "1000"})
+        text = error_of_writing(rows, kafka1, topic=name, **{"kafka.default.api.timeout.ms": "2500"})
         assert f"partition 2 was asked for, but topic {name} has 2 (0 to 1)" in text
         assert read_back(kafka1, name) == []
 
@@ -86,7 +86,7 @@ class TestTask:
             spark.range(1).selectExpr("'v' AS value"),
             kafka1,
             topic=missing,
-            **{"kafka.default.api.timeout.ms": "2000"},
+            **{"kafka.default.api.timeout.ms": "3500"},
         )
         assert f"topic {missing}: UNKNOWN_TOPIC_OR_PARTITION" in text
         assert "Brokers with auto.create.topics.enable=true would have created it: these do not" in text

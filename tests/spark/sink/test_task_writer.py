@@ -10,6 +10,7 @@ import pytest
 
 from protocol.config import parse_client, parse_producer
 from protocol.errors import UsageError
+from spark_kafka_source.clients import client_for
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.sink.columns import SinkPlan
 from spark_kafka_source.sink.task_writer import TaskWriter
@@ -29,6 +30,8 @@ def test_a_task_that_fails_says_in_its_error_what_it_had_written(kafka1: LocalKa
     known = {"bootstrap.servers": kafka1.bootstrap_servers, "batch.size": 1_000, "default.api.timeout.ms": 500}
     plan = SinkPlan(name, frozenset({"value", "partition"}))
     task = TaskWriter(parse_client(known), parse_producer(known), plan)
+    client = client_for(task.client)
+    client.topic(name, client.deadline(20_000))  # `default.api.timeout.ms` is for the partition that is not there
 
     def rows() -> Iterator[pa.RecordBatch]:
         for partition in (0, 1, 2):

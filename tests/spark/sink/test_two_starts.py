@@ -13,6 +13,7 @@ import pytest
 from protocol.admin.transactions import abort_transaction
 from protocol.errors import BrokerError, ConfigurationError, KafkaError, OutcomeUnknown, ProducerFenced, UsageError
 from protocol.producer.transactional_producer import TransactionalProducer
+from protocol.transaction.coordinator import init_producer_id
 from spark_kafka_source.clients import client_for
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.sink import delivery
@@ -44,8 +45,8 @@ def query(kafka1: LocalKafka) -> Query:
 
 @pytest.fixture
 def hasty(query: Query) -> Query:
-    """The same query; its coordinator aborts what is open for longer than a moment."""
-    return Query(query.bootstrap_servers, query.query_id, {"kafka.transaction.timeout.ms": "1000"})
+    """The same query; its coordinator aborts what is open for longer than a task takes."""
+    return Query(query.bootstrap_servers, query.query_id, {"kafka.transaction.timeout.ms": "2500"})
 
 
 @pytest.fixture
@@ -152,12 +153,14 @@ def test_what_was_decided_is_committed_though_no_task_has_rows_any_more(query: Q
     assert query.seen(name) == [b"A0", b"A1"]
 
 
-def test_what_was_decided_and_timed_out_since_is_written_again_and_nothing_else(
-    query: Query, hasty: Query, name: str
-) -> None:
-    first = [query.task("A", 0, 0, (name, "A0")), hasty.task("A", 0, 1, (name, "A1"))]
-    query.decide(*first)
-    wait_until(lambda: query.left_open() == ["0"], timeout_s=60, every_s=0.1)
+def time_out(query: Query, task: int) -> None:
+    """Ends its transaction as the coordinator does when its time is over."""
+    init_producer_id(query.client, query.transactional_id(task), 60_000, query.client.deadline())
+
+
+def test_what_was_decided_and_timed_out_since_is_written_again_and_nothing_else(query: Query, name: str) -> None:
+    query.decide(*(query.task("A", 0, task, (name, f"A{task}")) for task in (0, 1)))
+    time_out(query, 1)
     second = [query.task("B", 0, task, (name, f"B{task}")) for task in (0, 1)]
     query.commit(*second)
     assert query.seen(name) == [b"A0", b"B1"]
@@ -166,9 +169,9 @@ def test_what_was_decided_and_timed_out_since_is_written_again_and_nothing_else(
     assert query.seen(name) == [b"A0", b"B1"], "the one that was written again is marked as the first was"
 
 
-def test_what_is_written_again_is_decided_like_everything_else(query: Query, hasty: Query, name: str) -> None:
-    query.decide(query.task("A", 0, 0, (name, "A0")), hasty.task("A", 0, 1, (name, "A1")))
-    wait_until(lambda: query.left_open() == ["0"], timeout_s=60, every_s=0.1)
+def test_what_is_written_again_is_decided_like_everything_else(query: Query, name: str) -> None:
+    query.decide(*(query.task("A", 0, task, (name, f"A{task}")) for task in (0, 1)))
+    time_out(query, 1)
     there = query.task("B", 0, 0, (name, "B0"))
 
     def start_again() -> None:

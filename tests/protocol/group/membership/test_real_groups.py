@@ -18,6 +18,7 @@ from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.protocol.consumer.consuming import client_of
 from tests.protocol.group.membership.conftest import NewMember, settle
+from tests.wait_until import wait_until
 
 
 @pytest.fixture
@@ -161,7 +162,7 @@ def test_an_instance_id_is_waited_for_until_the_member_that_holds_it_is_gone(
     name = topic1(1)
     one, two = (new_member(client, name, group_instance_id="a") for _ in range(2))
     settle(one, until=lambda: one.numbers == [0])
-    assert "UNRELEASED_INSTANCE_ID" in str(two.take_up(300).joining)
+    wait_until(lambda: "UNRELEASED_INSTANCE_ID" in str(two.take_up(50).joining))
     one.membership.close()
     settle(two, until=lambda: two.numbers == [0])
 
