@@ -198,11 +198,13 @@ class AsyncProducer:
     def begin_anew(self) -> None:
         """Drops what is not sent yet, and waits for the answers to what is; then every partition counts from 0 again.
 
-        For a new epoch of the session's identity: nothing of the one before is under way any more. While nobody sends.
+        For a new epoch of the session's identity: nothing of the one before is under way any more. What others send
+        meanwhile may be dropped or not.
         """
         self._require_alive()
-        self._intake.discard(UsageError("this was not sent: the transaction was given up"))
+        # In this order: who waits for room holds up who discards.
         self._sender.begin_anew(self._client.deadline())
+        self._intake.discard(UsageError("this was not sent: the transaction was given up"))
         self._deliveries.take_failures()
 
     # -- inside -------------------------------------------------------------------------------

@@ -251,7 +251,7 @@ class Intake:
 
     def _raise_if_ended(self) -> None:
         if self._end is not None:
-            raise self._end
+            raise UsageError(str(self._end)) from self._end  # a new one: who raises it adds a traceback
 
 
 def _rows_of(

@@ -108,14 +108,14 @@ class MessageBuffer:
     def append(self, topic: str, message: Message, now_s: float) -> tuple[Future[RecordMetadata], bool]:
         """The message's future, and whether it is the first one that waits, or the one that makes it full.
 
-        Raises what it was closed with.
+        Raises `UsageError` once it is closed.
         """
         future = MessageFuture()
         # What is sent cannot be cancelled any more.
         future.set_running_or_notify_cancel()
         with self._lock:
             if self._end is not None:
-                raise self._end
+                raise UsageError(str(self._end)) from self._end
             told = not self._topics
             was_full = self.full
             messages = self._topics.get(topic)

@@ -218,6 +218,7 @@ class Sender:
             del self.busy[key]
 
     def _begin_anew(self, done: threading.Event) -> None:
+        self._take_in()  # it may have been put just before this was asked for
         self._take_replies()
         if any(broker.in_flight for broker in self._brokers.values()):
             return

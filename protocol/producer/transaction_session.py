@@ -134,7 +134,7 @@ class TransactionSession:
     def send_offsets(
         self, offsets: Mapping[TopicPartition, CommittedOffset], group: ConsumerGroupMetadata, deadline: Deadline
     ) -> None:
-        self.require(_S.IN_TRANSACTION)
+        self.require(*_SENDING)
         self._begun = True
         with self._broken_by_errors():
             add_offsets(self._client, self.held, group.group_id, offsets, deadline, member=group.member, v2=self._v2)

@@ -53,6 +53,7 @@ class TransactionalProducer(AsyncProducer):
         session = TransactionSession(client, config.transactional_id, config.transaction_timeout_ms)
         super().__init__(client, config, session=session, **options)
         self._sends = 0
+        self._aborted = False
         self._no_send = threading.Condition()
 
     @property
@@ -70,7 +71,15 @@ class TransactionalProducer(AsyncProducer):
         self._session.init(deadline or self._client.deadline(), transactional_id)
 
     def begin_transaction(self, deadline: Deadline | None = None) -> None:
-        """The coordinator hears of it with the first record, or offset."""
+        """The coordinator hears of it with the first record, or offset.
+
+        Waits for threads that still send to the one before, which was aborted: their records belong to none.
+        """
+        self._session.require(_S.READY)
+        self._wait_for_sends(deadline)
+        if self._aborted:
+            self.begin_anew()
+            self._aborted = False
         self._raise_if_unusable("begin_transaction")
         self._session.begin(deadline or self._client.deadline(), self.begin_anew)
 
@@ -88,14 +97,20 @@ class TransactionalProducer(AsyncProducer):
 
     @contextmanager
     def _in_transaction(self) -> Iterator[None]:
+        with self._let_in():
+            try:
+                yield
+            except KafkaError as error:
+                self._session.failed(error)
+                raise
+
+    @contextmanager
+    def _let_in(self) -> Iterator[None]:
         with self._no_send:
             self._session.require(_S.IN_TRANSACTION)
             self._sends += 1
         try:
             yield
-        except KafkaError as error:
-            self._session.failed(error)
-            raise
         finally:
             with self._no_send:
                 self._sends -= 1
@@ -104,12 +119,14 @@ class TransactionalProducer(AsyncProducer):
     def _wait_for_sends(self, deadline: Deadline | None) -> None:
         """Until whoever was let in has sent: what comes later belongs to no transaction, and could break the next one.
 
-        Raises `DeadlineExceeded`.
+        Raises `DeadlineExceeded`, and `UsageError` where nobody may wait.
         """
+        self._require_caller("the begin or end of a transaction")
+        self._require_alive()
         deadline = deadline or self._client.deadline()
         with self._no_send:
             if not self._no_send.wait_for(lambda: not self._sends, deadline.remaining_s()):
-                raise DeadlineExceeded("another thread still sends to the transaction that is to end")
+                raise DeadlineExceeded("another thread still sends")
 
     def send_offsets_to_transaction(
         self,
@@ -122,12 +139,14 @@ class TransactionalProducer(AsyncProducer):
         `group_metadata`: `KafkaConsumer.group_metadata()`; a group refuses those of a member that has lost its claims.
         """
         if offsets:
-            self._session.send_offsets(offsets, group_metadata, deadline or self._client.deadline())
+            with self._let_in():
+                self._session.send_offsets(offsets, group_metadata, deadline or self._client.deadline())
 
     def commit_transaction(self, deadline: Deadline | None = None) -> None:
         """Flushes, and commits. Returns only when the coordinator has said that it is committed.
 
-        What another thread sends meanwhile is refused.
+        Waits for threads that are sending; what others send meanwhile is refused. `DeadlineExceeded` while it waits or
+        flushes leaves the transaction as it was.
         """
         if self._session.state is not _S.COMMITTING_TRANSACTION:
             with self._session.flushing():
@@ -137,11 +156,10 @@ class TransactionalProducer(AsyncProducer):
         self._session.end(commit=True, deadline=deadline or self._client.deadline())
 
     def abort_transaction(self, deadline: Deadline | None = None) -> None:
-        """Drops what is not sent yet, and aborts."""
+        """Drops what is not sent yet, and aborts. Waits for no thread that is sending: what it sends fails."""
+        self._require_caller("abort_transaction")
         self._session.begin_to_end(commit=False)
-        # Twice: threads that send may wait for the memory that it takes, and their records come after that.
-        self.begin_anew()
-        self._wait_for_sends(deadline)
+        self._aborted = True
         self.begin_anew()
         self._session.end(commit=False, deadline=deadline or self._client.deadline())
 

@@ -76,7 +76,8 @@ def abort_batch(
     told = _identities(prepared)
     try:
         if batch_write is not None:
-            give_up(client, batch_write, told, client.deadline())
+            unheard = [task for task, message in enumerate(messages) if message is None]
+            give_up(client, batch_write, told, unheard)
         elif prepared and (batch := prepared[0].batch) is not None:
             # Before the look at the ledger: if this start is the newest then, all of them are its own.
             left = {*told, *open_transactions(client, batch.query.task_prefix, client.deadline())}
@@ -84,7 +85,9 @@ def abort_batch(
             end_transactions(client, left, commit=False, deadline=client.deadline())
     except KafkaError as error:
         log.warning(
-            "what was written stays open until it times out, or the query starts again: %s", client.words(error)
+            "what was written may stay open until it times out%s: %s",
+            "" if batch_write is not None else ", or the query starts again",
+            client.words(error),
         )
 
 

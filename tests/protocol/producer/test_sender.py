@@ -73,8 +73,10 @@ def trouble(producer: AsyncProducer, topic: str, partition: int) -> str:
 def nothing_written(broker: FakeKafka) -> Iterator[None]:
     go_on = threading.Event()
     broker.before[PRODUCE] = lambda body: go_on.wait(WAIT_S)
-    yield
-    go_on.set()
+    try:
+        yield
+    finally:
+        go_on.set()
 
 
 def sender_threads() -> list[str]:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
 import pytest
 
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
-from protocol.config import parse_client, parse_producer
+from protocol.config import parse_producer
 from protocol.errors import (
     BrokerError,
     ConfigurationError,
@@ -27,7 +23,6 @@ from protocol.errors import (
 )
 from protocol.group.member import ConsumerGroupMetadata, GroupMember
 from protocol.group.offsets import CommittedOffset, fetch_offsets
-from protocol.producer import transaction_session
 from protocol.producer.async_producer import AsyncProducer
 from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.transaction.end_transaction import Outcome, end_transaction
@@ -36,11 +31,9 @@ from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
 from protocol.wire.messages.m24_add_partitions_to_txn import ADD_PARTITIONS_TO_TXN
 from protocol.wire.messages.m26_end_txn import END_TXN
-from tests.fake_kafka.faults import ALWAYS
 from tests.fake_kafka.server import FakeKafka
 from tests.protocol.producer.producing import numbered, send_numbered
 from tests.protocol.transaction.producing import GROUP, numbers_in, producer_of, send_and_flush, started, visible
-from tests.wait_until import wait_until
 
 
 class TestTransactions:
@@ -154,136 +147,6 @@ class TestTransactions:
         with pytest.raises(ZeroDivisionError):
             fails_in_the_middle()
         assert {each.state.value for each in fake.transactions.transactions.values()} == {"CompleteAbort"}
-
-
-class TestWhileOthersSend:
-    """What comes while a transaction begins or ends is refused: it changes nothing of what is said of that."""
-
-    @pytest.mark.parametrize(
-        "end", [TransactionalProducer.commit_transaction, TransactionalProducer.prepare_transaction]
-    )
-    def test_nothing_is_added_once_it_ends(
-        self, client: Client, end: Callable[[TransactionalProducer], object]
-    ) -> None:
-        producer = started(client, "etl-0", linger_ms=60_000)
-        refused: list[UsageError] = []
-
-        def one_more(_: object) -> None:
-            try:
-                producer.send("orders", numbered(1, 1)["value"][0].as_py())
-            except UsageError as error:
-                refused.append(error)
-
-        producer.begin_transaction()
-        producer.send("orders", numbered(0, 1)["value"][0].as_py()).add_done_callback(one_more)
-        end(producer)
-        assert "to end its transaction; nothing more belongs to that" in str(refused)
-
-    @pytest.mark.parametrize(
-        ("end", "seen"),
-        [(TransactionalProducer.commit_transaction, [0, 1]), (TransactionalProducer.abort_transaction, [1])],
-    )
-    def test_who_was_let_in_before_it_ends_belongs_to_it(
-        self,
-        client: Client,
-        producer: TransactionalProducer,
-        monkeypatch: pytest.MonkeyPatch,
-        end: Callable[[TransactionalProducer], object],
-        seen: list[int],
-    ) -> None:
-        let_in, go_on, send = threading.Event(), threading.Event(), AsyncProducer.send
-
-        def stand_still(*arguments: Any) -> object:
-            let_in.set()
-            assert go_on.wait(20)
-            return send(*arguments)
-
-        monkeypatch.setattr(AsyncProducer, "send", stand_still)
-        producer.begin_transaction()
-        with ThreadPoolExecutor(2) as threads:
-            threads.submit(producer.send, "orders", b"%09d" % 0)
-            assert let_in.wait(20)
-            ended = threads.submit(end, producer)
-            with pytest.raises(TimeoutError):
-                ended.result(0.2)
-            go_on.set()
-            ended.result(20)
-        monkeypatch.undo()
-        producer.begin_transaction()
-        producer.send("orders", b"%09d" % 1)
-        producer.commit_transaction()
-        assert visible(client) == seen
-
-    def test_an_abort_does_not_wait_for_who_waits_for_room(self, fake: FakeKafka) -> None:
-        """What takes the room is not sent before the next retry, long after."""
-        slow = {"bootstrap.servers": fake.bootstrap_servers, "retry.backoff.ms": 30_000, "retry.backoff.max.ms": 30_000}
-        with Client(parse_client(slow)) as client, ThreadPoolExecutor(1) as threads:
-            producer = started(client, "etl-0", buffer_memory=10_000)
-            producer.begin_transaction()
-            fake.refuse(PRODUCE, ErrorCode.NOT_LEADER_OR_FOLLOWER, ALWAYS)
-            producer.send("orders", bytes(8_000), partition=0)
-            wait_until(lambda: len(fake.asked(PRODUCE)) == 1)
-            waiting = threads.submit(producer.send, "orders", bytes(8_000), partition=0)
-            wait_until(lambda: bool(producer._deliveries._changed._waiters))  # type: ignore[attr-defined]
-            began_s = time.monotonic()
-            producer.abort_transaction()
-            assert time.monotonic() - began_s < 15
-            waiting.exception(20)
-            producer.abort()
-
-    def test_an_end_does_not_wait_for_ever_for_who_was_let_in(
-        self, client: Client, producer: TransactionalProducer, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def end_within(*_: object) -> None:
-            with pytest.raises(DeadlineExceeded, match="another thread still sends to the transaction"):
-                producer.commit_transaction(client.deadline(50))
-
-        producer.begin_transaction()
-        monkeypatch.setattr(AsyncProducer, "send", end_within)
-        producer.send("orders", b"")
-        assert producer.transaction_state is TransactionState.IN_TRANSACTION
-
-    def test_a_flush_that_comes_to_nothing_ends_nothing(
-        self, fake: FakeKafka, client: Client, producer: TransactionalProducer
-    ) -> None:
-        producer.begin_transaction()
-        fake.lose_replies(PRODUCE, 1_000)
-        send_numbered(producer, "orders", 0, 10, 3)
-        with pytest.raises(DeadlineExceeded):
-            producer.commit_transaction(client.deadline(50))
-        assert producer.transaction_state is TransactionState.IN_TRANSACTION
-        fake.faults.clear()
-        send_numbered(producer, "orders", 10, 10, 3)
-        producer.commit_transaction()
-        assert visible(client) == list(range(20))
-
-    def test_what_came_too_late_to_be_committed_breaks_nothing(
-        self, client: Client, producer: TransactionalProducer, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def end_late(*arguments: Any, **options: Any) -> object:
-            producer._session.failed(TransactionFailed("the broker refuses what came after EndTxn"))
-            return end_transaction(*arguments, **options)
-
-        monkeypatch.setattr(transaction_session, "end_transaction", end_late)
-        for first in (0, 10):
-            producer.begin_transaction()
-            send_numbered(producer, "orders", first, 10, 3)
-            producer.commit_transaction()
-        assert visible(client) == list(range(20))
-
-    def test_nothing_is_sent_before_its_numbers_begin(
-        self, producer: TransactionalProducer, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Else the same numbers came twice under one epoch, and brokers would take the second for a repetition."""
-        begin_anew, states = producer.begin_anew, []
-
-        def look() -> None:
-            states.append(producer.transaction_state)
-            begin_anew()
-
-        monkeypatch.setattr(producer, "begin_anew", look)
-        producer.begin_transaction()
-        assert states == [TransactionState.READY]
 
 
 class TestOrder:

@@ -334,6 +334,19 @@ def test_a_batch_that_is_given_up_is_aborted_unless_it_is_decided(query: Query, 
     assert query.seen(name) == [b"A0", b"A1"]
 
 
+def test_a_late_copy_of_a_task_stays_open_no_longer_than_its_batch_write(query: Query, name: str) -> None:
+    """Of an earlier attempt of the stage: it fences what the later one has prepared, and prepares its own."""
+    writer = query.writer(streaming=False)
+    with spark_task(0):
+        told, _ = (writer.write([pa.record_batch({"topic": [name], "value": [each]})]) for each in ("told", "late"))
+    with pytest.raises(KafkaError, match="1 of 1 transactions are over"):
+        delivery.commit(query.options, [told])
+    delivery.abort(query.options, writer, [told])
+    assert writer.batch_write is not None
+    assert open_transactions(query.client, writer.batch_write.task_prefix, query.client.deadline()) == []
+    assert query.seen(name) == []
+
+
 @pytest.mark.parametrize("others", [0, 1])
 @pytest.mark.parametrize("call", ["init_transactions", "begin_transaction", "prepare_transaction"])
 def test_a_batch_write_that_is_given_up_leaves_nothing_open_whoever_goes_on(

@@ -1,0 +1,215 @@
+"""What other threads send while a transaction begins or ends, on a model of a cluster."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protocol.broker_errors import ErrorCode
+from protocol.cluster.client import Client
+from protocol.config import parse_client
+from protocol.errors import DeadlineExceeded, KafkaError, TransactionFailed, UsageError
+from protocol.group.offsets import CommittedOffset, fetch_offsets
+from protocol.producer import transaction_session
+from protocol.producer.async_producer import AsyncProducer
+from protocol.producer.transactional_producer import TransactionalProducer
+from protocol.transaction.end_transaction import end_transaction
+from protocol.transaction.states import TransactionState
+from protocol.wire.messages.m00_produce import PRODUCE
+from tests.fake_kafka.faults import ALWAYS
+from tests.fake_kafka.server import FakeKafka
+from tests.protocol.producer.producing import numbered, send_numbered
+from tests.protocol.transaction.producing import GROUP, started, visible
+from tests.wait_until import wait_until
+
+
+class TestWhileOthersSend:
+    """What comes while a transaction begins or ends is refused: it changes nothing of what is said of that."""
+
+    @pytest.mark.parametrize(
+        "end", [TransactionalProducer.commit_transaction, TransactionalProducer.prepare_transaction]
+    )
+    def test_nothing_is_added_once_it_ends(
+        self, client: Client, end: Callable[[TransactionalProducer], object]
+    ) -> None:
+        producer = started(client, "etl-0", linger_ms=60_000)
+        refused: list[UsageError] = []
+
+        def one_more(_: object) -> None:
+            try:
+                producer.send("orders", numbered(1, 1)["value"][0].as_py())
+            except UsageError as error:
+                refused.append(error)
+
+        producer.begin_transaction()
+        producer.send("orders", numbered(0, 1)["value"][0].as_py()).add_done_callback(one_more)
+        end(producer)
+        assert "to end its transaction; nothing more belongs to that" in str(refused)
+
+    @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
+    def test_who_was_let_in_before_it_ends_belongs_to_it(
+        self, client: Client, producer: TransactionalProducer, monkeypatch: pytest.MonkeyPatch, commit: bool
+    ) -> None:
+        let_in, go_on, send, aborted = threading.Event(), threading.Event(), AsyncProducer.send, threading.Event()
+
+        def stand_still(*arguments: Any) -> object:
+            let_in.set()
+            assert go_on.wait(20)
+            return send(*arguments)
+
+        def end_and_begin() -> None:
+            if commit:
+                producer.commit_transaction()
+            else:
+                producer.abort_transaction()
+                aborted.set()
+            producer.begin_transaction()
+
+        monkeypatch.setattr(AsyncProducer, "send", stand_still)
+        producer.begin_transaction()
+        with ThreadPoolExecutor(2) as threads:
+            threads.submit(producer.send, "orders", b"%09d" % 0)
+            assert let_in.wait(20)
+            begun = threads.submit(end_and_begin)
+            with pytest.raises(TimeoutError):
+                begun.result(0.2)
+            assert commit or aborted.wait(20), "an abort waits for nobody"
+            go_on.set()
+            begun.result(20)
+        monkeypatch.undo()
+        producer.send("orders", b"%09d" % 1)
+        producer.commit_transaction()
+        assert visible(client) == ([0, 1] if commit else [1])
+
+    def test_offsets_that_were_let_in_before_it_is_committed_belong_to_it(
+        self, client: Client, producer: TransactionalProducer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        let_in, go_on, add_offsets = threading.Event(), threading.Event(), transaction_session.add_offsets
+
+        def stand_still(*arguments: Any, **options: Any) -> None:
+            let_in.set()
+            assert go_on.wait(20)
+            add_offsets(*arguments, **options)
+
+        monkeypatch.setattr(transaction_session, "add_offsets", stand_still)
+        producer.begin_transaction()
+        with ThreadPoolExecutor(2) as threads:
+            sent = threads.submit(producer.send_offsets_to_transaction, {("orders", 0): CommittedOffset(7)}, GROUP)
+            assert let_in.wait(20)
+            committed = threads.submit(producer.commit_transaction)
+            with pytest.raises(TimeoutError):
+                committed.result(0.2)
+            go_on.set()
+            sent.result(20)
+            committed.result(20)
+        assert fetch_offsets(client, "etl", [("orders", 0)], client.deadline())["orders", 0].offset == 7
+
+    @pytest.mark.parametrize("call", ["commit_transaction", "abort_transaction", "prepare_transaction"])
+    def test_a_callback_cannot_end_it(self, client: Client, call: str) -> None:
+        told, producer = list[KafkaError](), started(client, "etl-0", linger_ms=60_000)
+
+        def on_written(_: object) -> None:
+            try:
+                getattr(producer, call)()
+            except KafkaError as error:
+                told.append(error)
+
+        producer.begin_transaction()
+        producer.send("orders", b"%09d" % 0).add_done_callback(on_written)
+        producer.flush()
+        wait_until(lambda: bool(told))
+        assert "a callback may only send" in str(told[0])
+        producer.commit_transaction()
+        assert visible(client) == [0]
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda producer: producer.send("orders", bytes(8_000), partition=0),
+            lambda producer: producer.send_columns("orders", numbered(0, 400), np.zeros(400, np.int32)),
+        ],
+        ids=["a message", "columns"],
+    )
+    def test_an_abort_does_not_wait_for_who_waits_for_room(
+        self, fake: FakeKafka, call: Callable[[TransactionalProducer], object]
+    ) -> None:
+        """What takes the room is not sent before the next retry, long after. What has waited for it is not written."""
+        slow = {"bootstrap.servers": fake.bootstrap_servers, "retry.backoff.ms": 30_000, "retry.backoff.max.ms": 30_000}
+        with Client(parse_client(slow)) as client, ThreadPoolExecutor(1) as threads:
+            producer = started(client, "etl-0", buffer_memory=10_000)
+            producer.begin_transaction()
+            fake.refuse(PRODUCE, ErrorCode.NOT_LEADER_OR_FOLLOWER, ALWAYS)
+            producer.send("orders", bytes(8_000), partition=0)
+            wait_until(lambda: len(fake.asked(PRODUCE)) == 1)
+            waiting = threads.submit(call, producer)
+            wait_until(lambda: bool(producer._deliveries._changed._waiters))  # type: ignore[attr-defined]
+            began_s = time.monotonic()
+            producer.abort_transaction()
+            assert time.monotonic() - began_s < 15
+            waiting.exception(20)
+            fake.faults.clear()
+            producer.begin_transaction()
+            producer.send("orders", b"%09d" % 1)
+            producer.commit_transaction()
+            assert visible(client) == [1]
+            producer.abort()
+
+    def test_an_end_does_not_wait_for_ever_for_who_was_let_in(
+        self, client: Client, producer: TransactionalProducer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def end_within(*_: object) -> None:
+            with pytest.raises(DeadlineExceeded, match="another thread still sends"):
+                producer.commit_transaction(client.deadline(50))
+
+        producer.begin_transaction()
+        monkeypatch.setattr(AsyncProducer, "send", end_within)
+        producer.send("orders", b"")
+        assert producer.transaction_state is TransactionState.IN_TRANSACTION
+
+    def test_a_flush_that_comes_to_nothing_ends_nothing(
+        self, fake: FakeKafka, client: Client, producer: TransactionalProducer
+    ) -> None:
+        producer.begin_transaction()
+        fake.lose_replies(PRODUCE, 1_000)
+        send_numbered(producer, "orders", 0, 10, 3)
+        with pytest.raises(DeadlineExceeded):
+            producer.commit_transaction(client.deadline(50))
+        assert producer.transaction_state is TransactionState.IN_TRANSACTION
+        fake.faults.clear()
+        send_numbered(producer, "orders", 10, 10, 3)
+        producer.commit_transaction()
+        assert visible(client) == list(range(20))
+
+    def test_what_came_too_late_to_be_committed_breaks_nothing(
+        self, client: Client, producer: TransactionalProducer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def end_late(*arguments: Any, **options: Any) -> object:
+            producer._session.failed(TransactionFailed("the broker refuses what came after EndTxn"))
+            return end_transaction(*arguments, **options)
+
+        monkeypatch.setattr(transaction_session, "end_transaction", end_late)
+        for first in (0, 10):
+            producer.begin_transaction()
+            send_numbered(producer, "orders", first, 10, 3)
+            producer.commit_transaction()
+        assert visible(client) == list(range(20))
+
+    def test_nothing_is_sent_before_its_numbers_begin(
+        self, producer: TransactionalProducer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Else the same numbers came twice under one epoch, and brokers would take the second for a repetition."""
+        begin_anew, states = producer.begin_anew, []
+
+        def look() -> None:
+            states.append(producer.transaction_state)
+            begin_anew()
+
+        monkeypatch.setattr(producer, "begin_anew", look)
+        producer.begin_transaction()
+        assert states == [TransactionState.READY]
