@@ -43,7 +43,7 @@ def create_topic(client: Client, topic: NewTopic, deadline: Deadline | None = No
         "configs": [{"name": key, "value": value} for key, value in topic.configs.items()],
     }
     created = call(client, CREATE_TOPICS, {"topics": [row]}, deadline, topics=[topic.name])
-    topic_id = bytes(created["topics"][0].get("topic_id", NO_TOPIC_ID))
+    topic_id = next((bytes(row.get("topic_id", NO_TOPIC_ID)) for row in created["topics"]), NO_TOPIC_ID)
     client.retrying(
         f"leaders of {topic.name}",
         lambda: _require_leaders(client, topic, topic_id, deadline),
