@@ -38,6 +38,7 @@ class MemoryRecords:
     headers : one row per batch, in the order of the log, dtype `header.NATIVE`. A message of magic 0 or 1 is a batch
         of its own, whose fields `legacy.messages_as_batches` fills.
     next_offset : the offset after the last batch, where the next Fetch starts; None without a whole batch.
+    whole_bytes : how many bytes of `buffer` they take; a cut batch follows them, or nothing.
     partial_bytes : how many bytes the batch that was cut at the end announces (at least); 0 if none was cut.
     has_messages : whether some rows are messages.
     """
@@ -45,6 +46,7 @@ class MemoryRecords:
     buffer: memoryview
     headers: npt.NDArray[Any]
     next_offset: int | None
+    whole_bytes: int
     partial_bytes: int
     has_messages: bool = False
 
@@ -114,7 +116,7 @@ def read_batch_headers(buffer: BytesLike, where: str = "record batches") -> Memo
         messages_as_batches(headers, view, where)
     _check(headers, where)
     next_offset = int(headers["last_offset"][-1]) + 1 if positions else None
-    return MemoryRecords(view, headers, next_offset, partial_bytes, has_messages)
+    return MemoryRecords(view, headers, next_offset, position, partial_bytes, has_messages)
 
 
 def _headers(view: memoryview, positions: list[int], short: bool) -> npt.NDArray[Any]:

@@ -73,6 +73,14 @@ def test_a_small_range_asks_for_little_once_the_size_of_records_is_known() -> No
     assert 1_000_000 < other.fetch_bytes() < 1_500_000
 
 
+def test_a_cut_record_batch_does_not_count_as_size_of_the_records_before_it() -> None:
+    sizes: dict[str, float] = {}
+    whole, cut = records(0, 1_000, size=100), records(1_000, 9_000, size=100)[:-1]
+    first = PartitionConsumer("orders", 0, 0, ConsumerConfig(), until_offset=100_000, record_bytes=sizes)
+    first.handle_response(reply_row(data=whole + cut), "broker")
+    assert sizes == {"orders": len(whole) / 1_000}
+
+
 def test_only_records_before_the_position_are_a_broken_broker() -> None:
     with pytest.raises(ProtocolError, match="orders-3: broker sent only records before offset 50"):
         partition_at(50).handle_response(reply_row(data=records(0, 10)), "broker")
