@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -146,9 +147,10 @@ def test_certificates_are_read_again_when_they_change(secured: SecuredKafka, tmp
     ours = Path(secured.properties("SSL")["ssl.truststore.location"])
     store = tmp_path / "ca.pem"
     store.write_bytes(ours.read_bytes())
-    each_time_anew = {"connections.max.idle.ms": "1", "reconnect.backoff.ms": "0", "reconnect.backoff.max.ms": "0"}
-    given = {**secured.properties("SSL"), "ssl.truststore.location": str(store), **each_time_anew}
-    with Client(parse_client(given)) as client:
+    at_once = {"reconnect.backoff.ms": "0", "reconnect.backoff.max.ms": "0"}
+    config = parse_client({**secured.properties("SSL"), "ssl.truststore.location": str(store), **at_once})
+    # Each request has a connection of its own.
+    with Client(replace(config, connections_max_idle_ms=0)) as client:
         client.metadata([])
         store.write_bytes(CertificateAuthority(tmp_path / "another").certificate.read_bytes())
         with pytest.raises(KafkaError, match="is not trusted"):
