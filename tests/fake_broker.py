@@ -23,6 +23,14 @@ CUT = b""
 """In place of a reply: the connection is reset."""
 
 
+def kept_port(port: int = 0) -> socket.socket:
+    """Refuses connections, and keeps the port from everybody else, until closed. `getsockname()` is where."""
+    kept = socket.socket()
+    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    kept.bind(("127.0.0.1", port))
+    return kept
+
+
 class FakeBroker:
     """Answers on a free loopback port until closed.
 

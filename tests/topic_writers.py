@@ -12,6 +12,8 @@ from confluent_kafka import Message, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import SparkSession
 
+from tests.wait_until import wait_until
+
 MIB = 1 << 20
 
 
@@ -78,7 +80,7 @@ def send(producer: Producer, topic: Topic, records: Sequence[Record]) -> list[Me
         answers.append(message)
 
     # A topic that it learns of while it flushes gets what has been assigned to a partition by then: several batches.
-    producer.list_topics(topic.name, timeout=30)
+    wait_until(lambda: producer.list_topics(topic.name, timeout=30).topics[topic.name].error is None, every_s=0.05)
     for record in records:
         producer.produce(
             topic.name,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Mapping
 
 from protocol.clock import SYSTEM_CLOCK, Clock
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.schema import Api
-from tests.fake_broker import CUT, FakeBroker, Handler
+from tests.fake_broker import CUT, FakeBroker, Handler, kept_port
 from tests.fake_kafka.cluster import Cluster
 from tests.fake_kafka.faults import Fault, Kind
 from tests.fake_kafka.requests import Body, Pending, Request
@@ -33,6 +34,7 @@ class FakeKafka(Cluster):
         self.before: dict[Api, Callable[[Body], object]] = {}
         self.requests: list[tuple[str, int, Body]] = []
         self.closed = False
+        self._kept: dict[int, socket.socket] = {}
         self.listeners = {node_id: _Listener(self, node_id) for node_id in self.brokers}
         self.addresses = {node_id: (each.host, each.port) for node_id, each in self.listeners.items()}
 
@@ -44,8 +46,8 @@ class FakeKafka(Cluster):
 
     def close(self) -> None:
         self.closed = True
-        for listener in self.listeners.values():
-            listener.close()
+        for each in (*self.listeners.values(), *self._kept.values()):
+            each.close()
 
     @property
     def bootstrap_servers(self) -> str:
@@ -61,9 +63,11 @@ class FakeKafka(Cluster):
 
     def stop(self, broker_id: int) -> None:
         self.listeners[broker_id].close()
+        self._kept[broker_id] = kept_port(self.addresses[broker_id][1])
         super().stop(broker_id)
 
     def start(self, broker_id: int) -> None:
+        self._kept.pop(broker_id).close()
         self.listeners[broker_id] = _Listener(self, broker_id, self.addresses[broker_id][1])
         super().start(broker_id)
 

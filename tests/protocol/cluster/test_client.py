@@ -31,7 +31,7 @@ from protocol.group.offsets import CommittedOffset, commit_offsets
 from protocol.net.readiness import ready
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR
-from tests.fake_broker import FakeBroker
+from tests.fake_broker import FakeBroker, kept_port
 from tests.fake_kafka.clock import ManualClock
 from tests.fake_kafka.server import FakeKafka
 
@@ -49,22 +49,19 @@ def client_of(kafka: FakeKafka, **settings: int) -> Client:
     return Client(ClientConfig((kafka.addresses[1],), **settings))
 
 
-def dead_port() -> tuple[str, int]:
-    with FakeBroker() as fake:
-        return fake.host, fake.port
-
-
 def test_one_dead_bootstrap_address_of_three_does_no_harm(kafka_of_two: FakeKafka) -> None:
-    servers = (dead_port(), kafka_of_two.addresses[1], dead_port())
-    for _ in range(5):
-        with Client(ClientConfig(bootstrap_servers=servers)) as client:
-            assert client.leader("orders", 0)[0].port == kafka_of_two.addresses[1][1]
+    with kept_port() as one, kept_port() as other:
+        servers = (one.getsockname(), kafka_of_two.addresses[1], other.getsockname())
+        for _ in range(5):
+            with Client(ClientConfig(bootstrap_servers=servers)) as client:
+                assert client.leader("orders", 0)[0].port == kafka_of_two.addresses[1][1]
 
 
 def test_no_reachable_broker_names_every_address_and_the_option_after_the_deadline() -> None:
-    servers = (dead_port(), dead_port())
-    with Client(ClientConfig(bootstrap_servers=servers)) as client, pytest.raises(DeadlineExceeded) as caught:
-        client.metadata(["orders"], client.deadline(700))
+    with kept_port() as one, kept_port() as other:
+        servers = one.getsockname(), other.getsockname()
+        with Client(ClientConfig(bootstrap_servers=servers)) as client, pytest.raises(DeadlineExceeded) as caught:
+            client.metadata(["orders"], client.deadline(700))
     assert isinstance(caught.value.__cause__, ConnectFailed)
     for host, port in servers:
         assert f"{host}:{port}" in str(caught.value)
@@ -73,12 +70,13 @@ def test_no_reachable_broker_names_every_address_and_the_option_after_the_deadli
 
 
 def test_who_waits_for_brokers_for_long_is_told_once_which(caplog: pytest.LogCaptureFixture) -> None:
-    host, port = dead_port()
-    client = Client(ClientConfig(bootstrap_servers=((host, port),)), ManualClock())
-    for seconds, warnings in ((9, 0), (240, 1)):
-        with caplog.at_level(logging.WARNING), pytest.raises(DeadlineExceeded):
-            client.metadata(["orders"], client.deadline(seconds * 1_000))
-        assert len(caplog.messages) == warnings
+    with kept_port() as kept:
+        host, port = kept.getsockname()
+        client = Client(ClientConfig(bootstrap_servers=((host, port),)), ManualClock())
+        for seconds, warnings in ((9, 0), (240, 1)):
+            with caplog.at_level(logging.WARNING), pytest.raises(DeadlineExceeded):
+                client.metadata(["orders"], client.deadline(seconds * 1_000))
+            assert len([words for words in caplog.messages if f"{host}:{port}" in words]) == warnings
     assert f"no broker could be reached (bootstrap.servers={host}:{port})" in caplog.text
     assert "s more" in caplog.text
 
@@ -209,8 +207,9 @@ class TestOneOfSeveralIsWrong:
                 assert client.leader("orders", 0)[0].port == kafka_of_two.addresses[1][1]
 
     def test_when_nobody_answers_each_is_named_with_its_own_trouble(self) -> None:
-        closed = dead_port()
-        with FakeBroker(greeting=b"HTTP/1.1 400 Bad Request") as wrong, silent_address() as silent:
+        wrong = FakeBroker(greeting=b"HTTP/1.1 400 Bad Request")
+        with wrong, kept_port() as kept, silent_address() as silent:
+            closed = kept.getsockname()
             servers = ((wrong.host, wrong.port), closed, silent.getsockname(), ("a..b", 9092))
             with Client(ClientConfig(servers)) as client, pytest.raises(ConnectFailed) as caught:
                 client.ask_any(METADATA, {"topics": []}, client.deadline(2_000))

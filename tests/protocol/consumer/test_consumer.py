@@ -88,6 +88,7 @@ class TestRows:
         produce(kafka, name, range(400), 4)
         produce(kafka, name, range(1), size=8 << 20)
         with consumer_of(client, {"max.partition.fetch.bytes": 65_536}) as consumer:
+            started_s = time.monotonic()
             stream = consumer.consume_partition(name, 0, 100)
             before = consumer.fetches
             batch = stream.poll(20_000)
@@ -97,7 +98,8 @@ class TestRows:
             consumer.consume_partitions({(name, number): EARLIEST for number in (1, 2, 3)})
             stream.seek(0)
             assert sum(len(rows) for rows in read_all(consumer, 401).values()) == 401
-            assert consumer.fetches - before <= 30
+            # A broker without news is asked twice a second.
+            assert consumer.fetches - before <= 30 + 6 * (time.monotonic() - started_s)
 
 
 _OF_MANY = """
@@ -169,7 +171,7 @@ class TestRequests:
         assert len(client.retrying("the leaders", leaders, client.deadline(), topics=[name])) == 3
         with consumer_of(client, {"fetch.max.wait.ms": 20_000}) as consumer:
             streams = consumer.consume_partitions({(name, number): LATEST for number in range(3)})
-            wait_until(lambda: consumer.fetches == 6)  # each broker has begun its second Fetch, the one that waits
+            wait_until(lambda: consumer.fetches >= 6)  # each broker has begun its second Fetch, the one that waits
             for number in (0, 1, 2, 0, 1, 2):
                 produce(kafka, name, range(number, number + 1), 3)
                 started_s = time.monotonic()
@@ -187,7 +189,8 @@ class TestEnd:
                 return threading.active_count(), len(os.listdir("/proc/self/fd")), len(client._pool)
 
             def no_more_than(before: tuple[int, int, int]) -> bool:
-                return all(now <= then for now, then in zip(left(), before, strict=True))
+                # Whether a broker that was slow once is alive is asked by a connection of its own, which stays.
+                return all(now <= then + 3 for now, then in zip(left(), before, strict=True))
 
             first: tuple[int, int, int] | None = None
             for cycle in range(CYCLES):
@@ -205,7 +208,7 @@ class TestEnd:
         name = topic(1)
         consumer = consumer_of(client, {"fetch.max.wait.ms": 20_000})
         stream = consumer.consume_partition(name, 0, LATEST)
-        wait_until(lambda: consumer.fetches == 2)
+        wait_until(lambda: consumer.fetches >= 2)
         ended: list[Any] = []
         users = [threading.Thread(target=lambda: ended.append(list(stream)))]
         users.append(threading.Thread(target=lambda: ended.append(list(consumer))))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import ROOT, TopicFactory
 from tests.consumer_groups import describe
 from tests.protocol.consumer.consuming import client_of, produce
+from tests.wait_until import wait_until
 
 PAGE = Path(ROOT / "docs" / "consuming.md").read_text()
 FIRST, HANDLER, POLLING, DECOUPLED = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -23,7 +23,9 @@ FIRST, HANDLER, POLLING, DECOUPLED = re.findall(r"```python\n(.*?)```", PAGE, re
 def test_the_first_one(kafka: LocalKafka, topic: TopicFactory, capsys: pytest.CaptureFixture[str]) -> None:
     name = topic(1)
     produce(kafka, name, range(10))
-    exec(FIRST, {"bootstrap_servers": kafka.bootstrap_servers, "topic": name})
+    example = FIRST.replace("timeout_ms=1_000", "timeout_ms=20_000")
+    assert example != FIRST
+    exec(example, {"bootstrap_servers": kafka.bootstrap_servers, "topic": name})
     assert capsys.readouterr().out == "10 10 0\n"
 
 
@@ -33,7 +35,6 @@ def test_a_group_reads_and_commits(
 ) -> None:
     name = topic(1)
     produce(kafka, name, range(10))
-    looks = iter([False, True])
     names = {"bootstrap_servers": kafka.bootstrap_servers, "topic": name, "group": name}
     if example == HANDLER:
         # As whoever closes it from another thread would.
@@ -41,13 +42,15 @@ def test_a_group_reads_and_commits(
         example = example.replace("ConsumerGroup(client, config) as members:", closing)
         names["close_soon"] = lambda members: threading.Timer(0.1, close_when_read, (members,)).start()
 
-    def close_when_read(members: Any) -> None:
+    def has_committed() -> bool:
         with client_of(kafka) as client:
-            while not fetch_offsets(client, name, None, client.deadline()):
-                time.sleep(0.05)
+            return bool(fetch_offsets(client, name, None, client.deadline()))
+
+    def close_when_read(members: Any) -> None:
+        wait_until(has_committed, every_s=0.05)
         members.close()
 
-    exec(example, {**names, "stopped": lambda: next(looks)})
+    exec(example, {**names, "stopped": has_committed})
     said = capsys.readouterr().out
     if "claims" in said:
         assert said.splitlines() == [f"claims {{'{name}': [0]}}", "10", "ended: this ConsumerGroup was closed"]
@@ -63,15 +66,15 @@ def test_what_is_handled_is_committed_and_what_is_not_comes_again(kafka: LocalKa
     namespace: dict[str, Any] = {}
     exec(DECOUPLED, namespace)
     handled: list[bytes] = []
-    threads: set[int] = set()
     failing = threading.Event()
     failing.set()
+    threads: set[int] = set()
 
     def handle(batch: Any) -> None:
         values = batch.column("value").to_pylist()
         threads.add(threading.get_ident())
-        time.sleep(0.05)  # several are at it
         if b"000001501." in values and failing.is_set():
+            wait_until(lambda: handled)  # another thread is at it, too
             raise RuntimeError("this batch cannot be handled")
         handled.extend(values)
 

@@ -260,11 +260,14 @@ def test_a_partition_without_a_leader_does_not_hold_up_the_others(kafka: LocalKa
     name = topic(3)
     produce(kafka, name, range(300), 3)
     failing = {"left": 3}
+    answered: set[int] = set()
 
     def fail_one(exchange: Exchange) -> bytes | float:
         body = exchange.reply()
         for row in (row for each in body["responses"] for row in each["partitions"]):
-            if row["partition_index"] == 1 and failing["left"]:
+            answered.add(row["partition_index"])
+            # Until those of the other brokers are on their way, too, however slow these are.
+            if row["partition_index"] == 1 and (failing["left"] > 0 or len(answered) < 3):
                 failing["left"] -= 1
                 row.update(error_code=ErrorCode.NOT_LEADER_OR_FOLLOWER, records=b"")
                 return exchange.reply_with(body)
@@ -275,4 +278,4 @@ def test_a_partition_without_a_leader_does_not_hold_up_the_others(kafka: LocalKa
         order = [each.partition for each, _ in reader(client, ranges_of(client, name, 3))]
     assert sorted(order) == [0, 1, 2]
     assert order[-1] == 1
-    assert failing["left"] == 0
+    assert failing["left"] <= 0

@@ -131,7 +131,7 @@ class TestSteering:
     ) -> None:
         """Two replies are ahead of the user when the third is refused."""
         name = topic(1)
-        produce(kafka, name, range(100), settings={"batch.num.messages": 10})
+        produce(kafka, name, range(100), settings={"batch.num.messages": 10, "linger.ms": 60_000})
         with consumer_of(client, {"max.partition.fetch.bytes": 1, "max.processing.time.ms": 60_000}) as consumer:
             stream = consumer.consume_partition(name, 0, EARLIEST)
             wait_until(lambda: stream.full)

@@ -183,7 +183,7 @@ class TestDeadlines:
         started_s = time.monotonic()
         with pytest.raises(RequestTimedOut):
             received(ours, 1, after(0))
-        assert time.monotonic() - started_s < 0.5
+        assert time.monotonic() - started_s < 5
 
     def test_a_silence_is_told_to_who_knows_what_it_may_mean(self, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("protocol.net.byte_stream._SILENCE_MS", 20)

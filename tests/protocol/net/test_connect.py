@@ -13,7 +13,7 @@ import pytest
 from protocol.clock import Deadline
 from protocol.errors import ConnectFailed
 from protocol.net.connect import connect
-from tests.fake_broker import FakeBroker
+from tests.fake_broker import FakeBroker, kept_port
 
 NUMERIC = socket.getaddrinfo
 
@@ -58,13 +58,14 @@ def test_the_first_address_is_a_black_hole(monkeypatch: pytest.MonkeyPatch, blac
 def test_every_address_is_named_with_what_became_of_it(
     monkeypatch: pytest.MonkeyPatch, black_hole: tuple[str, int]
 ) -> None:
-    with FakeBroker() as fake:
-        closed = fake.host, fake.port
     monkeypatch.setattr("protocol.net.connect._BETWEEN_ATTEMPTS_MS", 1)
-    resolves_to(monkeypatch, black_hole, closed)
-    started_s = time.monotonic()
-    with pytest.raises(ConnectFailed, match=r"broker\.example:9092: cannot connect \(.*refused; .*no answer in time"):
-        connect("broker.example", 9092, Deadline.after_ms(1_500))
+    with kept_port() as kept:
+        resolves_to(monkeypatch, black_hole, kept.getsockname())
+        started_s = time.monotonic()
+        with pytest.raises(
+            ConnectFailed, match=r"broker\.example:9092: cannot connect \(.*refused; .*no answer in time"
+        ):
+            connect("broker.example", 9092, Deadline.after_ms(1_500))
     assert 1.4 < time.monotonic() - started_s < 15
 
 

@@ -21,7 +21,7 @@ from protocol.net.reachability import Reachability
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR
 from protocol.wire.messages.m18_api_versions import API_VERSIONS
-from tests.fake_broker import FakeBroker
+from tests.fake_broker import FakeBroker, kept_port
 
 
 class StandingClock(Clock):
@@ -129,10 +129,10 @@ def test_a_reply_to_another_request_is_refused(broker: FakeBroker) -> None:
 
 
 def test_nobody_listening_names_the_address() -> None:
-    with FakeBroker() as fake:
-        host, port = fake.host, fake.port
-    with pytest.raises(ConnectFailed, match=f"{host}:{port}"):
-        pool().get(host, port, "control", after(2000))
+    with kept_port() as kept:
+        host, port = kept.getsockname()
+        with pytest.raises(ConnectFailed, match=f"{host}:{port}"):
+            pool().get(host, port, "control", after(2000))
 
 
 def test_purposes_have_connections_of_their_own_and_idle_ones_are_replaced(broker: FakeBroker) -> None:
@@ -318,9 +318,13 @@ class TestReconnecting:
         assert reachability.too_early(address, now_s) is None
         assert reachability.failures(address) == 0
 
-    def test_until_then_every_purpose_fails_at_once_with_the_reason(self) -> None:
-        with FakeBroker() as fake:
-            host, port = fake.host, fake.port
+    @pytest.fixture
+    def dead_address(self) -> Iterator[tuple[str, int]]:
+        with kept_port() as kept:
+            yield kept.getsockname()
+
+    def test_until_then_every_purpose_fails_at_once_with_the_reason(self, dead_address: tuple[str, int]) -> None:
+        host, port = dead_address
         clock = StandingClock()
         connections = ConnectionPool(
             ClientConfig((("127.0.0.1", 1),), reconnect_backoff_ms=60_000, reconnect_backoff_max_ms=120_000), clock

@@ -19,6 +19,7 @@ from confluent_kafka.admin import (
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.users import signed_in
 from tests.secured_kafka import USERS
+from tests.wait_until import wait_until
 
 ALICE, BOB = (signed_in("SCRAM-SHA-256", name, USERS[name]) for name in ("alice", "bob"))
 _RESOURCES = {
@@ -48,6 +49,7 @@ def allow(kafka: LocalKafka, rights: Collection[Right]) -> None:
         admin = _admin(kafka)  # what it has begun ends with it
         for made in admin.create_acls([right.bound(AclBinding) for right in rights]).values():
             made.result(30)
+        wait_until(lambda: _granted(admin) >= _asked(rights), every_s=0.05)
 
 
 def take_back(kafka: LocalKafka, rights: Collection[Right]) -> None:
@@ -55,6 +57,19 @@ def take_back(kafka: LocalKafka, rights: Collection[Right]) -> None:
         admin = _admin(kafka)
         for gone in admin.delete_acls([right.bound(AclBindingFilter) for right in rights]).values():
             gone.result(30)
+        wait_until(lambda: not _granted(admin) & _asked(rights), every_s=0.05)
+
+
+def _asked(rights: Collection[Right]) -> set[str]:
+    return {repr(right.bound(AclBinding)) for right in rights}
+
+
+def _granted(admin: AdminClient) -> set[str]:
+    """What the broker knows of, which hears of changes after the controller has said that they are made."""
+    every = AclBindingFilter(
+        ResourceType.ANY, None, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY
+    )
+    return {repr(each) for each in admin.describe_acls(every).result(30)}
 
 
 def _admin(kafka: LocalKafka) -> AdminClient:

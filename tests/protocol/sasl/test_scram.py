@@ -80,10 +80,10 @@ def test_each_exchange_has_a_nonce_of_its_own() -> None:
 )
 def test_a_first_message_that_cannot_be_is_refused_at_once(first: str, why: str) -> None:
     exchange, _ = begun()
-    began_s = time.process_time()
+    began_s = time.thread_time()
     with pytest.raises(AuthenticationFailed, match=why):
         exchange.send(first.encode("utf-8", "surrogateescape"))
-    assert time.process_time() - began_s < 0.1
+    assert time.thread_time() - began_s < 0.1
 
 
 @pytest.mark.parametrize(

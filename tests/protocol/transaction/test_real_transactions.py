@@ -267,7 +267,7 @@ def test_a_late_request_does_not_end_the_next_transaction(
 
 def test_one_that_takes_too_long_is_aborted(one_broker: LocalKafka, client: Client, topic1: TopicFactory) -> None:
     name, transactional_id = topic1(), new_id()
-    producer = started(client, transactional_id, transaction_timeout_ms=500)
+    producer = started(client, transactional_id, transaction_timeout_ms=2_000)
     producer.begin_transaction()
     producer.send_columns(name, numbered(0, 10))
     producer.flush()
