@@ -15,6 +15,7 @@ from protocol.clock import Deadline
 from protocol.errors import DeadlineExceeded, KafkaError
 from protocol.group.member import NO_MEMBER
 from protocol.group.membership.assignment import Revocation
+from protocol.group.membership.cause import Cause
 from protocol.group.membership.membership import Membership
 from protocol.group.membership.topic_subscription import TopicSubscription
 from protocol.kafka_terms import TopicPartition
@@ -61,6 +62,8 @@ class QueryMembership:
         self._claimed: dict[TopicPartition, _Claim] = {}
         self._before = Claims({})
         self.member = NO_MEMBER
+        # What others were too slow for when claims were given out last.
+        self._left_pending: Cause | None = None
 
     def claims(self, there: Claims, read: Offsets, *, ends_soon: bool, deadline: Deadline) -> Claims:
         """Takes up what has happened in the group; `there`, less what is not this member's.
@@ -83,6 +86,7 @@ class QueryMembership:
                     raise DeadlineExceeded(f"the group has not assigned its partitions to this query yet: {missing}")
                 deadline.clock.sleep_s(_LOOK_AGAIN_S)
                 self._take_up(membership, there, read, deadline)
+        self._left_pending = membership.rebalance_pending
         if (refusal := membership.take_refusal()) is not None:
             log.warning("%s", in_options(refusal))
         owned = {key: topic_id for key, topic_id in there.owned.items() if key in membership.owned}
@@ -94,6 +98,11 @@ class QueryMembership:
         }
         self._before = replace(there, owned=owned, added=added, revoked=there.owned.keys() - owned.keys())
         return self._before
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether more has happened in the group since `claims` took up what it could."""
+        return self._membership is not None and self._membership.rebalance_pending not in (None, self._left_pending)
 
     def close(self) -> None:
         """Leaves the group at once; with `group.instance.id` it is to come back, and stays."""

@@ -60,14 +60,11 @@ class Trigger:
     def _look(self) -> Backlog:
         """Raises `TopicUnknown` when a topic goes meanwhile."""
         self._losses = []
-        known = self.read.ends.keys() | self.starting.keys()
-        claims = claim_all(self._client, self._options, known, self.deadline)
-        claims = replace(claims, added={**self.starting, **claims.added})
-        if self.query.membership is not None:
-            ends_soon = self.query.target is not None
-            claims = self.query.membership.claims(claims, self.read, ends_soon=ends_soon, deadline=self.deadline)
-        self.query.commits.mark(self.read, claims, self.query.member)
-        logs = LogSnapshot(self.read, claims, log_ends(self._client, self._options, claims.owned, self.deadline))
+        membership = self.query.membership
+        logs = self._claimed_logs()
+        if membership is not None and membership.has_changed:
+            # A driver that stood still between the two has lost claims, and sees what is for others to read.
+            logs = self._claimed_logs()
         if self._options.consumer.isolation_level == "read_committed" and (epochs := logs.held_back()):
             last = high_watermarks(self._client, epochs, self.deadline, known_epochs=epochs)
             logs = replace(logs, high_watermarks=last)
@@ -76,6 +73,17 @@ class Trigger:
         self._raise_or_keep(data_loss.recreated(logs), fail=self._options.fail_on_topic_recreated)
         self._raise_or_keep(data_loss.deleted(logs))
         return self._backlog(logs)
+
+    def _claimed_logs(self) -> LogSnapshot:
+        """What this query may read, and then how far each of those logs can be read. `read` is committed in between."""
+        known = self.read.ends.keys() | self.starting.keys()
+        claims = claim_all(self._client, self._options, known, self.deadline)
+        claims = replace(claims, added={**self.starting, **claims.added})
+        if self.query.membership is not None:
+            ends_soon = self.query.target is not None
+            claims = self.query.membership.claims(claims, self.read, ends_soon=ends_soon, deadline=self.deadline)
+        self.query.commits.mark(self.read, claims, self.query.member)
+        return LogSnapshot(self.read, claims, log_ends(self._client, self._options, claims.owned, self.deadline))
 
     def _backlog(self, logs: LogSnapshot) -> Backlog:
         """What there is to read, after asking where it begins, and raising what is lost."""

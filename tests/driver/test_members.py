@@ -15,8 +15,10 @@ from protocol.cluster import unknown_topic
 from protocol.cluster.client import Client
 from protocol.config import parse_consumer
 from protocol.errors import DataLoss
+from protocol.group.membership.cause import Cause
 from protocol.group.membership.membership import Membership
 from protocol.group.membership.topic_subscription import TopicSubscription
+from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
 from spark_kafka_source.driver import group_commits
@@ -24,6 +26,7 @@ from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.options.parsing import parse_source_options
 from tests.conftest import NEEDS_KIP_848, TopicFactory
+from tests.driver.twenty_offsets import ranges
 from tests.fake_kafka.faults import ALWAYS
 from tests.fake_kafka.offsets import Committed
 from tests.fake_kafka.server import FakeKafka
@@ -156,6 +159,33 @@ def test_a_topic_that_is_recreated_is_read_from_its_beginning(
         (task,) = reader.partitions(begin, end)
         assert [(each.topic, each.from_offset, each.until_offset) for each in task.ranges] == [("a", 0, 30)]
         assert set(committed) <= {None, 0}, "what was read of the old one is not committed for the new one"
+        reader.stop()
+
+
+# -- a driver that stands still -------------------------------------------------------------------
+
+
+def test_one_that_stands_still_before_it_looks_how_far_logs_go_leaves_to_others_what_is_theirs() -> None:
+    """It wakes without its claims; others have read what has come meanwhile."""
+    with TenRecords() as cluster:
+        reader = reader_of(cluster.bootstrap_servers, "orders", "g")
+        limit = reader.getDefaultReadLimit()
+        begin = reader.latestOffset(reader.initialOffset(), limit)
+        membership = reader._query.membership._membership
+
+        def stand_still(body: Any) -> None:
+            del cluster.before[LIST_OFFSETS]
+            with membership._changed:
+                membership._machine._lose(Cause("it has stood still"))
+            cluster.grow(10)
+            cluster.offsets.committed["g"].update({("orders", number): Committed(20, -1, "") for number in (0, 1)})
+            cluster.grow(5)
+
+        reader.latestOffset(begin, limit)
+        wait_until(lambda: {each.offset for each in cluster.offsets.committed.get("g", {}).values()} == {10})
+        cluster.before[LIST_OFFSETS] = stand_still
+        end = reader.latestOffset(begin, limit)
+        assert ranges(reader, begin, end) == [(0, 20, 25), (1, 20, 25)]
         reader.stop()
 
 
