@@ -103,7 +103,10 @@ def produce_by_java(
     records: Sequence[Record],
     settings: Mapping[str, object] | None = None,
 ) -> None:
-    """Writes by Java's producer, through Spark's JVM sink: in order, with batches as full as its settings allow."""
+    """Writes by Java's producer, through Spark's JVM sink: in order, with batches as full as its settings allow.
+
+    Whatever is left is sent when the task ends, which flushes.
+    """
     headers = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     columns = {
         "key": pa.array([record.key for record in records], pa.binary()),
@@ -112,7 +115,7 @@ def produce_by_java(
         "headers": pa.array([record.headers for record in records], headers),
     }
     writer = spark.createDataFrame(pa.table(columns)).coalesce(1).write.format("kafka")
-    for name, value in {"kafka.linger.ms": 1_000, **(settings or {})}.items():
+    for name, value in {"kafka.linger.ms": 60_000, **(settings or {})}.items():
         writer = writer.option(name, str(value))
     writer.option("kafka.bootstrap.servers", bootstrap).option("topic", topic.name).option(
         "includeHeaders", True

@@ -249,11 +249,9 @@ class TestFromOutside:
         assert known.start_ms is not None
         producer.end(commit=True)
         until_decided(client, name)
-        give_up_s = time.monotonic() + 20
-        while describe_transactions(client, [producer.transactional_id])[producer.transactional_id].partitions:
-            assert time.monotonic() < give_up_s
-            time.sleep(0.01)
-        assert [each.state for each in listed()] == ["CompleteCommit"]
+        # It has no partitions any more a moment before it is written that it is complete.
+        wait_until(lambda: [each.state for each in listed()] == ["CompleteCommit"])
+        assert not describe_transactions(client, [producer.transactional_id])[producer.transactional_id].partitions
 
 
 @V1_AND_V2

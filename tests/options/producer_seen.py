@@ -220,8 +220,8 @@ def share_of_the_silent(cluster: TenRecords, given: dict[str, str]) -> float:
             producer.send_columns("orders", rows(40, size=100), np.zeros(40, np.int32))
             wait_until(lambda: two.asked(PRODUCE))
             time.sleep(0.2)  # longer than partitioner.availability.timeout.ms
-            many = rows(2_000, size=1_000)
-            chosen = producer._intake._choice.choose(client.topic("orders"), many, np.full(2_000, 1_000), None)
+            many = rows(8_000, size=1_000)  # several hundred choices: by chance nothing else is seen
+            chosen = producer._intake._choice.choose(client.topic("orders"), many, np.full(8_000, 1_000), None)
             producer.abort()
     return float((chosen == 0).mean())
 

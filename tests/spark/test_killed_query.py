@@ -9,6 +9,8 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -44,11 +46,9 @@ def test_no_offset_is_ever_ahead_of_the_checkpoint_and_nothing_is_lost(
     dice = random.Random(4)
     for _ in range(KILLS):
         batches = len(list((checkpoint / "commits").glob("[0-9]*"))) if checkpoint.exists() else 0
-        job = start_job(*arguments, "300")
-        wait_for_batches(job, checkpoint, batches + 1)
-        time.sleep(dice.uniform(0, 1.5))  # anywhere in a batch: this is the point of the test
-        os.killpg(job.pid, signal.SIGKILL)
-        job.wait()
+        with killed_in_the_end(*arguments, "300") as job:
+            wait_for_batches(job, checkpoint, batches + 1)
+            time.sleep(dice.uniform(0, 1.5))  # anywhere in a batch: this is the point of the test
     before_end = spark.read.parquet(str(output)).count()
     assert copy_to_parquet.start(spark, *arguments, "all").awaitTermination(180)
     watch.close()
@@ -60,10 +60,16 @@ def test_no_offset_is_ever_ahead_of_the_checkpoint_and_nothing_is_lost(
     assert [(row.current_offset, row.lag) for row in described_by_kafka(kafka1, group)] == [(RECORDS, 0)] * PARTITIONS
 
 
-def start_job(*arguments: str) -> subprocess.Popen[bytes]:
+@contextmanager
+def killed_in_the_end(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-m", "tests.jobs.copy_to_parquet", *arguments]
     # A session of its own: the JVM and the Python workers die with it.
-    return subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    job = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield job
+    finally:
+        os.killpg(job.pid, signal.SIGKILL)
+        job.wait()
 
 
 def wait_for_batches(job: subprocess.Popen[bytes], checkpoint: Path, count: int) -> None:

@@ -380,7 +380,8 @@ class TestBadReplies:
         properties = ConsumerConfig(fetch_max_wait_ms=100)
         ranges = [Range("orders", 0, 0, 10, TOPIC_ID)]
         with client_of(fake.bootstrap_servers) as client:
-            reading = RangeConsumer(client, properties, ranges, poll_timeout_ms=100, on_loss=skip_loss)
+            client.leader("orders", 0)  # which may take longer than the reader's patience
+            reading = RangeConsumer(client, properties, ranges, poll_timeout_ms=300, on_loss=skip_loss)
             with pytest.raises(DeadlineExceeded, match=r"orders-0: .* sends no records at offset 0"):
                 list(reading)
 

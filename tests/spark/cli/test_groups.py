@@ -26,6 +26,8 @@ TOOL = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
 # Between two records. Two looks at what is so and so old are seconds apart, also on a busy machine.
 APART_MINUTES = 10
 APART_MS = APART_MINUTES * 60_000
+# Nobody polls the members while commands run.
+AT_REST = {"max.poll.interval.ms": 3_600_000}
 Row = dict[str, Any]
 
 
@@ -77,7 +79,9 @@ def write(kafka: LocalKafka, topic: str, counts: dict[int, int]) -> None:
 def join(kafka: LocalKafka, group: str, topic: str, protocol: str, client_id: str, **settings: str) -> Consumer:
     where = {"bootstrap.servers": kafka.bootstrap_servers, "group.id": group, "client.id": client_id}
     strategy = {"partition.assignment.strategy": "roundrobin"} if protocol == "classic" else {}
-    consumer = Consumer({**where, "group.protocol": protocol, "enable.auto.commit": False, **strategy, **settings})
+    consumer = Consumer(
+        {**where, "group.protocol": protocol, "enable.auto.commit": False, **AT_REST, **strategy, **settings}
+    )
     consumer.subscribe([topic])
     return consumer
 

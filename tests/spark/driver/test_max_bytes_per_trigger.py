@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from protocol.wire.messages.m01_fetch import FETCH
+from spark_kafka_source.driver import trigger
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.options.parsing import parse_source_options
@@ -61,6 +62,13 @@ def bytes_between(kafka1: LocalKafka, name: str, begin: dict[str, int], end: dic
     return total
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the broker is, the size of records is not guessed."""
+    monkeypatch.setattr(trigger, "_RECORD_SIZES_MS", 20_000)
+
+
+@pytest.mark.usefixtures("patient")
 def test_micro_batches_have_about_as_many_bytes(kafka1: LocalKafka, uneven: str) -> None:
     places = plan(kafka1, uneven, maxBytesPerTrigger=LIMIT_BYTES)
     assert (places[0], places[-1]) == ({"0": 0, "1": 0}, {"0": SMALL, "1": LARGE})
@@ -72,6 +80,7 @@ def test_micro_batches_have_about_as_many_bytes(kafka1: LocalKafka, uneven: str)
     assert all(after["0"] > before["0"] and after["1"] > before["1"] for before, after in pairwise(places))
 
 
+@pytest.mark.usefixtures("patient")
 def test_the_stricter_limit_decides(kafka1: LocalKafka, uneven: str) -> None:
     offsets = plan(kafka1, uneven, maxOffsetsPerTrigger=1_000)
     assert plan(kafka1, uneven, maxOffsetsPerTrigger=1_000, maxBytesPerTrigger="1g") == offsets

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -28,15 +29,24 @@ _ROWS_AT_A_TIME = 1_000
 _PAUSE_S = 0.1
 
 
-def slowly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows as they are, at a pace that lets a broker die and come back in between; the second half slower."""
-    for number, batch in enumerate(batches):
-        time.sleep(_PAUSE_S if number * _ROWS_AT_A_TIME < ROWS // 2 else 2 * _PAUSE_S)
-        yield batch
+@pytest.fixture
+def restarted(tmp_path: Path) -> Path:
+    """The last rows wait until this file is there."""
+    return tmp_path / "restarted"
 
 
 @pytest.fixture
-def slow_rows(spark: SparkSession) -> Iterator[DataFrame]:
+def slow_rows(spark: SparkSession, restarted: Path) -> Iterator[DataFrame]:
+    """At a pace that lets a broker die and come back in between; the second half slower."""
+    there = str(restarted)
+
+    def slowly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for number, batch in enumerate(batches):
+            time.sleep(_PAUSE_S if number * _ROWS_AT_A_TIME < ROWS // 2 else 2 * _PAUSE_S)
+            while batch["id"][-1].as_py() == ROWS - 1 and not Path(there).exists():
+                time.sleep(0.05)
+            yield batch
+
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(_ROWS_AT_A_TIME))
     yield spark.range(0, ROWS, 1, 1).mapInArrow(slowly, "id long")
     spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
@@ -44,7 +54,7 @@ def slow_rows(spark: SparkSession) -> Iterator[DataFrame]:
 
 @pytest.mark.timeout(600)
 def test_every_row_is_written_once_and_in_order_while_a_broker_is_killed_and_restarted(
-    slow_rows: DataFrame, kafka: LocalKafka, topic: TopicFactory
+    slow_rows: DataFrame, kafka: LocalKafka, topic: TopicFactory, restarted: Path
 ) -> None:
     name = topic(PARTITIONS, replication_factor=3, config={"min.insync.replicas": "2"})
     rows = slow_rows.selectExpr("concat('k', id % 1000) AS key", "cast(id AS string) AS value")
@@ -52,7 +62,7 @@ def test_every_row_is_written_once_and_in_order_while_a_broker_is_killed_and_res
         proxy.replies[PRODUCE] = lambda reply: Fate.CUT if reply.number % 50 == 0 else Fate.PASS
         # Small record batches, so that many are under way when the broker dies.
         options = {"kafka.bootstrap.servers": proxy.servers, "kafka.batch.size": "4096", "topic": name}
-        killing = other_thread.submit(kill_and_restart, kafka, name)
+        killing = other_thread.submit(kill_and_restart, kafka, name, restarted)
         rows.write.format("pykafka-group").options(**options).mode("append").save()
         held_at_restart = killing.result()
         assert proxy.seen["Produce", "reply"] > 100
@@ -66,15 +76,18 @@ def test_every_row_is_written_once_and_in_order_while_a_broker_is_killed_and_res
     assert sorted(value for values in in_order.values() for value in values) == list(range(ROWS))
 
 
-def kill_and_restart(kafka: LocalKafka, topic: str) -> int:
+def kill_and_restart(kafka: LocalKafka, topic: str, restarted: Path) -> int:
     """Kills a broker when the topic has some records, starts it when it has half of them; how many it has then."""
     victim = kafka.broker_ids[1]
-    wait_until_written(kafka, topic, ROWS // 20)
-    kafka.kill(victim)
     try:
-        return wait_until_written(kafka, topic, ROWS // 2)
+        wait_until_written(kafka, topic, ROWS // 20)
+        kafka.kill(victim)
+        try:
+            return wait_until_written(kafka, topic, ROWS // 2)
+        finally:
+            kafka.start(victim)
     finally:
-        kafka.start(victim)
+        restarted.touch()
 
 
 def wait_until_written(kafka: LocalKafka, topic: str, records: int) -> int:

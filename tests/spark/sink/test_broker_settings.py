@@ -36,7 +36,7 @@ SETTINGS = {
     # Ten minutes by default.
     "producer.id.expiration.check.interval.ms": "100",
     # A week, looked at once an hour.
-    "transactional.id.expiration.ms": "2000",
+    "transactional.id.expiration.ms": "5000",
     "transaction.remove.expired.transaction.cleanup.interval.ms": "100",
 }
 

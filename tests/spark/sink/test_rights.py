@@ -34,7 +34,7 @@ def test_the_exactly_once_sink_needs_these_rights_and_no_others(
 
     def write(checkpoint: str) -> None:
         given = options(secured.properties("SASL_PLAINTEXT") | BOB | {"default.api.timeout.ms": "10000"})
-        rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 2).load()
+        rows = spark.readStream.format("rate-micro-batch").options(rowsPerBatch=2, numPartitions=1).load()
         writer = rows.selectExpr("cast(value as string) as value").writeStream.format("pykafka-group")
         writer = writer.options(**given, topic=topic, deliveryGuarantee="exactly-once", transactionalIdPrefix=PREFIX)
         writer = writer.option("checkpointLocation", str(tmp_path / checkpoint)).trigger(availableNow=True)

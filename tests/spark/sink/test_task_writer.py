@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -16,13 +15,14 @@ from spark_kafka_source.sink.columns import SinkPlan
 from spark_kafka_source.sink.task_writer import TaskWriter
 from tests.conftest import TopicFactory
 from tests.read_back import read_back
+from tests.wait_until import wait_until
+
+# Of each partition.
+ROWS = 50
 
 
-def wait_for_some(kafka: LocalKafka, topic: str, partition: int) -> None:
-    give_up_s = time.monotonic() + 30
-    while not any(record.partition == partition for record in read_back(kafka, topic)):
-        assert time.monotonic() < give_up_s
-        time.sleep(0.05)
+def wait_for_all(kafka: LocalKafka, topic: str, partition: int) -> None:
+    wait_until(lambda: sum(record.partition == partition for record in read_back(kafka, topic)) == ROWS, every_s=0.05)
 
 
 def test_a_task_that_fails_says_in_its_error_what_it_had_written(kafka1: LocalKafka, topic1: TopicFactory) -> None:
@@ -35,10 +35,10 @@ def test_a_task_that_fails_says_in_its_error_what_it_had_written(kafka1: LocalKa
 
     def rows() -> Iterator[pa.RecordBatch]:
         for partition in (0, 1, 2):
-            values, partitions = pa.array([b"v" * 100] * 50), pa.array([partition] * 50, pa.int32())
+            values, partitions = pa.array([b"v" * 100] * ROWS), pa.array([partition] * ROWS, pa.int32())
             yield pa.RecordBatch.from_pydict({"value": values, "partition": partitions})
             if partition < 2:
-                wait_for_some(kafka1, name, partition)
+                wait_for_all(kafka1, name, partition)
 
     with pytest.raises(UsageError, match="partition 2 was asked for") as failure:
         task.write(rows())
