@@ -221,9 +221,7 @@ class PartitionConsumer:
                 f"{self.name}: {broker} sent only records before offset {position}, which were not asked for"
             )
         epoch_before, self.last_epoch = self.last_epoch, int(records.headers["partition_leader_epoch"][-1])
-        # The first record batch may begin before our position.
-        begin = min(position, int(records.headers["base_offset"][0]))
-        self._record_bytes[self.topic] = max(1.0, records.whole_bytes / (self.position - begin))
+        self._record_bytes[self.topic] = max(1.0, records.bytes_per_offset(position))
         self._at_least_bytes = 0
         return Fetched(
             records=records,

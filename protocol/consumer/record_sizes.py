@@ -12,15 +12,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 
-import numpy as np
-
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.config import ConsumerConfig
 from protocol.consumer.log_samples import log_samples
-from protocol.consumer.partition_consumer import Fetched
 from protocol.kafka_terms import TopicPartition
-from protocol.records.batch_header import HEADER_BYTES, LOG_OVERHEAD_BYTES, MAGIC, WIRE
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +52,7 @@ class RecordSizes:
             most_bytes=_MOST_BYTES,
         )
         for key, fetched in samples:
-            seen = bytes_per_offset(fetched)
+            seen = fetched.records.bytes_per_offset(fetched.position)
             self._known[key] = (self._known.pop(key, seen) + seen) / 2
 
     def of(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, float]:
@@ -74,27 +70,3 @@ class RecordSizes:
                 means[key[0]] = _GUESSED_BYTES
             found[key] = self._known.get(key, means.get(key[0], _GUESSED_BYTES))
         return found
-
-
-def bytes_per_offset(fetched: Fetched) -> float:
-    """Of the record batches in a reply, the one that is cut at its end included if its header is whole.
-
-    Offsets without records, which the cleaner and aborted transactions leave, count: ranges are made of offsets.
-    """
-    records = fetched.records
-    headers = records.headers
-    whole_bytes = int((headers["length"].astype(np.int64) + LOG_OVERHEAD_BYTES).sum())
-    first = fetched.position
-    if headers["magic"][0] == MAGIC:
-        # The batch may begin before the position; where the cleaner was, after it. Old messages do not say.
-        first = min(first, int(headers["base_offset"][0]))
-    until = fetched.next_offset
-    total_bytes = whole_bytes
-    cut = records.buffer[int(headers["position"][-1]) + LOG_OVERHEAD_BYTES + int(headers["length"][-1]) :]
-    if len(cut) >= HEADER_BYTES:
-        header = np.frombuffer(cut, WIRE, 1)[0]
-        last = int(header["base_offset"]) + int(header["last_offset_delta"])
-        if header["magic"] == MAGIC and last >= until:
-            until = last + 1
-            total_bytes += records.partial_bytes
-    return total_bytes / (until - first)

@@ -38,7 +38,7 @@ class MemoryRecords:
     headers : one row per batch, in the order of the log, dtype `header.NATIVE`. A message of magic 0 or 1 is a batch
         of its own, whose fields `legacy.messages_as_batches` fills.
     next_offset : the offset after the last batch, where the next Fetch starts; None without a whole batch.
-    whole_bytes : how many bytes of `buffer` they take; a cut batch follows them, or nothing.
+    whole_bytes : how many bytes of `buffer` the whole batches take; a cut one follows them, or nothing.
     partial_bytes : how many bytes the batch that was cut at the end announces (at least); 0 if none was cut.
     has_messages : whether some rows are messages.
     """
@@ -66,6 +66,26 @@ class MemoryRecords:
         header = self.headers[index]
         start = int(header["position"])
         return self.buffer[start : start + LOG_OVERHEAD_BYTES + int(header["length"])]
+
+    def bytes_per_offset(self, position: int) -> float:
+        """Of the batches, which were asked for from `position` on; of the one that is cut, too, if its header is whole.
+
+        Offsets without records, which the cleaner and aborted transactions leave, count: ranges are made of offsets.
+        Needs a whole batch.
+        """
+        assert self.next_offset is not None
+        first, until, total_bytes = position, self.next_offset, self.whole_bytes
+        if self.headers["magic"][0] == MAGIC:
+            # The batch may begin before the position; where the cleaner was, after it. Old messages do not say.
+            first = min(first, int(self.headers["base_offset"][0]))
+        cut = self.buffer[self.whole_bytes :]
+        if len(cut) >= HEADER_BYTES:
+            header = np.frombuffer(cut, WIRE, 1)[0]
+            last = int(header["base_offset"]) + int(header["last_offset_delta"])
+            if header["magic"] == MAGIC and last >= until:
+                until = last + 1
+                total_bytes += self.partial_bytes
+        return total_bytes / (until - first)
 
     def located(self, error: ProtocolError, index: int, where: str) -> ProtocolError:
         """The same error, saying which batch it is about."""

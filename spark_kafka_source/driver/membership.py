@@ -62,8 +62,6 @@ class QueryMembership:
         self._claimed: dict[TopicPartition, _Claim] = {}
         self._before = Claims({})
         self.member = NO_MEMBER
-        # What others were too slow for when claims were given out last.
-        self._left_pending: Cause | None = None
 
     def claims(self, there: Claims, read: Offsets, *, ends_soon: bool, deadline: Deadline) -> Claims:
         """Takes up what has happened in the group; `there`, less what is not this member's.
@@ -80,13 +78,12 @@ class QueryMembership:
         membership = self._subscribed(there)
         membership.progress()
         if membership.rebalance_pending is not None:
-            self._take_up(membership, there, read, deadline if ends_soon else self._patience(deadline))
-            while ends_soon and (missing := self._missing(membership, there, deadline)):
+            joining = self._take_up(membership, there, read, deadline if ends_soon else self._patience(deadline))
+            while ends_soon and (missing := joining or self._missing(membership, there, deadline)):
                 if deadline.passed:
                     raise DeadlineExceeded(f"the group has not assigned its partitions to this query yet: {missing}")
                 deadline.clock.sleep_s(_LOOK_AGAIN_S)
-                self._take_up(membership, there, read, deadline)
-        self._left_pending = membership.rebalance_pending
+                joining = self._take_up(membership, there, read, deadline)
         if (refusal := membership.take_refusal()) is not None:
             log.warning("%s", in_options(refusal))
         owned = {key: topic_id for key, topic_id in there.owned.items() if key in membership.owned}
@@ -100,9 +97,9 @@ class QueryMembership:
         return self._before
 
     @property
-    def has_changed(self) -> bool:
-        """Whether more has happened in the group since `claims` took up what it could."""
-        return self._membership is not None and self._membership.rebalance_pending not in (None, self._left_pending)
+    def has_lost(self) -> bool:
+        """Whether what `claims` gave out last has ended since, or may have."""
+        return self._membership is not None and self._membership.claims_ended is not None
 
     def close(self) -> None:
         """Leaves the group at once; with `group.instance.id` it is to come back, and stays."""
@@ -148,7 +145,8 @@ class QueryMembership:
             due |= there.owned.keys() - frozenset[TopicPartition]().union(*targets.values())
         return f"other members have yet to give up {listed(sorted(due))}" if due else None
 
-    def _take_up(self, membership: Membership, there: Claims, read: Offsets, deadline: Deadline) -> None:
+    def _take_up(self, membership: Membership, there: Claims, read: Offsets, deadline: Deadline) -> Cause | None:
+        """Why more is still to come, if others are slow."""
         group = self._options.consumer.group_id
 
         def before_revoke(revocation: Revocation) -> None:
@@ -174,6 +172,7 @@ class QueryMembership:
             log.info("group %s: assigned %s", group, listed(sorted(assignment.added)))
         if assignment.joining is not None:
             log.info("group %s: what else this query is to read is not known yet: %s", group, assignment.joining)
+        return assignment.joining
 
     # -- where it begins ----------------------------------------------------------------------
 

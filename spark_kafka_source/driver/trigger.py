@@ -60,10 +60,10 @@ class Trigger:
     def _look(self) -> Backlog:
         """Raises `TopicUnknown` when a topic goes meanwhile."""
         self._losses = []
-        membership = self.query.membership
         logs = self._claimed_logs()
-        if membership is not None and membership.has_changed:
-            # A driver that stood still between the two has lost claims, and sees what is for others to read.
+        if self.query.membership is not None and self.query.membership.has_lost:
+            # A driver that stood still between claims and ends sees what is for others to read. Its time may be over.
+            self.deadline = self.query.deadline()
             logs = self._claimed_logs()
         if self._options.consumer.isolation_level == "read_committed" and (epochs := logs.held_back()):
             last = high_watermarks(self._client, epochs, self.deadline, known_epochs=epochs)
@@ -75,7 +75,7 @@ class Trigger:
         return self._backlog(logs)
 
     def _claimed_logs(self) -> LogSnapshot:
-        """What this query may read, and then how far each of those logs can be read. `read` is committed in between."""
+        """What this query may read, and then how far each of those logs can be read. `read` is marked in between."""
         known = self.read.ends.keys() | self.starting.keys()
         claims = claim_all(self._client, self._options, known, self.deadline)
         claims = replace(claims, added={**self.starting, **claims.added})

@@ -14,7 +14,7 @@ from protocol.broker_errors import ErrorCode
 from protocol.cluster import unknown_topic
 from protocol.cluster.client import Client
 from protocol.config import parse_consumer
-from protocol.errors import DataLoss
+from protocol.errors import DataLoss, DeadlineExceeded
 from protocol.group.membership.cause import Cause
 from protocol.group.membership.membership import Membership
 from protocol.group.membership.topic_subscription import TopicSubscription
@@ -35,6 +35,8 @@ from tests.protocol.consumer.consuming import client_of, records
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
 from tests.ten_records import TenRecords
 from tests.wait_until import wait_until
+
+ORDERS = TopicSubscription(frozenset({"orders"}))
 
 
 def reader_of(bootstrap_servers: str, topic: str, group: str, **options: str | None) -> KafkaStreamReader:
@@ -187,6 +189,41 @@ def test_one_that_stands_still_before_it_looks_how_far_logs_go_leaves_to_others_
         end = reader.latestOffset(begin, limit)
         assert ranges(reader, begin, end) == [(0, 20, 25), (1, 20, 25)]
         reader.stop()
+
+
+def test_a_rebalance_that_begins_then_is_taken_up_by_the_next_trigger() -> None:
+    """What this member has is its own until it joins again; to wait for others first would make an empty trigger."""
+    given = {f"kafka.{key}": str(value) for key, value in EAGER.items()}
+    with TenRecords() as cluster, client_of(cluster.bootstrap_servers) as client, ThreadPoolExecutor() as pool:
+        reader = reader_of(cluster.bootstrap_servers, "orders", "g", maxOffsetsPerTrigger="8", **given)
+        limit = reader.getDefaultReadLimit()
+        begin = reader.latestOffset(reader.initialOffset(), limit)
+        other = Membership(client, parse_consumer({"group.id": "g", **EAGER}), ORDERS)
+        joining = []
+
+        def join(body: Any) -> None:
+            del cluster.before[LIST_OFFSETS]
+            joining.append(pool.submit(other.take_up, client.deadline(20_000)))
+            wait_for_rebalance(reader)
+
+        cluster.before[LIST_OFFSETS] = join
+        end = reader.latestOffset(begin, limit)
+        assert ranges(reader, begin, end) == [(0, 4, 8), (1, 4, 8)]
+        reader.stop()
+        joining[0].result()
+        other.close()
+
+
+def test_a_run_that_ends_fails_when_others_do_not_give_up_its_share() -> None:
+    given = {f"kafka.{key}": str(value) for key, value in EAGER.items()}
+    given |= {"kafka.default.api.timeout.ms": "1500", "kafka.request.timeout.ms": "1400", "fetchOffset.numRetries": "0"}
+    with TenRecords() as cluster, client_of(cluster.bootstrap_servers) as client:
+        reader = reader_of(cluster.bootstrap_servers, "orders", "g", **given)
+        with member_of(client, "orders", "g", EAGER):
+            reader.prepareForTriggerAvailableNow()
+            with pytest.raises(DeadlineExceeded, match="the group has not assigned its partitions to this query yet"):
+                reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+            reader.stop()
 
 
 # -- what could not be committed ------------------------------------------------------------------

@@ -107,6 +107,11 @@ class MemberMachine(ABC):
         self.tick(now_s)
         return self.cause if self.state in HAS_TO_HEAR else self._doubt
 
+    def claims_ended(self, now_s: float) -> Cause | None:
+        """Why what the owner has is not its own any more, or may not be; None: it is."""
+        self.tick(now_s)
+        return self.cause if self.state in (MemberState.LOST, MemberState.FAILED) else self._doubt
+
     def progress(self, now_s: float) -> None:
         """The owner is alive: `max.poll.interval.ms` begins anew. Not if it is over already."""
         self.tick(now_s)

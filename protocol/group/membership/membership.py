@@ -98,6 +98,18 @@ class Membership:
                 self._tell()
 
     @property
+    def claims_ended(self) -> Cause | None:
+        """Why what this member has is not its own any more, or may not be; None: it is. Costs nothing.
+
+        While others join, a member keeps what it has: then `rebalance_pending` says so, and this does not.
+        """
+        with self._changed:
+            try:
+                return self._machine.claims_ended(self._now_s())
+            finally:
+                self._tell()
+
+    @property
     def member(self) -> GroupMember:
         """Who commits, as the coordinator knows it just now."""
         with self._changed:

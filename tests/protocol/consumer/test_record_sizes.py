@@ -16,7 +16,7 @@ from protocol.broker_errors import ErrorCode
 from protocol.config import ConsumerConfig
 from protocol.consumer.log_samples import log_samples
 from protocol.consumer.partition_consumer import Fetched, PartitionConsumer
-from protocol.consumer.record_sizes import RecordSizes, bytes_per_offset
+from protocol.consumer.record_sizes import RecordSizes
 from protocol.wire.messages.m01_fetch import FETCH
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
@@ -35,6 +35,10 @@ def fetched(data: bytes, position: int = 0) -> Fetched:
 
 
 # -- from headers ---------------------------------------------------------------------------------
+
+
+def bytes_per_offset(found: Fetched) -> float:
+    return found.records.bytes_per_offset(found.position)
 
 
 def test_batches_are_their_bytes_by_their_offsets() -> None:
