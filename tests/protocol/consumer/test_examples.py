@@ -23,7 +23,7 @@ FIRST, HANDLER, POLLING, DECOUPLED = re.findall(r"```python\n(.*?)```", PAGE, re
 def test_the_first_one(kafka: LocalKafka, topic: TopicFactory, capsys: pytest.CaptureFixture[str]) -> None:
     name = topic(1)
     produce(kafka, name, range(10))
-    example = FIRST.replace("timeout_ms=1_000", "timeout_ms=20_000")
+    example = FIRST.replace("timeout_ms=1_000", "timeout_ms=5_000")
     assert example != FIRST
     exec(example, {"bootstrap_servers": kafka.bootstrap_servers, "topic": name})
     assert capsys.readouterr().out == "10 10 0\n"
@@ -69,18 +69,27 @@ def test_what_is_handled_is_committed_and_what_is_not_comes_again(kafka: LocalKa
     failing = threading.Event()
     failing.set()
     threads: set[int] = set()
+    at_it = threading.Event()
 
     def handle(batch: Any) -> None:
         values = batch.column("value").to_pylist()
         threads.add(threading.get_ident())
-        if b"000001501." in values and failing.is_set():
-            wait_until(lambda: handled)  # another thread is at it, too
-            raise RuntimeError("this batch cannot be handled")
+        if failing.is_set():  # the one that fails, and another
+            if b"000001501." in values:
+                at_it.set()
+                wait_until(lambda: handled)
+                raise RuntimeError("this batch cannot be handled")
+            at_it.wait(20)
         handled.extend(values)
 
     def consume() -> None:
-        where = (kafka.bootstrap_servers, name, 3, name)
-        namespace["consume"](*where, handle, lambda: len(set(handled)) == 3_000)
+        with client_of(kafka) as client:
+
+            def all_is_committed() -> bool:
+                found = fetch_offsets(client, name, None, client.deadline())
+                return [entry.offset for entry in found.values()] == [1_000] * 3
+
+            namespace["consume"](kafka.bootstrap_servers, name, 3, name, handle, all_is_committed)
 
     with pytest.raises(RuntimeError, match="cannot be handled"):
         consume()
