@@ -68,7 +68,7 @@ class MemoryRecords:
         return self.buffer[start : start + LOG_OVERHEAD_BYTES + int(header["length"])]
 
     def bytes_per_offset(self, position: int) -> float:
-        """Of the batches, which were asked for from `position` on; of the one that is cut, too, if its header is whole.
+        """What an offset takes in this reply, asked for from `position` on; with the cut batch, if its header is whole.
 
         Offsets without records, which the cleaner and aborted transactions leave, count: ranges are made of offsets.
         Needs a whole batch.

@@ -146,7 +146,7 @@ class QueryMembership:
         return f"other members have yet to give up {listed(sorted(due))}" if due else None
 
     def _take_up(self, membership: Membership, there: Claims, read: Offsets, deadline: Deadline) -> Cause | None:
-        """Why more is still to come, if others are slow."""
+        """Gives up and takes what the group says; why more is still to come, None when that is all."""
         group = self._options.consumer.group_id
 
         def before_revoke(revocation: Revocation) -> None:
