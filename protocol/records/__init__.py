@@ -1,1 +1,1 @@
-"""Record batches <-> Arrow columns: `read_batch_headers`, `decode`, `encode`. Knows bytes and columns, no sockets."""
+"""Convert between record batches and Arrow columns: `read_batch_headers`, `decode`, `encode_batches`. Sans-IO."""

@@ -1,7 +1,8 @@
-"""Arrow arrays as NumPy's and back, without a copy and without pandas.
+"""Convert between Arrow arrays and NumPy arrays, mostly without a copy and always without pandas.
 
-Arrow's own ways (`pa.array`, `pa.scalar`, `Array.to_numpy`, `fill_null`) import pandas on their first call, where it is
-installed: 0.4 s and some 40 MB in every Python worker that Spark starts. Used by whatever touches columns.
+Arrow's own conversions (`pa.array`, `pa.scalar`, `Array.to_numpy`, `fill_null`) import pandas on their first call, if
+it is installed. The import costs 0.4 s and about 40 MB in every Python worker that Spark starts. All code that
+handles columns uses this module instead.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ import pyarrow as pa
 
 
 def to_arrow(numbers: npt.NDArray[Any]) -> pa.Array:
-    """An array of the same integers or floats, without nulls."""
+    """Return an Arrow array of the same integers or floats, without nulls; no copy of a contiguous array."""
     kind = pa.from_numpy_dtype(numbers.dtype)
     return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(np.ascontiguousarray(numbers))])
 
 
 def to_numpy(numbers: pa.Array) -> npt.NDArray[Any]:
-    """The values of an array of integers, floats or (as integers) timestamps. What stands at nulls has no meaning."""
+    """Return the values of an array of integers, floats or timestamps (as int64) as a view; undefined at nulls."""
     kind = np.dtype(np.int64 if pa.types.is_timestamp(numbers.type) else numbers.type.to_pandas_dtype())
     values: npt.NDArray[Any] = np.frombuffer(numbers.buffers()[1] or b"", kind)
     return values[numbers.offset : numbers.offset + len(numbers)]
 
 
 def valid(array: pa.Array) -> npt.NDArray[np.bool_]:
-    """Which elements are not null."""
+    """Return a mask that is True for the elements that are not null."""
     bitmap = array.buffers()[0]
     if bitmap is None:
         return np.full(len(array), array.null_count == 0)
@@ -37,33 +38,33 @@ def valid(array: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 def filled(numbers: pa.Array, default: int) -> npt.NDArray[np.int64]:
-    """The values as int64, with `default` for nulls."""
+    """Return the values as int64, with `default` for nulls."""
     values = to_numpy(numbers).astype(np.int64, copy=False)
     return np.where(valid(numbers), values, default) if numbers.null_count else values
 
 
 def record_batch(arrays: Sequence[pa.Array], rows: int, schema: pa.Schema) -> pa.RecordBatch:
-    """These columns; without any it still has its number of rows."""
+    """Return a record batch of these columns; without columns it still has `rows` rows."""
     if not arrays:
         return pa.RecordBatch.from_struct_array(pa.Array.from_buffers(pa.struct([]), rows, [None]))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def binaries(values: Sequence[bytes]) -> pa.Array:
-    """A binary array of these."""
+    """Return a binary array of these values, without nulls."""
     ends = np.cumsum([0, *map(len, values)]).astype(np.int32)
     return pa.Array.from_buffers(pa.binary(), len(values), [None, pa.py_buffer(ends), pa.py_buffer(b"".join(values))])
 
 
 def nullable_binaries(values: Sequence[bytes | None]) -> pa.Array:
-    """A binary array of these, null where there is None."""
+    """Return a binary array of these values, null for None."""
     plain = binaries([value or b"" for value in values])
     bitmap = _bitmap([value is not None for value in values])
     return pa.Array.from_buffers(pa.binary(), len(values), [bitmap, *plain.buffers()[1:]])
 
 
 def nullable_integers(numbers: Sequence[int | None], kind: type[np.integer[Any]]) -> pa.Array:
-    """An array of these, null where there is None."""
+    """Return an integer array of type `kind`, null for None."""
     plain = to_arrow(np.array([number or 0 for number in numbers], kind))
     bitmap = _bitmap([number is not None for number in numbers])
     return pa.Array.from_buffers(plain.type, len(numbers), [bitmap, plain.buffers()[1]])

@@ -1,7 +1,6 @@
-"""The header of a record batch (magic 2): its layout, the bits of its attributes, its checksum.
+"""The header of a record batch (magic 2): its layout, attribute bits and checksum.
 
-Knows one header and nothing of the records behind it. Used by `memory_records` and `decode` on the way in, by `encode`
-on the way out.
+Handles a header only, not the records after it. `memory_records` and `decode` read it, `encode` writes it.
 """
 
 from __future__ import annotations
@@ -32,17 +31,17 @@ _FIELDS = (
 )
 FIELD_NAMES = tuple(name for name, _ in _FIELDS)
 WIRE = np.dtype([(name, ">" + kind) for name, kind in _FIELDS])
-"""The header as it stands in the log: big-endian, packed."""
+"""The header as stored in the log: big-endian, packed."""
 NATIVE = np.dtype([*_FIELDS, ("position", "i8"), ("last_offset", "i8")])
-"""The same in this machine's byte order, with where the batch starts in its buffer and the last offset it covers."""
+"""The header in native byte order, plus the batch's position in its buffer and its last offset."""
 
 HEADER_BYTES = WIRE.itemsize
 LOG_OVERHEAD_BYTES = 12
-"""Base offset and length: what stands before the bytes that `length` counts."""
+"""Base offset and length: the bytes that `length` does not count."""
 MAGIC_AT = 16
 CRC_AT = 17
 CHECKED_FROM = 21
-"""The checksum covers everything from the attributes to the end of the batch."""
+"""The checksum covers the bytes from the attributes to the end of the batch."""
 SMALLEST_RECORD_BYTES = 7
 LARGEST_OFFSET = 2**62
 
@@ -56,6 +55,6 @@ CONTROL = 0x20
 
 
 def checksum(batch: BytesLike) -> int:
-    """CRC-32C of one whole batch, as its header should have it."""
+    """Return the CRC-32C of a whole batch, as its header must state it."""
     value: int = crc32c(memoryview(batch)[CHECKED_FROM:])
     return value

@@ -1,6 +1,6 @@
-"""From bounds of payloads to a binary column: the only place where payload is copied, once, by Arrow's `take`.
+"""Build a binary column from the bounds of payloads: the only copy of payload in decoding, made by Arrow's `take`.
 
-Knows bytes and bounds, nothing of records. Used by `decode`, `legacy` and `record_headers`.
+Handles bytes and bounds, not records. Used by `decode`, `legacy` and `record_headers`.
 """
 
 from __future__ import annotations
@@ -15,22 +15,29 @@ _LARGEST_OFFSET = 2**31 - 1
 
 
 def binary_column(data: Bytes, at: Positions, length: Integers) -> pa.Array:
-    """A binary column of data[at[i] : at[i] + length[i]], null where the length is -1.
+    """Return a binary column of `data[at[i] : at[i] + length[i]]`.
 
-    The positions must ascend without overlap, and span less than 2 GiB.
+    Parameters
+    ----------
+    data
+        Bytes of one or more batches.
+    at
+        Start of each value; must ascend without overlap and span less than 2 GiB.
+    length
+        Bytes of each value; -1 for null.
     """
     rows = len(at)
     if not rows:
         return pa.nulls(0, pa.binary())
     base = int(at[0])
     span = int(at[-1]) + max(0, int(length[-1])) - base
-    # One long array whose even elements are the payloads and whose odd ones are what lies between them.
+    # One long array: its even elements are the payloads, its odd elements the bytes between them.
     offsets = np.empty(2 * rows + 1, np.int32)
     np.subtract(at, base, out=offsets[:-1:2], casting="unsafe")
     smallest = length.min()
     np.add(offsets[:-1:2], np.maximum(length, 0) if smallest < 0 else length, out=offsets[1::2], casting="unsafe")
-    # Arrow reserves memory for elements of average size, which the short ones between the payloads spoil: so the last
-    # one, which nobody takes, is as long as makes the average right. It must lie within the data.
+    # `take` reserves memory for elements of average size, and the short odd elements lower the average. So the last
+    # element, which is not taken, is as long as corrects the average. It must lie within the data.
     offsets[-1] = max(span, min(2 * int(length.sum(dtype=np.int64)), len(data) - base, _LARGEST_OFFSET))
     everything = pa.Array.from_buffers(
         pa.binary(), 2 * rows, [None, pa.py_buffer(offsets), pa.py_buffer(data[base : base + int(offsets[-1])])]

@@ -1,7 +1,7 @@
-"""The codecs of a record batch: compress, and decompress under a cap that holds before memory is used.
+"""Compress and decompress record batches, with a size cap that is checked before the memory is used.
 
-Owns the framing that Kafka expects of each codec (xerial blocks for snappy, independent blocks for lz4). Knows bytes
-only: `decode` adds to its errors which batch it was.
+Contains the framing that Kafka expects of each codec (xerial blocks for snappy, independent blocks for lz4). Handles
+bytes only: `decode` adds the batch's offset to the errors.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Codec(enum.IntEnum):
-    """The lowest three bits of a batch's attributes; the names are those of `compression.type`."""
+    """The lowest three bits of a batch's attributes; the names are the values of `compression.type`."""
 
     NONE = 0
     GZIP = 1
@@ -39,16 +39,31 @@ _STREAM_NAMES = {Codec.GZIP: "gzip", Codec.LZ4: "lz4", Codec.ZSTD: "zstd"}
 _COUNTING_BYTES = 1 << 20
 _LZ4_HAS_SIZE = 0x08
 _LZ4_LARGEST_RATIO = 255
-"""A byte of input never makes more bytes of output, so a small frame needs no cap."""
+"""A byte of input makes at most this many bytes of output, so a small frame needs no cap."""
 _DEFAULT_LEVELS = {Codec.GZIP: 6, Codec.ZSTD: 3}
-"""As in the Java client. lz4's default is its fast mode."""
+"""The Java client's defaults. The default of lz4 is its fast mode."""
 
 
 def decompress(codec: int, data: BytesLike, room: Bytes, cap_bytes: int) -> Bytes:
-    """The bytes that `data` unpacks to: at the start of `room` if they fit there, else in an array of their own.
+    """Return the decompressed bytes of `data`.
 
-    Raises `DecompressedTooLarge` when they are more than `cap_bytes`, before more memory than that is touched, and
-    `Corrupt` when `data` is not what `codec` writes.
+    Parameters
+    ----------
+    codec
+        Number of a `Codec` other than `NONE`.
+    data
+        Compressed records of one batch.
+    room
+        Scratch memory. The result is a view of its start if it fits there, else a new array.
+    cap_bytes
+        Maximum size of the result.
+
+    Raises
+    ------
+    DecompressedTooLarge
+        The result has more than `cap_bytes` bytes; raised before more memory than that is used.
+    Corrupt
+        `data` is not valid output of `codec`, or the codec is unknown.
     """
     if len(room) > cap_bytes:
         room = room[:cap_bytes]
@@ -68,19 +83,19 @@ def decompress(codec: int, data: BytesLike, room: Bytes, cap_bytes: int) -> Byte
 
 
 def compress(codec: int, data: BytesLike, level: int | None = None) -> BytesLike:
-    """`data` as the Java client, librdkafka and sarama read it. `level` means what it means to the codec."""
+    """Compress `data` so that the Java client, librdkafka and sarama can read it; `level` is on the codec's scale."""
     if codec == Codec.NONE:
         return data
     packed: bytes
     if codec == Codec.LZ4:
-        # Kafka's own reader knows only blocks that stand alone.
+        # Kafka's own lz4 reader supports only independent blocks.
         packed = lz4.frame.compress(data, compression_level=level or 0, block_linked=False)
         return packed
     if codec == Codec.SNAPPY:
         return _pack_xerial(memoryview(data))
     kind = Codec(codec)
     level = _DEFAULT_LEVELS[kind] if level is None else level
-    # asbytes: the pa.Buffer that comes otherwise has the length of its unshrunk allocation as a memoryview.
+    # asbytes: as a memoryview, the pa.Buffer returned otherwise has the length of its unshrunk allocation.
     packed = pa.Codec(_STREAM_NAMES[kind], compression_level=level).compress(data, asbytes=True)
     return packed
 
@@ -94,11 +109,11 @@ def _unpack_stream(name: str, data: BytesLike, room: Bytes, cap_bytes: int) -> B
     if size_bytes < len(room):
         return room[:size_bytes]
     if name == "zstd":
-        # The stream keeps a window of up to 128 MiB beside the output. So only count, then unpack at one go.
+        # The stream holds a window of up to 128 MiB beside the output. So count first, then decompress in one call.
         size_bytes += _count(stream, cap_bytes - size_bytes, cap_bytes)
         del stream
         return np.frombuffer(pa.Codec(name).decompress(data, size_bytes), np.uint8)
-    # Memory of this size is mapped when it is touched: a small batch under a large cap costs only its own size.
+    # The kernel maps memory when it is touched: a small batch under a large cap costs only its own size.
     large = np.empty(cap_bytes + 1, np.uint8)
     large[:size_bytes] = room
     size_bytes += _fill(stream, large[size_bytes:])
@@ -108,9 +123,9 @@ def _unpack_stream(name: str, data: BytesLike, room: Bytes, cap_bytes: int) -> B
 
 
 def _unpack_small_lz4(data: memoryview, room: Bytes, cap_bytes: int) -> Bytes | None:
-    """One small frame without the cost of a stream; None for what only the stream can unpack: more than one frame, or
-    a frame that claims to be large (the memory for that would be taken at once)."""
+    """Decompress one small frame without a stream; None if the input needs one (several frames, or a large size)."""
     head = bytes(data[:14])
+    # The memory for the size that a frame claims would be allocated at once.
     if len(head) < 14 or (head[4] & _LZ4_HAS_SIZE and int.from_bytes(head[6:14], "little") > len(room)):
         return None
     unpacked, read_bytes = lz4.frame.decompress(data, return_bytes_read=True)
@@ -119,13 +134,13 @@ def _unpack_small_lz4(data: memoryview, room: Bytes, cap_bytes: int) -> Bytes | 
     size_bytes = len(unpacked)
     if size_bytes > cap_bytes:
         raise _too_large(cap_bytes)
-    # NumPy would take longer for a batch of 16 KiB to find out that there is nothing to convert.
+    # For a batch of 16 KiB, NumPy takes longer to find out that no conversion is needed.
     room.data[:size_bytes] = unpacked
     return room[:size_bytes]
 
 
 def _fill(stream: Any, target: Bytes) -> int:
-    """Reads until `target` is full or the stream ends; how many bytes that was."""
+    """Read until `target` is full or the stream ends; return the number of bytes read."""
     filled = 0
     while filled < len(target):
         got = stream.readinto(target[filled:])
@@ -136,7 +151,7 @@ def _fill(stream: Any, target: Bytes) -> int:
 
 
 def _count(stream: Any, at_most_bytes: int, cap_bytes: int) -> int:
-    """How many bytes a stream still has."""
+    """Count the remaining bytes of a stream."""
     sink = np.empty(_COUNTING_BYTES, np.uint8)
     counted = 0
     while got := _fill(stream, sink):

@@ -1,9 +1,9 @@
-"""Record batches to Arrow columns, some thousand rows at a time: the hot path of every consumer.
+"""Decode record batches into Arrow columns, some thousand rows at a time: the hot path of every consumer.
 
-Puts the steps together: `visibility` (which batches), `decompressed_batches`, `record_bounds` (where records end),
-`record_fields` (where their fields are), `binary_column` (the copies). No Python object is made per record but its end,
-where records have to be walked through one by one (`record_bounds`). Knows no sockets and no topics: `where` is only
-quoted in errors.
+Combines the steps: `visibility` (which batches), `decompressed_batches`, `record_bounds` (where records end),
+`record_fields` (where their fields are), `binary_column` (the copies). The only Python object per record is its end
+position, and only where `record_bounds` must walk records one by one. Sans-IO. Topics are unknown here: `where` is
+only quoted in errors.
 """
 
 from __future__ import annotations
@@ -39,11 +39,14 @@ SCHEMA = pa.schema(
         pa.field("headers", HEADERS_TYPE),
     ]
 )
-"""What `decode` yields. timestamp_type: 0 is CreateTime, 1 is LogAppendTime, -1 that there is none (magic 0, where
-timestamp_ms is -1 too); headers is null without headers."""
+"""The schema that `decode` yields.
+
+`timestamp_type` is 0 for CreateTime, 1 for LogAppendTime and -1 for none (magic 0, whose `timestamp_ms` is -1 too).
+`headers` is null for a record without headers.
+"""
 ALL_COLUMNS: tuple[str, ...] = tuple(SCHEMA.names)
 DEFAULT_MAX_DECOMPRESSED_BYTES = 128 << 20
-# Few enough that what belongs to them stays in the processor's cache from one step to the next.
+# Small enough that the data of a chunk stays in the processor's cache between steps.
 _CHUNK_ROWS = 16_000
 _CHUNK_BYTES = 16 << 20
 
@@ -59,21 +62,37 @@ def decode(
     check_crc: bool = True,
     where: str = "record batches",
 ) -> Iterator[pa.RecordBatch]:
-    """The records in [first_offset, end_offset), in the order of the log, without control records.
+    """Decode the records in [first_offset, end_offset), in log order, without control records.
 
     Parameters
     ----------
-    aborted_transactions : those of the Fetch reply ({"producer_id", "first_offset"}, in any order) when only
-        committed records are wanted; None or empty to see all.
-    columns : which columns of `SCHEMA` to build; they come in the order of `SCHEMA`.
-    max_decompressed_bytes : cap on what one batch may unpack to.
-    where : what error messages start with, "orders-3".
+    records
+        Batches of one partition of a Fetch response.
+    first_offset, end_offset
+        Range of offsets; the end is exclusive.
+    aborted_transactions
+        The list of the Fetch response (`producer_id` and `first_offset`, in any order) to read committed records
+        only; None or empty to read all.
+    columns
+        Columns of `SCHEMA` to build; the result has them in the order of `SCHEMA`.
+    max_decompressed_bytes
+        Maximum decompressed size of a batch.
+    check_crc
+        Verify the checksum of each batch.
+    where
+        Start of error messages, for example "orders-3".
 
-    Yields record batches of about 16,000 rows (fewer when records are large), never an empty one. They own their
-    memory.
+    Yields
+    ------
+    pa.RecordBatch
+        About 16,000 rows (fewer if records are large), never empty. It owns its memory.
 
-    Raises `Corrupt`, `Truncated` or `DecompressedTooLarge`, naming `where` and the batch's offset, and `UsageError`
-    for a column that is not in `SCHEMA`.
+    Raises
+    ------
+    Corrupt, Truncated, DecompressedTooLarge
+        A batch is invalid; the error names `where` and the batch's offset.
+    UsageError
+        A column is not in `SCHEMA`.
     """
     unknown = set(columns) - set(ALL_COLUMNS)
     if unknown:
@@ -111,7 +130,7 @@ def decode(
 
 
 def _bounds_and_batches(unpacked: DecompressedBatches) -> Iterator[tuple[Positions, Positions, Positions]]:
-    """Starts and ends of records, some thousand at a time, and which of the batches each one is in."""
+    """Yield starts and ends of some thousand records at a time, and the index of each record's batch."""
     if len(unpacked.batches) > 1:
         starts, ends = record_bounds(unpacked.data, unpacked.begins, unpacked.ends, unpacked.counts)
         yield starts, ends, np.repeat(np.arange(len(unpacked.counts)), unpacked.counts)
@@ -122,7 +141,7 @@ def _bounds_and_batches(unpacked: DecompressedBatches) -> Iterator[tuple[Positio
 
 
 def _cuts(starts: Positions, ends: Positions) -> Iterator[slice]:
-    """Slices of the rows: about `_CHUNK_ROWS`, and at most `_CHUNK_BYTES` unless a single record is larger."""
+    """Slice the rows: about `_CHUNK_ROWS`, and at most `_CHUNK_BYTES` unless a single record is larger."""
     rows = -(-len(starts) // max(1, round(len(starts) / _CHUNK_ROWS)))
     first = 0
     while first < len(starts):
@@ -133,7 +152,7 @@ def _cuts(starts: Positions, ends: Positions) -> Iterator[slice]:
 
 
 def _culprit(unpacked: DecompressedBatches, read: Callable[[DecompressedBatches], Iterator[pa.RecordBatch]]) -> int:
-    """The first of some batches whose records cannot be read."""
+    """Find the first batch whose records cannot be read."""
     for index in range(len(unpacked.batches)):
         try:
             for _ in read(unpacked.only(index)):
@@ -145,7 +164,7 @@ def _culprit(unpacked: DecompressedBatches, read: Callable[[DecompressedBatches]
 
 @dataclass
 class _Chunk:
-    """Some thousand records: where they are, and the headers of the batches they are in."""
+    """Some thousand records: their positions, and the headers of their batches."""
 
     data: Bytes
     headers: npt.NDArray[Any]
@@ -154,7 +173,7 @@ class _Chunk:
     ends: Positions
 
     def record_batch(self, schema: pa.Schema, first_offset: int, end_offset: int) -> pa.RecordBatch | None:
-        """The columns of `schema` for the records in [first_offset, end_offset); None if there are none."""
+        """Build the columns of `schema` for the records in [first_offset, end_offset); None if there are none."""
         fields = read_fields(self.data, self.starts, self.ends)
         offsets = self._offsets(fields)
         low, high = self.headers["base_offset"].min(), self.headers["last_offset"].max()
@@ -191,7 +210,7 @@ class _Chunk:
         return stamped
 
     def _timestamps(self, fields: RecordFields) -> npt.NDArray[np.int64]:
-        """The broker's time holds for a whole batch; the producer's is told record by record."""
+        """Return each record's timestamp: the broker's applies to a whole batch, the producer's is per record."""
         broker = self._log_append_time
         base = np.where(broker, self.headers["max_timestamp_ms"], self.headers["first_timestamp_ms"])
         delta = fields.timestamp_delta

@@ -1,7 +1,7 @@
-"""Record batches, checked and decompressed, some thousand records at a time and side by side in one byte array.
+"""Check and decompress record batches, and place some thousand records side by side in one byte array.
 
-Small batches are put together, since a NumPy call costs the same for one record as for a hundred. Used by `decode`;
-knows batches, not records.
+Small batches are combined, since a NumPy call costs the same for one record as for a hundred. Handles batches, not
+records. Used by `decode`.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ ROWS_AT_ONCE = 32_000
 _BYTES_AT_ONCE = 4 << 20
 _MOST_ROWS = ROWS_AT_ONCE * 3 // 2
 _SCRATCH_BYTES = 16 << 20
-# Memory that was touched before is several times faster than fresh pages. Lists hand out and take back atomically.
+# Memory that was touched before is several times faster than fresh pages. `pop` and `append` of a list are atomic.
 _idle_scratch: list[Bytes] = []
 _MOST_IDLE = 4
 
 
 @dataclass(frozen=True)
 class DecompressedBatches:
-    """The records of `batches` (rows of `MemoryRecords.headers`): `counts[i]` of them in data[begins[i]:ends[i]]."""
+    """Records of `batches` (rows of `MemoryRecords.headers`): `counts[i]` of them are in `data[begins[i]:ends[i]]`."""
 
     data: Bytes
     batches: Positions
@@ -45,7 +45,7 @@ class DecompressedBatches:
     counts: Positions
 
     def only(self, index: int) -> DecompressedBatches:
-        """One of its batches, by itself."""
+        """Return the batch at `index` alone."""
         one = slice(index, index + 1)
         return DecompressedBatches(self.data, self.batches[one], self.begins[one], self.ends[one], self.counts[one])
 
@@ -53,9 +53,14 @@ class DecompressedBatches:
 def decompressed_batches(
     records: MemoryRecords, batches: Positions, max_decompressed_bytes: int, check_crc: bool, where: str
 ) -> Iterator[DecompressedBatches]:
-    """The given batches in order, some at a time; their bytes are valid until the next ones are asked for.
+    """Yield the given batches in order, some at a time; the bytes are valid until the next step of the iterator.
 
-    Raises `Corrupt` (checksum, codec, a count of records that cannot be) and `DecompressedTooLarge`.
+    Raises
+    ------
+    Corrupt
+        The checksum, codec or record count of a batch is wrong.
+    DecompressedTooLarge
+        A batch decompresses to more than `max_decompressed_bytes`.
     """
     compressed = (records.headers["attributes"][batches] & COMPRESSION_MASK) != Codec.NONE
     edges = [0, *(np.flatnonzero(np.diff(compressed)) + 1).tolist(), len(batches)]
@@ -67,7 +72,7 @@ def decompressed_batches(
 
 
 def _stored(records: MemoryRecords, batches: Positions, check_crc: bool, where: str) -> Iterator[DecompressedBatches]:
-    """Batches that are not compressed stay where they are, in the reply."""
+    """Yield uncompressed batches, whose bytes stay in the Fetch response."""
     data = np.frombuffer(records.buffer, np.uint8)
     headers = records.headers[batches]
     begins = headers["position"] + HEADER_BYTES
@@ -76,7 +81,7 @@ def _stored(records: MemoryRecords, batches: Positions, check_crc: bool, where: 
     rows = np.cumsum(counts)
     first = 0
     while first < len(batches):
-        # The batch that reaches the limit belongs to them, unless it goes far beyond.
+        # Includes the batch that reaches the limit, unless it exceeds the limit by far.
         rows_before = rows[first] - counts[first]
         full = min(
             np.searchsorted(rows, rows_before + ROWS_AT_ONCE), np.searchsorted(ends, begins[first] + _BYTES_AT_ONCE)
@@ -99,7 +104,7 @@ def _stored(records: MemoryRecords, batches: Positions, check_crc: bool, where: 
 def _unpacked(
     records: MemoryRecords, batches: Positions, max_decompressed_bytes: int, check_crc: bool, where: str
 ) -> Iterator[DecompressedBatches]:
-    """Compressed batches, in scratch memory next to each other; one that does not fit there in memory of its own."""
+    """Yield compressed batches, side by side in scratch memory; a batch that does not fit gets its own memory."""
     scratch = _idle_scratch.pop() if _idle_scratch else np.empty(_SCRATCH_BYTES, np.uint8)
     headers = records.headers[batches]
     names = ("attributes", "position", "length", "count", "crc")
@@ -145,7 +150,7 @@ def _unpacked(
 
 
 def _check(records: MemoryRecords, batches: Positions, where: str) -> None:
-    """Raises `Corrupt` for the first of the batches whose checksum is wrong."""
+    """Raise `Corrupt` for the first batch whose checksum is wrong."""
     headers, view = records.headers[batches], records.buffer
     begins = (headers["position"] + CHECKED_FROM).tolist()
     ends = (headers["position"] + LOG_OVERHEAD_BYTES + headers["length"]).tolist()

@@ -1,8 +1,8 @@
-"""Arrow columns to record batches: vectorised, each payload copied by Arrow, no Python object per record.
+"""Encode Arrow columns as record batches: vectorised, each payload copied by Arrow, no Python object per record.
 
-Every record is a sequence of parts (the varints before the key, the key, the varints before the value, ...); each kind
-of part is one column, and `row_layout` lays them out row by row. Called by the producer, which cuts the columns
-(`record_sizes`) and numbers the batch at the last moment (`stamp`).
+A record is a sequence of parts (the varints before the key, the key, the varints before the value, ...). Each kind of
+part is one column, and `row_layout` arranges the columns row by row. The producer slices the columns by `record_sizes`
+and sets the sequence numbers just before sending (`stamp`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NO_HEADER = bytes(HEADER_BYTES)
 
 Lengths = npt.NDArray[np.int64]
 EncodedBatch = bytearray | memoryview
-"""A whole record batch that can be written to, since its header is."""
+"""A whole record batch, writable so that `stamp` can complete its header."""
 
 
 def encode_batches(
@@ -49,20 +49,31 @@ def encode_batches(
     level: int | None = None,
     map_each: Callable[..., Iterable[EncodedBatch]] = map,
 ) -> list[EncodedBatch]:
-    """Record batches of `counts[0]` rows, of the next `counts[1]` rows, and so on: far quicker than one by one.
+    """Encode rows as record batches: the first `counts[0]` rows, the next `counts[1]` rows, and so on.
 
-    They are not signed yet: each has to be given to `stamp`.
+    Encoding many batches in one call is far faster than one by one. Each batch must be passed to `stamp` before it is
+    sent, since it has no checksum yet.
 
     Parameters
     ----------
-    columns : as `record_columns` makes them.
-    counts : numbers above 0 whose sum is the number of rows.
-    order : which of the columns' rows, and in which order; None: all as they are. It spares the copy of who would sort
-        them before, as long as most of them are wanted: all are copied on the way.
-    compression : "none", "gzip", "snappy", "lz4" or "zstd"; `level` is on the codec's own scale, None its default.
-    map_each : as `map`; that of an executor compresses several record batches at a time.
+    columns
+        Result of `record_columns`.
+    counts
+        Rows per batch, each above 0; their sum is the number of rows.
+    order
+        Row numbers of `columns` to encode, in this order; None for all rows as they are. Saves the caller a sorted
+        copy. Efficient if it selects most rows, since all rows are copied internally.
+    compression
+        "none", "gzip", "snappy", "lz4" or "zstd".
+    level
+        Compression level on the codec's own scale; None for its default.
+    map_each
+        A function like `map`; an executor's `map` compresses several batches in parallel.
 
-    Raises `UsageError` when there are no rows, or all together are too large for one buffer.
+    Raises
+    ------
+    UsageError
+        There are no rows, or all rows together are too large for one buffer.
     """
     codec = _codec(compression)
     sizes = np.array(counts, np.int64)
@@ -109,7 +120,10 @@ def stamp(
     base_sequence: int = NO_SEQUENCE,
     transactional: bool = False,
 ) -> None:
-    """Numbers an encoded batch in place, and signs it. May be called again with other numbers."""
+    """Set the producer fields and the checksum of an encoded batch in place.
+
+    May be called again with other values, for example to retry with a new producer id.
+    """
     fields = list(LAYOUT.unpack_from(batch))
     fields[5] = fields[5] & ~TRANSACTIONAL | (TRANSACTIONAL if transactional else 0)
     fields[9:12] = producer_id, producer_epoch, base_sequence
@@ -126,9 +140,9 @@ def _codec(compression: str | Codec) -> Codec:
 
 
 def record_sizes(columns: pa.RecordBatch) -> Lengths:
-    """How many bytes each row needs at most as a record, uncompressed (int64, one per row).
+    """Return the maximum size in bytes of each row as an uncompressed record (int64, one per row).
 
-    The batch of any run of rows, header included, has at most `HEADER_BYTES` more than the sum of their sizes.
+    A batch of any consecutive rows, with its header, is at most `HEADER_BYTES` larger than the sum of their sizes.
     """
     rows, timestamps = columns.num_rows, to_numpy(columns.column("timestamp_ms"))
     spread = float(timestamps.max()) - float(timestamps.min()) if rows else 0.0
@@ -153,7 +167,7 @@ def _laid_out(
     firsts: Lengths,
     counts: Lengths,
 ) -> tuple[npt.NDArray[np.uint8], list[int]]:
-    """All records, with room for a header before each batch's; and where each batch starts, and the last one ends."""
+    """Lay out all records with room for a header before each batch; return the start of each batch and the end."""
     rows = len(timestamps)
     key, key_lengths = _payload(columns, "key", order)
     value, value_lengths = _payload(columns, "value", order)
@@ -171,7 +185,7 @@ def _laid_out(
         raise UsageError(f"{rows} records of {int(body.sum())} bytes are more than a record batch can have")
     layout = RowLayout(rows, order)
     if not with_headers:
-        # The header count, 0, ends each record: cheaper as the first byte of the next one's head.
+        # The header count, 0, ends each record. Writing it as the first byte of the next record's head is cheaper.
         layout.words([zero_bytes(rows, except_at=firsts)])
     layout.words(varint_words(body))
     layout.words([zero_bytes(rows), *before_key])
@@ -187,7 +201,7 @@ def _laid_out(
 def _payload(
     columns: pa.RecordBatch, name: str, order: npt.NDArray[np.int64] | None = None
 ) -> tuple[pa.Array | None, Lengths]:
-    """A binary column, if it is there, and the bytes of each row's value in that order, -1 for null."""
+    """Return a binary column, if present, and the length of each row's value in that order, -1 for null."""
     if name not in columns.schema.names:
         return None, np.full(columns.num_rows if order is None else len(order), -1)
     column = columns.column(name)

@@ -1,11 +1,10 @@
-"""Message sets of magic 0 and 1, which Kafka wrote before 0.11, to the same columns that `decode` makes.
+"""Decode message sets of magic 0 and 1, which Kafka wrote before 0.11, into the columns of `decode`.
 
-A message stands in the log by itself, or with others, compressed, in the value of a wrapper message. Rare today, so
-this is written to be read: one Python object per message, copied a column at a time. Used by `decode`, and by
-`memory_records`, for which every message of the log is a batch of its own.
+A message is stored in the log alone or, compressed with others, in the value of a wrapper message. These formats are
+rare today, so the code favours clarity: one Python object per message, copied a column at a time. Used by `decode`,
+and by `memory_records`, which treats every message of the log as a batch.
 
-What was done with these formats is told by KIP-31 (offsets within a wrapper), KIP-32 (timestamps) and KAFKA-3160
-(checksums of lz4 frames).
+Sources: KIP-31 (offsets within a wrapper), KIP-32 (timestamps), KAFKA-3160 (checksums of lz4 frames).
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from protocol.records.binary_column import binary_column
 from protocol.records.compression import Bytes, Codec, decompress
 
 NO_TIMESTAMP_TYPE = -1
-"""What the Java client says of messages of magic 0; its `TimestampType` has the numbers -1, 0 and 1."""
+"""Timestamp type of messages of magic 0; the Java client's `TimestampType` has the numbers -1, 0 and 1."""
 _LOG_APPEND_TIME_TYPE = 1
 
 _HEAD = struct.Struct(">qiIbb")
@@ -45,7 +44,7 @@ _CHECKED_FROM = 16
 _ATTRIBUTES_AT = 17
 _INT64, _INT32 = struct.Struct(">q"), struct.Struct(">i")
 _SMALLEST_SIZE = (14, 22)
-"""By magic: what the size of a message without key and value says."""
+"""By magic: the size field of a message without key and value."""
 _CODECS = (Codec.GZIP, Codec.SNAPPY, Codec.LZ4)
 
 _CHUNK_ROWS = 8_000
@@ -54,7 +53,7 @@ _ROOM_BYTES = 1 << 20
 
 
 class Message(NamedTuple):
-    """One message in some bytes; `start` and `end` are where it is, the lengths of null are -1."""
+    """A message and its position, `start` to `end`, in a byte array; a null key or value has length -1."""
 
     start: int
     end: int
@@ -73,18 +72,36 @@ class Message(NamedTuple):
 
 
 def require_message(view: memoryview, position: int, size: int, offset: int, where: str) -> None:
-    """Raises `Corrupt` where an entry of the log is too short to be even a message, as far as `view` shows it."""
+    """Raise `Corrupt` if a log entry is too short for a message, as far as `view` contains it.
+
+    Parameters
+    ----------
+    view
+        Records of one partition in a Fetch response.
+    position
+        Start of the entry in `view`.
+    size
+        The entry's size field: bytes after it.
+    offset
+        The entry's offset, for the error message.
+    where
+        Start of the error message, for example "orders-3".
+    """
     magic = view[position + MAGIC_AT] if position + MAGIC_AT < len(view) else 0
     if magic >= MAGIC or size < _SMALLEST_SIZE[magic]:
         raise Corrupt(f"{where}: the record batch at offset {offset} announces {size} bytes, less than its header")
 
 
 def messages_as_batches(headers: npt.NDArray[Any], view: memoryview, where: str) -> None:
-    """Makes sense of the rows of `MemoryRecords.headers` that were read from messages: each is a batch of one record.
+    """Correct the rows of `MemoryRecords.headers` that were read from messages: each is a batch of one record.
 
-    What messages do not have is -1, the times too, which are inside. The base offset of a wrapper is not written
-    anywhere; it is taken to begin where the batch before it ends.
-    Raises `Corrupt` for a magic that does not exist.
+    Fields that messages do not have become -1. So do the timestamps, which are stored in the message. The base offset
+    of a wrapper is not stored: it is assumed to follow the last offset of the batch before.
+
+    Raises
+    ------
+    Corrupt
+        The magic is unknown, or an offset is out of range.
     """
     magic, offset = headers["magic"], headers["base_offset"].copy()
     for what, wrong in (
@@ -130,7 +147,7 @@ def decode_messages(
     check_crc: bool,
     where: str,
 ) -> Iterator[pa.RecordBatch]:
-    """What `decode` says, for the messages of the log that start at `positions` in `view`."""
+    """Decode the messages of the log that start at `positions` in `view`; as `decode` otherwise."""
     data = np.frombuffer(view, np.uint8)
     room = np.empty(_ROOM_BYTES, np.uint8)
 
@@ -162,7 +179,7 @@ def _outer_message(view: memoryview, position: int, check_crc: bool, where: str)
 
 
 def _unpack(data: Bytes, wrapper: Message, room: Bytes, cap_bytes: int, where: str) -> Bytes:
-    """The message set in a wrapper."""
+    """Decompress the message set in a wrapper."""
     try:
         if wrapper.codec not in _CODECS:
             raise Corrupt(f"its compression codec is {wrapper.codec}, which magic {wrapper.magic} does not have")
@@ -177,7 +194,7 @@ def _unpack(data: Bytes, wrapper: Message, room: Bytes, cap_bytes: int, where: s
 
 
 def _inner_messages(data: Bytes, wrapper: Message, check_crc: bool, where: str) -> Iterator[Message]:
-    """The messages of a wrapper, with the offsets and times that they have in the log."""
+    """Yield the messages of a wrapper, with their offsets and timestamps in the log."""
     view = data.data
     try:
         first = _base_offset(view, wrapper)
@@ -201,7 +218,7 @@ def _inner_messages(data: Bytes, wrapper: Message, check_crc: bool, where: str) 
 
 
 def _base_offset(view: memoryview, wrapper: Message) -> int:
-    """What is added to the offsets in a wrapper: in magic 1 they are relative, and the wrapper has the last one's."""
+    """Return the base of the offsets in a wrapper: magic 1 has relative ones, and the wrapper has the last offset."""
     position = last = 0
     if not len(view):
         raise Corrupt("it is a compressed message set without messages")
@@ -212,12 +229,12 @@ def _base_offset(view: memoryview, wrapper: Message) -> int:
         if size < _SMALLEST_SIZE[0]:
             raise Corrupt(f"a message in it announces {size} bytes, less than its header")
         position += LOG_OVERHEAD_BYTES + size
-    # Some versions of librdkafka left the wrapper's offset at 0.
+    # Some versions of librdkafka set the wrapper's offset to 0.
     return wrapper.offset - last if wrapper.offset else 0
 
 
 def _message(view: memoryview, start: int, check_crc: bool) -> Message:
-    """The message at `start`; raises `Corrupt` unless it is whole, sound and filled exactly by its fields."""
+    """Parse the message at `start`; raise `Corrupt` if it is truncated, damaged or not filled by its fields."""
     try:
         offset, size, crc, magic, attributes = _HEAD.unpack_from(view, start)
         end = start + LOG_OVERHEAD_BYTES + size
@@ -258,7 +275,7 @@ def _message(view: memoryview, start: int, check_crc: bool) -> Message:
 
 
 def _field(view: memoryview, at: int, end: int) -> tuple[int, int]:
-    """Where a key or value starts, and its length."""
+    """Return the start and length of a key or value."""
     length: int = _INT32.unpack_from(view, at)[0]
     at += _INT32.size
     if length < -1 or at + max(0, length) > end:
@@ -274,9 +291,9 @@ def _located(error: ProtocolError, offset: int, where: str) -> ProtocolError:
 
 
 def with_sound_checksum(frame: memoryview) -> memoryview:
-    """An lz4 frame whose header has the checksum that the format asks for.
+    """Return an lz4 frame with the header checksum that the lz4 format requires.
 
-    In magic 0 Kafka also counts the frame's magic number, against the format (KAFKA-3160).
+    In magic 0 Kafka includes the frame's magic number in the checksum, against the format (KAFKA-3160).
     """
     flags = frame[4] if len(frame) > 4 else 0
     at = 6 + (8 if flags & 0x08 else 0) + (4 if flags & 0x01 else 0)
@@ -288,7 +305,7 @@ def with_sound_checksum(frame: memoryview) -> memoryview:
 
 
 def _xxh32(data: memoryview) -> int:
-    """xxHash-32 with seed 0 of fewer than 16 bytes."""
+    """Compute xxHash-32 with seed 0 of fewer than 16 bytes."""
     value = 0x165667B1 + len(data)
     whole = len(data) // 4 * 4
     for (word,) in struct.iter_unpack("<I", data[:whole]):
@@ -310,7 +327,7 @@ def _rotated(value: int, bits: int) -> int:
 
 
 def _chunked(messages: Iterable[Message]) -> Iterator[list[Message]]:
-    """Some thousand messages at a time, fewer if they are large."""
+    """Yield some thousand messages at a time, fewer if they are large."""
     chunk: list[Message] = []
     for message in messages:
         if chunk and (len(chunk) == _CHUNK_ROWS or message.end - chunk[0].start > _CHUNK_BYTES):
@@ -335,7 +352,7 @@ def _record_batch(data: Bytes, messages: list[Message], schema: pa.Schema) -> pa
 
 
 def _merged(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The same rows in fewer record batches: a wrapper may hold only a handful."""
+    """Combine small record batches: a wrapper may hold only a few messages."""
     waiting: list[pa.RecordBatch] = []
     rows = size_bytes = 0
     for batch in batches:

@@ -1,7 +1,7 @@
-"""The batch headers of a Fetch reply: which offsets it holds, and where the last whole batch ends.
+"""Read the batch headers of a Fetch response: its offsets, and the end of the last whole batch.
 
-Cheap, so that the next Fetch can be asked for before this one is decoded. Does not check the checksums (`decode`
-does) and never looks at a record.
+Cheap, so that the next Fetch can be sent before this one is decoded. Does not verify checksums (`decode` does) and
+never reads a record.
 """
 
 from __future__ import annotations
@@ -30,17 +30,23 @@ from protocol.wire.primitives import BytesLike
 
 @dataclass(frozen=True)
 class MemoryRecords:
-    """The whole record batches of one partition in one reply (`MemoryRecords` in the Java client, too).
+    """The whole record batches of one partition in one Fetch response (as `MemoryRecords` in the Java client).
 
     Attributes
     ----------
-    buffer : the bytes of the reply; `decode` reads the records from it, so it must stay unchanged until then.
-    headers : one row per batch, in the order of the log, dtype `header.NATIVE`. A message of magic 0 or 1 is a batch
-        of its own, whose fields `legacy.messages_as_batches` fills.
-    next_offset : the offset after the last batch, where the next Fetch starts; None without a whole batch.
-    whole_bytes : how many bytes of `buffer` the whole batches take; a cut one follows them, or nothing.
-    partial_bytes : how many bytes the batch that was cut at the end announces (at least); 0 if none was cut.
-    has_messages : whether some rows are messages.
+    buffer
+        Bytes of the response. `decode` reads the records from it, so it must not change before that.
+    headers
+        One row per batch, in log order, of dtype `batch_header.NATIVE`. A message of magic 0 or 1 is a batch;
+        `legacy.messages_as_batches` fills its fields.
+    next_offset
+        The offset after the last batch, where the next Fetch starts; None without a whole batch.
+    whole_bytes
+        Bytes of `buffer` that the whole batches take. A partial batch may follow.
+    partial_bytes
+        Size (at least) of the partial batch at the end, as its header states it; 0 without one.
+    has_messages
+        Some rows are messages of magic 0 or 1.
     """
 
     buffer: memoryview
@@ -54,7 +60,7 @@ class MemoryRecords:
         return len(self.headers)
 
     def runs(self, batches: npt.NDArray[np.int64]) -> list[tuple[bool, npt.NDArray[np.int64]]]:
-        """The same rows, cut where record batches and messages meet; True stands for messages."""
+        """Split `batches` where record batches and messages meet; True marks a run of messages."""
         if not self.has_messages:
             return [(False, batches)]
         is_message = self.headers["magic"] != MAGIC
@@ -62,21 +68,22 @@ class MemoryRecords:
         return [(bool(is_message[run].any()), run) for run in np.split(batches, cuts)]
 
     def batch(self, index: int) -> memoryview:
-        """One whole batch, header and records."""
+        """Return the bytes of a whole batch, header and records."""
         header = self.headers[index]
         start = int(header["position"])
         return self.buffer[start : start + LOG_OVERHEAD_BYTES + int(header["length"])]
 
     def bytes_per_offset(self, position: int) -> float:
-        """What an offset takes in this reply, asked for from `position` on; with the cut batch, if its header is whole.
+        """Estimate the bytes per offset of this response, which was fetched from `position`.
 
-        Offsets without records, which the cleaner and aborted transactions leave, count: ranges are made of offsets.
-        Needs a whole batch.
+        Includes the partial batch if its header is whole. Counts offsets without records (compacted, or of aborted
+        transactions) too, because ranges consist of offsets. Requires a whole batch.
         """
         assert self.next_offset is not None
         first, until, total_bytes = position, self.next_offset, self.whole_bytes
         if self.headers["magic"][0] == MAGIC:
-            # The batch may begin before the position; where the cleaner was, after it. Old messages do not say.
+            # The first batch may begin before the position, or after it in a compacted log. A wrapper message does
+            # not state its base offset.
             first = min(first, int(self.headers["base_offset"][0]))
         cut = self.buffer[self.whole_bytes :]
         if len(cut) >= HEADER_BYTES:
@@ -88,14 +95,14 @@ class MemoryRecords:
         return total_bytes / (until - first)
 
     def located(self, error: ProtocolError, index: int, where: str) -> ProtocolError:
-        """The same error, saying which batch it is about."""
+        """Return the same error with the batch's offset in its message."""
         base_offset = int(self.headers["base_offset"][index])
         return type(error)(
             f"{where}: the record batch at offset {base_offset} cannot be read: {error}", base_offset=base_offset
         )
 
     def verify_checksum(self, index: int, where: str) -> None:
-        """Raises `Corrupt` when a batch is not the one that its producer wrote."""
+        """Raise `Corrupt` if the checksum of a batch is wrong."""
         found, stated = checksum(self.batch(index)), int(self.headers["crc"][index])
         if found != stated:
             raise Corrupt(
@@ -107,9 +114,19 @@ class MemoryRecords:
 
 
 def read_batch_headers(buffer: BytesLike, where: str = "record batches") -> MemoryRecords:
-    """Reads the batch headers in `buffer`, the `records` of one partition in a Fetch reply.
+    """Read the batch headers in `buffer`.
 
-    Raises `Corrupt`, with a message that starts with `where` ("orders-3"), for a header that cannot be one.
+    Parameters
+    ----------
+    buffer
+        `records` of one partition in a Fetch response.
+    where
+        Start of error messages, for example "orders-3".
+
+    Raises
+    ------
+    Corrupt
+        A header is invalid.
     """
     view = memoryview(buffer).cast("B")
     total = len(view)
@@ -142,7 +159,7 @@ def read_batch_headers(buffer: BytesLike, where: str = "record batches") -> Memo
 def _headers(view: memoryview, positions: list[int], short: bool) -> npt.NDArray[Any]:
     rows: list[BytesLike] = [view[at : at + HEADER_BYTES] for at in positions]
     if short:
-        # Messages of magic 0 and 1 can be shorter than a header, and stand at the end of the buffer.
+        # Messages of magic 0 and 1 can be shorter than a header, and be the last in the buffer.
         rows = [bytes(row).ljust(HEADER_BYTES, b"\0") for row in rows]
     raw = np.frombuffer(b"".join(rows), WIRE)
     headers = np.empty(len(raw), NATIVE)

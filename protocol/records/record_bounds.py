@@ -1,8 +1,8 @@
-"""Where each record starts and ends: every record begins with its length, so they form a chain.
+"""Find the start and end of each record: every record begins with its length, so records form a chain.
 
-The only step of decoding that cannot look at all records at once. Three ways, each exact: runs of records of one size
-(compared at a stride), `record_bounds_lockstep`, and a Python loop, one record after the other, for whatever the other
-two do not understand. Used by `decode`.
+The only step of decoding that cannot process all records at once. It has three exact methods: runs of records of equal
+size (compared at a stride), `record_bounds_lockstep`, and a Python loop over single records for all other input. Used
+by `decode`.
 """
 
 from __future__ import annotations
@@ -30,14 +30,17 @@ Bounds = tuple[Positions, Positions]
 """Start and end of each record."""
 
 _STEPS: list[list[int]] = SIZES.reshape(256, 256).T.tolist()
-"""SIZES as lists: _STEPS[first byte][second byte]."""
+"""SIZES as lists: `_STEPS[first byte][second byte]`."""
 _FEWEST_IN_RUN = 64
 
 
 def record_bounds(data: Bytes, begins: Positions, ends: Positions, counts: Positions) -> Bounds:
-    """Start and end of every record of some batches, whose records are in data[begins[i]:ends[i]].
+    """Return start and end of every record of some batches, whose records are in `data[begins[i]:ends[i]]`.
 
-    Raises `Corrupt` or `Truncated` when `counts[i]` records do not fill batch i exactly.
+    Raises
+    ------
+    Corrupt, Truncated
+        `counts[i]` records do not fill batch i exactly.
     """
     rows, size_bytes = int(counts.sum()), int((ends - begins).sum())
     batches = list(zip(begins.tolist(), ends.tolist(), counts.tolist(), strict=True))
@@ -52,9 +55,12 @@ def record_bounds(data: Bytes, begins: Positions, ends: Positions, counts: Posit
 
 
 def record_bounds_in_parts(data: Bytes, begin: int, end: int, count: int, rows_at_once: int) -> Iterator[Bounds]:
-    """Start and end of every record of one batch, in data[begin:end], about `rows_at_once` records at a time.
+    """Yield start and end of every record of one batch in `data[begin:end]`, about `rows_at_once` at a time.
 
-    Raises `Corrupt` or `Truncated` when `count` records do not fill the batch exactly.
+    Raises
+    ------
+    Corrupt, Truncated
+        `count` records do not fill the batch exactly.
     """
     while count > 0:
         pieces = max(1, round(count / rows_at_once))
@@ -83,7 +89,7 @@ def _joined(parts: list[Bounds]) -> Bounds:
 
 
 def _bounds_at_stride(data: Bytes, begin: int, end: int, most: int) -> Bounds | None:
-    """The next records, up to `most`, as far as all have the size of the first; None if that are only a few."""
+    """Return the next records, up to `most`, while they have the size of the first; None for a short run."""
     if most < _FEWEST_IN_RUN or end - begin < most * SMALLEST_RECORD_BYTES:
         return None
     prefix_at = prefixes(data)
@@ -106,7 +112,7 @@ def _bounds_at_stride(data: Bytes, begin: int, end: int, most: int) -> Bounds | 
 
 
 def _bounds_in_lockstep(data: Bytes, begin: int, end: int, rows: int, count: int) -> Bounds | None:
-    """About `rows` of the next `count` records, all of them if they are equal; None where lockstep finds nothing."""
+    """Return about `rows` of the next `count` records (all if equal); None if lockstep finds no result."""
     average = (end - begin) // count
     if not lockstep_pays(rows, rows * average, 1.0, 1):
         return None
@@ -118,13 +124,13 @@ def _bounds_in_lockstep(data: Bytes, begin: int, end: int, rows: int, count: int
 
 
 def _bounds_one_by_one(data: Bytes, begin: int, end: int, count: int, whole: bool) -> Bounds:
-    """`count` records in a row from `begin`, which end before `end`, or (`whole`) exactly there."""
+    """Return `count` consecutive records from `begin` that end before `end`, or (`whole`) exactly there."""
     view, steps, position = data.data, _STEPS, begin
     try:
         ends = [position := position + steps[view[position]][view[position + 1]] for _ in repeat(None, count)]
     except IndexError:
         ends = []
-    # A step of 0 stays where it is, and so do all that follow.
+    # A step of 0 does not move, so all later positions are equal.
     if not ends or ends[-1] == (ends[-2] if count > 1 else begin):
         ends = _careful_ends(view, begin, end, count)
     if ends[-1] > end or (whole and ends[-1] != end):
@@ -137,7 +143,7 @@ def _bounds_one_by_one(data: Bytes, begin: int, end: int, count: int, whole: boo
 
 
 def _careful_ends(view: memoryview, begin: int, end: int, count: int) -> list[int]:
-    """The same for lengths of any size, checked one by one."""
+    """Return the ends for lengths of any size, checking each one."""
     reader = Reader(view[:end])
     reader.position = begin
     ends = []

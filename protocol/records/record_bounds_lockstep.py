@@ -1,8 +1,8 @@
-"""Record bounds by lockstep: each NumPy step moves a cursor in each of some hundred lanes by one record.
+"""Find record bounds in lockstep: each NumPy step moves a cursor in each of some hundred lanes by one record.
 
-A small batch is a lane; a large one is cut into lanes where records seem to start (`likely_record_starts`). No guess is
-trusted: the lane before it must end exactly there, else there is no result. Knows lengths, and of the rest of a record
-only that its attributes are zero. Used by `record_bounds`.
+A small batch is a lane. A large one is split into lanes at likely record starts (`likely_record_starts`). Every guess
+is verified: the lane before it must end exactly there, else there is no result. Uses the lengths of records and
+assumes that their attributes are zero. Used by `record_bounds`.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _LANES = 512
 FEWEST_LANES = 24
 _HOPS = 2
 _CHECK_EVERY = 4
-# What a record costs more by the Python loop than in lockstep, and what finding the lanes costs, in nanoseconds.
+# Nanoseconds that lockstep saves per record, and that it costs to find the lanes: fixed, and per byte of average size.
 _GAIN, _SYNC, _SYNC_A_BYTE = 45, 100_000, 120
 _LARGEST_MULTIPLE = 8
 
 
 def _sizes_by_prefix() -> Positions:
-    """From a record's first two bytes, as a little-endian number, to its whole size.
+    """Map a record's first two bytes, as a little-endian number, to its whole size.
 
-    0 where that is not known: the length has three bytes or more, or is negative.
+    The size is 0 if unknown: the length has three bytes or more, or is negative.
     """
     prefix = np.arange(1 << 16)
     first, second = prefix & 0xFF, prefix >> 8
@@ -42,13 +42,23 @@ SIZES = _sizes_by_prefix()
 
 
 def prefixes(data: Bytes) -> npt.NDArray[Any]:
-    """The two bytes at every position as one little-endian number; a view."""
+    """Return the two bytes at every position as one little-endian number; a view."""
     view: npt.NDArray[Any] = np.ndarray((len(data) - 1,), "<u2", data, strides=(1,))
     return view
 
 
 def lockstep_pays(rows: int, size_bytes: int, largest_share: float, regions: int) -> bool:
-    """Whether lockstep beats a loop over `rows` records in that many regions, the largest with that share of them."""
+    """Return True if lockstep beats a loop.
+
+    Parameters
+    ----------
+    rows, size_bytes
+        Total number and size of the records.
+    largest_share
+        Share of the records, from 0 to 1, in the largest region.
+    regions
+        Number of regions (batches).
+    """
     average = size_bytes / rows
     if regions * largest_share < 4 and regions >= FEWEST_LANES:
         return True
@@ -58,9 +68,9 @@ def lockstep_pays(rows: int, size_bytes: int, largest_share: float, regions: int
 def bounds_in_lockstep(
     data: Bytes, begins: Positions, ends: Positions, average: int
 ) -> tuple[Positions, Positions, Positions] | None:
-    """Start and end of every record in the regions [begins[i], ends[i]), and how many records each region has.
+    """Return start and end of every record in the regions [begins[i], ends[i]), and the record count per region.
 
-    `average` is the expected size of a record in bytes. None when a lane does not end where the next one starts.
+    `average` is the expected size of a record in bytes. Returns None if a lane does not end where the next one starts.
     """
     lanes, untils, region = _lanes(data, begins, ends, average)
     prefix_at, last = prefixes(data), len(data) - 2
@@ -74,7 +84,7 @@ def bounds_in_lockstep(
         try:
             prefix = prefix_at[position]
         except IndexError:
-            # Lanes that have passed their end run on, at last beyond the data.
+            # Lanes past their end continue, and finally exceed the data.
             prefix = prefix_at[np.minimum(position, last)]
         SIZES.take(prefix, out=size, mode="clip")
         position = np.add(position, size, out=after)
@@ -98,9 +108,9 @@ def bounds_in_lockstep(
 
 
 def _lanes(data: Bytes, begins: Positions, ends: Positions, average: int) -> tuple[Positions, Positions, Positions]:
-    """Where lanes start and end, and the region each is in: the regions, the longer ones cut.
+    """Split long regions into lanes; return start, end and region of each lane.
 
-    The lanes of a region are of one size, since the longest lane says how many steps there are.
+    The lanes of a region have similar sizes, since the longest lane determines the number of steps.
     """
     lengths = ends - begins
     lane_bytes = max(int(lengths.sum()) // _LANES, 4 * average)
@@ -121,10 +131,10 @@ def _lanes(data: Bytes, begins: Positions, ends: Positions, average: int) -> tup
 
 
 def likely_record_starts(data: Bytes, guesses: Positions, limits: Positions, average: int) -> Positions:
-    """Where records probably start: at most one in the two average records after each guess, before its limit; sorted.
+    """Return likely record starts, sorted: at most one per guess, within two average records and before its limit.
 
-    A record starts with its length and attributes of zero, and leads to another one, up to the limit. What stands
-    before it is mostly a header count of zero; where that is so for some, only those are taken.
+    A record starts with its length and attributes of zero, and leads to another record or to the limit. The byte
+    before it is mostly a header count of zero: if some candidates have that, only those are used.
     """
     window = 2 * average + 16
     fits = guesses + window < limits
@@ -135,7 +145,7 @@ def likely_record_starts(data: Bytes, guesses: Positions, limits: Positions, ave
     seen = np.ndarray((len(data) - window, window), np.uint8, data, strides=(1, 1))[guesses]
     lane, column = np.divmod(np.flatnonzero(seen == 0), window)
     zero = guesses[lane] + column
-    # The length before the zero byte of the attributes has two bytes or one.
+    # The length before the attributes' zero byte has one or two bytes.
     start = zero - 1 - (prefix_at[zero - 2] & 0x8080 == 0x0080)
     sizes = SIZES[prefix_at[start]]
     likely = (sizes >= SMALLEST_RECORD_BYTES) & (sizes < _LARGEST_MULTIPLE * average)

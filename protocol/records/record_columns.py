@@ -1,6 +1,6 @@
-"""The columns of rows that are to be written: checked, and brought to the one form that everything after this takes.
+"""Check the columns of rows to write, and convert them to the form that all later steps expect.
 
-Pure. Called with all rows of a batch before anything of it is gathered, so a wrong batch is refused whole.
+A pure function, called with all rows of a batch before any is accumulated, so an invalid batch is rejected whole.
 """
 
 from __future__ import annotations
@@ -23,12 +23,26 @@ Columns = Any  # pa.RecordBatch | pa.Table; pyarrow has no type stubs
 
 
 def record_columns(columns: Columns, default_timestamp_ms: int) -> pa.RecordBatch:
-    """The same rows: `key`, `value` (binary), `timestamp_ms` (int64, no nulls), `headers` (binary, as in a record).
+    """Return the same rows in the form that `encode_batches` expects.
 
-    columns: a record batch or table with `value` and, if wanted, `key` (binary, or text, which is taken as UTF-8),
-    `timestamp_ms` (int64; null and absent: `default_timestamp_ms`) and `headers` (list<struct<key: string, value:
-    binary>>). Without `key` or `headers` the result has none either.
-    Raises `UsageError` for other columns and types, and for a header without a key.
+    Parameters
+    ----------
+    columns : pa.RecordBatch or pa.Table
+        `value` and optionally `key` (binary, or text, encoded as UTF-8), `timestamp_ms` (int64, may have nulls) and
+        `headers` (list<struct<key: string, value: binary>>).
+    default_timestamp_ms
+        Timestamp for rows without one, in milliseconds since 1970.
+
+    Returns
+    -------
+    pa.RecordBatch
+        `key`, `value` (binary), `timestamp_ms` (int64, no nulls), `headers` (binary, encoded as in a record).
+        `key` and `headers` are absent if `columns` lacks them.
+
+    Raises
+    ------
+    UsageError
+        A column is missing, unknown or of another type, or a header has no key.
     """
     if isinstance(columns, pa.Table):
         whole = [column.combine_chunks() for column in columns.columns]
@@ -67,7 +81,7 @@ def _timestamps(array: pa.Array | None, rows: int, default_ms: int) -> pa.Array:
 
 
 def _headers(lists: pa.Array) -> pa.Array:
-    """Each row's headers, their number before them, as they stand in a record."""
+    """Encode each row's headers as in a record, after their count."""
     try:
         lists = lists.cast(_HEADERS)
     except pa.ArrowException as error:

@@ -1,6 +1,7 @@
-"""From record bounds to the bounds of every field: vectorised over the records of one chunk.
+"""Find the bounds of every field from the bounds of records, vectorised over the records of one chunk.
 
-Knows the layout of a record (magic 2) and checks that its fields fill it exactly; copies no payload. Used by `decode`.
+Implements the layout of a record (magic 2) and checks that its fields fill it exactly. Copies no payload. Used by
+`decode`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _ATTRIBUTES_BYTES = 1
 
 @dataclass
 class RecordFields:
-    """One row per record; positions are into the bytes they were read from. A null has length -1."""
+    """One row per record; positions refer to the bytes that were read. A null has length -1."""
 
     offset_delta: Integers
     timestamp_delta: Integers
@@ -32,7 +33,7 @@ class RecordFields:
     ends: Positions
 
     def select(self, rows: Any) -> RecordFields:
-        """Only some rows: a slice or an array of row numbers."""
+        """Return the given rows: a slice or an array of row numbers."""
         return RecordFields(**{name: column[rows] for name, column in vars(self).items()})
 
     def __len__(self) -> int:
@@ -40,9 +41,12 @@ class RecordFields:
 
 
 def read_fields(data: Bytes, starts: Positions, ends: Positions) -> RecordFields:
-    """The fields of the records data[starts[i]:ends[i]].
+    """Read the fields of the records `data[starts[i]:ends[i]]`.
 
-    Raises `Corrupt` where a record's fields do not fill it exactly.
+    Raises
+    ------
+    Corrupt
+        The fields of a record do not fill it exactly.
     """
     _, at = read_varints(data, starts)
     at += _ATTRIBUTES_BYTES
@@ -61,7 +65,7 @@ def read_fields(data: Bytes, starts: Positions, ends: Positions) -> RecordFields
 
 
 def _end(at: Positions, length: Integers, ends: Positions, what: str) -> Positions:
-    """Where a field ends that may be null."""
+    """Return the end of a nullable field."""
     smallest = length.min() if len(length) else 0
     if smallest < -1:
         raise Corrupt(f"a {what} of length {smallest}")

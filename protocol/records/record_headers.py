@@ -1,7 +1,8 @@
-"""The headers column: list<struct<key: string, value: binary>>, null for a record without headers.
+"""Build the headers column: list<struct<key: string, value: binary>>, null for a record without headers.
 
-Apart from `record_fields` because headers are chains within each record: vectorised in rounds over the records (the
-first header of each, then the second, ...), and one by one for the odd record that has very many. Used by `decode`.
+Separate from `record_fields` because headers form a chain within each record. They are read in vectorised rounds over
+the records (the first header of each, then the second, ...), and one by one for a rare record with very many. Used by
+`decode`.
 """
 
 from __future__ import annotations
@@ -24,16 +25,19 @@ _SMALLEST_HEADER_BYTES = 2
 
 
 class _Bounds:
-    """Where the key and the value of every header are, flattened; a null value has length -1."""
+    """Positions and lengths of all keys and values, flattened; a null value has length -1."""
 
     def __init__(self, total: int) -> None:
         self.key_at, self.key_length, self.value_at, self.value_length = (np.empty(total, np.int64) for _ in range(4))
 
 
 def record_headers(data: Bytes, at: Positions, count: Integers, ends: Positions) -> pa.Array:
-    """The headers of each record: `count[i]` of them in data[at[i]:ends[i]].
+    """Build the headers of each record: `count[i]` of them are in `data[at[i]:ends[i]]`.
 
-    Raises `Corrupt` or `Truncated` where the headers do not fill their record exactly.
+    Raises
+    ------
+    Corrupt, Truncated
+        The headers of a record do not fill it exactly.
     """
     rows = len(at)
     counts = count.astype(np.int64)
@@ -114,7 +118,7 @@ def _one_by_one(data: Bytes, at: int, end: int, targets: range, bounds: _Bounds)
 
 
 def _text(keys: pa.Array) -> pa.Array:
-    """Bytes that are not UTF-8 are replaced, as the Java client does: nobody checks what a producer sends."""
+    """Decode header keys. As in the Java client, bytes that are not UTF-8 are replaced: brokers do not check them."""
     try:
         return keys.cast(pa.string())
     except pa.ArrowInvalid:

@@ -1,7 +1,7 @@
-"""How columns become rows of bytes, a column at a time: varints as words, payloads as Arrow columns. Used by `encode`.
+"""Write columns as rows of bytes, a column at a time: varints as words, payloads as Arrow columns. Used by `encode`.
 
-A varint is held as a 64-bit word (its bytes, lowest first) and a size; several short ones next to each other share a
-word, so that the fixed part of a record is mostly written by one scattered store.
+A varint is a 64-bit word (its bytes, lowest first) and a size. Adjacent short varints share a word, so that mostly one
+scattered store writes the fixed part of a record.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class WordColumn:
     most: int
 
     def then(self, other: WordColumn) -> WordColumn:
-        """Both after one another; together they must fit a word."""
+        """Return both columns concatenated row by row; together they must fit a word."""
         words = other.words << (self.sizes << np.uint64(3))
         words |= self.words
         return WordColumn(words, self.sizes + other.sizes, self.most + other.most)
 
 
 def zero_bytes(rows: int, except_at: Integers | None = None) -> WordColumn:
-    """One zero byte per row; none in the rows `except_at`."""
+    """Return a column of one zero byte per row, and no byte in the rows `except_at`."""
     sizes = np.ones(rows, np.uint64)
     if except_at is not None:
         sizes[except_at] = 0
@@ -45,7 +45,7 @@ def zero_bytes(rows: int, except_at: Integers | None = None) -> WordColumn:
 
 
 def _zigzag(values: Integers) -> Words:
-    """Signed to unsigned, small for small magnitudes of either sign."""
+    """Map signed to unsigned numbers (zigzag): small magnitudes of either sign stay small."""
     signed = values.astype(np.int64, copy=False)
     raw = signed >> 63
     raw ^= signed << 1
@@ -53,7 +53,7 @@ def _zigzag(values: Integers) -> Words:
 
 
 def varint_sizes(values: Integers) -> npt.NDArray[np.int64]:
-    """How many bytes each number has as a zigzag varint."""
+    """Return the size of each number as a zigzag varint, in bytes."""
     raw = _zigzag(values)
     sizes = np.ones(len(raw), np.int64)
     largest = int(raw.max()) if len(raw) else 0
@@ -63,7 +63,7 @@ def varint_sizes(values: Integers) -> npt.NDArray[np.int64]:
 
 
 def varint_words(values: Integers) -> list[WordColumn]:
-    """Each row's zigzag varint: one column of words, or two where some have 9 or 10 bytes."""
+    """Return each row's zigzag varint: one column of words, or two if some have 9 or 10 bytes."""
     raw = _zigzag(values)
     largest = int(raw.max()) if len(raw) else 0
     columns = [WordColumn(raw & np.uint64(0x7F), np.ones(len(raw), np.uint64), 1)]
@@ -71,7 +71,7 @@ def varint_words(values: Integers) -> list[WordColumn]:
         rest = raw >> np.uint64(shift)
         more = (rest != 0).view(np.uint8).astype(np.uint64)
         last = columns[-1]
-        # The byte before this one is the last of its word, if this one opens a new word.
+        # The previous byte is the last of its word if this byte opens a new word.
         last.words |= more << np.uint64(8 * last.most - 1)
         if last.most == _WORD_BYTES:
             last = WordColumn(np.zeros(len(raw), np.uint64), np.zeros(len(raw), np.uint64), 0)
@@ -85,9 +85,15 @@ def varint_words(values: Integers) -> list[WordColumn]:
 
 
 class RowLayout:
-    """Columns of words and payloads, in the order in which each row's bytes stand.
+    """Columns of words and payloads, in the byte order of a row.
 
-    `order`: which elements of the payloads are the rows'; None: all as they are. Words have one for each row.
+    Parameters
+    ----------
+    rows
+        Number of rows.
+    order
+        Element of the payload columns for each row; None for all as they are. Columns of words have one element per
+        row in any case.
     """
 
     def __init__(self, rows: int, order: Integers | None = None) -> None:
@@ -99,6 +105,7 @@ class RowLayout:
         self._pending: list[WordColumn] = []
 
     def words(self, columns: list[WordColumn]) -> None:
+        """Append columns of words to each row."""
         for column in columns:
             if self._pending and self._pending[-1].most + column.most <= _WORD_BYTES:
                 self._pending[-1] = self._pending[-1].then(column)
@@ -106,7 +113,7 @@ class RowLayout:
                 self._pending.append(column)
 
     def payload(self, column: pa.Array | None, largest: int) -> None:
-        """A binary column, whose nulls take no bytes; `largest` is its longest value."""
+        """Append a binary column, whose nulls take no bytes; `largest` is the length of its longest value."""
         if largest > 0:
             self._flush()
             self._columns.append(column)
@@ -119,7 +126,7 @@ class RowLayout:
             self._pending = []
 
     def column(self, counts: Integers | None = None) -> pa.Array:
-        """A binary column of each row's bytes; with `counts`, of those of so many rows at a time."""
+        """Return a binary column of each row's bytes; with `counts`, of the bytes of `counts[i]` rows at a time."""
         laid, ends = self._take(self._order(), b"")
         bounds = np.append(np.int32(0), ends[len(self._columns) - 1 :: len(self._columns)])
         if counts is not None:
@@ -127,15 +134,26 @@ class RowLayout:
         return pa.Array.from_buffers(pa.binary(), len(bounds) - 1, [None, pa.py_buffer(bounds), laid])
 
     def batches(self, firsts: Integers, room_bytes: int, end: bytes) -> tuple[npt.NDArray[np.uint8], list[int]]:
-        """The rows in batches that begin at the rows `firsts` (the first of them 0).
+        """Return the rows in batches that begin at the rows `firsts`.
 
-        Each batch has `room_bytes` of room before its rows, to be written to, and `end` behind them. Returns the bytes
-        of all batches and where each one starts and, last, where they end.
+        Parameters
+        ----------
+        firsts
+            First row of each batch, the first of them 0.
+        room_bytes
+            Size of the writable room before the rows of each batch.
+        end
+            Bytes after the rows of each batch.
+
+        Returns
+        -------
+        tuple
+            The bytes of all batches; the start of each batch and, last, the end of the last one.
         """
         room = bytes(room_bytes)
         order = self._order()
         kinds = len(self._columns)
-        # Behind the columns' elements come these three: the room of the first batch, what parts two, the end.
+        # Three elements follow those of the columns: room of the first batch, end and room between two, end.
         elements = sum(map(len, self._columns))
         first, parting, last = range(elements, elements + 3)
         rooms = np.full(len(firsts), parting, np.int32)
@@ -146,7 +164,7 @@ class RowLayout:
         return np.frombuffer(laid, np.uint8), [*starts.tolist(), int(ends[-1])]
 
     def _order(self) -> npt.NDArray[np.int32]:
-        """The elements of the columns, one column after the other, row by row."""
+        """Return the element numbers of the concatenated columns, row by row."""
         self._flush()
         by_row = np.empty((self._rows, len(self._columns)), np.int32)
         before = 0
@@ -156,14 +174,14 @@ class RowLayout:
         return by_row.ravel()
 
     def _take(self, order: npt.NDArray[np.int32], *more: bytes) -> tuple[pa.Buffer, npt.NDArray[np.int32]]:
-        """The elements of the columns, and `more` of them, in this order: their bytes, and where each one ends."""
+        """Take the elements of the columns and `more` in this order; return their bytes and the end of each."""
         everything = pa.concat_arrays([*self._columns, binaries(more)])
         laid = everything.take(to_arrow(order))
         return laid.buffers()[2], np.frombuffer(laid.buffers()[1], np.int32, len(order) + 1)[1:]
 
 
 def _joined_words(columns: list[WordColumn], rows: int) -> pa.Array:
-    """The words of each row after one another, as a binary column."""
+    """Concatenate the words of each row into a binary column."""
     kinds = len(columns)
     words, sizes = columns[0].words, columns[0].sizes
     if kinds > 1:
@@ -172,7 +190,7 @@ def _joined_words(columns: list[WordColumn], rows: int) -> pa.Array:
     bounds = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=bounds[1:])
     data = np.empty(int(bounds[-1]) + _WORD_BYTES, np.uint8)
-    # Words overlap what follows them, and are stored in this order: each next one overwrites the excess of the last.
+    # Words overlap the bytes that follow and are stored in order: each word overwrites the excess of the one before.
     np.ndarray((len(data) - _WORD_BYTES + 1,), "<u8", data, strides=(1,))[bounds[:-1]] = words
     offsets = bounds[::kinds].astype(np.int32)
     return pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(offsets), pa.py_buffer(data)])

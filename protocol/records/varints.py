@@ -1,8 +1,8 @@
-"""Zigzag varints over a whole column of positions at once.
+"""Decode the zigzag varints at a whole column of positions at once.
 
-Knows a byte array and positions in it. Nearly all varints in records are one or two bytes long, so those lengths cost
-a handful of NumPy calls; longer ones are finished for the few rows that have them. Arrays are worked on in the
-smallest type that holds them: that, and not the number of calls, is what a column of some thousand rows costs.
+Nearly all varints in records have one or two bytes, so decoding them takes only a few NumPy calls. Longer ones are
+completed for the few rows that have them. Arrays have the smallest sufficient type: the size of the type, not the
+number of calls, determines the cost for a column of some thousand rows.
 """
 
 from __future__ import annotations
@@ -23,11 +23,28 @@ _LOW7 = np.uint8(0x7F)
 
 
 def read_varints(data: Bytes, at: Positions, bits: int = 32) -> tuple[Integers, Positions]:
-    """The signed numbers whose varints start at `at`, and where each one's bytes end.
+    """Decode the varints that start at `at`.
 
-    The values have the smallest integer type that holds what was found (int8, int16 or int64). Positions past the
-    end of `data` read its last byte: the caller finds out by the end positions, which never lie. Raises `Corrupt`
-    for a varint of more than `bits` bits.
+    Parameters
+    ----------
+    data
+        Bytes of one or more batches.
+    at
+        Start of each varint. Positions past the end of `data` read its last byte: the caller must check the end
+        positions, which are always correct.
+    bits
+        Maximum size of a number: 32 or 64.
+
+    Returns
+    -------
+    tuple
+        The signed numbers, of the smallest integer type that holds them (int8, int16 or int64), and the end of each
+        varint.
+
+    Raises
+    ------
+    Corrupt
+        A varint has more than `bits` bits.
     """
     first = data.take(at, mode="clip")
     after = at + 1
@@ -58,7 +75,7 @@ def read_varints(data: Bytes, at: Positions, bits: int = 32) -> tuple[Integers, 
 
 
 def _finish_long(data: Bytes, raw: npt.NDArray[np.uint64], at: Positions, bits: int) -> tuple[Integers, Positions]:
-    """Varints whose first 14 bits are in `raw` and that go on at `at`: one NumPy round per byte of the longest."""
+    """Complete varints whose first 14 bits are in `raw`, from `at`: one NumPy round per byte of the longest."""
     pending = np.arange(len(at))
     for shift in range(14, bits, 7):
         byte = data.take(at[pending], mode="clip")

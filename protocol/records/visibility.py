@@ -1,6 +1,6 @@
-"""Which batches a reader may see: not control batches, not aborted transactions, not those outside the range.
+"""Select the batches that a reader may see: no control batches, no aborted transactions, none outside the range.
 
-Knows headers, and the one record of a control batch. Used by `decode`.
+Reads headers, and the single record of a control batch. Used by `decode`.
 """
 
 from __future__ import annotations
@@ -31,9 +31,20 @@ def visible_batches(
     check_crc: bool,
     where: str,
 ) -> Rows:
-    """Row numbers in `records.headers` of the batches that may have records to be seen in [first_offset, end_offset).
+    """Return row numbers in `records.headers` of the batches that may have visible records in the given range.
 
-    `aborted_transactions` are those of the Fetch reply ({"producer_id", "first_offset"}, in any order).
+    Parameters
+    ----------
+    records
+        Batches of one partition of a Fetch response.
+    first_offset, end_offset
+        Range of offsets; the end is exclusive.
+    aborted_transactions
+        The list of the Fetch response (`producer_id` and `first_offset`, in any order); None or empty to see all.
+    check_crc
+        Verify the checksum of control batches that are read.
+    where
+        Start of error messages, for example "orders-3".
     """
     headers = records.headers
     seen = headers["last_offset"] >= first_offset
@@ -48,7 +59,7 @@ def visible_batches(
 def _aborted(
     records: MemoryRecords, aborted_transactions: Sequence[Mapping[str, Any]], check_crc: bool, where: str
 ) -> npt.NDArray[np.bool_]:
-    """A transaction is aborted from its first offset to the abort marker of its producer."""
+    """Mark the batches of aborted transactions: from a transaction's first offset to its producer's abort marker."""
     starts = sorted(((row["first_offset"], row["producer_id"]) for row in aborted_transactions), reverse=True)
     aborted = np.zeros(len(records.headers), np.bool_)
     producers: set[int] = set()
@@ -66,7 +77,7 @@ def _aborted(
 
 
 def _is_abort_marker(records: MemoryRecords, index: int, check_crc: bool, where: str) -> bool:
-    """Whether a control batch says ABORT; one that compaction has emptied says nothing."""
+    """Return True if a control batch is an ABORT marker; False if compaction has emptied it."""
     header = records.headers[index]
     if header["count"] == 0:
         return False
