@@ -40,21 +40,65 @@ def starting_offsets(
 ) -> dict[TopicPartition, int]:
     """One offset for each of `partitions`, as `startingOffsets` says, or the option about times that is given instead.
 
+    Of a streaming query it logs once where the query starts and why: as a warning if it leaves out records.
+
     Raises `ConfigurationError` for JSON that does not fit the partitions, offsets that are not in the log, or a time
     that no record is as new as; `DataLoss` for a group's offsets that are not in the log any more.
     """
     where = options.start
+    at_latest: Collection[TopicPartition] = ()
     if where == "group":
-        return _from_group(client, options, partitions, deadline)
-    if isinstance(where, AtTime):
-        found, without = _at_time(client, options, where, partitions, deadline)
+        offsets, without = _from_group(client, options, partitions, deadline)
+        if options.consumer.auto_offset_reset == "latest":
+            at_latest = without
+        why = _why_group(options, partitions, without)
+    elif isinstance(where, AtTime):
+        offsets, without = _at_time(client, options, where, partitions, deadline)
         if without and options.starting_offsets_by_timestamp_strategy == "error":
             raise ConfigurationError(
                 f"{where.option}: no record of {listed(without)} is that new. Name an earlier time, or set "
                 "startingOffsetsByTimestampStrategy=latest to begin at the end there"
             )
-        return found
-    return _resolved(client, options, "startingOffsets", where, partitions, deadline)
+        why = where.option
+    else:
+        offsets = _resolved(client, options, "startingOffsets", where, partitions, deadline)
+        if where == "latest":
+            at_latest = partitions
+        default = " (the default without kafka.group.id)" if options.starting_offsets is None else ""
+        why = f"startingOffsets={where}{default}" if isinstance(where, str) else "startingOffsets"
+    if options.streaming:
+        left_out = log_starts(client, at_latest, deadline)
+        _log_start(offsets, why, sum(offsets[key] - start for key, start in left_out.items()))
+    return offsets
+
+
+def _why_group(
+    options: SourceOptions, partitions: Collection[TopicPartition], without: Collection[TopicPartition]
+) -> str:
+    group = f"the offsets of group {options.consumer.group_id}"
+    if not without:
+        return group
+    default = "" if options.auto_offset_reset else ", the default"
+    reset = f"kafka.auto.offset.reset={options.consumer.auto_offset_reset}{default}"
+    if len(without) == len(partitions):
+        return f"{reset}, since group {options.consumer.group_id} has no committed offsets"
+    return f"{group}; at {reset}, in {listed(without)}, of which the group has none"
+
+
+def _log_start(offsets: Mapping[TopicPartition, int], why: str, unread: int) -> None:
+    """`unread`: offsets in the logs that the query leaves out because it starts at their ends."""
+    begins = ", ".join(f"{name(key)} at {offsets[key]}" for key in sorted(offsets)[:10]) or "no partition yet"
+    more = f" and {len(offsets) - 10} more" if len(offsets) > 10 else ""
+    line = f"no batch of this query is complete yet: it starts at {why}: {begins}{more}"
+    if unread:
+        log.warning(
+            "%s. The %d offsets before that are not read. To read them, set startingOffsets=earliest and use a new "
+            "checkpointLocation",
+            line,
+            unread,
+        )
+    else:
+        log.info("%s", line)
 
 
 def ending_offsets(
@@ -216,7 +260,8 @@ def group_offsets(
 
 def _from_group(
     client: Client, options: SourceOptions, partitions: Collection[TopicPartition], deadline: Deadline
-) -> dict[TopicPartition, int]:
+) -> tuple[dict[TopicPartition, int], list[TopicPartition]]:
+    """One offset each, and the partitions without a committed offset, which start at `kafka.auto.offset.reset`."""
     offsets = group_offsets(client, options, partitions, deadline)
     without = [key for key in partitions if key not in offsets]
     reset = options.consumer.auto_offset_reset
@@ -225,16 +270,10 @@ def _from_group(
             f"group {options.consumer.group_id} has no committed offset for {listed(without)} and "
             "kafka.auto.offset.reset=none; set kafka.auto.offset.reset=earliest or latest, or startingOffsets"
         )
-    log.info(
-        "group %s: %d partition(s) begin at the group's offsets, %d at %s (kafka.auto.offset.reset)",
-        options.consumer.group_id,
-        len(offsets),
-        len(without),
-        reset,
-    )
     if reset == "earliest":
-        return offsets | log_starts(client, without, deadline)
-    return offsets | {key: entry.offset for key, entry in log_ends(client, options, without, deadline).items()}
+        return offsets | log_starts(client, without, deadline), without
+    ends = {key: entry.offset for key, entry in log_ends(client, options, without, deadline).items()}
+    return offsets | ends, without
 
 
 def _reset(options: SourceOptions, key: TopicPartition, offset: int, there: tuple[int, int], latest: int) -> int:

@@ -303,7 +303,7 @@ def test_a_pattern_that_nothing_fits_yet_has_an_empty_first_batch(cluster: Clust
 def test_a_batch_that_takes_too_long_says_which_option_to_raise(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options = {"kafka.group.protocol": "classic", "kafka.max.poll.interval.ms": "1000"}
+    options = {"kafka.group.protocol": "classic", "kafka.max.poll.interval.ms": "1000", "startingOffsets": "earliest"}
     reader = cluster.reader(**options, **{"kafka.group.id": "g", "kafka.heartbeat.interval.ms": "200"})
     begin = reader.initialOffset()
     read = reader.latestOffset(begin, reader.getDefaultReadLimit())

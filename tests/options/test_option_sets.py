@@ -59,7 +59,7 @@ def test_of_a_stream_s_readers_only_the_one_that_runs_says_what_does_nothing(cap
     """Spark also makes readers to plan with, each in a process of its own."""
     with TenRecords() as cluster, caplog.at_level(logging.WARNING):
         where = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "subscribe": "orders"}
-        options = {**where, "mode": "x", "kafka.colour": "y"}
+        options = {**where, "startingOffsets": "earliest", "mode": "x", "kafka.colour": "y"}
         sources = [KafkaGroupDataSource(options) for _ in range(2)]
         readers = [source.streamReader(source.schema()) for source in sources]
         assert caplog.messages == []
