@@ -1,1 +1,1 @@
-"""See docs/architecture.md."""
+"""Kafka's wire format: message schemas, their codec, and frames. Sans-IO; see docs/architecture.md."""

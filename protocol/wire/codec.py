@@ -1,7 +1,7 @@
-"""Turns a `Struct` and a version into two plain functions: one encodes a dict, one decodes it.
+"""Compile a `Struct` and a version into two functions: one encodes a dict, one decodes it.
 
-The functions are closures built on first use and cached; neighbouring fields of fixed size are packed and unpacked in
-one step. Called by `wire.frame`. Knows no API, no header and no frame size.
+The functions are closures, built on first use and cached. Adjacent fields of fixed size are packed and unpacked in one
+step. Independent of APIs, headers and frame sizes. Called by `wire.frame`.
 """
 
 from __future__ import annotations
@@ -33,26 +33,34 @@ _SIZES = {name: struct.calcsize(">" + code) for name, code in _CODES.items()}
 
 
 def require_end(reader: Reader) -> None:
-    """Raises `Corrupt` if bytes are left over."""
+    """Raise `Corrupt` if bytes remain."""
     if reader.left:
         raise Corrupt(f"{reader.left} bytes too many after byte {reader.position}")
 
 
 @cache
 def decoder(schema: Struct, version: int, flexible: bool) -> Decode:
-    """A function that reads one struct off a `Reader` and returns a dict with every field of the schema.
+    """Return a function that reads one struct from a `Reader` and returns a dict with every field of the schema.
 
-    Fields this version lacks get their default. It raises `Truncated` or `Corrupt`.
+    Fields absent in this version have their default.
+
+    Raises
+    ------
+    Truncated, Corrupt
+        Raised by the returned function for invalid bytes.
     """
     return _struct_decoder(schema, version, flexible)
 
 
 @cache
 def encoder(schema: Struct, version: int, flexible: bool) -> Encode:
-    """A function that writes a mapping to a `Writer`; missing keys stand for the defaults.
+    """Return a function that writes a mapping to a `Writer`; missing keys mean the defaults.
 
-    It raises `UsageError` for unknown keys, for values of the wrong type or range, for None where this version has
-    no null, and for a value other than the default in a field that this version lacks (unless it is ignorable).
+    Raises
+    ------
+    UsageError
+        Raised by the returned function: a key is unknown; a value has the wrong type or range; a value is None and
+        this version has no null; or a field is absent in this version, not ignorable and not its default.
     """
     return _struct_encoder(schema, version, flexible, "")
 
@@ -90,7 +98,7 @@ def _decode_tagged(reader: Reader, value: Value, known: Mapping[int | None, _Dec
         return
     try:
         step(content, value)
-    except Truncated as error:  # the frame goes on, but this field announced less than it holds
+    except Truncated as error:  # the frame has more bytes, but this field's size is less than its content
         raise Corrupt(f"tagged field {tag} does not fit in the {size_bytes} bytes it announces: {error}") from error
     require_end(content)
 
@@ -100,7 +108,7 @@ def _is_mutable(value: Any) -> bool:
 
 
 def _runs(fields: list[Field]) -> Iterator[list[Field]]:
-    """Neighbours of fixed size together, every other field alone."""
+    """Group adjacent fields of fixed size; yield every other field alone."""
     for fixed, group in groupby(fields, key=lambda field: field.type in _CODES):
         if fixed:
             yield list(group)
@@ -147,7 +155,7 @@ def _type_decoder(kind: Type, version: int, flexible: bool, nullable: bool) -> D
         return partial(Reader.compact_data if flexible else Reader.data, nullable=nullable)
     if kind == "uuid":
         return Reader.uuid
-    raise UsageError(f"{kind} is read with its neighbours, or as an array")  # a mistake in a schema or in this file
+    raise UsageError(f"{kind} is read with its neighbours, or as an array")  # a bug in a schema or in this file
 
 
 def _nullable_struct_decoder(read: Decode) -> Decode:
@@ -187,7 +195,7 @@ def _array_decoder(of: Type, version: int, flexible: bool, nullable: bool) -> De
 
 
 def _smallest_bytes(kind: Type, version: int, flexible: bool) -> int:
-    """The least number of bytes a value takes: what makes an absurd count refusable before the first element."""
+    """Return the minimum size of a value in bytes, to reject an impossible count before reading elements."""
     if isinstance(kind, Struct):
         fields = [field for field in kind.fields if field.present(version) and not field.tagged(version)]
         return sum(

@@ -1,6 +1,6 @@
-"""What consumers put in the byte fields of JoinGroup and SyncGroup: a subscription, an assignment.
+"""Consumer protocol metadata in the byte fields of JoinGroup and SyncGroup: subscription and assignment.
 
-Each is a version number (int16) and a struct. No version is flexible.
+Each is a version (int16) followed by a struct. No version is flexible.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ ASSIGNMENT = Struct(
 )
 
 LAST_VERSION = 3
-"""The newest version of both that is described here."""
+"""The newest version of both structs in this file."""
 
 
 def encode_versioned(schema: Struct, version: int, value: Mapping[str, Any]) -> bytes:
-    """`version` as int16, then the struct. Raises `UsageError` for a value that does not fit the schema."""
+    """Encode `version` as int16, then the struct; raise `UsageError` for a value that does not fit the schema."""
     writer = Writer()
     writer.int16(version)
     encoder(schema, version, False)(writer, value)
@@ -44,10 +44,29 @@ def encode_versioned(schema: Struct, version: int, value: Mapping[str, Any]) -> 
 
 
 def decode_versioned(schema: Struct, last_version: int, data: BytesLike) -> tuple[int, Value]:
-    """`(version, value)`; version is the writer's own.
+    """Decode a version and a struct.
 
-    A version above `last_version` is read as `last_version`: later ones only add fields at the end, so what follows
-    is left unread. Raises `Truncated` or `Corrupt`.
+    A version above `last_version` is read as `last_version`: later versions only add fields at the end, and the
+    remaining bytes are ignored.
+
+    Parameters
+    ----------
+    schema
+        `SUBSCRIPTION` or `ASSIGNMENT`.
+    last_version
+        The newest version that `schema` describes.
+    data
+        The embedded bytes.
+
+    Returns
+    -------
+    tuple
+        The version as written, and the struct as a dict.
+
+    Raises
+    ------
+    Truncated, Corrupt
+        The bytes are invalid.
     """
     reader = Reader(data)
     version = reader.int16()

@@ -1,7 +1,7 @@
-"""Whole frames: request and response headers, the size in front, and the body between them.
+"""Encode and decode whole frames: size, request or response header, and body.
 
-The client's side is `encode_request`, `correlation_id` and `decode_response`; the broker's side, for tests and
-fakes, is `decode_request` and `encode_response`. Called by `protocol.net`. Knows no socket: bytes in, values out.
+A client uses `encode_request`, `correlation_id` and `decode_response`; a broker (tests and fakes) uses
+`decode_request` and `encode_response`. Called by `protocol.net`. Sans-IO.
 """
 
 from __future__ import annotations
@@ -24,10 +24,16 @@ _UNSUPPORTED_VERSION = 35
 def encode_request(
     api: Api, version: int, correlation_id: int, client_id: str | None, body: Mapping[str, Any]
 ) -> list[BytesLike]:
-    """One request as buffers to be sent in order; the first starts with the size of the rest (int32).
+    """Encode a request as buffers to send in order; the first starts with the size of the rest (int32).
 
-    Byte fields of 4 KiB and more are referenced, not copied: leave them unchanged until the buffers are sent.
-    Raises `UsageError` for a wrong body and `UnsupportedVersion` for a version outside `api.first..api.last`.
+    Byte fields of 4 KiB and more are referenced, not copied: do not change them until the buffers are sent.
+
+    Raises
+    ------
+    UsageError
+        The body does not fit the schema.
+    UnsupportedVersion
+        The version is outside `api.first..api.last`.
     """
     _check_version(api, version)
     writer = Writer()
@@ -35,7 +41,7 @@ def encode_request(
     writer.int16(api.key)
     writer.int16(version)
     writer.int32(correlation_id)
-    writer.string(client_id)  # never compact: a broker must read it before it knows our versions
+    writer.string(client_id)  # never compact: the broker reads it before it knows the client's versions
     flexible = api.flexible(version)
     if flexible:
         writer.uvarint(0)
@@ -44,7 +50,7 @@ def encode_request(
 
 
 def encode_response(api: Api, version: int, correlation_id: int, body: Mapping[str, Any]) -> list[BytesLike]:
-    """One response, as `encode_request` does it for a request."""
+    """Encode a response, as `encode_request` encodes a request."""
     _check_version(api, version)
     writer = Writer()
     writer.int32(0)
@@ -57,15 +63,32 @@ def encode_response(api: Api, version: int, correlation_id: int, body: Mapping[s
 
 
 def correlation_id(frame: BytesLike) -> int:
-    """The number of the request that this response answers. `frame` is without its size."""
+    """Return the correlation id of a response frame, given without its size."""
     return Reader(frame).int32()
 
 
 def decode_response(api: Api, version: int, frame: BytesLike) -> Value:
-    """The body of a response, every field in it. `frame` is without its size; byte fields are views of it.
+    """Decode the body of a response.
 
-    A broker that does not know our version of ApiVersions answers with error 35 in the layout of version 0,
-    whatever was asked; it is decoded as such. Raises `Truncated` or `Corrupt`.
+    A broker that does not support the client's version of ApiVersions replies with error 35 in the layout of
+    version 0. The reply is decoded as version 0.
+
+    Parameters
+    ----------
+    api, version
+        API and version of the request.
+    frame
+        The response without its size.
+
+    Returns
+    -------
+    dict
+        Every field of the schema; byte fields are views of `frame`.
+
+    Raises
+    ------
+    Truncated, Corrupt
+        The bytes are invalid.
     """
     _check_version(api, version)
     return _in_context(f"{api.name} v{version} response", _decode_response, api, version, frame)  # type: ignore[no-any-return]
@@ -89,12 +112,27 @@ def _refused(reader: Reader) -> bool:
 
 
 def decode_request(frame: BytesLike) -> tuple[Api, int, int, str | None, Value]:
-    """`(api, version, correlation_id, client_id, body)` of a request. `frame` is without its size.
+    """Decode a request.
 
-    Raises `UnsupportedVersion` with `api_key`, `version` and `correlation_id` in its context for an API or a version
-    not spoken here (a broker answers ApiVersions with error 35 then), and `Truncated` or `Corrupt`.
+    Parameters
+    ----------
+    frame
+        The request without its size.
+
+    Returns
+    -------
+    tuple
+        `(api, version, correlation_id, client_id, body)`.
+
+    Raises
+    ------
+    UnsupportedVersion
+        The API or version is not supported here; a broker replies to such an ApiVersions request with error 35. The
+        error's context has `api_key`, `version` and `correlation_id`.
+    Truncated, Corrupt
+        The bytes are invalid.
     """
-    from protocol.wire.registry import API_BY_KEY  # here, so that a client imports only the messages it uses
+    from protocol.wire.registry import API_BY_KEY  # local, so that a client imports only the messages it uses
 
     reader = Reader(frame)
     key, version, correlation, client_id = reader.int16(), reader.int16(), reader.int32(), reader.string(nullable=True)
@@ -126,7 +164,7 @@ def _whole_body(decode: Any, reader: Reader) -> Value:
 
 
 def _tagged_response_header(api: Api, flexible: bool) -> bool:
-    """ApiVersions has the old header in every version: its reader cannot know yet what the broker speaks."""
+    """Return True if the response header is flexible; ApiVersions has the old header in every version."""
     return flexible and api.key != _API_VERSIONS_KEY
 
 
@@ -142,7 +180,7 @@ def _sized(writer: Writer) -> list[BytesLike]:
 
 
 def _in_context(what: str, function: Any, *arguments: Any) -> Any:
-    """Calls `function`; an error of ours gets the API and the version in front of its message."""
+    """Call `function`; prefix the message of a `KafkaError` with the API and version."""
     try:
         return function(*arguments)
     except KafkaError as error:

@@ -1,6 +1,7 @@
-"""Topics and partitions in a request, and error codes in a reply, wherever the message's own definition has them.
+"""Place topics and partitions in a request, and find error codes in a reply, for any message schema.
 
-Read off the definition once. Called by who sends requests and handles replies; what a code means is not known here.
+A schema is analysed once. Called by the code that sends requests and handles replies. The meaning of error codes is
+outside this module.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 from protocol.errors import UsageError
 from protocol.wire.schema import Api, Array, Struct
 
-# The fields that say what a row is about, and what that is.
+# Fields that identify the subject of a row, and the key of that subject in an error's context.
 _ABOUT = {
     "name": "topic",
     "topic": "topic",
@@ -28,9 +29,20 @@ _ABOUT = {
 
 
 class Part(NamedTuple):
-    """A reply as a whole, or one of its rows: `fields` as decoded, and its error code.
+    """A reply as a whole, or one of its rows.
 
-    `partition`: topic and partition, of what is about a partition. `around` and `says`: of what `about` is made.
+    Attributes
+    ----------
+    fields
+        The decoded reply or row.
+    code
+        Its error code.
+    partition
+        `(topic, partition)` if the row is about a partition.
+    around
+        Context of the enclosing rows, such as the topic.
+    says
+        `(field, context key)` pairs of this row; `about` combines them with `around`.
     """
 
     fields: Mapping[str, Any]
@@ -41,17 +53,17 @@ class Part(NamedTuple):
 
     @property
     def message(self) -> str | None:
-        """What the broker says itself."""
+        """The broker's error message, if the row has one."""
         return self.fields.get("error_message")
 
     @property
     def about(self) -> dict[str, Any]:
-        """What it belongs to, in the words of an error's context: `{"topic": "orders", "partition": 3}`."""
+        """The subject as an error's context: `{"topic": "orders", "partition": 3}`."""
         return {**self.around, **{word: self.fields[field] for field, word in self.says}}
 
     @property
     def name(self) -> str:
-        """In words, what a row is about, if it is not what the whole request is about anyway."""
+        """The subject of a row as text; empty if the row has no subject besides that of the request."""
         if self.partition is not None:
             return "{}-{}".format(*self.partition)
         about = self.about
@@ -59,14 +71,14 @@ class Part(NamedTuple):
 
 
 def parts_of(api: Api, reply: Mapping[str, Any]) -> Iterator[Part]:
-    """All parts of a decoded reply that have an error code, whatever it is: the whole before its rows."""
+    """Yield the parts of a decoded reply that have an error code, including 0; the reply precedes its rows."""
     return _parts(_reply_plan(api.response, whole=True), [reply], {})
 
 
 def partition_request(
     api: Api, fields: Mapping[str, Any], partitions: Mapping[tuple[str, int], Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """The body of a request: `fields`, and what `partitions` has for each (topic, partition), by topic."""
+    """Build a request body from `fields` and the row of each (topic, partition), grouped by topic."""
     plan = _request_plan(api)
     by_topic: dict[str, list[Any]] = {}
     for (topic, partition), row in partitions.items():
@@ -100,7 +112,7 @@ def _parts(plan: _ReplyPlan, rows: Iterable[Mapping[str, Any]], around: Mapping[
 @cache
 def _reply_plan(struct: Struct, whole: bool = False) -> _ReplyPlan:
     names = [field.name for field in struct.fields]
-    # The first one: CreateTopics has another, of why it does not tell the configuration of a topic that it has created.
+    # The first one: CreateTopics has a second, for the configuration of a topic that was created.
     code = next((name for name in names if name.endswith("error_code")), None)
     says = () if whole else tuple((name, _ABOUT[name]) for name in names if name in _ABOUT)
     inner = [(name, _reply_plan(of)) for name, of in _arrays(struct) if isinstance(of, Struct)]

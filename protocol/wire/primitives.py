@@ -1,8 +1,8 @@
-"""Kafka's primitive types over a byte buffer: `Reader` takes them off, `Writer` puts them on.
+"""Read and write Kafka's primitive types in a byte buffer: `Reader` and `Writer`.
 
-Owns every bounds check: a length is compared with the bytes left before anything is sliced or allocated, so bad
-input raises `Truncated` or `Corrupt` and nothing else. Called by `wire.codec`, `wire.frame` and `protocol.records`.
-Knows no message, no version and no socket.
+Contains every bounds check: a length is compared with the remaining bytes before slicing or allocating. So invalid
+input raises `Truncated` or `Corrupt`, and no other error. Called by `wire.codec`, `wire.frame` and `protocol.records`.
+Independent of messages, versions and sockets.
 """
 
 from __future__ import annotations
@@ -16,23 +16,22 @@ from protocol.errors import Corrupt, Truncated
 BytesLike = bytes | bytearray | memoryview
 
 LARGE_BYTES = 4096
-"""Byte fields of this size and more are kept as buffers of their own and handed to the socket uncopied."""
+"""Byte fields of at least this size are separate buffers, passed to the socket without a copy."""
 
 LONGEST_STRING_BYTES = 2**15 - 1
-"""What Kafka reads; the old length could say no more, and the compact one may not."""
+"""Kafka's limit. An int16 length cannot exceed it; a compact length must not."""
 
 MOST_ELEMENTS = 3_000_000
-"""Of all arrays of a message, but those of numbers. Each takes up to 700 bytes of memory, however few of a frame."""
+"""Maximum elements of all arrays of a message, except numbers. An element takes up to 700 bytes of memory."""
 
 _INT8, _INT16, _INT32 = Layout(">b"), Layout(">h"), Layout(">i")
 
 
 class Reader:
-    """Reads one value after another from `buffer`, in Kafka's (big-endian) encodings.
+    """Reads consecutive values from `buffer` in Kafka's big-endian encodings.
 
-    Every method raises `Truncated` if the bytes end too early, and `Corrupt` if they are there but impossible:
-    a negative length other than null's -1, null where null is not allowed, text that is not UTF-8, an endless varint,
-    more than `MOST_ELEMENTS`.
+    Every method raises `Truncated` if the bytes end too early, and `Corrupt` for impossible values: a negative length
+    other than null's -1, null if not nullable, text that is not UTF-8, an endless varint, more than `MOST_ELEMENTS`.
     """
 
     __slots__ = ("buffer", "elements_left", "end", "position")
@@ -46,11 +45,11 @@ class Reader:
 
     @property
     def left(self) -> int:
-        """Bytes not read yet."""
+        """The number of bytes not read yet."""
         return self.end - self.position
 
     def advance(self, size_bytes: int) -> int:
-        """Where the next `size_bytes` bytes start; they count as read."""
+        """Skip `size_bytes` bytes; return their start."""
         start = self.position
         if size_bytes > self.end - start:
             raise Truncated(f"{size_bytes} bytes wanted at byte {start}, {self.end - start} left")
@@ -58,23 +57,26 @@ class Reader:
         return start
 
     def int8(self) -> int:
+        """Read an int8."""
         value: int = _INT8.unpack_from(self.buffer, self.advance(1))[0]
         return value
 
     def int16(self) -> int:
+        """Read an int16."""
         value: int = _INT16.unpack_from(self.buffer, self.advance(2))[0]
         return value
 
     def int32(self) -> int:
+        """Read an int32."""
         value: int = _INT32.unpack_from(self.buffer, self.advance(4))[0]
         return value
 
     def uuid(self) -> bytes:
-        """16 bytes; all zero means "none"."""
+        """Read 16 bytes; all zero means "none"."""
         return bytes(self.take(16))
 
     def uvarint(self) -> int:
-        """An unsigned varint of at most 32 bits."""
+        """Read an unsigned varint of at most 32 bits."""
         try:
             byte = self.buffer[self.position]
         except IndexError:
@@ -85,12 +87,12 @@ class Reader:
         return self._long_uvarint(32)
 
     def varint(self) -> int:
-        """A zigzag varint of at most 32 bits."""
+        """Read a zigzag varint of at most 32 bits."""
         raw = self.uvarint()
         return (raw >> 1) ^ -(raw & 1)
 
     def varlong(self) -> int:
-        """A zigzag varint of at most 64 bits."""
+        """Read a zigzag varint of at most 64 bits."""
         raw = self._long_uvarint(64)
         return (raw >> 1) ^ -(raw & 1)
 
@@ -109,7 +111,7 @@ class Reader:
         raise Corrupt(f"the varint at byte {start} has more than {bits} bits")
 
     def take(self, size_bytes: int) -> memoryview:
-        """The next `size_bytes` bytes as a view of the buffer (no copy)."""
+        """Return the next `size_bytes` bytes as a view of the buffer (no copy)."""
         start = self.advance(size_bytes)
         return self.buffer[start : start + size_bytes]
 
@@ -130,15 +132,15 @@ class Reader:
             raise Corrupt(f"null {what} before byte {self.position}, where null is not allowed")
 
     def string(self, nullable: bool = False) -> str | None:
-        """Text behind an int16 length; None for null, which is `Corrupt` unless `nullable`."""
+        """Read text with an int16 length; None for null, which is `Corrupt` unless `nullable`."""
         return self._text(self.int16(), nullable)
 
     def compact_string(self, nullable: bool = False) -> str | None:
-        """Text behind an unsigned varint length + 1."""
+        """Read text with an unsigned varint length + 1; None for null, which is `Corrupt` unless `nullable`."""
         return self._text(self.uvarint() - 1, nullable)
 
     def data(self, nullable: bool = False) -> memoryview | None:
-        """Bytes behind an int32 length, as a view of the buffer."""
+        """Read bytes with an int32 length, as a view of the buffer."""
         length = self.int32()
         if length < 0:
             self._check_null(length, nullable, "bytes")
@@ -146,7 +148,7 @@ class Reader:
         return self.take(length)
 
     def compact_data(self, nullable: bool = False) -> memoryview | None:
-        """Bytes behind an unsigned varint length + 1, as a view of the buffer."""
+        """Read bytes with an unsigned varint length + 1, as a view of the buffer."""
         length = self.uvarint() - 1
         if length < 0:
             self._check_null(length, nullable, "bytes")
@@ -154,11 +156,11 @@ class Reader:
         return self.take(length)
 
     def array_length(self, nullable: bool = False, smallest_bytes: int = 1) -> int | None:
-        """An int32 count, checked: that many elements of at least `smallest_bytes` must fit in the bytes left."""
+        """Read an int32 count; `Truncated` unless its elements of at least `smallest_bytes` fit the rest."""
         return self._count(self.int32(), nullable, smallest_bytes)
 
     def compact_array_length(self, nullable: bool = False, smallest_bytes: int = 1) -> int | None:
-        """The same behind an unsigned varint count + 1."""
+        """Read an unsigned varint count + 1; checked as by `array_length`."""
         return self._count(self.uvarint() - 1, nullable, smallest_bytes)
 
     def _count(self, count: int, nullable: bool, smallest_bytes: int) -> int | None:
@@ -173,17 +175,17 @@ class Reader:
         return count
 
     def count_elements(self, count: int) -> None:
-        """Counts them among those of the message, before they are read."""
+        """Add `count` to the elements of the message, before they are read."""
         self.elements_left -= count
         if self.elements_left < 0:
             raise Corrupt(f"{count} elements before byte {self.position}, with those before more than {MOST_ELEMENTS}")
 
     def numbers(self, code: str, size_bytes: int, count: int) -> list[Any]:
-        """`count` numbers of the `struct` format `code`, `size_bytes` each."""
+        """Read `count` numbers of the `struct` format `code`, `size_bytes` each."""
         return list(unpack_from(f">{count}{code}", self.buffer, self.advance(count * size_bytes)))
 
     def skip_tagged_fields(self) -> None:
-        """Skips a section of tagged fields, whatever is in it."""
+        """Skip a section of tagged fields."""
         for _ in range(self.uvarint()):
             self.uvarint()
             self.advance(self.uvarint())
@@ -192,8 +194,8 @@ class Reader:
 class Writer:
     """Collects values in Kafka's encodings. Byte fields of `LARGE_BYTES` and more are referenced, not copied.
 
-    A referenced buffer must stay unchanged until the parts are sent. A number out of its type's range raises
-    `struct.error`; the codec, which knows the field's name, makes a `UsageError` of it.
+    A referenced buffer must not change until the parts are sent. A number outside its type's range raises
+    `struct.error`; the codec, which knows the field's name, converts it to a `UsageError`.
     """
 
     __slots__ = ("_parts", "_parts_bytes", "_tail")
@@ -205,15 +207,15 @@ class Writer:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes written so far."""
+        """The number of bytes written so far."""
         return self._parts_bytes + len(self._tail)
 
     def parts(self) -> list[BytesLike]:
-        """The buffers whose concatenation is what was written."""
+        """Return the buffers whose concatenation is the written message."""
         return [*self._parts, self._tail] if self._tail or not self._parts else list(self._parts)
 
     def raw(self, value: BytesLike) -> None:
-        """Bytes as they are, without a length. A large buffer is referenced."""
+        """Write bytes without a length. A large buffer is referenced."""
         view = memoryview(value)
         if view.nbytes < LARGE_BYTES:
             self._tail += view
@@ -228,27 +230,30 @@ class Writer:
         self._parts_bytes += len(part)
 
     def append(self, other: Writer) -> None:
-        """What another writer has collected; its large buffers stay referenced."""
+        """Write the content of another writer; its large buffers remain referenced."""
         for part in other.parts():
             self.raw(part)
 
     def int8(self, value: int) -> None:
+        """Write an int8."""
         self._tail += _INT8.pack(value)
 
     def int16(self, value: int) -> None:
+        """Write an int16."""
         self._tail += _INT16.pack(value)
 
     def int32(self, value: int) -> None:
+        """Write an int32."""
         self._tail += _INT32.pack(value)
 
     def uuid(self, value: bytes) -> None:
-        """Exactly 16 bytes."""
+        """Write exactly 16 bytes."""
         if len(value) != 16:
             raise ValueError(f"a uuid has 16 bytes, not {len(value)}")
         self._tail += value
 
     def uvarint(self, value: int) -> None:
-        """A non-negative number, seven bits a byte, lowest first."""
+        """Write a non-negative number as a varint: seven bits per byte, lowest first."""
         if value < 0:
             raise ValueError(f"an unsigned varint cannot be {value}")
         while value >= 0x80:
@@ -257,7 +262,7 @@ class Writer:
         self._tail.append(value)
 
     def string(self, value: str | None) -> None:
-        """Text behind an int16 length; None is -1."""
+        """Write text with an int16 length; None is -1."""
         if value is None:
             self._tail += b"\xff\xff"
             return
@@ -266,7 +271,7 @@ class Writer:
         self._tail += text
 
     def compact_string(self, value: str | None) -> None:
-        """Text behind an unsigned varint length + 1; None is 0."""
+        """Write text with an unsigned varint length + 1; None is 0."""
         if value is None:
             self._tail.append(0)
             return
@@ -277,7 +282,7 @@ class Writer:
         self._tail += text
 
     def data(self, value: BytesLike | None) -> None:
-        """Bytes behind an int32 length; None is -1."""
+        """Write bytes with an int32 length; None is -1."""
         if value is None:
             self._tail += b"\xff\xff\xff\xff"
             return
@@ -285,7 +290,7 @@ class Writer:
         self.raw(value)
 
     def compact_data(self, value: BytesLike | None) -> None:
-        """Bytes behind an unsigned varint length + 1; None is 0."""
+        """Write bytes with an unsigned varint length + 1; None is 0."""
         if value is None:
             self._tail.append(0)
             return
@@ -293,9 +298,9 @@ class Writer:
         self.raw(value)
 
     def array_length(self, count: int | None) -> None:
-        """An int32 count; None is -1."""
+        """Write an int32 count; None is -1."""
         self._tail += _INT32.pack(-1 if count is None else count)
 
     def compact_array_length(self, count: int | None) -> None:
-        """An unsigned varint count + 1; None is 0."""
+        """Write an unsigned varint count + 1; None is 0."""
         self.uvarint(0 if count is None else count + 1)

@@ -1,6 +1,6 @@
-"""Every API by its key: for a broker's side, a table of versions, and tests.
+"""Every API by its key: for the broker's side, a table of versions, and tests.
 
-A client imports the message files it uses instead; importing this one imports them all.
+Importing this module imports all messages. A client imports only the message files that it uses.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How a message is described: `Field`, `Array`, `Struct`, `Api`, and where a request goes (`Route`).
+"""The types that describe a message: `Field`, `Array`, `Struct`, `Api`, and the broker of a request (`Route`).
 
-The files of `wire.messages` are written in these words, as data, once for all versions; `wire.codec` turns them
-into encoders and decoders of one version. Nothing here touches bytes, and building a description does no work.
+The files of `wire.messages` describe each message once for all versions, as data. `wire.codec` compiles a description
+into an encoder and a decoder of one version. This module does not handle bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ZERO: dict[str, Any] = {"bool": False, "uuid": NO_UUID, "string": "", "bytes": 
 
 
 class Route(Enum):
-    """Which broker answers a request."""
+    """The broker that a request must be sent to."""
 
     ANY = "any broker"
     LEADER = "the leader of the partition"
@@ -43,20 +43,20 @@ class Route(Enum):
 
 
 Body = dict[str, Any] | Callable[[int], dict[str, Any]]
-"""Of a request; it may depend on the version that is chosen for it (fields that moved or were replaced)."""
+"""A request body, or a function that builds it for the chosen API version (for fields that moved or were replaced)."""
 
 _SAYS_WHICH = {Route.GROUP: "group_id", Route.TRANSACTION: "transactional_id"}
 
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """A sequence; a list in Python, None where null is allowed."""
+    """A sequence; in Python a list, or None if nullable."""
 
     of: Type
 
 
 class Struct:
-    """Named fields in the order of the wire; a dict in Python."""
+    """Named fields in wire order; in Python a dict."""
 
     __slots__ = ("fields",)
 
@@ -68,11 +68,23 @@ class Struct:
 class Field:
     """One field of a struct.
 
-    `since` and `until` are the first and last message version that has it (`until=None`: all later ones).
-    `nullable_since`: from this version on None may be sent. `default`: its value when absent; `...` stands for
-    the zero of its type (0, "", an empty list, a struct of defaults; None for records).
-    `tag`, `tag_since`: from version `tag_since` on it is a tagged field with this number, sent only if not default.
-    `ignorable`: a value for a version without this field is dropped; without this mark it is a `UsageError`.
+    Attributes
+    ----------
+    name, type
+        Name (in snake case) and type.
+    since, until
+        First and last message version with the field; `until=None` for all later ones.
+    nullable_since
+        First version in which the value may be None; None for never.
+    default
+        Value when absent; `...` for the zero of its type (0, "", an empty list, a struct of defaults; None for
+        records).
+    tag, tag_since
+        From version `tag_since` on, the field is a tagged field with this number, sent only if not the default.
+    ignorable
+        In a version without this field a value is dropped; if False, it raises `UsageError`.
+    doc
+        The field's meaning.
     """
 
     name: str
@@ -87,17 +99,19 @@ class Field:
     doc: str = ""
 
     def present(self, version: int) -> bool:
-        """Whether this version has the field, tagged or not."""
+        """Return True if this version has the field, tagged or not."""
         return self.since <= version and (self.until is None or version <= self.until)
 
     def nullable(self, version: int) -> bool:
+        """Return True if the field may be None in this version."""
         return self.nullable_since is not None and version >= self.nullable_since
 
     def tagged(self, version: int) -> bool:
+        """Return True if this version has the field as a tagged field."""
         return self.tag_since is not None and version >= self.tag_since
 
     def default_value(self) -> Any:
-        """The value of a field that was not sent; lists and dicts are fresh ones."""
+        """Return the value of a field that was not sent; lists and dicts are new objects."""
         if self.default is not ...:
             return self.default
         if isinstance(self.type, Array):
@@ -107,7 +121,7 @@ class Field:
         return _ZERO.get(self.type, 0)
 
     def is_default(self, value: Any) -> bool:
-        """Whether `value` equals the default; a struct's missing keys count as their defaults."""
+        """Return True if `value` equals the default; missing keys of a struct count as their defaults."""
         if isinstance(self.type, Struct) and self.default is ... and isinstance(value, Mapping):
             return all(f.name not in value or f.is_default(value[f.name]) for f in self.type.fields)
         return bool(value == self.default_value())
@@ -115,10 +129,23 @@ class Field:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Api:
-    """One of Kafka's request and response pairs, in all versions we speak (`first` to `last`).
+    """A request and its response in all versions that this client supports.
 
-    `flexible_since`: first version with compact lengths and tagged fields, None if there is none.
-    `says_which`: the request's field with the group or transactional id that `route` is about, if not the usual one.
+    Attributes
+    ----------
+    key, name
+        Kafka's API key and name.
+    request, response
+        Schemas of both bodies.
+    first, last
+        Range of supported versions.
+    flexible_since
+        First version with compact lengths and tagged fields; None if no version has them.
+    route
+        The broker to send the request to.
+    says_which
+        Request field with the group or transactional id that `route` refers to; empty for `group_id` or
+        `transactional_id`.
     """
 
     key: int
@@ -132,7 +159,13 @@ class Api:
     says_which: str = ""
 
     def coordinated(self, body: Mapping[str, Any]) -> str | None:
-        """The group or transactional id that a request is about; None where it needs no coordinator."""
+        """Return the group or transactional id of a request; None if it needs no coordinator.
+
+        Raises
+        ------
+        UsageError
+            The request has several ids (or none), which may have different coordinators.
+        """
         if self.route not in _SAYS_WHICH:
             return None
         field = self.says_which or _SAYS_WHICH[self.route]
@@ -144,6 +177,7 @@ class Api:
         return value if value is None else str(value)
 
     def flexible(self, version: int) -> bool:
+        """Return True if this version has compact lengths and tagged fields."""
         return self.flexible_since is not None and version >= self.flexible_since
 
     def __repr__(self) -> str:

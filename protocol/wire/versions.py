@@ -1,6 +1,6 @@
-"""Which version of an API to speak: one pure function over our range, the broker's, and what the call needs.
+"""Choose the version of an API from the client's range, the broker's range and the requirements of a call.
 
-Called by `connection` before each request, with the ranges that the broker's ApiVersions reply gave.
+A pure function. Called by `connection` before each request, with the ranges of the broker's ApiVersions response.
 """
 
 from __future__ import annotations
@@ -12,11 +12,21 @@ from protocol.wire.schema import Api
 
 
 def choose(api: Api, broker: Mapping[int, tuple[int, int]], at_least: int = 0, at_most: int | None = None) -> int:
-    """The highest version that we, the broker and the call's needs have in common.
+    """Return the highest version that satisfies the client, the broker and the call.
 
-    `broker` maps an API key to the (lowest, highest) version the broker speaks. `at_least` and `at_most` are what
-    the call needs (say, ListOffsets v7 for the offset of the greatest timestamp).
-    Raises `UnsupportedVersion`, naming the ranges, if there is none.
+    Parameters
+    ----------
+    api
+        The API to call.
+    broker
+        API key to the (lowest, highest) version that the broker supports.
+    at_least, at_most
+        Range that the call requires; ListOffsets, for example, needs v7 for the offset of the maximum timestamp.
+
+    Raises
+    ------
+    UnsupportedVersion
+        No version satisfies all; the message names the ranges.
     """
     ours = f"we speak v{api.first} to v{api.last}"
     needs = f"this call needs v{at_least} or later" if at_least > api.first else ""

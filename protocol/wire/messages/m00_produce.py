@@ -1,5 +1,6 @@
-"""Produce (key 0): record batches for the partitions a broker leads. Version 12 is the first that adds partitions to a
-transaction by itself (KIP-890); version 13 names topics by id. With acks=0 there is no response.
+"""Produce (key 0): sends record batches to the leader of their partitions. With acks=0 there is no response.
+
+Version 12 is the first that adds partitions to a transaction implicitly (KIP-890). Version 13 identifies topics by id.
 """
 
 from __future__ import annotations

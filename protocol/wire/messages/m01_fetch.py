@@ -1,7 +1,7 @@
-"""Fetch (key 1): record batches from a partition's leader, or from a follower in our rack.
+"""Fetch (key 1): reads record batches from a partition's leader, or from a follower in the client's rack.
 
-Version 7 brings fetch sessions, 12 detection of truncated logs (`diverging_epoch`), 13 topic ids instead of names, 16
-the new leader's address in the reply.
+Version 7 adds fetch sessions, 12 the detection of truncated logs (`diverging_epoch`), 13 topic ids instead of names,
+16 the new leader's address in the response.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""ListOffsets (key 2): the first, last or time-indexed offset of partitions."""
+"""ListOffsets (key 2): returns the first, last or time-indexed offset of partitions."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Metadata (key 3): brokers, the controller, and topics with partitions, leaders and replicas. Topic ids come with
-version 10, asking by id with 12. `topics=None` asks for all, `[]` for none (version 0: `[]` for all). Cluster
-operations: 8 to 10.
+"""Metadata (key 3): returns brokers, the controller, and topics with partitions, leaders and replicas.
+
+Version 10 adds topic ids to the response, 12 to the request. `topics=None` requests all topics, `[]` none (version 0:
+`[]` requests all). Versions 8 to 10 have cluster operations.
 """
 
 from __future__ import annotations

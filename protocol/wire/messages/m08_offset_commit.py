@@ -1,5 +1,6 @@
-"""OffsetCommit (key 8): the offsets up to which a group has consumed. Version 9 is the first for groups of the consumer
-protocol, version 10 names topics by id.
+"""OffsetCommit (key 8): commits a group's offsets.
+
+Version 9 is the first for groups of the consumer protocol (KIP-848). Version 10 identifies topics by id.
 """
 
 from __future__ import annotations

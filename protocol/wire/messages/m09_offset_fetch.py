@@ -1,5 +1,6 @@
-"""OffsetFetch (key 9): the offsets a group has committed. From version 8 several groups at once (`groups`), from 10
-topic ids. `topics=None` asks for all.
+"""OffsetFetch (key 9): returns a group's committed offsets.
+
+Version 8 adds requests for several groups (`groups`), 10 topic ids. `topics=None` requests all topics.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""FindCoordinator (key 10): which broker coordinates a group or a transactional id. Several keys at once from version 4
-(`coordinator_keys`, `coordinators`).
+"""FindCoordinator (key 10): returns the coordinator of a group or a transactional id.
+
+Version 4 adds requests for several keys (`coordinator_keys`, `coordinators`).
 """
 
 from __future__ import annotations

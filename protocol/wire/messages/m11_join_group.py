@@ -1,5 +1,6 @@
-"""JoinGroup (key 11): a member enters a classic group, or a new generation of it. The broker answers when all members
-have joined, so this may take up to the rebalance timeout.
+"""JoinGroup (key 11): a member joins a classic group, or its new generation.
+
+The broker responds when all members have joined, which may take up to the rebalance timeout.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Heartbeat (key 12): a member of a classic group says that it is alive, and learns of a rebalance."""
+"""Heartbeat (key 12): a member of a classic group keeps its session alive, and learns of a rebalance."""
 
 from __future__ import annotations
 

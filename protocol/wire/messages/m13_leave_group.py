@@ -1,4 +1,4 @@
-"""LeaveGroup (key 13): members leave a classic group. From version 3 several at once (`members`)."""
+"""LeaveGroup (key 13): members leave a classic group. Version 3 adds several members per request (`members`)."""
 
 from __future__ import annotations
 

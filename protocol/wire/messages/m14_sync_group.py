@@ -1,5 +1,6 @@
-"""SyncGroup (key 14): the leader of a classic group hands in the assignments, every member gets its own. The broker
-answers when the leader has sent them.
+"""SyncGroup (key 14): the leader of a classic group sends the assignments, and every member receives its own.
+
+The broker responds when the leader has sent them.
 """
 
 from __future__ import annotations

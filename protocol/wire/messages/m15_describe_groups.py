@@ -1,5 +1,6 @@
-"""DescribeGroups (key 15): state and members of classic groups. Version 6 tells a group that is not there
-(GROUP_ID_NOT_FOUND).
+"""DescribeGroups (key 15): returns state and members of classic groups.
+
+Version 6 reports a group that does not exist (GROUP_ID_NOT_FOUND).
 """
 
 from __future__ import annotations

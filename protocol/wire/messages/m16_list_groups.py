@@ -1,4 +1,4 @@
-"""ListGroups (key 16): the groups that a broker coordinates; ask every broker for all of them."""
+"""ListGroups (key 16): returns the groups that a broker coordinates; send it to every broker to list all groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SaslHandshake (key 17): agrees on the SASL mechanism, before SaslAuthenticate."""
+"""SaslHandshake (key 17): negotiates the SASL mechanism, before SaslAuthenticate."""
 
 from __future__ import annotations
 

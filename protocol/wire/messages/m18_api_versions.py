@@ -1,7 +1,7 @@
-"""ApiVersions (key 18): which APIs and versions the broker speaks; the first request on a connection.
+"""ApiVersions (key 18): returns the APIs and versions that the broker supports; the first request on a connection.
 
-A broker that does not know our version answers error 35 in the layout of version 0. The response header is always the
-old one, also in flexible versions.
+A broker that does not support the client's version replies with error 35 in the layout of version 0. The response
+header is always the old one, also in flexible versions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""CreateTopics (key 19): makes topics."""
+"""CreateTopics (key 19): creates topics."""
 
 from __future__ import annotations
 

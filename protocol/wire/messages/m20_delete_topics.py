@@ -1,4 +1,4 @@
-"""DeleteTopics (key 20): deletes topics; by name (`topic_names`) up to version 5, by name or id (`topics`) from 6."""
+"""DeleteTopics (key 20): deletes topics, by name (`topic_names`) up to version 5, by name or id (`topics`) from 6."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DeleteRecords (key 21): deletes the records below an offset, in the partitions a broker leads."""
+"""DeleteRecords (key 21): deletes the records below an offset; sent to the leader of the partitions."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""InitProducerId (key 22): a producer id and epoch; fences older producers of the same transactional id. Without a
-transactional id any broker answers, not only the coordinator.
+"""InitProducerId (key 22): returns a producer id and epoch; fences older producers of the same transactional id.
+
+Without a transactional id any broker responds, not only the coordinator.
 """
 
 from __future__ import annotations
@@ -38,4 +39,4 @@ INIT_PRODUCER_ID = Api(
 )
 
 FIRST_WITH_EXPECTED_IDENTITY = 3
-"""The first one that fences whoever has been succeeded by another producer (KIP-360)."""
+"""The first version that sends the current producer id and epoch, so that a stale producer is fenced (KIP-360)."""

@@ -1,5 +1,6 @@
-"""OffsetForLeaderEpoch (key 23): where a leader epoch ends in the log: tells whether the log was truncated below our
-offset.
+"""OffsetForLeaderEpoch (key 23): returns the end offset of a leader epoch.
+
+Detects a log that was truncated below the reader's offset.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""AddPartitionsToTxn (key 24): adds partitions to a transaction. Clients use at most version 3 (`LAST_CLIENT_VERSION`);
-the later ones, for several transactions at once, are for brokers.
+"""AddPartitionsToTxn (key 24): adds partitions to a transaction.
+
+Clients use at most version 3 (`LAST_CLIENT_VERSION`). Later versions, for several transactions, are for brokers.
 """
 
 from __future__ import annotations

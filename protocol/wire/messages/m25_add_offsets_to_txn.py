@@ -1,5 +1,6 @@
-"""AddOffsetsToTxn (key 25): adds a group's offsets to a transaction, before TxnOffsetCommit (not needed from its
-version 5 on).
+"""AddOffsetsToTxn (key 25): adds a group's offsets to a transaction, before TxnOffsetCommit.
+
+TxnOffsetCommit from version 5 on does not need it.
 """
 
 from __future__ import annotations

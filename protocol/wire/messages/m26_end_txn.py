@@ -1,5 +1,6 @@
-"""EndTxn (key 26): commits or aborts a transaction. Version 5 (only with `transaction.version` 2) answers with the
-producer id and epoch of the next transaction.
+"""EndTxn (key 26): commits or aborts a transaction.
+
+Version 5 (only with `transaction.version` 2) returns the producer id and epoch of the next transaction.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""WriteTxnMarkers (key 27): writes the end of a transaction into partitions; for brokers, and for an administrator who
-ends a hanging transaction.
+"""WriteTxnMarkers (key 27): writes the end of a transaction to partitions.
+
+Sent by brokers, and by an administrator to abort a hanging transaction.
 """
 
 from __future__ import annotations

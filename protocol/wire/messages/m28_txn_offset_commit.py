@@ -1,5 +1,7 @@
-"""TxnOffsetCommit (key 28): a group's offsets as part of a transaction. Version 3 carries the member, so that zombies
-are fenced; version 5 (only with `transaction.version` 2) adds the group to the transaction by itself.
+"""TxnOffsetCommit (key 28): commits a group's offsets as part of a transaction.
+
+Version 3 adds the member, so that zombies are fenced. Version 5 (only with `transaction.version` 2) adds the group to
+the transaction implicitly.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""DescribeConfigs (key 32): configuration of topics, brokers and groups. For a broker's own values ask that broker."""
+"""DescribeConfigs (key 32): returns the configuration of topics, brokers and groups.
+
+Only a broker itself returns its own configuration.
+"""
 
 from __future__ import annotations
 

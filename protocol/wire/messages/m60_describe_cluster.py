@@ -1,4 +1,4 @@
-"""DescribeCluster (key 60): the brokers and the controller, without any topic."""
+"""DescribeCluster (key 60): returns the brokers and the controller, without topics."""
 
 from __future__ import annotations
 

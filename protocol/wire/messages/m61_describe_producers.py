@@ -1,5 +1,6 @@
-"""DescribeProducers (key 61): the idempotent and transactional producers that partitions know of; finds hanging
-transactions.
+"""DescribeProducers (key 61): returns the idempotent and transactional producers of partitions.
+
+Used to find hanging transactions.
 """
 
 from __future__ import annotations

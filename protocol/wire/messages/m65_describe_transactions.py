@@ -1,5 +1,6 @@
-"""DescribeTransactions (key 65): state and partitions of transactions: tells what became of an EndTxn whose answer was
-lost.
+"""DescribeTransactions (key 65): returns state and partitions of transactions.
+
+Used to find the outcome of an EndTxn whose response was lost.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""ListTransactions (key 66): the transactional ids that a broker coordinates; ask every broker for all of them."""
+"""ListTransactions (key 66): returns the transactional ids of a broker's transactions; send it to every broker."""
 
 from __future__ import annotations
 
@@ -36,4 +36,4 @@ LIST_TRANSACTIONS = Api(
 )
 
 FIRST_WITH_DURATION = 1
-"""The first one that can leave out what has not been open for long."""
+"""The first version that can filter transactions by the time they have been open."""

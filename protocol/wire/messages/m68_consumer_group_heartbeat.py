@@ -1,7 +1,7 @@
-"""ConsumerGroupHeartbeat (key 68): a member of a group of the consumer protocol (KIP-848) enters, lives and leaves.
+"""ConsumerGroupHeartbeat (key 68): a member joins, stays in or leaves a group of the consumer protocol (KIP-848).
 
-Nullable request fields may be None when unchanged since the last heartbeat. A response without `assignment` leaves it
-as it is.
+Nullable request fields may be None if unchanged since the last heartbeat. A response without `assignment` does not
+change the assignment.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""ConsumerGroupDescribe (key 69): state and members of groups of the consumer protocol (KIP-848)."""
+"""ConsumerGroupDescribe (key 69): returns state and members of groups of the consumer protocol (KIP-848)."""
 
 from __future__ import annotations
 
