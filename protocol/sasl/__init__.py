@@ -1,1 +1,1 @@
-"""Who one is to a broker: credentials in Kafka's words, and the mechanisms of SASL. Bytes in, bytes out; no sockets."""
+"""SASL: credentials from Kafka's properties, and the mechanisms. Sans-IO."""

@@ -1,6 +1,6 @@
-"""What a client was told of SASL, in Kafka's words: the values of `protocol.sasl.properties`. Part of `ClientConfig`.
+"""The SASL settings of a client: the values of `protocol.sasl.properties`. Part of `ClientConfig`.
 
-What they come to is in `credentials`. Texts may still have references (`${env:…}`), which `resolved` follows.
+`credentials` converts them to credentials. Texts may contain references (`${env:…}`); `resolved` replaces them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from protocol.secret import Secret
 
 @dataclass(frozen=True)
 class SaslConfig:
-    """`login_handler`, `client_handler`, `jwt_retriever`: the full names of Java's classes that are done here.
+    """SASL settings by field; `protocol.sasl.properties` documents each.
 
-    Of the last two nothing more is asked: what they name is done anyway.
+    `login_handler`, `client_handler` and `jwt_retriever` are full names of Java classes whose function this client
+    implements. The last two have no effect: this client always does what these classes do.
     """
 
     mechanism: str | None = None
@@ -39,7 +40,7 @@ class SaslConfig:
     kerberos_service_name: str | None = None
 
     def resolved(self) -> SaslConfig:
-        """With what its texts refer to. Raises `ConfigurationError` for what leads nowhere."""
+        """Return a copy with all references replaced; raise `ConfigurationError` for one that cannot be resolved."""
         return dataclasses.replace(self, **{name: _resolved(value) for name, value in vars(self).items()})
 
 

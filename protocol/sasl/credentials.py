@@ -1,7 +1,7 @@
-"""Who signs in, and by which mechanism: what the words of a `SaslConfig` come to. Pure.
+"""Derive credentials from a `SaslConfig`. Pure functions.
 
-Called when options are read, so that what is wrong is said at once, and where a connection is opened, with what the
-words refer to. Messages name properties, never their values.
+Called when options are parsed, to report errors early, and again when a connection is opened, with references
+resolved. Error messages name properties, never their values.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Password:
-    """For PLAIN and SCRAM. `token_auth`: they are a delegation token's id and HMAC."""
+    """Credentials for PLAIN and SCRAM. `token_auth`: they are a delegation token's id and HMAC (KIP-48)."""
 
     username: Secret
     password: Secret
@@ -31,7 +31,7 @@ class Password:
 
 @dataclass(frozen=True)
 class Kerberos:
-    """`principal` and `keytab`: None for the tickets that the process has."""
+    """Kerberos credentials; without `principal` and `keytab`, the tickets of the process are used."""
 
     service_name: str
     principal: str | None = None
@@ -40,19 +40,21 @@ class Kerberos:
 
 @dataclass(frozen=True)
 class TokenProvider:
-    """A function of the user's, `package.module:function`."""
+    """A user-defined function that returns a token, as `package.module:function`."""
 
     function: str
 
 
 @dataclass(frozen=True)
 class TokenFile:
+    """A file that contains a token."""
+
     path: str
 
 
 @dataclass(frozen=True)
 class TokenEndpoint:
-    """Client credentials (RFC 6749, 4.4) for the token endpoint at `url`. `tls`: properties `ssl.*` of its own."""
+    """Client credentials (RFC 6749, 4.4) for the token endpoint at `url`; `tls` are `ssl.*` properties for it."""
 
     url: str
     client_id: Secret
@@ -64,14 +66,14 @@ class TokenEndpoint:
 
 @dataclass(frozen=True)
 class UnsecuredToken:
-    """A token that nobody has signed, for brokers that take such: `options` as Java's handler has them."""
+    """An unsigned token, for brokers that accept it; `options` are those of Java's callback handler."""
 
     options: Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class AwsIam:
-    """A token of the AWS signer, for MSK; None: as AWS's own chain of credentials decides."""
+    """A token of the AWS signer, for MSK; fields that are None follow AWS's default chain of credentials."""
 
     profile: str | None = None
     role_arn: str | None = None
@@ -87,7 +89,7 @@ _OAUTHBEARER = f"{_KAFKA}.oauthbearer.OAuthBearerLoginModule"
 _KERBEROS = "com.sun.security.auth.module.Krb5LoginModule"
 _AWS_IAM = "software.amazon.msk.auth.iam.IAMLoginModule"
 
-# The login modules that a mechanism takes. Kafka's two for passwords do the same in Java, too.
+# The login modules that each mechanism accepts. In Java, too, the two password modules are interchangeable.
 _MODULES: Mapping[str, tuple[str, ...]] = {
     "PLAIN": (_PLAIN, _SCRAM),
     "SCRAM-SHA-256": (_SCRAM, _PLAIN),
@@ -97,17 +99,31 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
     "AWS_MSK_IAM": (_AWS_IAM,),
 }
 _EXTENSION = re.compile(r"extension_(.+)")
-# With these somebody else would sign in.
+# With these keys the client would authenticate as another AWS principal.
 _OTHER_AWS_KEYS = ("awsRoleExternalId", "awsRoleAccessKeyId", "awsRoleSecretAccessKey", "awsRoleSessionToken")
 
 
 def class_of(name: str, known: Iterable[str]) -> str | None:
-    """The class that is meant, also behind the prefix of who has moved it (`kafkashaded.`, `shadeddatabricks.`)."""
+    """Return the Java class in `known` that `name` means, also with a shading prefix; None if there is none.
+
+    Shading prefixes are, for example, `kafkashaded.` and `shadeddatabricks.`.
+    """
     return next((each for each in known if name == each or name.endswith(f".{each}")), None)
 
 
 def credentials(config: SaslConfig) -> Credentials | None:
-    """None where only `config.resolved()` can tell. Raises `ConfigurationError` that names what is missing or wrong."""
+    """Return the credentials of `config`.
+
+    Returns
+    -------
+    Credentials or None
+        None if `sasl.jaas.config` is an unresolved reference: call again with `config.resolved()`.
+
+    Raises
+    ------
+    ConfigurationError
+        A property is missing or wrong; the message names it.
+    """
     mechanism = config.mechanism
     if mechanism is None:
         raise _missing("sasl.mechanism", f"{', '.join(_MODULES)}")

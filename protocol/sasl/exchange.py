@@ -1,11 +1,11 @@
-"""What an exchange of SASL is here: a generator that gives messages to the broker and takes its challenges.
+"""The type of a SASL exchange: a generator that yields messages for the broker and receives its challenges.
 
     exchange = plain(username, password)
-    message = next(exchange)            # to be sent
-    message = exchange.send(challenge)  # and so on; StopIteration: this side is satisfied
+    message = next(exchange)            # to send
+    message = exchange.send(challenge)  # until StopIteration: the client is satisfied
 
-It raises `AuthenticationFailed` for a broker that has not proved what the mechanism wants proved. Mechanisms are in the
-files beside this one; `protocol.net.authenticate` drives them.
+It raises `AuthenticationFailed` if the broker does not prove what the mechanism requires. The mechanisms are in the
+other files of this package; `protocol.net.authenticate` runs them.
 """
 
 from __future__ import annotations

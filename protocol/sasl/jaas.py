@@ -1,10 +1,10 @@
-"""The text of `sasl.jaas.config`, as Java reads it: one login module and its options. Pure.
+"""Parse `sasl.jaas.config` as Java does: one login module and its options. Pure functions.
 
     org.apache.kafka.common.security.plain.PlainLoginModule required username="alice" password='pa"ss';
 
-The rules are those of Java's `StreamTokenizer` as Kafka's newest `JaasConfig` sets it up (until 4.2 fewer words went
-without quotes): both kinds of quotes, escapes as in C, comments, which a lone slash begins, too. No message shows the
-text.
+The rules are those of Java's `StreamTokenizer` as configured by Kafka's newest `JaasConfig` (until 4.2 fewer words were
+allowed without quotes): both kinds of quotes, C escapes, and comments; a single slash also begins a comment. No error
+message contains the text.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _FLAGS = ("required", "requisite", "sufficient", "optional")
 
 @dataclass(frozen=True)
 class LoginModule:
-    """`name`: the Java class, as it was given. `options`: by name; any of them may be a secret."""
+    """A login module: its Java class as configured, and its options, each of which may be a secret."""
 
     name: str
     options: Mapping[str, Secret]
 
 
 def parse_jaas(text: Secret) -> LoginModule:
-    """Raises `ConfigurationError` with what is wrong, but none of the text."""
+    """Parse the text; raise `ConfigurationError`, whose message contains nothing of the text."""
     module = _module(_tokens(text.reveal()))
     if isinstance(module, str):
         raise ConfigurationError(
@@ -49,7 +49,7 @@ def parse_jaas(text: Secret) -> LoginModule:
 
 
 def _module(tokens: list[tuple[str, bool]]) -> LoginModule | str:
-    """Or what is wrong: an error raised here would have the text among its variables."""
+    """Return the module, or the error as text: a traceback from here would have the secrets in its variables."""
     if len(tokens) < 2 or tokens[0][1] or tokens[1][1] or tokens[1][0].lower() not in _FLAGS:
         return "it begins with the class of a login module and the word required"
     if tokens[-1] != (";", True):
@@ -67,7 +67,7 @@ def _module(tokens: list[tuple[str, bool]]) -> LoginModule | str:
 
 
 def _tokens(text: str) -> list[tuple[str, bool]]:
-    """Words, quoted or not, and signs: each with whether it is a sign."""
+    """Return words, quoted or not, and signs; the bool is True for a sign."""
     found: list[tuple[str, bool]] = []
     for match in _TOKEN.finditer(text):
         if match["quote"]:

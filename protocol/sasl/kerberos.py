@@ -1,4 +1,7 @@
-"""GSSAPI (RFC 4752): Kerberos, by the package `gssapi` and the system's library. No layer on top: TLS does that."""
+"""GSSAPI (RFC 4752): Kerberos with the package `gssapi` and the system's library, without a security layer.
+
+TLS provides encryption instead.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,23 @@ _KRB5_KDC_UNREACH = -1765328228
 
 
 def kerberos(who: Kerberos, host: str) -> Exchange:
-    """`host`: the broker's name, as its principal has it.
+    """Authenticate with Kerberos.
 
-    Raises `ConfigurationError` (no package, no key table), `ConnectFailed` (no KDC), `AuthenticationFailed`.
+    Parameters
+    ----------
+    who
+        The credentials.
+    host
+        The broker's host name, as in its principal.
+
+    Raises
+    ------
+    ConfigurationError
+        The package is missing, or the keytab cannot be read.
+    ConnectFailed
+        No KDC is reachable.
+    AuthenticationFailed
+        Kerberos or the broker refused.
     """
     try:
         import gssapi
@@ -39,12 +56,12 @@ def kerberos(who: Kerberos, host: str) -> Exchange:
             raise AuthenticationFailed("the broker insists on a layer of Kerberos's own; use TLS")
         yield context.wrap(bytes((_NO_LAYER, 0, 0, 0)), False).message
     except gssapi.exceptions.GSSError as error:
-        no_kdc = (error.min_code - _KRB5_KDC_UNREACH) % 2**32 == 0  # a later try may find one
+        no_kdc = (error.min_code - _KRB5_KDC_UNREACH) % 2**32 == 0  # retriable
         raise (ConnectFailed if no_kdc else AuthenticationFailed)(f"Kerberos says: {error.gen_message()}") from error
 
 
 def _credentials(gssapi: Any, who: Kerberos) -> Any:
-    """By the key table, if there is one, whoever's tickets this process has; None: by these tickets."""
+    """Return credentials of the keytab, or of the principal's tickets; None for any tickets of the process."""
     if who.principal is None and who.keytab is None:
         return None
     name = gssapi.Name(who.principal, gssapi.NameType.kerberos_principal) if who.principal else None
@@ -53,7 +70,7 @@ def _credentials(gssapi: Any, who: Kerberos) -> Any:
             f"sasl.jaas.config: its keyTab, {who.keytab}, cannot be read in this process.",
             settings=("sasl.jaas.config",),
         )
-    # What the key table brings is kept in memory: another's tickets are not used, and not overwritten.
+    # Tickets of the keytab are stored in memory: the tickets of another principal are not used, and not overwritten.
     tickets = f"MEMORY:{who.principal} by {who.keytab}"
     store = {"client_keytab": who.keytab, "ccache": tickets} if who.keytab else None
     return gssapi.Credentials(name=name, usage="initiate", store=store)

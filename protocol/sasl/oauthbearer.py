@@ -1,4 +1,4 @@
-"""OAUTHBEARER (RFC 7628, KIP-255): a token in place of a password. Who listens has it, until it ends."""
+"""OAUTHBEARER (RFC 7628, KIP-255): a bearer token. An eavesdropper can use it until it expires, so use TLS."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from protocol.sasl.exchange import Exchange
 from protocol.secret import Secret
 
 _SEPARATOR = "\x01"
-# What a header of HTTP may hold (RFC 6750); anything else could be taken for other fields of the message.
+# The characters that RFC 6750 allows in an HTTP header. Others could be parsed as further fields of the message.
 _TOKEN = re.compile(r"[-._~+/A-Za-z0-9]+=*")
 _EXTENSION_NAME = re.compile(r"[A-Za-z]+")
 _EXTENSION_VALUE = re.compile(r"[\x21-\x7e \t\r\n]+")
@@ -19,10 +19,25 @@ _MOST_SHOWN = 200
 
 
 def oauthbearer(token: Secret, extensions: Mapping[str, str]) -> Exchange:
-    """`extensions`: what the broker is told beside the token (KIP-342). Raises `ConfigurationError`."""
+    """Authenticate with a token.
+
+    Parameters
+    ----------
+    token
+        The bearer token.
+    extensions
+        SASL extensions to send with the token (KIP-342).
+
+    Raises
+    ------
+    ConfigurationError
+        The token or an extension has invalid characters.
+    AuthenticationFailed
+        The broker refused the token.
+    """
     refusal = yield _message(token, extensions)
     if refusal:
-        # Only then does the broker end the exchange, with an error of its own.
+        # Only after this message does the broker end the exchange, with its own error.
         yield _SEPARATOR.encode()
         raise AuthenticationFailed(f"the broker refused the token{_said(refusal)}")
 
@@ -40,7 +55,7 @@ def _checked_token(token: Secret) -> str:
 
 
 def checked_extensions(extensions: Mapping[str, str]) -> Mapping[str, str]:
-    """Raises `ConfigurationError` for an extension that the message cannot hold."""
+    """Return the extensions; raise `ConfigurationError` for one that the message cannot contain."""
     for name, value in extensions.items():
         if name == "auth" or not _EXTENSION_NAME.fullmatch(name) or not _EXTENSION_VALUE.fullmatch(value):
             raise ConfigurationError("the name of an extension is letters only, and not auth; its value is ASCII text.")
@@ -48,7 +63,7 @@ def checked_extensions(extensions: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _said(refusal: bytes) -> str:
-    """What the refusal says by RFC 7628, in brackets."""
+    """Return the status and scope of the refusal (RFC 7628) in brackets."""
     try:
         fields = json.loads(bytes(refusal))
     except (ValueError, RecursionError):

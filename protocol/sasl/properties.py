@@ -1,4 +1,4 @@
-"""Kafka's properties of SASL: what each does here. `protocol.properties` adds them to its table."""
+"""Kafka's SASL properties and their effect in this client. `protocol.properties` adds them to its table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _INSTEAD = "other classes cannot run here; give sasl.oauthbearer.token.provider=
 
 
 def _class_that_is_done_here(*names: str) -> Kind:
-    """Java's classes for what this client does itself, also under the prefixes of those who have moved them."""
+    """Return a kind of property for Java classes whose function this client implements, also with shading prefixes."""
 
     def parse(text: str) -> str:
         known = class_of(text, names)
@@ -45,7 +45,7 @@ _JWT_RETRIEVER = _class_that_is_done_here(
 
 
 def _applies(name: str, kind: Kind, doc: str, *, field: str = "") -> Property:
-    """No value is ever shown: it may be a secret that was put into the wrong place."""
+    """Return a row whose value is never shown: a secret may have been set in the wrong property."""
     return applies(_CLIENT, name, replace(kind, secret=True), doc, field=field)
 
 

@@ -1,7 +1,7 @@
-"""SCRAM-SHA-256 and SCRAM-SHA-512 (RFC 5802, RFC 7677): both sides prove that they know the password, none tells it.
+"""SCRAM-SHA-256 and SCRAM-SHA-512 (RFC 5802, RFC 7677): both sides prove that they know the password; none sends it.
 
-As Kafka's Java client has it: no channel binding, names and passwords as they are in UTF-8 (without SASLprep), and the
-extension `tokenauth=true` for delegation tokens (KIP-48).
+As in Kafka's Java client: no channel binding, names and passwords as UTF-8 without SASLprep, and the extension
+`tokenauth=true` for delegation tokens (KIP-48).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from protocol.errors import AuthenticationFailed
 from protocol.sasl.exchange import Exchange
 from protocol.secret import Secret
 
-# Fewer would help who poses as the broker to guess the password from our proof (RFC 7677 and Kafka want as many at
-# least); a million takes half a second of CPU, and 2^31 - 1 a quarter of an hour.
+# With fewer iterations an impostor could guess the password from the client's proof; RFC 7677 and Kafka set the same
+# minimum. A million takes half a second of CPU, 2^31 - 1 would take a quarter of an hour.
 FEWEST_ITERATIONS, MOST_ITERATIONS = 4_096, 1_000_000
 
 _BASE64 = r"(?:[A-Za-z0-9/+]{4})*(?:[A-Za-z0-9/+]{3}=|[A-Za-z0-9/+]{2}==)?"
@@ -31,7 +31,24 @@ _MOST_SHOWN = 100
 def scram(
     hash_name: str, username: Secret, password: Secret, *, token_auth: bool = False, nonce: str | None = None
 ) -> Exchange:
-    """`hash_name`: as `hashlib` has it. `token_auth`: name and password are a delegation token's id and HMAC."""
+    """Authenticate with a password.
+
+    Parameters
+    ----------
+    hash_name
+        "sha256" or "sha512", as in `hashlib`.
+    username, password
+        Credentials, or a delegation token's id and HMAC.
+    token_auth
+        The credentials are a delegation token.
+    nonce
+        Client nonce for tests; None for a random one.
+
+    Raises
+    ------
+    AuthenticationFailed
+        The broker refused, sent an invalid message, or did not prove that it knows the password.
+    """
     nonce = nonce or secrets.token_urlsafe(24)
     name = username.reveal().replace("=", "=3D").replace(",", "=2C")
     client_first = f"n={name},r={nonce}{',tokenauth=true' if token_auth else ''}"
@@ -45,7 +62,7 @@ def scram(
 
 
 def _proofs(hash_name: str, password: Secret, salt: bytes, iterations: int, auth_message: bytes) -> tuple[bytes, bytes]:
-    """The client's proof, and the server's signature that is to come. What they are made of stays in here."""
+    """Return the client's proof and the expected server signature; intermediate secrets stay in this function."""
     salted_password = hashlib.pbkdf2_hmac(hash_name, password.reveal().encode(), salt, iterations)
     client_key = hmac.digest(salted_password, b"Client Key", hash_name)
     stored_key = hashlib.new(hash_name, client_key).digest()
@@ -56,7 +73,7 @@ def _proofs(hash_name: str, password: Secret, salt: bytes, iterations: int, auth
 
 
 def _parse_server_first(message: str, nonce: str) -> tuple[str, bytes, int]:
-    """The whole nonce, the salt and the number of iterations."""
+    """Return the whole nonce, the salt and the number of iterations."""
     match = _SERVER_FIRST.fullmatch(message)
     if match is None:
         raise AuthenticationFailed("the broker's first message is not one of SCRAM")

@@ -1,4 +1,4 @@
-"""A token for OAUTHBEARER: when it ends, when it is due for another one, and one that nobody has signed. Pure."""
+"""Tokens for OAUTHBEARER: expiry, renewal, and unsigned tokens. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from typing import Any, TypeGuard
 from protocol.errors import ConfigurationError
 from protocol.secret import Secret
 
-# As Java's client by default (sasl.login.refresh.window.factor).
+# The default of Java's client (sasl.login.refresh.window.factor).
 _RENEWED_AT = 0.8
 _UNSECURED = "unsecuredLogin"
-# The year 5138: who is asked for seconds and means later has counted milliseconds.
+# The year 5138: a later time is most likely in milliseconds instead of seconds.
 _NEVER_S = 1e11
 
 
 @dataclass(frozen=True)
 class Token:
-    """Times are in seconds since 1970. `ends_at_s` None: not known, so it is good for one connection only."""
+    """A bearer token; times are in seconds since 1970.
+
+    Without `ends_at_s` the expiry is unknown, and the token is used for one connection only.
+    """
 
     value: Secret
     obtained_at_s: float
@@ -28,22 +31,23 @@ class Token:
     extensions: Mapping[str, str] = field(default_factory=dict)
 
     def due(self, now_s: float) -> bool:
-        """Whether another one should be asked for."""
+        """Return True if the token should be renewed: after 80 % of its life, or always if its expiry is unknown."""
         if self.ends_at_s is None:
             return True
         return now_s >= self.obtained_at_s + _RENEWED_AT * (self.ends_at_s - self.obtained_at_s)
 
     def ended(self, now_s: float) -> bool:
+        """Return True if the token has expired, or its expiry is unknown."""
         return self.ends_at_s is None or now_s >= self.ends_at_s
 
 
 def is_seconds(value: object) -> TypeGuard[float]:
-    """Whether it can be a time in seconds since 1970, or a number of seconds from now."""
+    """Return True if `value` can be a time in seconds since 1970, or a number of seconds from now."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < _NEVER_S
 
 
 def end_of_jwt(text: str) -> float | None:
-    """When a JSON Web Token (RFC 7519) says that it ends; None for another kind of token, or one that does not say."""
+    """Return the expiry of a JSON Web Token (RFC 7519); None for other tokens, or without a valid `exp` claim."""
     parts = text.split(".")
     if len(parts) != 3:
         return None
@@ -56,7 +60,13 @@ def end_of_jwt(text: str) -> float | None:
 
 
 def unsecured_token(options: Mapping[str, str], now_s: float) -> Token:
-    """The token that the options of Java's `OAuthBearerUnsecuredLoginCallbackHandler` describe."""
+    """Create the token that the options of Java's `OAuthBearerUnsecuredLoginCallbackHandler` describe.
+
+    Raises
+    ------
+    ConfigurationError
+        A numeric option is not a number.
+    """
     try:
         lifetime_s = int(options.get(f"{_UNSECURED}LifetimeSeconds", "3600"))
         claims: dict[str, Any] = {"iat": now_s, "exp": now_s + lifetime_s}
