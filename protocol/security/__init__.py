@@ -1,1 +1,1 @@
-"""Whom a client trusts and how it proves who it is: settings, stores and names. Bytes and files, no sockets."""
+"""TLS: settings, certificate and key stores, cipher suite names. Files and bytes, no sockets."""

@@ -1,7 +1,8 @@
-"""Java's stores of certificates and keys (PKCS12, JKS), as PEM.
+"""Read Java's stores of certificates and keys (PKCS12, JKS) as PEM.
 
-`cryptography` (the extra `tls`) reads PKCS12. JKS is read by Java's own `keytool`, which is there wherever Spark is; it
-gets passwords by pipes, so that neither its command line nor its environment shows them. Used by `stores`.
+`cryptography` (the extra `tls`) reads PKCS12. Java's `keytool`, which every Spark machine has, reads JKS. It receives
+passwords through pipes, so that neither its command line nor its environment contains them. Without `cryptography` it
+reads PKCS12 trust stores, too. Used by `stores`.
 """
 
 from __future__ import annotations
@@ -25,27 +26,53 @@ if TYPE_CHECKING:
 
 _JKS = b"\xfe\xed\xfe\xed"
 _KEYTOOL_TIMEOUT_S = 60
-# Of what the JVM was told by its environment, which may be passwords.
+# The JVM prints the options that it takes from the environment; they may contain passwords.
 _OPTIONS_OF_THE_JVM = "Picked up "
-# In English, since "Alias name" is looked for in what it says; and compiled little, for half a second's work.
+# English, since the output is searched for "Alias name"; and little JIT compilation, for a run of half a second.
 _BRIEF = ("-J-Duser.language=en", "-J-Dfile.encoding=UTF-8", "-J-XX:TieredStopAtLevel=1", "-J-XX:+UseSerialGC")
 
 
 def trusted_certificates(path: str, data: bytes, password: str | None) -> str:
-    """All certificates of a trust store, JKS also without its password. Raises `ConfigurationError`."""
+    """Return all certificates of a trust store as PEM.
+
+    Parameters
+    ----------
+    path, data
+        The store's path and content.
+    password
+        The store's password; optional for JKS.
+
+    Raises
+    ------
+    ConfigurationError
+        The store cannot be read.
+    """
     if not data.startswith(_JKS) and has_cryptography():
         found = _pkcs12(path, data, password)
         own = [found.cert] if found.cert else []
         return "".join(_pem(each.certificate) for each in [*own, *found.additional_certs])
-    # Who has no password is asked for one, and may give none.
+    # Without a password, keytool prompts for one and accepts an empty line.
     listed = _keytool(["-list", "-rfc", "-keystore", path], {"-storepass": password}, answers="\n")
-    # Of an entry with a key, as in Java, its own certificate is trusted, and not those of its CAs.
+    # As in Java, an entry with a key adds only its own certificate to the trusted ones, not those of its CAs.
     entries = listed.split("Alias name: ")[1:]
     return "".join(block for entry in entries for block in pem.blocks(entry, "CERTIFICATE")[:1])
 
 
 def key_and_chain(path: str, data: bytes, password: str | None, key_password: str | None) -> tuple[str, str]:
-    """The (first) key of a store, and its certificate with those of its CAs. Raises `ConfigurationError`."""
+    """Return the (first) key of a store, and its certificate followed by those of its CAs, as PEM.
+
+    Parameters
+    ----------
+    path, data
+        The store's path and content.
+    password, key_password
+        Passwords of the store and of the key in it.
+
+    Raises
+    ------
+    ConfigurationError
+        The store cannot be read, has no key, or the package `cryptography` is missing.
+    """
     if not has_cryptography():
         raise ConfigurationError(
             f"the key store {path} cannot be read without the package cryptography: install it wherever connections "
@@ -65,6 +92,7 @@ def key_and_chain(path: str, data: bytes, password: str | None, key_password: st
 
 
 def has_cryptography() -> bool:
+    """Return True if the package `cryptography` is installed."""
     try:
         import cryptography  # noqa: F401
     except ImportError:
@@ -78,14 +106,14 @@ def _pkcs12(path: str, data: bytes, password: str | None) -> PKCS12KeyAndCertifi
     try:
         return pkcs12.load_pkcs12(data, None if password is None else password.encode())
     except ValueError as error:
-        # The words of the error may say anything.
+        # The message of `error` is not trusted to hide secrets.
         raise ConfigurationError(
             f"the store {path} cannot be read: its password is wrong, or it is no store"
         ) from error
 
 
 def _chain(first: Certificate, others: list[Certificate]) -> list[Certificate]:
-    """A certificate, the one of its CA, and so on."""
+    """Return a certificate, its CA's, and so on."""
     found, by_subject = [first], {each.subject: each for each in others}
     while (issuer := by_subject.pop(found[-1].issuer, None)) is not None and issuer != found[-1]:
         found.append(issuer)
@@ -99,28 +127,28 @@ def _pem(certificate: Certificate) -> str:
 
 
 def _as_pkcs12(path: str, password: str | None, key_password: str | None) -> tuple[bytes, str]:
-    """A copy of a JKS store under a password of its own, which is on the disk for a moment, for us alone."""
+    """Copy a JKS store to PKCS12 under a random password; the file exists briefly, readable by this user only."""
     own = secrets.token_hex(16)
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder, "store.p12")
         _keytool(
             ["-importkeystore", "-srckeystore", path, "-destkeystore", str(copy), "-deststoretype", "PKCS12"],
             {"-srcstorepass": password, "-deststorepass": own},
-            # It asks for the password of a key that is not the store's.
+            # keytool prompts for the key's password if it differs from the store's.
             answers=f"{key_password or ''}\n",
         )
         return copy.read_bytes(), own
 
 
 def _keytool(arguments: list[str], passwords: Mapping[str, str | None], *, answers: str) -> str:
-    """What it prints. `passwords`: by its options. Raises `ConfigurationError`."""
+    """Run keytool and return its output; `passwords` by option. Raises `ConfigurationError`."""
     home = os.environ.get("JAVA_HOME")
     tool = shutil.which("keytool", path=f"{home}/bin" if home else None)
     if tool is None:
         raise ConfigurationError(
             "a JKS store is read by Java's keytool, which is neither in JAVA_HOME nor on the PATH; give PEM or PKCS12"
         )
-    # Java reads what it is given as the locale says, and in containers that often says ASCII.
+    # Java decodes its input by the locale, which is often ASCII in containers.
     environment = {**os.environ, "LC_ALL": "C.UTF-8"}
     with _pipes([text for text in passwords.values() if text is not None]) as pipes:
         options = [f"{option}:file" for option, text in passwords.items() if text is not None]
@@ -147,7 +175,7 @@ def _keytool(arguments: list[str], passwords: Mapping[str, str | None], *, answe
 
 @contextmanager
 def _pipes(texts: list[str]) -> Iterator[list[int]]:
-    """For each text the end of a pipe that it can be read from, as a line."""
+    """Yield, for each text, the read end of a pipe that contains it as a line."""
     ends: list[int] = []
     try:
         for text in texts:

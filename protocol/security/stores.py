@@ -1,6 +1,7 @@
-"""The certificates and the key that a `TLSConfig` names, as PEM: read from its files, wherever this is called.
+"""Read the certificates and the key of a `TLSConfig` as PEM, from files of the machine that calls this.
 
-What a file is, is seen from its content, since in Java the type JKS means PKCS12, too. Used by `net.tls_context`.
+The format of a file is detected from its content, since Java accepts PKCS12 files for the type JKS. Used by
+`net.tls_context`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ CERTIFICATE, PRIVATE_KEY = "CERTIFICATE", "PRIVATE KEY"
 
 @dataclass(frozen=True)
 class KeyPair:
-    """Our certificate, followed by those of its CAs, and its key, as PEM. `password`: of a key that is encrypted."""
+    """The client's certificate, followed by those of its CAs, and its key, as PEM; `password` if it is encrypted."""
 
     chain: str
     key: Secret
@@ -29,14 +30,14 @@ class KeyPair:
 
 
 def state(config: TLSConfig) -> list[object]:
-    """Differs from an earlier one when something may have changed: files, and what stands elsewhere (`${dir:...}`)."""
+    """Return a value that changes if a store may have changed: files, and external secrets (`${dir:...}`)."""
     paths = (config.truststore_location, config.keystore_location)
     inline = (config.truststore_certificates, config.keystore_certificate_chain, config.keystore_key)
     return [*(_state_of(resolved(path)) for path in paths if path), *(Secret(_revealed(each) or "") for each in inline)]
 
 
 def _state_of(path: str) -> tuple[int, int, int] | None:
-    """When a file was written, its size, and which file it is; None: there is none."""
+    """Return a file's modification time, size and inode; None if there is no file."""
     try:
         found = os.stat(path)
     except OSError:
@@ -45,7 +46,13 @@ def _state_of(path: str) -> tuple[int, int, int] | None:
 
 
 def read_trusted(config: TLSConfig) -> str | None:
-    """The certificates of the CAs to trust; None: nothing is said of them. Raises `ConfigurationError`."""
+    """Return the certificates of the trusted CAs as PEM; None if none are configured.
+
+    Raises
+    ------
+    ConfigurationError
+        The trust store cannot be read, or has no certificate.
+    """
     if config.truststore_certificates is not None:
         return _certificates("ssl.truststore.certificates", resolved(config.truststore_certificates.reveal()))
     if config.truststore_location is None:
@@ -59,7 +66,13 @@ def read_trusted(config: TLSConfig) -> str | None:
 
 
 def read_key_pair(config: TLSConfig) -> KeyPair | None:
-    """What proves who we are; None: nothing does. Raises `ConfigurationError`."""
+    """Return the client's certificate and key; None if none are configured.
+
+    Raises
+    ------
+    ConfigurationError
+        The key store cannot be read, or does not have exactly one key and its certificate.
+    """
     name, key_name = "ssl.keystore.certificate.chain", "ssl.keystore.key"
     chain, key = _revealed(config.keystore_certificate_chain), _revealed(config.keystore_key)
     key_password = config.key_password or config.keystore_password

@@ -1,6 +1,6 @@
-"""How to speak TLS: whom to trust, who we are, and which versions. Frozen, part of `protocol.config.ClientConfig`.
+"""TLS settings of a client: trust store, key store, versions, ciphers. Frozen, part of `protocol.config.ClientConfig`.
 
-Made on the driver and carried to executors; stores are read (`stores`) where a connection is opened.
+Created on the driver and sent to executors. `stores` reads the files when a connection is opened.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ StoreType = Literal["JKS", "PKCS12", "PEM"]
 
 @dataclass(frozen=True)
 class TLSConfig:
-    """The properties `ssl.*`, without that prefix. What none of them says is left to the system, or to OpenSSL.
+    """The `ssl.*` properties, without that prefix. Unset ones have the default of the system or of OpenSSL.
 
-    Locations are paths on whichever machine opens a connection.
+    Locations are paths on the machine that opens a connection.
     """
 
     truststore_location: str | None = None
@@ -40,15 +40,17 @@ class TLSConfig:
 
     @property
     def versions(self) -> tuple[str, ...]:
-        """The versions of TLS to speak, from the oldest on."""
+        """TLS versions to offer, oldest first."""
         return tuple(name for name in self.enabled_protocols if name <= self.protocol)
 
     @property
     def check_hostname(self) -> bool:
+        """True if the broker's certificate must match its host name."""
         return bool(self.endpoint_identification_algorithm)
 
     @property
     def has_key(self) -> bool:
+        """True if a client key is configured."""
         return bool(self.keystore_location or self.keystore_key)
 
 
@@ -56,9 +58,22 @@ DEFAULT_TLS = TLSConfig()
 
 
 def parse_tls(values: Mapping[str, Any], *, prefix: str = "") -> TLSConfig:
-    """From values by field. As in Java's client (`DefaultSslEngineFactory`) nothing may be given twice, or by half.
+    """Create a `TLSConfig` from values by field.
 
-    Raises `ConfigurationError`, which puts `prefix` ("kafka.") before names.
+    As in Java's client (`DefaultSslEngineFactory`), a setting must not be given twice, or in part. Logs
+    a warning (once) if the verification of host names is off.
+
+    Parameters
+    ----------
+    values
+        Parsed values by field of `TLSConfig`.
+    prefix
+        Prefix of property names in messages ("kafka.").
+
+    Raises
+    ------
+    ConfigurationError
+        Settings contradict each other, or one is missing.
     """
     config = TLSConfig(**values)
     if config.truststore_location and config.truststore_certificates:

@@ -1,4 +1,4 @@
-"""The rows `ssl.*` of the table of Kafka's client properties. Part of `protocol.properties`."""
+"""The `ssl.*` rows of the table of Kafka's client properties. Part of `protocol.properties`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from protocol.property import Property, Role, applies, forbidden, no_effect
 from protocol.property_kinds import NONEMPTY, SECRET, Kind, one_of
 
-# Broken (RFC 8996), so never spoken; jobs that name them beside others carry an old default along.
+# Insecure (RFC 8996), so never offered. Jobs that list them beside newer versions still have an old default.
 _OUTDATED = ("SSLv2Hello", "SSLv3", "TLSv1", "TLSv1.1")
 _VERSIONS = ("TLSv1.2", "TLSv1.3")
 
@@ -30,7 +30,7 @@ _PROTOCOLS = Kind(",".join(_VERSIONS), _protocols)
 _NAMES = Kind("names with commas between", _names)
 _STORE_TYPE = one_of("JKS", "PKCS12", "PEM", otherwise="no other kind of store can be read")
 _PROTOCOL = one_of(
-    # In Java the last two are names for all that is enabled.
+    # In Java the last two names allow all enabled versions.
     meanings={"TLSv1.3": "TLSv1.3", "TLSv1.2": "TLSv1.2", "TLS": "TLSv1.3", "SSL": "TLSv1.3"},
     otherwise="older versions are broken (RFC 8996)",
 )
@@ -72,7 +72,7 @@ TLS_PROPERTIES: tuple[Property, ...] = (
     *no_effect(_CLIENT, "ssl.provider ssl.secure.random.implementation", "TLS is OpenSSL's here"),
     *no_effect(_CLIENT, "ssl.keymanager.algorithm ssl.trustmanager.algorithm", "certificates are checked by OpenSSL"),
     *forbidden(_CLIENT, "ssl.engine.factory.class", "JVM classes cannot run here; give stores or PEM"),
-    # librdkafka's words.
+    # librdkafka's properties.
     *forbidden(_CLIENT, "ssl.ca.location", "give that file as ssl.truststore.location"),
     *forbidden(_CLIENT, "ssl.ca.pem", "give that text as ssl.truststore.certificates"),
     *forbidden(
@@ -88,5 +88,5 @@ TLS_PROPERTIES: tuple[Property, ...] = (
     ),
 )
 
-# For messages that speak of any of them, see `protocol.errors.KafkaError`.
+# For error messages about any of them, see `protocol.errors.KafkaError`.
 TLS_NAMES = ("bootstrap.servers", "security.protocol", *(row.name for row in TLS_PROPERTIES))
