@@ -1,1 +1,1 @@
-"""See docs/architecture.md."""
+"""Administration of groups, topics and transactions; see docs/architecture.md."""

@@ -1,6 +1,6 @@
-"""Consumer groups from outside: which there are, their state and live members, and their end.
+"""List, describe and delete consumer groups.
 
-Runs wherever its caller does. Asks a group's coordinator, or every broker for its groups, in the one retry loop.
+Runs in the caller's thread. Sends requests to a group's coordinator, or to every broker, in the shared retry loop.
 """
 
 from __future__ import annotations
@@ -23,16 +23,19 @@ from protocol.wire.messages.m42_delete_groups import DELETE_GROUPS
 from protocol.wire.messages.m69_consumer_group_describe import CONSUMER_GROUP_DESCRIBE
 
 CLASSIC, CONSUMER = "classic", "consumer"
-"""Kafka's words for the type of a group: that of JoinGroup, and that of KIP-848."""
+"""Kafka's names of group types: the classic protocol (JoinGroup) and the consumer protocol (KIP-848)."""
 
 _NOT_SUCH_A_GROUP = (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION)
-# Of those who share partitions, and of those who commit and never join. Connect, for one, has a type of its own.
+# "consumer": members share partitions; "": a group only commits and never joins. Connect, for example, has its own.
 _PROTOCOL_TYPES_OF_CONSUMERS = ("consumer", "")
 
 
 @dataclass(frozen=True)
 class ListedGroup:
-    """`type` is `CLASSIC` or `CONSUMER`; `state` as of `GroupDescription`, "" before Kafka 2.6."""
+    """A consumer group as its coordinator lists it.
+
+    `type` is `CLASSIC` or `CONSUMER`. `state` is as in `GroupDescription`, "" before Kafka 2.6.
+    """
 
     group: str
     type: str
@@ -41,9 +44,15 @@ class ListedGroup:
 
 @dataclass(frozen=True)
 class Member:
-    """One live member, as the coordinator knows it. `assignment` is empty during a rebalance of a classic group.
+    """A live member, as the coordinator describes it.
 
-    `target`: what it will have when others have given that up (KIP-848); of a classic group the assignment.
+    Attributes
+    ----------
+    assignment
+        Empty during a rebalance of a classic group.
+    target
+        Target assignment, reached when other members have revoked its partitions (KIP-848); in a classic group equal
+        to `assignment`.
     """
 
     member_id: str
@@ -56,9 +65,16 @@ class Member:
 
 @dataclass(frozen=True)
 class GroupDescription:
-    """`state` is Kafka's word: "Empty", "Stable", "PreparingRebalance", "CompletingRebalance", "Dead", …
+    """State and members of a group.
 
-    `type` is `CLASSIC` or `CONSUMER`; `assignor` the name of the one in use, "" without members.
+    Attributes
+    ----------
+    type
+        `CLASSIC` or `CONSUMER`.
+    state
+        Kafka's name: "Empty", "Stable", "PreparingRebalance", "CompletingRebalance", "Dead", …
+    assignor
+        Name of the assignor in use; "" without members.
     """
 
     group: str
@@ -69,7 +85,7 @@ class GroupDescription:
 
 
 def list_groups(client: Client, deadline: Deadline | None = None) -> list[ListedGroup]:
-    """The consumer groups of all brokers, by name. Raises `DeadlineExceeded` or `BrokerError`."""
+    """Return the consumer groups of all brokers, sorted by name; raise `DeadlineExceeded` or `BrokerError`."""
     deadline = deadline or client.deadline()
     rows = [
         row
@@ -77,22 +93,30 @@ def list_groups(client: Client, deadline: Deadline | None = None) -> list[Listed
         for row in call(client, LIST_GROUPS, {}, deadline, to=broker)["groups"]
         if row["protocol_type"] in _PROTOCOL_TYPES_OF_CONSUMERS
     ]
-    # A broker that tells no types has no others. Share groups and those of Kafka Streams are no consumer groups.
+    # A broker that returns no types has classic groups only. Share groups and Kafka Streams groups are left out.
     found = (ListedGroup(row["group_id"], row["group_type"].lower() or CLASSIC, row["group_state"]) for row in rows)
     return sorted((each for each in found if each.type in (CLASSIC, CONSUMER)), key=lambda each: each.group)
 
 
 def describe_group(client: Client, group: str, deadline: Deadline | None = None) -> GroupDescription:
-    """State and members; a group nobody has heard of is "Dead" with no members.
+    """Return state and members of a group; "Dead" without members if the group is unknown.
 
-    Groups of the consumer protocol (KIP-848) answer to ConsumerGroupDescribe only, all others to DescribeGroups.
-    Raises `DeadlineExceeded` or `BrokerError`.
+    Raises
+    ------
+    DeadlineExceeded
+        No broker answered in time.
+    BrokerError
+        The coordinator refused.
+
+    Notes
+    -----
+    Groups of the consumer protocol (KIP-848) are described by ConsumerGroupDescribe only, all others by DescribeGroups.
     """
     deadline = deadline or client.deadline()
     for api, groups in ((DESCRIBE_GROUPS, "groups"), (CONSUMER_GROUP_DESCRIBE, "group_ids")):
         with suppress(UnsupportedVersion):
             (row,) = call(client, api, {groups: [group]}, deadline, accept=_NOT_SUCH_A_GROUP)["groups"]
-            # Before version 6 DescribeGroups knows no code for a group that is not there.
+            # Before version 6, DescribeGroups has no error code for a group that does not exist.
             is_none = row["group_state"] == "Dead" and row.get("protocol_type") == ""
             if row["error_code"] == ErrorCode.NONE and not is_none:
                 return _classic(row) if api is DESCRIBE_GROUPS else _consumer(row)
@@ -100,7 +124,7 @@ def describe_group(client: Client, group: str, deadline: Deadline | None = None)
 
 
 def delete_group(client: Client, group: str, deadline: Deadline | None = None) -> None:
-    """Deletes it with its offsets. Raises `BrokerError` (NON_EMPTY_GROUP, GROUP_ID_NOT_FOUND, …)."""
+    """Delete a group and its offsets; raise `BrokerError` (NON_EMPTY_GROUP, GROUP_ID_NOT_FOUND, …)."""
     call(client, DELETE_GROUPS, {"groups_names": [group]}, deadline or client.deadline())
 
 
@@ -125,7 +149,7 @@ def _member(row: Mapping[str, Any], group_instance_id: str | None, *partitions: 
 
 
 def _embedded(group: Mapping[str, Any], member: Mapping[str, Any]) -> frozenset[TopicPartition]:
-    """What the leader wrote. Nobody checks that: it may be no assignment at all, and who is there counts more."""
+    """Return the leader's assignment; empty if invalid, since brokers do not check it and members matter more."""
     with suppress(ProtocolError):
         if group["protocol_type"] == "consumer":
             return decode_assignment(member["member_assignment"])

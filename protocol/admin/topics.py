@@ -1,7 +1,7 @@
-"""Topics: create, delete, add partitions, delete records.
+"""Create and delete topics, add partitions, delete records.
 
-Runs wherever its caller does. Requests about topics go to the controller, DeleteRecords to each partition's leader;
-all in the one retry loop.
+Runs in the caller's thread. Sends topic requests to the controller and DeleteRecords to partition leaders, in the
+shared retry loop.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from protocol.wire.messages.m37_create_partitions import CREATE_PARTITIONS
 
 @dataclass(frozen=True)
 class NewTopic:
-    """A topic to be. -1 for `partitions` or `replication_factor` is the broker's default; `configs` are Kafka's own."""
+    """A topic to create; -1 means the broker's default, and `configs` are Kafka's topic settings."""
 
     name: str
     partitions: int = -1
@@ -33,7 +33,7 @@ class NewTopic:
 
 
 def create_topic(client: Client, topic: NewTopic, deadline: Deadline | None = None) -> None:
-    """Creates it and waits until every partition has a leader. Raises `BrokerError` (TOPIC_ALREADY_EXISTS, …)."""
+    """Create a topic, and wait until every partition has a leader; raise `BrokerError` (TOPIC_ALREADY_EXISTS, …)."""
     deadline = deadline or client.deadline()
     row = {
         "name": topic.name,
@@ -53,10 +53,10 @@ def create_topic(client: Client, topic: NewTopic, deadline: Deadline | None = No
 
 
 def delete_topic(client: Client, name: str, deadline: Deadline | None = None) -> None:
-    """Deletes a topic by name. Raises `BrokerError` (UNKNOWN_TOPIC_OR_PARTITION, …)."""
+    """Delete a topic by name; raise `BrokerError` (UNKNOWN_TOPIC_OR_PARTITION, …)."""
 
     def body(version: int) -> dict[str, Any]:
-        # KIP-516: from version 6 on, a list of names or ids.
+        # KIP-516: from version 6 on, the field is a list of names or ids.
         return {"topics": [{"name": name}]} if version >= 6 else {"topic_names": [name]}
 
     call(client, DELETE_TOPICS, body, deadline or client.deadline(), topics=[name])
@@ -64,7 +64,7 @@ def delete_topic(client: Client, name: str, deadline: Deadline | None = None) ->
 
 
 def create_partitions(client: Client, name: str, count: int, deadline: Deadline | None = None) -> None:
-    """Grows a topic to `count` partitions in all. Raises `BrokerError` (INVALID_PARTITIONS, …)."""
+    """Increase a topic to `count` partitions in total; raise `BrokerError` (INVALID_PARTITIONS, …)."""
     row = {"name": name, "count": count, "assignments": None}
     call(client, CREATE_PARTITIONS, {"topics": [row]}, deadline or client.deadline(), topics=[name])
     client.expire_metadata([name])
@@ -73,7 +73,22 @@ def create_partitions(client: Client, name: str, count: int, deadline: Deadline 
 def delete_records(
     client: Client, before: Mapping[tuple[str, int], int], deadline: Deadline | None = None
 ) -> dict[tuple[str, int], int]:
-    """Deletes the records before these offsets (-1: all of them). Returns each partition's new first offset."""
+    """Delete records below an offset.
+
+    Parameters
+    ----------
+    client
+        The client to send with.
+    before
+        For each (topic, partition) the offset to delete up to, exclusive; -1 for all records.
+    deadline
+        The time limit; None for the client's default.
+
+    Returns
+    -------
+    dict
+        The new log start offset of each partition.
+    """
     rows = {key: {"offset": offset} for key, offset in before.items()}
     answers = call_partitions(client, DELETE_RECORDS, {}, rows, deadline or client.deadline())
     return {key: row["low_watermark"] for key, row in answers.items()}

@@ -1,7 +1,7 @@
-"""Transactions from outside: which there are, what they hold up, and their end, as in Kafka's `TransactionsCommand`.
+"""List, describe and abort transactions, as Kafka's `TransactionsCommand` does.
 
-Runs wherever its caller does. Asks a transactional id's coordinator, every broker for its ids, or a partition's leader,
-in the one retry loop. All raise `DeadlineExceeded` or `BrokerError`.
+Runs in the caller's thread. Sends requests to a transactional id's coordinator, to every broker, or to a partition's
+leader, in the shared retry loop. All functions raise `DeadlineExceeded` or `BrokerError`.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from protocol.wire.messages.m66_list_transactions import FIRST_WITH_DURATION, LI
 from protocol.wire.schema import Body
 
 STATES = ("Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "PrepareEpochFence")
-"""Kafka's words, of transactional ids."""
+"""Kafka's names of the states of a transactional id."""
 OPEN_STATES = ("Ongoing", "PrepareCommit", "PrepareAbort")
-"""Where readers of committed records are held up. In the latter two it is decided, but not yet in every log."""
+"""States in which the last stable offset cannot advance. The last two are decided, but not yet written to every log."""
 
 
 @dataclass(frozen=True)
 class ListedTransaction:
-    """`coordinator`: the broker that keeps it. `state`: one of `STATES`."""
+    """A transactional id; `coordinator` is its broker, `state` one of `STATES`."""
 
     transactional_id: str
     coordinator: int
@@ -44,8 +44,18 @@ class ListedTransaction:
 
 @dataclass(frozen=True)
 class TransactionDescription:
-    """`start_ms`: since 1970, None when no transaction is open. `partitions`: those that it holds up, also of
-    `__consumer_offsets` where it commits offsets.
+    """State and partitions of a transactional id.
+
+    Attributes
+    ----------
+    coordinator
+        The node id of its broker.
+    state
+        One of `STATES`.
+    start_ms
+        Start of the open transaction in milliseconds since 1970; None without one.
+    partitions
+        Partitions in the transaction; includes partitions of `__consumer_offsets` if it commits offsets.
     """
 
     identity: TransactionalIdentity
@@ -58,7 +68,7 @@ class TransactionDescription:
 
 @dataclass(frozen=True)
 class OpenTransaction:
-    """One that holds a partition up from `start_offset` on, as its leader knows it."""
+    """An open transaction that keeps a partition's last stable offset at `start_offset`, as the leader reports it."""
 
     topic: str
     partition: int
@@ -78,9 +88,22 @@ def list_transactions(
     producer_ids: Collection[int] = (),
     running_ms: int | None = None,
 ) -> list[ListedTransaction]:
-    """The transactional ids of all brokers, by name; those in one of `states`, of one of `producer_ids`.
+    """Return the transactional ids of all brokers, sorted by name.
 
-    `running_ms`: only transactions that began longer ago (since Kafka 3.8), and without `states`, that are open.
+    Parameters
+    ----------
+    client
+        The client to send with.
+    deadline
+        The time limit; None for the client's default.
+    prefix
+        Start of the transactional ids.
+    states
+        States to include; empty for all.
+    producer_ids
+        Producer ids to include; empty for all.
+    running_ms
+        Minimum age of the transaction in milliseconds (since Kafka 3.8). Without `states` it selects `OPEN_STATES`.
     """
     deadline = deadline or client.deadline()
     if running_ms is not None:
@@ -101,7 +124,7 @@ def list_transactions(
 def describe_transactions(
     client: Client, transactional_ids: Iterable[str], deadline: Deadline | None = None
 ) -> dict[str, TransactionDescription]:
-    """By id; one request to each coordinator. Without those that a coordinator has never heard of, or has forgotten."""
+    """Describe transactional ids with one request per coordinator; the result lacks ids that no coordinator knows."""
     deadline = deadline or client.deadline()
     missing = {name: transaction_coordinator(name) for name in transactional_ids}
     what = f"DescribeTransactions of {listed(list(missing))}"
@@ -144,9 +167,14 @@ def _described(row: Mapping[str, Any], coordinator: int) -> TransactionDescripti
 
 
 def abort_transaction(client: Client, transactional_id: str, deadline: Deadline | None = None) -> TransactionalIdentity:
-    """Aborts what is open, and fences its producer: whoever has this id must call `init_transactions` again.
+    """Abort the open transaction of a transactional id, and fence its producer.
 
-    Raises TRANSACTIONAL_ID_NOT_FOUND rather than make a new one. A transaction that is decided already is waited for.
+    The producer must call `init_transactions` again. If the transaction is already decided, waits for its completion.
+
+    Raises
+    ------
+    BrokerError
+        TRANSACTIONAL_ID_NOT_FOUND: the id is unknown; it is not created.
     """
     deadline = deadline or client.deadline()
     known = describe_transactions(client, [transactional_id], deadline).get(transactional_id)
@@ -159,7 +187,7 @@ def abort_transaction(client: Client, transactional_id: str, deadline: Deadline 
 def open_transactions(
     client: Client, partitions: Collection[TopicPartition], deadline: Deadline | None = None
 ) -> list[OpenTransaction]:
-    """What holds these partitions up, as their leaders know it, the oldest of each first."""
+    """Return the open transactions of partitions, as their leaders report them, oldest first per partition."""
     asked: dict[TopicPartition, dict[str, int]] = {key: {} for key in partitions}
     rows = call_partitions(client, DESCRIBE_PRODUCERS, {}, asked, deadline or client.deadline())
     found = [
@@ -179,16 +207,17 @@ def open_transactions(
 
 
 def abort_hanging(client: Client, hanging: OpenTransaction, deadline: Deadline | None = None) -> None:
-    """Writes an abort into one partition, for a transaction that no coordinator knows of (any more).
+    """Write an abort marker to a partition, for a transaction that its coordinator does not know any more.
 
-    One that a coordinator does know is ended with `abort_transaction`: here it would be torn.
+    For a transaction that a coordinator knows, call `abort_transaction`: this function would abort it in one partition
+    only.
     """
     deadline = deadline or client.deadline()
     marker = {
         "producer_id": hanging.producer_id,
         "producer_epoch": hanging.producer_epoch,
         "transaction_result": False,
-        # -1 of a producer that has never ended a transaction; no leader has an older coordinator than 0.
+        # The epoch is -1 for a producer that has never ended a transaction; a coordinator's epoch is at least 0.
         "coordinator_epoch": max(0, hanging.coordinator_epoch),
         "topics": [{"name": hanging.topic, "partition_indexes": [hanging.partition]}],
     }
