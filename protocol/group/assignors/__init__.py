@@ -1,1 +1,1 @@
-"""See docs/architecture.md."""
+"""Partition assignors of the classic protocol; see docs/architecture.md."""

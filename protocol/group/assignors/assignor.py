@@ -1,6 +1,6 @@
-"""What a leader assigns by, and to whom: members and topics in, partitions of each member out.
+"""The input and output of assignors: members and topics, and the partitions of each member.
 
-Pure: called by the member that leads a group of the classic protocol, with what the others said in JoinGroup.
+Pure functions, called by the leader of a group of the classic protocol with the subscriptions from JoinGroup.
 """
 
 from __future__ import annotations
@@ -15,11 +15,23 @@ NO_GENERATION = -1
 
 @dataclass(frozen=True)
 class Subscription:
-    """What a member said of itself.
+    """The consumer protocol metadata of a member.
 
-    `owned` are the partitions that it had in `generation` and still holds; an eager member holds none when it joins.
-    `rack` is where it is (KIP-881), `user_data` what an assignor of its own name wrote. `instance_id` is that of a
-    static member (KIP-345): JoinGroup has it beside these bytes.
+    Attributes
+    ----------
+    topics
+        Names of subscribed topics.
+    owned
+        Partitions that the member owned in `generation` and still owns; empty for an eager member, which revokes all
+        before it joins.
+    generation
+        The generation of `owned`; -1 if unknown.
+    rack
+        Rack of the member (KIP-881).
+    user_data
+        Bytes that the assignor of the same name has written.
+    instance_id
+        Group instance id of a static member (KIP-345); JoinGroup has it beside the metadata.
     """
 
     topics: frozenset[str]
@@ -31,27 +43,39 @@ class Subscription:
 
 
 Members = Mapping[str, Subscription]
-"""By member id."""
+"""Subscriptions by member id."""
 
 Topics = Mapping[str, Sequence[frozenset[str]]]
-"""By name: for each partition, from 0 on, the racks of its replicas; empty sets where they are not known."""
+"""Partitions by topic name: for each partition, from 0 on, the racks of its replicas; empty if unknown."""
 
 Assignment = dict[str, list[TopicPartition]]
-"""By member id."""
+"""Partitions by member id."""
 
 UserData = Callable[[Iterable[TopicPartition], int], bytes | None]
 
 
 def no_user_data(owned: Iterable[TopicPartition], generation: int) -> None:
+    """Return None: the assignor needs no user data."""
     return None
 
 
 @dataclass(frozen=True)
 class Assignor:
-    """`place` is given topics that have partitions and a subscriber, by name in order; it may leave out members.
+    """An assignor: its names, and the function that assigns partitions.
 
-    cooperative : members keep what they own while they join (KIP-429); a group does so if all of its assignors allow it
-    user_data   : what a member sends along, from what it was last assigned and in which generation
+    Attributes
+    ----------
+    name
+        The name in JoinGroup.
+    java_class
+        Java's class of the assignor.
+    place
+        Assigns partitions. Its topics are sorted by name, and each has partitions and a subscriber. May leave out
+        members.
+    cooperative
+        Members keep their partitions while they join (KIP-429). A group does so if all of its assignors allow it.
+    user_data
+        Returns a member's user data from its last assignment and generation.
     """
 
     name: str
@@ -61,14 +85,14 @@ class Assignor:
     user_data: UserData = no_user_data
 
     def assign(self, members: Members, topics: Topics) -> Assignment:
-        """What each member gets, sorted. Topics that are not in `topics`, or without partitions, are nobody's."""
+        """Return each member's partitions, sorted; topics missing in `topics`, or without partitions, are ignored."""
         subscribed = frozenset[str]().union(*(member.topics for member in members.values()))
         placed = self.place(members, {name: topics[name] for name in sorted(subscribed) if topics.get(name)})
         return {member: sorted(placed.get(member, ())) for member in members}
 
 
 def in_order(members: Members) -> list[str]:
-    """Static members first, by instance id, which outlives a restart; the others by member id."""
+    """Sort members: static ones first by instance id, which survives restarts, then the others by member id."""
 
     def place(member: str) -> tuple[bool, str]:
         instance_id = members[member].instance_id

@@ -1,4 +1,4 @@
-"""What both sticky assignors have in common: two algorithms, as members have subscribed alike or not."""
+"""The common part of both sticky assignors: it selects the algorithm by whether all subscriptions are equal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from protocol.group.assignors.least_loaded import least_loaded
 
 
 def balanced(members: Members, topics: Topics, claims: Claims) -> Assignment:
-    """Balanced first, then sticky to `claims`, what members had before."""
+    """Return a balanced assignment that, with second priority, keeps the partitions in `claims`."""
     alike = len({member.topics for member in members.values()}) == 1
     place = equal_shares if alike else least_loaded
     return place(members, topics, claims)

@@ -1,4 +1,4 @@
-"""Who owns what before a rebalance, by what members say of themselves, which may be old or contradict each other."""
+"""Find partition owners before a rebalance from the members' claims, which may be stale or contradictory."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from protocol.kafka_terms import TopicPartition
 
 
 class Claim(NamedTuple):
-    """What a member says that it has, and since which generation: -1 if it does not say."""
+    """The partitions that a member claims to own, and the generation of the claim; -1 if unknown."""
 
     owned: frozenset[TopicPartition] = frozenset()
     generation: int = NO_GENERATION
 
 
 Claims = Mapping[str, Claim]
-"""By member id."""
+"""Claims by member id."""
 
 
 def owners(claims: Claims, topics: Topics) -> dict[TopicPartition, str | None]:
-    """By the newest generation; None where two members claim a partition in the same one.
+    """Return the owner of each partition: the claim of the newest generation, or None if two members have it.
 
-    Partitions that are not there are left out.
+    Partitions that do not exist are left out.
     """
     newest: dict[TopicPartition, tuple[int, str | None]] = {}
     for member, claim in claims.items():
@@ -37,7 +37,7 @@ def owners(claims: Claims, topics: Topics) -> dict[TopicPartition, str | None]:
 
 
 def earlier_owners(claims: Claims, topics: Topics) -> dict[TopicPartition, str]:
-    """Of each partition, who claims it by the newest generation but the group's last one."""
+    """Return, for each partition, the member with the newest claim of a generation before the group's last one."""
     last = max((claim.generation for claim in claims.values()), default=NO_GENERATION)
     stale = sorted(((c.generation, member) for member, c in claims.items() if c.generation < last), reverse=True)
     found: dict[TopicPartition, str] = {}
@@ -48,5 +48,5 @@ def earlier_owners(claims: Claims, topics: Topics) -> dict[TopicPartition, str]:
 
 
 def _there(claim: Claim, topics: Topics) -> Iterator[TopicPartition]:
-    """In order, since a set has another one in each process."""
+    """Yield the claimed partitions that exist, sorted: the order of a set differs between processes."""
     return (each for each in sorted(claim.owned) if 0 <= each[1] < len(topics.get(each[0], ())))

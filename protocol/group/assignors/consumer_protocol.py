@@ -1,7 +1,7 @@
-"""The bytes that members send each other by way of the coordinator, as values: a subscription, and an assignment.
+"""Encode and decode subscriptions and assignments, which members exchange through the coordinator.
 
-A member writes its subscription into JoinGroup, once for each of its assignors, whose user data differ. The leader
-reads all members' from the reply, and writes an assignment for each into SyncGroup.
+A member sends its subscription in JoinGroup, once per assignor, since user data differs. The leader receives all
+subscriptions in the response, and sends an assignment for each member in SyncGroup.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from protocol.wire.primitives import BytesLike
 
 
 def encode_subscription(subscription: Subscription, version: int = LAST_VERSION) -> bytes:
+    """Encode a subscription as consumer protocol metadata."""
     value = {
         "topics": sorted(subscription.topics),
         "user_data": subscription.user_data,
@@ -27,7 +28,7 @@ def encode_subscription(subscription: Subscription, version: int = LAST_VERSION)
 
 
 def decode_subscription(data: BytesLike, instance_id: str | None = None) -> Subscription:
-    """Of any version. Raises `Truncated` or `Corrupt`."""
+    """Decode a subscription of any version; raise `Truncated` or `Corrupt`."""
     _, value = decode_versioned(SUBSCRIPTION, LAST_VERSION, data)
     user_data = value["user_data"]
     return Subscription(
@@ -41,12 +42,13 @@ def decode_subscription(data: BytesLike, instance_id: str | None = None) -> Subs
 
 
 def encode_assignment(partitions: Iterable[TopicPartition], version: int = LAST_VERSION) -> bytes:
+    """Encode an assignment."""
     return encode_versioned(ASSIGNMENT, version, {"assigned_partitions": partitions_by_topic(partitions)})
 
 
 def decode_assignment(data: BytesLike) -> frozenset[TopicPartition]:
-    """Of any version; no bytes at all, as a leader may leave out a member, are no partitions.
+    """Decode an assignment of any version; raise `Truncated` or `Corrupt`.
 
-    Raises `Truncated` or `Corrupt`.
+    Empty bytes mean no partitions: a leader may leave out a member.
     """
     return flat(decode_versioned(ASSIGNMENT, LAST_VERSION, data)[1]["assigned_partitions"]) if data else frozenset()

@@ -1,7 +1,7 @@
-"""Cooperative-sticky (KIP-429): sticky, but what another member still has is nobody's yet.
+"""Cooperative-sticky (KIP-429): sticky, but a partition that another member still owns is not assigned.
 
-Members keep what they own while they join. So a partition that moves is left out of this assignment: its owner sees
-that it is gone, lets it go and joins again, and the next assignment gives it to the other one.
+Members keep their partitions while they join. So a partition that moves is left out of this assignment: its owner
+revokes it and rejoins, and the next assignment gives it to the new owner.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from protocol.wire.primitives import Reader, Writer
 
 
 def _user_data(owned: Iterable[TopicPartition], generation: int) -> bytes:
-    """For leaders that do not know the subscription's own field (its version 2) yet."""
+    """Return the generation, for leaders that do not know the subscription's field for it (version 2)."""
     writer = Writer()
     writer.int32(generation)
     return b"".join(writer.parts())

@@ -1,7 +1,7 @@
-"""Sticky among members that have subscribed alike: they get equally many partitions, some of them one more.
+"""Sticky assignment for equal subscriptions: member loads differ by at most one partition.
 
-Each keeps what it owns, up to its share; what is left is dealt out in turns, where racks matter first to members that
-are near. Any partition suits any member, so the first attempt is final, and takes time in proportion to its size.
+A member keeps what it owns, up to its share. The rest is dealt in turns, first to members in the same rack if racks
+matter. Every member can have every partition, so the first attempt is final, and takes linear time.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from protocol.kafka_terms import TopicPartition
 
 
 class _Shares:
-    """`share` is the least that each gets, `longer` how many may still get one more.
+    """The shares of members.
 
-    Members wait for more in two queues: those that are `short` of a share, and those that have just that (`even`).
+    `share` is the minimum per member, `longer` the number of members that may still get one more. Members that accept
+    more wait in two queues: `short` (below a share) and `even` (exactly a share).
     """
 
     def __init__(self, members: Iterable[str], partition_count: int) -> None:
@@ -28,7 +29,7 @@ class _Shares:
         self.even: deque[str] = deque()
 
     def place(self, member: str, partitions: Iterable[TopicPartition]) -> None:
-        """`member` waits in neither queue."""
+        """Assign partitions to a member that is in neither queue, and queue it."""
         placed = self.placed[member]
         placed += partitions
         if len(placed) < self.share:
@@ -39,10 +40,11 @@ class _Shares:
             self.longer -= 1
 
     def keep(self, member: str, owned: list[TopicPartition]) -> None:
+        """Assign the partitions that a member owns, up to its share."""
         self.place(member, owned[: self.share + (self.longer > 0)])
 
     def place_nearby(self, partition: TopicPartition, racks: Racks) -> bool:
-        """To the next member that is near, if there is one."""
+        """Assign to the next member in the same rack; return False if there is none."""
         for place, member in enumerate(self.short):
             if racks.near(member, partition):
                 self.short.rotate(-place)
@@ -56,12 +58,14 @@ class _Shares:
         return bool(member)
 
     def place_rest(self, partitions: Iterable[TopicPartition]) -> None:
+        """Assign in turns, by member id first for those below their share."""
         self.short = deque(sorted(self.short))
         for partition in partitions:
             self.place((self.short or self.even).popleft(), [partition])
 
 
 def equal_shares(members: Members, topics: Topics, claims: Claims) -> Assignment:
+    """Return the assignment by the rules of this module."""
     every = [(topic, number) for topic, partitions in topics.items() for number in range(len(partitions))]
     racks = Racks.of(members, topics)
     owner = owners(claims, topics)
@@ -77,7 +81,7 @@ def equal_shares(members: Members, topics: Topics, claims: Claims) -> Assignment
     kept = {partition for partitions in shares.placed.values() for partition in partitions}
     left = [partition for partition in every if partition not in kept]
     if racks.of_members:
-        # First those that have the fewest members to go to.
+        # Partitions with the fewest members in their racks first.
         members_in = Counter(racks.of_members.values())
         left.sort(key=lambda partition: sum(members_in[rack] for rack in racks.of_replicas(partition)))
         left = [partition for partition in left if not shares.place_nearby(partition, racks)]

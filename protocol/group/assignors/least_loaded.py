@@ -1,8 +1,8 @@
-"""Sticky among members that have not all subscribed to the same topics: who has least gets the next partition.
+"""Sticky assignment for differing subscriptions: the member with the fewest partitions gets the next one.
 
-Members keep what they own. What is nobody's goes to the least loaded of those that may have it, topics with few
-subscribers first. Then partitions move, one by one, from members that have at least two more than another one that may
-have it, until there is none; each move makes loads more alike, so this ends.
+Members keep what they own. A partition without an owner goes to its least loaded subscriber, topics with few
+subscribers first. Then partitions move, one by one, from a member to a subscriber that has at least two fewer, until no
+such pair remains. Every move makes loads more equal, so the algorithm terminates.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from protocol.kafka_terms import TopicPartition
 
 
 class _Search:
-    """`holder` is who gets a partition so far, `load` how many a member gets; `kept` is what they began with."""
+    """An assignment in progress: `holder` by partition, `load` by member; `kept` is the initial assignment."""
 
     def __init__(self, subscribers: Mapping[str, list[str]], racks: Racks, kept: Mapping[TopicPartition, str]) -> None:
         self._subscribers = subscribers
@@ -27,12 +27,13 @@ class _Search:
         self.load = Counter(kept.values())
 
     def cost(self, owned: Mapping[TopicPartition, str]) -> tuple[int, int, int]:
-        """How unlike loads are, then how many partitions are far from who has them, then how many have moved."""
+        """Return the imbalance of loads, the number of partitions far from their member, and the number moved."""
         far = sum(self._racks.far(member, partition) for partition, member in self.holder.items())
         moved = sum(self.holder[partition] != member for partition, member in owned.items())
         return sum(load * load for load in self.load.values()), far, moved
 
     def give_new(self, partitions: Iterable[TopicPartition]) -> None:
+        """Assign partitions without an owner, first those with a subscriber that is not far."""
         elsewhere = []
         for partition in partitions:
             candidates = self._subscribers[partition[0]]
@@ -44,7 +45,7 @@ class _Search:
             self._give(partition, self._least(self._subscribers[partition[0]]))
 
     def even_out(self, partitions: Iterable[TopicPartition], earlier: Mapping[TopicPartition, str]) -> None:
-        """Moves what can go to a lighter member, best of all to one that had it earlier."""
+        """Move partitions to members with a lower load, preferably to an earlier owner."""
         moved = True
         while moved:
             moved = False
@@ -58,7 +59,7 @@ class _Search:
                     moved = True
 
     def swap_back(self) -> None:
-        """Partitions of a topic weigh the same: who has lost one and got another of it gets its own one back."""
+        """Return partitions to their owners: a member that lost one and got another of the same topic swaps back."""
         strange: dict[tuple[str, str], set[TopicPartition]] = defaultdict(set)
         for partition, member in self.holder.items():
             if self._kept.get(partition) != member:
@@ -84,14 +85,16 @@ class _Search:
         return min(candidates, key=lambda member: (self.load[member], member))
 
     def _is_lighter(self, member: str, than: str) -> bool:
-        """By more than one, so that a partition that moves makes it better."""
+        """Return True if the difference exceeds one, so that a move improves the balance."""
         return self.load[member] + 1 < self.load[than]
 
 
 def least_loaded(members: Members, topics: Topics, claims: Claims) -> Assignment:
-    """What is far from its owner is kept or given anew, all of it, whichever costs less; if it is the same, kept.
+    """Return the assignment by the rules of this module.
 
-    To give it anew in any case would have some go to and fro for ever, where who is near has too much already.
+    Partitions far from their owner (KIP-881) are either all kept or all reassigned: the variant with the lower cost, or
+    keeping if equal. Reassigning in any case would move partitions back and forth without end if the near members are
+    full.
     """
     racks = Racks.of(members, topics)
     subscribers = {topic: [name for name, member in members.items() if topic in member.topics] for topic in topics}
@@ -107,7 +110,7 @@ def least_loaded(members: Members, topics: Topics, claims: Claims) -> Assignment
         new = [partition for partition in every if partition not in kept]
         search = _Search(subscribers, racks, kept)
         search.give_new(new)
-        if kept == owned:  # else something is revoked anyway
+        if kept == owned:  # otherwise partitions are revoked anyway
             search.even_out(new, earlier)
         search.even_out(every, earlier)
         search.swap_back()

@@ -1,4 +1,4 @@
-"""Partitions as members write them: one row for each topic, with its numbers."""
+"""Partitions in the layout of the consumer protocol: one row per topic, with its partition numbers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from protocol.errors import Corrupt
 from protocol.kafka_terms import TopicPartition
 
 MOST_PARTITIONS = 1_000_000
-"""Of one member. In memory each takes up to 200 bytes, where it took four in a frame."""
+"""Maximum per member. A partition has four bytes in a frame, and up to 200 bytes in memory."""
 
 
 def partitions_by_topic(partitions: Iterable[TopicPartition]) -> list[dict[str, Any]]:
-    """Rows of `TOPIC_PARTITION`, sorted."""
+    """Return rows of `TOPIC_PARTITION`, sorted."""
     numbers = defaultdict(list)
     for topic, number in sorted(partitions):
         numbers[topic].append(number)
@@ -22,7 +22,7 @@ def partitions_by_topic(partitions: Iterable[TopicPartition]) -> list[dict[str, 
 
 
 def flat(rows: list[dict[str, Any]]) -> frozenset[TopicPartition]:
-    """The other way round. Raises `Corrupt` for more than `MOST_PARTITIONS`."""
+    """Return the partitions of rows of `TOPIC_PARTITION`; raise `Corrupt` for more than `MOST_PARTITIONS`."""
     count = sum(len(row["partitions"]) for row in rows)
     if count > MOST_PARTITIONS:
         raise Corrupt(f"{count} partitions of one member; at most {MOST_PARTITIONS} are taken")

@@ -1,7 +1,7 @@
-"""Range: the partitions of each topic are cut into runs, one for each of its members, the first ones longer by one.
+"""Range: each topic's partitions are split into consecutive ranges, one per subscriber; the first are longer by one.
 
-Topics with the same members and equally many partitions are cut alike, so that a member has the same numbers of all of
-them. Where racks matter, what is near a member is placed first (KIP-881), in the same amounts.
+Topics with the same subscribers and the same partition count are split alike, so that a member gets the same partition
+numbers of each (co-partitioning). If racks matter, nearby partitions are assigned first (KIP-881), in the same amounts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from protocol.group.assignors.racks import rack_of_each, racks_matter
 
 
 class _Topic:
-    """What of a topic is left, and how much of it each member may still have; `members` are its own, in order."""
+    """A topic's unassigned partitions, and the remaining room of its subscribers (`members`, in order)."""
 
     def __init__(self, name: str, partitions: Sequence[frozenset[str]], members: list[str], racks: dict[str, str]):
         self.name = name
@@ -28,27 +28,32 @@ class _Topic:
 
     @property
     def cut(self) -> tuple[tuple[str, ...], int]:
-        """Equal for topics that are cut alike."""
+        """Equal for topics that are split alike."""
         return tuple(self.members), len(self._partitions)
 
     @property
     def knows_racks(self) -> bool:
+        """True if a subscriber has a rack."""
         return bool(self._racks)
 
     def room(self, member: str) -> int:
+        """Return the number of partitions that the member may still get."""
         return max(0, self._share + (self._longer > 0) - len(self.placed[member]))
 
     def suits(self, member: str, number: int) -> bool:
+        """Return True if the member has no rack, or a replica of the partition is in its rack."""
         rack = self._racks.get(member)
         return rack is None or rack in self._partitions[number]
 
     def place(self, member: str, numbers: Collection[int]) -> None:
+        """Assign partitions to a member."""
         self.placed[member] += numbers
         self._longer -= len(self.placed[member]) > self._share and len(numbers) > 0
         for number in numbers:
             del self._left[number]
 
     def place_runs(self, suits: Callable[[str, int], bool]) -> None:
+        """Assign to each member in order the first unassigned partitions that `suits` allows, up to its room."""
         for member in self.members:
             suitable = [number for number in self._left if suits(member, number)]
             self.place(member, suitable[: self.room(member)])
@@ -83,7 +88,7 @@ def _place_nearby(states: list[_Topic]) -> None:
 
 
 def _place_together(states: list[_Topic]) -> None:
-    """The same number of all topics to one member that is near all of them."""
+    """Assign the same partition number of all topics to a member that is near all of them."""
     members, count = states[0].cut
     for number in range(count):
         for member in members:

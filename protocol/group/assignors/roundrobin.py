@@ -1,4 +1,4 @@
-"""Roundrobin: all partitions are dealt out one by one, each to the next member that has subscribed to its topic."""
+"""Roundrobin: partitions are dealt one by one, each to the next member that has subscribed to its topic."""
 
 from __future__ import annotations
 

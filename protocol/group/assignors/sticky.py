@@ -1,6 +1,6 @@
-"""Sticky: as balanced as can be, and then as few partitions as possible change their owner.
+"""Sticky: as balanced as possible, then as few partitions as possible move.
 
-An eager assignor, whose members own nothing while they join. So each sends along what it had, as user data.
+An eager assignor: members own nothing while they join. So each member sends its last assignment as user data.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _USER_DATA = Struct(
     Field("previous_assignment", Array(TOPIC_PARTITION)),
     Field("generation", "int32", since=1, default=-1),
 )
-"""Its version is not in the bytes."""
+"""The version is not part of the bytes."""
 
 
 def _user_data(owned: Iterable[TopicPartition], generation: int) -> bytes:
@@ -34,7 +34,7 @@ def _user_data(owned: Iterable[TopicPartition], generation: int) -> bytes:
 
 
 def _claim(member: Subscription) -> Claim:
-    """Nothing, if it cannot be read: who leads must not fail for that."""
+    """Return the claim in a member's user data; empty if invalid, since that must not fail the leader."""
     for version in (1, 0):
         with suppress(ProtocolError):
             value = decoder(_USER_DATA, version, False)(Reader(member.user_data or b""))

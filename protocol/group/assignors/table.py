@@ -1,4 +1,4 @@
-"""The assignors by their names, and `partition.assignment.strategy`, which lists some of them."""
+"""The assignors by name, and the parser of `partition.assignment.strategy`, which lists some of them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from protocol.group.assignors.roundrobin import ROUNDROBIN
 from protocol.group.assignors.sticky import STICKY
 
 ASSIGNORS = {each.name: each for each in (RANGE, ROUNDROBIN, STICKY, COOPERATIVE_STICKY)}
-"""By the name that stands in JoinGroup."""
+"""Assignors by their name in JoinGroup."""
 
 _NAMES = ASSIGNORS | {each.java_class: each for each in ASSIGNORS.values()}
 
 
 def parse_strategy(text: str) -> tuple[Assignor, ...]:
-    """By name or by Java's class, the preferred ones first, with commas between.
+    """Parse names of assignors or of their Java classes, separated by commas, preferred ones first.
 
-    Raises `ConfigurationError` for one that is not known, or named twice, and for none.
+    Raises
+    ------
+    ConfigurationError
+        A name is unknown or listed twice, or the list is empty.
     """
     found: list[Assignor] = []
     for name in text.split(","):
