@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from protocol.clock import Deadline
@@ -57,8 +58,8 @@ class ConsumerGroup:
 
     `columns`: as of `Consumer`. `on_error` hears what goes wrong and ends nothing, such as a commit that is refused, or
     topics that nobody can be assigned since this member leads and may not know of them (sarama's `Errors`), in any of
-    the threads; by default it is logged. `close` may be called from any thread but a handler's, `pause` and `resume`
-    from all.
+    the threads; by default it is logged. `close`, `pause` and `resume` may be called from any thread, `close`
+    also in a signal handler.
     """
 
     def __init__(
@@ -78,8 +79,11 @@ class ConsumerGroup:
         self._commits = Commits(client, config)
         self._subscription: TopicSubscription | None = None
         self._membership: Membership | None = None
-        self._closing = threading.Event()
-        self._consuming = threading.Lock()
+        self._closed = False
+        # Reentrant, for a signal handler that calls `close` in the thread of `consume` or of another `close`.
+        self._in_use = threading.RLock()
+        self._using = self._releasing = False
+        self._here = threading.local()
 
     def __enter__(self) -> ConsumerGroup:
         return self
@@ -95,20 +99,20 @@ class ConsumerGroup:
         """
         if self.closed:
             raise UsageError("this ConsumerGroup is closed")
-        if not self._consuming.acquire(blocking=False):
-            raise UsageError("this ConsumerGroup is consuming already")
-        try:
-            membership = self._subscribed(topics)
-            while not self.closed:
+        with self._used(wait=False) as free:
+            if not free:
+                raise UsageError("this ConsumerGroup is consuming already")
+            try:
+                membership = self._subscribed(topics)
+                while not self.closed:
+                    self._streams.drop(self._streams.partitions)
+                    assignment = membership.take_up(self._client.deadline(_LOOK_MS), self._give_up_unread)
+                    self._tell_refusal(membership)
+                    if assignment.joining is None:
+                        return _SessionRun(self, membership, handler, assignment).run()
+                return Cause("this ConsumerGroup was closed")
+            finally:
                 self._streams.drop(self._streams.partitions)
-                assignment = membership.take_up(self._client.deadline(_LOOK_MS), self._give_up_unread)
-                self._tell_refusal(membership)
-                if assignment.joining is None:
-                    return _SessionRun(self, membership, handler, assignment).run()
-            return Cause("this ConsumerGroup was closed")
-        finally:
-            self._streams.drop(self._streams.partitions)
-            self._consuming.release()
 
     def _subscribed(self, topics: Collection[str] | re.Pattern[str]) -> Membership:
         if isinstance(topics, re.Pattern):
@@ -148,16 +152,51 @@ class ConsumerGroup:
 
     @property
     def closed(self) -> bool:
-        return self._closing.is_set()
+        """Whether `close` was called."""
+        return self._closed
 
     def close(self) -> None:
-        """Ends the session and waits for its handlers, commits, and leaves the group. May be called again."""
-        self._closing.set()
-        with self._consuming:
+        """End the session, wait for its handlers, commit, and leave the group. May be called again.
+
+        Notes
+        -----
+        In a handler's thread, or in a signal handler that interrupts `consume`, this call cannot wait: `consume` does
+        all of it before it returns.
+        """
+        self._closed = True
+        if not getattr(self._here, "is_handler", False):
+            with self._used():
+                pass
+
+    @contextmanager
+    def _used(self, *, wait: bool = True) -> Iterator[bool]:
+        """Hold this group for one call; whether it was free. The call that ends after `close` releases everything."""
+        if not self._in_use.acquire(blocking=wait):
+            yield False
+            return
+        try:
+            if self._using:  # by this thread: a signal handler runs within another call
+                yield False
+                return
+            self._using = True
+            try:
+                yield True
+            finally:
+                self._using = False  # before the look at `closed`: a later `close` does not rely on this call
+                if self.closed and not self._releasing:
+                    self._release()
+        finally:
+            self._in_use.release()
+
+    def _release(self) -> None:
+        self._releasing = True
+        try:
             if self._membership is not None:
                 self._membership.close()
             self._streams.close()
             self._commits.close()
+        finally:
+            self._releasing = False
 
 
 class _SessionRun:
@@ -227,6 +266,7 @@ class _SessionRun:
 
     def _consume(self, claim: ConsumerGroupClaim) -> None:
         name = f"{claim.topic}-{claim.partition}"
+        self._owner._here.is_handler = True
         try:
             self._handler.consume_claim(self._session, claim)
         except BaseException as error:  # raised by `consume`

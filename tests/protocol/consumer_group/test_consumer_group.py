@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 import pytest
@@ -355,3 +356,46 @@ def test_who_had_nothing_at_first_reads_what_it_is_given_later(
     finally:
         one.close()
         two.close()
+
+
+@pytest.fixture
+def ten_records() -> Iterator[TenRecords]:
+    with TenRecords() as fake:
+        yield fake
+
+
+@pytest.mark.timeout(60)
+def test_close_in_a_signal_handler_ends_consume_and_leaves_the_group(ten_records: TenRecords) -> None:
+    """The signal interrupts the thread of `consume`, and again while that thread leaves the group."""
+
+    class Signalling(Handler):
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            send_signal()
+            super().consume_claim(session, claim)
+
+    def send_signal(*_: object) -> None:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    with client_of(ten_records.bootstrap_servers) as client:
+        members, handler = consumer_group(client, "etl", **EAGER), Signalling()
+        before = signal.signal(signal.SIGUSR1, lambda *_: members.close())
+        ten_records.before[LEAVE_GROUP] = send_signal
+        try:
+            while not members.closed:
+                members.consume(["orders"], handler)
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+    assert (handler.cleaned, len(ten_records.asked(LEAVE_GROUP))) == (1, 1)
+
+
+@pytest.mark.timeout(60)
+def test_close_in_a_handler_ends_consume_and_leaves_the_group(ten_records: TenRecords) -> None:
+    class Closing(Handler):
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            members.close()
+            super().consume_claim(session, claim)
+
+    with client_of(ten_records.bootstrap_servers) as client:
+        members, handler = consumer_group(client, "etl", **EAGER), Closing()
+        assert "was closed" in str(members.consume(["orders"], handler))
+    assert (handler.cleaned, len(ten_records.asked(LEAVE_GROUP))) == (1, 1)
