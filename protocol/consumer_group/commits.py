@@ -5,7 +5,9 @@ All go through the one `OffsetManager`, so a later commit is never overtaken by 
 
 from __future__ import annotations
 
+import logging
 import math
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -17,6 +19,8 @@ from protocol.group.member import GroupMember
 from protocol.group.offset_manager import OffsetManager
 from protocol.group.offsets import CommittedOffset
 from protocol.kafka_terms import TopicPartition
+
+log = logging.getLogger(__name__)
 
 Offsets = Mapping[TopicPartition, CommittedOffset]
 OnCommit = Callable[[Offsets, "CommitFailed | None"], None]
@@ -43,9 +47,11 @@ class Commits:
 
     def keep(self, owned: Collection[TopicPartition]) -> None:
         """Nothing of the others is committed any more; calls back for what has been."""
-        self.tell()
-        if self._manager is not None:
-            self._manager.keep(owned)
+        try:
+            self.tell()
+        finally:
+            if self._manager is not None:
+                self._manager.keep(owned)
 
     def hand_on(self, offsets: Offsets, member: GroupMember) -> None:
         """They are committed in the background. Raises `CommitFailed` when the member's claims have ended."""
@@ -71,14 +77,33 @@ class Commits:
             self.tell()
 
     def tell(self) -> None:
-        """Calls back for what has been answered by now."""
-        waiting, self._unanswered = self._unanswered, []
-        for offsets, on_commit in waiting:
-            failure = self._required().failure(offsets)
-            if isinstance(failure, DeadlineExceeded):
-                self._unanswered.append((offsets, on_commit))
-            else:
-                on_commit(offsets, None if failure is None else self._failed(failure))
+        """Call the callbacks of all commits answered so far.
+
+        Raises
+        ------
+        Exception
+            The first error of a callback, after all others were called; further errors are logged.
+        """
+        waiting, self._unanswered = deque(self._unanswered), []
+        unanswered: list[tuple[Offsets, OnCommit]] = []
+        raised: list[Exception] = []
+        try:
+            while waiting:
+                offsets, on_commit = waiting.popleft()
+                failure = self._required().failure(offsets)
+                if isinstance(failure, DeadlineExceeded):
+                    unanswered.append((offsets, on_commit))
+                    continue
+                try:
+                    on_commit(offsets, None if failure is None else self._failed(failure))
+                except Exception as error:
+                    raised.append(error)
+        finally:  # also at Ctrl-C; callbacks may have committed, too
+            self._unanswered = [*unanswered, *waiting, *self._unanswered]
+        for other in raised[1:]:
+            log.error("group %s: another callback of a commit raised: %r", self._group, other, exc_info=other)
+        if raised:
+            raise raised[0]
 
     @property
     def due(self) -> bool:

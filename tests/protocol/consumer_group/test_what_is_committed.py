@@ -12,6 +12,7 @@ import pytest
 from protocol.clock import Clock
 from protocol.cluster.client import Client
 from protocol.config import parse_client
+from protocol.consumer_group.commits import Offsets
 from protocol.consumer_group.config import parse_group_consumer
 from protocol.consumer_group.group_streams import GroupStreams
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
@@ -195,3 +196,27 @@ def test_close_ends_by_its_deadline() -> None:
         since_s = time.monotonic()
         ours.close(timeout_ms=500)
         assert time.monotonic() - since_s < 15
+
+
+@pytest.mark.parametrize("end", ["poll", "close"])
+def test_callbacks_after_one_that_raises_are_called(end: str, caplog: pytest.LogCaptureFixture) -> None:
+    told: list[int] = []
+
+    def mistake(offsets: Offsets, error: CommitFailed | None) -> None:
+        told.append(offsets["orders", 0].offset)
+        raise ZeroDivisionError(f"in callback {told[-1]}")
+
+    with TenRecords() as fake, client_of(fake.bootstrap_servers) as client:
+        ours = KafkaConsumer(client, parse_group_consumer({"group.id": "etl", "enable.auto.commit": False}))
+        ours.assign([("orders", 0)])
+        for offset in (1, 2, 3):
+            offsets = {("orders", 0): CommittedOffset(offset)}
+            ours.commit_async(offsets, mistake if offset < 3 else lambda of, _: told.append(of["orders", 0].offset))
+        manager = ours._commits._manager
+        assert manager is not None
+        assert manager.flush(client.deadline())
+        with pytest.raises(ZeroDivisionError, match="in callback 1"):
+            ours.close() if end == "close" else ours.poll(0)
+        assert told == [1, 2, 3]
+        assert "in callback 2" in caplog.text
+        ours.close()
