@@ -1,6 +1,6 @@
-"""A record batch written and read the obvious way: one record, one byte after the other.
+"""A simple reader and writer of record batches: one record, one byte after the other.
 
-What the vectorised code must equal. Slow on purpose, and shares no line with it (only the header's field names).
+The reference for the vectorised code. Slow on purpose, and shares no code with it except the header's field names.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Batch:
-    """All that a record batch says. `count` and `last_offset_delta` follow from the records unless given."""
+    """The content of a record batch. `count` and `last_offset_delta` follow from the records unless given."""
 
     records: Sequence[Record] = ()
     base_offset: int = 0
@@ -85,14 +85,14 @@ def compress(codec: str, data: bytes) -> bytes:
 
 
 def write_batch(batch: Batch, records: bytes | None = None) -> bytes:
-    """The bytes of a batch; `records` stands in for its records section, still to be compressed."""
+    """Encode a batch; `records` replaces its uncompressed records section."""
     if records is None:
         records = b"".join(map(write_record, batch.records))
     return sealed(batch, compress(batch.codec, records))
 
 
 def sealed(batch: Batch, section: bytes) -> bytes:
-    """A batch around a records section that is compressed already."""
+    """Encode a batch with a records section that is already compressed."""
     checked = struct.pack(
         ">hiqqqhii",
         batch.flags | CODECS[batch.codec],
@@ -109,19 +109,19 @@ def sealed(batch: Batch, section: bytes) -> bytes:
 
 
 def sequence(values: Iterable[bytes | None], **fields: Any) -> Batch:
-    """A batch of records with these values and offsets that follow one another."""
+    """Return a batch of records with these values and consecutive offsets."""
     return Batch([Record(value, offset_delta=delta) for delta, value in enumerate(values)], **fields)
 
 
 def marker(base_offset: int, producer_id: int, *, commit: bool, empty: bool = False) -> Batch:
-    """The control batch that ends a transaction; `empty` as the log cleaner leaves it."""
+    """Return the control batch that ends a transaction; `empty` as the log cleaner leaves it."""
     key = struct.pack(">hh", 0, int(commit))
     records = [] if empty else [Record(struct.pack(">hi", 0, 0), key)]
     return Batch(records, base_offset, flags=TRANSACTIONAL | CONTROL, producer_id=producer_id)
 
 
 def rows(batches: Iterable[Batch]) -> Iterator[dict[str, Any]]:
-    """What a consumer sees of data batches, one dict per record."""
+    """Yield the records of data batches as a consumer receives them, one dict per record."""
     for batch in batches:
         appended = bool(batch.flags & LOG_APPEND_TIME)
         for record in batch.records:
@@ -136,7 +136,7 @@ def rows(batches: Iterable[Batch]) -> Iterator[dict[str, Any]]:
 
 
 def committed(batches: Sequence[Batch], aborted: Iterable[Mapping[str, int]]) -> list[Batch]:
-    """The data batches that a read_committed consumer sees, by the rule as Kafka states it."""
+    """Return the data batches that a read_committed consumer receives, by Kafka's definition."""
     seen = []
     for index, batch in enumerate(batches):
         if batch.flags & CONTROL:
@@ -153,7 +153,7 @@ def committed(batches: Sequence[Batch], aborted: Iterable[Mapping[str, int]]) ->
 
 
 def _ended(earlier: Sequence[Batch], producer_id: int, first_offset: int) -> bool:
-    """Whether an abort marker of the producer stands between `first_offset` and here."""
+    """Return True if the producer's abort marker is in `earlier`, after `first_offset`."""
     return any(
         batch.flags & CONTROL
         and batch.producer_id == producer_id
@@ -165,7 +165,7 @@ def _ended(earlier: Sequence[Batch], producer_id: int, first_offset: int) -> boo
 
 
 def read_batch(data: bytes) -> Batch:
-    """A batch as its bytes tell it, records included; asserts that every byte is accounted for."""
+    """Decode a batch with its records; assert that every byte is used."""
     base_offset, length, _, magic, crc = struct.unpack_from(">qiibI", data)
     assert len(data) == 12 + length
     assert crc == crc32c(data[21:])

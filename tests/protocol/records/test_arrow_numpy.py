@@ -1,4 +1,4 @@
-"""Arrow arrays and NumPy arrays have the same numbers, also sliced and with nulls, and pandas stays out of it."""
+"""Arrow and NumPy arrays have equal numbers, also sliced and with nulls, and pandas is not imported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from protocol.records.arrow_numpy import binaries, filled, to_arrow, to_numpy, valid
 
-# Everything that a task of the source and one of the sink do with columns.
+# All column operations of a task of the source and of the sink.
 _READ_AND_WRITE = """
 import sys
 import numpy as np

@@ -1,4 +1,4 @@
-"""The codecs: what they read and write, and a cap on what comes out that holds before memory is used."""
+"""The codecs: formats read and written, and a cap on the decompressed size, checked before memory is used."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_frame_that_only_claims_to_be_large_takes_no_memory() -> None:
 
 
 def xxh32(data: bytes) -> int:
-    """xxHash-32 with seed 0 of fewer than 16 bytes: the checksum of an lz4 frame's descriptor."""
+    """Compute xxHash-32 with seed 0 of fewer than 16 bytes: the checksum of an lz4 frame's descriptor."""
     first, second, third, fourth, fifth = 2654435761, 2246822519, 3266489917, 668265263, 374761393
     mask = 2**32 - 1
 
@@ -146,11 +146,11 @@ def xxh32(data: bytes) -> int:
     return state ^ state >> 16
 
 
-# -- bombs ----------------------------------------------------------------------------------------
+# -- decompression bombs --------------------------------------------------------------------------
 
 
 def bomb(kind: str, size: int) -> bytes:
-    """`size` zero bytes, packed as small as the codec can."""
+    """Return `size` zero bytes, compressed as small as the codec can."""
     chunk = bytes(1 << 20)
     if kind == "gzip":
         packer = zlib.compressobj(9, zlib.DEFLATED, 31)
@@ -207,9 +207,9 @@ ReadElsewhere = Callable[[bytes, int], tuple[str, int]]
 
 @pytest.fixture(scope="module")
 def read_in_a_fresh_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReadElsewhere]:
-    """Reads a log under a cap in bytes: what became of it, and by how many MiB the peak of memory grew."""
+    """Read a log under a cap in bytes; return the outcome and the growth of peak memory in MiB."""
     path = tmp_path_factory.mktemp("bombs") / "log"
-    # It imports once, and forks for each log: what a process has held begins anew then.
+    # The process imports once and forks for each log, so that each log starts with fresh memory.
     with subprocess.Popen([sys.executable, "-c", MEASURE], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
 
         def read(log: bytes, cap: int) -> tuple[str, int]:
@@ -246,5 +246,5 @@ def test_a_batch_of_exactly_the_cap_is_read_within_the_cap(codec: str, read_in_a
     log = write_batch(batch)
     said, grown_mib = read_in_a_fresh_process(log, cap)
     assert said == "passed"
-    # The row itself is handed out beside it; a third copy would be too much.
+    # The row is returned in addition to the decompressed batch; a third copy would exceed the limit.
     assert grown_mib <= 2 * (cap >> 20) + 48

@@ -1,4 +1,4 @@
-"""Decoding equals the obvious reader, whatever shape the records have."""
+"""Decoding equals the reference reader for records of any shape."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def read(
 
 
 def follow(batches: Sequence[Batch]) -> list[Batch]:
-    """The same batches at offsets that follow one another."""
+    """Return the batches with consecutive offsets."""
     placed, next_offset = [], 0
     for batch in batches:
         placed.append(Batch(**{**vars(batch), "base_offset": next_offset}))

@@ -1,4 +1,4 @@
-"""Encoding: what is written reads back with the obvious reader, numbered and sized as promised."""
+"""Encoding: the reference reader reads the written batches back; sequence numbers and sizes are correct."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def table(rows: list[dict[str, Any]], schema: pa.Schema = SCHEMA) -> pa.RecordBa
 
 
 def read(batch: bytes | bytearray) -> list[dict[str, Any]]:
-    """The columns that were encoded, by the obvious reader."""
+    """Return the encoded columns, read by the reference reader."""
     return [{name: row[name] for name in SCHEMA.names} for row in reference.rows([read_batch(bytes(batch))])]
 
 
 @st.composite
 def row_lists(draw: st.DrawFn) -> list[dict[str, Any]]:
-    """Rows; as a whole often without keys, values, headers, since those ways are written apart."""
+    """Draw rows, often all without keys, values or headers, since separate code encodes those cases."""
     keys, values, headers = (draw(st.booleans()) for _ in range(3))
     return [
         {

@@ -1,4 +1,4 @@
-"""Bytes that lie: only this package's errors come of them, soon, and no memory beyond the caps."""
+"""Invalid bytes: they raise only this package's errors, quickly, and memory stays within the caps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LENGTHS = [-(2**31), -2, -1, 0, 1, 5, 63, 64, 2**13, 2**31 - 1]
 
 
 def provoke(log: bytes, check_crc: bool = False) -> None:
-    """Reads; only the errors that a reader of hostile bytes expects may come."""
+    """Read the log; only the expected errors may be raised."""
     with contextlib.suppress(ProtocolError, UnsupportedVersion):
         chunks = decode(
             read_batch_headers(log),
@@ -95,7 +95,7 @@ def test_mutated_logs_raise_nothing_but_protocol_errors(codec: str) -> None:
 
 @pytest.mark.parametrize("codec", [name for name in reference.CODECS if name != "none"])
 def test_mutated_records_behind_an_intact_codec_raise_nothing_else(codec: str) -> None:
-    """Changes to compressed bytes hardly ever reach the records, so change them before packing."""
+    """Mutate the records before compression, since mutated compressed bytes hardly ever reach the record decoder."""
     batch = reference.read_batch(seeds("none")[0])
     section = b"".join(map(write_record, batch.records))
     for dice in cases(f"records {codec}", 100):
@@ -136,7 +136,7 @@ def test_only_minus_one_means_null(lying: list[int | bytes]) -> None:
 
 def test_a_record_that_ends_before_its_header_count_is_corrupt() -> None:
     body = b"\0\0\0\1" + varint(5) + b"value"
-    # The next record's length would do as the header count, if nobody looked where this record ends.
+    # The next record's length would pass as the header count if the end of this record were not checked.
     log = write_batch(sequence([b"", b""]), varint(len(body)) + body + write_record(Record(b"good")))
     for columns in (["value"], ["headers"]):
         with pytest.raises(ProtocolError, match="offset 0 cannot be read"):

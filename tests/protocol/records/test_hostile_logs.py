@@ -1,6 +1,6 @@
-"""Whole logs, spoilt at random: record batches that Java wrote, messages of magic 0 and 1, transactions.
+"""Whole logs, mutated at random: record batches written by Java, messages of magic 0 and 1, transactions.
 
-`test_hostile_bytes` knows where it lies; here nobody does. Neither Python nor Arrow may take much memory.
+`test_hostile_bytes` makes known changes; here they are random. Python and Arrow must not use much memory.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from tests.protocol.records.reference import Record
 
 CAP_BYTES = 64 << 10
 LONGEST_BYTES = 32_000
-ARROW = pa.proxy_memory_pool(pa.default_memory_pool())  # for good: what is freed must find its pool
+ARROW = pa.proxy_memory_pool(pa.default_memory_pool())  # never replaced: freed memory must return to its pool
 
 
 def read(log: bytes, check_crc: bool = False) -> None:
-    """Reads all, and has Arrow check what came; asserts how much memory Arrow ever took."""
+    """Read all records and let Arrow validate them; assert the limit of Arrow's peak memory."""
     usual = pa.default_memory_pool()
     pa.set_memory_pool(ARROW)
     try:
@@ -55,7 +55,7 @@ def seeds() -> list[bytes]:
 
 
 def bombs() -> list[bytes]:
-    """Small, and much larger than the cap when they are unpacked."""
+    """Return small logs that decompress to much more than the cap."""
     zeros = [Record(bytes(CAP_BYTES * 8))]
     new = [reference.write_batch(reference.Batch(zeros, 0, codec)) for codec in PACKED]
     old = [
@@ -74,7 +74,7 @@ MESSAGES = [test_legacy.some(magic, first=0) for magic in (0, 1)]
 
 
 def sound_again(log: bytes) -> bytes:
-    """The same with checksums that fit, as far as the entries can be told apart."""
+    """Return the log with correct checksums, up to the first entry that cannot be delimited."""
     mended, position = bytearray(log), 0
     while position + 23 <= len(mended):
         size, magic = struct.unpack_from(">ixxxxb", mended, position + 8)
@@ -97,7 +97,7 @@ def test_the_seeds_are_sound() -> None:
 
 @pytest.mark.parametrize("check_crc", [True, False])
 def test_logs_spoilt_at_random(check_crc: bool) -> None:
-    read(SEEDS[0])  # what is kept from one read to the next is there before memory is counted
+    read(SEEDS[0])  # fills caches before memory is measured
     with tracing():
         for dice in cases(f"logs {check_crc}", 300):
             log = dice.choice([spoilt_outside, spoilt_outside, spoilt_records, spoilt_messages])(dice)[:LONGEST_BYTES]
@@ -106,14 +106,14 @@ def test_logs_spoilt_at_random(check_crc: bool) -> None:
 
 
 def spoilt_outside(dice: random.Random) -> bytes:
-    """As it may come over the wire."""
+    """Mutate a log as a transport could: outside of compression."""
     if dice.randrange(8) == 0:
         return spoilt(dice.choice(BOMBS), dice, SEEDS) if dice.randrange(2) else dice.choice(BOMBS)
     return spoilt(cut_out(dice.choice(SEEDS), dice), dice, SEEDS)
 
 
 def spoilt_records(dice: random.Random) -> bytes:
-    """Records that a codec keeps from being spoilt later."""
+    """Mutate records inside compression, which other mutations do not reach."""
     records = RECORDS[dice.randrange(len(RECORDS)) :]
     section = spoilt(b"".join(map(reference.write_record, records)), dice, SEEDS)
     count = dice.choice([None, None, None, 0, len(records) + 1, 2**31 - 1])
@@ -129,7 +129,7 @@ def spoilt_messages(dice: random.Random) -> bytes:
 
 
 def cut_out(log: bytes, dice: random.Random) -> bytes:
-    """A few whole entries of a long log: changes to one of hundreds tell little."""
+    """Return a few whole entries of a long log: a change to one of hundreds has little effect."""
     positions = read_batch_headers(log).headers["position"].tolist()
     first = dice.randrange(len(positions))
     last = min(len(positions), first + dice.randrange(1, 6))

@@ -1,4 +1,4 @@
-"""Messages of magic 0 and 1: written here as their specification says, by kafka-python, or by hand."""
+"""Messages of magic 0 and 1, written here by their specification, by kafka-python, or by hand."""
 
 from __future__ import annotations
 
@@ -68,18 +68,18 @@ def written(messages: Iterable[Message]) -> bytes:
 def pack(codec: str, data: bytes, magic: int) -> bytes:
     if codec == "raw snappy":
         return bytes(pa.Codec("snappy").compress(data))
-    if codec == "snappy":  # as the xerial library of the Java client, in blocks
+    if codec == "snappy":  # in blocks, as the xerial library of the Java client
         blocks = [data[at : at + 1000] for at in range(0, len(data), 1000)]
         packed = [bytes(pa.Codec("snappy").compress(block)) for block in blocks]
         return b"\x82SNAPPY\0\0\0\0\1\0\0\0\1" + b"".join(struct.pack(">i", len(block)) + block for block in packed)
     packed_data = bytearray(reference.compress(codec, data))
     if codec == "lz4" and magic == 0:
-        packed_data[14] ^= 0x5A  # the checksum of the frame's header, which is wrong in magic 0
+        packed_data[14] ^= 0x5A  # the frame header's checksum is wrong in magic 0 (KAFKA-3160)
     return bytes(packed_data)
 
 
 def wrap(messages: list[Message], codec: str, **changed: Any) -> Message:
-    """A wrapper as a broker has it in its log. In magic 1 the offsets in it start at 0."""
+    """Return a wrapper as a broker stores it. In magic 1 its inner offsets start at 0."""
     magic, first = messages[0].magic, messages[0].offset
     inner = [replace(message, offset=message.offset - first if magic else message.offset) for message in messages]
     last, newest = messages[-1].offset, max(message.timestamp for message in messages)
@@ -98,7 +98,7 @@ def read(log: bytes, first_offset: int = 0, end_offset: int = EVERYTHING, **opti
 
 
 def some(magic: int, first: int = 100, count: int = 5) -> list[Message]:
-    """With nulls, empty values, and a hole in the offsets as compaction leaves it."""
+    """Return messages with nulls, empty values, and a gap in the offsets, as compaction leaves it."""
     values: list[bytes | None] = [b"a", None, b"", b"text " * 300, b"z"]
     keys: list[bytes | None] = [None, b"key", b"", b"k" * 70]
     return [
@@ -107,7 +107,7 @@ def some(magic: int, first: int = 100, count: int = 5) -> list[Message]:
     ]
 
 
-# -- what is read ---------------------------------------------------------------------------------
+# -- valid messages -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_a_wrapper_whose_offset_was_left_at_zero_has_its_messages_offsets() -> N
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_log_that_mixes_all_formats(codec: str) -> None:
-    """After upgrades, and one step back, of message.format.version."""
+    """As after upgrades of message.format.version, and one downgrade."""
     parts: list[tuple[bytes, list[dict[str, Any]]]] = []
     for nth, magic in enumerate([0, 0, 1, 2, 2, 1, 0, 2]):
         first = nth * 10
@@ -230,7 +230,7 @@ def test_aborted_transactions_leave_messages_alone() -> None:
     log = written(some(1)) + reference.write_batch(reference.sequence([b"a"], base_offset=110, flags=16, producer_id=7))
     aborted = [{"producer_id": -1, "first_offset": 0}, {"producer_id": 7, "first_offset": 0}]
     assert read(log, aborted_transactions=aborted) == [message.row() for message in some(1)]
-    # Bits that only record batches have mean nothing here.
+    # Attribute bits that only record batches have are ignored.
     marked = Message(7, attributes=16 | 32)
     assert read(write(marked), aborted_transactions=aborted) == [marked.row()]
 
@@ -270,7 +270,7 @@ def test_a_frame_too_short_for_a_checksum_stays_as_it_is() -> None:
         assert bytes(with_sound_checksum(memoryview(bytes(size)))) == bytes(size)
 
 
-# -- what is cut ----------------------------------------------------------------------------------
+# -- truncated messages ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("magic", [0, 1])
@@ -299,7 +299,7 @@ def test_a_partial_message_grows_the_fetch_until_it_fits(magic: int) -> None:
     assert partition.last_epoch == -1
 
 
-# -- what cannot be -------------------------------------------------------------------------------
+# -- invalid messages -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("magic", [0, 1])

@@ -1,4 +1,4 @@
-"""Scanning: where the next fetch starts, what was cut, and which headers cannot be."""
+"""Batch headers: the offset of the next fetch, truncated batches, and invalid headers."""
 
 from __future__ import annotations
 

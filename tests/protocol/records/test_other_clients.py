@@ -1,4 +1,4 @@
-"""Against other clients: what they write we read, what we write they read."""
+"""Compatibility: this client reads the records of other clients, and other clients read its records."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from protocol.records.record_headers import HEADERS_TYPE
 from tests.encoded import encode
 
 NUMBERS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
-# The codecs that each client has without a package beyond those of the tests.
+# The codecs that each client supports without packages beyond those of the tests.
 AIOKAFKA = [("aiokafka", codec) for codec in ("none", "gzip")]
 KAFKA_PYTHON = [("kafka-python", codec) for codec in ("none", "gzip", "lz4", "zstd")]
 
@@ -110,7 +110,7 @@ def test_what_we_write_they_read(client: str, codec: str, count: int) -> None:
 
 
 def what_java_wrote() -> list[Row]:
-    """The rows of WriteBatches.java."""
+    """Return the rows of WriteBatches.java."""
     return [
         {
             "key": None if i % 5 == 0 else b"key %d" % i,
@@ -134,7 +134,7 @@ def test_what_the_java_client_writes_we_read(codec: str) -> None:
 
 @pytest.mark.parametrize("codec", NUMBERS)
 def test_what_sarama_writes_we_read(codec: str) -> None:
-    """A broker's segments, to which `tests/sarama` had sent the first 70 of those rows: for where there is no Go."""
+    """Read a broker's segments with the first 70 rows, sent by `tests/sarama`; needs no Go."""
     records = read_batch_headers((Path(__file__).parent / "written_by_sarama" / f"{codec}.bin").read_bytes())
     assert set(records.headers["attributes"] & 7) == {NUMBERS[codec]}
     chunks = decode(records, first_offset=0, end_offset=70)
@@ -144,7 +144,7 @@ def test_what_sarama_writes_we_read(codec: str) -> None:
 
 
 def test_our_records_are_those_of_the_java_client() -> None:
-    """Byte for byte, where no codec stands between."""
+    """Compare byte by byte, without a codec."""
     log = (Path(__file__).parent / "written_by_java" / "none.bin").read_bytes()
     theirs = bytes(read_batch_headers(log).batch(1))
     rows = pa.RecordBatch.from_pylist(
@@ -154,7 +154,7 @@ def test_our_records_are_those_of_the_java_client() -> None:
         ),
     )
     ours = bytes(encode(rows))
-    # Offsets 0, 2, 4 there; 0, 1, 2 here: one byte of zigzag each, the fourth of a record.
+    # Java has offsets 0, 2, 4, this client 0, 1, 2: one zigzag byte each, the fourth byte of a record.
     assert len(ours) == len(theirs)
     different = [at for at in range(61, len(ours)) if ours[at] != theirs[at]]
     assert [(ours[at], theirs[at]) for at in different] == [(2, 4), (4, 8)]

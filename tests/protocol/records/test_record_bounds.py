@@ -1,4 +1,4 @@
-"""Record bounds: the fast ways find exactly what the loop finds, or leave it to the loop."""
+"""Record bounds: the fast methods find exactly the loop's result, or leave the work to the loop."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def zeros(dice: random.Random, size: int) -> bytes:
 
 
 def record_lookalikes(dice: random.Random, size: int) -> bytes:
-    """Values that look like chains of records themselves: not to be told from the real ones."""
+    """Return values that look like chains of records, indistinguishable from the real ones."""
     return (write_record(Record(b"v" * dice.randrange(30))) * (size // 8 + 1))[:size]
 
 
@@ -88,7 +88,7 @@ def test_many_batches(counts: list[int], payload: Any) -> None:
 
 @pytest.mark.parametrize(("sizes", "way"), [("varied", "bounds_in_lockstep"), ("one size", "_bounds_at_stride")])
 def test_the_fast_ways_are_taken(sizes: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or all of this file would only test the loop."""
+    """Otherwise this file would test the loop only."""
     records = some_records(VALUE_SIZES[sizes], 9_000, noise, headers=False)
     data = np.frombuffer(b"".join(records), np.uint8)
     found: list[int] = []

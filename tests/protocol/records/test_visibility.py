@@ -1,4 +1,4 @@
-"""What a read_committed reader sees: no markers, no aborted transactions, nothing missing."""
+"""The records that a read_committed reader receives: no markers, no aborted transactions, nothing missing."""
 
 from __future__ import annotations
 
