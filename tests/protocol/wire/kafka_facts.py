@@ -1,6 +1,6 @@
-"""Kafka's own message definitions, for tests: what fields a version has, and a sample value for each of them.
+"""Kafka's own message definitions, for tests: the fields of each version, and a sample value of each.
 
-Reads `kafka_schemas.json` only; it must not look at `protocol.wire.messages`, which it is there to check.
+Reads `kafka_schemas.json` only. It must not import `protocol.wire.messages`, which it checks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def case_id(value: Any) -> str:
 
 
 def bounds(text: str | None) -> tuple[int, float]:
-    """First and last version of "3+", "0-12", "4" or "none"."""
+    """Return first and last version of "3+", "0-12", "4" or "none"."""
     if text is None or text == "none":
         return 1, 0
     if text.endswith("+"):
@@ -47,7 +47,7 @@ def within(version: int, text: str | None) -> bool:
 
 @dataclass(frozen=True)
 class KafkaField:
-    """One field as it is in one version; `fields` are those of its struct (or of its array's elements)."""
+    """A field in one version; `fields` are those of its struct (or of its array's elements)."""
 
     name: str
     kafka_name: str
@@ -58,7 +58,7 @@ class KafkaField:
 
 
 def sample_of(api: Api, version: int, kind: str, flavour: str = "full") -> dict[str, Any]:
-    """The sample of a whole message."""
+    """Return the sample of a whole message."""
     return sample(fields_of(api, version, kind), sparse=flavour == "sparse")
 
 
@@ -89,9 +89,9 @@ NUMBER_BITS = {"int8": 8, "int16": 16, "uint16": 16, "int32": 32, "int64": 64}
 
 
 def sample(fields: tuple[KafkaField, ...], sparse: bool = False, path: str = "") -> dict[str, Any]:
-    """A value for every field, always the same for the same path.
+    """Return a value for every field, always the same for the same path.
 
-    Full: no null, no empty list. Sparse: null wherever it may be, and some empty lists.
+    Full: no nulls, no empty lists. Sparse: null for every nullable field, and some empty lists.
     """
     value: dict[str, Any] = {}
     for field in fields:
@@ -124,7 +124,7 @@ def _sample_of(field: KafkaField, kind: str, sparse: bool, path: str) -> Any:
 
 
 def java_json(fields: tuple[KafkaField, ...], value: dict[str, Any]) -> dict[str, Any]:
-    """The sample in the JSON that Kafka's own converters read."""
+    """Return the sample as JSON for Kafka's own converters."""
     return {f.kafka_name[0].lower() + f.kafka_name[1:]: _java_value(f, value[f.name]) for f in fields}
 
 
@@ -141,7 +141,7 @@ def _java_value(field: KafkaField, value: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """A decoded value with its memoryviews as bytes, to be compared."""
+    """Return a decoded value with its memoryviews as bytes, for comparison."""
     if isinstance(value, dict):
         return {name: plain(item) for name, item in value.items()}
     if isinstance(value, list):

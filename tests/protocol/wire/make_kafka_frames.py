@@ -1,9 +1,9 @@
-"""Writes `kafka_frames.txt`: frames of every API and version as Kafka's own Java classes encode them.
+"""Write `kafka_frames.txt`: frames of every API and version, encoded by Kafka's own Java classes.
 
     python -m tests.protocol.wire.make_kafka_frames 'FOLDER/*'
 
-FOLDER holds the jars of a Kafka at least as new as our newest versions (`libs/` of its distribution); `java` 17 must
-be on the path. Last written with Kafka 4.2.0. The values are the samples of `kafka_facts`, the same at every run.
+FOLDER contains the jars of a Kafka that supports this client's newest versions (`libs/` of its distribution); `java` 17
+must be on the path. Last written with Kafka 4.2.0. The values are the samples of `kafka_facts`, the same in every run.
 """
 
 from __future__ import annotations

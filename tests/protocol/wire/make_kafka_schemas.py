@@ -1,10 +1,10 @@
-"""Writes `kafka_schemas.json`: the facts of Kafka's own message definitions that our schemas are held against.
+"""Write `kafka_schemas.json`: the facts of Kafka's message definitions that the schemas are compared with.
 
     python -m tests.protocol.wire.make_kafka_schemas FOLDER
 
-FOLDER holds Kafka's `*Request.json` and `*Response.json`: `common/message/` inside any `kafka-clients` jar (it is a
-zip file), or `clients/src/main/resources/common/message/` of Kafka's sources. Last written from Kafka 4.2.0.
-Only names, types, versions, nullability, tags, defaults, and what groups and transactional ids are, are kept.
+FOLDER contains Kafka's `*Request.json` and `*Response.json`: `common/message/` inside any `kafka-clients` jar (a zip
+file), or `clients/src/main/resources/common/message/` of Kafka's sources. Last written from Kafka 4.2.0. Keeps only
+names, types, versions, nullability, tags, defaults, and the kind of groups and transactional ids.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TARGET = Path(__file__).with_name("kafka_schemas.json")
 
 
 def read_definition(path: Path) -> dict[str, Any]:
-    """Kafka's JSON has comments that start with //."""
+    """Read a definition; Kafka's JSON has comments that start with //."""
     definition: dict[str, Any] = json.loads(re.sub(r"(?m)(^|\s)//.*$", "", path.read_text()))
     return definition
 

@@ -1,4 +1,4 @@
-"""Frames that are cut, too long, or lie about a length: always our own errors, never memory."""
+"""Truncated frames, frames with extra bytes or wrong lengths: they raise this package's errors and use no memory."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def kafka_frames() -> list[tuple[Api, int, str, bytes]]:
 
 
 def layout(case: tuple[Api, int, str, bytes]) -> tuple[str, str, bytes]:
-    """Versions that differ only in their number, which stands in a request, have the same."""
+    """Return a key that is equal for versions that differ only in their number, which a request contains."""
     api, _, kind, frame = case
     return api.name, kind, frame[4:] if kind == "request" else frame
 
@@ -76,7 +76,7 @@ def _oldest_and_newest() -> list[tuple[Api, int, str, bytes]]:
 def test_lies_anywhere_in_the_body_give_a_value_or_a_protocol_error(
     api: Api, version: int, kind: str, frame: bytes
 ) -> None:
-    start = 18 if kind == "request" else 4  # after the header, which a broker checks in its own way
+    start = 18 if kind == "request" else 4  # after the header, which only a broker decodes
     for position in range(start, len(frame)):
         for lie in LIES:
             with suppress(ProtocolError):
@@ -108,7 +108,7 @@ SYNC_GROUP_V0 = b"".join(encode_response(SYNC_GROUP, 0, 0, {}))[4:]
 def test_an_absurd_length_is_refused_before_anything_is_allocated(
     api: Api, version: int, frame: bytes, position: int, lie: bytes, error: type[Exception]
 ) -> None:
-    decode_response(api, version, frame)  # the frame is sound, and the codec is built
+    decode_response(api, version, frame)  # checks that the frame is valid, and builds the codec
     lying = frame[:position] + lie + frame[position + len(lie) :] + bytes(1000)
     tracemalloc.start()
     try:

@@ -1,4 +1,4 @@
-"""What the codec accepts, fills in and refuses, on small schemas made for the purpose."""
+"""The codec: accepted, defaulted and rejected values, on small schemas defined here."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def encoded(value: dict[str, Any], version: int = 1, flexible: bool = False) -> 
 
 
 def decode(schema: Struct, version: int, flexible: bool, data: bytes) -> dict[str, Any]:
-    """The struct that fills `data` exactly."""
+    """Decode the struct that fills `data` exactly."""
     reader = Reader(data)
     value: dict[str, Any] = decoder(schema, version, flexible)(reader)
     require_end(reader)
@@ -150,7 +150,7 @@ def test_tagged_fields_are_sent_in_the_order_of_their_tags_and_only_if_not_defau
     full = encoded({"late": 5, "tagged": {"id": 1}}, version=2, flexible=True)
 
     assert bare.endswith(b"\0")
-    # two fields: tag 0 of 6 bytes (id, null note, no tags), tag 1 of 1 byte
+    # Two fields: tag 0 of 6 bytes (id, null note, no tags), tag 1 of 1 byte.
     assert full == bare[:-1] + b"\x02" + b"\x00\x06\x00\x00\x00\x01\x00\x00" + b"\x01\x01\x05"
 
 

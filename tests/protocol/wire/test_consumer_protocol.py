@@ -1,4 +1,4 @@
-"""Subscriptions and assignments of consumers: structs with a version in front, inside byte fields."""
+"""Subscriptions and assignments of consumers: a version and a struct inside byte fields."""
 
 from __future__ import annotations
 

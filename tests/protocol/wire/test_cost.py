@@ -1,4 +1,4 @@
-"""What wire may cost: importing messages is cheap, and large metadata is decoded in milliseconds."""
+"""The cost of wire: importing messages is cheap, and large metadata is decoded in milliseconds."""
 
 from __future__ import annotations
 
@@ -44,5 +44,5 @@ def test_metadata_of_a_thousand_partitions_is_decoded_in_milliseconds() -> None:
         assert len(decode_response(METADATA, 12, frame)["topics"][0]["partitions"]) == 1000
         return process_time() - start
 
-    # About 3 ms of CPU time; the bound leaves room for a busy machine, not for a slower way of decoding.
+    # Takes about 3 ms of CPU time; the bound allows for a busy machine, not for a slower decoder.
     assert min(seconds() for _ in range(20)) < 0.020

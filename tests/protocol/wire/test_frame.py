@@ -1,4 +1,4 @@
-"""Frames: headers, sizes, zero copy, and ApiVersions, which is like no other."""
+"""Frames: headers, sizes, zero copy, and the special case of ApiVersions."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def joined(parts: list[BytesLike]) -> bytes:
 
 
 def body_of(parts: list[BytesLike]) -> bytes:
-    """The frame without its size, after checking the size."""
+    """Return the frame without its size, after checking the size."""
     frame = joined(parts)
     assert int.from_bytes(frame[:4], "big") == len(frame) - 4
     return frame[4:]
 
 
 def test_a_request_has_the_old_header_before_and_the_tagged_one_in_flexible_versions() -> None:
-    # key 3, version, correlation id 9, client id "me"
+    # API key 3, version, correlation id 9, client id "me".
     old, flexible = (body_of(encode_request(METADATA, v, 9, "me", {"topics": None})) for v in (8, 9))
 
     assert old.startswith(bytes.fromhex("0003 0008 00000009 0002 6d65 ffffffff"))

@@ -1,4 +1,4 @@
-"""Whole frames against those that Kafka's own Java classes made of the same values, for every API and version."""
+"""Compare whole frames with those of Kafka's own Java classes for the same values, for every API and version."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _versions(api: Api) -> Iterator[tuple[int, str]]:
 
 
 def _common(sent: Any, decoded: Any) -> Any:
-    """What was decoded, without the fields that this version lacks."""
+    """Return the decoded value without fields that this version lacks."""
     if isinstance(sent, dict) and isinstance(decoded, dict):
         return {name: _common(sent[name], item) for name, item in decoded.items() if name in sent}
     if isinstance(sent, list) and isinstance(decoded, list) and len(sent) == len(decoded):

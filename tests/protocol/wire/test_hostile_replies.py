@@ -1,6 +1,6 @@
-"""Replies whose lengths lie, that are cut, or spoilt at random: our own errors, at once, and hardly any memory.
+"""Replies with wrong lengths, truncated, or mutated at random: this package's errors, at once, and little memory.
 
-Where the lengths are is told by Kafka's own definitions, not by the code under test.
+The positions of lengths come from Kafka's own definitions, not from the code under test.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _kafka_replies() -> list[Reply]:
 REPLIES = _kafka_replies()
 
 
-# -- where the lengths are ------------------------------------------------------------------------
+# -- positions of lengths -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def length(what: str, count: int | None, kind: str) -> Length:
 
 
 def pieces(fields: tuple[KafkaField, ...], value: dict[str, Any], flexible: bool, path: str = "") -> Iterator[Piece]:
-    """A struct as it stands in a frame."""
+    """Yield the encoded parts of a struct."""
     for field in fields:
         if field.tag is None:
             yield from field_pieces(field, field.type, value[field.name], flexible, f"{path}.{field.name}")
@@ -127,9 +127,9 @@ def test_the_lengths_are_where_kafka_has_them(api: Api, version: int, flavour: s
     assert joined(reply_pieces(api, version, flavour)) == frame
 
 
-# -- lengths that lie -----------------------------------------------------------------------------
+# -- wrong lengths --------------------------------------------------------------------------------
 
-# Versions that differ only in their number have the same frames.
+# Versions that differ only in their number have equal frames.
 LAYOUTS = REPLIES if SOAK else list({(reply[0].name, *reply[2:]): reply for reply in REPLIES}.values())
 
 LIES = {
@@ -146,7 +146,7 @@ LIES = {
         "endless": b"\xff" * 40,
     },
 }
-HARMLESS = {"0", "1"}  # perhaps: what follows may happen to be something else that is whole
+HARMLESS = {"0", "1"}  # may be accepted: the following bytes may form a valid value
 
 
 @pytest.mark.parametrize(("api", "version", "flavour", "frame"), LAYOUTS, ids=case_id)
@@ -164,7 +164,7 @@ def test_every_length_that_lies_is_found_out(api: Api, version: int, flavour: st
 
 
 def test_an_absurd_length_takes_no_memory_in_a_large_reply_either() -> None:
-    """Enough bytes follow that only the count itself tells, before anything is read, that it cannot be."""
+    """Enough bytes follow that only the count itself, checked before reading elements, is impossible."""
     read = partial(decode_response, API_BY_NAME["Metadata"], 12)
     parts = reply_pieces(API_BY_NAME["Metadata"], 12, "full")
     with tracing():
@@ -174,7 +174,7 @@ def test_an_absurd_length_takes_no_memory_in_a_large_reply_either() -> None:
                     provoke(read, joined(parts[:nth]) + uvarint(count) + rest * 50_000)
 
 
-# Those of the full ones are in test_bad_bytes.
+# The prefixes of full frames are tested in test_bad_bytes.
 @pytest.mark.parametrize(
     ("api", "version", "flavour", "frame"), [reply for reply in LAYOUTS if reply[2] == "sparse"], ids=case_id
 )

@@ -1,4 +1,4 @@
-"""Our bytes against those of two other Python clients, which have encoders of their own."""
+"""Compare encoded bytes with those of two other Python clients, which have independent encoders."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_metadata_is_read_as_kafka_python_reads_it(version: int) -> None:
 
 def test_fetch_v11_is_asked_as_aiokafka_asks() -> None:
     fetch = pytest.importorskip("aiokafka.protocol.fetch")
-    # replica, wait, min bytes, max bytes, isolation, session id and epoch, topics, forgotten topics, rack
+    # Replica, max wait, min bytes, max bytes, isolation, session id and epoch, topics, forgotten topics, rack.
     partition = (3, 4, 2**40, -1, 1 << 20)
     theirs = fetch.FetchRequest_v11(-1, 500, 1, 2**31 - 1, 1, 0, -1, [("t", [partition])], [], "r")
     body = {**FETCH_BODY, "topics": [{"topic": "t", "partitions": [PARTITION]}]}

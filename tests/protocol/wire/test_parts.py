@@ -1,4 +1,4 @@
-"""What is read off message definitions: where error codes stand, what rows are about, who is meant."""
+"""Analysis of message schemas: fields with error codes, the subject of rows, the coordinator key of a request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.protocol.wire.kafka_facts import KAFKA, case_id, snake_case
 
 
 def with_codes(struct: Struct, numbers: Iterator[int]) -> dict[str, Any]:
-    """A reply with one row in each array, and another number in each field that may be an error code."""
+    """Return a reply with one row in each array, and a distinct number in each field that may be an error code."""
     value: dict[str, Any] = {}
     for field in struct.fields:
         if field.name.endswith("error_code"):
@@ -88,7 +88,7 @@ def test_partitions_stand_in_a_request_as_its_definition_has_them() -> None:
         partition_request(JOIN_GROUP, {}, {("a", 0): {}})
 
 
-# -- whom a request is about ----------------------------------------------------------------------
+# -- the group or transactional id of a request ---------------------------------------------------
 
 ENTITIES = {Route.GROUP: "groupId", Route.TRANSACTION: "transactionalId"}
 

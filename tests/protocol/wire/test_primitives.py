@@ -1,4 +1,4 @@
-"""Reader and Writer: what each primitive looks like on the wire, and what is refused."""
+"""Reader and Writer: the encoding of each primitive, and rejected bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real broker takes every request we can make, in every version both sides speak, and we can read its answers."""
+"""A real broker accepts every request in every version that both sides support, and its responses are decoded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TXN = "wire-txn"
 
 
 class Broker:
-    """One connection, one request at a time; the transport itself is not what is tested here."""
+    """A connection with one request at a time; the real transport is tested elsewhere."""
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
@@ -56,7 +56,7 @@ def broker(kafka1: LocalKafka) -> Iterator[Broker]:
 
 
 def bodies(topic: str, topic_id: bytes) -> dict[str, dict[str, Any]]:
-    """Something plausible for each API, with the fields of all versions; what is missing has its default."""
+    """Return a plausible body for each API, with the fields of all versions; missing fields have their defaults."""
     named = {"topic": topic, "name": topic, "topic_id": topic_id}
     offset = {"partition_index": 0, "committed_offset": 0, "committed_metadata": ""}
     producer = {"transactional_id": TXN, "producer_id": 5, "producer_epoch": 0}

@@ -1,4 +1,4 @@
-"""Our message descriptions against the facts of Kafka's own definitions, field for field, in every version."""
+"""Compare the message schemas with the facts of Kafka's own definitions, field by field, in every version."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tests.protocol.wire.kafka_facts import (
 )
 
 OUR_DEFAULTS = {
-    "ListOffsets.request.replica_id": -1,  # Kafka's zero would say "I am broker 0"
-    "InitProducerId.request.transactional_id": None,  # Kafka's empty string is refused by every broker
+    "ListOffsets.request.replica_id": -1,  # Kafka's default 0 would mean broker 0
+    "InitProducerId.request.transactional_id": None,  # brokers refuse Kafka's default, the empty string
 }
 
 
 def our_fields(struct: Struct, version: int) -> tuple[KafkaField, ...]:
-    """Our own description of one version, in the words of the facts (Kafka's names of structs left out)."""
+    """Return this client's schema of one version as facts (without Kafka's names of structs)."""
     return tuple(
         KafkaField(
             name=field.name,

@@ -1,4 +1,4 @@
-"""The choice of a version: the highest that we, the broker and the call have in common."""
+"""The choice of a version: the highest that client, broker and call have in common."""
 
 from __future__ import annotations
 
