@@ -1,4 +1,4 @@
-"""Clients that are somebody."""
+"""Authenticated clients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ClientFactory = Callable[..., Client]
 
 @pytest.fixture
 def client(secured: SecuredKafka) -> Iterator[ClientFactory]:
-    """`client({"sasl.mechanism": …}, listener="SASL_PLAINTEXT")`: all else is as the listener needs it."""
+    """Return `client({"sasl.mechanism": …}, listener="SASL_PLAINTEXT")`; the listener determines the other settings."""
     made: list[Client] = []
 
     def connect(properties: dict[str, str], listener: str = "SASL_PLAINTEXT") -> Client:

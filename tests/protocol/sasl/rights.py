@@ -1,4 +1,4 @@
-"""What bob may do: ACLs that a test gives him and takes back; alice may do everything."""
+"""ACLs of bob, which a test grants and revokes; alice is a super user."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _RESOURCES = {
 
 @dataclass(frozen=True)
 class Right:
-    """An ACL of bob's, in Kafka's words: `Right("Read", "Topic", "orders")`. `prefix`: for all whose names begin so."""
+    """An ACL of bob: `Right("Read", "Topic", "orders")`. `prefix`: for all names that begin so."""
 
     operation: str
     resource: str
@@ -46,7 +46,7 @@ class Right:
 
 def allow(kafka: LocalKafka, rights: Collection[Right]) -> None:
     if rights:
-        admin = _admin(kafka)  # what it has begun ends with it
+        admin = _admin(kafka)  # pending requests fail when the client is collected
         for made in admin.create_acls([right.bound(AclBinding) for right in rights]).values():
             made.result(30)
         wait_until(lambda: _granted(admin) >= _asked(rights), every_s=0.05)
@@ -65,7 +65,7 @@ def _asked(rights: Collection[Right]) -> set[str]:
 
 
 def _granted(admin: AdminClient) -> set[str]:
-    """What the broker knows of, which hears of changes after the controller has said that they are made."""
+    """Return the ACLs that the broker has; it learns of changes after the controller has confirmed them."""
     every = AclBindingFilter(
         ResourceType.ANY, None, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY
     )

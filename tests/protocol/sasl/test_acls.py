@@ -1,4 +1,4 @@
-"""Each part of the client with exactly the rights that docs/security.md says; and what is said when one lacks."""
+"""Each part of the client with exactly the ACLs that docs/security.md lists, and the error when one is missing."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def delete(client: Client, topic: str, group: str) -> None:
 
 
 Part = Callable[[Client, str, str], None]
-# What each part needs: (operation, resource). As in docs/security.md.
+# The ACLs that each part needs, (operation, resource), as in docs/security.md.
 NEEDS: dict[Part, list[tuple[str, str]]] = {
     read: [("Read", "Topic")],
     commit: [("Read", "Group"), ("Read", "Topic")],
@@ -102,7 +102,7 @@ NEEDS: dict[Part, list[tuple[str, str]]] = {
 
 @pytest.fixture
 def topic(secured: SecuredKafka) -> Iterator[str]:
-    """With a record in it, and a group of the same name that has committed an offset."""
+    """Create a topic with a record, and a group of the same name with a committed offset."""
     factory = topic_factory(secured.kafka)
     name = next(factory)()
     produce(secured.kafka, name, range(3))
@@ -127,7 +127,7 @@ def test_a_part_needs_these_rights_and_no_others(
         allow(secured.kafka, others)
         with client(BOB | QUICK) as bob, pytest.raises(KafkaError) as refused:
             part(bob, topic, group)
-        # To be told of a topic or a coordinator takes Describe, which every other right includes.
+        # Learning of a topic or a coordinator requires Describe, which every other operation implies.
         lacks = [f"(it needs {each} on {missing.resource} {missing.name})" for each in (missing.operation, "Describe")]
         assert any(words in str(refused.value) for words in lacks)
         take_back(secured.kafka, others)

@@ -1,4 +1,4 @@
-"""Whoever poses as a broker learns no password, and keeps a client busy for a moment only."""
+"""A server that impersonates a broker learns no password, and keeps a client busy for a moment only."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def nonce_of(message: bytes) -> str:
 
 
 def frame(correlation_id: int, auth_bytes: bytes, length: bytes | None = None) -> bytes:
-    """A reply to SaslAuthenticate v2; `length` may lie about its bytes."""
+    """Return a SaslAuthenticate v2 reply; `length` replaces the correct length of its bytes."""
     length = bytes([len(auth_bytes) + 1]) if length is None else length
     body = struct.pack(">i", correlation_id) + b"\0" + b"\0\0" + b"\0" + length + auth_bytes + bytes(8) + b"\0"
     return struct.pack(">i", len(body)) + body
@@ -58,7 +58,7 @@ FINAL = {
 
 @contextmanager
 def posing(first: Any, final: str = "") -> Iterator[FakeBroker]:
-    """A broker that answers the client's first message with `first` of its nonce, and its second with `final`."""
+    """Run a broker that answers the first message with `first`, given its nonce, and the second with `final`."""
 
     def answer(body: dict[str, Any], version: int) -> dict[str, Any]:
         message = bytes(body["auth_bytes"])
@@ -89,7 +89,7 @@ def test_a_first_message_that_cannot_be_ends_it(first: str, mechanism: str) -> N
     with posing(FIRST[first]) as broker:
         assert isinstance(refused(broker, mechanism), AuthenticationFailed)
         sent = [body["auth_bytes"] for name, _, body in broker.requests if name == "SaslAuthenticate"]
-    # Nothing that could be tried against guessed passwords.
+    # The client has sent nothing that guessed passwords could be tested against.
     assert len(sent) == 1
 
 
@@ -125,7 +125,7 @@ def test_a_frame_that_cannot_be_is_refused_before_it_is_there(reply: bytes) -> N
 
 
 def test_challenges_spoilt_at_random() -> None:
-    """Only a refusal may come of it, in time, and with little memory."""
+    """Only a refusal may be the result, in time, and with little memory."""
     first = f"r=nonce-of-a-client-and-more,s={SALT},i=4096".encode()
     final = b"v=" + base64.b64encode(bytes(32))
     others = [first, final, b'{"status":"invalid_token","scope":"a"}', b"e=other-error"]

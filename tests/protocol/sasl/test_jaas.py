@@ -1,4 +1,4 @@
-"""`sasl.jaas.config` means here what it means to Kafka's Java client, which is asked itself."""
+"""`sasl.jaas.config` has the same meaning as in Kafka's Java client, which the tests run for comparison."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ TEXTS = {
 
 
 def told(text: str) -> str:
-    """As JavaJaas tells it."""
+    """Return the parsed text in the format of JavaJaas."""
     try:
         module = parse_jaas(Secret(text))
     except ConfigurationError:
@@ -105,7 +105,7 @@ def test_kafka_reads_the_same() -> None:
     texts = [*TEXTS.values(), *random_texts(20_000 if SOAK else 2_000)]
     ours, java = [told(text) for text in texts], told_by_java(texts)
     assert len(java) == len(texts)
-    # Kafka 4.2 takes words of letters only; later versions take all else that is no sign, as is done here.
+    # Kafka 4.2 accepts words of letters only. Later versions accept all characters except signs, as this parser does.
     taken = [(text, one, other) for text, one, other in zip(texts, ours, java, strict=True) if other != "refused"]
     assert [each for each in taken if each[1] != each[2]] == []
     assert 100 < len(taken) < len(java) - 100

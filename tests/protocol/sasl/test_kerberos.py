@@ -1,4 +1,4 @@
-"""GSSAPI with a real KDC and a real broker; skipped where MIT's KDC and the package `gssapi` are not installed.
+"""GSSAPI with a real KDC and a real broker; skipped if MIT's KDC or the package `gssapi` is not installed.
 
 On Debian: `apt-get install krb5-kdc krb5-admin-server krb5-user libkrb5-dev`, `pip install gssapi`.
 """
@@ -73,12 +73,12 @@ _KDC_CONF = """
 
 @dataclass(frozen=True)
 class KDC:
-    """Knows the brokers, alice and bob; the environment of this process leads to it."""
+    """A KDC with principals for the brokers, alice and bob; the environment of this process points to it."""
 
     folder: Path
 
     def keytab(self, name: str) -> Path:
-        """Of one principal. Each time with a new key, so that those before are worth nothing."""
+        """Write a keytab of a principal. Each call creates a new key, which invalidates earlier keytabs."""
         file = self.folder / f"{name.replace('/', '-')}-{len(list(self.folder.glob('*.keytab')))}.keytab"
         self.administer(f"ktadd -k {file} {name}")
         return file
@@ -87,7 +87,7 @@ class KDC:
         run("kadmin.local", "-q", query)
 
     def sign_in(self, name: str) -> None:
-        """As `kinit` does: the tickets are in the cache of this process."""
+        """Authenticate as `kinit` does: the tickets are in the cache of this process."""
         run("kinit", "-k", "-t", str(self.keytab(name)), name)
 
 
@@ -119,7 +119,7 @@ def kdc(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KDC]:
 
 @pytest.fixture(scope="module")
 def kerberized(kdc: KDC) -> Iterator[LocalKafka]:
-    """One broker; sign-ins are good for two seconds."""
+    """Start a broker whose sessions last two seconds."""
     login = f'{_MODULE} keyTab="{kdc.keytab(SERVICE)}" principal="{SERVICE}@{REALM}";'
     settings = {"sasl.kerberos.service.name": "kafka"}
     for listener in LISTENERS:
@@ -135,7 +135,7 @@ def kerberized(kdc: KDC) -> Iterator[LocalKafka]:
 
 
 def signed_in(kafka: LocalKafka, listener: str = "KERBEROS", **jaas: str) -> dict[str, str]:
-    """Without `jaas`: by the tickets of this process."""
+    """Return client properties; without `jaas`, for the tickets of this process."""
     given = {**kafka.client_properties("SSL"), "security.protocol": LISTENERS[listener]}
     given |= {"bootstrap.servers": kafka.bootstrap_servers_of(listener), "sasl.mechanism": "GSSAPI"}
     given["sasl.kerberos.service.name"] = "kafka"

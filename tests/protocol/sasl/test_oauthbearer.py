@@ -1,4 +1,4 @@
-"""OAUTHBEARER: the frames of KIP-255, and what a token must not hold."""
+"""OAUTHBEARER: the messages of KIP-255, and invalid tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signing in to a real broker: every mechanism, right and wrong."""
+"""Authentication with a real broker: every mechanism, with correct and wrong credentials."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.kafka
 
 PASSWORDS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 LISTENERS = ("SASL_PLAINTEXT", "SASL_SSL")
-# Every mechanism over both, and every part; `make soak` has each part with each of them.
+# Every mechanism with every listener and every part; `make soak` runs the full product.
 EVERY_CELL = list(itertools.product(MECHANISMS, LISTENERS, PARTS))
 CELLS = EVERY_CELL if SOAK else EVERY_CELL[:: len(PARTS) - 1]
 
@@ -59,7 +59,7 @@ def test_who_is_somebody_gets_in(secured: SecuredKafka, mechanism: str, listener
 def test_who_is_not_is_told_so_at_once_and_tries_once(
     secured: SecuredKafka, mechanism: str, listener: str, part: str
 ) -> None:
-    # Another configuration, so another client than that of another test.
+    # A distinct configuration, so that the client is not shared with another test.
     given = {"client.id": f"{mechanism} {listener} {part}", **wrong(mechanism)}
     before, began_s = failed_logins(secured.kafka), time.monotonic()
     for _ in range(3):
@@ -67,7 +67,7 @@ def test_who_is_not_is_told_so_at_once_and_tries_once(
             PARTS[part](secured.properties(listener) | given)
         assert_says_why(refused.value, secured.kafka.address(1, listener), mechanism)
     assert time.monotonic() - began_s < 10
-    # Three times: a client that asks for lag or reads is kept, and does not try again; the others are new ones.
+    # At most three: the client for lag or reading is shared and does not retry; the other parts create new ones.
     assert failed_logins(secured.kafka) - before <= 3
 
 
@@ -111,7 +111,7 @@ def test_what_was_refused_is_not_tried_again_by_other_connections(secured: Secur
 
 def test_a_refusal_is_final_whatever_other_brokers_do(secured: SecuredKafka, client: ClientFactory) -> None:
     servers = f"127.0.0.1:1,{secured.kafka.address(1, 'SASL_PLAINTEXT')},127.0.0.1:2"
-    for _ in range(5):  # they are asked in random order
+    for _ in range(5):  # the client selects brokers in random order
         began_s = time.monotonic()
         with pytest.raises(AuthenticationFailed):
             client({**wrong("SCRAM-SHA-256"), "bootstrap.servers": servers}).metadata([])

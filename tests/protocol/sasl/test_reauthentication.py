@@ -1,4 +1,4 @@
-"""Sessions that end (KIP-368): who reads and writes goes on, on the same connections, and loses and doubles nothing."""
+"""Sessions that expire (KIP-368): reading and writing continue on the same connections, without loss or duplicates."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ def test_reading_and_writing_go_on(
         opened, signed_in = (
             sum(f"< {each}" in line for line in caplog.messages) for each in ("ApiVersions", "SaslHandshake")
         )
-        # On a busy machine a request may be on its way until its session is over, which costs a connection.
+        # On a busy machine a request may be in flight when its session expires, which closes the connection.
         if opened <= 3:
             break
     for _ in factory:
         pass
-    # To ask, to fetch, to produce: each for all of the time.
+    # Three connections, for metadata, fetch and produce, each for the whole time.
     assert opened == 3
     assert signed_in > opened + RUN_S / 5
 
 
 def write_and_read(asking: object, topic: str) -> tuple[int, list[int]]:
-    """How many records were written, and the numbers of those that were read meanwhile."""
+    """Write records and read them meanwhile; return the number written and the numbers read."""
     read: list[int] = []
     written = [0]
     until_s = time.monotonic() + RUN_S
@@ -102,7 +102,7 @@ def test_a_connection_that_has_slept_through_its_session_signs_in_again(client: 
 def test_another_user_signs_in_on_a_new_connection(
     client: ClientFactory, secured: SecuredKafka, tmp_path: Path
 ) -> None:
-    """As where secrets are rotated and users take turns: a broker lets no session change hands."""
+    """As after a rotation of secrets that changes the user: a broker rejects a new user on an open session."""
     name_file, password_file = (f"${{dir:{tmp_path}:{name}}}" for name in ("username", "password"))
 
     def signs_in(name: str) -> None:
@@ -116,7 +116,7 @@ def test_another_user_signs_in_on_a_new_connection(
     before = failed_logins(secured.kafka)
     signs_in("bob")
     connection._authenticate_at_s = 0
-    time.sleep(1.1)  # a broker takes no other sign-in within a second
+    time.sleep(1.1)  # a broker rejects reauthentication within one second
     assert asking.metadata([]).brokers.keys() == {1}
     assert connection.closed
     assert failed_logins(secured.kafka) == before
@@ -133,7 +133,7 @@ def test_a_session_whose_renewal_is_refused_ends_the_connection(client: ClientFa
     other = replace(asking.config.sasl, jaas_config=Secret(wrong("PLAIN")["sasl.jaas.config"]))
     asking._pool._authenticator._config = other  # type: ignore[union-attr]
     connection._authenticate_at_s = 0
-    time.sleep(1.1)  # a broker takes no other sign-in within a second
+    time.sleep(1.1)  # a broker rejects reauthentication within one second
     with pytest.raises(AuthenticationFailed, match="cannot sign in by SASL PLAIN"):
         asking.metadata([])
     assert connection.closed

@@ -1,4 +1,4 @@
-"""Members of a group that lack a right: a query says which; and a leader, which topic of another member it is about."""
+"""Group members without an ACL: a query names it; a leader names the topic of another member that it lacks it for."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from tests.wait_until import wait_until
 
 pytestmark = pytest.mark.kafka
 
-# A leader hears soon that another has joined.
+# A short heartbeat interval, so that a leader learns soon that another member has joined.
 CLASSIC = {"group.protocol": "classic", "heartbeat.interval.ms": "300"}
 
 
 @pytest.fixture
 def topic(secured: SecuredKafka) -> Iterator[TopicFactory]:
-    """With three records."""
+    """Create a topic with three records."""
     factory = topic_factory(secured.kafka)
     create = next(factory)
 
@@ -76,11 +76,11 @@ def test_a_query_says_which_right_it_lacks(
 
 
 class TestLeader:
-    """Of a classic group, who assigns for all: bob, who has no right to know of a topic that alice subscribes to."""
+    """bob leads a classic group and assigns for all members, without an ACL for a topic that alice subscribes to."""
 
     @pytest.fixture
     def known(self, secured: SecuredKafka, topic: TopicFactory) -> str:
-        """The group's name, too."""
+        """Return the name of the topic and of the group."""
         name = topic()
         allow(secured.kafka, rights_of_member(name, name))
         return name

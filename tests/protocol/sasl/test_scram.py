@@ -1,4 +1,4 @@
-"""SCRAM: the exchange of RFC 7677, and servers that are none, or try to make a client work for nothing."""
+"""SCRAM: the exchange of RFC 7677, and servers that are invalid or try to exhaust the client."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_exchange_of_rfc_7677() -> None:
 
 @pytest.mark.parametrize("hash_name", ["sha256", "sha512"])
 def test_a_server_that_knows_the_password_is_believed(hash_name: str) -> None:
-    """By the formulas of RFC 5802, written down another time."""
+    """Compare with an independent implementation of the formulas of RFC 5802."""
     exchange = scram(hash_name, Secret("a,b=c"), Secret("pässwörd"))
     bare = next(exchange).decode().removeprefix("n,,")
     assert bare.startswith("n=a=2Cb=3Dc,r=")

@@ -1,4 +1,4 @@
-"""Tokens: where they come from, how long one is kept, and what is said when there is none."""
+"""Tokens: their sources, the time until renewal, and the errors without a token."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def jwt(end_s: float | None) -> str:
 
 
 class Wall(ManualClock):
-    """Whose timestamps move along."""
+    """A clock whose wall-clock time advances, too."""
 
     def wall_ms(self) -> int:
         return int(1_700_000_000_000 + 1_000 * self.at_s)
@@ -78,7 +78,7 @@ def client(url: str, scope: str | None = None) -> TokenEndpoint:
     return TokenEndpoint(url, Secret("me"), Secret(SECRET_OF_CLIENT), scope, {"traceId": "1"})
 
 
-# -- how long one is kept -------------------------------------------------------------------------
+# -- renewal --------------------------------------------------------------------------------------
 
 
 def test_a_token_is_kept_for_four_fifths_of_its_life(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,7 @@ def test_a_jwt_says_when_it_ends(text: str, end_s: float | None) -> None:
     assert end_of_jwt(text) == end_s
 
 
-# -- a function of the user's ---------------------------------------------------------------------
+# -- user-defined functions -----------------------------------------------------------------------
 
 
 def provider(function: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> TokenProvider:
@@ -192,7 +192,7 @@ def test_one_whose_module_fails_is_said_to_be(
         ask(Tokens(clock), TokenProvider("failing_of_a_test:token"), clock)
 
 
-# -- files, and tokens that nobody signed ---------------------------------------------------------
+# -- files, and unsigned tokens -------------------------------------------------------------------
 
 
 def test_a_file_is_read_again(clock: ManualClock, tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_whose_tokens_the_signer_of_aws_makes() -> None:
     assert "hunter2" not in str(refused.value)
 
 
-# -- a token endpoint -----------------------------------------------------------------------------
+# -- token endpoints ------------------------------------------------------------------------------
 
 
 def test_client_credentials_get_a_token(endpoint: Endpoint, clock: ManualClock) -> None:
@@ -313,7 +313,7 @@ def test_the_certificate_of_an_endpoint_is_checked(clock: ManualClock, tmp_path:
         with pytest.raises(AuthenticationFailed, match=r"of the token endpoint https://127.0.0.1:\d+ is not"):
             ask(Tokens(clock), client(endpoint.url), clock)
         assert not endpoint.asked
-        # As many have it from Kafka's own documents: in Java, SSL is a name for TLS.
+        # As in many configurations copied from Kafka's documentation: in Java, SSL means TLS.
         tls = f'ssl.protocol="SSL" ssl.truststore.location="{authority.certificate}"'
         text = f'{KAFKA} clientId="me" clientSecret="secret" {tls};'
         config = SaslConfig(mechanism="OAUTHBEARER", jaas_config=Secret(text), token_endpoint_url=endpoint.url)
@@ -339,7 +339,7 @@ def test_a_user_in_its_address_is_not_shown(endpoint: Endpoint, clock: ManualClo
 
 
 def drips(sock: socket.socket) -> None:
-    """Each byte comes in time, the whole answer never does."""
+    """Send single bytes in time, but never the whole response."""
     sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
     while True:
         time.sleep(0.02)

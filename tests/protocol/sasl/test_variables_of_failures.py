@@ -1,4 +1,4 @@
-"""Who shows the variables of a failure, as some collectors of errors do, shows no secret that was looked up for it."""
+"""An error collector that records the variables of a traceback finds no secret that was resolved for the call."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shown(config: SaslConfig, answer: Answer) -> str:
-    """The traceback of the failure, with all variables."""
+    """Return the traceback of the failure, with all variables."""
 
     def ask(api: Api, at_least: int, body: dict[str, Any], deadline: Deadline) -> Mapping[str, Any]:
         return {"error_code": 0} if api is SASL_HANDSHAKE else answer(body["auth_bytes"])
