@@ -1,4 +1,4 @@
-"""What a user does with a cluster, one function each, for tests of how that goes over one listener or another."""
+"""Typical uses of a cluster, one function each, to test them with different listeners."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def options(properties: Properties) -> dict[str, str]:
 
 
 def create_topic(kafka: LocalKafka) -> None:
-    """If it is not there yet."""
+    """Create the topic if it does not exist."""
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
     admin.create_topics([NewTopic(TOPIC, 1)])[TOPIC].exception(30)
     wait_until_known(kafka, TOPIC, 1)

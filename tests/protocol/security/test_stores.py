@@ -1,4 +1,4 @@
-"""What is read of PEM and of Java's stores, and what is said of those that cannot be."""
+"""Reading of PEM and of Java's stores, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> CertificateAuthority:
 
 @pytest.fixture(scope="module")
 def store(authority: CertificateAuthority) -> Path:
-    """PKCS12, with a key, its certificate, and the CA's."""
+    """Write a PKCS12 store with a key, its certificate, and the CA's."""
     mine = authority.issue("me").read_bytes()
     key, certificate = serialization.load_pem_private_key(mine, None), x509.load_pem_x509_certificate(mine)
     trusted = [x509.load_pem_x509_certificate(authority.certificate.read_bytes())]
@@ -156,7 +156,7 @@ class TestJavaStores:
         tool = str(Path(find_java()).with_name("keytool"))
         command = [tool, "-storepasswd", "-keystore", str(copy), "-storepass", PASSWORD, "-new", password]
         subprocess.run(command, check=True, capture_output=True)
-        # As in a container.
+        # The locale of many containers.
         monkeypatch.setenv("LC_ALL", "POSIX")
         assert read_trusted(tls(truststore_location=str(copy), truststore_password=password))
         with pytest.raises(ConfigurationError, match="password was incorrect"):
@@ -186,7 +186,7 @@ class TestJavaStores:
 
 
 def found_from(authority: CertificateAuthority) -> int:
-    """Where in its file the certificate of `me` begins; of an entry with a key, nothing else is trusted."""
+    """Return the position of the certificate of `me` in its file; of an entry with a key, only that is trusted."""
     return (authority.folder / "me.pem").read_text().index("-----BEGIN CERTIFICATE")
 
 

@@ -1,4 +1,4 @@
-"""TLS with a real broker: every part of this project over it, and each thing that can be wrong with it."""
+"""TLS with a real broker: every part of this project, and every possible misconfiguration."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _topic(secured: SecuredKafka) -> None:
 
 @pytest.fixture
 def attempts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
-    """One entry for each time that somebody connects."""
+    """Yield a list with one entry per connection attempt."""
     made: list[object] = []
     connect = pool.connect
 
@@ -47,7 +47,7 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
 
 
 def inline(secured: SecuredKafka, properties: dict[str, str]) -> dict[str, str]:
-    """The same without files."""
+    """Return the same properties without files."""
     given = {name: value for name, value in properties.items() if not name.startswith("ssl.")}
     given["ssl.truststore.certificates"] = Path(properties["ssl.truststore.location"]).read_text()
     key = Path(properties["ssl.keystore.location"]).read_text()
@@ -149,7 +149,7 @@ def test_certificates_are_read_again_when_they_change(secured: SecuredKafka, tmp
     store.write_bytes(ours.read_bytes())
     at_once = {"reconnect.backoff.ms": "0", "reconnect.backoff.max.ms": "0"}
     config = parse_client({**secured.properties("SSL"), "ssl.truststore.location": str(store), **at_once})
-    # Each request has a connection of its own.
+    # Each request opens a new connection.
     with Client(replace(config, connections_max_idle_ms=0)) as client:
         client.metadata([])
         store.write_bytes(CertificateAuthority(tmp_path / "another").certificate.read_bytes())
@@ -169,7 +169,7 @@ def test_a_child_does_not_wait_for_who_read_the_stores_when_it_was_forked(secure
         with context._lock:
             child = os.fork()
             if child == 0:
-                signal.alarm(30)  # ends who waits for ever
+                signal.alarm(30)  # ends a child that waits forever
                 with suppress(BaseException):
                     os._exit(0 if client.metadata([], Deadline.after_ms(20_000)).brokers else 1)
                 os._exit(2)
