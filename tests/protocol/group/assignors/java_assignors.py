@@ -1,4 +1,4 @@
-"""Kafka's own assignors, in a JVM of their own that runs `JavaAssignors.java`."""
+"""Kafka's own assignors, in a separate JVM that runs `JavaAssignors.java`."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class JavaAssignors:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._process.communicate()  # its input ends, so it ends
+        self._process.communicate()  # closes its input, so that the process ends
 
     def assign(self, group: Group) -> Assignment:
-        """What Kafka's assignor of the same name gives each member, sorted."""
+        """Return the assignment of Kafka's assignor of the same name, sorted."""
         return self.timed(group)[0]
 
     def timed(self, group: Group) -> tuple[Assignment, float]:
-        """And in how many seconds."""
+        """Return the assignment, and the time that it took in seconds."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(json.dumps(_in_json(group)), file=self._process.stdin, flush=True)
@@ -42,9 +42,9 @@ class JavaAssignors:
 
 
 def _in_json(group: Group) -> dict[str, Any]:
-    """Members in the order in which Kafka comes to the same result whatever else its order may be.
+    """Sort members so that Kafka's result does not depend on its other orders.
 
-    That is the newest claims first, so that older ones are found to be so; and not first who has subscribed to nothing.
+    The newest claims come first, so that Kafka detects the older ones; a member without topics is never first.
     """
     members, written = group.members, group.written
     order = sorted(members, key=lambda name: (not members[name].topics, -members[name].generation, name))

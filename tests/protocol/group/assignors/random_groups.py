@@ -1,6 +1,6 @@
-"""Groups as they may be: old and contradicting claims, differing subscriptions, racks, static members, old clients.
+"""Random groups: stale and contradictory claims, differing subscriptions, racks, static members, old clients.
 
-Member ids are single letters: Java keeps members in hash maps, and the hashes of these are in their order.
+Member ids are single letters: Java keeps members in hash maps, and the hashes of letters are in their order.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from protocol.group.assignors.consumer_protocol import decode_subscription, enco
 from protocol.kafka_terms import TopicPartition
 
 GROUPS = int(os.environ.get("SPARK_KAFKA_SOURCE_GROUPS", "75"))
-"""How many a test tries."""
+"""Number of groups per test."""
 
 RACKS = ("east", "north", "west")
 _GENERATION = 5
@@ -25,7 +25,7 @@ _MOST_REBALANCES = 20
 
 @dataclass(frozen=True)
 class Group:
-    """`said` is what members know of themselves, and each says in a `version` of its own."""
+    """A group: `said` has the members' subscriptions, `versions` the metadata version that each member writes."""
 
     assignor: Assignor
     topics: Topics
@@ -42,26 +42,26 @@ class Group:
 
     @property
     def members(self) -> Members:
-        """As the leader reads them."""
+        """The subscriptions as the leader decodes them."""
         return {name: decode_subscription(data, self.said[name].instance_id) for name, data in self.written.items()}
 
     @property
     def alike(self) -> bool:
-        """All have subscribed to the same topics."""
+        """True if all members have subscribed to the same topics."""
         return len({member.topics for member in self.said.values()}) == 1
 
     def assign(self) -> Assignment:
         return self.assignor.assign(self.members, self.topics)
 
     def moved(self, assigned: Assignment) -> int:
-        """How many partitions their owners do not have any more."""
+        """Return the number of partitions that their owners lose."""
         before = owners(
             {name: Claim(member.owned, member.generation) for name, member in self.said.items()}, self.topics
         )
         return sum(owner is not None and each not in assigned[owner] for each, owner in before.items())
 
     def after(self, assigned: Assignment, generation: int = _GENERATION + 1) -> Group:
-        """The next time that all members join: each has what it was given."""
+        """Return the group at its next rebalance: each member owns its assigned partitions."""
         said = {
             name: replace(member, owned=frozenset(assigned[name]), generation=generation)
             for name, member in self.said.items()
@@ -69,7 +69,7 @@ class Group:
         return replace(self, said=said, versions=dict.fromkeys(said, 3))
 
     def settled(self) -> Assignment:
-        """After as many rebalances as it takes until nothing moves any more."""
+        """Return the assignment after as many rebalances as needed until no partition moves."""
         assigned = self.assign()
         for _ in range(_MOST_REBALANCES):
             before, assigned = assigned, self.after(assigned).assign()
@@ -83,7 +83,7 @@ def random_group(assignor: Assignor, by: random.Random) -> Group:
     names = [chr(ord("a") + number) for number in range(by.choice([1, 2, 3, 5, 8, 12, 24]))]
     contested = by.random() < 0.2
     said = _members(names, topics, contested, by)
-    # Kafka's assignors go wrong where claims contradict each other, and members write versions without a generation.
+    # Kafka's assignors are wrong for contradictory claims of members that write versions without a generation.
     versions = {name: 3 if contested else by.choice([0, 1, 2, 3, 3, 3, 3, 3]) for name in names}
     return Group(assignor, topics, said, versions)
 
@@ -110,7 +110,7 @@ def _members(names: list[str], topics: Topics, contested: bool, by: random.Rando
     for name in names:
         subscribed = common if alike else frozenset(by.sample(every, by.randint(0, len(every))))
         generation = by.choice([-1, 3, 4, _GENERATION]) if stale else _GENERATION
-        # They also do where a member of an old generation claims what it has not subscribed to.
+        # They are also wrong if a member of an old generation claims a topic that it has not subscribed to.
         claims = [each for each in owned[name] if generation == _GENERATION or each[0] in subscribed]
         rack = by.choice([None, *RACKS]) if racks else None
         instance_id = f"static-{by.random()}" if by.random() < 0.2 else None
@@ -119,7 +119,7 @@ def _members(names: list[str], topics: Topics, contested: bool, by: random.Rando
 
 
 def _owned(names: list[str], topics: Topics, contested: bool, by: random.Random) -> dict[str, list[TopicPartition]]:
-    """Of a group that has lost a member, grown, or never met."""
+    """Return the owned partitions of a group that has lost a member, grown, or is new."""
     owned: dict[str, list[TopicPartition]] = {name: [] for name in names}
     before = by.choice([[], names, names[: len(names) // 2 + 1], [*names, "gone"]])
     for topic, partitions in topics.items():

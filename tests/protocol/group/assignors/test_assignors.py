@@ -1,4 +1,4 @@
-"""What every assignor must keep to, whatever members say; and the cases that Kafka's own do not settle."""
+"""Rules that every assignor follows, whatever the members' metadata; and cases that Kafka's assignors do not define."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_newer_generation_is_believed(assignor: Assignor) -> None:
 
 @STICKY_ONES
 def test_claims_of_what_is_not_there_are_passed_over(assignor: Assignor) -> None:
-    """A topic that was made anew with fewer partitions, and one that was deleted; bytes may say anything."""
+    """A topic was recreated with fewer partitions, another was deleted; the bytes may contain anything."""
     odd = owning(assignor, ("t", 0), ("t", 7), ("t", -1), ("gone", 0), generation=-5)
 
     assert assignor.assign({"a": odd}, topics(t=2)) == {"a": [("t", 0), ("t", 1)]}
@@ -110,7 +110,7 @@ def test_a_static_member_has_the_same_range_under_its_next_member_id() -> None:
     assert assigned("a") == assigned("z") == [("t", 0), ("t", 1)]
 
 
-# -- subscriptions that differ ----------------------------------------------------------------------
+# -- differing subscriptions ------------------------------------------------------------------------
 
 
 def group_of(members: dict[str, Subscription], topics: Topics) -> Group:
@@ -128,7 +128,7 @@ def test_who_has_topics_of_its_own_lets_go_of_those_that_others_may_have() -> No
 
 
 def test_nobody_loses_a_partition_and_gets_another_one_of_that_topic() -> None:
-    """`b` gets `u`, so it is `b` who has one to spare at first, and then takes one of `a`."""
+    """`b` gets `u`, so `b` first has one too many, and then takes one of `a`."""
     members = {
         "a": Subscription(frozenset({"t", "u"}), frozenset({("t", 1), ("t", 2), ("t", 3)}), 1),
         "b": Subscription(frozenset({"t", "u"}), frozenset({("t", 0)}), 1),
@@ -140,7 +140,7 @@ def test_nobody_loses_a_partition_and_gets_another_one_of_that_topic() -> None:
 
 
 def test_what_must_move_goes_to_a_member_that_had_it_earlier() -> None:
-    """Though `c` has less than `b`."""
+    """An earlier owner, `b`, is preferred although `c` has fewer partitions."""
     members = {
         "a": Subscription(frozenset({"t", "u"}), frozenset(("t", number) for number in range(6)), 5),
         "b": Subscription(frozenset({"t", "u"}), frozenset({("t", 0), ("u", 0)}), 4),
@@ -175,7 +175,7 @@ def test_all_is_given_out_in_the_end_and_then_nothing_moves() -> None:
 
 @pytest.mark.parametrize("seed", [319, 1115, 1321])
 def test_it_also_ends_where_nobody_near_has_room(seed: int) -> None:
-    """Groups in which partitions go to and fro for ever if all that are far from their owners are given anew."""
+    """In these groups, always reassigning partitions far from their owners would move them forever."""
     random_group(COOPERATIVE_STICKY, random.Random(seed)).settled()
 
 

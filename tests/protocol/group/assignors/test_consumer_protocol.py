@@ -1,4 +1,4 @@
-"""What members send each other, as bytes; some of them are written by others, who may be wrong."""
+"""The bytes that members exchange; other clients write some of them, and may write invalid ones."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_the_sticky_ones_write_as_java_does() -> None:
 
 @pytest.mark.parametrize("assignor", [STICKY, COOPERATIVE_STICKY], ids=lambda each: each.name)
 def test_user_data_that_cannot_be_read_is_passed_over(assignor: Assignor) -> None:
-    """It is that of a member with an assignor of its own under the same name: no reason not to assign."""
+    """User data of a custom assignor with the same name must not prevent the assignment."""
     data = assignor.user_data([("t", 0)], 5)
     assert data is not None
     for bad in [b"", data[:3], b"\x7f" * 9, *(spoilt(data, dice, [data]) for dice in cases("user data", 50))]:

@@ -1,4 +1,4 @@
-"""Random groups, given to Kafka's own assignors as the bytes that our members write: the same assignments."""
+"""Random groups, passed to Kafka's own assignors as the bytes that this client writes: equal assignments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.protocol.group.assignors.java_assignors import JavaAssignors
 from tests.protocol.group.assignors.random_groups import GROUPS, Group, random_group
 from tests.soak import SOAK
 
-pytestmark = pytest.mark.kafka  # its jars
+pytestmark = pytest.mark.kafka  # uses Kafka's jars
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def test_the_same_assignments(java: JavaAssignors, assignor: Assignor) -> None:
 
 @pytest.mark.parametrize("assignor", [STICKY, COOPERATIVE_STICKY], ids=lambda each: each.name)
 def test_no_less_balanced_and_no_more_moved(java: JavaAssignors, assignor: Assignor) -> None:
-    """Always the same assignments where members have subscribed alike, else mostly."""
+    """Assignments are equal if subscriptions are equal, and mostly otherwise."""
     outcomes: Counter[str] = Counter()
     for seed in range(GROUPS):
         group = random_group(assignor, random.Random(seed))
@@ -46,7 +46,7 @@ def test_no_less_balanced_and_no_more_moved(java: JavaAssignors, assignor: Assig
         if ours != theirs:
             assert not group.alike, (seed, group)
             assert group.moved(ours) <= group.moved(theirs), (seed, group)
-            # What a cooperative one keeps back is no load yet; what comes later is as the other one has it now.
+            # Partitions that a cooperative assignor withholds are not counted as load until the next rebalance.
             assert assignor.cooperative or unevenness(ours) <= unevenness(theirs), (seed, group)
     print(f"{assignor.name}: {dict(outcomes)}")
     assert outcomes["equal"] > 10 * outcomes["other"]
@@ -55,7 +55,7 @@ def test_no_less_balanced_and_no_more_moved(java: JavaAssignors, assignor: Assig
 @pytest.mark.parametrize("alike", [True, False], ids=["alike", "differing"])
 @pytest.mark.parametrize("name", ASSIGNORS)
 def test_200_members_and_2000_partitions_take_a_second_or_two(java: JavaAssignors, name: str, alike: bool) -> None:
-    """First a new group, then without a tenth of its members."""
+    """First with a new group, then without a tenth of its members."""
     by = random.Random(7)
     topics = {f"topic-{number:03}": [frozenset[str]()] * 20 for number in range(100)}
     every = frozenset(topics)
@@ -82,6 +82,6 @@ def timed(group: Group) -> tuple[Assignment, float]:
 
 
 def unevenness(assignment: Assignment) -> int:
-    """Kafka's own measure: all differences between two members' loads together."""
+    """Return Kafka's own measure: the sum of the differences between the loads of all pairs of members."""
     loads = [len(partitions) for partitions in assignment.values()]
     return sum(abs(one - other) for one in loads for other in loads) // 2
