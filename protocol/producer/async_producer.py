@@ -69,7 +69,7 @@ class AsyncProducer:
         self._client = client
         self._config = config
         self._session = session or (IdempotentSession(client) if config.enable_idempotence else AnonymousSession())
-        self._deliveries = Deliveries()
+        self._deliveries = Deliveries(client.words)
         encode = partial(encode_batches, compression=config.compression_type, level=config.compression_level)
         self._compressors = ThreadPoolExecutor(_MOST_COMPRESSORS, "produce-compress")
         encode_together = partial(encode, map_each=partial(_map_by, self._compressors))
@@ -244,11 +244,8 @@ class AsyncProducer:
 
     def _raise_if_unusable(self, call: str) -> None:
         self._require_caller(call)
-        if self._sender.in_this_process and (failures := self._deliveries.take_failures()):
-            first, *others = failures
-            for other in others:
-                log.warning("another write failed: %s", self._client.words(other))
-            raise first
+        if self._sender.in_this_process:
+            self._deliveries.raise_failures()
         self._require_alive()
 
 

@@ -7,6 +7,7 @@ threads, ended by `sender` in its own.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ from typing import NamedTuple, Protocol
 from protocol.clock import Deadline
 from protocol.errors import KafkaError
 from protocol.kafka_terms import TopicPartition
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -103,8 +106,9 @@ class Ended(NamedTuple):
 
 @dataclass(eq=False)
 class Deliveries:
-    """Thread-safe. `failures` are those that nobody was told of yet."""
+    """Thread-safe. `failures`: those not raised or returned yet. `words`: the text of an error in a log line."""
 
+    words: Callable[[KafkaError], str] = str
     acknowledged: dict[TopicPartition, ProducedRange] = field(default_factory=dict)
     failures: list[KafkaError] = field(default_factory=list)
     held_bytes: int = 0
@@ -153,6 +157,14 @@ class Deliveries:
             taken, self.failures = self.failures, []
             return taken
 
+    def raise_failures(self) -> None:
+        """Raise the first of `failures`, log the others, and forget them."""
+        if failures := self.take_failures():
+            first, *others = failures
+            for other in others:
+                log.warning("another write failed: %s", self.words(other))
+            raise first
+
     def begin_account(self) -> None:
         with self._changed:
             self.acknowledged = {}
@@ -180,10 +192,18 @@ class Deliveries:
         with self._changed:
             self._changed.notify_all()
 
-    def wait_for_room(self, fits: Callable[[], bool], timeout_s: float | None) -> bool:
-        """Until `fits()`, or something has failed. False: nothing at all has ended for `timeout_s`."""
+    def wait_for_room(self, fits: Callable[[], bool], timeout_s: float | None, *, despite_failures: bool) -> bool:
+        """Wait until `fits()`; False when no delivery has ended for `timeout_s`.
+
+        Raises
+        ------
+        KafkaError
+            As `raise_failures`, unless `despite_failures`, for a caller whom failures do not concern.
+        """
         with self._changed:
-            while not self.failures and not fits():
+            while not fits():
+                if not despite_failures:
+                    self.raise_failures()
                 if not self._changed.wait(timeout_s):
                     return False
             return True

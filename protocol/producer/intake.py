@@ -89,7 +89,7 @@ class Intake:
         partitions = np.full(rows.num_rows, NO_PARTITION, np.int32)
         if refused:
             rows, sizes, named = _rows_of(kept, rows, sizes, named)
-        self.wait_for_room(int(sizes.sum()), alone=True)
+        self.wait_for_room(int(sizes.sum()), columns=True)
         with self._one_at_a_time:
             self._raise_if_ended()
             self._take_messages()
@@ -114,17 +114,25 @@ class Intake:
                 self._choice.look_at(topic, partition)
             self._looked_up.add((topic, partition))
 
-    def wait_for_room(self, size_bytes: int, *, alone: bool = False) -> None:
-        """While `buffer.memory` is full. Raises `DeadlineExceeded` when nothing ends for `max.block.ms`.
+    def wait_for_room(self, size_bytes: int, *, columns: bool = False) -> None:
+        """Wait while `buffer.memory` is full.
 
-        `alone`: what is more than the memory goes on when nothing is under way, since that may be all there is.
+        Columns larger than the memory go on when no delivery holds any of it: these columns may be all there is.
+
+        Raises
+        ------
+        DeadlineExceeded
+            No delivery has ended for `max.block.ms`.
+        KafkaError
+            Earlier columns could not be written. Only for columns: the futures of messages tell their own failures.
         """
         most = self._config.buffer_memory_bytes
 
         def fits() -> bool:
-            return self.held_bytes + min(size_bytes, most) <= most or (alone and not self._deliveries.held_bytes)
+            return self.held_bytes + min(size_bytes, most) <= most or (columns and not self._deliveries.held_bytes)
 
-        if fits() or self._deliveries.wait_for_room(fits, self._config.max_block_ms / 1000):
+        block_s = self._config.max_block_ms / 1000
+        if fits() or self._deliveries.wait_for_room(fits, block_s, despite_failures=not columns):
             return
         raise DeadlineExceeded(
             f"{self.held_bytes} bytes are not acknowledged, buffer.memory is {most}, and nothing was acknowledged for "
@@ -230,7 +238,9 @@ class Intake:
                 ]
                 if wait:
                     free_bytes = most_bytes + together.held_bytes - sum(each.size_bytes for each in deliveries)
-                    self._deliveries.wait_for_room(partial(self._holds_at_most, free_bytes), None)
+                    self._deliveries.wait_for_room(
+                        partial(self._holds_at_most, free_bytes), None, despite_failures=True
+                    )
             except BaseException as error:  # such as MemoryError, or Ctrl-C: rows of earlier calls are among them
                 topic = together.cuts[0].topic
                 cause = UsageError(f"rows of {topic} were not sent, since this came between: {error!r}")

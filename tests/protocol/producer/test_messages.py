@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from protocol.errors import KafkaError, UsageError
+from protocol.errors import DeadlineExceeded, KafkaError, UsageError
 from protocol.producer.async_producer import AsyncProducer
 from protocol.producer.results import RecordMetadata
 from tests.fake_kafka.server import FakeKafka
@@ -143,3 +146,38 @@ def test_a_callback_cannot_end_the_producer_s_thread(
     assert producer.send(TOPIC, b"3").result(WAIT_S).offset == 3
     assert told == [0, 1, 2]
     assert "SystemExit: enough" in caplog.text
+
+
+class TestMemory:
+    """`buffer.memory` while no broker answers."""
+
+    @pytest.fixture
+    def full(self, broker: FakeKafka) -> Iterator[AsyncProducer]:
+        small = {"buffer.memory": 20_000, "max.request.size": 10_000, "max.block.ms": 1_000}
+        with producer_of(broker.bootstrap_servers, small) as producer:
+            producer.send(TOPIC, b"first").result(WAIT_S)
+            with nothing_written(broker):
+                yield producer
+            with suppress(KafkaError):
+                producer.flush()
+
+    def test_messages_wait_for_room_also_while_a_failure_of_columns_is_untold(self, full: AsyncProducer) -> None:
+        full.send_columns(TOPIC, columns_of(bytes(12_000)))  # too large: fails alone, and its caller does not ask
+        with pytest.raises(DeadlineExceeded, match=r"buffer\.memory is 20000"):
+            list(map(partial(full.send, TOPIC), [bytes(1_000)] * 100))
+        assert full._intake.held_bytes <= 20_000
+        with pytest.raises(UsageError, match=r"more than max\.request\.size"):
+            full.flush()
+
+    def test_columns_that_wait_for_room_are_refused_by_an_untold_failure(self, full: AsyncProducer) -> None:
+        full.send_columns(TOPIC, columns_of(*[bytes(1_000)] * 18))
+        with ThreadPoolExecutor(1) as other:
+            sent = other.submit(full.send_columns, TOPIC, columns_of(*[bytes(1_000)] * 5))
+            wait_until(lambda: bool(full._deliveries._changed._waiters) or sent.done())  # type: ignore[attr-defined]
+            full.send_columns(TOPIC, columns_of(bytes(12_000)))
+            assert "more than max.request.size" in str(sent.exception(WAIT_S))
+        assert full._intake.held_bytes <= 20_000
+
+
+def columns_of(*values: bytes) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"value": pa.array(values, pa.binary())})

@@ -264,7 +264,7 @@ def test_a_partition_that_is_not_there_is_named_though_the_last_look_was_not_ans
 def test_what_comes_between_fails_rows_of_earlier_calls_too(
     broker: FakeKafka, monkeypatch: pytest.MonkeyPatch, where: str, raised: BaseException
 ) -> None:
-    def come_between(*_: object) -> None:
+    def come_between(*_: object, **__: object) -> None:
         raise raised
 
     with producer_of(broker.bootstrap_servers, {"linger.ms": 60_000, "batch.size": 2_000}) as producer:
