@@ -115,6 +115,7 @@ class KafkaConsumer:
         """Reads exactly these, without a group that shares them. Those that are read already go on."""
         if self._membership is not None:
             raise UsageError("topics are subscribed to; unsubscribe first")
+        self._member = NO_MEMBER
         before = self._streams.partitions
         self._streams.drop(before - set(partitions))
         self._streams.add(set(partitions) - before)
@@ -175,7 +176,8 @@ class KafkaConsumer:
                 raise refusal
             if membership.rebalance_pending is not None:
                 assignment = membership.take_up(deadline.at_most_ms(_LOOK_MS), self._give_up)
-                self._member = assignment.member
+                if assignment.member.is_in_group:
+                    self._member = assignment.member
                 self._take(assignment.owned - self._streams.partitions)
         if self._commits.due:
             self.commit_async()
@@ -250,11 +252,18 @@ class KafkaConsumer:
             self._leave(for_good=True)
             self._join()
 
+    @_for_one_thread
     def group_metadata(self) -> ConsumerGroupMetadata:
+        """Return the member that has fetched what `poll` returned, for `send_offsets_to_transaction`.
+
+        After the member has lost its partitions, this stays the old generation or epoch until it has joined again, and
+        the coordinator refuses the offsets.
+        """
         group = self._config.consumer.group_id
         if group is None:
             raise UsageError("there is no group: set group.id", settings=("group.id",))
-        return ConsumerGroupMetadata(group, NO_MEMBER if self._membership is None else self._membership.member)
+        member = self._member if self._membership is None else self._member.renewed(self._membership.member)
+        return ConsumerGroupMetadata(group, member)
 
     # -- positions ----------------------------------------------------------------------------
 
@@ -393,5 +402,6 @@ class KafkaConsumer:
             self._streams.drop(partitions)
             if self._membership is not None:
                 self._membership.close(for_good, min(LEAVE_MS, deadline.remaining_ms()))
-            self._membership, self._member = None, NO_MEMBER
+            # `_member` stays: what was fetched under it is not to be committed as no member.
+            self._membership = None
             self._commits.join(NO_MEMBER)

@@ -40,7 +40,7 @@ class ConsumerGroupSession:
     def __init__(self, client: Client, membership: Membership, commits: Commits, assignment: Assignment) -> None:
         self.ended = threading.Event()
         self.cause: Cause | None = None
-        self.member = assignment.member
+        self._member = assignment.member
         self._client = client
         self._membership = membership
         self._commits = commits
@@ -57,13 +57,18 @@ class ConsumerGroupSession:
         return by_topic
 
     @property
+    def member(self) -> GroupMember:
+        """The member that has these claims: in its present generation or epoch, or in the last one that had them."""
+        return self._member.renewed(self._membership.member)
+
+    @property
     def member_id(self) -> str:
         return self.member.member_id
 
     @property
     def generation_id(self) -> int:
-        """Of the classic protocol; else the member's epoch. Moves on while the session lasts."""
-        return self._membership.member.generation_id_or_member_epoch
+        """Generation of the classic protocol, else the member's epoch. Moves on while the session lasts."""
+        return self.member.generation_id_or_member_epoch
 
     # -- offsets ------------------------------------------------------------------------------
 
@@ -105,7 +110,7 @@ class ConsumerGroupSession:
         self._membership.progress()  # also finds out whether this process has slept for too long
         with self._lock:
             marked = self._marked.take()
-            self._commits.hand_on(marked, self.member)
+            self._commits.hand_on(marked, self._member)
             return marked
 
     @property
@@ -120,7 +125,7 @@ class ConsumerGroupSession:
     def claim(self, partitions: Collection[TopicPartition], member: GroupMember) -> None:
         """`member`: whose they are. Who had none before may have left and joined again, and nobody had to know."""
         with self._lock:
-            self.member = member
+            self._member = member
             self._claimed |= set(partitions)
 
     def unclaim(self, partitions: Collection[TopicPartition]) -> None:
@@ -136,7 +141,7 @@ class ConsumerGroupSession:
     def holds(self) -> bool:
         """Whether its claims have not ended; looks at the clock."""
         self._membership.progress()
-        return self._membership.member.has_claims_of(self.member)
+        return self._membership.member.has_claims_of(self._member)
 
 
 class ConsumerGroupClaim:

@@ -26,12 +26,25 @@ class GroupMember:
     def generation_id_or_member_epoch(self) -> int:
         return max(self.generation_id, self.member_epoch)
 
+    @property
+    def is_in_group(self) -> bool:
+        """Whether it has joined: it has a generation or an epoch."""
+        return self.generation_id_or_member_epoch >= 0
+
     def has_claims_of(self, other: GroupMember) -> bool:
         """A new generation ends what was claimed under an old one, unless rebalancing is cooperative (KIP-429).
 
         A new epoch does not, either: what is revoked is named.
         """
         return self._claims == other._claims
+
+    def renewed(self, now: GroupMember) -> GroupMember:
+        """Return `now`, the same member in a later generation or epoch, if it still has these claims; else this one.
+
+        The coordinator refuses a generation or epoch that has passed, but not a member without one if the group is
+        empty: records that were fetched as a member must not be committed as no member.
+        """
+        return now if now.has_claims_of(self) else self
 
     @property
     def _claims(self) -> tuple[str, str | None, int]:
@@ -48,7 +61,7 @@ NO_MEMBER = GroupMember()
 
 @dataclass(frozen=True)
 class ConsumerGroupMetadata:
-    """Who would commit now, for a transaction that sends offsets (KIP-447)."""
+    """The member that has fetched records, for a transaction that sends their offsets (KIP-447)."""
 
     group_id: str
     member: GroupMember = NO_MEMBER

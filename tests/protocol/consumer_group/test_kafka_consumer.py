@@ -374,8 +374,9 @@ def test_who_does_not_poll_loses_its_partitions(orders: str, new_consumer: NewCo
     noted, ours = Noted(), new_consumer(**SLEEPY)
     ours.subscribe([orders], noted)
     read(ours, 1)
-    member = ours.group_metadata().member
-    wait_until(lambda: ours.group_metadata().member != member)
+    membership = ours._membership
+    assert membership is not None
+    wait_until(lambda: not membership.member.is_in_group)
     with pytest.raises(CommitFailed, match="claims under which they were read have ended"):
         ours.commit_sync()
     ours.poll(0)
@@ -443,8 +444,9 @@ def test_what_was_fetched_before_a_long_sleep_is_not_given_out(
         read = poll(timeout_ms)
         if read is not None and not slept.is_set():
             slept.set()
-            member = ours.group_metadata().member
-            wait_until(lambda: not ours.group_metadata().member.has_claims_of(member))
+            membership = ours._membership
+            assert membership is not None
+            wait_until(lambda: not membership.member.is_in_group)
         return read
 
     monkeypatch.setattr(streams, "poll", asleep)

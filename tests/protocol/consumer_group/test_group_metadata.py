@@ -1,0 +1,172 @@
+"""The member under which a consumer sends offsets to a transaction: the one that has fetched the records (KIP-447)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from protocol.cluster.call import call
+from protocol.cluster.client import Client
+from protocol.cluster.coordinators import group_coordinator
+from protocol.consumer_group.config import parse_group_consumer
+from protocol.consumer_group.consumer_group import ConsumerGroup
+from protocol.consumer_group.kafka_consumer import KafkaConsumer
+from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
+from protocol.errors import BrokerError, CommitFailed
+from protocol.group.member import NO_MEMBER, ConsumerGroupMetadata, GroupMember
+from protocol.group.offsets import CommittedOffset, fetch_offsets
+from protocol.producer.transactional_producer import TransactionalProducer
+from protocol.wire.messages.m11_join_group import JOIN_GROUP
+from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
+from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
+from tests.fake_kafka import consumer_group as fake_consumer_group
+from tests.protocol.consumer.consuming import client_of
+from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
+from tests.protocol.consumer_group.members import read
+from tests.protocol.transaction.producing import started
+from tests.ten_records import END, TenRecords
+from tests.wait_until import wait_until
+
+GROUP, FIRST = "etl", ("orders", 0)
+PROTOCOLS = pytest.mark.parametrize("protocol", [EAGER, COOPERATIVE, KIP_848], ids=["eager", "cooperative", "kip848"])
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[TenRecords]:
+    monkeypatch.setattr(fake_consumer_group, "HEARTBEAT_INTERVAL_MS", 100)
+    with TenRecords() as fake:
+        yield fake
+
+
+@pytest.fixture
+def client(fake: TenRecords) -> Iterator[Client]:
+    with client_of(fake.bootstrap_servers) as client:
+        yield client
+
+
+def consumer_of(client: Client, protocol: dict[str, object]) -> KafkaConsumer:
+    given = {"group.id": GROUP, "auto.offset.reset": "earliest", "enable.auto.commit": False, **protocol}
+    return KafkaConsumer(client, parse_group_consumer(given))
+
+
+def remove(client: Client, member: GroupMember) -> None:
+    """As an administrator does, and as the coordinator does at the end of a session."""
+    who = {"member_id": member.member_id, "group_instance_id": None}
+    if member.member_epoch >= 0:
+        leaves = {"group_id": GROUP, "member_id": member.member_id, "member_epoch": -1, "instance_id": None}
+        call(client, CONSUMER_GROUP_HEARTBEAT, leaves, client.deadline())
+    else:
+        body = {"group_id": GROUP, "members": [who]}
+        call(client, LEAVE_GROUP, lambda version: body, client.deadline(), to=group_coordinator(GROUP))
+
+
+def send_offsets(producer: TransactionalProducer, metadata: ConsumerGroupMetadata) -> None:
+    producer.begin_transaction()
+    producer.send_offsets_to_transaction({FIRST: CommittedOffset(END)}, metadata)
+    producer.commit_transaction()
+
+
+@PROTOCOLS
+@pytest.mark.parametrize("has_polled", [False, True], ids=["at once", "after the next poll"])
+def test_offsets_of_a_removed_member_in_an_empty_group_are_refused(
+    fake: TenRecords, client: Client, protocol: dict[str, object], has_polled: bool
+) -> None:
+    producer = started(client, "etl-0")
+    with consumer_of(client, protocol) as consumer:
+        consumer.subscribe(["orders"])
+        read(consumer, 2 * END)
+        fetched_as = consumer.group_metadata().member
+        assert fetched_as.is_in_group
+        fake.before[JOIN_GROUP] = lambda body: fake.lose_requests(JOIN_GROUP)
+        fake.before[CONSUMER_GROUP_HEARTBEAT] = lambda body: (
+            fake.lose_requests(CONSUMER_GROUP_HEARTBEAT) if body["member_epoch"] == 0 else None
+        )
+        remove(client, fetched_as)
+        membership = consumer._membership
+        assert membership is not None
+        wait_until(lambda: not membership.member.is_in_group)
+        if has_polled:
+            wait_until(lambda: consumer.poll(0) or not consumer.assignment)
+        with pytest.raises(BrokerError, match=r"UNKNOWN_MEMBER_ID|ILLEGAL_GENERATION"):
+            send_offsets(producer, consumer.group_metadata())
+        producer.abort_transaction()
+        with pytest.raises(CommitFailed, match="claims under which they were read have ended"):
+            consumer.commit_sync({FIRST: CommittedOffset(END)})
+        assert fetch_offsets(client, GROUP, [FIRST], client.deadline()) == {}
+
+
+@PROTOCOLS
+@pytest.mark.parametrize("ends", ["unsubscribe", "enforce_rebalance"])
+def test_offsets_are_refused_after_the_consumer_has_left(
+    client: Client, protocol: dict[str, object], ends: str
+) -> None:
+    producer = started(client, "etl-0")
+    with consumer_of(client, protocol) as consumer:
+        consumer.subscribe(["orders"])
+        read(consumer, 2 * END)
+        getattr(consumer, ends)()
+        with pytest.raises(BrokerError, match=r"UNKNOWN_MEMBER_ID|ILLEGAL_GENERATION"):
+            send_offsets(producer, consumer.group_metadata())
+        producer.abort_transaction()
+        with pytest.raises(CommitFailed, match="claims under which they were read have ended"):
+            consumer.commit_sync({FIRST: CommittedOffset(END)})
+        if ends == "unsubscribe":
+            consumer.assign([FIRST])
+            assert consumer.group_metadata().member == NO_MEMBER
+            consumer.commit_sync({FIRST: CommittedOffset(1)})
+        else:
+            wait_until(lambda: consumer.poll(20) or len(consumer.assignment) == 2)
+            send_offsets(producer, consumer.group_metadata())
+
+
+@PROTOCOLS
+def test_offsets_are_taken_in_a_generation_that_begins_while_records_are_handled(
+    fake: TenRecords, client: Client, protocol: dict[str, object]
+) -> None:
+    """A cooperative member keeps its partitions, and the coordinator takes the present generation or epoch only."""
+    producer = started(client, "etl-0")
+    with consumer_of(client, protocol) as consumer, client_of(fake.bootstrap_servers) as another:
+        consumer.subscribe(["orders"])
+        read(consumer, 2 * END)
+        before = consumer.group_metadata().member
+        with consumer_of(another, protocol) as second:
+            second.subscribe(["orders"])
+            wait_until(lambda: [each.poll(20) for each in (consumer, second)] and len(second.assignment) == 1)
+            wait_until(lambda: consumer.poll(20) or len(consumer.assignment) == 1)
+            after = consumer.group_metadata().member
+            assert after.generation_id_or_member_epoch > before.generation_id_or_member_epoch
+            send_offsets(producer, consumer.group_metadata())
+        assert fetch_offsets(client, GROUP, [FIRST], client.deadline()) == {FIRST: CommittedOffset(END)}
+
+
+@PROTOCOLS
+def test_a_session_of_a_removed_member_keeps_its_generation(client: Client, protocol: dict[str, object]) -> None:
+    producer, told = started(client, "etl-0"), []
+
+    class Handler:
+        def setup(self, session: ConsumerGroupSession) -> None:
+            self.member = session.member
+
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            for _ in claim:
+                pass
+
+        def cleanup(self, session: ConsumerGroupSession) -> None:
+            assert not session._membership.member.has_claims_of(self.member)
+            assert session.generation_id == self.member.generation_id_or_member_epoch >= 0
+            with pytest.raises(BrokerError, match=r"UNKNOWN_MEMBER_ID|ILLEGAL_GENERATION") as refused:
+                send_offsets(producer, ConsumerGroupMetadata(GROUP, session.member))
+            told.append(refused.value)
+
+    handler = Handler()
+    given = {"group.id": GROUP, "auto.offset.reset": "earliest", **protocol}
+    with ConsumerGroup(client, parse_group_consumer(given)) as group:
+        consuming = threading.Thread(target=group.consume, args=(["orders"], handler))
+        consuming.start()
+        wait_until(lambda: hasattr(handler, "member"))
+        remove(client, handler.member)
+        consuming.join(25)
+        assert not consuming.is_alive()
+    assert told
