@@ -101,12 +101,14 @@ def call_partitions(
     fields : the message without its topics. `partitions` : what it says of each, beside its number.
     fenced : a leader of another epoch than metadata say must refuse (KIP-320).
     handle : takes (topic, partition), its row, who sent it, its error or None; the error to go by, None for an answer.
-    options : as of `call`.
+    options : as of `call`, and `unknown_topic_s`: raise `TopicUnknown` when brokers have not known a topic for so
+        long. For callers that then look whether the topic is still there.
     """
     to = _coordinator(api, fields)
     words = _Words(api, to, "" if to else listed([f"{topic}-{partition}" for topic, partition in partitions]))
     found: dict[TopicPartition, Row] = {}
     max_attempts = options.pop("max_attempts", None)
+    unknown_topic_s = options.pop("unknown_topic_s", None)
 
     def attempt() -> dict[TopicPartition, Row]:
         failures: list[KafkaError] = []
@@ -130,7 +132,15 @@ def call_partitions(
         return found
 
     topics = {topic for topic, _ in partitions} if to is None else ()
-    return client.retrying(words.of(), attempt, deadline, topics=topics, coordinator_of=to, max_attempts=max_attempts)
+    return client.retrying(
+        words.of(),
+        attempt,
+        deadline,
+        topics=topics,
+        coordinator_of=to,
+        max_attempts=max_attempts,
+        unknown_topic_s=unknown_topic_s,
+    )
 
 
 # -- whom to ask, and what ------------------------------------------------------------------------

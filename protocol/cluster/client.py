@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from protocol.broker_errors import ErrorCode, Refresh, broker_error
@@ -52,6 +52,9 @@ _QUIET_S = 10
 # Of the brokers that any question may go to, the first gets this part of the time (1/n), if there are as many.
 _SHARES = 3
 _ABOUT_THE_SILENT_MS = 2_000
+# More brokers would hardly make a deletion more certain, and each may cost a connection.
+_ASKED_ABOUT_DELETION = 5
+_ABOUT_DELETION_MS = 2_000
 
 
 class Client:
@@ -168,6 +171,7 @@ class Client:
         topics: Iterable[str] = (),
         coordinator_of: CoordinatorKey | None = None,
         max_attempts: int | None = None,
+        unknown_topic_s: float | None = None,
     ) -> T:
         """`attempt` in the one retry loop; `topics` and `coordinator_of` say what a refresh is about."""
 
@@ -184,6 +188,7 @@ class Client:
             backoff=Backoff(self.config.retry_backoff_ms, self.config.retry_backoff_max_ms),
             refresh=refresh,
             max_attempts=max_attempts,
+            unknown_topic_s=unknown_topic_s,
         )
 
     def ask_any(self, api: Api, body: Body, deadline: Deadline, **options: Any) -> dict[str, Any]:
@@ -284,6 +289,38 @@ class Client:
         except BrokerError:
             self.expire_metadata([name])
             raise
+
+    def unknown_to_brokers(self, topics: Collection[str], deadline: Deadline | None = None) -> set[str]:
+        """Return those of `topics` that no broker knows, after one Metadata request to each of up to five brokers.
+
+        Returns nothing when one of them does not answer, or is no KRaft broker. A KRaft broker serves clients only
+        after it has caught up with the cluster's metadata, so for a topic that was seen before the answer means that
+        it was deleted. A broker of a ZooKeeper cluster that has just started says the same of topics that are there.
+        """
+        with self._lock:
+            known = list(self._metadata.brokers.values())
+        asked = random.sample(known, min(len(known), _ASKED_ABOUT_DELETION))
+        deadline = (deadline or self.deadline()).at_most_ms(_ABOUT_DELETION_MS)
+        body = {"topics": [{"name": name} for name in topics], "allow_auto_topic_creation": False}
+        try:
+            if not all(self.connection(broker, CONTROL, deadline).is_kraft for broker in asked):
+                return set()
+            requests: dict[Broker, Body] = dict.fromkeys(asked, body)
+            replies, failure = self.ask_many(
+                requests, METADATA, deadline, at_least=FIRST_WITH_ALLOW_AUTO_TOPIC_CREATION
+            )
+        except KafkaError as error:
+            log.debug("cannot tell whether %s was deleted: %s", listed(sorted(topics)), error)
+            return set()
+        unknown = set(topics) if replies and failure is None else set()
+        for reply in replies.values():
+            rows = Metadata.from_reply(reply).topics
+            unknown = {
+                name
+                for name in unknown
+                if name in rows and rows[name].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            }
+        return unknown
 
     def remembered_topic(self, name: str) -> Topic | None:
         """The topic as the last answer had it, however old that is; None where it was an error. Asks nobody."""

@@ -54,16 +54,17 @@ def retrying(
     backoff: Backoff,
     refresh: Callable[[KafkaError, Refresh], None],
     max_attempts: int | None = None,
+    unknown_topic_s: float | None = None,
 ) -> T:
     """Runs `attempt` until it returns, fails for good, or the deadline passes.
 
     Raises the attempt's own error when it is not retriable; `DeadlineExceeded`, with the last error as its cause,
-    when time or attempts run out; `TopicUnknown` when before that brokers have said for long enough that they do not
-    know a topic or a partition (`UnknownTopicPatience`). Of a call within `attempt` that is a reason to try again: what
-    was looked up before is out of date. `what` says in words what was tried ("ListOffsets of orders-3").
+    when time or attempts run out; `TopicUnknown` when before that brokers have not known a topic or a partition for
+    `unknown_topic_s`, by default 10 s (`UnknownTopicPatience`). A `TopicUnknown` of a call within `attempt` is retried:
+    what was looked up before is out of date. `what` says in words what was tried ("ListOffsets of orders-3").
     """
     started_s = deadline.clock.now_s()
-    unknown = UnknownTopicPatience()
+    unknown = UnknownTopicPatience() if unknown_topic_s is None else UnknownTopicPatience(unknown_topic_s)
     attempts = 0
     while True:
         attempts += 1

@@ -16,6 +16,8 @@ from protocol.clock import Deadline
 from protocol.errors import BrokerError, KafkaError
 
 TRANSIENT_UNKNOWN_MS = 10_000
+SUSPECT_DELETED_S = 0.5
+"""After this time without a topic that was seen before, several brokers get the question at once."""
 _LONGEST_SILENCE_S = 3.0
 
 
@@ -57,6 +59,10 @@ class UnknownTopicPatience:
     def over(self) -> bool:
         """Whether all that the last answer did not know has been unknown for long enough."""
         return bool(self._since_s) and self._heard_s - max(self._since_s.values()) >= self.limit_s
+
+    def suspects_deleted(self, now_s: float) -> bool:
+        """Return True once a topic has been unknown for `SUSPECT_DELETED_S`."""
+        return self.began_s is not None and now_s - self.began_s >= SUSPECT_DELETED_S
 
     @classmethod
     def before_skipping(cls) -> UnknownTopicPatience:

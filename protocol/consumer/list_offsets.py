@@ -28,12 +28,14 @@ def list_offsets(
     deadline: Deadline | None = None,
     max_attempts: int | None = None,
     known_epochs: Mapping[TopicPartition, int] | None = None,
+    unknown_topic_s: float | None = None,
 ) -> dict[TopicPartition, ListedOffset]:
     """For each partition the offset at `times[partition]`: milliseconds, or `LATEST` or `EARLIEST`.
 
     With `read_committed`, `LATEST` is the last stable offset (KIP-98). Raises `DeadlineExceeded` or `BrokerError`,
     and `TopicUnknown` when brokers say for long that a partition is not there. `known_epochs`, for `LATEST`, are leader
     epochs that the partitions have had: who leads by an older one must not be believed, and is asked again.
+    `unknown_topic_s` as in `call_partitions`.
     """
     epochs = known_epochs or {}
 
@@ -56,6 +58,7 @@ def list_offsets(
         # Versions below 2 ignore the isolation level: the answer would be another offset, silently.
         at_least=2 if isolation else 1,
         max_attempts=max_attempts,
+        unknown_topic_s=unknown_topic_s,
     )
     return {key: _listed(row) for key, row in rows.items()}
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from protocol.broker_errors import Refresh
+from protocol.broker_errors import ErrorCode, Refresh
 from protocol.clock import Backoff, Deadline, PausableClock
 from protocol.cluster.client import Client
 from protocol.cluster.dispatch import is_retriable, what_to_refresh
@@ -41,6 +41,7 @@ from protocol.records.decode import ALL_COLUMNS
 
 # Another reader on the same connection may have taken our reply in: look again, whatever the socket says.
 _LONGEST_WAIT_S = 0.1
+_NOT_HOSTED = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID)
 # What a busy broker may take, beside fetch.max.wait.ms, to say that it has nothing.
 _ANSWER_MS = 1_000
 
@@ -232,10 +233,16 @@ class RangeConsumer:
             if error is None:
                 continue
             self._begin_asking(reading)
-            if reading.unknown.over:
+            if reading.unknown.over or self._is_deleted(reading):
                 self._reset_position(reading, position_validation.topic_deleted(reading), error)
             else:
                 self._handle_failure(reading, error)
+
+    def _is_deleted(self, reading: _Reading) -> bool:
+        """Ask several brokers at once; the topic was there when the range was planned."""
+        if not reading.unknown.suspects_deleted(self._clock.now_s()):
+            return False
+        return bool(self._client.unknown_to_brokers([reading.topic], self._deadline(reading)))
 
     def _find_brokers(self, readings: list[_Reading]) -> dict[PartitionConsumer, KafkaError]:
         """With one question about all of them; why some have none."""
@@ -330,6 +337,9 @@ class RangeConsumer:
         at_s = self._began_s(reading) + self._poll_timeout_s
         if reading.unknown.began_s is not None:
             at_s = max(at_s, reading.unknown.began_s + reading.unknown.longest_s)
+        if isinstance(reading.failure, BrokerError) and reading.failure.code in _NOT_HOSTED:
+            # A leader may forget a deleted topic before the other brokers do: metadata decide.
+            at_s = max(at_s, self._began_s(reading) + reading.unknown.limit_s)
         return Deadline(at_s, self._clock)
 
     def _began_s(self, reading: _Reading) -> float:

@@ -34,6 +34,7 @@ _LATE_S = 2.0
 _TLS_ALERT = 0x15
 # ApiVersions may be asked for twice. A broker that wants to know who we are hangs up on what comes next.
 _FIRST_AFTER_API_VERSIONS = 2
+_DESCRIBE_QUORUM = 55
 _WANTS_SASL = " (if that listener wants SASL, set security.protocol to SASL_PLAINTEXT or SASL_SSL)"
 _HTTP = int.from_bytes(b"HTTP", "big")
 
@@ -163,6 +164,11 @@ class Connection:
 
     def _ask(self, api: Api, at_least: int, body: dict[str, Any], deadline: Deadline) -> Mapping[str, Any]:
         return self._send(api, self.choose_version(api, at_least), body, deadline, replies=True).result(deadline)
+
+    @property
+    def is_kraft(self) -> bool:
+        """True for a broker of a cluster without ZooKeeper: only those have the API DescribeQuorum (KIP-595)."""
+        return _DESCRIBE_QUORUM in self.versions
 
     def choose_version(self, api: Api, at_least: int = 0, at_most: int | None = None) -> int:
         """The version to speak with this broker. Raises `UnsupportedVersion`."""

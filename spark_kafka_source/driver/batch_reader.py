@@ -13,10 +13,11 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from protocol.broker_errors import ErrorCode
 from protocol.clock import Deadline
+from protocol.cluster.client import Client
 from protocol.errors import BrokerError, ConfigurationError
 from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.clients import client_for
-from spark_kafka_source.driver.discovery import discover, leaders
+from spark_kafka_source.driver.discovery import discover, leaders, retry_unknown_topics
 from spark_kafka_source.driver.start_offsets import ending_offsets, first_at_or_after, starting_offsets
 from spark_kafka_source.error_classes import RESOLVED_START_AFTER_END, named
 from spark_kafka_source.options.partitions import name
@@ -48,9 +49,12 @@ class KafkaBatchReader(DataSourceReader):
         Raises `ConfigurationError` for offsets that do not fit the log or each other, `DeadlineExceeded` when no
         broker answers.
         """
-        client = client_for(self._options.client)
-        options = self._options
+        client, options = client_for(self._options.client), self._options
         deadline = client.deadline(options.offsets_timeout_ms)
+        return retry_unknown_topics(client, lambda: self._plan(client, deadline), deadline)
+
+    def _plan(self, client: Client, deadline: Deadline) -> Sequence[RangePartition]:
+        options = self._options
         found = discover(client, options, deadline)
         begins = starting_offsets(client, options, found, deadline)
         ends = ending_offsets(client, options, found, deadline)

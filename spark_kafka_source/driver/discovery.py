@@ -1,7 +1,9 @@
 """Which partitions a query subscribes to just now, and how far their logs reach. Runs on the driver, every trigger.
 
 A partition that was there before and is missing now may only be missing for a moment (a broker that starts does not
-know its topics yet): brokers must say so again and again (`UnknownTopicPatience`) before anyone may call it deleted.
+know its topics yet). It counts as deleted when brokers answer UNKNOWN_TOPIC_OR_PARTITION for a while
+(`UnknownTopicPatience`), or sooner when all of them do (`Client.unknown_to_brokers`). A topic that the user may not
+describe is never deleted: brokers leave it out of a list of all topics, so a second request names it.
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.cluster.dispatch import is_retriable
-from protocol.cluster.metadata import Metadata
-from protocol.cluster.unknown_topic import UnknownTopicPatience
+from protocol.cluster.metadata import Topic
+from protocol.cluster.unknown_topic import SUSPECT_DELETED_S, UnknownTopicPatience, is_unknown_topic
 from protocol.errors import BrokerError, ConfigurationError, KafkaError, TopicUnknown
 from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.options.partitions import name
@@ -32,7 +34,7 @@ def discover(client: Client, options: SourceOptions, deadline: Deadline) -> dict
     answers, `BrokerError` for what a broker refuses (authorization).
     """
     named = _named_topics(options)
-    found, absent = _look_patiently(client, options, named, named or (), deadline)
+    found, absent = _look_patiently(client, options, named, named or (), deadline, seen=False)
     if absent:
         servers = ",".join(f"{host}:{port}" for host, port in client.config.bootstrap_servers)
         raise ConfigurationError(
@@ -54,14 +56,14 @@ def claim_all(
     """
     named = _named_topics(options)
     names = None if named is None else named | {topic for topic, _ in expected}
-    return Claims(_look_patiently(client, options, names, expected, deadline)[0])
+    return Claims(_look_patiently(client, options, names, expected, deadline, seen=True)[0])
 
 
 def discover_present(client: Client, options: SourceOptions, deadline: Deadline) -> dict[TopicPartition, bytes]:
     """As `discover`, but one look: what is missing just now is left out, without a word."""
     named = _named_topics(options)
     snapshot = client.metadata(None if named is None else sorted(named), deadline)
-    return dict(sorted(_subscribed(snapshot, options).items()))
+    return dict(sorted(_subscribed(snapshot.topics.values(), options).items()))
 
 
 def _look_patiently(
@@ -70,20 +72,28 @@ def _look_patiently(
     names: Collection[str] | None,
     expected: Collection[str] | Collection[TopicPartition],
     deadline: Deadline,
+    *,
+    seen: bool,
 ) -> tuple[dict[TopicPartition, bytes], list[str]]:
-    """What is subscribed to, and the topics of what is `expected` and is not there even after some patience."""
+    """Find the subscribed partitions, and the topics of `expected` that brokers still do not know after a while.
+
+    `seen`: the `expected` topics existed before. A topic that was never seen may be so new that no broker knows it yet.
+    """
     found: dict[TopicPartition, bytes] = {}
     absent: list[str] = []
+    hint = " (if it was deleted together with its ACL, restore the ACL: then brokers say that it is gone)" * seen
 
     def look(deadline: Deadline) -> None:
-        snapshot = client.metadata(names, deadline)
+        topics = client.metadata(names, deadline).topics
+        absent[:] = _absent(expected, _subscribed(topics.values(), options))
+        if names is None and absent:
+            topics = client.metadata(absent, deadline).topics
         found.clear()
-        found.update(sorted(_subscribed(snapshot, options).items()))
-        here = found.keys() | {topic for topic, _ in found}
-        absent[:] = sorted({each if isinstance(each, str) else each[0] for each in expected if each not in here})
-        for topic in (snapshot.topics[each] for each in absent if each in snapshot.topics):
+        found.update(sorted(_subscribed(topics.values(), options).items()))
+        absent[:] = _absent(expected, found)
+        for topic in (topics[each] for each in absent if each in topics):
             if topic.error_code not in (ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
-                raise broker_error(topic.error_code, f"topic {topic.name}", topic=topic.name)
+                raise broker_error(topic.error_code, f"topic {topic.name}{hint}", topic=topic.name)
         if absent:
             raise broker_error(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {absent[0]}", unknown=tuple(absent))
 
@@ -94,9 +104,24 @@ def _look_patiently(
         if not is_retriable(error):
             raise
         patient = UnknownTopicPatience().prolonged(deadline)
+        suspect_at_s = client.clock.now_s() + SUSPECT_DELETED_S
+
+        def look_again() -> None:
+            try:
+                look(patient)
+            except BrokerError as error:
+                suspected = seen and is_unknown_topic(error) and client.clock.now_s() >= suspect_at_s
+                if not suspected or client.unknown_to_brokers(absent, patient) != set(absent):
+                    raise
+
         with contextlib.suppress(TopicUnknown):
-            client.retrying("Metadata of the subscribed topics", lambda: look(patient), patient)
+            client.retrying("Metadata of the subscribed topics", look_again, patient)
     return found, absent
+
+
+def _absent(expected: Collection[str] | Collection[TopicPartition], found: Collection[TopicPartition]) -> list[str]:
+    here = {*found, *(topic for topic, _ in found)}
+    return sorted({each if isinstance(each, str) else each[0] for each in expected if each not in here})
 
 
 def leaders(client: Client, partitions: Iterable[TopicPartition], deadline: Deadline) -> dict[TopicPartition, int]:
@@ -112,10 +137,9 @@ def leaders(client: Client, partitions: Iterable[TopicPartition], deadline: Dead
 
 
 def retry_unknown_topics(client: Client, look: Callable[[], T], deadline: Deadline) -> T:
-    """`look`, again when a topic was deleted in the midst of it. It finds the topics, and then asks their leaders.
+    """Call `look`, and again when it raises `TopicUnknown`. It finds the topics, and then asks their leaders.
 
-    Brokers learn of a deletion one after the other: one still says where the topic is, and the next one does not know
-    it. To ask that one for longer would take until the deadline; whoever looks again finds the topic gone.
+    A topic may be deleted between the two. The leader then does not know it, and a second look finds it gone.
     """
     return client.retrying("A look at the topics and their logs", look, deadline)
 
@@ -125,10 +149,10 @@ def _named_topics(options: SourceOptions) -> set[str] | None:
     return None if topics is None else set(topics)
 
 
-def _subscribed(snapshot: Metadata, options: SourceOptions) -> dict[TopicPartition, bytes]:
+def _subscribed(topics: Iterable[Topic], options: SourceOptions) -> dict[TopicPartition, bytes]:
     pattern = options.subscribe_pattern
     found: dict[TopicPartition, bytes] = {}
-    for topic in snapshot.topics.values():
+    for topic in topics:
         if topic.error_code != ErrorCode.NONE:
             continue
         if pattern is not None and (topic.is_internal or pattern.search(topic.name) is None):

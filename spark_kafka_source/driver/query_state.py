@@ -25,7 +25,7 @@ from protocol.consumer.record_sizes import RecordSizes
 from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.clients import client_for
-from spark_kafka_source.driver.discovery import discover
+from spark_kafka_source.driver.discovery import discover, retry_unknown_topics
 from spark_kafka_source.driver.group_commits import GroupCommits
 from spark_kafka_source.driver.membership import QueryMembership
 from spark_kafka_source.driver.start_offsets import starting_offsets
@@ -77,7 +77,11 @@ class QueryState:
     def starting_offsets(self, deadline: Deadline) -> Offsets:
         """Where the first batch begins; the answer stays the same. Raises as `latestOffset`."""
         if self._starting is None:
-            partitions = discover(self.client, self.options, deadline)
-            begins = starting_offsets(self.client, self.options, partitions, deadline)
-            self._starting = Offsets(begins, ids=topic_ids(partitions))
+
+            def look() -> Offsets:
+                partitions = discover(self.client, self.options, deadline)
+                begins = starting_offsets(self.client, self.options, partitions, deadline)
+                return Offsets(begins, ids=topic_ids(partitions))
+
+            self._starting = retry_unknown_topics(self.client, look, deadline)
         return self._starting

@@ -1,6 +1,7 @@
 """Where a new query begins, and where a batch read ends: from words, JSON, times or the group to one offset each.
 
 Runs on the driver, once per query or batch read; a restarted query takes its checkpoint and never comes here.
+Functions that ask leaders raise `TopicUnknown` soon: call them within `discovery.retry_unknown_topics`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Collection, Mapping
 
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
+from protocol.cluster.unknown_topic import SUSPECT_DELETED_S
 from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.listed_offset import ListedOffset
 from protocol.errors import ConfigurationError, DeadlineExceeded
@@ -115,7 +117,13 @@ def first_at_or_after(
     client: Client, options: SourceOptions, times_ms: Mapping[TopicPartition, int], deadline: Deadline
 ) -> dict[TopicPartition, int]:
     """The first record of each partition that is as new as its time; partitions without one are left out."""
-    listed = list_offsets(client, times_ms, isolation_level=options.consumer.isolation_level, deadline=deadline)
+    listed = list_offsets(
+        client,
+        times_ms,
+        isolation_level=options.consumer.isolation_level,
+        deadline=deadline,
+        unknown_topic_s=SUSPECT_DELETED_S,
+    )
     return {key: entry.offset for key, entry in listed.items() if entry.offset >= 0}
 
 
@@ -123,8 +131,13 @@ def log_ends(
     client: Client, options: SourceOptions, partitions: Collection[TopicPartition], deadline: Deadline
 ) -> dict[TopicPartition, ListedOffset]:
     """How far each log can be read: to the last stable offset with `read_committed`, else the high watermark."""
-    isolation_level = options.consumer.isolation_level
-    return list_offsets(client, dict.fromkeys(partitions, LATEST), isolation_level=isolation_level, deadline=deadline)
+    return list_offsets(
+        client,
+        dict.fromkeys(partitions, LATEST),
+        isolation_level=options.consumer.isolation_level,
+        deadline=deadline,
+        unknown_topic_s=SUSPECT_DELETED_S,
+    )
 
 
 def high_watermarks(
@@ -138,13 +151,16 @@ def high_watermarks(
     `list_offsets`.
     """
     latest = dict.fromkeys(partitions, LATEST)
-    listed = list_offsets(client, latest, deadline=deadline, known_epochs=known_epochs)
+    listed = list_offsets(
+        client, latest, deadline=deadline, known_epochs=known_epochs, unknown_topic_s=SUSPECT_DELETED_S
+    )
     return {key: entry.offset for key, entry in listed.items()}
 
 
 def log_starts(client: Client, partitions: Collection[TopicPartition], deadline: Deadline) -> dict[TopicPartition, int]:
     """The first offset of each log that is still there."""
-    listed = list_offsets(client, dict.fromkeys(partitions, EARLIEST), deadline=deadline)
+    earliest = dict.fromkeys(partitions, EARLIEST)
+    listed = list_offsets(client, earliest, deadline=deadline, unknown_topic_s=SUSPECT_DELETED_S)
     return {key: entry.offset for key, entry in listed.items()}
 
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
+from protocol.broker_errors import ErrorCode
 from protocol.clock import Deadline
-from protocol.errors import ConfigurationError, DeadlineExceeded
+from protocol.errors import BrokerError, ConfigurationError, DeadlineExceeded
+from protocol.wire.messages.m03_metadata import METADATA
 from spark_kafka_source.driver.discovery import claim_all, discover
 from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.plan.backlog import LogSnapshot
 from spark_kafka_source.plan.claims import Claims
 from spark_kafka_source.plan.offsets import Offsets
+from tests.driver.twenty_offsets import Cluster, read_to
 from tests.fake_kafka.clock import ManualClock
+from tests.fake_kafka.server import FakeKafka
 from tests.protocol.consumer.consuming import TOPIC_ID
 from tests.protocol.consumer.test_unknown_topic import KNOWN, NO_LEADER, UNKNOWN, Broker, client_on
 
@@ -87,3 +94,83 @@ def test_a_new_query_is_told_of_a_topic_that_is_not_there(clock: ManualClock) ->
 def test_a_partition_without_a_leader_is_there(clock: ManualClock) -> None:
     assert look(clock, NO_LEADER) == HERE
     assert clock.at_s == 0
+
+
+# -- a pattern ------------------------------------------------------------------------------------
+
+
+def hide(cluster: Cluster, topic: str) -> None:
+    """Answer as brokers do to a user without Describe on the topic: a list of all topics leaves it out."""
+
+    def edit(reply: dict[str, Any]) -> dict[str, Any]:
+        lists_all = cluster.asked(METADATA)[-1]["topics"] is None
+        refused = {"error_code": ErrorCode.TOPIC_AUTHORIZATION_FAILED, "topic_id": bytes(16), "partitions": []}
+        rows = [{**row, **refused} if row["name"] == topic else row for row in reply["topics"]]
+        return {**reply, "topics": [row for row in rows if row["name"] != topic or not lists_all]}
+
+    cluster.edit_replies(METADATA, edit)
+
+
+@pytest.mark.parametrize("fail_on_data_loss", ["true", "false"])
+def test_topic_of_a_pattern_without_describe_fails_the_query_and_is_not_deleted(
+    cluster: Cluster, fail_on_data_loss: str
+) -> None:
+    """Without it in the checkpoint, all its rows would be read again when the ACL is back."""
+    reader = cluster.reader(subscribe=None, subscribePattern="a", failOnDataLoss=fail_on_data_loss)
+    hide(cluster, "a")
+    with pytest.raises(BrokerError, match="Describe on Topic a") as told:
+        reader.latestOffset(read_to(20), reader.getDefaultReadLimit())
+    assert "if it was deleted together with its ACL" in str(told.value)
+    assert "failOnDataLoss" not in str(told.value)
+
+
+# -- a KRaft cluster ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kraft() -> Iterator[FakeKafka]:
+    with FakeKafka(3, settings={"process.roles": "broker"}) as kafka:
+        for topic in ("orders-1", "orders-2"):
+            kafka.create_topic(topic)
+        yield kafka
+
+
+def claimed(kafka: FakeKafka, clock: ManualClock) -> list[str]:
+    """The topics that a trigger claims of a query that has read both."""
+    options = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "subscribePattern": "orders-.*"}
+    with client_on(kafka, clock) as client:
+        expected = [("orders-1", 0), ("orders-2", 0)]
+        parsed = parse_source_options(options, streaming=True)
+        return [topic for topic, _ in claim_all(client, parsed, expected, client.deadline()).owned]
+
+
+def test_deleted_topic_of_a_kraft_cluster_holds_up_a_trigger_for_less_than_two_seconds(
+    kraft: FakeKafka, clock: ManualClock
+) -> None:
+    kraft.delete_topic("orders-2")
+    assert claimed(kraft, clock) == ["orders-1"]
+    assert 0.5 <= clock.at_s < 2
+
+
+def test_topic_that_one_broker_of_a_kraft_cluster_knows_is_not_deleted(kraft: FakeKafka, clock: ManualClock) -> None:
+    """The other brokers have not heard of its creation yet."""
+    kraft.isolate(1)
+    kraft.isolate(2)
+    kraft.create_topic("orders-3")
+    with client_on(kraft, clock) as client:
+        client.metadata([])
+        assert client.unknown_to_brokers({"orders-3", "never-there"}) == {"never-there"}
+
+
+def test_brokers_that_do_not_all_answer_are_no_evidence_of_a_deletion(kraft: FakeKafka, clock: ManualClock) -> None:
+    with client_on(kraft, clock) as client:
+        client.metadata([])
+        assert client.unknown_to_brokers({"never-there"}) == {"never-there"}
+        kraft.lose_requests(METADATA, broker=2)
+        assert client.unknown_to_brokers({"never-there"}) == set()
+
+
+def test_brokers_that_may_be_of_a_zookeeper_cluster_are_no_evidence_of_a_deletion(clock: ManualClock) -> None:
+    with FakeKafka(3) as kafka, client_on(kafka, clock) as client:
+        client.metadata([])
+        assert client.unknown_to_brokers({"never-there"}) == set()

@@ -40,10 +40,14 @@ DEFAULT_SETTINGS = {
     "min.insync.replicas": "1",
     "num.partitions": "1",
     "offset.metadata.max.bytes": "4096",
+    "process.roles": "",
     "transaction.max.timeout.ms": "900000",
     "transaction.version": "2",
 }
-"""Kafka's names, for brokers, topics and features; as in `conf/kafka-broker.properties` where that has them."""
+"""Kafka's names, for brokers, topics and features; as in `conf/kafka-broker.properties` where that has them.
+
+`process.roles`: `broker` for a cluster without ZooKeeper.
+"""
 
 
 def _step(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:

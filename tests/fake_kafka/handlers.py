@@ -43,9 +43,14 @@ from tests.fake_kafka.transactions import added_partitions
 
 Handler = Callable[[Broker, Request], "Body | Pending"]
 
+# Not answered here; that it is listed tells a KRaft broker.
+_DESCRIBE_QUORUM = 55
+
 
 def api_versions(broker: Broker, request: Request) -> Body:
     rows = [{"api_key": api.key, "min_version": first, "max_version": last} for api, (first, last) in VERSIONS.items()]
+    if broker.cluster.settings["process.roles"] == "broker":
+        rows.append({"api_key": _DESCRIBE_QUORUM, "min_version": 0, "max_version": 2})
     features = {"transaction.version": int(broker.cluster.settings["transaction.version"]), "group.version": 1}
     return {
         "api_keys": rows,

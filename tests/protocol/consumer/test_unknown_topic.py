@@ -5,6 +5,7 @@ What is skipped does not come back. So brokers must have said so again and again
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from protocol.config import ConsumerConfig, parse_client
 from protocol.consumer.range import Range
 from protocol.consumer.range_consumer import RangeConsumer
 from protocol.errors import DataLoss, DeadlineExceeded
+from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m03_metadata import METADATA
 from tests.fake_kafka.clock import ManualClock
 from tests.fake_kafka.controller import NO_LEADER as NO_LEADER_ID
@@ -31,8 +33,8 @@ class Broker(FakeKafka):
     A number is no answer: for so many seconds nobody can be reached before the next one.
     """
 
-    def __init__(self, clock: ManualClock, *says: str | float) -> None:
-        super().__init__()
+    def __init__(self, clock: ManualClock, *says: str | float, settings: Mapping[str, str] | None = None) -> None:
+        super().__init__(settings=settings)
         self.create_topic("orders", topic_id=TOPIC_ID)
         self.write("orders", 0, records(5, 10))
         self.before[METADATA] = self._next
@@ -73,7 +75,7 @@ def consumer_of(client: Client, **options: Any) -> RangeConsumer:
     return RangeConsumer(client, ConsumerConfig(), [WANTED], **options)
 
 
-def client_on(broker: Broker, clock: ManualClock, **properties: str) -> Client:
+def client_on(broker: FakeKafka, clock: ManualClock, **properties: str) -> Client:
     return Client(parse_client({"bootstrap.servers": broker.bootstrap_servers, **properties}), clock)
 
 
@@ -101,6 +103,17 @@ def test_a_long_back_off_makes_no_other_error(clock: ManualClock) -> None:
         with client_on(broker, clock, **properties) as client, pytest.raises(DataLoss, match="deleted"):
             rows(consumer_of(client))
         assert 29 < clock.at_s < 35
+
+
+def test_deleted_topic_of_a_kraft_cluster_is_skipped_within_two_seconds(clock: ManualClock) -> None:
+    kraft = {"process.roles": "broker"}
+    with Broker(clock, KNOWN, UNKNOWN, settings=kraft) as broker, client_on(broker, clock) as client:
+        client.topic("orders")
+        client.expire_metadata(["orders"])
+        consumer = consumer_of(client, on_loss=skip_loss)
+        assert rows(consumer) == 0
+        assert consumer.skipped == [WANTED]
+        assert 0.5 <= clock.at_s < 2
 
 
 def test_it_is_skipped_by_who_may_go_on(clock: ManualClock) -> None:
@@ -143,6 +156,16 @@ def test_brokers_that_answer_once_in_a_while_are_not_believed(clock: ManualClock
         with pytest.raises(DeadlineExceeded, match="orders-0"):
             rows(consumer_of(client, on_loss=skip_loss, poll_timeout_ms=2_000))
         assert clock.at_s < 200
+
+
+def test_leader_that_does_not_know_a_topic_of_the_metadata_is_asked_for_longer_than_the_poll_timeout(
+    clock: ManualClock,
+) -> None:
+    """The metadata decide whether it was deleted: of two brokers the leader may have forgotten it first."""
+    with Broker(clock, KNOWN) as broker, client_on(broker, clock) as client:
+        broker.refuse(FETCH, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 5)
+        assert rows(consumer_of(client, poll_timeout_ms=1_000)) == 10
+        assert clock.at_s > 1
 
 
 def test_patience_for_records_begins_when_the_topic_is_known(clock: ManualClock) -> None:
