@@ -16,8 +16,14 @@ from pyspark.sql.datasource import (
     DataSourceStreamWriter,
 )
 
+from protocol.errors import ConfigurationError
 from protocol.once import held_back
-from spark_kafka_source.options.parsing import parse_sink_options, parse_source_options, row_columns
+from spark_kafka_source.options.parsing import (
+    check_read_options,
+    parse_sink_options,
+    parse_source_options,
+    row_columns,
+)
 from spark_kafka_source.task.row_schema import require_own_schema, spark_schema
 
 if TYPE_CHECKING:
@@ -25,6 +31,9 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 NAME = "pykafka-group"
+
+# Spark puts it among the options of a table of SQL.
+_TABLE = "provider"
 
 
 class KafkaGroupDataSource(DataSource):
@@ -38,6 +47,10 @@ class KafkaGroupDataSource(DataSource):
         return NAME
 
     def schema(self) -> StructType:
+        """Spark asks in `load()`, unless the user gives a schema, and in `CREATE TABLE` without columns."""
+        # A table may be one to write to.
+        if _TABLE not in self.options:
+            check_read_options(self.options)
         return spark_schema(row_columns(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -47,12 +60,17 @@ class KafkaGroupDataSource(DataSource):
         return KafkaBatchReader(parse_source_options(self.options, streaming=False))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from spark_kafka_source.driver.stream_reader import KafkaStreamReader
+        from spark_kafka_source.driver.refused_reader import RefusedStreamReader
 
-        require_own_schema(schema, row_columns(self.options))
-        # Spark also makes a reader to plan with, in another process; the one that runs the query says the warnings.
-        with held_back() as warnings:
-            options = parse_source_options(self.options, streaming=True)
+        try:
+            from spark_kafka_source.driver.stream_reader import KafkaStreamReader
+
+            require_own_schema(schema, row_columns(self.options))
+            # Spark also makes a reader to plan with, in another process; the reader that runs the query warns.
+            with held_back() as warnings:
+                options = parse_source_options(self.options, streaming=True)
+        except (ConfigurationError, ImportError) as error:
+            return RefusedStreamReader(error)
         return KafkaStreamReader(options, warnings)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:

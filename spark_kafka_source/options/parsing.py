@@ -12,7 +12,7 @@ from typing import Any, Literal
 from protocol.config import parse_client, parse_consumer, parse_producer
 from protocol.config_providers import is_reference
 from protocol.errors import ConfigurationError
-from protocol.once import warn_once
+from protocol.once import held_back, warn_once
 from protocol.properties import BY_NAME
 from protocol.property import Effect, Role
 from spark_kafka_source.options import selection
@@ -52,6 +52,39 @@ def row_columns(options: Mapping[str, str]) -> tuple[str, ...]:
     rows = [row for row in OPTIONS if row.name.lower() in texts and row.use & READ]
     given = {row.field: row.kind.read(row.name, texts[row.name.lower()]) for row in rows}
     return selection.row_columns(given.get("columns"), given.get("include_headers", False))
+
+
+def check_read_options(options: Mapping[str, str]) -> None:
+    """Check the options of a read that may be a stream or a batch, as Spark does not tell `DataSource.schema`.
+
+    An option for batches or for streams alone tells which rules apply; without one, both must refuse.
+
+    Raises
+    ------
+    ConfigurationError
+        The same error that `parse_source_options` raises later.
+    """
+    names = {name.lower() for name in options}
+    given = [row.use & READ for row in OPTIONS if row.name.lower() in names]
+    with held_back():
+        as_stream, as_batch = (_refusal(options, streaming=streaming) for streaming in (True, False))
+    if Use.BATCH_READ in given:
+        error = as_batch
+    elif Use.STREAM_READ in given:
+        error = as_stream
+    else:
+        error = as_batch and as_stream
+    if error is not None:
+        # Spark shows the whole traceback, and the message says all that the causes do.
+        raise error.with_traceback(None) from None
+
+
+def _refusal(options: Mapping[str, str], *, streaming: bool) -> ConfigurationError | None:
+    try:
+        parse_source_options(options, streaming=streaming)
+    except ConfigurationError as error:
+        return error
+    return None
 
 
 def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
@@ -128,7 +161,9 @@ def _read(options: Mapping[str, str], use: Use) -> tuple[dict[str, Any], dict[st
                 raise ConfigurationError(f"{lower} is forbidden: {FORBIDDEN[name]}.", name=lower)
             kafka[name] = text
         elif row := _row(key, use):
-            given[row.field] = row.kind.read(row.name, str(text))
+            value = row.kind.read(row.name, str(text))
+            if _applies(row, use):
+                given[row.field] = value
     return given, kafka
 
 
@@ -143,24 +178,41 @@ def _warn_of_what_spark_shows(options: Mapping[str, str]) -> None:
 
 
 def _row(key: str, use: Use) -> Option | None:
-    """The entry that applies; None, with a warning, for an option that does nothing here."""
+    """Return the entry of an option of reads, or of writes; None, with a warning, for any other option."""
     rows = [row for row in OPTIONS if row.name.lower() == key.lower()]
     if not rows:
         applying = (each.name for each in OPTIONS if each.use & use and each.effect is Effect.APPLIES)
         warn_once(f"{key} has no effect: {why_ignored(key, applying, _role(use), FORBIDDEN)}")
         return None
-    row = next((each for each in rows if each.use & use), rows[0])
+    side = Use.WRITE if use & Use.WRITE else READ
+    row = next((each for each in rows if each.use & side), None)
+    if row is None:
+        _warn_of_other_use(rows[0], use)
+    return row
+
+
+def _applies(row: Option, use: Use) -> bool:
+    """Warn of an option that does nothing here. Raises `ConfigurationError` for one that a query must not have."""
     if row.use & use and row.effect is Effect.APPLIES:
-        return row
+        return True
     if row.use & use:
         warn_once(f"{row.name} has no effect: {row.doc}")
-        return None
-    mine, theirs = (" and ".join(word for member, word in USE_WORDS.items() if member & u) for u in (use, row.use))
-    if row.refused_in & use:
+    elif row.refused_in & use:
+        mine, theirs = _words(use), _words(row.use)
         raise ConfigurationError(f"{row.name} is an option of {theirs}, not of {mine}; leave it out.", name=row.name)
+    else:
+        _warn_of_other_use(row, use)
+    return False
+
+
+def _warn_of_other_use(row: Option, use: Use) -> None:
     instead = {"topic": ". A source takes subscribe", "subscribe": ". A sink takes topic"}.get(row.name, "")
+    theirs, mine = _words(row.use), _words(use)
     warn_once(f"{row.name} has no effect: it is an option of {theirs}, this is one of {mine}{instead}")
-    return None
+
+
+def _words(use: Use) -> str:
+    return " and ".join(word for member, word in USE_WORDS.items() if member & use)
 
 
 def _role(use: Use) -> Role:

@@ -8,7 +8,12 @@ import pytest
 
 from protocol.errors import ConfigurationError
 from protocol.property import Effect
-from spark_kafka_source.options.parsing import parse_sink_options, parse_source_options, row_columns
+from spark_kafka_source.options.parsing import (
+    check_read_options,
+    parse_sink_options,
+    parse_source_options,
+    row_columns,
+)
 from spark_kafka_source.options.table import OPTIONS
 from tests.options.parsed import BROKERS, ORDERS, batch, refusal, sink, sink_refusal, stream
 
@@ -167,9 +172,16 @@ def test_options_of_another_kind_of_query_are_warnings(caplog: pytest.LogCapture
     assert "A sink takes topic" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"])
-def test_a_stream_has_no_end_so_that_one_is_refused(name: str) -> None:
-    found = refusal({"subscribe": "orders", name: "latest"})
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("endingOffsets", "latest"),
+        ("endingTimestamp", "1767225600000"),
+        ("endingOffsetsByTimestamp", '{"orders": {"0": 0}}'),
+    ],
+)
+def test_a_stream_has_no_end_so_that_one_is_refused(name: str, value: str) -> None:
+    found = refusal({"subscribe": "orders", name: value})
     assert f"{name} is an option of batch reads, not of streaming reads; leave it out." in found
 
 
@@ -199,6 +211,50 @@ def test_what_only_streams_have_is_a_warning_in_a_batch(caplog: pytest.LogCaptur
         "onTopicRecreated",
     ):
         assert f"{name} has no effect" in caplog.text
+
+
+def test_a_wrong_value_of_an_option_for_streams_is_refused_in_a_batch() -> None:
+    """Spark asks for the schema without saying which of the two it is."""
+    found = refusal({"subscribe": "orders", "maxOffsetsPerTrigger": "-1"}, streaming=False)
+    assert found.startswith("maxOffsetsPerTrigger is '-1'")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"startingOffsets": "erliest"}, "startingOffsets is 'erliest'"),
+        ({"maxOffsetsPerTrigger": "-1"}, "maxOffsetsPerTrigger is '-1'"),
+        ({"endingOffsets": "latst"}, "endingOffsets is 'latst'"),
+        ({"endingOffsets": "latest", "startingOffsets": "latest"}, "a batch cannot start at the latest offset"),
+        ({"minOffsetsPerTrigger": "2", "maxOffsetsPerTrigger": "1"}, "minOffsetsPerTrigger is 2, more than"),
+        ({"kafka.isolation.level": "committed"}, "kafka.isolation.level is 'committed'"),
+        ({"kafka.group.protocol": "consumer"}, "there is no group"),
+        ({"subscribePattern": "x"}, "give exactly one of them"),
+    ],
+)
+def test_options_that_no_read_takes_are_refused_before_it_is_known_which_read_it_is(
+    given: dict[str, str], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        check_read_options({**ORDERS, "mode": "PERMISSIVE", **given})
+    assert said in str(raised.value)
+    assert raised.value.__cause__ is None
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"startingOffsets": "latest"},
+        {"kafka.group.id": "etl", "kafka.auto.offset.reset": "latest"},
+        {"kafka.group.id": "etl", "commitOffsets": "true"},
+        {"endingOffsets": "latest"},
+        {"endingOffsets": "latest", "maxOffsetsPerTrigger": "5"},
+        {"mode": "PERMISSIVE"},
+    ],
+)
+def test_options_that_only_one_kind_of_read_takes_are_not_refused_before_it_is_known(given: dict[str, str]) -> None:
+    check_read_options({**ORDERS, **given})
 
 
 def test_what_spark_adds_by_itself_is_let_through(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
+from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
@@ -101,3 +102,46 @@ def test_what_is_written_is_what_the_jvm_connector_writes(
         written[format] = sorted((record.partition, record.key, record.value) for record in records)
     assert written[OURS] == written[JVM]
     assert len(written[OURS]) == 5 * len(SINKS)
+
+
+# -- wrong options --------------------------------------------------------------------------------
+
+
+def last_line_of_python(error: BaseException) -> str:
+    """The last line of the first Python traceback in an error of Spark's."""
+    _, _, traceback = str(error).partition("Traceback (most recent call last):\n")
+    ends = [line for line in traceback.splitlines() if line and not line.startswith(" ")]
+    return ends[0]
+
+
+@pytest.mark.parametrize("name", ["stream", "batch"])
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"maxOffsetsPerTrigger": "-1"}, "maxOffsetsPerTrigger is '-1'"),
+        ({"startingOffsets": "erliest"}, "startingOffsets is 'erliest'"),
+    ],
+)
+def test_load_fails_on_a_wrong_option_with_our_error(
+    spark: SparkSession, name: str, given: dict[str, str], said: str
+) -> None:
+    reader = {"stream": spark.readStream, "batch": spark.read}[name].format(OURS)
+    options = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "orders", **given}
+    with pytest.raises(AnalysisException, match="PYTHON_DATA_SOURCE_ERROR") as caught:
+        reader.options(**options).load()
+    assert last_line_of_python(caught.value).startswith(f"protocol.errors.ConfigurationError: {said}")
+    assert str(caught.value).count("Traceback") == 1
+
+
+def test_a_stream_fails_with_our_error_on_an_option_that_only_a_batch_takes(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """PySpark's runner replaces an error that comes before there is a reader."""
+    options = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "orders", "endingOffsets": "latest"}
+    rows = spark.readStream.format(OURS).options(**options).load()
+    query = rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).start()
+    with pytest.raises(StreamingQueryException) as caught:
+        query.awaitTermination(60)
+    wanted = "protocol.errors.ConfigurationError: endingOffsets is an option of batch reads, not of streaming reads"
+    assert last_line_of_python(caught.value).startswith(wanted)
+    assert "UnboundLocalError" not in str(caught.value)
