@@ -17,10 +17,11 @@ from protocol.cluster.client import Client, listed
 from protocol.errors import KafkaError, OutcomeUnknown
 from protocol.transaction.end_transaction import Outcome, end_transactions
 from protocol.transaction.identity import TransactionalIdentity
-from spark_kafka_source.sink.exactly_once.given_up import give_up
+from spark_kafka_source.sink.exactly_once.batch_write_end import give_up, require_alone
+from spark_kafka_source.sink.exactly_once.decided import missing_tasks
 from spark_kafka_source.sink.exactly_once.ledger import Ledger
 from spark_kafka_source.sink.exactly_once.ledger_group import read_ledger, rewrite_ledger
-from spark_kafka_source.sink.exactly_once.open_transactions import no_longer_open, open_transactions
+from spark_kafka_source.sink.exactly_once.open_transactions import described_open, open_transactions
 from spark_kafka_source.sink.exactly_once.query import Query, StreamBatch
 from spark_kafka_source.sink.exactly_once.start import require_newest, told_if_superseded
 from spark_kafka_source.sink.exactly_once.task_writer import PreparedWrite
@@ -37,26 +38,25 @@ def commit_batch(client: Client, messages: Sequence[WriterCommitMessage | None],
     message says that the next start goes on with it.
     """
     prepared = [message for message in messages if isinstance(message, PreparedWrite)]
+    if not prepared:
+        return
     identities = _identities(prepared)
-    if not prepared or not prepared[0].batch:
-        _require_open(client, identities)
+    batch = prepared[0].batch
+    if batch is None:
+        without = [each.task for each in prepared if each.identity is None]
+        require_alone(client, prepared[0].query, identities, without)
+        _require_open(client, prepared)
         _commit(client, identities, "what was committed of this write stays, and the rest is gone")
         return
-    batch = prepared[0].batch
-    decided_task_count = next(
-        (each.decided_task_count for each in prepared if each.decided_task_count is not None), None
-    )
-    if decided_task_count not in (None, len(messages)):
-        raise KafkaError(
-            f"batch {batch.batch_id} was decided with {decided_task_count} tasks by an earlier start of the query, and "
-            f"has {len(messages)} now: which rows are missing cannot be told. Run it with as many tasks as before; "
-            "after this batch their number may change."
-        )
-    if not identities:
-        return
     with told_if_superseded(client, batch):
-        _require_open(client, identities)
-        _decide(client, prepared, batch, transaction_timeout_ms)
+        _require_same_tasks(client, batch, prepared, len(messages))
+        left = _require_open(client, prepared)
+        if identities:
+            _decide(client, prepared, batch, transaction_timeout_ms)
+        elif left and (ledger := read_ledger(client, batch.query, client.deadline())) is not None:
+            require_newest(ledger, batch)
+        # This start was the newest after the look: what is left is of its own earlier attempts.
+        _abort_left(client, left)
         then = f"batch {batch.batch_id} is decided: start the query again, and what is missing comes"
         _commit(client, identities, then)
 
@@ -119,9 +119,39 @@ def _identities(prepared: Sequence[PreparedWrite]) -> list[TransactionalIdentity
     ]
 
 
-def _require_open(client: Client, identities: Sequence[TransactionalIdentity]) -> None:
-    """Raises `KafkaError` if one cannot be committed any more: the others must not be, either."""
-    over = [each.transactional_id for each in no_longer_open(client, identities, client.deadline())]
+def _require_same_tasks(client: Client, batch: StreamBatch, prepared: Sequence[PreparedWrite], task_count: int) -> None:
+    """Raises `KafkaError` if an earlier start decided the batch with other tasks, and not all of its rows are there.
+
+    Tasks are cut otherwise with another number of cores, or by adaptive query execution. With all rows there, any
+    number of tasks is right, since none of them writes.
+    """
+    decided = next((each.decided_task_count for each in prepared if each.decided_task_count is not None), task_count)
+    if decided == task_count:
+        return
+    missing = len(_identities(prepared))
+    if not missing:
+        ledger = read_ledger(client, batch.query, client.deadline())
+        if ledger is not None:
+            require_newest(ledger, batch)
+            missing = len(missing_tasks(client, batch, ledger, ledger.transactions))
+    if missing:
+        raise KafkaError(
+            f"batch {batch.batch_id} was decided with {decided} tasks by an earlier start of the query, and has "
+            f"{task_count} now. Brokers have timed out {missing} or more of its transactions, and which rows these "
+            "had cannot be told. Run the batch with as many tasks as before; after it their number may change."
+        )
+
+
+def _require_open(client: Client, prepared: Sequence[PreparedWrite]) -> list[TransactionalIdentity]:
+    """Raises `KafkaError` if a transaction cannot be committed any more: the others must not be, either.
+
+    Returns open transactions of tasks that have none to commit: an earlier attempt, which was killed or lost, had rows.
+    """
+    identities = _identities(prepared)
+    found = described_open(client, [each.query.task(each.task) for each in prepared], client.deadline())
+    if found is None:
+        return []
+    over = [each.transactional_id for each in identities if each not in found]
     if over:
         raise KafkaError(
             f"{len(over)} of {len(identities)} transactions are over before they could be committed: {listed(over)}. "
@@ -130,6 +160,15 @@ def _require_open(client: Client, identities: Sequence[TransactionalIdentity]) -
             "Nothing of this batch can be read; it is written again.",
             settings=("transaction.timeout.ms",),
         )
+    return [each for each in found if each not in identities]
+
+
+def _abort_left(client: Client, left: Sequence[TransactionalIdentity]) -> None:
+    """Aborts transactions of attempts that did not succeed. They hold readers up until then, and nothing else."""
+    ended = end_transactions(client, left, commit=False, deadline=client.deadline())
+    for each in ended.values():
+        if each.outcome is not Outcome.ABORTED:
+            log.warning("%s may stay open until it times out: %s", each.identity, each.cause)
 
 
 def _decide(client: Client, prepared: Sequence[PreparedWrite], batch: StreamBatch, transaction_timeout_ms: int) -> None:

@@ -5,7 +5,7 @@ Brokers before Kafka 3.0 do not (KIP-664): there nothing is known to be open, no
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 from protocol.admin.transactions import describe_transactions, list_transactions
 from protocol.clock import Deadline
@@ -25,15 +25,14 @@ def open_transactions(client: Client, prefix: str, deadline: Deadline) -> list[T
         return []
 
 
-def no_longer_open(
-    client: Client, identities: Collection[TransactionalIdentity], deadline: Deadline
-) -> list[TransactionalIdentity]:
-    """Of `identities` those whose transaction is over, or another producer's by now."""
+def described_open(
+    client: Client, transactional_ids: Iterable[str], deadline: Deadline
+) -> set[TransactionalIdentity] | None:
+    """Those of `transactional_ids` that have a transaction open; None where brokers do not tell."""
     try:
-        still = _ongoing(client, [each.transactional_id for each in identities], deadline)
+        return set(_ongoing(client, transactional_ids, deadline))
     except UnsupportedVersion:
-        return []
-    return [each for each in identities if each not in still]
+        return None
 
 
 def _ongoing(client: Client, transactional_ids: Iterable[str], deadline: Deadline) -> list[TransactionalIdentity]:

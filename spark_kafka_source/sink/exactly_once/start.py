@@ -1,7 +1,8 @@
 """A start of a query takes over: from now on it alone writes, and what the one before left open is settled.
 
-Every task of a start that finds another one in the ledger does this, before it touches a transaction of its own: from
-then on no driver of an older start can decide anything, so what it has decided does not change any more. Runs in the
+A task of a start that finds another one in the ledger does this, or waits for a task that does (`turn`), before it
+touches a transaction of its own: from then on no driver of an older start can decide anything, so what it has decided
+does not change any more. Runs in the
 executors; whether a newer start has come the driver asks, too.
 """
 
@@ -10,17 +11,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 
+from protocol.admin.transactions import describe_transactions
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
-from protocol.errors import BrokerError, KafkaError, ProducerFenced, TransportError, UsageError
+from protocol.errors import BrokerError, KafkaError, ProducerFenced, TransportError, UnsupportedVersion, UsageError
 from protocol.transaction.end_transaction import end_transactions
 from spark_kafka_source.sink.exactly_once.ledger import Ledger
 from spark_kafka_source.sink.exactly_once.ledger_group import read_ledger, rewrite_ledger
 from spark_kafka_source.sink.exactly_once.open_transactions import open_transactions
 from spark_kafka_source.sink.exactly_once.query import Query, StreamBatch
+from spark_kafka_source.sink.exactly_once.turn import Holder, TakeOverTurn
 
 log = logging.getLogger(__name__)
+
+# Of a transactional id: any other state means that its producer is about to begin a transaction, or has one.
+_AT_REST = ("CompleteCommit", "CompleteAbort")
 
 
 def ledger_of_start(
@@ -42,29 +49,61 @@ def ledger_of_start(
         _settle(client, batch.query, before, deadline)
         return before.started(batch.start_id)
 
+    def seen() -> Ledger | None:
+        ledger = read_ledger(client, batch.query, deadline)
+        if ledger is not None:
+            require_newest(ledger, batch)
+            if ledger.start_id == batch.start_id and ledger.batch_id > batch.batch_id:
+                raise _too_late(ledger, batch)
+        return ledger
+
+    turn: TakeOverTurn | None = None
+
     def attempt() -> Ledger | None:
-        seen = read_ledger(client, batch.query, deadline)
-        if seen is None and topic is None:
-            return None
-        if seen is not None:
-            require_newest(seen, batch)
-            if seen.start_id == batch.start_id:
-                return seen
-        return rewrite_ledger(client, batch.query, begin, transaction_timeout_ms, deadline, anew=True)
+        nonlocal turn
+        while True:
+            ledger = seen()
+            if ledger.start_id == batch.start_id if ledger is not None else topic is None:
+                return ledger
+            turn = turn or TakeOverTurn(partial(_holder, client, batch.query, deadline), deadline)
+            if turn.has_come():
+                return rewrite_ledger(client, batch.query, begin, transaction_timeout_ms, deadline, anew=True)
+            turn.wait()
 
     return client.retrying(f"ledger of {batch.query.transactional_id}", attempt, deadline)
 
 
-def require_still_newest(client: Client, batch: StreamBatch, deadline: Deadline) -> None:
-    """For a task that has its producer id: it may have stood still since it had the ledger, while a newer start came.
+def _holder(client: Client, query: Query, deadline: Deadline) -> Holder:
+    try:
+        found = describe_transactions(client, [query.transactional_id], deadline).get(query.transactional_id)
+    except UnsupportedVersion:
+        found = None
+    if found is None:
+        return Holder(None, is_at_rest=True)
+    return Holder(found.identity, is_at_rest=found.state in _AT_REST)
 
-    Then it must not begin: Spark kills the tasks beside one that fails, and what these had open nobody would end.
-    Raises `ProducerFenced`, and what requests to brokers do.
+
+def require_not_decided(client: Client, batch: StreamBatch, seen: Ledger) -> None:
+    """Called by a task that has its producer id, to look once more at the ledger, which was as `seen` before.
+
+    Raises `ProducerFenced` if a newer start has come since, or the batch was decided with another attempt of the task:
+    a transaction that this one began would stay open until it is timed out.
     """
-    what = f"ledger of {batch.query.transactional_id}"
+    deadline, what = client.deadline(), f"ledger of {batch.query.transactional_id}"
     ledger = client.retrying(what, lambda: read_ledger(client, batch.query, deadline), deadline)
-    if ledger is not None:
-        require_newest(ledger, batch)
+    if ledger is None:
+        return
+    require_newest(ledger, batch)
+    # The ledger may also be older than `seen`, or newer by the batch before: a commit is visible some time after it.
+    if ledger.start_id == batch.start_id and ledger.batch_id >= batch.batch_id and ledger != seen:
+        raise _too_late(ledger, batch)
+
+
+def _too_late(ledger: Ledger, batch: StreamBatch) -> ProducerFenced:
+    return ProducerFenced(
+        f"this attempt of a task comes too late: batch {batch.batch_id} of the query {batch.query.query_id} was "
+        f"decided without it, and the query has written up to batch {ledger.batch_id}"
+    )
 
 
 def require_newest(ledger: Ledger, batch: StreamBatch) -> None:

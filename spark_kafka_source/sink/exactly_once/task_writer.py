@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 
 import pyarrow as pa
@@ -20,19 +20,18 @@ import pyarrow as pa
 from protocol.cluster.client import Client
 from protocol.config import ClientConfig, ProducerConfig
 from protocol.group.member import ConsumerGroupMetadata
-from protocol.group.offsets import CommittedOffset, fetch_offsets
+from protocol.group.offsets import CommittedOffset
 from protocol.kafka_terms import TopicPartition
 from protocol.producer.idempotence import ProducerIdentity
 from protocol.producer.topics import topic_to_write
 from protocol.producer.transactional_producer import TransactionalProducer
-from protocol.transaction.end_transaction import Outcome, end_transaction
 from spark_kafka_source.clients import client_for
 from spark_kafka_source.remedies import with_remedies
 from spark_kafka_source.sink.columns import SinkPlan, topic_columns
-from spark_kafka_source.sink.exactly_once.given_up import require_not_given_up
-from spark_kafka_source.sink.exactly_once.ledger import Ledger
+from spark_kafka_source.sink.exactly_once.batch_write_end import require_going_on
+from spark_kafka_source.sink.exactly_once.decided import missing_tasks
 from spark_kafka_source.sink.exactly_once.query import Query, StreamBatch, this_batch, this_task
-from spark_kafka_source.sink.exactly_once.start import ledger_of_start, require_still_newest, told_if_superseded
+from spark_kafka_source.sink.exactly_once.start import ledger_of_start, require_not_decided, told_if_superseded
 from spark_kafka_source.sink.exactly_once.timeout import allowed_timeout
 from spark_kafka_source.sink.producers import borrowed_producer
 from spark_kafka_source.sink.task_writer import TaskWritten, send_rows
@@ -86,10 +85,22 @@ class TransactionalTaskWriter:
             if self.batch_write is None:
                 written = self._write_stream(client, first, rows)
             else:
-                nothing = PreparedWrite({}, self.batch_write, None, this_task())
-                written = nothing if first is None else self._write_rows(nothing, rows, {})
+                written = self._write_batch(client, self.batch_write, first, rows)
         tune_worker()
         return written
+
+    def _write_batch(
+        self, client: Client, write: Query, first: pa.RecordBatch | None, rows: Iterator[pa.RecordBatch]
+    ) -> PreparedWrite:
+        nothing = PreparedWrite({}, write, None, this_task())
+        if first is None:
+            return nothing
+
+        def require_current() -> None:
+            require_going_on(client, write, client.deadline())
+
+        require_current()  # else a late attempt would fence what is being committed
+        return self._write_rows(nothing, rows, {}, require_current)
 
     def _write_stream(
         self, client: Client, first: pa.RecordBatch | None, rows: Iterator[pa.RecordBatch]
@@ -104,29 +115,29 @@ class TransactionalTaskWriter:
             return nothing
         if ledger.batch_id == batch.batch_id:
             nothing = replace(nothing, decided_task_count=ledger.task_count)
-            if _is_there(client, ledger, batch, task):
+            if not missing_tasks(client, batch, ledger, [task]):
                 deque(rows, maxlen=0)  # Spark wants its rows to be taken
                 return nothing
         if first is None:
             return nothing
         marker = {ledger.marker_key: CommittedOffset(batch.batch_id + 1)}
+        require_current = partial(require_not_decided, client, batch, ledger)
         with told_if_superseded(client, batch):
-            return self._write_rows(nothing, rows, marker)
+            return self._write_rows(nothing, rows, marker, require_current)
 
     def _write_rows(
         self,
         nothing: PreparedWrite,
         rows: Iterable[pa.RecordBatch],
         marker: Mapping[TopicPartition, CommittedOffset],
+        require_current: Callable[[], None],
     ) -> PreparedWrite:
-        client, transactional_id = client_for(self.client), nothing.query.task(nothing.task)
+        """`require_current` raises `ProducerFenced` if this attempt comes too late; called with a producer id."""
+        transactional_id = nothing.query.task(nothing.task)
         config = replace(self.producer, transactional_id=transactional_id)
         with borrowed_producer(self.client, config, TransactionalProducer) as producer:
             producer.init_transactions(transactional_id=transactional_id)  # fences older attempts of this task
-            if nothing.batch is None:
-                require_not_given_up(client, nothing.query, client.deadline())
-            else:
-                require_still_newest(client, nothing.batch, client.deadline())
+            require_current()
             producer.begin_transaction()
             group = ConsumerGroupMetadata(transactional_id)
             marked = _marker_thread(os.getpid()).submit(producer.send_offsets_to_transaction, marker, group)
@@ -144,18 +155,3 @@ class TransactionalTaskWriter:
 def _marker_thread(process_id: int) -> ThreadPoolExecutor:
     """Kept from task to task; by process, since threads do not come along with a fork."""
     return ThreadPoolExecutor(1)
-
-
-def _is_there(client: Client, ledger: Ledger, batch: StreamBatch, task: int) -> bool:
-    """Whether what was decided of this task can be read: its transaction is committed now, or was before.
-
-    If not, it was aborted, as its marker proves: brokers do not tell that while the transaction is open.
-    """
-    if task not in ledger.transactions:
-        return True
-    (decided,) = batch.query.identities({task: ledger.transactions[task]})
-    ended = end_transaction(client, decided, commit=True, deadline=client.deadline(), asked_before=True)
-    if ended.outcome is Outcome.COMMITTED:
-        return True
-    markers = fetch_offsets(client, batch.query.task(task), [ledger.marker_key], client.deadline())
-    return ledger.marker_key in markers and markers[ledger.marker_key].offset > batch.batch_id

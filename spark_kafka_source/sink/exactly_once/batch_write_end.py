@@ -1,0 +1,114 @@
+"""The end of a batch write: from then on no attempt of its tasks begins a transaction, and none stays open.
+
+Attempts may go on when the driver has ended the write: Spark kills the tasks beside one that fails some seconds later,
+and an executor that the driver has lost may still run. No later start ends their transactions. So the driver first
+initialises the write's own transactional id, as a sign, then fences the attempts that it finds. An attempt looks for
+the sign once it has its producer id: either it sees the sign, or the driver finds it. Brokers before Kafka 3.0 cannot
+tell (KIP-664): there an attempt that begins later goes on, and its transaction is timed out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+from protocol.admin.transactions import describe_transactions, list_transactions
+from protocol.broker_errors import ErrorCode
+from protocol.clock import Deadline
+from protocol.cluster.client import Client
+from protocol.errors import BrokerError, KafkaError, ProducerFenced, UnsupportedVersion
+from protocol.transaction.coordinator import init_producer_id
+from protocol.transaction.end_transaction import EndedTransaction, Outcome, end_transactions
+from protocol.transaction.identity import TransactionalIdentity
+from spark_kafka_source.sink.exactly_once.query import Query
+
+# The driver begins no transaction under these ids, and every broker allows this timeout.
+_TRANSACTION_TIMEOUT_MS = 1_000
+_AT_ONCE = 16
+
+
+def require_alone(
+    client: Client, write: Query, prepared: Collection[TransactionalIdentity], tasks_without: Iterable[int]
+) -> None:
+    """Fence every attempt of the write but those that have `prepared` a transaction, before these are committed.
+
+    Runs on the driver.
+
+    Parameters
+    ----------
+    tasks_without : tasks without a transaction; an earlier attempt of theirs may have left one.
+
+    Raises
+    ------
+    KafkaError
+        If an attempt may be left.
+    """
+    failures = _fence(client, [write.transactional_id])
+    failures += _fence_others(client, write, {each.transactional_id for each in prepared}, tasks_without)
+    for failure in failures:
+        raise failure
+
+
+def give_up(
+    client: Client, write: Query, prepared: Collection[TransactionalIdentity], unheard_tasks: Iterable[int]
+) -> None:
+    """Aborts what tasks have `prepared`, and whatever there is of tasks that have sent no message.
+
+    Runs on the driver. Does all that can be done, then raises the first `KafkaError`.
+    """
+    failures = _fence(client, [write.transactional_id])
+    ended = end_transactions(client, prepared, commit=False, deadline=_deadline(client))
+    over = {identity.transactional_id for identity, each in ended.items() if _is_over(each)}
+    told = [int(each.transactional_id.removeprefix(write.task_prefix)) for each in prepared]
+    failures += _fence_others(client, write, over, [*told, *unheard_tasks])
+    for failure in failures:
+        raise failure
+
+
+def require_going_on(client: Client, write: Query, deadline: Deadline) -> None:
+    """Called by an attempt of a task. Raises `ProducerFenced` if the write has ended."""
+    try:
+        ended = describe_transactions(client, [write.transactional_id], deadline)
+    except UnsupportedVersion:
+        return
+    if ended:
+        raise ProducerFenced(
+            f"the batch write {write.transactional_id} has ended: it was committed without this attempt of the task, "
+            "or another task of it has failed"
+        )
+
+
+def _fence_others(
+    client: Client, write: Query, over: Collection[str], where_unknown: Iterable[int]
+) -> list[KafkaError]:
+    """Fences the write's transactional ids that are not `over`; `where_unknown`: tasks, if ids cannot be listed."""
+    try:
+        found = {
+            each.transactional_id for each in list_transactions(client, _deadline(client), prefix=write.task_prefix)
+        }
+    except KafkaError:
+        found = {write.task(task) for task in where_unknown}
+    return _fence(client, found.difference(over))
+
+
+def _is_over(ended: EndedTransaction) -> bool:
+    """Not when a late copy of the task has begun another one: that is to be fenced."""
+    cause = ended.cause
+    nothing_open = isinstance(cause, BrokerError) and cause.code == ErrorCode.INVALID_TXN_STATE
+    return ended.outcome is Outcome.ABORTED or nothing_open
+
+
+def _fence(client: Client, transactional_ids: Collection[str]) -> list[KafkaError]:
+    """Fences the producers of these ids, and aborts what they have open; returns the failures. Many at a time."""
+    deadline = _deadline(client)
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        fenced = [
+            threads.submit(init_producer_id, client, each, _TRANSACTION_TIMEOUT_MS, deadline)
+            for each in transactional_ids
+        ]
+    return [error for each in fenced if isinstance(error := each.exception(), KafkaError)]
+
+
+def _deadline(client: Client) -> Deadline:
+    """Of one of four steps: a caller whose write has failed should not wait for much longer."""
+    return client.deadline(client.config.default_api_timeout_ms // 3)

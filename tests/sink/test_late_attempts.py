@@ -1,0 +1,210 @@
+"""Attempts of a task that were killed, or lost, or come late: what they leave of an exactly-once write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from protocol.errors import KafkaError, ProducerFenced
+from protocol.producer.transactional_producer import TransactionalProducer
+from protocol.transaction.coordinator import init_producer_id
+from spark_kafka_source.clients import client_for
+from spark_kafka_source.sink import delivery
+from spark_kafka_source.sink.exactly_once import batch_commit
+from spark_kafka_source.sink.exactly_once.open_transactions import open_transactions
+from spark_kafka_source.sink.exactly_once.task_writer import PreparedWrite, TransactionalTaskWriter
+from tests import read_committed
+from tests.exactly_once_query import Query, standing_still
+from tests.fake_kafka.server import FakeKafka
+from tests.spark_task import spark_task
+
+TOPIC = "written"
+
+
+@pytest.fixture(params=["2", "1"], ids=["transaction.version 2", "transaction.version 1"])
+def cluster(request: pytest.FixtureRequest) -> Iterator[FakeKafka]:
+    with FakeKafka(settings={"transaction.version": request.param}) as cluster:
+        cluster.create_topic(TOPIC)
+        yield cluster
+
+
+@pytest.fixture
+def query(cluster: FakeKafka) -> Iterator[Query]:
+    yield Query(cluster.bootstrap_servers)
+    client_for.cache_clear()
+
+
+def readable(query: Query) -> list[str]:
+    return sorted(value.decode() for value in read_committed.by_this_project(query.bootstrap_servers, TOPIC)[0])
+
+
+class BatchWrite:
+    """One `df.write`; `left_open`: its tasks with a transaction."""
+
+    def __init__(self, query: Query) -> None:
+        self.query = query
+        self.writer: TransactionalTaskWriter = query.writer(streaming=False)
+
+    def task(self, task: int, *values: str) -> PreparedWrite:
+        rows = pa.record_batch({"topic": [TOPIC] * len(values), "value": list(values)}, schema=_SCHEMA)
+        with spark_task(task):
+            return self.writer.write([rows])
+
+    def commit(self, *messages: PreparedWrite) -> None:
+        delivery.commit(self.query.options, messages)
+
+    def left_open(self) -> list[str]:
+        assert self.writer.batch_write is not None
+        client, prefix = self.query.client, self.writer.batch_write.task_prefix
+        found = open_transactions(client, prefix, client.deadline())
+        return [each.transactional_id.removeprefix(prefix) for each in found]
+
+
+_SCHEMA = pa.schema({"topic": pa.string(), "value": pa.string()})
+
+
+# -- an attempt that was killed, followed by one without rows ----------------------------------------
+
+
+def test_stream_task_killed_and_empty_when_run_again_leaves_nothing_open(query: Query) -> None:
+    query.task("A", 0, 0, (TOPIC, "of a killed attempt"))
+    query.commit(query.task("A", 0, 0), query.task("A", 0, 1, (TOPIC, "kept")))
+    assert query.left_open() == []
+    assert readable(query) == ["kept"]
+
+
+def test_stream_batch_without_any_row_aborts_what_a_killed_attempt_had_open(query: Query) -> None:
+    query.task("A", 0, 0, (TOPIC, "of a killed attempt"))
+    query.commit(query.task("A", 0, 0), query.task("A", 0, 1))
+    assert query.left_open() == []
+
+
+def test_superseded_driver_aborts_nothing_of_a_task_that_the_newer_start_runs(query: Query) -> None:
+    first = [query.task("A", 0, 0), query.task("A", 0, 1, (TOPIC, "A1"))]
+    empty = [query.task("A", 0, 0), query.task("A", 0, 1)]
+    second = [query.task("B", 0, 0, (TOPIC, "B0")), query.task("B", 0, 1)]
+    for messages in (first, empty):
+        with pytest.raises(ProducerFenced, match="was started again elsewhere"):
+            query.commit(*messages)
+    query.commit(*second)
+    assert readable(query) == ["B0"]
+
+
+def test_batch_write_task_killed_and_empty_when_run_again_leaves_nothing_open(query: Query) -> None:
+    write = BatchWrite(query)
+    write.task(0, "of a killed attempt")
+    write.commit(write.task(0), write.task(1, "kept"))
+    assert write.left_open() == []
+    assert readable(query) == ["kept"]
+
+
+# -- an attempt that goes on when its batch has ended ------------------------------------------------
+
+
+@pytest.mark.parametrize("rows_before", [["written"], []], ids=["task with rows", "task without rows"])
+def test_late_attempt_after_a_committed_batch_write_is_refused(query: Query, rows_before: list[str]) -> None:
+    write = BatchWrite(query)
+    write.commit(write.task(0, *rows_before), write.task(1, "other"))
+    with pytest.raises(ProducerFenced, match="has ended: it was committed without this attempt"):
+        write.task(0, "late")
+    assert write.left_open() == []
+    assert readable(query) == sorted(["other", *rows_before])
+
+
+@pytest.mark.parametrize("call", ["init_transactions", "begin_transaction", "prepare_transaction"])
+def test_attempt_of_an_empty_task_paused_while_the_batch_write_is_committed_leaves_nothing_open(
+    query: Query, call: str
+) -> None:
+    write = BatchWrite(query)
+
+    def meanwhile() -> None:
+        write.commit(write.task(0), write.task(1, "other"))
+
+    with pytest.raises(KafkaError), standing_still(TransactionalProducer, call, meanwhile):
+        write.task(0, "late")
+    assert write.left_open() == []
+    assert readable(query) == ["other"]
+
+
+def test_late_attempt_does_not_fence_what_its_batch_write_commits(query: Query) -> None:
+    write = BatchWrite(query)
+    prepared = write.task(0, "row")
+
+    def late() -> None:
+        with pytest.raises(ProducerFenced):
+            write.task(0, "late")
+
+    with standing_still(batch_commit, "_commit", late):
+        write.commit(prepared)
+    assert readable(query) == ["row"]
+
+
+def test_late_attempt_of_an_earlier_batch_of_the_stream_is_refused(query: Query) -> None:
+    for batch in (0, 1):
+        query.commit(query.task("A", batch, 0, (TOPIC, f"{batch}")))
+    prepared = query.task("A", 2, 0, (TOPIC, "2"))
+    with pytest.raises(ProducerFenced, match=r"too late: batch 0 .* was decided without it.* up to batch 1"):
+        query.task("A", 0, 0, (TOPIC, "late"))
+    query.commit(prepared)
+    assert readable(query) == ["0", "1", "2"]
+
+
+def test_attempt_of_a_stream_task_paused_while_its_batch_is_decided_begins_no_transaction(query: Query) -> None:
+    """Of a task without rows, so that its transactional id is not one that is being committed."""
+
+    def meanwhile() -> None:
+        query.commit(query.task("A", 0, 0), query.task("A", 0, 1, (TOPIC, "other")))
+
+    with (
+        pytest.raises(ProducerFenced, match="too late"),
+        standing_still(TransactionalProducer, "init_transactions", meanwhile),
+    ):
+        query.task("A", 0, 0, (TOPIC, "late"))
+    assert query.left_open() == []
+    assert readable(query) == ["other"]
+
+
+def test_task_that_first_sees_the_ledger_of_the_batch_before_last_writes(cluster: FakeKafka, query: Query) -> None:
+    """A coordinator answers a commit before it is visible to readers of offsets."""
+    query.commit(query.task("A", 0, 0, (TOPIC, "0")))
+    prepared = query.task("A", 1, 0, (TOPIC, "1"))
+    cluster.hold_markers()
+    query.commit(prepared)
+
+    def meanwhile() -> None:
+        cluster.hold_markers(False)
+
+    with standing_still(TransactionalProducer, "init_transactions", meanwhile):
+        query.commit(query.task("A", 2, 0, (TOPIC, "2")))
+    assert readable(query) == ["0", "1", "2"]
+
+
+# -- a decided batch with other tasks ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("now", [1, 3])
+def test_decided_batch_with_another_number_of_tasks_is_complete_if_all_its_transactions_are(
+    query: Query, now: int
+) -> None:
+    query.decide(query.task("A", 0, 0, (TOPIC, "A0")), query.task("A", 0, 1, (TOPIC, "A1")))
+    query.commit(*(query.task("B", 0, task, (TOPIC, f"B{task}")) for task in range(now)))
+    assert readable(query) == ["A0", "A1"]
+    query.commit(*(query.task("B", 1, task, (TOPIC, f"C{task}")) for task in range(now)))
+    assert readable(query) == ["A0", "A1", *(f"C{task}" for task in range(now))]
+
+
+@pytest.mark.parametrize(("now", "lost"), [(1, 1), (1, 0), (3, 0)])
+def test_decided_batch_with_another_number_of_tasks_fails_if_a_transaction_timed_out(
+    query: Query, now: int, lost: int
+) -> None:
+    query.decide(query.task("A", 0, 0, (TOPIC, "A0")), query.task("A", 0, 1, (TOPIC, "A1")))
+    init_producer_id(query.client, query.transactional_id(lost), 60_000, query.client.deadline())  # as if timed out
+    second = [query.task("B", 0, task, (TOPIC, f"B{task}")) for task in range(now)]
+    with pytest.raises(KafkaError, match=rf"decided with 2 tasks .* has {now} now.* timed out 1"):
+        query.commit(*second)
+    query.abort(*second)
+    assert query.left_open() == []
+    query.commit(*(query.task("C", 0, task, (TOPIC, f"C{task}")) for task in range(2)))
+    assert readable(query) == sorted([f"A{1 - lost}", f"C{lost}"])

@@ -1,0 +1,102 @@
+"""Tasks of a new start that find an older one's ledger: one takes over, the others wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import pytest
+
+from protocol.clock import Deadline
+from protocol.cluster.client import Client
+from protocol.config import parse_client
+from protocol.errors import DeadlineExceeded
+from protocol.transaction.identity import TransactionalIdentity
+from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
+from spark_kafka_source.sink.exactly_once.ledger_group import read_ledger
+from spark_kafka_source.sink.exactly_once.query import Query, StreamBatch
+from spark_kafka_source.sink.exactly_once.start import ledger_of_start
+from spark_kafka_source.sink.exactly_once.turn import Holder, TakeOverTurn
+from tests.fake_kafka.clock import ManualClock
+from tests.fake_kafka.server import FakeKafka
+
+TASKS = 30
+QUERY = Query("many", "query")
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeKafka]:
+    with FakeKafka() as cluster:
+        cluster.create_topic("written")
+        yield cluster
+
+
+def begin(cluster: FakeKafka, start: str, tasks: int) -> None:
+    """All at once, each with a client of its own, as in processes of their own."""
+    config, together = parse_client({"bootstrap.servers": cluster.bootstrap_servers}), Barrier(tasks)
+
+    def task(_: int) -> str:
+        with Client(config) as client:
+            client.metadata(["written"], client.deadline())
+            together.wait(30)
+            ledger = ledger_of_start(client, StreamBatch(QUERY, start, 1), "written", 60_000, client.deadline())
+            assert ledger is not None
+            return ledger.start_id
+
+    with ThreadPoolExecutor(tasks) as threads:
+        assert set(threads.map(task, range(tasks))) == {start}
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["an older start", "no ledger yet"])
+def test_take_over_by_many_tasks_at_once_is_done_by_few(cluster: FakeKafka, before: bool) -> None:
+    if before:
+        begin(cluster, "older", 1)
+    asked_before = len(cluster.asked(INIT_PRODUCER_ID))
+    begin(cluster, "newer", TASKS)
+    asked = len(cluster.asked(INIT_PRODUCER_ID)) - asked_before
+    assert 1 <= asked <= TASKS // 2
+    with Client(parse_client({"bootstrap.servers": cluster.bootstrap_servers})) as client:
+        ledger = read_ledger(client, QUERY, client.deadline())
+    assert ledger is not None
+    assert ledger.starts == (("older", "newer") if before else ("newer",))
+
+
+# -- one task's turn, by a clock -------------------------------------------------------------------
+
+AT_REST, TAKING_OVER = (Holder(TransactionalIdentity("query", 1, epoch), epoch == 0) for epoch in (0, 1))
+
+
+def waited_s(clock: ManualClock, *held_by: Holder) -> float:
+    """How long a task waits for its turn; `held_by`: what brokers say each time, the last for ever."""
+    said = iter(held_by)
+    turn = TakeOverTurn(lambda: next(said, held_by[-1]), Deadline.after_ms(60_000, clock))
+    while not turn.has_come():
+        turn.wait()
+    return clock.at_s
+
+
+def test_task_takes_over_soon_when_no_other_does() -> None:
+    assert waited_s(ManualClock(), AT_REST) <= 0.1
+
+
+def test_task_waits_for_another_that_takes_over_but_not_for_ever() -> None:
+    assert 0.5 <= waited_s(ManualClock(), TAKING_OVER) <= 1.1
+    assert 0.5 <= waited_s(ManualClock(), AT_REST, TAKING_OVER) <= 1.3
+
+
+def test_task_waits_longer_for_each_other_task_that_takes_over() -> None:
+    others = [Holder(TransactionalIdentity("query", 1, epoch), False) for epoch in range(5)]
+    assert waited_s(ManualClock(), *others) > 0.5 + 1 + 2 + 4 + 8
+
+
+def test_task_whose_turn_does_not_come_fails_at_its_deadline() -> None:
+    clock = ManualClock()
+    turn = TakeOverTurn(
+        lambda: Holder(TransactionalIdentity("query", 1, int(clock.at_s * 1000)), False),
+        Deadline.after_ms(5_000, clock),
+    )
+    while not turn.has_come() and clock.at_s < 5:
+        turn.wait()
+    with pytest.raises(DeadlineExceeded, match="other tasks of this start"):
+        turn.wait()
