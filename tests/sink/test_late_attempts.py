@@ -152,7 +152,7 @@ def test_late_attempt_of_an_earlier_batch_of_the_stream_is_refused(query: Query)
 
 
 def test_attempt_of_a_stream_task_paused_while_its_batch_is_decided_begins_no_transaction(query: Query) -> None:
-    """Of a task without rows, so that its transactional id is not one that is being committed."""
+    """The other attempt has no rows, so that its transactional id is not one that is being committed."""
 
     def meanwhile() -> None:
         query.commit(query.task("A", 0, 0), query.task("A", 0, 1, (TOPIC, "other")))

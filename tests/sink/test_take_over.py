@@ -33,7 +33,7 @@ def cluster() -> Iterator[FakeKafka]:
 
 
 def begin(cluster: FakeKafka, start: str, tasks: int) -> None:
-    """All at once, each with a client of its own, as in processes of their own."""
+    """All at once, each with another client, as in different processes."""
     config, together = parse_client({"bootstrap.servers": cluster.bootstrap_servers}), Barrier(tasks)
 
     def task(_: int) -> str:
@@ -68,7 +68,7 @@ AT_REST, TAKING_OVER = (Holder(TransactionalIdentity("query", 1, epoch), epoch =
 
 
 def waited_s(clock: ManualClock, *held_by: Holder) -> float:
-    """How long a task waits for its turn; `held_by`: what brokers say each time, the last for ever."""
+    """How long a task waits for its turn; `held_by`: what brokers say each time, the last one always."""
     said = iter(held_by)
     turn = TakeOverTurn(lambda: next(said, held_by[-1]), Deadline.after_ms(60_000, clock))
     while not turn.has_come():

@@ -55,7 +55,7 @@ def commit_batch(client: Client, messages: Sequence[WriterCommitMessage | None],
             _decide(client, prepared, batch, transaction_timeout_ms)
         elif left and (ledger := read_ledger(client, batch.query, client.deadline())) is not None:
             require_newest(ledger, batch)
-        # This start was the newest after the look: what is left is of its own earlier attempts.
+        # This start was the newest after the look: only its attempts can have left these.
         _abort_left(client, left)
         then = f"batch {batch.batch_id} is decided: start the query again, and what is missing comes"
         _commit(client, identities, then)
@@ -138,7 +138,7 @@ def _require_same_tasks(client: Client, batch: StreamBatch, prepared: Sequence[P
         raise KafkaError(
             f"batch {batch.batch_id} was decided with {decided} tasks by an earlier start of the query, and has "
             f"{task_count} now. Brokers have timed out {missing} or more of its transactions, and which rows these "
-            "had cannot be told. Run the batch with as many tasks as before; after it their number may change."
+            "had is not known. Run the batch with as many tasks as before; after it their number may change."
         )
 
 

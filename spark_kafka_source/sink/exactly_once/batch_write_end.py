@@ -36,7 +36,7 @@ def require_alone(
 
     Parameters
     ----------
-    tasks_without : tasks without a transaction; an earlier attempt of theirs may have left one.
+    tasks_without : tasks without a transaction; an earlier attempt may have left one.
 
     Raises
     ------
@@ -92,7 +92,7 @@ def _fence_others(
 
 
 def _is_over(ended: EndedTransaction) -> bool:
-    """Not when a late copy of the task has begun another one: that is to be fenced."""
+    """Not when a late copy of the task has begun another one, which must be fenced."""
     cause = ended.cause
     nothing_open = isinstance(cause, BrokerError) and cause.code == ErrorCode.INVALID_TXN_STATE
     return ended.outcome is Outcome.ABORTED or nothing_open
@@ -110,5 +110,5 @@ def _fence(client: Client, transactional_ids: Collection[str]) -> list[KafkaErro
 
 
 def _deadline(client: Client) -> Deadline:
-    """Of one of four steps: a caller whose write has failed should not wait for much longer."""
+    """For one of four steps, so that the caller of a failed write does not wait much longer."""
     return client.deadline(client.config.default_api_timeout_ms // 3)

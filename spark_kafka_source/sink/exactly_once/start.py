@@ -1,7 +1,7 @@
 """A start of a query takes over: from now on it alone writes, and what the one before left open is settled.
 
 A task of a start that finds another one in the ledger does this, or waits for a task that does (`turn`), before it
-touches a transaction of its own: from then on no driver of an older start can decide anything, so what it has decided
+touches any other transaction: from then on no driver of an older start can decide anything, so what it has decided
 does not change any more. Runs in the
 executors; whether a newer start has come the driver asks, too.
 """

@@ -1,8 +1,8 @@
 """Which task takes over: one of a start, while the others wait for it.
 
 A take-over fences the one in progress, and tasks do not know of each other. So each looks at the producer that writes
-the ledger. Where that is at rest, a task begins after a random time, unless another one has begun by then. Where it is
-not, the task waits for it, but not for ever: that producer may be dead. Runs in the executors.
+the ledger. If that is at rest, a task begins after a random time, unless another one has begun by then. If it is not,
+the task waits for it for a limited time, since that producer may be dead. Runs in the executors.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class TakeOverTurn:
             self._next_s = self._after_another_s()
 
     def has_come(self) -> bool:
-        """Whether to take over now. If that fails, the next turn comes later."""
+        """Return whether to take over now. If that fails, the next turn comes later."""
         if self._now_s() < self._next_s:
             return False
         before, self._holder = self._holder, self._ask_holder()
