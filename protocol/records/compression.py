@@ -79,7 +79,7 @@ def decompress(codec: int, data: BytesLike, room: Bytes, cap_bytes: int) -> Byte
     except (OSError, RuntimeError, pa.ArrowException, Truncated) as error:
         raise Corrupt(f"it is not valid {Codec(codec).name.lower()}: {error}") from error
     except (ValueError, KeyError) as error:
-        raise Corrupt(f"its compression codec is {codec}; known are 0 to {max(Codec)}") from error
+        raise Corrupt(f"its compression codec is {codec}; valid are 0 to {max(Codec)}") from error
 
 
 def compress(codec: int, data: BytesLike, level: int | None = None) -> BytesLike:
@@ -162,7 +162,7 @@ def _count(stream: Any, at_most_bytes: int, cap_bytes: int) -> int:
 
 
 def _too_large(cap_bytes: int) -> DecompressedTooLarge:
-    what = f"it unpacks to more than {cap_bytes} bytes; max.decompressed.batch.bytes raises the cap"
+    what = f"its decompressed size exceeds {cap_bytes} bytes; increase max.decompressed.batch.bytes"
     return DecompressedTooLarge(what, settings=("max.decompressed.batch.bytes",))
 
 

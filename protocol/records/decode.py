@@ -96,7 +96,7 @@ def decode(
     """
     unknown = set(columns) - set(ALL_COLUMNS)
     if unknown:
-        raise UsageError(f"no such columns: {', '.join(sorted(unknown))}; there are {', '.join(ALL_COLUMNS)}")
+        raise UsageError(f"unknown columns: {', '.join(sorted(unknown))}; known are {', '.join(ALL_COLUMNS)}")
     schema = pa.schema([field for field in SCHEMA if field.name in columns])
     batches = visible_batches(records, first_offset, end_offset, aborted_transactions, check_crc, where)
 

@@ -161,4 +161,4 @@ def _check(records: MemoryRecords, batches: Positions, where: str) -> None:
 
 
 def _crowded(count: int, size_bytes: int) -> Corrupt:
-    return Corrupt(f"{count} records cannot be in {size_bytes} bytes")
+    return Corrupt(f"{count} records do not fit in {size_bytes} bytes")

@@ -136,7 +136,7 @@ def _codec(compression: str | Codec) -> Codec:
         return Codec(compression) if isinstance(compression, int) else Codec[compression.upper()]
     except (KeyError, ValueError):
         known = ", ".join(codec.name.lower() for codec in Codec)
-        raise UsageError(f"no compression type {compression!r}; there are {known}") from None
+        raise UsageError(f"unknown compression type {compression!r}; known are {known}") from None
 
 
 def record_sizes(columns: pa.RecordBatch) -> Lengths:
@@ -182,7 +182,7 @@ def _laid_out(
     for words in before_key + before_value:
         body += words.sizes.view(np.int64)
     if int(body.sum()) > _LARGEST_BATCH_BYTES - 6 * rows - (HEADER_BYTES + 1) * len(firsts):
-        raise UsageError(f"{rows} records of {int(body.sum())} bytes are more than a record batch can have")
+        raise UsageError(f"{rows} records of {int(body.sum())} bytes exceed the maximum size of a record batch")
     layout = RowLayout(rows, order)
     if not with_headers:
         # The header count, 0, ends each record. Writing it as the first byte of the next record's head is cheaper.

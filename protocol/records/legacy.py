@@ -184,7 +184,7 @@ def _unpack(data: Bytes, wrapper: Message, room: Bytes, cap_bytes: int, where: s
         if wrapper.codec not in _CODECS:
             raise Corrupt(f"its compression codec is {wrapper.codec}, which magic {wrapper.magic} does not have")
         if wrapper.value_length < 0:
-            raise Corrupt("it is a compressed message set, but null")
+            raise Corrupt("the compressed message set is null")
         packed = data[wrapper.value_at : wrapper.value_at + wrapper.value_length].data
         if wrapper.codec == Codec.LZ4 and wrapper.magic == 0:
             packed = with_sound_checksum(packed)
@@ -202,7 +202,7 @@ def _inner_messages(data: Bytes, wrapper: Message, check_crc: bool, where: str) 
         while position < len(view):
             message = _message(view, position, check_crc)
             if message.codec != Codec.NONE:
-                raise Corrupt("a message in it is compressed again")
+                raise Corrupt("it contains a compressed message")
             offset = first + message.offset
             if not 0 <= offset <= (wrapper.offset or LARGEST_OFFSET):
                 raise Corrupt(f"a message in it has offset {offset}, outside the message set")
@@ -221,7 +221,7 @@ def _base_offset(view: memoryview, wrapper: Message) -> int:
     """Return the base of the offsets in a wrapper: magic 1 has relative ones, and the wrapper has the last offset."""
     position = last = 0
     if not len(view):
-        raise Corrupt("it is a compressed message set without messages")
+        raise Corrupt("the compressed message set is empty")
     if wrapper.magic == 0:
         return 0
     while position + LOG_OVERHEAD_BYTES <= len(view):
@@ -239,13 +239,13 @@ def _message(view: memoryview, start: int, check_crc: bool) -> Message:
         offset, size, crc, magic, attributes = _HEAD.unpack_from(view, start)
         end = start + LOG_OVERHEAD_BYTES + size
         if not 0 <= magic < MAGIC:
-            raise Corrupt(f"a message in a message set has magic {magic}; known are 0 and 1")
+            raise Corrupt(f"a message has magic {magic}; known are 0 and 1")
         if size < _SMALLEST_SIZE[magic] or end > len(view):
-            raise Corrupt(f"a message announces {size} bytes; {len(view) - start - LOG_OVERHEAD_BYTES} are there")
+            raise Corrupt(f"a message announces {size} bytes, but {len(view) - start - LOG_OVERHEAD_BYTES} are left")
         if check_crc and (found := zlib.crc32(view[start + _CHECKED_FROM : end])) != crc:
             raise Corrupt(
                 f"its CRC-32 is {found:08x}, its header says {crc:08x}. Fetch it again, or from another replica; "
-                "check.crcs=false reads it as it is",
+                "check.crcs=false reads it unverified",
                 settings=("check.crcs",),
             )
         at = start + _HEAD.size
@@ -256,7 +256,7 @@ def _message(view: memoryview, start: int, check_crc: bool) -> Message:
         key_at, key_length = _field(view, at, end)
         value_at, value_length = _field(view, key_at + max(0, key_length), end)
     except struct.error as error:
-        raise Corrupt(f"a message is cut: {error}") from error
+        raise Corrupt(f"a message is cut off: {error}") from error
     if value_at + max(0, value_length) != end:
         raise Corrupt("the fields of a message do not fill it exactly")
     return Message(
@@ -279,7 +279,7 @@ def _field(view: memoryview, at: int, end: int) -> tuple[int, int]:
     length: int = _INT32.unpack_from(view, at)[0]
     at += _INT32.size
     if length < -1 or at + max(0, length) > end:
-        raise Corrupt(f"a key or value of length {length}, where {end - at} bytes are left")
+        raise Corrupt(f"a key or value has length {length}, but {end - at} bytes are left")
     return at, length
 
 

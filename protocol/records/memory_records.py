@@ -108,7 +108,7 @@ class MemoryRecords:
             raise Corrupt(
                 f"{where}: the record batch at offset {self.headers['base_offset'][index]} is corrupt: its CRC-32C is "
                 f"{found:08x}, its header says {stated:08x}. Fetch it again, or from another replica; "
-                "check.crcs=false reads it as it is",
+                "check.crcs=false reads it unverified",
                 settings=("check.crcs",),
             )
 

@@ -78,7 +78,7 @@ def record_bounds_in_parts(data: Bytes, begin: int, end: int, count: int, rows_a
             wanted -= len(part[0])
             count -= len(part[0])
         if count < 0 or (count == 0 and begin != end):
-            raise Corrupt("it has another number of records than its header says")
+            raise Corrupt("its number of records differs from its header's")
         yield _joined(parts)
 
 

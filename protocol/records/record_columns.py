@@ -49,10 +49,10 @@ def record_columns(columns: Columns, default_timestamp_ms: int) -> pa.RecordBatc
         columns = pa.RecordBatch.from_arrays(whole, schema=columns.schema)
     names = columns.schema.names
     if "value" not in names:
-        raise UsageError(f"there is no column value to write; the columns are {', '.join(names) or 'none'}")
+        raise UsageError(f"column value is missing; the columns are {', '.join(names) or 'none'}")
     unknown = [name for name in names if name not in NAMES]
     if unknown:
-        raise UsageError(f"{unknown[0]} is no column of a record; it has {', '.join(NAMES)}")
+        raise UsageError(f"{unknown[0]} is not a column of a record; the columns are {', '.join(NAMES)}")
     arrays = {name: _binary(name, columns.column(name)) for name in ("key", "value") if name in names}
     timestamps = columns.column("timestamp_ms") if "timestamp_ms" in names else None
     arrays["timestamp_ms"] = _timestamps(timestamps, columns.num_rows, default_timestamp_ms)

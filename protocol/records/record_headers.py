@@ -47,8 +47,8 @@ def record_headers(data: Bytes, at: Positions, count: Integers, ends: Positions)
     if wrong.any():
         row = int(wrong.argmax())
         raise Corrupt(
-            f"a record claims {counts[row]} headers in {ends[row] - at[row]} bytes; at most {_MOST_IN_A_RECORD} are "
-            "read (leave out the headers column to read the record without them)"
+            f"a record has {counts[row]} headers in {ends[row] - at[row]} bytes; the maximum is {_MOST_IN_A_RECORD} "
+            "(leave out the headers column to read the record without them)"
         )
     total = int(counts.sum())
     if total > _MOST_AT_ONCE and rows > 1:

@@ -289,8 +289,8 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("columns", "message"),
         [
-            ({"key": pa.array([b"k"])}, "no column value"),
-            ({"value": pa.array([b"v"]), "offset": pa.array([1])}, "offset is no column of a record"),
+            ({"key": pa.array([b"k"])}, "column value is missing"),
+            ({"value": pa.array([b"v"]), "offset": pa.array([1])}, "offset is not a column of a record"),
             ({"value": pa.array([1])}, "column value is int64; it must be binary"),
             ({"value": pa.array([b"v"]), "timestamp_ms": pa.array([1.5])}, "timestamp_ms is double"),
         ],

@@ -165,7 +165,7 @@ def test_a_count_of_two_billion_records_allocates_nothing(codec: str) -> None:
     log = sealed(Batch(codec=codec, count=2**31 - 1, last_offset_delta=2**31 - 1), section)
     list(decode(read_batch_headers(write_batch(sequence([b"x"]))), first_offset=0, end_offset=9))
     tracemalloc.start()
-    with pytest.raises(ProtocolError, match="2147483647 records cannot be in"):
+    with pytest.raises(ProtocolError, match="2147483647 records do not fit in"):
         list(decode(read_batch_headers(log), first_offset=0, end_offset=2**62))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
