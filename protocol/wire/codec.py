@@ -155,7 +155,7 @@ def _type_decoder(kind: Type, version: int, flexible: bool, nullable: bool) -> D
         return partial(Reader.compact_data if flexible else Reader.data, nullable=nullable)
     if kind == "uuid":
         return Reader.uuid
-    raise UsageError(f"{kind} is read with its neighbours, or as an array")  # a bug in a schema or in this file
+    raise UsageError(f"{kind} is read with its neighbours or as an array")  # a bug in a schema or in this file
 
 
 def _nullable_struct_decoder(read: Decode) -> Decode:

@@ -20,15 +20,15 @@ TOPIC_PARTITION = Struct(
 
 SUBSCRIPTION = Struct(
     Field("topics", Array("string")),
-    Field("user_data", "bytes", nullable_since=0, default=None, doc="the assignor's own"),
+    Field("user_data", "bytes", nullable_since=0, default=None, doc="bytes of the assignor"),
     Field("owned_partitions", Array(TOPIC_PARTITION), since=1, ignorable=True, doc="for cooperative rebalancing"),
-    Field("generation_id", "int32", since=2, default=-1, ignorable=True, doc="in which they were owned"),
+    Field("generation_id", "int32", since=2, default=-1, ignorable=True, doc="generation of owned_partitions"),
     Field("rack_id", "string", since=3, nullable_since=3, default=None, ignorable=True),
 )
 
 ASSIGNMENT = Struct(
     Field("assigned_partitions", Array(TOPIC_PARTITION)),
-    Field("user_data", "bytes", nullable_since=0, default=None, doc="the assignor's own"),
+    Field("user_data", "bytes", nullable_since=0, default=None, doc="bytes of the assignor"),
 )
 
 LAST_VERSION = 3

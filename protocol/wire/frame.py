@@ -139,7 +139,7 @@ def decode_request(frame: BytesLike) -> tuple[Api, int, int, str | None, Value]:
     api = API_BY_KEY.get(key)
     if api is None or not api.first <= version <= api.last:
         raise UnsupportedVersion(
-            f"request of API {api or key} in version {version} is not spoken here",
+            f"request of API {api or key} in version {version} is not supported",
             api_key=key,
             version=version,
             correlation_id=correlation,
@@ -170,7 +170,7 @@ def _tagged_response_header(api: Api, flexible: bool) -> bool:
 
 def _check_version(api: Api, version: int) -> None:
     if not api.first <= version <= api.last:
-        raise UnsupportedVersion(f"{api.name} v{version} is not spoken here, only v{api.first} to v{api.last}")
+        raise UnsupportedVersion(f"{api.name} v{version} is not supported here, only v{api.first} to v{api.last}")
 
 
 def _sized(writer: Writer) -> list[BytesLike]:

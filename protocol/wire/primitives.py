@@ -178,7 +178,7 @@ class Reader:
         """Add `count` to the elements of the message, before they are read."""
         self.elements_left -= count
         if self.elements_left < 0:
-            raise Corrupt(f"{count} elements before byte {self.position}, with those before more than {MOST_ELEMENTS}")
+            raise Corrupt(f"{count} elements before byte {self.position}, in total more than {MOST_ELEMENTS}")
 
     def numbers(self, code: str, size_bytes: int, count: int) -> list[Any]:
         """Read `count` numbers of the `struct` format `code`, `size_bytes` each."""
@@ -277,7 +277,7 @@ class Writer:
             return
         text = value.encode()
         if len(text) > LONGEST_STRING_BYTES:
-            raise ValueError(f"a string of {len(text)} bytes; Kafka takes up to {LONGEST_STRING_BYTES}")
+            raise ValueError(f"a string of {len(text)} bytes; Kafka's maximum is {LONGEST_STRING_BYTES}")
         self.uvarint(len(text) + 1)
         self._tail += text
 

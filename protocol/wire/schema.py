@@ -172,7 +172,7 @@ class Api:
         value = body.get(field, [])
         if isinstance(value, list):
             if len(value) != 1:
-                raise UsageError(f"{self.name}: {field} must be one, since each may have another coordinator")
+                raise UsageError(f"{self.name}: {field} must have one element, since each may have another coordinator")
             value = value[0]
         return value if value is None else str(value)
 

@@ -28,11 +28,11 @@ def choose(api: Api, broker: Mapping[int, tuple[int, int]], at_least: int = 0, a
     UnsupportedVersion
         No version satisfies all; the message names the ranges.
     """
-    ours = f"we speak v{api.first} to v{api.last}"
+    ours = f"this client supports v{api.first} to v{api.last}"
     needs = f"this call needs v{at_least} or later" if at_least > api.first else ""
     needs += f"{' and' if needs else 'this call needs'} v{at_most} or earlier" if at_most is not None else ""
     if api.key not in broker:
-        raise UnsupportedVersion(f"the broker does not know {api.name} (API key {api.key}); {ours}", api=api.name)
+        raise UnsupportedVersion(f"the broker does not support {api.name} (API key {api.key}); {ours}", api=api.name)
     lowest, highest = broker[api.key]
     floor = max(api.first, lowest, at_least)
     ceiling = min(api.last, highest, api.last if at_most is None else at_most)

@@ -20,8 +20,8 @@ TOPIC_PRODUCE_DATA = Struct(
 
 PRODUCE_REQUEST = Struct(
     Field("transactional_id", "string", nullable_since=3, default=None),
-    Field("acks", "int16", doc="0: no answer at all, 1: the leader has it, -1: all in-sync replicas have it"),
-    Field("timeout_ms", "int32", doc="how long the leader may wait for the replicas"),
+    Field("acks", "int16", doc="0: no response, 1: the leader has written it, -1: all in-sync replicas have"),
+    Field("timeout_ms", "int32", doc="time limit for replication before the leader responds"),
     Field("topic_data", Array(TOPIC_PRODUCE_DATA)),
 )
 
@@ -38,7 +38,7 @@ LEADER_ID_AND_EPOCH = Struct(
 PARTITION_PRODUCE_RESPONSE = Struct(
     Field("index", "int32"),
     Field("error_code", "int16"),
-    Field("base_offset", "int64", doc="offset of the first record; -1 if not known"),
+    Field("base_offset", "int64", doc="offset of the first record; -1 if unknown"),
     Field("log_append_time_ms", "int64", default=-1, doc="-1 unless the topic has LogAppendTime"),
     Field("log_start_offset", "int64", since=5, default=-1, ignorable=True),
     Field("record_errors", Array(BATCH_INDEX_AND_ERROR_MESSAGE), since=8, ignorable=True),
@@ -61,7 +61,7 @@ NODE_ENDPOINT = Struct(
 
 PRODUCE_RESPONSE = Struct(
     Field("responses", Array(TOPIC_PRODUCE_RESPONSE)),
-    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
     Field("node_endpoints", Array(NODE_ENDPOINT), since=10, tag=0, tag_since=10),
 )
 

@@ -25,7 +25,7 @@ FETCH_PARTITION = Struct(
         doc="leader epoch of the last record read; -1: no check for divergence",
     ),
     Field("log_start_offset", "int64", since=5, default=-1, ignorable=True),
-    Field("partition_max_bytes", "int32", doc="soft limit: a first batch that is larger comes whole"),
+    Field("partition_max_bytes", "int32", doc="soft limit: a larger first batch is returned whole"),
     Field("replica_directory_id", "uuid", since=17, tag=0, tag_since=17, ignorable=True),
     Field(
         "high_watermark",
@@ -35,7 +35,7 @@ FETCH_PARTITION = Struct(
         tag=1,
         tag_since=18,
         ignorable=True,
-        doc="the last one seen by a follower",
+        doc="log start offset of a follower",
     ),
 )
 
@@ -55,7 +55,7 @@ FETCH_REQUEST = Struct(
     Field("cluster_id", "string", since=12, nullable_since=12, default=None, tag=0, tag_since=12, ignorable=True),
     Field("replica_id", "int32", until=14, default=-1),
     Field("replica_state", REPLICA_STATE, since=15, tag=1, tag_since=15),
-    Field("max_wait_ms", "int32", doc="how long the broker may wait for min_bytes"),
+    Field("max_wait_ms", "int32", doc="time limit for min_bytes before the broker responds"),
     Field("min_bytes", "int32"),
     Field("max_bytes", "int32", default=2**31 - 1, doc="soft limit for the whole response"),
     Field("isolation_level", "int8", doc="0 read_uncommitted, 1 read_committed"),
@@ -68,14 +68,14 @@ FETCH_REQUEST = Struct(
         ignorable=True,
         doc="-1: no session; 0: start one; then 1, 2, ...",
     ),
-    Field("topics", Array(FETCH_TOPIC), doc="in a session: what is new or has changed"),
-    Field("forgotten_topics_data", Array(FORGOTTEN_TOPIC), since=7, doc="what to drop from the session"),
-    Field("rack_id", "string", since=11, ignorable=True, doc="lets the leader name a replica in the same rack"),
+    Field("topics", Array(FETCH_TOPIC), doc="in a session: added and changed partitions"),
+    Field("forgotten_topics_data", Array(FORGOTTEN_TOPIC), since=7, doc="partitions to remove from the session"),
+    Field("rack_id", "string", since=11, ignorable=True, doc="enables preferred replicas in this rack"),
 )
 
 EPOCH_END_OFFSET = Struct(
     Field("epoch", "int32", default=-1),
-    Field("end_offset", "int64", default=-1, doc="-1: not known"),
+    Field("end_offset", "int64", default=-1, doc="-1: unknown"),
 )
 
 LEADER_ID_AND_EPOCH = Struct(
@@ -97,21 +97,21 @@ PARTITION_DATA = Struct(
     Field("partition_index", "int32"),
     Field("error_code", "int16"),
     Field("high_watermark", "int64"),
-    Field("last_stable_offset", "int64", default=-1, doc="below it every transaction is decided"),
-    Field("log_start_offset", "int64", since=5, default=-1, ignorable=True, doc="first offset there is"),
+    Field("last_stable_offset", "int64", default=-1, doc="all transactions below it are completed"),
+    Field("log_start_offset", "int64", since=5, default=-1, ignorable=True, doc="first offset in the log"),
     Field(
         "diverging_epoch",
         EPOCH_END_OFFSET,
         since=12,
         tag=0,
         tag_since=12,
-        doc="set if the log was truncated: up to where it agrees with what we read",
+        doc="set if the log was truncated: end of the part that the reader shares",
     ),
     Field("current_leader", LEADER_ID_AND_EPOCH, since=12, tag=1, tag_since=12, doc="set if the leader has moved"),
     Field("snapshot_id", SNAPSHOT_ID, since=12, tag=2, tag_since=12),
     Field("aborted_transactions", Array(ABORTED_TRANSACTION), nullable_since=4, doc="None if read_uncommitted"),
     Field("preferred_read_replica", "int32", since=11, default=-1, doc="a follower to read from instead; -1: none"),
-    Field("records", "records", nullable_since=0, doc="whole record batches, the last one possibly cut"),
+    Field("records", "records", nullable_since=0, doc="whole record batches; the last may be partial"),
 )
 
 FETCHABLE_TOPIC_RESPONSE = Struct(
@@ -128,7 +128,7 @@ NODE_ENDPOINT = Struct(
 )
 
 FETCH_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
     Field("error_code", "int16", since=7, ignorable=True),
     Field("session_id", "int32", since=7),
     Field("responses", Array(FETCHABLE_TOPIC_RESPONSE)),

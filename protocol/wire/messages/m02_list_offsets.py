@@ -19,13 +19,13 @@ LIST_OFFSETS_REQUEST = Struct(
     Field("replica_id", "int32", default=-1, doc="-1: a client"),
     Field("isolation_level", "int8", doc="0 read_uncommitted, 1 read_committed"),
     Field("topics", Array(LIST_OFFSETS_TOPIC)),
-    Field("timeout_ms", "int32", since=10, ignorable=True, doc="for what must be read from tiered storage"),
+    Field("timeout_ms", "int32", since=10, ignorable=True, doc="time limit for reads from tiered storage"),
 )
 
 LIST_OFFSETS_PARTITION_RESPONSE = Struct(
     Field("partition_index", "int32"),
     Field("error_code", "int16"),
-    Field("timestamp", "int64", default=-1, doc="ms since 1970; -1 if not known"),
+    Field("timestamp", "int64", default=-1, doc="ms since 1970; -1 if unknown"),
     Field("offset", "int64", default=-1, doc="-1: no such record"),
     Field("leader_epoch", "int32", since=4, default=-1),
 )
@@ -36,7 +36,7 @@ LIST_OFFSETS_TOPIC_RESPONSE = Struct(
 )
 
 LIST_OFFSETS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
     Field("topics", Array(LIST_OFFSETS_TOPIC_RESPONSE)),
 )
 

@@ -47,7 +47,7 @@ METADATA_RESPONSE_TOPIC = Struct(
 )
 
 METADATA_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", since=3, ignorable=True, doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", since=3, ignorable=True, doc="ms for which a quota throttles the client"),
     Field("brokers", Array(METADATA_RESPONSE_BROKER)),
     Field("cluster_id", "string", since=2, nullable_since=2, default=None, ignorable=True),
     Field("controller_id", "int32", since=1, default=-1, ignorable=True),

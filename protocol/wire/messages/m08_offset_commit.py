@@ -25,7 +25,7 @@ OFFSET_COMMIT_REQUEST = Struct(
     Field("generation_id_or_member_epoch", "int32", default=-1, doc="-1: a commit without membership"),
     Field("member_id", "string"),
     Field("group_instance_id", "string", since=7, nullable_since=7, default=None),
-    Field("retention_time_ms", "int64", until=4, default=-1, ignorable=True, doc="-1: as the broker is configured"),
+    Field("retention_time_ms", "int64", until=4, default=-1, ignorable=True, doc="-1: the broker's default"),
     Field("topics", Array(OFFSET_COMMIT_REQUEST_TOPIC)),
 )
 
@@ -41,7 +41,7 @@ OFFSET_COMMIT_RESPONSE_TOPIC = Struct(
 )
 
 OFFSET_COMMIT_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", since=3, ignorable=True, doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", since=3, ignorable=True, doc="ms for which a quota throttles the client"),
     Field("topics", Array(OFFSET_COMMIT_RESPONSE_TOPIC)),
 )
 

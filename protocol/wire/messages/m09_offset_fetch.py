@@ -33,7 +33,7 @@ OFFSET_FETCH_REQUEST = Struct(
         "require_stable",
         "bool",
         since=7,
-        doc="wait (UNSTABLE_OFFSET_COMMIT) for transactions that commit these offsets",
+        doc="UNSTABLE_OFFSET_COMMIT while a transaction with these offsets is pending",
     ),
 )
 
@@ -71,7 +71,7 @@ OFFSET_FETCH_RESPONSE_GROUP = Struct(
 )
 
 OFFSET_FETCH_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", since=3, ignorable=True, doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", since=3, ignorable=True, doc="ms for which a quota throttles the client"),
     Field("topics", Array(OFFSET_FETCH_RESPONSE_TOPIC), until=7),
     Field("error_code", "int16", since=2, until=7, ignorable=True),
     Field("groups", Array(OFFSET_FETCH_RESPONSE_GROUP), since=8),

@@ -23,7 +23,7 @@ COORDINATOR = Struct(
 )
 
 FIND_COORDINATOR_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", since=1, ignorable=True, doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", since=1, ignorable=True, doc="ms for which a quota throttles the client"),
     Field("error_code", "int16", until=3),
     Field("error_message", "string", since=1, until=3, nullable_since=1, ignorable=True),
     Field("node_id", "int32", until=3),

@@ -14,14 +14,14 @@ JOIN_GROUP_REQUEST_PROTOCOL = Struct(
 
 JOIN_GROUP_REQUEST = Struct(
     Field("group_id", "string"),
-    Field("session_timeout_ms", "int32", doc="without a heartbeat for so long the member is out"),
+    Field("session_timeout_ms", "int32", doc="a member without a heartbeat for this time is removed"),
     Field(
         "rebalance_timeout_ms",
         "int32",
         since=1,
         default=-1,
         ignorable=True,
-        doc="how long the others wait for this member to rejoin",
+        doc="time limit for this member to rejoin in a rebalance",
     ),
     Field("member_id", "string"),
     Field("group_instance_id", "string", since=5, nullable_since=5, default=None),
@@ -37,13 +37,13 @@ JOIN_GROUP_RESPONSE_MEMBER = Struct(
 )
 
 JOIN_GROUP_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", since=2, ignorable=True, doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", since=2, ignorable=True, doc="ms for which a quota throttles the client"),
     Field("error_code", "int16"),
     Field("generation_id", "int32", default=-1),
     Field("protocol_type", "string", since=7, nullable_since=7, default=None, ignorable=True),
     Field("protocol_name", "string", nullable_since=7),
     Field("leader", "string"),
-    Field("skip_assignment", "bool", since=9, doc="a static leader came back: the assignment stands"),
+    Field("skip_assignment", "bool", since=9, doc="a static leader rejoined: the assignment is kept"),
     Field("member_id", "string"),
     Field("members", Array(JOIN_GROUP_RESPONSE_MEMBER), doc="only for the leader"),
 )

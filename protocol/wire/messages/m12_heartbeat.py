@@ -12,7 +12,7 @@ HEARTBEAT_REQUEST = Struct(
 )
 
 HEARTBEAT_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", since=1, ignorable=True, doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", since=1, ignorable=True, doc="ms for which a quota throttles the client"),
     Field("error_code", "int16"),
 )
 

@@ -23,7 +23,7 @@ MEMBER_RESPONSE = Struct(
 )
 
 LEAVE_GROUP_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", since=1, ignorable=True, doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", since=1, ignorable=True, doc="ms for which a quota throttles the client"),
     Field("error_code", "int16"),
     Field("members", Array(MEMBER_RESPONSE), since=3),
 )

@@ -23,7 +23,7 @@ SYNC_GROUP_REQUEST = Struct(
 )
 
 SYNC_GROUP_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", since=1, ignorable=True, doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", since=1, ignorable=True, doc="ms for which a quota throttles the client"),
     Field("error_code", "int16"),
     Field("protocol_type", "string", since=5, nullable_since=5, default=None, ignorable=True),
     Field("protocol_name", "string", since=5, nullable_since=5, default=None, ignorable=True),

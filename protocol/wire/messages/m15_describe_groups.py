@@ -33,7 +33,7 @@ DESCRIBED_GROUP = Struct(
 )
 
 DESCRIBE_GROUPS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", since=1, ignorable=True, doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", since=1, ignorable=True, doc="ms for which a quota throttles the client"),
     Field("groups", Array(DESCRIBED_GROUP)),
 )
 

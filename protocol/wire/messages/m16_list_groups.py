@@ -17,7 +17,7 @@ LISTED_GROUP = Struct(
 )
 
 LIST_GROUPS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", since=1, ignorable=True, doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", since=1, ignorable=True, doc="ms for which a quota throttles the client"),
     Field("error_code", "int16"),
     Field("groups", Array(LISTED_GROUP)),
 )

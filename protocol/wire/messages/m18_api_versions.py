@@ -34,7 +34,7 @@ FINALIZED_FEATURE_KEY = Struct(
 API_VERSIONS_RESPONSE = Struct(
     Field("error_code", "int16"),
     Field("api_keys", Array(API_VERSION)),
-    Field("throttle_time_ms", "int32", since=1, ignorable=True, doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", since=1, ignorable=True, doc="ms for which a quota throttles the client"),
     Field("supported_features", Array(SUPPORTED_FEATURE_KEY), since=3, tag=0, tag_since=3, ignorable=True),
     Field(
         "finalized_features_epoch",
@@ -44,7 +44,7 @@ API_VERSIONS_RESPONSE = Struct(
         tag=1,
         tag_since=3,
         ignorable=True,
-        doc="-1: not known",
+        doc="-1: unknown",
     ),
     Field("finalized_features", Array(FINALIZED_FEATURE_KEY), since=3, tag=2, tag_since=3, ignorable=True),
     Field("zk_migration_ready", "bool", since=3, tag=3, tag_since=3, ignorable=True),

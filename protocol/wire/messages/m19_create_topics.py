@@ -48,7 +48,7 @@ CREATABLE_TOPIC_RESULT = Struct(
 )
 
 CREATE_TOPICS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
     Field("topics", Array(CREATABLE_TOPIC_RESULT)),
 )
 

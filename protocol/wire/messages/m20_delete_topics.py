@@ -23,7 +23,7 @@ DELETABLE_TOPIC_RESULT = Struct(
 )
 
 DELETE_TOPICS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
     Field("responses", Array(DELETABLE_TOPIC_RESULT)),
 )
 

@@ -31,7 +31,7 @@ DELETE_RECORDS_TOPIC_RESULT = Struct(
 )
 
 DELETE_RECORDS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
     Field("topics", Array(DELETE_RECORDS_TOPIC_RESULT)),
 )
 

@@ -16,12 +16,12 @@ INIT_PRODUCER_ID_REQUEST = Struct(
         doc="None: an idempotent producer without transactions",
     ),
     Field("transaction_timeout_ms", "int32"),
-    Field("producer_id", "int64", since=3, default=-1, doc="the one held until now; -1: none"),
+    Field("producer_id", "int64", since=3, default=-1, doc="the current producer id; -1: none"),
     Field("producer_epoch", "int16", since=3, default=-1),
 )
 
 INIT_PRODUCER_ID_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
     Field("error_code", "int16"),
     Field("producer_id", "int64", default=-1),
     Field("producer_epoch", "int16"),

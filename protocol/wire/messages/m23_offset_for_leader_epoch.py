@@ -27,7 +27,7 @@ EPOCH_END_OFFSET = Struct(
     Field("error_code", "int16"),
     Field("partition", "int32"),
     Field("leader_epoch", "int32", default=-1),
-    Field("end_offset", "int64", default=-1, doc="-1: not known"),
+    Field("end_offset", "int64", default=-1, doc="-1: unknown"),
 )
 
 OFFSET_FOR_LEADER_TOPIC_RESULT = Struct(
@@ -36,7 +36,7 @@ OFFSET_FOR_LEADER_TOPIC_RESULT = Struct(
 )
 
 OFFSET_FOR_LEADER_EPOCH_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
     Field("topics", Array(OFFSET_FOR_LEADER_TOPIC_RESULT)),
 )
 

@@ -44,7 +44,7 @@ ADD_PARTITIONS_TO_TXN_RESULT = Struct(
 )
 
 ADD_PARTITIONS_TO_TXN_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
     Field("error_code", "int16", since=4, ignorable=True),
     Field("results_by_transaction", Array(ADD_PARTITIONS_TO_TXN_RESULT), since=4),
     Field("results_by_topic_v3_and_below", Array(ADD_PARTITIONS_TO_TXN_TOPIC_RESULT), until=3),

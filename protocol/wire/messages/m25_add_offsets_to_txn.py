@@ -15,7 +15,7 @@ ADD_OFFSETS_TO_TXN_REQUEST = Struct(
 )
 
 ADD_OFFSETS_TO_TXN_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
     Field("error_code", "int16"),
 )
 

@@ -15,7 +15,7 @@ END_TXN_REQUEST = Struct(
 )
 
 END_TXN_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
     Field("error_code", "int16"),
     Field("producer_id", "int64", since=5, default=-1, ignorable=True),
     Field("producer_epoch", "int16", since=5, default=-1, ignorable=True),

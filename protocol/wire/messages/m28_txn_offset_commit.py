@@ -42,7 +42,7 @@ TXN_OFFSET_COMMIT_RESPONSE_TOPIC = Struct(
 )
 
 TXN_OFFSET_COMMIT_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
     Field("topics", Array(TXN_OFFSET_COMMIT_RESPONSE_TOPIC)),
 )
 

@@ -45,7 +45,7 @@ DESCRIBE_CONFIGS_RESULT = Struct(
 )
 
 DESCRIBE_CONFIGS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
     Field("results", Array(DESCRIBE_CONFIGS_RESULT)),
 )
 

@@ -12,7 +12,7 @@ SASL_AUTHENTICATE_RESPONSE = Struct(
     Field("error_code", "int16"),
     Field("error_message", "string", nullable_since=0),
     Field("auth_bytes", "bytes"),
-    Field("session_lifetime_ms", "int64", since=1, ignorable=True, doc="0: the session does not end"),
+    Field("session_lifetime_ms", "int64", since=1, ignorable=True, doc="0: the session does not expire"),
 )
 
 SASL_AUTHENTICATE = Api(

@@ -27,7 +27,7 @@ CREATE_PARTITIONS_TOPIC_RESULT = Struct(
 )
 
 CREATE_PARTITIONS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
     Field("results", Array(CREATE_PARTITIONS_TOPIC_RESULT)),
 )
 

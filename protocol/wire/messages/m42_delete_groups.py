@@ -14,7 +14,7 @@ DELETABLE_GROUP_RESULT = Struct(
 )
 
 DELETE_GROUPS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
     Field("results", Array(DELETABLE_GROUP_RESULT)),
 )
 

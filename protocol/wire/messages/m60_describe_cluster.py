@@ -19,7 +19,7 @@ DESCRIBE_CLUSTER_BROKER = Struct(
 )
 
 DESCRIBE_CLUSTER_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
     Field("error_code", "int16"),
     Field("error_message", "string", nullable_since=0, default=None),
     Field("endpoint_type", "int8", since=1, default=1),

@@ -38,7 +38,7 @@ TOPIC_RESPONSE = Struct(
 )
 
 DESCRIBE_PRODUCERS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
     Field("topics", Array(TOPIC_RESPONSE)),
 )
 

@@ -28,7 +28,7 @@ TRANSACTION_STATE = Struct(
 )
 
 DESCRIBE_TRANSACTIONS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
     Field("transaction_states", Array(TRANSACTION_STATE)),
 )
 

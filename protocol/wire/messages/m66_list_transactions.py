@@ -18,7 +18,7 @@ TRANSACTION_STATE = Struct(
 )
 
 LIST_TRANSACTIONS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
     Field("error_code", "int16"),
     Field("unknown_state_filters", Array("string")),
     Field("transaction_states", Array(TRANSACTION_STATE)),

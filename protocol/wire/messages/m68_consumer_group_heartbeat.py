@@ -16,14 +16,20 @@ TOPIC_PARTITIONS = Struct(
 CONSUMER_GROUP_HEARTBEAT_REQUEST = Struct(
     Field("group_id", "string"),
     Field("member_id", "string"),
-    Field("member_epoch", "int32", doc="0: join; -1: leave; -2: a static member leaves for a while"),
+    Field("member_epoch", "int32", doc="0: join; -1: leave; -2: a static member leaves temporarily"),
     Field("instance_id", "string", nullable_since=0, default=None),
     Field("rack_id", "string", nullable_since=0, default=None),
     Field("rebalance_timeout_ms", "int32", default=-1, doc="-1: unchanged"),
     Field("subscribed_topic_names", Array("string"), nullable_since=0, default=None),
     Field("subscribed_topic_regex", "string", since=1, nullable_since=1, default=None, doc="RE2 syntax"),
     Field("server_assignor", "string", nullable_since=0, default=None),
-    Field("topic_partitions", Array(TOPIC_PARTITIONS), nullable_since=0, default=None, doc="what the member owns"),
+    Field(
+        "topic_partitions",
+        Array(TOPIC_PARTITIONS),
+        nullable_since=0,
+        default=None,
+        doc="partitions that the member owns",
+    ),
 )
 
 ASSIGNMENT = Struct(
@@ -31,7 +37,7 @@ ASSIGNMENT = Struct(
 )
 
 CONSUMER_GROUP_HEARTBEAT_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
     Field("error_code", "int16"),
     Field("error_message", "string", nullable_since=0, default=None),
     Field("member_id", "string", nullable_since=0, default=None),

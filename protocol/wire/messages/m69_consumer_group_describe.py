@@ -30,7 +30,7 @@ MEMBER = Struct(
     Field("subscribed_topic_regex", "string", nullable_since=0, default=None),
     Field("assignment", ASSIGNMENT),
     Field("target_assignment", ASSIGNMENT),
-    Field("member_type", "int8", since=1, default=-1, ignorable=True, doc="-1 not known, 0 classic, 1 consumer"),
+    Field("member_type", "int8", since=1, default=-1, ignorable=True, doc="-1 unknown, 0 classic, 1 consumer"),
 )
 
 DESCRIBED_GROUP = Struct(
@@ -46,7 +46,7 @@ DESCRIBED_GROUP = Struct(
 )
 
 CONSUMER_GROUP_DESCRIBE_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
     Field("groups", Array(DESCRIBED_GROUP)),
 )
 

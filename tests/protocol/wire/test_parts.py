@@ -104,9 +104,9 @@ def test_the_field_that_says_which_coordinator_is_what_kafka_calls_a_group_or_a_
 
 
 def test_of_several_no_coordinator_is_taken_for_all() -> None:
-    with pytest.raises(UsageError, match="DescribeGroups: groups must be one"):
+    with pytest.raises(UsageError, match="DescribeGroups: groups must have one element"):
         DESCRIBE_GROUPS.coordinated({"groups": ["a", "b"]})
-    with pytest.raises(UsageError, match="AddPartitionsToTxn: v3_and_below_transactional_id must be one"):
+    with pytest.raises(UsageError, match="AddPartitionsToTxn: v3_and_below_transactional_id must have one element"):
         ADD_PARTITIONS_TO_TXN.coordinated({"transactions": [{"transactional_id": "a"}]})
 
 

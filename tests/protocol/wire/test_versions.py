@@ -33,7 +33,7 @@ def test_the_highest_common_version_is_chosen(broker: tuple[int, int], needs: di
         ({1: (0, 11)}, {"at_least": 13}, ["v0 to v11", "needs v13 or later"]),
         ({1: (13, 17)}, {"at_most": 12}, ["v13 to v17", "needs v12 or earlier"]),
         ({1: (0, 17)}, {"at_least": 14, "at_most": 12}, ["needs v14 or later and v12 or earlier"]),
-        ({0: (0, 9)}, {}, ["does not know Fetch", "key 1"]),
+        ({0: (0, 9)}, {}, ["does not support Fetch", "key 1"]),
     ],
 )
 def test_where_there_is_none_the_error_tells_all_ranges(
