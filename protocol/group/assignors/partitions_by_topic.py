@@ -25,5 +25,5 @@ def flat(rows: list[dict[str, Any]]) -> frozenset[TopicPartition]:
     """Return the partitions of rows of `TOPIC_PARTITION`; raise `Corrupt` for more than `MOST_PARTITIONS`."""
     count = sum(len(row["partitions"]) for row in rows)
     if count > MOST_PARTITIONS:
-        raise Corrupt(f"{count} partitions of one member; at most {MOST_PARTITIONS} are taken")
+        raise Corrupt(f"{count} partitions of one member; at most {MOST_PARTITIONS} are allowed")
     return frozenset((row["topic"], number) for row in rows for number in row["partitions"])

@@ -27,10 +27,10 @@ def parse_strategy(text: str) -> tuple[Assignor, ...]:
     for name in text.split(","):
         assignor = _NAMES.get(name.strip())
         if assignor is None or assignor in found:
-            wrong = "is not known" if assignor is None else "stands there twice"
+            wrong = "is not known" if assignor is None else "is listed twice"
             raise ConfigurationError(
                 f"partition.assignment.strategy is {text!r}: {name.strip()!r} {wrong}; allowed: some of "
-                f"{', '.join(ASSIGNORS)}, or the names of Java's classes ({STICKY.java_class}), with commas between.",
+                f"{', '.join(ASSIGNORS)}, or the names of Java's classes ({STICKY.java_class}), separated by commas.",
                 settings=("partition.assignment.strategy",),
             )
         found.append(assignor)
