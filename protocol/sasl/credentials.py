@@ -146,8 +146,8 @@ def _module(config: SaslConfig, mechanism: str) -> LoginModule | None:
     module = parse_jaas(config.jaas_config)
     if class_of(module.name, _MODULES[mechanism]) is None:
         raise ConfigurationError(
-            f"sasl.jaas.config is [hidden], whose login module is not one for {mechanism}, the sasl.mechanism; "
-            f"that takes {_MODULES[mechanism][0]}.",
+            f"sasl.jaas.config is [hidden], whose login module does not support sasl.mechanism {mechanism}; "
+            f"use {_MODULES[mechanism][0]}.",
             settings=("sasl.jaas.config", "sasl.mechanism"),
         )
     return module
@@ -168,7 +168,7 @@ def _password(config: SaslConfig, options: Mapping[str, Secret]) -> Password:
 def _kerberos(config: SaslConfig, options: Mapping[str, Secret]) -> Kerberos:
     service_name = _text(options.get("serviceName")) or config.kerberos_service_name
     if service_name is None:
-        raise _missing("sasl.kerberos.service.name", "the first part of the brokers' principal, such as kafka")
+        raise _missing("sasl.kerberos.service.name", "the first part of the brokers' principal, for example kafka")
     keytab = _text(options.get("keyTab")) if (_text(options.get("useKeyTab")) or "").lower() == "true" else None
     return Kerberos(service_name, _text(options.get("principal")), keytab)
 
@@ -176,8 +176,8 @@ def _kerberos(config: SaslConfig, options: Mapping[str, Secret]) -> Kerberos:
 def _aws_iam(options: Mapping[str, Secret]) -> AwsIam:
     if other := next((name for name in options if name.startswith(_OTHER_AWS_KEYS)), None):
         raise ConfigurationError(
-            f"sasl.jaas.config is [hidden], whose {other} the AWS signer does not take; give AWS's own variables or a "
-            "profile, or sasl.oauthbearer.token.provider with sasl.mechanism OAUTHBEARER.",
+            f"sasl.jaas.config is [hidden], whose {other} the AWS signer does not support; use AWS's environment "
+            "variables or a profile, or sasl.oauthbearer.token.provider with sasl.mechanism OAUTHBEARER.",
             settings=("sasl.jaas.config", "sasl.oauthbearer.token.provider", "sasl.mechanism"),
         )
     names = ("awsProfileName", "awsRoleArn", "awsRoleSessionName")

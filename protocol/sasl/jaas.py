@@ -51,17 +51,17 @@ def parse_jaas(text: Secret) -> LoginModule:
 def _module(tokens: list[tuple[str, bool]]) -> LoginModule | str:
     """Return the module, or the error as text: a traceback from here would have the secrets in its variables."""
     if len(tokens) < 2 or tokens[0][1] or tokens[1][1] or tokens[1][0].lower() not in _FLAGS:
-        return "it begins with the class of a login module and the word required"
+        return "it must begin with the class of a login module and the word required"
     if tokens[-1] != (";", True):
-        return "it ends with a semicolon"
+        return "it must end with a semicolon"
     given = tokens[2:-1]
     if (";", True) in given:
-        return "it has one login module; what follows the first semicolon is another"
+        return "it must have one login module; another one follows the first semicolon"
     if len(given) % 3 or any(
         name_is_sign or equals != ("=", True) or value_is_sign
         for (_, name_is_sign), equals, (_, value_is_sign) in zip(given[::3], given[1::3], given[2::3], strict=True)
     ):
-        return "each setting is NAME=VALUE; a value with blanks or any of = ; / \" ' stands in quotes"
+        return "each setting must be NAME=VALUE; a value with blanks or any of = ; / \" ' must be quoted"
     options = {name: Secret(value) for (name, _), (value, _) in zip(given[::3], given[2::3], strict=True)}
     return LoginModule(tokens[0][0], options)
 

@@ -39,7 +39,7 @@ def kerberos(who: Kerberos, host: str) -> Exchange:
         import gssapi
     except ImportError as error:
         raise ConfigurationError(
-            "sasl.mechanism is GSSAPI, which takes the package gssapi and the system's Kerberos library: "
+            "sasl.mechanism is GSSAPI, which needs the package gssapi and the system's Kerberos library: "
             "pip install 'spark-kafka-source[kerberos]'.",
             settings=("sasl.mechanism",),
         ) from error
@@ -53,11 +53,11 @@ def kerberos(who: Kerberos, host: str) -> Exchange:
             ticket = context.step((yield ticket or b""))
         offered = context.unwrap((yield ticket or b"")).message
         if len(offered) != 4 or not offered[0] & _NO_LAYER:
-            raise AuthenticationFailed("the broker insists on a layer of Kerberos's own; use TLS")
+            raise AuthenticationFailed("the broker requires a Kerberos security layer, which is not supported; use TLS")
         yield context.wrap(bytes((_NO_LAYER, 0, 0, 0)), False).message
     except gssapi.exceptions.GSSError as error:
         no_kdc = (error.min_code - _KRB5_KDC_UNREACH) % 2**32 == 0  # retriable
-        raise (ConnectFailed if no_kdc else AuthenticationFailed)(f"Kerberos says: {error.gen_message()}") from error
+        raise (ConnectFailed if no_kdc else AuthenticationFailed)(f"Kerberos error: {error.gen_message()}") from error
 
 
 def _credentials(gssapi: Any, who: Kerberos) -> Any:

@@ -50,7 +50,7 @@ def _message(token: Secret, extensions: Mapping[str, str]) -> bytes:
 
 def _checked_token(token: Secret) -> str:
     if not _TOKEN.fullmatch(token.reveal()):
-        raise ConfigurationError("the token is empty, or has characters that no bearer token has.")
+        raise ConfigurationError("the token is empty, or has characters that are invalid in a bearer token.")
     return token.reveal()
 
 
@@ -58,7 +58,9 @@ def checked_extensions(extensions: Mapping[str, str]) -> Mapping[str, str]:
     """Return the extensions; raise `ConfigurationError` for one that the message cannot contain."""
     for name, value in extensions.items():
         if name == "auth" or not _EXTENSION_NAME.fullmatch(name) or not _EXTENSION_VALUE.fullmatch(value):
-            raise ConfigurationError("the name of an extension is letters only, and not auth; its value is ASCII text.")
+            raise ConfigurationError(
+                "an extension must have a name of letters, but not auth, and ASCII text as its value."
+            )
     return extensions
 
 

@@ -13,7 +13,7 @@ MECHANISM = one_of("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "GS
 
 _KAFKA = "org.apache.kafka.common.security"
 _AWS = "software.amazon.msk.auth.iam"
-_INSTEAD = "other classes cannot run here; give sasl.oauthbearer.token.provider=package.module:function"
+_INSTEAD = "other Java classes are not supported; use sasl.oauthbearer.token.provider=package.module:function"
 
 
 def _class_that_is_done_here(*names: str) -> Kind:
@@ -50,81 +50,86 @@ def _applies(name: str, kind: Kind, doc: str, *, field: str = "") -> Property:
 
 
 SASL_PROPERTIES: tuple[Property, ...] = (
-    _applies("sasl.mechanism", MECHANISM, "how to sign in, with security.protocol SASL_PLAINTEXT or SASL_SSL"),
+    _applies("sasl.mechanism", MECHANISM, "SASL mechanism, with security.protocol SASL_PLAINTEXT or SASL_SSL"),
     _applies(
         "sasl.jaas.config",
         SECRET,
-        "a login module of Java's with its settings: who signs in, as Java's clients are told it",
+        "credentials as for Java's clients: a login module with its options",
     ),
-    _applies("sasl.username", SECRET, "who signs in (PLAIN and SCRAM), as librdkafka is told it"),
-    _applies("sasl.password", SECRET, "that user's password"),
+    _applies("sasl.username", SECRET, "user name for PLAIN and SCRAM, as for librdkafka"),
+    _applies("sasl.password", SECRET, "password for PLAIN and SCRAM"),
     _applies(
         "sasl.login.callback.handler.class",
         _LOGIN_HANDLER,
-        "where a token comes from, in Java's words",
+        "Java's class that selects the source of a token",
         field="sasl_login_handler",
     ),
     _applies(
         "sasl.client.callback.handler.class",
         _CLIENT_HANDLER,
-        "Java's classes for what is done here anyway",
+        "accepted, without effect: this client always does what these Java classes do",
         field="sasl_client_handler",
     ),
     _applies(
         "sasl.oauthbearer.jwt.retriever.class",
         _JWT_RETRIEVER,
-        "Java's classes for what is done here anyway",
+        "accepted, without effect: this client always does what these Java classes do",
         field="sasl_jwt_retriever",
     ),
     _applies(
         "sasl.oauthbearer.token.provider",
         NONEMPTY,
-        "package.module:function, without arguments: it gives a token, or (token, seconds since 1970 when it ends), or "
-        "these two and a dict of extensions. Called where a connection is opened, on the driver and in executors, and "
-        "again when four fifths of the token's life are over (a property of this client, not of Kafka's)",
+        "package.module:function, without arguments: it returns a token, or (token, expiry in seconds since 1970), or "
+        "these two and a dict of extensions. Called when a connection is opened, on the driver and in executors, and "
+        "again after 80 % of the token's life (a property of this client, not of Kafka)",
         field="sasl_token_provider",
     ),
     _applies(
         "sasl.oauthbearer.token.endpoint.url",
         NONEMPTY,
-        "where client credentials get a token (https), or file:///PATH of a token",
+        "token endpoint for client credentials (https), or file:///PATH of a token",
         field="sasl_token_endpoint_url",
     ),
     _applies(
         "sasl.oauthbearer.client.credentials.client.id",
         SECRET,
-        "for that endpoint, if it is not clientId in sasl.jaas.config",
+        "client id for the token endpoint; default: clientId in sasl.jaas.config",
         field="sasl_client_id",
     ),
     _applies(
         "sasl.oauthbearer.client.credentials.client.secret",
         SECRET,
-        "the same: clientSecret",
+        "client secret for the token endpoint; default: clientSecret in sasl.jaas.config",
         field="sasl_client_secret",
     ),
-    _applies("sasl.oauthbearer.scope", NONEMPTY, "the same: scope", field="sasl_scope"),
+    _applies(
+        "sasl.oauthbearer.scope",
+        NONEMPTY,
+        "scope for the token endpoint; default: in sasl.jaas.config",
+        field="sasl_scope",
+    ),
     _applies(
         "sasl.oauthbearer.header.urlencode",
         BOOLEAN,
-        "whether id and secret are URL-encoded for that endpoint, as RFC 6749 has it and few endpoints want it",
+        "true: URL-encode id and secret for the token endpoint, as RFC 6749 requires and few endpoints expect",
         field="sasl_header_urlencode",
     ),
-    _applies("sasl.login.read.timeout.ms", POSITIVE_MILLISECONDS, "the longest wait for that endpoint"),
-    _applies("sasl.login.retry.backoff.ms", MILLISECONDS, "the first wait before it is asked again"),
-    _applies("sasl.login.retry.backoff.max.ms", MILLISECONDS, "the longest such wait"),
+    _applies("sasl.login.read.timeout.ms", POSITIVE_MILLISECONDS, "time limit for a response of the token endpoint"),
+    _applies("sasl.login.retry.backoff.ms", MILLISECONDS, "first delay before a retry of the token endpoint"),
+    _applies("sasl.login.retry.backoff.max.ms", MILLISECONDS, "maximum delay before a retry of the token endpoint"),
     _applies("sasl.kerberos.service.name", NONEMPTY, "the first part of the brokers' Kerberos principal"),
     *no_effect(
         _CLIENT,
         "sasl.login.refresh.window.factor sasl.login.refresh.window.jitter sasl.login.refresh.min.period.seconds "
         "sasl.login.refresh.buffer.seconds",
-        "a token is renewed when four fifths of its life are over and a connection needs it",
+        "a token is renewed after 80 % of its life, when a connection needs it",
     ),
-    *no_effect(_CLIENT, "sasl.login.connect.timeout.ms", "that is part of sasl.login.read.timeout.ms"),
+    *no_effect(_CLIENT, "sasl.login.connect.timeout.ms", "sasl.login.read.timeout.ms includes it"),
     *no_effect(
         _CLIENT,
         "sasl.kerberos.kinit.cmd sasl.kerberos.ticket.renew.window.factor sasl.kerberos.ticket.renew.jitter "
         "sasl.kerberos.min.time.before.relogin",
-        "tickets are the system's; nothing here calls kinit",
+        "the system manages tickets; this client does not call kinit",
     ),
     *no_effect(
         _CLIENT,
@@ -132,9 +137,9 @@ SASL_PROPERTIES: tuple[Property, ...] = (
         "sasl.oauthbearer.expected.audience sasl.oauthbearer.expected.issuer sasl.oauthbearer.jwks.endpoint.url "
         "sasl.oauthbearer.jwks.endpoint.refresh.ms sasl.oauthbearer.jwks.endpoint.retry.backoff.ms "
         "sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms sasl.oauthbearer.jwt.validator.class",
-        "tokens are checked by brokers, not here",
+        "brokers validate tokens, not this client",
     ),
-    *forbidden(_CLIENT, "sasl.login.class", f"JVM classes cannot run here; {_INSTEAD.split('; ')[1]}"),
+    *forbidden(_CLIENT, "sasl.login.class", f"Java classes are not supported; {_INSTEAD.split('; ')[1]}"),
     *not_yet(
         _CLIENT,
         "sasl.oauthbearer.assertion.algorithm sasl.oauthbearer.assertion.claim.aud "

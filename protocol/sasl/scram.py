@@ -76,15 +76,15 @@ def _parse_server_first(message: str, nonce: str) -> tuple[str, bytes, int]:
     """Return the whole nonce, the salt and the number of iterations."""
     match = _SERVER_FIRST.fullmatch(message)
     if match is None:
-        raise AuthenticationFailed("the broker's first message is not one of SCRAM")
+        raise AuthenticationFailed("the broker's first message is not valid SCRAM")
     server_nonce, salt, iterations = match[1], base64.b64decode(match[2]), int(match[3])
     if not server_nonce.startswith(nonce) or len(server_nonce) == len(nonce):
         raise AuthenticationFailed(
-            "the broker's nonce does not extend ours: it replays another exchange, or is no broker"
+            "the broker's nonce does not extend the client's: it replays another exchange, or is not a broker"
         )
     if not FEWEST_ITERATIONS <= iterations <= MOST_ITERATIONS:
         raise AuthenticationFailed(
-            f"the broker asks for {iterations} iterations; only {FEWEST_ITERATIONS} to {MOST_ITERATIONS} are done here"
+            f"the broker requires {iterations} iterations; only {FEWEST_ITERATIONS} to {MOST_ITERATIONS} are supported"
         )
     return server_nonce, salt, iterations
 
@@ -94,7 +94,7 @@ def _check_server_final(message: str, signature: bytes) -> None:
     if match is None:
         raise AuthenticationFailed("the broker has not proved that it knows the password: its signature is missing")
     if match[1] is not None:
-        raise AuthenticationFailed(f"the broker says {match[1][:_MOST_SHOWN]}")
+        raise AuthenticationFailed(f"the broker answers {match[1][:_MOST_SHOWN]}")
     if not hmac.compare_digest(base64.b64decode(match[2]), signature):
         raise AuthenticationFailed("the broker has not proved that it knows the password: its signature is wrong")
 

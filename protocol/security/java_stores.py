@@ -108,7 +108,7 @@ def _pkcs12(path: str, data: bytes, password: str | None) -> PKCS12KeyAndCertifi
     except ValueError as error:
         # The message of `error` is not trusted to hide secrets.
         raise ConfigurationError(
-            f"the store {path} cannot be read: its password is wrong, or it is no store"
+            f"the store {path} cannot be read: its password is wrong, or it is not a key store"
         ) from error
 
 
@@ -146,7 +146,7 @@ def _keytool(arguments: list[str], passwords: Mapping[str, str | None], *, answe
     tool = shutil.which("keytool", path=f"{home}/bin" if home else None)
     if tool is None:
         raise ConfigurationError(
-            "a JKS store is read by Java's keytool, which is neither in JAVA_HOME nor on the PATH; give PEM or PKCS12"
+            "the store needs Java's keytool, which is neither in JAVA_HOME nor on the PATH; use PEM or PKCS12"
         )
     # Java decodes its input by the locale, which is often ASCII in containers.
     environment = {**os.environ, "LC_ALL": "C.UTF-8"}
@@ -165,7 +165,7 @@ def _keytool(arguments: list[str], passwords: Mapping[str, str | None], *, answe
                 timeout=_KEYTOOL_TIMEOUT_S,
             )
         except subprocess.TimeoutExpired as error:
-            raise ConfigurationError(f"keytool did not end in {_KEYTOOL_TIMEOUT_S} s") from error
+            raise ConfigurationError(f"keytool did not finish within {_KEYTOOL_TIMEOUT_S} s") from error
     if ended.returncode != 0:
         lines = (ended.stdout + ended.stderr).splitlines()
         said = " ".join(" ".join(line for line in lines if not line.startswith(_OPTIONS_OF_THE_JVM)).split())

@@ -89,7 +89,7 @@ def read_key_pair(config: TLSConfig) -> KeyPair | None:
         return None
     keys = pem.blocks(key, PRIVATE_KEY)
     if len(keys) != 1:
-        raise _wrong(key_name, f"has {len(keys) or 'no'} blocks -----BEGIN PRIVATE KEY-----, where one is needed")
+        raise _wrong(key_name, f"has {len(keys) or 'no'} blocks -----BEGIN PRIVATE KEY-----, but must have one")
     return KeyPair(_certificates(name, chain), Secret(keys[0]), key_password)
 
 
@@ -106,7 +106,7 @@ def _read(name: str, path: str, kind: str | None) -> bytes:
     except OSError as error:
         raise _wrong(f"{name}.location", f"is {path}, which cannot be read ({error.strerror})") from error
     if kind is not None and (kind == "PEM") != _is_pem(data):
-        raise _wrong(f"{name}.type", f"is {kind}, but {path} is {'' if _is_pem(data) else 'not '}PEM; leave it out")
+        raise _wrong(f"{name}.type", f"is {kind}, but {path} is {'' if _is_pem(data) else 'not '}PEM; omit the type")
     return data
 
 

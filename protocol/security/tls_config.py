@@ -90,8 +90,8 @@ def parse_tls(values: Mapping[str, Any], *, prefix: str = "") -> TLSConfig:
         raise _wrong(prefix, "enabled.protocols", "{}protocol allows only older versions. Leave out one of the two")
     if not config.check_hostname:
         warn_once(
-            f"{prefix}ssl.endpoint.identification.algorithm is empty: the name in a broker's certificate is not looked "
-            "at, so whoever has any certificate of a trusted CA can pass for a broker"
+            f"{prefix}ssl.endpoint.identification.algorithm is empty: host names in brokers' certificates are not "
+            "verified, so any server with a certificate of a trusted CA can impersonate a broker"
         )
     return config
 

@@ -269,7 +269,7 @@ SECURE = [
     stream(
         "a password for tokens",
         {**EARLIEST, **_SASL, "kafka.sasl.mechanism": "OAUTHBEARER"},
-        error="whose login module is not one for OAUTHBEARER",
+        error="whose login module does not support",
     ),
     stream(
         "scram and no truststore",

@@ -258,7 +258,7 @@ PASSWORD = f'{JAAS} username="me" password="hunter2";'
         ({"sasl.jaas.config": "hunter2"}, "kafka.sasl.jaas.config is [hidden], which cannot be read"),
         (
             {"sasl.mechanism": "OAUTHBEARER", "sasl.jaas.config": PASSWORD},
-            "whose login module is not one for OAUTHBEARER",
+            "whose login module does not support",
         ),
         ({"sasl.mechanism": "OAUTHBEARER"}, "kafka.sasl.oauthbearer.token.provider is missing"),
         (

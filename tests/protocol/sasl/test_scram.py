@@ -69,13 +69,13 @@ def test_each_exchange_has_a_nonce_of_its_own() -> None:
         (f"r={SERVER_NONCE},s={SALT},i=4095", "asks for 4095 iterations"),
         (f"r={SERVER_NONCE},s={SALT},i=1000001", "asks for 1000001 iterations"),
         (f"r={SERVER_NONCE},s={SALT},i=2147483647", "only 4096 to 1000000"),
-        (f"r={NONCE},s={SALT},i=4096", "does not extend ours"),
-        (f"r=other{NONCE},s={SALT},i=4096", "does not extend ours"),
-        (f"r={SERVER_NONCE},s={SALT},i=99999999999999", "not one of SCRAM"),
-        (f"r={SERVER_NONCE},s=?,i=4096", "not one of SCRAM"),
-        (f"m=x,r={SERVER_NONCE},s={SALT},i=4096", "not one of SCRAM"),
-        ("", "not one of SCRAM"),
-        ("\udcff", "not one of SCRAM"),
+        (f"r={NONCE},s={SALT},i=4096", "does not extend the client's"),
+        (f"r=other{NONCE},s={SALT},i=4096", "does not extend the client's"),
+        (f"r={SERVER_NONCE},s={SALT},i=99999999999999", "not valid SCRAM"),
+        (f"r={SERVER_NONCE},s=?,i=4096", "not valid SCRAM"),
+        (f"m=x,r={SERVER_NONCE},s={SALT},i=4096", "not valid SCRAM"),
+        ("", "not valid SCRAM"),
+        ("\udcff", "not valid SCRAM"),
     ],
 )
 def test_a_first_message_that_cannot_be_is_refused_at_once(first: str, why: str) -> None:
@@ -93,8 +93,8 @@ def test_a_first_message_that_cannot_be_is_refused_at_once(first: str, why: str)
         ("v", "signature is missing"),
         (f"v={base64.b64encode(bytes(32)).decode()}", "signature is wrong"),
         ("v=", "signature is wrong"),
-        ("e=invalid-proof", "the broker says invalid-proof"),
-        (f"e=invalid-proof,v={SIGNATURE}", "the broker says invalid-proof|signature is missing"),
+        ("e=invalid-proof", "the broker answers invalid-proof"),
+        (f"e=invalid-proof,v={SIGNATURE}", "the broker answers invalid-proof|signature is missing"),
     ],
 )
 def test_who_does_not_prove_to_know_the_password_is_no_broker(final: str, why: str) -> None:

@@ -242,7 +242,7 @@ def test_whose_tokens_the_signer_of_aws_makes() -> None:
 
     assert of('awsProfileName="" awsMaxRetries="7"') == AwsIam()
     assert of('awsRoleArn="arn" awsRoleSessionName="me"') == AwsIam(role_arn="arn", role_session_name="me")
-    with pytest.raises(ConfigurationError, match="whose awsRoleExternalId the AWS signer does not take") as refused:
+    with pytest.raises(ConfigurationError, match="whose awsRoleExternalId the AWS signer does not support") as refused:
         of('awsRoleArn="arn" awsRoleExternalId="hunter2"')
     assert "hunter2" not in str(refused.value)
 

@@ -257,7 +257,7 @@ class TestWhatIsWrong:
             ({"keystore_certificate_chain": "b"}, "kafka.ssl.keystore.key is missing"),
             ({"enabled_protocols": "TLSv1.3", "protocol": "TLSv1.2"}, "kafka.ssl.protocol allows only older versions"),
             ({"enabled_protocols": "TLSv1.1"}, "these versions are broken"),
-            ({"enabled_protocols": "TLSv1.4"}, "TLSv1.4 is no version of TLS"),
+            ({"enabled_protocols": "TLSv1.4"}, "TLSv1.4 is not a TLS version"),
             ({"endpoint_identification_algorithm": "none"}, "allowed: https, or nothing"),
         ],
     )
