@@ -50,7 +50,7 @@ def _message(token: Secret, extensions: Mapping[str, str]) -> bytes:
 
 def _checked_token(token: Secret) -> str:
     if not _TOKEN.fullmatch(token.reveal()):
-        raise ConfigurationError("the token is empty, or has characters that are invalid in a bearer token.")
+        raise ConfigurationError("the token is empty, or has characters that no token has.")
     return token.reveal()
 
 

@@ -150,7 +150,10 @@ def test_no_secret_is_shown_or_kept() -> None:
     given = {"kafka.security.protocol": "SASL_SSL", "kafka.sasl.mechanism": "PLAIN", "kafka.sasl.jaas.config": jaas}
     for streaming in (True, False):
         message = refusal({"subscribe": "orders", **given}, streaming=streaming)
-        assert "kafka.sasl.jaas.config is [hidden], whose login module does not support sasl.mechanism PLAIN" in message
+        assert (
+            "kafka.sasl.jaas.config is [hidden], whose login module does not support kafka.sasl.mechanism PLAIN"
+            in message
+        )
         assert "hunter2" not in message
     assert "hunter2" not in sink_refusal(given)
 

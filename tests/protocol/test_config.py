@@ -268,7 +268,7 @@ PASSWORD = f'{JAAS} username="me" password="hunter2";'
         ({"sasl.mechanism": "OAUTHBEARER", "sasl.oauthbearer.token.endpoint.url": "https://a"}, 'give clientId="…"'),
         ({"sasl.mechanism": "GSSAPI"}, "kafka.sasl.kerberos.service.name is missing"),
         ({"sasl.mechanism": "hunter2"}, "kafka.sasl.mechanism is [hidden]; allowed: PLAIN, SCRAM-SHA-256"),
-        ({"sasl.login.callback.handler.class": "com.hunter2"}, "give sasl.oauthbearer.token.provider=package.module"),
+        ({"sasl.login.callback.handler.class": "com.hunter2"}, "use sasl.oauthbearer.token.provider=package.module"),
         ({"sasl.login.class": "hunter2"}, "kafka.sasl.login.class is forbidden"),
     ],
 )

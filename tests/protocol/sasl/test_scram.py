@@ -65,9 +65,9 @@ def test_each_exchange_has_a_nonce_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("first", "why"),
     [
-        (f"r={SERVER_NONCE},s={SALT},i=1", "asks for 1 iterations"),
-        (f"r={SERVER_NONCE},s={SALT},i=4095", "asks for 4095 iterations"),
-        (f"r={SERVER_NONCE},s={SALT},i=1000001", "asks for 1000001 iterations"),
+        (f"r={SERVER_NONCE},s={SALT},i=1", "requires 1 iterations"),
+        (f"r={SERVER_NONCE},s={SALT},i=4095", "requires 4095 iterations"),
+        (f"r={SERVER_NONCE},s={SALT},i=1000001", "requires 1000001 iterations"),
         (f"r={SERVER_NONCE},s={SALT},i=2147483647", "only 4096 to 1000000"),
         (f"r={NONCE},s={SALT},i=4096", "does not extend the client's"),
         (f"r=other{NONCE},s={SALT},i=4096", "does not extend the client's"),

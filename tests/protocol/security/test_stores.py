@@ -256,7 +256,7 @@ class TestWhatIsWrong:
             ({"keystore_key": "b"}, "kafka.ssl.keystore.certificate.chain is missing"),
             ({"keystore_certificate_chain": "b"}, "kafka.ssl.keystore.key is missing"),
             ({"enabled_protocols": "TLSv1.3", "protocol": "TLSv1.2"}, "kafka.ssl.protocol allows only older versions"),
-            ({"enabled_protocols": "TLSv1.1"}, "these versions are broken"),
+            ({"enabled_protocols": "TLSv1.1"}, "these versions are insecure"),
             ({"enabled_protocols": "TLSv1.4"}, "TLSv1.4 is not a TLS version"),
             ({"endpoint_identification_algorithm": "none"}, "allowed: https, or nothing"),
         ],
