@@ -20,7 +20,7 @@ from protocol.property import Role
 from protocol.property_kinds import MAX_INT32
 from protocol.sasl.config import NO_SASL, SaslConfig
 from protocol.sasl.credentials import credentials
-from protocol.secret import pickled_with_secrets
+from protocol.secret import hide_variables, pickled_with_secrets
 from protocol.security.tls_config import DEFAULT_TLS, TLSConfig, parse_tls
 
 IsolationLevel = Literal["read_uncommitted", "read_committed"]
@@ -151,6 +151,7 @@ class ProducerConfig:
             )
 
 
+@hide_variables
 def parse_client(properties: Mapping[str, object], *, prefix: str = "") -> ClientConfig:
     """The connection part of `properties` (Kafka's names, values as text, numbers or booleans).
 
@@ -194,6 +195,7 @@ def _resolve_sasl(values: dict[str, Any], prefix: str) -> None:
         warn_once(f"{prefix}security.protocol is {protocol}: {sasl.mechanism} sends what it signs in with unencrypted")
 
 
+@hide_variables
 def parse_consumer(properties: Mapping[str, object], *, prefix: str = "") -> ConsumerConfig:
     """The reading part of `properties`, like `parse_client`. A producer's property is a warning, logged once."""
     config = ConsumerConfig(**read(properties, Role.CONSUMER, prefix=prefix))
@@ -237,6 +239,7 @@ def _check_membership(config: ConsumerConfig, properties: Mapping[str, object], 
         )
 
 
+@hide_variables
 def parse_producer(properties: Mapping[str, object], *, prefix: str = "") -> ProducerConfig:
     """The writing part of `properties`, like `parse_client`. A consumer's property is a warning, logged once.
 

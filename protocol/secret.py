@@ -11,7 +11,12 @@ import hmac
 import io
 import os
 import pickle
-from typing import Any, NoReturn
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, NoReturn, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 HIDDEN = "[hidden]"
 
@@ -68,3 +73,33 @@ def pickled_with_secrets(value: object) -> bytes:
 class _RevealingPickler(pickle.Pickler):
     def reducer_override(self, value: object) -> Any:
         return (Secret, (value.reveal(),)) if isinstance(value, Secret) else NotImplemented
+
+
+def hide_variables(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a function that handles secrets as plain text: its errors have no traceback into it.
+
+    Error collectors record the local variables of every frame in a traceback, and those of the causes.
+    """
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            forget_frames(error)
+            failure = error
+        del args, kwargs
+        raise failure
+
+    return call
+
+
+def forget_frames(error: BaseException | None) -> None:
+    """Drop the tracebacks of an error and of its causes, with all that their local variables hold."""
+    chain, seen = [error], set[int]()
+    while chain:
+        each = chain.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            each.__traceback__ = None
+            chain += [each.__cause__, each.__context__]

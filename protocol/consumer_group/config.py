@@ -12,6 +12,7 @@ from datetime import timedelta
 
 from protocol.config import ConsumerConfig, OffsetReset, parse_consumer
 from protocol.property_kinds import BOOLEAN, POSITIVE_MILLISECONDS, Kind
+from protocol.secret import hide_variables
 
 # As Java's Duration.parse has it.
 _DURATION = re.compile(
@@ -55,6 +56,7 @@ _OWN: Mapping[str, Kind] = {
 }
 
 
+@hide_variables
 def parse_group_consumer(properties: Mapping[str, object]) -> GroupConsumerConfig:
     """As `parse_consumer`. As in Java's consumer, who names a group is a member of it by the classic protocol, and
     commits every five seconds, unless it says something else. Raises `ConfigurationError`.

@@ -20,6 +20,7 @@ from protocol.broker_errors import ErrorCode
 from protocol.clock import Clock, Deadline
 from protocol.errors import ConnectionLost, Corrupt, FrameTooLarge, KafkaError, RequestTimedOut
 from protocol.net.byte_stream import ByteStream
+from protocol.secret import hide_variables
 from protocol.wire import frame, versions
 from protocol.wire.messages.m18_api_versions import API_VERSIONS
 from protocol.wire.schema import Api
@@ -162,6 +163,7 @@ class Connection:
         after_s = self._session.renewed_after_s
         self._authenticate_at_s = float("inf") if after_s is None else self._clock.now_s() + after_s
 
+    @hide_variables
     def _ask(self, api: Api, at_least: int, body: dict[str, Any], deadline: Deadline) -> Mapping[str, Any]:
         return self._send(api, self.choose_version(api, at_least), body, deadline, replies=True).result(deadline)
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 from protocol.config_providers import resolved
 from protocol.errors import ConfigurationError
-from protocol.secret import Secret
+from protocol.secret import Secret, hide_variables
 from protocol.security.cipher_suites import is_of_tls13, openssl_name
 from protocol.security.stores import KeyPair, read_key_pair, read_trusted, state
 from protocol.security.tls_config import TLSConfig
@@ -100,6 +100,7 @@ def _trust(context: ssl.SSLContext, config: TLSConfig) -> None:
         raise _wrong(f"ssl.truststore.{name}", why) from error
 
 
+@hide_variables
 def _load(context: ssl.SSLContext, pair: KeyPair, name: str) -> None:
     password = Secret("" if pair.password is None else resolved(pair.password.reveal()))
     try:

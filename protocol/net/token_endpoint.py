@@ -28,7 +28,7 @@ from protocol.property_kinds import shown
 from protocol.sasl.config import SaslConfig
 from protocol.sasl.credentials import TokenEndpoint
 from protocol.sasl.token import is_seconds
-from protocol.secret import HIDDEN, Secret
+from protocol.secret import HIDDEN, Secret, hide_variables
 from protocol.security.tls_config import parse_tls
 from protocol.security.tls_properties import TLS_PROPERTIES
 
@@ -79,6 +79,7 @@ def _shown(url: urllib.parse.SplitResult) -> str:
     return f"{url.scheme}://{url.netloc.rpartition('@')[2]}"
 
 
+@hide_variables
 def _ask(
     url: urllib.parse.SplitResult, source: TokenEndpoint, config: SaslConfig, deadline: Deadline
 ) -> tuple[str, float | None]:

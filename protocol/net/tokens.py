@@ -21,7 +21,7 @@ from protocol.property_kinds import shown
 from protocol.sasl.config import SaslConfig
 from protocol.sasl.credentials import AwsIam, TokenEndpoint, TokenFile, TokenProvider, TokenSource, UnsecuredToken
 from protocol.sasl.token import Token, end_of_jwt, is_seconds, unsecured_token
-from protocol.secret import Secret
+from protocol.secret import Secret, hide_variables
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +78,7 @@ class Tokens:
     def _made(self, text: str, ends_at_s: float | None = None, extensions: Mapping[str, str] | None = None) -> Token:
         return Token(Secret(text), self._now_s(), ends_at_s or end_of_jwt(text), extensions or {})
 
+    @hide_variables
     def _given(self, source: TokenProvider) -> Token:
         """What the user's function gives."""
         function = _imported(source.function)
@@ -115,10 +116,12 @@ def _content(path: str) -> str:
     try:
         return Path(path).read_text("ascii").strip()
     except (OSError, UnicodeError) as error:
-        raise ConfigurationError(
-            f"sasl.oauthbearer.token.endpoint.url is a file that cannot be read here ({type(error).__name__}): {path}.",
-            settings=("sasl.oauthbearer.token.endpoint.url",),
-        ) from None
+        why = type(error).__name__
+    # Not in there: an error of decoding holds all that was read.
+    raise ConfigurationError(
+        f"sasl.oauthbearer.token.endpoint.url is a file that cannot be read here ({why}): {path}.",
+        settings=("sasl.oauthbearer.token.endpoint.url",),
+    )
 
 
 def _imported(function: str) -> Any:
@@ -134,6 +137,7 @@ def _imported(function: str) -> Any:
         ) from error
 
 
+@hide_variables
 def _signed_by_aws(source: AwsIam, address: str) -> tuple[str, float]:
     try:
         from aws_msk_iam_sasl_signer import MSKAuthTokenProvider

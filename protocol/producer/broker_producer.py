@@ -24,6 +24,7 @@ from protocol.net.connection import Reply
 from protocol.producer.idempotence import ProducerSession
 from protocol.producer.partition_producer import PartitionProducer, ProducerBatch
 from protocol.records.encode import stamp
+from protocol.secret import forget_frames
 from protocol.wire.messages.m00_produce import LAST_WITH_TOPIC_NAMES, PRODUCE
 
 log = logging.getLogger(__name__)
@@ -189,7 +190,7 @@ class BrokerProducer:
     def _not_sent(self, parts: Sequence[Part], error: KafkaError) -> None:
         now_s = self._client.clock.now_s()
         log.debug("%s: Produce could not be sent: %s", self.broker, error)
-        _forget_frames(error)
+        forget_frames(error)  # the pool keeps the error, whose frames hold the record batches
         for partition, batch in parts:
             partition.not_sent(batch, error, now_s)
             self._stale(partition.topic)
@@ -203,7 +204,7 @@ class BrokerProducer:
             body = request.reply.result(request.deadline)
         except (TransportError, ProtocolError) as error:
             log.debug("%s: no answer to Produce: %s", self.broker, error)
-            _forget_frames(error)
+            forget_frames(error)  # the pool keeps it
             now_s = self._client.clock.now_s()
             for partition, batch in request.parts:
                 partition.lost(batch, error, now_s)
@@ -238,13 +239,6 @@ class BrokerProducer:
                 if error_row(code).refresh is Refresh.METADATA:
                     self._stale(partition.topic)
                 partition.refused(batch, code, where, now_s, _detail(answer))
-
-
-def _forget_frames(error: BaseException | None) -> None:
-    """The pool keeps the last failure of a broker, and these would keep the record batches."""
-    while error is not None:
-        error.__traceback__ = None
-        error = error.__cause__ or error.__context__
 
 
 def _detail(answer: Mapping[str, Any]) -> str | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from protocol.config_providers import resolved
-from protocol.secret import Secret
+from protocol.secret import Secret, hide_variables
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class SaslConfig:
     login_retry_backoff_max_ms: int = 10_000
     kerberos_service_name: str | None = None
 
+    @hide_variables
     def resolved(self) -> SaslConfig:
         """Return a copy with all references replaced; raise `ConfigurationError` for one that cannot be resolved."""
         return dataclasses.replace(self, **{name: _resolved(value) for name, value in vars(self).items()})

@@ -98,6 +98,7 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
     "GSSAPI": (_KERBEROS,),
     "AWS_MSK_IAM": (_AWS_IAM,),
 }
+_UNSECURED = "unsecuredLogin"
 _EXTENSION = re.compile(r"extension_(.+)")
 # With these keys the client would authenticate as another AWS principal.
 _OTHER_AWS_KEYS = ("awsRoleExternalId", "awsRoleAccessKeyId", "awsRoleSecretAccessKey", "awsRoleSessionToken")
@@ -162,7 +163,21 @@ def _password(config: SaslConfig, options: Mapping[str, Secret]) -> Password:
             "sasl.username",
             "sasl.password",
         )
+    if not (_is_unicode(username) and _is_unicode(password)):
+        raise ConfigurationError(
+            "sasl.jaas.config is [hidden], whose user or password is no valid Unicode text: the bytes that it was read "
+            "from are not UTF-8.",
+            settings=("sasl.jaas.config", "sasl.username", "sasl.password"),
+        )
     return Password(username, password, (_text(options.get("tokenauth")) or "").lower() == "true")
+
+
+def _is_unicode(secret: Secret) -> bool:
+    try:
+        secret.reveal().encode()
+    except UnicodeEncodeError:  # it holds the text
+        return False
+    return True
 
 
 def _kerberos(config: SaslConfig, options: Mapping[str, Secret]) -> Kerberos:
@@ -197,8 +212,8 @@ def _token_source(config: SaslConfig, options: Mapping[str, Secret]) -> TokenSou
         return TokenFile(re.sub(r"^file:(//)?", "", url))
     if url is not None:
         return _token_endpoint(config, options, url)
-    if any(name.startswith("unsecuredLogin") for name in options):
-        return UnsecuredToken({name: value.reveal() for name, value in options.items()})
+    if any(name.startswith(_UNSECURED) for name in options):
+        return UnsecuredToken({name: value.reveal() for name, value in options.items() if name.startswith(_UNSECURED)})
     raise _missing(
         "sasl.oauthbearer.token.provider",
         "package.module:function, or sasl.oauthbearer.token.endpoint.url",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from protocol.config_providers import resolved
 from protocol.errors import ConfigurationError
-from protocol.secret import Secret
+from protocol.secret import Secret, hide_variables
 from protocol.security import java_stores, pem
 from protocol.security.tls_config import TLSConfig
 from protocol.security.tls_properties import TLS_NAMES
@@ -29,6 +29,7 @@ class KeyPair:
     password: Secret | None
 
 
+@hide_variables
 def state(config: TLSConfig) -> list[object]:
     """Return a value that changes if a store may have changed: files, and external secrets (`${dir:...}`)."""
     paths = (config.truststore_location, config.keystore_location)
@@ -45,6 +46,7 @@ def _state_of(path: str) -> tuple[int, int, int] | None:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
+@hide_variables
 def read_trusted(config: TLSConfig) -> str | None:
     """Return the certificates of the trusted CAs as PEM; None if none are configured.
 
@@ -65,6 +67,7 @@ def read_trusted(config: TLSConfig) -> str | None:
     return _certificates("ssl.truststore.location", found)
 
 
+@hide_variables
 def read_key_pair(config: TLSConfig) -> KeyPair | None:
     """Return the client's certificate and key; None if none are configured.
 

@@ -15,6 +15,7 @@ from protocol.errors import ConfigurationError
 from protocol.once import held_back, warn_once
 from protocol.properties import BY_NAME
 from protocol.property import Effect, Role
+from protocol.secret import hide_variables
 from spark_kafka_source.options import selection
 from spark_kafka_source.options.rules import check_source
 from spark_kafka_source.options.stray_options import PREFIX, why_ignored
@@ -46,6 +47,7 @@ _TRANSACTION_TIMEOUT = "transaction.timeout.ms"
 TRANSACTION_TIMEOUT_MS = 900_000
 
 
+@hide_variables
 def row_columns(options: Mapping[str, str]) -> tuple[str, ...]:
     """What the schema depends on, which is asked for before it is known what the query does."""
     texts = {key.lower(): str(text) for key, text in options.items() if key.lower() in ("columns", "includeheaders")}
@@ -54,6 +56,7 @@ def row_columns(options: Mapping[str, str]) -> tuple[str, ...]:
     return selection.row_columns(given.get("columns"), given.get("include_headers", False))
 
 
+@hide_variables
 def check_read_options(options: Mapping[str, str]) -> None:
     """Check the options of a read that may be a stream or a batch, as Spark does not tell `DataSource.schema`.
 
@@ -87,6 +90,7 @@ def _refusal(options: Mapping[str, str], *, streaming: bool) -> ConfigurationErr
     return None
 
 
+@hide_variables
 def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
     """Reads the options of a source. Raises `ConfigurationError` that names the option and the remedy."""
     given, kafka = _read(options, Use.STREAM_READ if streaming else Use.BATCH_READ)
@@ -100,6 +104,7 @@ def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> Sour
     return parsed
 
 
+@hide_variables
 def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
     """Reads the options of a sink. Raises `ConfigurationError` that names the option and the remedy."""
     given, kafka = _read(options, Use.WRITE)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from protocol.errors import ConfigurationError
 from protocol.once import held_back
+from protocol.secret import hide_variables
 from spark_kafka_source.options.parsing import parse_sink_options
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 _FORMAT = "pykafka-group"
 
 
+@hide_variables
 def kafka_batches(options: Mapping[str, object]) -> KafkaBatches:
     """The function for `foreachBatch` that writes every batch to Kafka; `options` are those of the sink.
 

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
+import socket
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from protocol.clock import SYSTEM_CLOCK, Deadline
+from protocol.config import parse_client, parse_consumer, parse_producer
+from protocol.consumer_group.config import parse_group_consumer
 from protocol.errors import ConnectionLost, KafkaError
 from protocol.net.authenticate import Authenticator
+from protocol.net.byte_stream import Buffer, ByteStream
+from protocol.net.connection import Connection
 from protocol.net.tls_context import new_context
 from protocol.sasl.config import SaslConfig
-from protocol.secret import Secret
+from protocol.secret import Secret, SecretBytes
 from protocol.security.tls_config import TLSConfig
 from protocol.wire.messages.m17_sasl_handshake import SASL_HANDSHAKE
+from protocol.wire.messages.m36_sasl_authenticate import SASL_AUTHENTICATE
 from protocol.wire.schema import Api
+from spark_kafka_source.options.parsing import parse_sink_options, parse_source_options
+from spark_kafka_source.sink.foreach_batch import kafka_batches
 from tests.tls_ends import encrypted_key, make_ends
 from tests.token_endpoint import Endpoint
 
@@ -55,6 +65,14 @@ FAILURES: dict[str, tuple[SaslConfig, Answer]] = {
     "a connection that breaks": (SaslConfig("PLAIN", **ME), hangs_up),
     "a broker that proves nothing": (SaslConfig("SCRAM-SHA-256", **ME), proves_nothing),
     "a token": (SaslConfig("OAUTHBEARER", token_provider="tests.token_of_alice:token"), refuses_token),
+    "a missing reference beside a password": (
+        SaslConfig("PLAIN", Secret(f'{MODULE} username="${{env:NOT_THERE}}" password="{ITS_TEXT}";')),
+        refuses,
+    ),
+    "a password that is no text": (
+        SaslConfig("PLAIN", username=Secret("me"), password=Secret("hunter2\udc80")),
+        refuses,
+    ),
     "no semicolon": (SaslConfig("PLAIN", Secret(f'{MODULE} password="{REFERENCE.reveal()}"')), refuses),
 }
 
@@ -87,9 +105,31 @@ def test_a_sign_in_that_fails(failure: str) -> None:
     assert [line for line in text.splitlines() if ITS_TEXT in line or "salted_password" in line] == []
 
 
-def test_a_token_endpoint_that_refuses() -> None:
+@pytest.mark.parametrize(
+    "given",
+    [(ITS_TEXT, "soon"), (ITS_TEXT, 9e9, {"a-b": "x"}), (ITS_TEXT + "\n", 9e9), {"token": ITS_TEXT}],
+    ids=["wrong expiry", "wrong extension", "newline", "no text"],
+)
+def test_a_provider_that_gives_a_token_and_something_wrong(given: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.token_of_alice.token", lambda: given)
+    text = shown(*FAILURES["a token"])
+    assert "_sign_in" in text
+    assert [line for line in text.splitlines() if ITS_TEXT in line] == []
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (401, {}, b""),
+        (401, {}, json.dumps({"error": "invalid_client", "error_description": f"not me:{ITS_TEXT}"}).encode()),
+        (200, {}, json.dumps({"id_token": ITS_TEXT}).encode()),
+        (202, {}, json.dumps({"access_token": ITS_TEXT}).encode()),
+    ],
+    ids=["refusal", "secret repeated", "other token", "other status"],
+)
+def test_a_token_endpoint_without_a_token(answer: tuple[int, dict[str, str], bytes]) -> None:
     with Endpoint() as endpoint:
-        endpoint.answers = [(401, {}, b"")]
+        endpoint.answers = [answer]
         who = {"client_id": Secret("me"), "client_secret": REFERENCE}
         text = shown(SaslConfig("OAUTHBEARER", token_endpoint_url=endpoint.url, **who), refuses)
     assert "ask_endpoint" in text
@@ -104,3 +144,51 @@ def test_a_key_that_has_another_password(tmp_path: Path) -> None:
     with pytest.raises(KafkaError, match="cannot be decrypted") as failed:
         new_context(config)
     assert [line for line in with_variables(failed.value).splitlines() if ITS_TEXT in line] == []
+
+
+@pytest.mark.parametrize("form", ["x{}", "-----BEGIN PRIVATE KEY-----\n{}\n-----END PRIVATE KEY-----\n"])
+def test_a_key_that_cannot_be_read(tmp_path: Path, form: str) -> None:
+    mine = make_ends(tmp_path).certificate.read_text()
+    config = TLSConfig(keystore_key=Secret(form.format(ITS_TEXT)), keystore_certificate_chain=Secret(mine))
+    with pytest.raises(KafkaError) as failed:
+        new_context(config)
+    assert [line for line in with_variables(failed.value).splitlines() if ITS_TEXT in line] == []
+
+
+def test_a_connection_that_breaks_while_a_password_is_sent() -> None:
+    class Broken(ByteStream):
+        def send(self, buffers: Sequence[Buffer], deadline: Deadline) -> None:
+            raise ConnectionLost("gone")
+
+    with socket.socket() as sock:
+        connection = Connection(Broken(sock, "broker:1"), "id", clock=SYSTEM_CLOCK, max_response_bytes=1_000)
+        connection.versions = {SASL_AUTHENTICATE.key: (0, 0)}
+        body = {"auth_bytes": SecretBytes(b"\0me\0" + ITS_TEXT.encode())}
+        with pytest.raises(ConnectionLost) as failed:
+            connection._ask(SASL_AUTHENTICATE, 0, body, Deadline.after_ms(5_000))
+    assert [line for line in with_variables(failed.value).splitlines() if ITS_TEXT in line] == []
+
+
+PARSERS: list[tuple[str, Callable[[dict[str, str]], object]]] = [
+    ("", parse_client),
+    ("", parse_consumer),
+    ("", parse_producer),
+    ("", parse_group_consumer),
+    ("kafka.", kafka_batches),
+    ("kafka.", parse_sink_options),
+    ("kafka.", partial(parse_source_options, streaming=True)),
+]
+
+
+@pytest.mark.parametrize(("prefix", "parse"), PARSERS)
+def test_properties_of_which_another_is_wrong(prefix: str, parse: Callable[[dict[str, str]], object]) -> None:
+    def given() -> dict[str, str]:
+        texts = dict.fromkeys(("request.timeout.ms", "fetch.max.wait.ms", "batch.size"), "soon")
+        texts["sasl.jaas.config"] = f'{MODULE} password="{ITS_TEXT}";'
+        return {f"{prefix}{name}": text for name, text in texts.items()}
+
+    with pytest.raises(KafkaError, match="is 'soon'") as failed:
+        parse(given())
+    text = with_variables(failed.value)
+    assert "test_properties_of_which" in text
+    assert [line for line in text.splitlines() if ITS_TEXT in line] == []
