@@ -75,6 +75,8 @@ class KafkaConsumer:
         self._woken = threading.Event()
         # What was wrong behind the records of the last poll.
         self._error: KafkaError | None = None
+        # The first exception of the user's listener or callbacks that no call has raised yet.
+        self._raised: Exception | None = None
         self._closing = self._closed = False
         self._in_use = threading.RLock()
 
@@ -125,6 +127,7 @@ class KafkaConsumer:
         """From everything; leaves the group. What was polled is committed before, with `enable.auto.commit`."""
         self._leave()
         self._subscription = TopicSubscription()
+        self._raise()
 
     @property
     def subscription(self) -> TopicSubscription:
@@ -141,8 +144,9 @@ class KafkaConsumer:
         """Records of the assigned partitions, at most a few thousand; none when none came in time.
 
         Takes longer where partitions begin to be read, or a listener does. Raises `WakeUp`, what reading a partition
-        raises (once; the others go on), what a listener raises, and, once, which topics nobody can be assigned since
-        this member leads its group and has no right to know of them.
+        raises (once; the others go on), the first exception of a listener (once, after the rebalance: the member goes
+        on), and, once, which topics nobody can be assigned since this member leads its group and has no right to know
+        of them.
         """
         deadline = self._client.deadline(timeout_ms)
         while True:
@@ -179,8 +183,23 @@ class KafkaConsumer:
                 if assignment.member.is_in_group:
                     self._member = assignment.member
                 self._take(assignment.owned - self._streams.partitions)
+                self._raise()
         if self._commits.due:
             self.commit_async()
+
+    def _call(self, function: Callable[P, object], *given: P.args, **named: P.kwargs) -> None:
+        """Calls a listener or callback. An exception ends nothing here; `_raise` raises the first one, as in Java."""
+        try:
+            function(*given, **named)
+        except Exception as error:
+            log.exception("a rebalance listener or commit callback raised an exception")
+            self._raised = self._raised or error
+
+    def _raise(self) -> None:
+        """Raises what `_call` has kept, once."""
+        if (raised := self._raised) is not None:
+            self._raised = None
+            raise raised
 
     def _read(self, batches: Batches, timeout_ms: float) -> None:
         rows = 0
@@ -217,24 +236,24 @@ class KafkaConsumer:
     def _give_up(self, revocation: Revocation) -> None:
         partitions = revocation.partitions
         if revocation.lost:
-            self._listener.on_partitions_lost(partitions)
+            self._call(self._listener.on_partitions_lost, partitions)
         else:
             self._revoke(partitions, self._client.deadline())
         self._streams.drop(partitions)
-        self._commits.keep(self._streams.partitions)
+        self._call(self._commits.keep, self._streams.partitions)
 
     def _take(self, added: Collection[TopicPartition]) -> None:
         if added:
             self._streams.add(added)
-            self._listener.on_partitions_assigned(added)
+            self._call(self._listener.on_partitions_assigned, added)
 
     def _revoke(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
         """Before they are given up: the last commits, also those that the listener does not wait for."""
         limit_ms = self._client.config.request_timeout_ms
         self._commit_positions(partitions, deadline.at_most_ms(limit_ms))
         if partitions and self._membership is not None:
-            self._listener.on_partitions_revoked(partitions)
-        self._commits.finish(deadline.at_most_ms(limit_ms))
+            self._call(self._listener.on_partitions_revoked, partitions)
+        self._call(self._commits.finish, deadline.at_most_ms(limit_ms))
 
     def _commit_positions(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
         """If commits are automatic; others that are under way end, too."""
@@ -244,13 +263,14 @@ class KafkaConsumer:
                 self._commit({key: moved[key] for key in partitions if key in moved}, deadline)
             except CommitFailed as error:
                 log.warning("%s", error)
-        self._commits.finish(deadline)
+        self._call(self._commits.finish, deadline)
 
     def enforce_rebalance(self) -> None:
         """Leaves the group at once, as `unsubscribe` does, and joins again with the next `poll`: it assigns anew."""
         if self._membership is not None:
             self._leave(for_good=True)
             self._join()
+            self._raise()
 
     @_for_one_thread
     def group_metadata(self) -> ConsumerGroupMetadata:
@@ -380,7 +400,8 @@ class KafkaConsumer:
                 self._closed = True
                 self._streams.close(deadline)
                 self._commits.close()
-            self._commits.tell()
+            self._call(self._commits.tell)
+            self._raise()
 
     @contextmanager
     def _used(self) -> Iterator[None]:

@@ -8,7 +8,11 @@ from protocol.kafka_terms import TopicPartition
 
 
 class ConsumerRebalanceListener:
-    """Called within `poll`, in its thread; override what is of interest. What it raises, `poll` raises."""
+    """Called within `poll`, in its thread; override the methods of interest.
+
+    A rebalance goes on when a method raises an exception: the partitions are revoked or assigned, and then `poll` (or
+    `unsubscribe`, `enforce_rebalance`, `close`) raises the first exception of that rebalance, once.
+    """
 
     def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> None:
         """They are still this member's, and what is committed now is seen by the next one that has them."""

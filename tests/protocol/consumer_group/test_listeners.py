@@ -1,0 +1,157 @@
+"""Rebalance listeners that raise: the member goes on, and the exception is raised once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator
+
+import pytest
+
+from protocol.cluster.client import Client
+from protocol.consumer_group.config import parse_group_consumer
+from protocol.consumer_group.kafka_consumer import KafkaConsumer
+from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
+from protocol.errors import CommitFailed
+from protocol.group.membership.cause import Cause
+from protocol.group.offsets import fetch_offsets
+from protocol.kafka_terms import TopicPartition
+from tests.fake_kafka import consumer_group as fake_consumer_group
+from tests.protocol.consumer.consuming import client_of
+from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
+from tests.protocol.consumer_group.members import read
+from tests.ten_records import END, TenRecords
+from tests.wait_until import wait_until
+
+BOTH = frozenset({("orders", 0), ("orders", 1)})
+PROTOCOLS = pytest.mark.parametrize("protocol", [EAGER, COOPERATIVE, KIP_848], ids=["eager", "cooperative", "kip848"])
+
+
+class Raising(ConsumerRebalanceListener):
+    """Raises in the method `name`, each time."""
+
+    def __init__(self, name: str) -> None:
+        self.told: list[str] = []
+        self._name = name
+
+    def _note(self, name: str) -> None:
+        self.told.append(name)
+        if name == self._name:
+            raise ZeroDivisionError(name)
+
+    def on_partitions_assigned(self, partitions: Collection[TopicPartition]) -> None:
+        self._note("assigned")
+
+    def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> None:
+        self._note("revoked")
+
+    def on_partitions_lost(self, partitions: Collection[TopicPartition]) -> None:
+        self._note("lost")
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[TenRecords]:
+    monkeypatch.setattr(fake_consumer_group, "HEARTBEAT_INTERVAL_MS", 100)
+    with TenRecords() as fake:
+        yield fake
+
+
+@pytest.fixture
+def client(fake: TenRecords) -> Iterator[Client]:
+    with client_of(fake.bootstrap_servers) as client:
+        yield client
+
+
+def consumer_of(client: Client, protocol: dict[str, object], **properties: object) -> KafkaConsumer:
+    given = {"group.id": "etl", "auto.offset.reset": "earliest", "enable.auto.commit": False, **protocol}
+    return KafkaConsumer(client, parse_group_consumer({**given, **properties}))
+
+
+def polled(consumer: KafkaConsumer, until: int) -> tuple[int, list[Exception]]:
+    """Rows and exceptions of polls, until so many rows are there."""
+    rows, raised = 0, []
+    until_s = time.monotonic() + 25
+    while rows < until:
+        assert time.monotonic() < until_s, (rows, raised)
+        try:
+            rows += consumer.poll(50).num_rows
+        except (ZeroDivisionError, CommitFailed) as error:
+            raised.append(error)
+    return rows, raised
+
+
+@PROTOCOLS
+@pytest.mark.parametrize("commits", [False, True], ids=["raises", "commits"])
+def test_listener_raises_when_partitions_are_lost_and_the_member_joins_again(
+    client: Client, protocol: dict[str, object], commits: bool
+) -> None:
+    """By default `on_partitions_lost` calls `on_partitions_revoked`, where most listeners commit."""
+
+    class Committing(ConsumerRebalanceListener):
+        def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> None:
+            consumer.commit_sync()
+
+    listener: ConsumerRebalanceListener = Committing() if commits else Raising("lost")
+    with consumer_of(client, protocol) as consumer:
+        consumer.subscribe(["orders"], listener)
+        read(consumer, 2 * END)
+        membership = consumer._membership
+        assert membership is not None
+        with membership._changed:
+            membership._machine._lose(Cause("its session is over"))
+            membership._tell()
+        rows, raised = polled(consumer, 2 * END)
+        assert (rows, len(raised)) == (2 * END, 1), raised
+        assert isinstance(raised[0], CommitFailed if commits else ZeroDivisionError)
+        assert consumer.assignment == BOTH
+        consumer.unsubscribe()
+
+
+@PROTOCOLS
+def test_listener_raises_when_partitions_are_revoked_and_another_member_gets_them(
+    fake: TenRecords, client: Client, protocol: dict[str, object]
+) -> None:
+    listener = Raising("revoked")
+    with consumer_of(client, protocol, **{"enable.auto.commit": True}) as consumer:
+        consumer.subscribe(["orders"], listener)
+        read(consumer, 2 * END)
+        with client_of(fake.bootstrap_servers) as another, consumer_of(another, protocol) as second:
+            second.subscribe(["orders"])
+            raised: list[Exception] = []
+
+            def shared() -> bool:
+                second.poll(20)
+                try:
+                    consumer.poll(20)
+                except ZeroDivisionError as error:
+                    raised.append(error)
+                return len(consumer.assignment) == len(second.assignment) == 1
+
+            wait_until(shared)
+            assert [str(error) for error in raised] == ["revoked"]
+            offsets = fetch_offsets(client, "etl", BOTH, client.deadline())
+            assert {each.offset for each in offsets.values()} == {END}
+            with pytest.raises(ZeroDivisionError):
+                consumer.unsubscribe()
+            wait_until(lambda: second.poll(20) or second.assignment == BOTH)
+
+
+@PROTOCOLS
+def test_listener_raises_when_partitions_are_assigned_and_they_are_read(
+    client: Client, protocol: dict[str, object]
+) -> None:
+    listener = Raising("assigned")
+    with consumer_of(client, protocol) as consumer:
+        consumer.subscribe(["orders"], listener)
+        assert [str(error) for error in polled(consumer, 2 * END)[1]] == ["assigned"]
+        assert listener.told == ["assigned"]
+
+
+@pytest.mark.parametrize("end", ["close", "unsubscribe", "enforce_rebalance"])
+def test_listener_raises_when_the_consumer_leaves_and_it_has_left(fake: TenRecords, client: Client, end: str) -> None:
+    consumer = consumer_of(client, EAGER)
+    consumer.subscribe(["orders"], Raising("revoked"))
+    read(consumer, 2 * END)
+    with pytest.raises(ZeroDivisionError, match="revoked"):
+        getattr(consumer, end)()
+    assert not fake.groups.groups["etl"].members
+    consumer.close()
