@@ -1,7 +1,8 @@
 """A consumer that polls, for who comes from Java's `KafkaConsumer`: `subscribe` or `assign`, then `poll` in a loop.
 
-For one thread, but `wakeup`. It fetches, keeps its place in the group and commits in threads of its own; rebalances are
-taken up, and listeners and callbacks called, only within `poll`, `commit_sync` and `close`.
+Not thread-safe, except `wakeup`: a call raises `UsageError` while another thread is in one. It fetches, keeps its place
+in the group and commits in threads of its own; rebalances are taken up, and listeners and callbacks called, only within
+`poll`, `commit_sync` and `close`.
 """
 
 from __future__ import annotations
@@ -130,10 +131,12 @@ class KafkaConsumer:
         self._raise()
 
     @property
+    @_for_one_thread
     def subscription(self) -> TopicSubscription:
         return self._subscription
 
     @property
+    @_for_one_thread
     def assignment(self) -> frozenset[TopicPartition]:
         return self._streams.partitions
 
@@ -265,6 +268,7 @@ class KafkaConsumer:
                 log.warning("%s", error)
         self._call(self._commits.finish, deadline)
 
+    @_for_one_thread
     def enforce_rebalance(self) -> None:
         """Leaves the group at once, as `unsubscribe` does, and joins again with the next `poll`: it assigns anew."""
         if self._membership is not None:
@@ -287,6 +291,7 @@ class KafkaConsumer:
 
     # -- positions ----------------------------------------------------------------------------
 
+    @_for_one_thread
     def position(self, partition: TopicPartition) -> int:
         """Offset of the next record that `poll` gives of it."""
         return self._stream(partition).position
@@ -295,6 +300,7 @@ class KafkaConsumer:
         self._streams.begin(self._client.deadline())
         return self._streams[partition]
 
+    @_for_one_thread
     def seek(self, partition: TopicPartition, offset: int) -> None:
         """The next record is the one at `offset`, or the first after it."""
         about = self._error.context if self._error is not None else {}
@@ -302,10 +308,12 @@ class KafkaConsumer:
             self._error = None
         self._streams.seek(partition, offset)
 
+    @_for_one_thread
     def seek_to_beginning(self, partitions: Collection[TopicPartition] = ()) -> None:
         """None given: of all that are assigned."""
         self._seek_all(self.beginning_offsets(partitions or self.assignment))
 
+    @_for_one_thread
     def seek_to_end(self, partitions: Collection[TopicPartition] = ()) -> None:
         """None given: of all that are assigned. With `read_committed`, to the last stable offset."""
         self._seek_all(self.end_offsets(partitions or self.assignment))
@@ -314,13 +322,16 @@ class KafkaConsumer:
         for partition, offset in offsets.items():
             self.seek(partition, offset)
 
+    @_for_one_thread
     def beginning_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         return {key: each.offset for key, each in self._list(dict.fromkeys(partitions, EARLIEST)).items()}
 
+    @_for_one_thread
     def end_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """With `read_committed` the last stable offsets."""
         return {key: each.offset for key, each in self._list(dict.fromkeys(partitions, LATEST)).items()}
 
+    @_for_one_thread
     def offsets_for_times(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, ListedOffset | None]:
         """The first record at or after a time, since 1970; None where there is none."""
         for (topic, partition), time_ms in times_ms.items():
@@ -331,24 +342,29 @@ class KafkaConsumer:
     def _list(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, ListedOffset]:
         return list_offsets(self._client, times, isolation_level=self._config.consumer.isolation_level) if times else {}
 
+    @_for_one_thread
     def current_lag(self, partition: TopicPartition) -> int | None:
         """How many offsets its position is behind what can be read; None before the first reply."""
         return self._stream(partition).lag
 
+    @_for_one_thread
     def pause(self, partitions: Collection[TopicPartition]) -> None:
         """`poll` gives nothing of these until `resume`."""
         self._streams.begin(self._client.deadline())
         self._streams.pause(partitions)
 
+    @_for_one_thread
     def resume(self, partitions: Collection[TopicPartition]) -> None:
         self._streams.resume(partitions)
 
     @property
+    @_for_one_thread
     def paused(self) -> frozenset[TopicPartition]:
         return self._streams.paused
 
     # -- commits ------------------------------------------------------------------------------
 
+    @_for_one_thread
     def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, CommittedOffset | None]:
         """The group's offsets; None where there is none."""
         self.group_metadata()
@@ -407,7 +423,7 @@ class KafkaConsumer:
     def _used(self) -> Iterator[None]:
         """By one thread at a time: else what a poll reads might be committed before anybody has seen it."""
         if not self._in_use.acquire(blocking=False):
-            raise UsageError("another thread uses this consumer: it is for one thread, but wakeup")
+            raise UsageError("another thread uses this consumer: it is for one thread, except wakeup")
         try:
             yield
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pyarrow as pa
 import pytest
@@ -117,39 +118,51 @@ def interrupted_after_a_batch(poll: Callable[[float], Read]) -> Callable[[float]
     return interrupted
 
 
-def test_another_thread_commits_nothing_that_a_poll_has_not_given_out(
+def every_call(consumer: KafkaConsumer, key: TopicPartition) -> dict[str, Callable[[], object]]:
+    """All public methods and properties, except `wakeup` and `close`, with arguments that they take."""
+    given: dict[str, tuple[object, ...]] = {
+        **dict.fromkeys(("position", "current_lag"), (key,)),
+        **dict.fromkeys(("assign", "pause", "resume", "committed", "beginning_offsets", "end_offsets"), ([key],)),
+        "subscribe": (["no such topic"],),
+        "poll": (0,),
+        "seek": (key, 0),
+        "offsets_for_times": ({key: 0},),
+    }
+
+    def call(name: str) -> object:
+        found = getattr(consumer, name)
+        return found(*given.get(name, ())) if callable(found) else found
+
+    names = [name for name in dir(KafkaConsumer) if not name.startswith("_") and name not in ("wakeup", "close")]
+    return {name: partial(call, name) for name in names}
+
+
+def test_calls_of_another_thread_are_refused_during_a_poll(
     key: TopicPartition, new_consumer: NewConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours, poll, told = new_consumer(), GroupStreams.poll, []
+    """They would commit what the poll has not returned yet, or drop partitions that it begins to read."""
+    ours, poll, told = new_consumer(), GroupStreams.poll, dict[str, str]()
 
     def seen_by_another_thread(streams: GroupStreams, timeout_ms: float) -> Read:
         read = poll(streams, timeout_ms)
-        for call in (ours.commit_sync, ours.close, lambda: ours.poll(0)):
+        for name, call in {**every_call(ours, key), "close": ours.close}.items():
             with ThreadPoolExecutor() as threads:
-                told.append(str(threads.submit(call).exception()))
+                told[name] = str(threads.submit(call).exception())
         return read
 
     ours.assign([key])
     monkeypatch.setattr(GroupStreams, "poll", seen_by_another_thread)
     ours.poll(0)
-    assert len(told) >= 3
-    assert set(told) == {"another thread uses this consumer: it is for one thread, but wakeup"}
+    assert len(told) >= 20
+    assert set(told.values()) == {"another thread uses this consumer: it is for one thread, except wakeup"}, told
 
 
-def test_who_is_closed_says_so(key: TopicPartition, new_consumer: NewConsumer) -> None:
-    """Nothing is read, and nothing committed, without a word."""
+def test_calls_after_close_are_refused(key: TopicPartition, new_consumer: NewConsumer) -> None:
     ours = new_consumer()
     ours.assign([key])
     ours.close()
     ours.close()
-    calls: list[Callable[[], object]] = [
-        lambda: ours.poll(100),
-        lambda: ours.assign([key]),
-        lambda: ours.subscribe([key[0]]),
-        ours.commit_sync,
-        ours.commit_async,
-    ]
-    for call in calls:
+    for call in every_call(ours, key).values():
         with pytest.raises(UsageError, match="this consumer is closed"):
             call()
 
