@@ -26,8 +26,10 @@ _CODES: dict[Type, str] = {
     "bool": "?",
     "int8": "b",
     "int16": "h",
+    "uint16": "H",
     "int32": "i",
     "int64": "q",
+    "float64": "d",
 }
 _SIZES = {name: struct.calcsize(">" + code) for name, code in _CODES.items()}
 

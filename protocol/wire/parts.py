@@ -17,15 +17,22 @@ from protocol.wire.schema import Api, Array, Struct
 _ABOUT = {
     "name": "topic",
     "topic": "topic",
+    "topic_name": "topic",
     "partition": "partition",
+    "partition_id": "partition",
     "partition_index": "partition",
     "index": "partition",
     "group_id": "group",
     "transactional_id": "transactional_id",
     "member_id": "member",
     "resource_name": "resource",
+    "user": "user",
+    "feature": "feature",
+    "log_dir": "log_dir",
     "key": "key",
 }
+
+_NAMES = ("topic", "member", "resource", "user", "feature", "log_dir")
 
 
 class Part(NamedTuple):
@@ -67,7 +74,7 @@ class Part(NamedTuple):
         if self.partition is not None:
             return "{}-{}".format(*self.partition)
         about = self.about
-        return str(next((about[word] for word in ("topic", "member", "resource") if about.get(word)), ""))
+        return str(next((about[word] for word in _NAMES if about.get(word)), ""))
 
 
 def parts_of(api: Api, reply: Mapping[str, Any]) -> Iterator[Part]:

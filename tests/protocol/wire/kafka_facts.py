@@ -114,6 +114,8 @@ def _sample_of(field: KafkaField, kind: str, sparse: bool, path: str) -> Any:
         bits = NUMBER_BITS[kind]
         number = (seed * 0x9E3779B97F4A7C15) % (1 << bits)
         return number - (1 << bits) if number >> (bits - 1) and kind != "uint16" else number
+    if kind == "float64":
+        return seed / 8
     if kind == "bool":
         return bool(seed & 1)
     if kind == "string":

@@ -47,12 +47,17 @@ def codes(value: Any) -> Iterator[int]:
             yield from codes(each)
 
 
+# Replies whose rows are in the order of the request, or are about an entity of several fields.
+_WITHOUT_SUBJECT = {"CreateAcls", "DeleteAcls", "AlterClientQuotas"}
+
+
 @pytest.mark.parametrize("api", API_BY_KEY.values(), ids=case_id)
 def test_no_error_code_of_a_reply_is_overlooked(api: Api) -> None:
     reply = with_codes(api.response, iter(range(1, 100)))
     parts = list(parts_of(api, reply))
     assert sorted(part.code for part in parts) == sorted(codes(reply))
-    assert all(part.about for part in parts if part.fields is not reply), "rows say what they are about"
+    if api.name not in _WITHOUT_SUBJECT:
+        assert all(part.about for part in parts if part.fields is not reply), "rows say what they are about"
 
 
 def test_a_part_says_what_it_is_about_and_what_the_broker_says_itself() -> None:

@@ -62,6 +62,8 @@ def bodies(topic: str, topic_id: bytes) -> dict[str, dict[str, Any]]:
     producer = {"transactional_id": TXN, "producer_id": 5, "producer_epoch": 0}
     member = {"group_id": GROUP, "generation_id": 1, "member_id": "nobody"}
     one = [{**named, "partitions": [0], "partition_indexes": [0]}]
+    resource = {"resource_type": 2, "resource_name": topic}
+    config = {"name": "retention.ms", "value": "3600000"}
     return {
         "Produce": {"acks": 1, "timeout_ms": 1000},
         "Fetch": {"topics": [{**named, "partitions": [{"partition": 0, "partition_max_bytes": 1000}]}]},
@@ -99,6 +101,31 @@ def bodies(topic: str, topic_id: bytes) -> dict[str, dict[str, Any]]:
         "DescribeTransactions": {"transactional_ids": [TXN]},
         "ConsumerGroupHeartbeat": {"group_id": GROUP, "member_id": "nobody", "member_epoch": 7},
         "ConsumerGroupDescribe": {"group_ids": [GROUP]},
+        "DescribeAcls": {"resource_type_filter": 1, "pattern_type_filter": 1, "operation": 1, "permission_type": 1},
+        "AlterConfigs": {"resources": [{**resource, "configs": [config]}]},
+        "IncrementalAlterConfigs": {"resources": [{**resource, "configs": [{**config, "config_operation": 0}]}]},
+        "AlterReplicaLogDirs": {"dirs": [{"path": "/no-such", "topics": one}]},
+        "DescribeLogDirs": {"topics": one},
+        "ElectLeaders": {"topic_partitions": one, "timeout_ms": 1000},
+        "AlterPartitionReassignments": {
+            "topics": [{**named, "partitions": [{"partition_index": 0, "replicas": None}]}],
+            "timeout_ms": 1000,
+        },
+        "ListPartitionReassignments": {"topics": one, "timeout_ms": 1000},
+        "OffsetDelete": {"group_id": GROUP, "topics": [{**named, "partitions": [{"partition_index": 0}]}]},
+        "DescribeClientQuotas": {"components": [{"entity_type": "user", "match_type": 2, "match": None}]},
+        "AlterClientQuotas": {
+            "entries": [
+                {
+                    "entity": [{"entity_type": "user", "entity_name": "alice"}],
+                    "ops": [{"key": "producer_byte_rate", "value": 1.5e6}],
+                }
+            ]
+        },
+        "DescribeUserScramCredentials": {"users": [{"name": "alice"}]},
+        "AlterUserScramCredentials": {"deletions": [{"name": "no-such", "mechanism": 1}]},
+        "DescribeQuorum": {"topics": [{"topic_name": "__cluster_metadata", "partitions": [{"partition_index": 0}]}]},
+        "ListConfigResources": {"resource_types": [2]},
     }
 
 

@@ -36,6 +36,8 @@ def scalar_values(kind: str) -> st.SearchStrategy[Any]:
         return st.booleans()
     if kind == "string":
         return st.text(max_size=8)
+    if kind == "float64":
+        return st.floats(allow_nan=False)
     return st.binary(min_size=16, max_size=16) if kind == "uuid" else st.binary(max_size=8)
 
 
