@@ -29,7 +29,7 @@ from protocol.wire.schema import Body
 STATES = ("Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "PrepareEpochFence")
 """Kafka's names of the states of a transactional id."""
 OPEN_STATES = ("Ongoing", "PrepareCommit", "PrepareAbort")
-"""States in which the last stable offset cannot advance. The last two are decided, but not yet written to every log."""
+"""States that hold back last stable offsets. In the last two the outcome is decided, but not yet in every log."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class TransactionDescription:
 
 @dataclass(frozen=True)
 class OpenTransaction:
-    """An open transaction that keeps a partition's last stable offset at `start_offset`, as the leader reports it."""
+    """An open transaction: a partition's last stable offset cannot pass its `start_offset`; reported by the leader."""
 
     topic: str
     partition: int
