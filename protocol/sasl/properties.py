@@ -54,7 +54,7 @@ SASL_PROPERTIES: tuple[Property, ...] = (
     _applies(
         "sasl.jaas.config",
         SECRET,
-        "credentials as for Java's clients: a login module with its options",
+        "credentials as for Java's clients: a login module with its settings",
     ),
     _applies("sasl.username", SECRET, "user name for PLAIN and SCRAM, as for librdkafka"),
     _applies("sasl.password", SECRET, "password for PLAIN and SCRAM"),
