@@ -32,7 +32,7 @@ DESCRIBE_ACLS_RESOURCE = Struct(
 )
 
 DESCRIBE_ACLS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
     Field("error_code", "int16"),
     Field("error_message", "string", nullable_since=0),
     Field("resources", Array(DESCRIBE_ACLS_RESOURCE)),
@@ -69,7 +69,7 @@ ACL_CREATION_RESULT = Struct(
 )
 
 CREATE_ACLS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
     Field("results", Array(ACL_CREATION_RESULT)),
 )
 
@@ -117,7 +117,7 @@ DELETE_ACLS_FILTER_RESULT = Struct(
 )
 
 DELETE_ACLS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
     Field("filter_results", Array(DELETE_ACLS_FILTER_RESULT)),
 )
 

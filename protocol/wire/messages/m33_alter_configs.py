@@ -31,7 +31,7 @@ ALTER_CONFIGS_RESOURCE_RESPONSE = Struct(
 )
 
 ALTER_CONFIGS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
     Field("responses", Array(ALTER_CONFIGS_RESOURCE_RESPONSE)),
 )
 
@@ -64,7 +64,7 @@ INCREMENTAL_ALTER_CONFIGS_REQUEST = Struct(
 )
 
 INCREMENTAL_ALTER_CONFIGS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
     Field("responses", Array(ALTER_CONFIGS_RESOURCE_RESPONSE)),
 )
 

@@ -29,7 +29,7 @@ ALTER_REPLICA_LOG_DIR_TOPIC_RESULT = Struct(
 )
 
 ALTER_REPLICA_LOG_DIRS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
     Field("results", Array(ALTER_REPLICA_LOG_DIR_TOPIC_RESULT)),
 )
 
@@ -74,7 +74,7 @@ DESCRIBE_LOG_DIRS_RESULT = Struct(
 )
 
 DESCRIBE_LOG_DIRS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
     Field("error_code", "int16", since=3, ignorable=True),
     Field("results", Array(DESCRIBE_LOG_DIRS_RESULT)),
 )

@@ -27,7 +27,7 @@ CREATE_DELEGATION_TOKEN_RESPONSE = Struct(
     Field("max_timestamp_ms", "int64"),
     Field("token_id", "string"),
     Field("hmac", "bytes"),
-    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
 )
 
 CREATE_DELEGATION_TOKEN = Api(
@@ -49,7 +49,7 @@ RENEW_DELEGATION_TOKEN_REQUEST = Struct(
 RENEW_DELEGATION_TOKEN_RESPONSE = Struct(
     Field("error_code", "int16"),
     Field("expiry_timestamp_ms", "int64"),
-    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
 )
 
 RENEW_DELEGATION_TOKEN = Api(
@@ -71,7 +71,7 @@ EXPIRE_DELEGATION_TOKEN_REQUEST = Struct(
 EXPIRE_DELEGATION_TOKEN_RESPONSE = Struct(
     Field("error_code", "int16"),
     Field("expiry_timestamp_ms", "int64"),
-    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
 )
 
 EXPIRE_DELEGATION_TOKEN = Api(
@@ -115,7 +115,7 @@ DESCRIBED_DELEGATION_TOKEN = Struct(
 DESCRIBE_DELEGATION_TOKEN_RESPONSE = Struct(
     Field("error_code", "int16"),
     Field("tokens", Array(DESCRIBED_DELEGATION_TOKEN)),
-    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
 )
 
 DESCRIBE_DELEGATION_TOKEN = Api(

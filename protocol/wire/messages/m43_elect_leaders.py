@@ -27,7 +27,7 @@ REPLICA_ELECTION_RESULT = Struct(
 )
 
 ELECT_LEADERS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
     Field("error_code", "int16", since=1),
     Field("replica_election_results", Array(REPLICA_ELECTION_RESULT)),
 )

@@ -32,7 +32,7 @@ REASSIGNABLE_TOPIC_RESPONSE = Struct(
 )
 
 ALTER_PARTITION_REASSIGNMENTS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
     Field("allow_replication_factor_change", "bool", since=1, default=True, ignorable=True),
     Field("error_code", "int16"),
     Field("error_message", "string", nullable_since=0),
@@ -73,7 +73,7 @@ ONGOING_TOPIC_REASSIGNMENT = Struct(
 )
 
 LIST_PARTITION_REASSIGNMENTS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
     Field("error_code", "int16"),
     Field("error_message", "string", nullable_since=0),
     Field("topics", Array(ONGOING_TOPIC_REASSIGNMENT)),

@@ -30,7 +30,7 @@ OFFSET_DELETE_RESPONSE_TOPIC = Struct(
 
 OFFSET_DELETE_RESPONSE = Struct(
     Field("error_code", "int16"),
-    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
     Field("topics", Array(OFFSET_DELETE_RESPONSE_TOPIC)),
 )
 

@@ -31,7 +31,7 @@ ENTRY_DATA = Struct(
 )
 
 DESCRIBE_CLIENT_QUOTAS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
     Field("error_code", "int16"),
     Field("error_message", "string", nullable_since=0),
     Field("entries", Array(ENTRY_DATA), nullable_since=0),
@@ -76,7 +76,7 @@ ALTER_ENTRY_RESULT = Struct(
 )
 
 ALTER_CLIENT_QUOTAS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
     Field("entries", Array(ALTER_ENTRY_RESULT)),
 )
 

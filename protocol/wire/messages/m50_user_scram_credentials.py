@@ -25,7 +25,7 @@ DESCRIBE_USER_SCRAM_CREDENTIALS_RESULT = Struct(
 )
 
 DESCRIBE_USER_SCRAM_CREDENTIALS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
     Field("error_code", "int16"),
     Field("error_message", "string", nullable_since=0),
     Field("results", Array(DESCRIBE_USER_SCRAM_CREDENTIALS_RESULT)),
@@ -67,7 +67,7 @@ ALTER_USER_SCRAM_CREDENTIALS_RESULT = Struct(
 )
 
 ALTER_USER_SCRAM_CREDENTIALS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
     Field("results", Array(ALTER_USER_SCRAM_CREDENTIALS_RESULT)),
 )
 

@@ -24,7 +24,7 @@ UPDATABLE_FEATURE_RESULT = Struct(
 )
 
 UPDATE_FEATURES_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
     Field("error_code", "int16"),
     Field("error_message", "string", nullable_since=0),
     Field("results", Array(UPDATABLE_FEATURE_RESULT), until=1, ignorable=True),

@@ -14,7 +14,7 @@ CONFIG_RESOURCE = Struct(
 )
 
 LIST_CONFIG_RESOURCES_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="how long a quota makes this client wait"),
+    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
     Field("error_code", "int16"),
     Field("config_resources", Array(CONFIG_RESOURCE)),
 )
