@@ -24,6 +24,7 @@ from spark_kafka_source.options.parsing import (
     parse_source_options,
     row_columns,
 )
+from spark_kafka_source.spark_api import activate
 from spark_kafka_source.task.row_schema import require_own_schema, spark_schema
 
 if TYPE_CHECKING:
@@ -88,11 +89,13 @@ class KafkaGroupDataSource(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Makes `format("pykafka-group")` known to a session that did not find it by itself; no harm if it did.
+    """Make `format("pykafka-group")` known to a session, and the session the active one of the calling thread.
 
-    What is loaded afterwards shares nothing with what was loaded before, which first queries at the same time need:
-    docs/tuning.md.
+    Needed where Spark does not find the format by itself, and once in each new thread that writes; harmless elsewhere.
+    A query that is loaded afterwards shares nothing with those loaded before, which first queries at the same time
+    need: docs/tuning.md.
     """
+    activate(spark)
     try:
         spark.dataSource.register(KafkaGroupDataSource)
     except AnalysisException as error:

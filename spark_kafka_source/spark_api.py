@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 else:
     try:
@@ -37,4 +38,15 @@ else:
             """Stands in for PySpark 4.2's class."""
 
 
-__all__ = ["ReadAllAvailable", "ReadLimit", "ReadMaxRows", "SupportsTriggerAvailableNow"]
+__all__ = ["ReadAllAvailable", "ReadLimit", "ReadMaxRows", "SupportsTriggerAvailableNow", "activate"]
+
+
+def activate(session: SparkSession) -> None:
+    """Make `session` the active one of the calling thread, if the thread has none.
+
+    Spark's writers look a format in Python up in the active session alone, which Spark keeps per thread and PySpark
+    sets only in the thread that has made the session. See docs/troubleshooting.md.
+    """
+    if session.getActiveSession() is None:
+        # The public call that does it, and runs no job.
+        session.createDataFrame([], "id int")

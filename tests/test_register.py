@@ -18,7 +18,7 @@ def session(condition: str | None, registered: list[type]) -> Any:
             raise AnalysisException(errorClass=condition, messageParameters=parameters, message=condition)
         registered.append(source)
 
-    return SimpleNamespace(dataSource=SimpleNamespace(register=put))
+    return SimpleNamespace(dataSource=SimpleNamespace(register=put), getActiveSession=lambda: "this one")
 
 
 def test_the_format_is_registered() -> None:

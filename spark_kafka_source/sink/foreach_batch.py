@@ -13,6 +13,7 @@ from protocol.errors import ConfigurationError
 from protocol.once import held_back
 from protocol.secret import hide_variables
 from spark_kafka_source.options.parsing import parse_sink_options
+from spark_kafka_source.spark_api import activate
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -49,4 +50,5 @@ class KafkaBatches:
     options: tuple[tuple[str, str], ...] = field(repr=False)
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        activate(batch.sparkSession)  # a new thread has no active session
         batch.write.format(_FORMAT).options(**dict(self.options)).mode("append").save()

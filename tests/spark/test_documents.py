@@ -41,6 +41,10 @@ PYTHON = {
     ("groups.md", "group.protocol"): "tests/spark/driver/test_membership.py::test_the_example_shares_a_topic",
     ("migrating.md", 'mode("append")'): HERE + "test_batch_writes_and_updates_after_the_move",
     ("migrating.md", "kafka_batches("): HERE + "test_batch_writes_and_updates_after_the_move",
+    (
+        "troubleshooting.md",
+        "ThreadPoolExecutor(2",
+    ): "tests/spark/sink/test_new_threads.py::test_the_example_of_the_page",
     ("security.md", "readStream"): "tests/spark/test_tls.py::test_the_example_reads",
     ("security.md", "${dir:/run/secrets/kafka:"): "tests/spark/test_sasl.py::test_the_example_reads_writes_and_commits",
     ("security.md", "confluent_cloud"): "tests/options/test_options.py::"
@@ -58,7 +62,11 @@ TUNING = ROOT / "docs" / "tuning.md"
 if TUNING.exists():
     for words in ("unix.domain.socket", "values = (", "balanced = (", "written = ("):
         PYTHON["tuning.md", words] = HERE + "test_the_settings_are_taken"
-PICTURES = {("architecture.md", "SOURCE  driver"), ("architecture.md", '{"orders": {"0": 1200')}
+PICTURES = {
+    ("troubleshooting.md", "org.apache.spark."),
+    ("architecture.md", "SOURCE  driver"),
+    ("architecture.md", '{"orders": {"0": 1200'),
+}
 OPTIONS_TESTS = "tests/options/test_options.py::"
 COMMANDS: dict[str, str] = {
     **dict.fromkeys(
