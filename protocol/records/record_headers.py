@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from protocol.errors import Corrupt
+from protocol.records.arrow_numpy import binaries
 from protocol.records.binary_column import binary_column
 from protocol.records.varints import Bytes, Integers, Positions, read_varints
 from protocol.wire.primitives import Reader
@@ -122,4 +123,5 @@ def _text(keys: pa.Array) -> pa.Array:
     try:
         return keys.cast(pa.string())
     except pa.ArrowInvalid:
-        return pa.array([key.decode("utf-8", "replace") for key in keys.to_pylist()], pa.string())
+        # UTF-8 by construction, so the cast, which imports no pandas, cannot fail.
+        return binaries([key.decode("utf-8", "replace").encode() for key in keys.to_pylist()]).cast(pa.string())

@@ -8,8 +8,10 @@ import sys
 import numpy as np
 import pyarrow as pa
 import pytest
+from kafka.record.legacy_records import LegacyRecordBatchBuilder
 
 from protocol.records.arrow_numpy import binaries, filled, to_arrow, to_numpy, valid
+from tests.protocol.records.reference import Batch, Record, write_batch, write_record
 
 # All column operations of a task of the source and of the sink.
 _READ_AND_WRITE = """
@@ -51,9 +53,36 @@ print("pandas" in sys.modules)
 """
 
 
+_READ = """
+import sys
+from protocol.records.decode import decode
+from protocol.records.memory_records import read_batch_headers
+
+(chunk,) = decode(read_batch_headers(bytes.fromhex(sys.argv[1])), first_offset=0, end_offset=9)
+print("pandas" in sys.modules)
+"""
+
+
+def imports_pandas(program: str, *arguments: str) -> bool:
+    run = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
+    assert run.stdout.strip() in ("True", "False"), run.stderr
+    return run.stdout.strip() == "True"
+
+
 def test_reading_and_writing_do_not_import_pandas() -> None:
-    told = subprocess.run([sys.executable, "-c", _READ_AND_WRITE], capture_output=True, text=True, check=False)
-    assert told.stdout.strip() == "False", told.stderr
+    assert not imports_pandas(_READ_AND_WRITE)
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_legacy_messages_do_not_import_pandas(magic: int) -> None:
+    log = LegacyRecordBatchBuilder(magic=magic, compression_type=0, batch_size=1 << 16)
+    log.append(0, timestamp=1_460_000_000_000, key=b"key", value=b"value")
+    assert not imports_pandas(_READ, bytes(log.build()).hex())
+
+
+def test_header_keys_that_are_not_utf8_do_not_import_pandas() -> None:
+    record = write_record(Record(headers=(("key", b"value"),))).replace(b"key", b"ke\xff")
+    assert not imports_pandas(_READ, write_batch(Batch([Record()]), record).hex())
 
 
 @pytest.mark.parametrize("kind", ["int8", "int16", "int32", "int64", "uint32", "float64"])
