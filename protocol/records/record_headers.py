@@ -44,11 +44,14 @@ def record_headers(data: Bytes, at: Positions, count: Integers, ends: Positions)
     counts = count.astype(np.int64)
     if not counts.any():
         return pa.nulls(rows, HEADERS_TYPE)
-    wrong = counts > np.minimum((ends - at) // _SMALLEST_HEADER_BYTES, _MOST_IN_A_RECORD)
-    if wrong.any():
-        row = int(wrong.argmax())
+    left_bytes = ends - at
+    impossible = counts > left_bytes // _SMALLEST_HEADER_BYTES
+    if impossible.any():
+        row = int(impossible.argmax())
+        raise Corrupt(f"a record announces {counts[row]} headers, but only {left_bytes[row]} bytes are left for them")
+    if (largest := int(counts.max())) > _MOST_IN_A_RECORD:
         raise Corrupt(
-            f"a record has {counts[row]} headers in {ends[row] - at[row]} bytes; the maximum is {_MOST_IN_A_RECORD} "
+            f"a record has {largest} headers; the maximum is {_MOST_IN_A_RECORD} "
             "(leave out the headers column to read the record without them)"
         )
     total = int(counts.sum())

@@ -176,11 +176,22 @@ def test_two_billion_headers_allocate_nothing() -> None:
     body = b"\0\0\0\1\1" + varint(2**31 - 1) + b"\2h\2x"
     log = write_batch(sequence([b""]), varint(len(body)) + body)
     tracemalloc.start()
-    with pytest.raises(ProtocolError, match="headers"):
+    with pytest.raises(
+        ProtocolError, match=r"a record announces 2147483647 headers, but only 4 bytes are left for them$"
+    ):
         list(decode(read_batch_headers(log), first_offset=0, end_offset=9))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 18 << 20
+
+
+def test_too_many_headers_name_the_maximum_and_a_remedy() -> None:
+    body = b"\0\0\0\1\1" + varint(2**20 + 1) + b"\0\1" * (2**20 + 1)
+    log = write_batch(sequence([b""]), varint(len(body)) + body)
+    words = r"a record has 1048577 headers; the maximum is 1048576 \(leave out the headers column"
+    with pytest.raises(ProtocolError, match=words):
+        list(decode(read_batch_headers(log), first_offset=0, end_offset=9))
+    assert list(decode(read_batch_headers(log), first_offset=0, end_offset=9, columns=["value"]))
 
 
 def test_a_batch_of_the_smallest_records_is_read_in_time_and_memory() -> None:
