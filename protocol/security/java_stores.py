@@ -146,7 +146,8 @@ def _keytool(arguments: list[str], passwords: Mapping[str, str | None], *, answe
     tool = shutil.which("keytool", path=f"{home}/bin" if home else None)
     if tool is None:
         raise ConfigurationError(
-            "the store needs Java's keytool, which is neither in JAVA_HOME nor on the PATH; use PEM or PKCS12"
+            "the store needs Java's keytool, which is neither in JAVA_HOME nor on the PATH. Use PEM, or PKCS12 with "
+            "the package cryptography (pip install 'spark-kafka-source[tls]')"
         )
     # Java decodes its input by the locale, which is often ASCII in containers.
     environment = {**os.environ, "LC_ALL": "C.UTF-8"}

@@ -184,6 +184,18 @@ class TestJavaStores:
         with pytest.raises(ConfigurationError, match="keytool, which is neither in JAVA_HOME nor on the PATH"):
             read_trusted(tls(truststore_location=str(jks)))
 
+    @pytest.mark.parametrize("name", ["jks", "store"])
+    def test_missing_keytool_and_cryptography_name_the_extra(
+        self, name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        location = str(request.getfixturevalue(name))
+        monkeypatch.setattr(java_stores, "has_cryptography", lambda: False)
+        monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+        with pytest.raises(
+            ConfigurationError, match=r"PKCS12 with the package cryptography .*spark-kafka-source\[tls\]"
+        ):
+            read_trusted(tls(truststore_location=location, truststore_password=PASSWORD))
+
 
 def found_from(authority: CertificateAuthority) -> int:
     """Return the position of the certificate of `me` in its file; of an entry with a key, only that is trusted."""
