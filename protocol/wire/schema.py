@@ -173,7 +173,11 @@ class Api:
         field = self.says_which or _SAYS_WHICH[self.route]
         value = body.get(field, [])
         if isinstance(value, list):
-            if len(value) != 1:
+            if not value:
+                raise UsageError(
+                    f"{self.name}: {field} is missing or empty, and the coordinator cannot be found without it"
+                )
+            if len(value) > 1:
                 raise UsageError(f"{self.name}: {field} must have one element, since each may have another coordinator")
             value = value[0]
         return value if value is None else str(value)

@@ -111,8 +111,21 @@ def test_the_field_that_says_which_coordinator_is_what_kafka_calls_a_group_or_a_
 def test_of_several_no_coordinator_is_taken_for_all() -> None:
     with pytest.raises(UsageError, match="DescribeGroups: groups must have one element"):
         DESCRIBE_GROUPS.coordinated({"groups": ["a", "b"]})
-    with pytest.raises(UsageError, match="AddPartitionsToTxn: v3_and_below_transactional_id must have one element"):
-        ADD_PARTITIONS_TO_TXN.coordinated({"transactions": [{"transactional_id": "a"}]})
+
+
+@pytest.mark.parametrize(
+    ("api", "body", "field"),
+    [
+        (DESCRIBE_GROUPS, {"groups": []}, "DescribeGroups: groups"),
+        (DESCRIBE_GROUPS, {}, "DescribeGroups: groups"),
+        (ADD_PARTITIONS_TO_TXN, {"transactions": []}, "AddPartitionsToTxn: v3_and_below_transactional_id"),
+    ],
+)
+def test_request_without_coordinator_key_says_that_it_is_missing(api: Api, body: dict[str, Any], field: str) -> None:
+    with pytest.raises(
+        UsageError, match=f"{field} is missing or empty, and the coordinator cannot be found without it"
+    ):
+        api.coordinated(body)
 
 
 def test_a_producer_without_transactions_needs_no_coordinator() -> None:
