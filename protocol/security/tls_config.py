@@ -76,18 +76,23 @@ def parse_tls(values: Mapping[str, Any], *, prefix: str = "") -> TLSConfig:
         Settings contradict each other, or one is missing.
     """
     config = TLSConfig(**values)
+    key, chain, ssl = "keystore.key", "keystore.certificate.chain", f"{prefix}ssl."
     if config.truststore_location and config.truststore_certificates:
-        raise _wrong(prefix, "truststore.location", "{}truststore.certificates is given, too. Leave out one of the two")
-    if config.keystore_location and (config.keystore_key or config.keystore_certificate_chain):
-        raise _wrong(
-            prefix, "keystore.location", "a key or its certificates are given, too. Leave out the one or the other"
-        )
+        raise _both_set(ssl, "truststore.location", "truststore.certificates")
+    if config.keystore_location and config.keystore_key:
+        raise _both_set(ssl, "keystore.location", key)
+    if config.keystore_location and config.keystore_certificate_chain:
+        raise _both_set(ssl, "keystore.location", chain)
     if config.keystore_key and not config.keystore_certificate_chain:
-        raise _wrong(prefix, "keystore.key", "{}keystore.certificate.chain is missing: a key without its certificate")
+        raise _one_set(ssl, key, chain)
     if config.keystore_certificate_chain and not config.keystore_key:
-        raise _wrong(prefix, "keystore.certificate.chain", "{}keystore.key is missing: a certificate without its key")
+        raise _one_set(ssl, chain, key)
     if not config.versions:
-        raise _wrong(prefix, "enabled.protocols", "{}protocol allows only older versions. Leave out one of the two")
+        raise ConfigurationError(
+            f"{ssl}enabled.protocols={','.join(config.enabled_protocols)}: all are newer than "
+            f"{ssl}protocol={config.protocol}. Remove one of the two properties.",
+            name=f"{ssl}enabled.protocols",
+        )
     if not config.check_hostname:
         warn_once(
             f"{prefix}ssl.endpoint.identification.algorithm is empty: host names in brokers' certificates are not "
@@ -96,6 +101,9 @@ def parse_tls(values: Mapping[str, Any], *, prefix: str = "") -> TLSConfig:
     return config
 
 
-def _wrong(prefix: str, name: str, why: str) -> ConfigurationError:
-    ssl = f"{prefix}ssl."
-    return ConfigurationError(f"{ssl}{name} is given, but {why.format(ssl)}.", name=ssl + name)
+def _both_set(ssl: str, name: str, other: str) -> ConfigurationError:
+    return ConfigurationError(f"{ssl}{name} and {ssl}{other} are both set. Remove one of them.", name=ssl + name)
+
+
+def _one_set(ssl: str, name: str, missing: str) -> ConfigurationError:
+    return ConfigurationError(f"{ssl}{name} is set, but {ssl}{missing} is not. Set both or neither.", name=ssl + name)

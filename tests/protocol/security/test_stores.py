@@ -262,12 +262,28 @@ class TestWhatIsWrong:
         [
             (
                 {"truststore_location": "a", "truststore_certificates": "b"},
-                "kafka.ssl.truststore.certificates is given",
+                "^kafka.ssl.truststore.location and kafka.ssl.truststore.certificates are both set. Remove one of them",
             ),
-            ({"keystore_location": "a", "keystore_key": "b"}, "a key or its certificates are given, too"),
-            ({"keystore_key": "b"}, "kafka.ssl.keystore.certificate.chain is missing"),
-            ({"keystore_certificate_chain": "b"}, "kafka.ssl.keystore.key is missing"),
-            ({"enabled_protocols": "TLSv1.3", "protocol": "TLSv1.2"}, "kafka.ssl.protocol allows only older versions"),
+            (
+                {"keystore_location": "a", "keystore_key": "b"},
+                "^kafka.ssl.keystore.location and kafka.ssl.keystore.key are both set. Remove one of them",
+            ),
+            (
+                {"keystore_location": "a", "keystore_certificate_chain": "b"},
+                "^kafka.ssl.keystore.location and kafka.ssl.keystore.certificate.chain are both set. Remove one of",
+            ),
+            (
+                {"keystore_key": "b"},
+                "^kafka.ssl.keystore.key is set, but kafka.ssl.keystore.certificate.chain is not. Set both or neither",
+            ),
+            (
+                {"keystore_certificate_chain": "b"},
+                "^kafka.ssl.keystore.certificate.chain is set, but kafka.ssl.keystore.key is not. Set both or neither",
+            ),
+            (
+                {"enabled_protocols": "TLSv1.3", "protocol": "TLSv1.2"},
+                "^kafka.ssl.enabled.protocols=TLSv1.3: all are newer than kafka.ssl.protocol=TLSv1.2. Remove one of",
+            ),
             ({"enabled_protocols": "TLSv1.1"}, "these versions are insecure"),
             ({"enabled_protocols": "TLSv1.4"}, "TLSv1.4 is not a TLS version"),
             ({"endpoint_identification_algorithm": "none"}, "allowed: https, or nothing"),
