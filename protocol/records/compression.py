@@ -72,7 +72,7 @@ def decompress(codec: int, data: BytesLike, room: Bytes, cap_bytes: int) -> Byte
         if codec == Codec.SNAPPY:
             return _unpack_snappy(packed, room, cap_bytes)
         if codec == Codec.LZ4 and packed.nbytes <= len(room) // _LZ4_LARGEST_RATIO:
-            small = _unpack_small_lz4(packed, room, cap_bytes)
+            small = _unpack_small_lz4(packed, room)
             if small is not None:
                 return small
         return _unpack_stream(_STREAM_NAMES[Codec(codec)], data, room, cap_bytes)
@@ -122,8 +122,11 @@ def _unpack_stream(name: str, data: BytesLike, room: Bytes, cap_bytes: int) -> B
     return large[:size_bytes]
 
 
-def _unpack_small_lz4(data: memoryview, room: Bytes, cap_bytes: int) -> Bytes | None:
-    """Decompress one small frame without a stream; None if the input needs one (several frames, or a large size)."""
+def _unpack_small_lz4(data: memoryview, room: Bytes) -> Bytes | None:
+    """Decompress one frame of at most `len(room) / 255` bytes, which `room` (hence the cap) can hold, without a stream.
+
+    Returns None if the input needs a stream: it has several frames, or claims a large size.
+    """
     head = bytes(data[:14])
     # The memory for the size that a frame claims would be allocated at once.
     if len(head) < 14 or (head[4] & _LZ4_HAS_SIZE and int.from_bytes(head[6:14], "little") > len(room)):
@@ -132,8 +135,6 @@ def _unpack_small_lz4(data: memoryview, room: Bytes, cap_bytes: int) -> Bytes | 
     if read_bytes != data.nbytes:
         return None
     size_bytes = len(unpacked)
-    if size_bytes > cap_bytes:
-        raise _too_large(cap_bytes)
     # For a batch of 16 KiB, NumPy takes longer to find out that no conversion is needed.
     room.data[:size_bytes] = unpacked
     return room[:size_bytes]
