@@ -71,7 +71,7 @@ PROPERTIES: tuple[Property, ...] = (
         _CLIENT,
         "connections.max.idle.ms",
         integer(1, also={-1: MAX_INT64}),
-        "idle connections older than this are opened anew; -1: never",
+        "connections idle for this long are closed; -1: never",
     ),
     applies(_CLIENT, "receive.buffer.bytes", SOCKET_BUFFER, "SO_RCVBUF; -1: the system tunes it"),
     applies(_CLIENT, "send.buffer.bytes", SOCKET_BUFFER, "SO_SNDBUF; -1: the system tunes it"),

@@ -2,7 +2,8 @@
 
 A purpose is a word for what waits on the connection ("control", "fetch", "produce", "group"): a Fetch that
 waits half a second for data must not hold up a commit. Used by `cluster.client`. Connections that were opened
-before a fork, are broken, or have been idle for `connections.max.idle.ms` are replaced, never handed out.
+before a fork, are broken, or have been idle for `connections.max.idle.ms` are replaced, never handed out. The next
+`get` closes the idle ones of all addresses, also those to brokers that have left the cluster.
 An address that has failed is left alone until its back-off (`reconnect.backoff.ms`) is over: until then `get` fails at
 once, so that callers ask others, or wait in the one retry loop.
 """
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from protocol.net.authenticate import Authenticator
 
 
+# A connection may have been handed out just before its time was over: its caller sends within this time.
+_GRACE_S = 1.0
+
+
 class ConnectionPool:
     """`is_departed`: whether an address that has gone silent is no broker's any more; may ask others, elsewhere."""
 
@@ -47,6 +52,7 @@ class ConnectionPool:
         self._reachability = Reachability(config.reconnect_backoff_ms, config.reconnect_backoff_max_ms)
         self._lock = threading.Lock()
         self._closed = False
+        self._next_look_s = 0.0
         self._process_id = os.getpid()
 
     def get(self, host: str, port: int, purpose: str, deadline: Deadline) -> Connection:
@@ -57,6 +63,7 @@ class ConnectionPool:
         key = (host, port, purpose)
         with self._lock:
             self._forget_after_fork()
+            self._close_idle()
             connection = self._connections.get(key)
             if connection is not None and self._usable(connection):
                 return connection
@@ -108,9 +115,22 @@ class ConnectionPool:
         return len(self._connections)
 
     def _usable(self, connection: Connection) -> bool:
-        idle_ms = (self._clock.now_s() - connection.last_used_s) * 1000
-        busy = connection.in_flight > 0
-        return not connection.closed and (busy or idle_ms < self._config.connections_max_idle_ms)
+        return not connection.closed and not self._idle_beyond(connection, 0.0)
+
+    def _idle_beyond(self, connection: Connection, grace_s: float) -> bool:
+        idle_s = self._clock.now_s() - connection.last_used_s
+        return connection.in_flight == 0 and idle_s >= self._config.connections_max_idle_ms / 1000 + grace_s
+
+    def _close_idle(self) -> None:
+        """Looks at all connections, at most once a second: `get` is called for each request."""
+        now_s = self._clock.now_s()
+        if now_s < self._next_look_s:
+            return
+        self._next_look_s = now_s + 1.0
+        for key, connection in list(self._connections.items()):
+            if self._idle_beyond(connection, _GRACE_S):
+                connection.close()
+                del self._connections[key]
 
     def _require_reachable(self, host: str, port: int) -> None:
         early = self._reachability.too_early((host, port), self._clock.now_s())

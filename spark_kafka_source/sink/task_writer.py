@@ -1,13 +1,14 @@
 """What a task of the sink does in an executor, streaming and batch alike: all its rows to Kafka, or an error.
 
 Made by the writers on the driver and pickled to the executors. A task returns when Kafka has acknowledged every row;
-what it returns says which offsets they got. Touches columns, never single records.
+what it returns says how many rows went where. Touches columns, never single records.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
@@ -22,12 +23,28 @@ from spark_kafka_source.sink.columns import SinkPlan, topic_columns
 from spark_kafka_source.sink.producers import borrowed_producer
 from spark_kafka_source.task.worker_tuning import tune_worker
 
+# Topics that a log line names.
+_MOST_LISTED = 10
+
+
+class TopicWritten(NamedTuple):
+    """Rows that went to a topic, and a number whose bits say to which partitions: small, since each task sends one."""
+
+    rows: int
+    partitions: int
+
+    def plus(self, rows: int, partitions: int) -> TopicWritten:
+        return TopicWritten(self.rows + rows, self.partitions | partitions)
+
+
+_NOTHING = TopicWritten(0, 0)
+
 
 @dataclass(frozen=True)
 class TaskWritten(WriterCommitMessage):
-    """What one task wrote: per (topic, partition) the first and last offset that Kafka gave it, and how many rows."""
+    """What one task wrote, by topic. Spark's driver holds the messages of all tasks of a batch in memory."""
 
-    ranges: dict[TopicPartition, ProducedRange]
+    topics: Mapping[str, TopicWritten]
 
 
 @dataclass(frozen=True)
@@ -52,10 +69,10 @@ class TaskWriter:
                 producer.flush()
             except KafkaError as error:
                 if producer.acknowledged:
-                    before = _rows_written(producer.acknowledged)
+                    before = _listed(written_topics(producer.acknowledged))
                     error.message = f"{error.message.rstrip('.')}. What this task wrote before stays in Kafka: {before}"
                 raise
-            written = TaskWritten(producer.acknowledged)
+            written = TaskWritten(written_topics(producer.acknowledged))
         tune_worker()
         return written
 
@@ -67,19 +84,30 @@ def send_rows(producer: AsyncProducer, plan: SinkPlan, batches: Iterable[pa.Reco
             producer.send_columns(rows.topic, rows.columns, rows.partitions)
 
 
+def written_topics(acknowledged: Mapping[TopicPartition, ProducedRange]) -> dict[str, TopicWritten]:
+    topics: dict[str, TopicWritten] = {}
+    for (topic, partition), produced in acknowledged.items():
+        topics[topic] = topics.get(topic, _NOTHING).plus(produced.count, 1 << partition)
+    return topics
+
+
 def summary(messages: Sequence[WriterCommitMessage | None]) -> str:
     """One line for the log: how many rows went to which topics. A None stands for a task that was killed or failed."""
     written = [message for message in messages if isinstance(message, TaskWritten)]
-    topics = _rows_written(*(message.ranges for message in written))
+    topics: dict[str, TopicWritten] = {}
+    for message in written:
+        for topic, each in message.topics.items():
+            topics[topic] = topics.get(topic, _NOTHING).plus(*each)
     others = len(messages) - len(written)
-    return f"{topics} in {len(written)} tasks" + (f", {others} did not finish" if others else "")
+    return f"{_listed(topics)} in {len(written)} tasks" + (f", {others} did not finish" if others else "")
 
 
-def _rows_written(*of_tasks: Mapping[TopicPartition, ProducedRange]) -> str:
-    rows: dict[str, int] = {}
-    partitions: dict[str, set[int]] = {}
-    for (topic, partition), acknowledged in (item for ranges in of_tasks for item in ranges.items()):
-        rows[topic] = rows.get(topic, 0) + acknowledged.count
-        partitions.setdefault(topic, set()).add(partition)
-    topics = (f"{rows[topic]} rows to {topic} ({len(partitions[topic])} partitions)" for topic in sorted(rows))
-    return ", ".join(topics) or "no rows"
+def _listed(topics: Mapping[str, TopicWritten]) -> str:
+    most = sorted(topics, key=lambda topic: -topics[topic].rows)[:_MOST_LISTED]
+    words = [
+        f"{topics[topic].rows} rows to {topic} ({topics[topic].partitions.bit_count()} partitions)"
+        for topic in sorted(most)
+    ]
+    if others := topics.keys() - most:
+        words.append(f"{sum(topics[topic].rows for topic in others)} rows to {len(others)} other topics")
+    return ", ".join(words) or "no rows"

@@ -7,15 +7,20 @@ import pickle
 import pytest
 from pyspark.sql.types import StructType
 
+from protocol.kafka_terms import TopicPartition
 from protocol.producer.delivery import ProducedRange
 from spark_kafka_source.options.parsing import parse_sink_options
 from spark_kafka_source.sink.stream_writer import KafkaStreamWriter
-from spark_kafka_source.sink.task_writer import TaskWritten, summary
+from spark_kafka_source.sink.task_writer import TaskWritten, summary, written_topics
+
+
+def written(acknowledged: dict[TopicPartition, ProducedRange]) -> TaskWritten:
+    return TaskWritten(written_topics(acknowledged))
 
 
 def test_the_line_adds_up_rows_and_partitions_by_topic() -> None:
-    first = TaskWritten({("orders", 0): ProducedRange(0, 9, 10), ("orders", 1): ProducedRange(5, 9, 5)})
-    second = TaskWritten({("orders", 1): ProducedRange(10, 10, 1), ("audit", 0): ProducedRange(-1, -1, 2)})
+    first = written({("orders", 0): ProducedRange(0, 9, 10), ("orders", 1): ProducedRange(5, 9, 5)})
+    second = written({("orders", 1): ProducedRange(10, 10, 1), ("audit", 0): ProducedRange(-1, -1, 2)})
     messages = [pickle.loads(pickle.dumps(message)) for message in (first, second)]
     assert summary(messages) == "2 rows to audit (1 partitions), 16 rows to orders (2 partitions) in 2 tasks"
 
@@ -24,12 +29,26 @@ def test_tasks_that_did_not_finish_and_tasks_without_rows_are_counted() -> None:
     assert summary([TaskWritten({}), None]) == "no rows in 1 tasks, 1 did not finish"
 
 
+def test_commit_message_of_three_thousand_partitions_is_small_and_its_log_line_short() -> None:
+    names = [f"team.orders.events.v1.{number:04}" for number in range(1000)]
+    ranges = {(name, partition): ProducedRange(10**9, 10**9 + 99, 100) for name in names for partition in range(3)}
+    message = written({**ranges, ("team.audit", 0): ProducedRange(0, 999, 1_000)})
+    assert len(pickle.dumps(message)) < 45_000
+    line = summary([message, message])
+    assert line.startswith(
+        "2000 rows to team.audit (1 partitions), 600 rows to team.orders.events.v1.0000 (3 partitions)"
+    )
+    assert line.endswith("594600 rows to 991 other topics in 2 tasks")
+    one_topic = written({("orders", partition): ProducedRange(0, 99, 100) for partition in range(3_000)})
+    assert len(pickle.dumps(one_topic)) < 1_000
+
+
 def test_a_stream_that_is_stopped_in_the_middle_of_a_batch_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     """Spark calls `abort` then, with None for each task that it has killed, as it does when a task has failed."""
     options = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "t"}
     writer = KafkaStreamWriter(parse_sink_options(options), StructType().add("value", "string"))
     with caplog.at_level("INFO"):
-        writer.abort([TaskWritten({("t", 0): ProducedRange(0, 9, 10)}), None, None], 30)
+        writer.abort([written({("t", 0): ProducedRange(0, 9, 10)}), None, None], 30)
     (line,) = caplog.records
     assert line.levelname == "INFO"
     assert "batch 30 is not complete, and is written again when the query goes on: 10 rows to t" in line.getMessage()

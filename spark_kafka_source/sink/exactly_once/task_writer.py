@@ -34,7 +34,7 @@ from spark_kafka_source.sink.exactly_once.query import Query, StreamBatch, this_
 from spark_kafka_source.sink.exactly_once.start import ledger_of_start, require_not_decided, told_if_superseded
 from spark_kafka_source.sink.exactly_once.timeout import allowed_timeout
 from spark_kafka_source.sink.producers import borrowed_producer
-from spark_kafka_source.sink.task_writer import TaskWritten, send_rows
+from spark_kafka_source.sink.task_writer import TaskWritten, send_rows, written_topics
 from spark_kafka_source.task.worker_tuning import tune_worker
 
 
@@ -148,7 +148,7 @@ class TransactionalTaskWriter:
             marked.result()
             prepared = producer.prepare_transaction()
             identity = ProducerIdentity(prepared.producer_id, prepared.producer_epoch)
-            return replace(nothing, ranges=producer.acknowledged, identity=identity)
+            return replace(nothing, topics=written_topics(producer.acknowledged), identity=identity)
 
 
 @lru_cache(maxsize=1)

@@ -22,6 +22,7 @@ from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR
 from protocol.wire.messages.m18_api_versions import API_VERSIONS
 from tests.fake_broker import FakeBroker, kept_port
+from tests.fake_kafka.clock import ManualClock
 
 
 class StandingClock(Clock):
@@ -143,6 +144,21 @@ def test_purposes_have_connections_of_their_own_and_idle_ones_are_replaced(broke
     while connections.get(broker.host, broker.port, "fetch", after(2000)) is first and not deadline.passed:
         time.sleep(0.06)
     assert first.closed
+
+
+def test_connection_idle_for_too_long_is_closed_when_another_one_is_used(broker: FakeBroker) -> None:
+    clock = ManualClock(1_000)
+    with FakeBroker() as departed:
+        connections = ConnectionPool(ClientConfig(bootstrap_servers=(("127.0.0.1", 1),)), clock)
+        idle = connections.get(departed.host, departed.port, "fetch", after(2000))
+        busy = connections.get(departed.host, departed.port, "group", after(2000))
+        busy.send(METADATA, 9, {"topics": []}, after(60_000))  # which is not answered
+        for _ in range(10):
+            clock.advance(60)
+            used = connections.get(broker.host, broker.port, "fetch", after(2000))
+            used.last_used_s = clock.now_s()
+            assert idle.closed == (clock.now_s() > 1_541)
+    assert (len(connections), busy.closed, used.closed) == (2, False, False)
 
 
 def test_a_long_poll_does_not_hold_up_another_purpose(broker: FakeBroker) -> None:

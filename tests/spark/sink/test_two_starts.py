@@ -132,7 +132,7 @@ def test_what_was_decided_is_committed_as_it_was_whatever_rows_there_are_now(que
     first = [query.task("A", 0, task, (name, f"A{task}")) for task in (0, 1)]
     query.decide(*first)
     second = [query.task("B", 0, task, (name, f"B{task}")) for task in (0, 1)]
-    assert [each.ranges for each in second] == [{}, {}]
+    assert [each.topics for each in second] == [{}, {}]
     query.commit(*second)
     assert query.seen(name) == [b"A0", b"A1"]
     query.commit(*(query.task("B", 1, task, (name, f"C{task}")) for task in (0, 1)))
