@@ -13,7 +13,7 @@ from typing import Any
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
 from protocol.cluster.call import call, call_partitions
-from protocol.cluster.client import TRANSACTION, Client, listed
+from protocol.cluster.client import COORDINATOR, Client, listed
 from protocol.cluster.coordinators import transaction_coordinator
 from protocol.cluster.metadata import Broker
 from protocol.errors import Corrupt
@@ -135,7 +135,7 @@ def describe_transactions(
         for name, key in missing.items():
             asked.setdefault(client.coordinator(key, deadline), []).append(name)
         bodies: dict[Broker, Body] = {broker: {"transactional_ids": names} for broker, names in asked.items()}
-        replies, failure = client.ask_many(bodies, DESCRIBE_TRANSACTIONS, deadline, purpose=TRANSACTION)
+        replies, failure = client.ask_many(bodies, DESCRIBE_TRANSACTIONS, deadline, purpose=COORDINATOR)
         for broker, reply in replies.items():
             for row in reply["transaction_states"]:
                 name, code = row["transactional_id"], row["error_code"]

@@ -13,7 +13,7 @@ from typing import Any
 
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
-from protocol.cluster.client import CONTROL, GROUP, TRANSACTION, Client, listed
+from protocol.cluster.client import CONTROL, COORDINATOR, Client, listed
 from protocol.cluster.coordinators import CoordinatorKey, group_coordinator, transaction_coordinator
 from protocol.cluster.metadata import Broker
 from protocol.cluster.unknown_topic import is_unknown_topic
@@ -26,7 +26,7 @@ Row = Mapping[str, Any]
 Handle = Callable[[TopicPartition, Row, Broker, BrokerError | None], KafkaError | None]
 
 _COORDINATORS = {Route.GROUP: group_coordinator, Route.TRANSACTION: transaction_coordinator}
-_PURPOSES = {Route.GROUP: GROUP, Route.TRANSACTION: TRANSACTION}
+_PURPOSES = {Route.GROUP: COORDINATOR, Route.TRANSACTION: COORDINATOR}
 
 
 def call(

@@ -44,8 +44,7 @@ T = TypeVar("T")
 CONTROL = "control"
 FETCH = "fetch"
 PRODUCE = "produce"
-GROUP = "group"
-TRANSACTION = "transaction"
+COORDINATOR = "coordinator"  # of groups and transactions; each member of a group has another purpose
 
 # So long may brokers be away without a word. Whoever has mistyped an address should not wait for minutes to learn it.
 _QUIET_S = 10

@@ -1,6 +1,6 @@
 """The open connections of one process, keyed by (host, port, purpose).
 
-A purpose is a word for what waits on the connection ("control", "fetch", "produce", "group"): a Fetch that
+A purpose is a word for what waits on the connection ("control", "fetch", "produce", "coordinator"): a Fetch that
 waits half a second for data must not hold up a commit. Used by `cluster.client`. Connections that were opened
 before a fork, are broken, or have been idle for `connections.max.idle.ms` are replaced, never handed out. The next
 `get` closes the idle ones of all addresses, also those to brokers that have left the cluster.

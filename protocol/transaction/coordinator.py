@@ -13,7 +13,7 @@ from typing import Any
 from protocol.broker_errors import ErrorCode
 from protocol.clock import Deadline
 from protocol.cluster.call import call, call_partitions
-from protocol.cluster.client import TRANSACTION, Client
+from protocol.cluster.client import COORDINATOR, Client
 from protocol.cluster.coordinators import transaction_coordinator
 from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.group.offsets import CommittedOffset, offset_rows
@@ -38,7 +38,7 @@ def speaks_v2(client: Client, transactional_id: str, deadline: Deadline) -> bool
 
     def look() -> bool:
         broker = client.coordinator(key, deadline)
-        return client.connection(broker, TRANSACTION, deadline).features.get(FEATURE, 0) >= 2
+        return client.connection(broker, COORDINATOR, deadline).features.get(FEATURE, 0) >= 2
 
     return client.retrying(f"{FEATURE} of the coordinator of {key}", look, deadline, coordinator_of=key)
 

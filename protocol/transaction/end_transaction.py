@@ -13,7 +13,7 @@ from enum import Enum
 
 from protocol.broker_errors import Breaks, ErrorCode, Refresh, broker_error, error_row
 from protocol.clock import Deadline
-from protocol.cluster.client import TRANSACTION, Client, listed
+from protocol.cluster.client import COORDINATOR, Client, listed
 from protocol.cluster.coordinators import transaction_coordinator
 from protocol.errors import BrokerError, ConnectFailed, KafkaError
 from protocol.net.connection import Reply
@@ -116,10 +116,10 @@ class _Ending:
         self._reply = None
         try:
             broker = self._client.coordinator(self._coordinator, deadline)
-            connection = self._client.connection(broker, TRANSACTION, deadline)
+            connection = self._client.connection(broker, COORDINATOR, deadline)
             at_most = None if connection.features.get(FEATURE, 0) >= 2 else LAST_BEFORE_TRANSACTION_V2
             body = {**self.identity.fields, "committed": self._commit}
-            self._reply = self._client.send(broker, END_TXN, body, deadline, purpose=TRANSACTION, at_most=at_most)
+            self._reply = self._client.send(broker, END_TXN, body, deadline, purpose=COORDINATOR, at_most=at_most)
         except (ConnectFailed, BrokerError) as error:
             self._failed(error)
         except KafkaError as error:

@@ -65,6 +65,12 @@ class BatchWrite:
 _SCHEMA = pa.schema({"topic": pa.string(), "value": pa.string()})
 
 
+def test_exactly_once_task_has_one_connection_for_all_coordinators_of_a_broker(query: Query) -> None:
+    query.commit(query.task("A", 0, 0, (TOPIC, "row")))
+    # The others are for control and for Produce.
+    assert len(query.client._pool) == 3
+
+
 # -- an attempt that was killed, followed by one without rows ----------------------------------------
 
 
