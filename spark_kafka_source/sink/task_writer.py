@@ -42,7 +42,7 @@ _NOTHING = TopicWritten(0, 0)
 
 @dataclass(frozen=True)
 class TaskWritten(WriterCommitMessage):
-    """What one task wrote, by topic. Spark's driver holds the messages of all tasks of a batch in memory."""
+    """Rows that one task wrote, by topic. Spark's driver holds the messages of all tasks of a batch in memory."""
 
     topics: Mapping[str, TopicWritten]
 
