@@ -170,5 +170,25 @@ class OutcomeUnknown(KafkaError):
     """Whether a transaction was committed is not known: nobody answered in time, or nobody can tell any more."""
 
 
+class AdminFailed(KafkaError):
+    """An administrative operation failed for some of its resources; it was done for the others.
+
+    Attributes
+    ----------
+    errors : dict
+        The `KafkaError` of each failed resource, by the key that the caller passed.
+    results : dict
+        The results of the other resources.
+    """
+
+    @property
+    def errors(self) -> dict[Any, KafkaError]:
+        return dict(self.context["errors"])
+
+    @property
+    def results(self) -> dict[Any, Any]:
+        return dict(self.context["results"])
+
+
 class WakeUp(KafkaError):
     """A `KafkaConsumer` was woken out of `poll` by another thread."""

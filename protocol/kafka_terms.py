@@ -7,7 +7,11 @@ TopicPartition = tuple[str, int]
 
 LATEST = -1
 EARLIEST = -2
-"""Where a log ends and begins, for ListOffsets in place of a time; options and Spark's JSON have the same numbers."""
+"""The log end and the log start, for ListOffsets in place of a timestamp; Spark's JSON has the same numbers."""
+MAX_TIMESTAMP = -3
+"""The record with the newest timestamp, for ListOffsets (KIP-734)."""
+EARLIEST_LOCAL = -4
+"""The first offset on the broker's own disks, for ListOffsets of topics with tiered storage (KIP-405)."""
 
 # What stands where there is none, or where it is not known.
 NO_TOPIC_ID = bytes(16)

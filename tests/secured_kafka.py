@@ -16,6 +16,7 @@ from types import MappingProxyType
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.certificates import CertificateAuthority
 from spark_kafka_source.local_kafka.cluster import DEFAULT_VERSION
+from spark_kafka_source.local_kafka.config import version_numbers
 from spark_kafka_source.local_kafka.users import authorizing, signing_in
 from tests.spark_home import BRIEF_LIFE
 
@@ -73,6 +74,8 @@ def start(
         "listener.name.old.ssl.enabled.protocols": "TLSv1.1",
         "listener.name.old.ssl.protocol": "TLSv1.1",
     }
+    if version_numbers(version) >= (3, 6):
+        settings["delegation.token.secret.key"] = "key-of-a-test"
     # Java speaks TLS 1.1 only if it is told to.
     allowed = folder / "java.security"
     allowed.write_text("jdk.tls.disabledAlgorithms=\n")

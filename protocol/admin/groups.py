@@ -5,22 +5,30 @@ Runs in the caller's thread. Sends requests to a group's coordinator, or to ever
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+from protocol.admin.resources import Operations, ask_each, by_topic, finish, rows_of_partitions
 from protocol.broker_errors import ErrorCode
 from protocol.clock import Deadline
 from protocol.cluster.call import call
 from protocol.cluster.client import Client
-from protocol.errors import ProtocolError, UnsupportedVersion
+from protocol.cluster.coordinators import group_coordinator
+from protocol.errors import KafkaError, ProtocolError, UnsupportedVersion
 from protocol.group.assignors.consumer_protocol import decode_assignment
+from protocol.group.offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.kafka_terms import TopicPartition
+from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
 from protocol.wire.messages.m15_describe_groups import DESCRIBE_GROUPS
 from protocol.wire.messages.m16_list_groups import LIST_GROUPS
 from protocol.wire.messages.m42_delete_groups import DELETE_GROUPS
+from protocol.wire.messages.m47_offset_delete import OFFSET_DELETE
 from protocol.wire.messages.m69_consumer_group_describe import CONSUMER_GROUP_DESCRIBE
+from protocol.wire.schema import Body
+
+V = TypeVar("V")
 
 CLASSIC, CONSUMER = "classic", "consumer"
 """Kafka's names of group types: the classic protocol (JoinGroup) and the consumer protocol (KIP-848)."""
@@ -86,16 +94,20 @@ class GroupDescription:
 
 def list_groups(client: Client, deadline: Deadline | None = None) -> list[ListedGroup]:
     """Return the consumer groups of all brokers, sorted by name; raise `DeadlineExceeded` or `BrokerError`."""
-    deadline = deadline or client.deadline()
+    found = _all_groups(client, deadline or client.deadline(), frozenset(_PROTOCOL_TYPES_OF_CONSUMERS))
+    return [each for each in found if each.type in (CLASSIC, CONSUMER)]
+
+
+def _all_groups(client: Client, deadline: Deadline, protocol_types: Collection[str]) -> list[ListedGroup]:
     rows = [
         row
         for broker in client.metadata([], deadline).brokers.values()
         for row in call(client, LIST_GROUPS, {}, deadline, to=broker)["groups"]
-        if row["protocol_type"] in _PROTOCOL_TYPES_OF_CONSUMERS
+        if row["protocol_type"] in protocol_types
     ]
-    # A broker that returns no types has classic groups only. Share groups and Kafka Streams groups are left out.
+    # A broker that returns no types has classic groups only.
     found = (ListedGroup(row["group_id"], row["group_type"].lower() or CLASSIC, row["group_state"]) for row in rows)
-    return sorted((each for each in found if each.type in (CLASSIC, CONSUMER)), key=lambda each: each.group)
+    return sorted(found, key=lambda each: each.group)
 
 
 def describe_group(client: Client, group: str, deadline: Deadline | None = None) -> GroupDescription:
@@ -159,3 +171,202 @@ def _embedded(group: Mapping[str, Any], member: Mapping[str, Any]) -> frozenset[
 def _partitions(assignment: Mapping[str, Any]) -> frozenset[TopicPartition]:
     topics = assignment["topic_partitions"]
     return frozenset((topic["topic_name"], partition) for topic in topics for partition in topic["partitions"])
+
+
+class GroupOperations(Operations):
+    """Consumer groups of a cluster."""
+
+    def list_groups(
+        self,
+        *,
+        states: Iterable[str] = (),
+        types: Iterable[str] = (),
+        protocol_types: Iterable[str] = _PROTOCOL_TYPES_OF_CONSUMERS,
+        timeout_ms: float | None = None,
+    ) -> list[ListedGroup]:
+        """Return the groups of all brokers, sorted by name.
+
+        Parameters
+        ----------
+        states
+            States to include, by Kafka's names in any case; empty for all.
+        types
+            Types to include: "classic", "consumer", "share", "streams"; empty for classic and consumer.
+        protocol_types
+            Protocol types to include: "consumer", "connect", "share", …; "" is a group that only commits.
+        timeout_ms
+            Time limit; by default `default.api.timeout.ms`.
+
+        Raises
+        ------
+        DeadlineExceeded
+            A broker did not answer in time.
+        """
+        found = _all_groups(self._client, self._deadline(timeout_ms), frozenset(protocol_types))
+        wanted_states = {each.lower() for each in states}
+        wanted_types = {each.lower() for each in types} or {CLASSIC, CONSUMER}
+        return [
+            each
+            for each in found
+            if each.type in wanted_types and (not wanted_states or each.state.lower() in wanted_states)
+        ]
+
+    def describe_groups(self, groups: Iterable[str], *, timeout_ms: float | None = None) -> dict[str, GroupDescription]:
+        """Return state, members and assignments of groups of both protocols; unknown groups are "Dead".
+
+        Raises
+        ------
+        AdminFailed
+            Some groups could not be described (GROUP_AUTHORIZATION_FAILED, …).
+        """
+        deadline = self._deadline(timeout_ms)
+        return self._each_group("DescribeGroups", groups, lambda group: describe_group(self._client, group, deadline))
+
+    def delete_groups(self, groups: Iterable[str], *, timeout_ms: float | None = None) -> None:
+        """Delete groups and their committed offsets.
+
+        Raises
+        ------
+        AdminFailed
+            Some groups were not deleted (NON_EMPTY_GROUP, GROUP_ID_NOT_FOUND, …).
+        """
+        deadline = self._deadline(timeout_ms)
+        self._each_group("DeleteGroups", groups, lambda group: delete_group(self._client, group, deadline))
+
+    def list_consumer_group_offsets(
+        self,
+        group: str,
+        partitions: Iterable[TopicPartition] | None = None,
+        *,
+        require_stable: bool = False,
+        timeout_ms: float | None = None,
+    ) -> dict[TopicPartition, CommittedOffset]:
+        """Return the committed offsets of a group; partitions without one are left out.
+
+        Parameters
+        ----------
+        group
+            The group id.
+        partitions
+            `(topic, partition)` pairs; None for all partitions with a committed offset.
+        require_stable
+            Wait for open transactions that commit offsets of the group (KIP-447).
+        timeout_ms
+            Time limit; by default `default.api.timeout.ms`.
+        """
+        deadline = self._deadline(timeout_ms)
+        return fetch_offsets(self._client, group, partitions, deadline, require_stable=require_stable)
+
+    def alter_consumer_group_offsets(
+        self,
+        group: str,
+        offsets: Mapping[TopicPartition, int | CommittedOffset],
+        *,
+        timeout_ms: float | None = None,
+    ) -> None:
+        """Commit offsets for a group without members.
+
+        Raises
+        ------
+        BrokerError
+            The group has live members (UNKNOWN_MEMBER_ID), or a partition is unknown.
+        """
+        entries = {key: CommittedOffset(each) if isinstance(each, int) else each for key, each in offsets.items()}
+        commit_offsets(self._client, group, entries, self._deadline(timeout_ms))
+
+    def delete_consumer_group_offsets(
+        self, group: str, partitions: Iterable[TopicPartition], *, timeout_ms: float | None = None
+    ) -> None:
+        """Delete the committed offsets of a group for some partitions (KIP-496).
+
+        Raises
+        ------
+        AdminFailed
+            Some offsets were not deleted (GROUP_SUBSCRIBED_TO_TOPIC, …).
+        BrokerError
+            The group does not exist (GROUP_ID_NOT_FOUND).
+        """
+
+        def body(left: list[TopicPartition]) -> Body:
+            topics = by_topic(left)
+            rows = [
+                {"name": name, "partitions": [{"partition_index": number} for number in numbers]}
+                for name, numbers in topics.items()
+            ]
+            return {"group_id": group, "topics": rows}
+
+        batch = ask_each(
+            self._client,
+            OFFSET_DELETE,
+            partitions,
+            body,
+            lambda reply, _: rows_of_partitions(reply["topics"], "name"),
+            self._deadline(timeout_ms),
+            to=group_coordinator(group),
+            about=lambda key: {"group": group, "topic": key[0], "partition": key[1]},
+        )
+        batch.results("OffsetDelete", lambda key, row: None)
+
+    def remove_members(
+        self,
+        group: str,
+        group_instance_ids: Iterable[str] | None = None,
+        *,
+        reason: str = "removed by an administrator",
+        timeout_ms: float | None = None,
+    ) -> None:
+        """Remove members of a classic group (KIP-345).
+
+        Parameters
+        ----------
+        group
+            The group id.
+        group_instance_ids
+            Static members to remove by `group.instance.id`; None for all members, dynamic ones included.
+        reason
+            Text for the coordinator's log.
+        timeout_ms
+            Time limit; by default `default.api.timeout.ms`.
+
+        Raises
+        ------
+        AdminFailed
+            Some members were not removed (UNKNOWN_MEMBER_ID, …).
+        """
+        deadline = self._deadline(timeout_ms)
+        if group_instance_ids is None:
+            known = describe_group(self._client, group, deadline).members
+            members = {each.member_id: {"member_id": each.member_id} for each in known}
+        else:
+            members = {each: {"member_id": "", "group_instance_id": each} for each in group_instance_ids}
+        batch = ask_each(
+            self._client,
+            LEAVE_GROUP,
+            members,
+            lambda left: (
+                lambda version: {
+                    "group_id": group,
+                    "members": [{**members[key], **({"reason": reason} if version >= 5 else {})} for key in left],
+                }
+            ),
+            lambda reply, left: (
+                (row["member_id"] if row["member_id"] in members else row["group_instance_id"] or "", row)
+                for row in reply["members"]
+            ),
+            deadline,
+            to=group_coordinator(group),
+            about=lambda key: {"group": group, "member": key},
+            at_least=3,
+        )
+        batch.results("LeaveGroup", lambda key, row: None)
+
+    def _each_group(self, what: str, groups: Iterable[str], one: Callable[[str], V]) -> dict[str, V]:
+        """Run `one` for each group: each may have another coordinator."""
+        results: dict[str, V] = {}
+        errors: dict[str, KafkaError] = {}
+        for group in dict.fromkeys(groups):
+            try:
+                results[group] = one(group)
+            except KafkaError as error:
+                errors[group] = error
+        return finish(what, results, errors)

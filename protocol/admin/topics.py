@@ -1,4 +1,4 @@
-"""Create and delete topics, add partitions, delete records.
+"""Create, delete, list and describe topics; add partitions; delete records.
 
 Runs in the caller's thread. Sends topic requests to the controller and DeleteRecords to partition leaders, in the
 shared retry loop.
@@ -6,87 +6,391 @@ shared retry loop.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from protocol.admin.configs import ConfigEntry, ConfigOperations, topic_resource
+from protocol.admin.resources import Row, ask_each, finish
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
-from protocol.cluster.call import call, call_partitions
+from protocol.cluster.call import call_partitions
 from protocol.cluster.client import Client
-from protocol.cluster.metadata import is_another_topic
-from protocol.kafka_terms import NO_TOPIC_ID
+from protocol.cluster.metadata import (
+    Metadata,
+    Partition,
+    Topic,
+    is_another_topic,
+    topic_id_bytes,
+    topic_id_text,
+)
+from protocol.errors import AdminFailed, KafkaError
+from protocol.kafka_terms import TopicPartition
+from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m19_create_topics import CREATE_TOPICS
 from protocol.wire.messages.m20_delete_topics import DELETE_TOPICS
 from protocol.wire.messages.m21_delete_records import DELETE_RECORDS
 from protocol.wire.messages.m37_create_partitions import CREATE_PARTITIONS
 
+_FIRST_WITH_IDS = 6
+_FIRST_METADATA_WITH_IDS = 12
+
 
 @dataclass(frozen=True)
 class NewTopic:
-    """A topic to create; -1 means the broker's default, and `configs` are Kafka's topic settings."""
+    """A topic to create.
+
+    Attributes
+    ----------
+    partitions, replication_factor
+        -1 for the broker's default.
+    configs
+        Kafka's topic settings by name.
+    assignment
+        Broker ids of the replicas by partition, the preferred leader first; in place of the two numbers.
+    """
 
     name: str
     partitions: int = -1
     replication_factor: int = -1
     configs: Mapping[str, str] = field(default_factory=dict)
+    assignment: Mapping[int, Sequence[int]] | None = None
+
+
+@dataclass(frozen=True)
+class CreatedTopic:
+    """A created topic as the controller reports it; numbers and configs are -1 and empty without the right to see them.
+
+    `topic_id` is in Kafka's text form, "" before Kafka 2.8.
+    """
+
+    name: str
+    topic_id: str
+    partitions: int
+    replication_factor: int
+    configs: Mapping[str, str | None]
+
+
+@dataclass(frozen=True)
+class NewPartitions:
+    """A new partition count of a topic, and optionally the replicas (broker ids) of each added partition."""
+
+    total: int
+    assignment: Sequence[Sequence[int]] | None = None
+
+
+@dataclass(frozen=True)
+class TopicListing:
+    """A topic of the cluster; `topic_id` is in Kafka's text form, "" before Kafka 2.8."""
+
+    name: str
+    topic_id: str
+    is_internal: bool
+
+
+@dataclass(frozen=True)
+class TopicDescription:
+    """A topic with its partitions (leader, replicas, in-sync and offline replicas) and, if requested, its configs."""
+
+    name: str
+    topic_id: str
+    is_internal: bool
+    partitions: Mapping[int, Partition]
+    configs: Mapping[str, ConfigEntry] | None = None
+
+
+class TopicOperations(ConfigOperations):
+    """Topics of a cluster."""
+
+    def create_topics(
+        self,
+        topics: Iterable[NewTopic],
+        *,
+        validate_only: bool = False,
+        wait_for_leaders: bool = True,
+        timeout_ms: float | None = None,
+    ) -> dict[str, CreatedTopic]:
+        """Create topics.
+
+        Parameters
+        ----------
+        topics
+            The topics to create.
+        validate_only
+            Check the request without creating anything.
+        wait_for_leaders
+            Wait until every partition has a leader, so that clients can use the topics at once.
+        timeout_ms
+            Time limit; by default `default.api.timeout.ms`.
+
+        Returns
+        -------
+        dict of str to CreatedTopic
+            By topic name.
+
+        Raises
+        ------
+        AdminFailed
+            Some topics were refused (TOPIC_ALREADY_EXISTS, INVALID_REPLICATION_FACTOR, …); its `errors` name them.
+        DeadlineExceeded
+            No broker answered in time.
+        """
+        return self._create_topics(list(topics), self._deadline(timeout_ms), validate_only, wait_for_leaders)
+
+    def _create_topics(
+        self, topics: Sequence[NewTopic], deadline: Deadline, validate_only: bool = False, wait: bool = True
+    ) -> dict[str, CreatedTopic]:
+        wanted = {topic.name: topic for topic in topics}
+        batch = ask_each(
+            self._client,
+            CREATE_TOPICS,
+            wanted,
+            lambda names: {"topics": [_new_topic(wanted[name]) for name in names], "validate_only": validate_only},
+            lambda reply, _: ((row["name"], row) for row in reply["topics"]),
+            deadline,
+            topics=wanted,
+            about=_about,
+        )
+        if wait and not validate_only:
+            for name, row in batch.items():
+                self._wait_for_leaders(wanted[name], bytes(row["topic_id"]), deadline)
+        return batch.results("CreateTopics", _created)
+
+    def _wait_for_leaders(self, topic: NewTopic, topic_id: bytes, deadline: Deadline) -> None:
+        client = self._client
+
+        def require_leaders() -> None:
+            client.expire_metadata([topic.name])
+            known = client.topic(topic.name, deadline)
+            if is_another_topic(known.topic_id, topic_id):  # one deleted before: this broker lags behind the controller
+                raise broker_error(ErrorCode.UNKNOWN_TOPIC_ID, f"Metadata of {topic.name}", topic=topic.name)
+            for partition in range(max(topic.partitions, len(topic.assignment or ()), len(known.partitions), 1)):
+                client.leader(topic.name, partition, deadline)
+
+        client.retrying(f"leaders of {topic.name}", require_leaders, deadline, topics=[topic.name])
+
+    def delete_topics(
+        self, names: Iterable[str] = (), *, ids: Iterable[str] = (), timeout_ms: float | None = None
+    ) -> None:
+        """Delete topics by name, or by id (since Kafka 2.8).
+
+        Parameters
+        ----------
+        names
+            Topic names.
+        ids
+            Topic ids in Kafka's text form.
+        timeout_ms
+            Time limit; by default `default.api.timeout.ms`.
+
+        Raises
+        ------
+        AdminFailed
+            Some topics were not deleted (UNKNOWN_TOPIC_OR_PARTITION, TOPIC_DELETION_DISABLED, …).
+        UnsupportedVersion
+            `ids` are given, and the broker cannot delete by id.
+        """
+        self._delete_topics(list(names), list(ids), self._deadline(timeout_ms))
+
+    def _delete_topics(self, names: Sequence[str], ids: Sequence[str], deadline: Deadline) -> None:
+        by_id = {topic_id_bytes(text): text for text in ids}
+
+        def body(left: list[str]) -> Any:
+            # KIP-516: from version 6 on, the field is a list of names or ids.
+            topics = [{"name": None, "topic_id": topic_id_bytes(key)} if key in ids else {"name": key} for key in left]
+            return lambda version: {"topics": topics} if version >= _FIRST_WITH_IDS else {"topic_names": left}
+
+        def rows(reply: Row, _: list[str]) -> Iterable[tuple[str, Row]]:
+            for row in reply["responses"]:
+                key = by_id.get(bytes(row["topic_id"]), row["name"])
+                yield key if key is not None else "", row
+
+        batch = ask_each(
+            self._client,
+            DELETE_TOPICS,
+            [*names, *ids],
+            body,
+            rows,
+            deadline,
+            topics=names,
+            about=_about,
+            at_least=_FIRST_WITH_IDS if ids else 0,
+        )
+        self._client.expire_metadata(names)
+        batch.results("DeleteTopics", lambda key, row: None)
+
+    def list_topics(self, *, internal: bool = False, timeout_ms: float | None = None) -> dict[str, TopicListing]:
+        """Return the topics of the cluster by name, sorted; `internal` includes internal ones."""
+        snapshot = self._client.metadata(None, self._deadline(timeout_ms))
+        return {
+            name: TopicListing(name, topic.topic_id_text, topic.is_internal)
+            for name, topic in sorted(snapshot.topics.items())
+            if internal or not topic.is_internal
+        }
+
+    def describe_topics(
+        self,
+        names: Iterable[str] = (),
+        *,
+        ids: Iterable[str] = (),
+        configs: bool = False,
+        timeout_ms: float | None = None,
+    ) -> dict[str, TopicDescription]:
+        """Describe topics by name, or by id (since Kafka 2.8).
+
+        Parameters
+        ----------
+        names
+            Topic names.
+        ids
+            Topic ids in Kafka's text form.
+        configs
+            Return the configuration of each topic, too.
+        timeout_ms
+            Time limit; by default `default.api.timeout.ms`.
+
+        Returns
+        -------
+        dict of str to TopicDescription
+            By the name or id that was passed.
+
+        Raises
+        ------
+        AdminFailed
+            Some topics are unknown or must not be described.
+        """
+        deadline = self._deadline(timeout_ms)
+        found, errors = self._topics(list(names), list(ids), deadline)
+        described = {} if not configs else self._configs_of({topic.name for topic in found.values()}, deadline)
+        results = {
+            key: TopicDescription(
+                topic.name, topic.topic_id_text, topic.is_internal, topic.partitions, described.get(topic.name)
+            )
+            for key, topic in found.items()
+        }
+        return finish("Metadata", results, errors)
+
+    def _topics(
+        self, names: Sequence[str], ids: Sequence[str], deadline: Deadline
+    ) -> tuple[dict[str, Topic], dict[str, KafkaError]]:
+        wanted = {**{name: {"name": name} for name in names}, **{each: _by_id(each) for each in ids}}
+        if not wanted:
+            return {}, {}
+        reply = self._client.ask_any(
+            METADATA,
+            {"topics": list(wanted.values()), "allow_auto_topic_creation": False},
+            deadline,
+            at_least=_FIRST_METADATA_WITH_IDS if ids else 4,
+        )
+        snapshot = Metadata.from_reply(reply)
+        by_id = {topic.topic_id_text: topic for topic in snapshot.topics.values()}
+        found: dict[str, Topic] = {}
+        errors: dict[str, KafkaError] = {}
+        for key in wanted:
+            topic = by_id.get(key) if key in ids else snapshot.topics.get(key)
+            if topic is not None and topic.error_code == ErrorCode.NONE:
+                found[key] = topic
+                continue
+            unknown = ErrorCode.UNKNOWN_TOPIC_ID if key in ids else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            code = unknown if topic is None else topic.error_code
+            errors[key] = broker_error(code, f"Metadata of {key}", api="Metadata", topic=key)
+        return found, errors
+
+    def _configs_of(self, names: Iterable[str], deadline: Deadline) -> dict[str, dict[str, ConfigEntry]]:
+        found = self._describe_configs([topic_resource(name) for name in sorted(names)], deadline)
+        return {resource.name: entries for resource, entries in found.items()}
+
+    def create_partitions(
+        self,
+        counts: Mapping[str, int | NewPartitions],
+        *,
+        validate_only: bool = False,
+        timeout_ms: float | None = None,
+    ) -> None:
+        """Increase the number of partitions of topics.
+
+        Parameters
+        ----------
+        counts
+            The total number by topic, or a `NewPartitions` with the replicas of the new ones.
+        validate_only
+            Check the request without changing anything.
+        timeout_ms
+            Time limit; by default `default.api.timeout.ms`.
+
+        Raises
+        ------
+        AdminFailed
+            Some topics were not changed (INVALID_PARTITIONS, UNKNOWN_TOPIC_OR_PARTITION, …).
+        """
+        self._create_partitions(counts, self._deadline(timeout_ms), validate_only)
+
+    def _create_partitions(
+        self, counts: Mapping[str, int | NewPartitions], deadline: Deadline, validate_only: bool = False
+    ) -> None:
+        batch = ask_each(
+            self._client,
+            CREATE_PARTITIONS,
+            counts,
+            lambda names: {
+                "topics": [_new_partitions(name, counts[name]) for name in names],
+                "validate_only": validate_only,
+            },
+            lambda reply, _: ((row["name"], row) for row in reply["results"]),
+            deadline,
+            topics=counts,
+            about=_about,
+        )
+        self._client.expire_metadata(counts)
+        batch.results("CreatePartitions", lambda name, row: None)
+
+    def delete_records(
+        self, before: Mapping[TopicPartition, int], *, timeout_ms: float | None = None
+    ) -> dict[TopicPartition, int]:
+        """Delete the records before an offset of each partition, -1 for the high watermark.
+
+        Returns
+        -------
+        dict of (str, int) to int
+            The new log start offset of each partition.
+
+        Raises
+        ------
+        BrokerError
+            OFFSET_OUT_OF_RANGE, POLICY_VIOLATION (a compacted topic), …
+        DeadlineExceeded
+            A partition has no leader, or its leader did not answer in time.
+        """
+        return delete_records(self._client, before, self._deadline(timeout_ms))
 
 
 def create_topic(client: Client, topic: NewTopic, deadline: Deadline | None = None) -> None:
     """Create a topic, and wait until every partition has a leader; raise `BrokerError` (TOPIC_ALREADY_EXISTS, …)."""
-    deadline = deadline or client.deadline()
-    row = {
-        "name": topic.name,
-        "num_partitions": topic.partitions,
-        "replication_factor": topic.replication_factor,
-        "assignments": [],
-        "configs": [{"name": key, "value": value} for key, value in topic.configs.items()],
-    }
-    created = call(client, CREATE_TOPICS, {"topics": [row]}, deadline, topics=[topic.name])
-    topic_id = next((bytes(row.get("topic_id", NO_TOPIC_ID)) for row in created["topics"]), NO_TOPIC_ID)
-    client.retrying(
-        f"leaders of {topic.name}",
-        lambda: _require_leaders(client, topic, topic_id, deadline),
-        deadline,
-        topics=[topic.name],
-    )
+    with _single_error():
+        TopicOperations(client)._create_topics([topic], deadline or client.deadline())
 
 
 def delete_topic(client: Client, name: str, deadline: Deadline | None = None) -> None:
     """Delete a topic by name; raise `BrokerError` (UNKNOWN_TOPIC_OR_PARTITION, …)."""
-
-    def body(version: int) -> dict[str, Any]:
-        # KIP-516: from version 6 on, the field is a list of names or ids.
-        return {"topics": [{"name": name}]} if version >= 6 else {"topic_names": [name]}
-
-    call(client, DELETE_TOPICS, body, deadline or client.deadline(), topics=[name])
-    client.expire_metadata([name])
+    with _single_error():
+        TopicOperations(client)._delete_topics([name], (), deadline or client.deadline())
 
 
 def create_partitions(client: Client, name: str, count: int, deadline: Deadline | None = None) -> None:
     """Increase a topic to `count` partitions in total; raise `BrokerError` (INVALID_PARTITIONS, …)."""
-    row = {"name": name, "count": count, "assignments": None}
-    call(client, CREATE_PARTITIONS, {"topics": [row]}, deadline or client.deadline(), topics=[name])
-    client.expire_metadata([name])
+    with _single_error():
+        TopicOperations(client)._create_partitions({name: count}, deadline or client.deadline())
 
 
 def delete_records(
-    client: Client, before: Mapping[tuple[str, int], int], deadline: Deadline | None = None
-) -> dict[tuple[str, int], int]:
-    """Delete records below an offset.
-
-    Parameters
-    ----------
-    client
-        The client to send with.
-    before
-        For each (topic, partition) the offset to delete up to, exclusive; -1 for all records.
-    deadline
-        The time limit; None for the client's default.
+    client: Client, before: Mapping[TopicPartition, int], deadline: Deadline | None = None
+) -> dict[TopicPartition, int]:
+    """Delete the records before an offset of each partition, -1 for the high watermark.
 
     Returns
     -------
-    dict
+    dict of (str, int) to int
         The new log start offset of each partition.
     """
     rows = {key: {"offset": offset} for key, offset in before.items()}
@@ -94,10 +398,48 @@ def delete_records(
     return {key: row["low_watermark"] for key, row in answers.items()}
 
 
-def _require_leaders(client: Client, topic: NewTopic, topic_id: bytes, deadline: Deadline) -> None:
-    client.expire_metadata([topic.name])
-    known = client.topic(topic.name, deadline)
-    if is_another_topic(known.topic_id, topic_id):  # one that was deleted before: this broker is behind the controller
-        raise broker_error(ErrorCode.UNKNOWN_TOPIC_ID, f"Metadata of {topic.name}", topic=topic.name)
-    for partition in range(max(topic.partitions, len(known.partitions), 1)):
-        client.leader(topic.name, partition, deadline)
+@contextmanager
+def _single_error() -> Iterator[None]:
+    """Raise the error of the only resource itself."""
+    try:
+        yield
+    except AdminFailed as failed:
+        (error,) = failed.errors.values()
+        raise error from None
+
+
+def _about(name: str) -> dict[str, str]:
+    return {"topic": name}
+
+
+def _by_id(text: str) -> dict[str, Any]:
+    return {"name": None, "topic_id": topic_id_bytes(text)}
+
+
+def _new_topic(topic: NewTopic) -> dict[str, Any]:
+    assignment = topic.assignment or {}
+    return {
+        "name": topic.name,
+        "num_partitions": -1 if assignment else topic.partitions,
+        "replication_factor": -1 if assignment else topic.replication_factor,
+        "assignments": [
+            {"partition_index": partition, "broker_ids": list(brokers)} for partition, brokers in assignment.items()
+        ],
+        "configs": [{"name": key, "value": value} for key, value in topic.configs.items()],
+    }
+
+
+def _created(name: str, row: Row) -> CreatedTopic:
+    return CreatedTopic(
+        name,
+        topic_id_text(bytes(row["topic_id"])),
+        row["num_partitions"],
+        row["replication_factor"],
+        {each["name"]: each["value"] for each in row["configs"] or ()},
+    )
+
+
+def _new_partitions(name: str, new: int | NewPartitions) -> dict[str, Any]:
+    new = NewPartitions(new) if isinstance(new, int) else new
+    assignments = None if new.assignment is None else [{"broker_ids": list(brokers)} for brokers in new.assignment]
+    return {"name": name, "count": new.total, "assignments": assignments}

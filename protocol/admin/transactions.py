@@ -10,13 +10,14 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from protocol.admin.resources import Operations, finish
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
 from protocol.cluster.call import call, call_partitions
 from protocol.cluster.client import COORDINATOR, Client, listed
 from protocol.cluster.coordinators import transaction_coordinator
 from protocol.cluster.metadata import Broker
-from protocol.errors import Corrupt
+from protocol.errors import Corrupt, KafkaError
 from protocol.kafka_terms import TopicPartition
 from protocol.transaction.coordinator import init_producer_id
 from protocol.transaction.identity import TransactionalIdentity
@@ -77,6 +78,30 @@ class OpenTransaction:
     producer_epoch: int
     coordinator_epoch: int
     last_timestamp_ms: int
+
+
+@dataclass(frozen=True)
+class ProducerState:
+    """An idempotent or transactional producer, as a partition's leader knows it.
+
+    Attributes
+    ----------
+    last_timestamp_ms
+        Milliseconds since 1970.
+    transaction_start_offset
+        First offset of its open transaction; None without one.
+    """
+
+    producer_id: int
+    producer_epoch: int
+    last_sequence: int
+    last_timestamp_ms: int
+    coordinator_epoch: int
+    transaction_start_offset: int | None
+
+
+# The timeout of an id that is created by fencing; a producer sets its own.
+_FENCE_TIMEOUT_MS = 60_000
 
 
 def list_transactions(
@@ -224,3 +249,104 @@ def abort_hanging(client: Client, hanging: OpenTransaction, deadline: Deadline |
 
     leader, _ = client.leader(hanging.topic, hanging.partition, deadline)
     call(client, WRITE_TXN_MARKERS, {"markers": [marker]}, deadline, to=leader)
+
+
+class TransactionOperations(Operations):
+    """Transactions and producers of a cluster."""
+
+    def list_transactions(
+        self,
+        *,
+        prefix: str = "",
+        states: Collection[str] = (),
+        producer_ids: Collection[int] = (),
+        running_ms: int | None = None,
+        timeout_ms: float | None = None,
+    ) -> list[ListedTransaction]:
+        """Return the transactional ids of all brokers, sorted by name; see `protocol.admin.transactions`.
+
+        Parameters
+        ----------
+        prefix
+            Start of the transactional ids.
+        states
+            States to include, of `STATES`; empty for all.
+        producer_ids
+            Producer ids to include; empty for all.
+        running_ms
+            Minimum age of the transaction in milliseconds (since Kafka 3.8).
+        timeout_ms
+            Time limit; by default `default.api.timeout.ms`.
+        """
+        return list_transactions(
+            self._client,
+            self._deadline(timeout_ms),
+            prefix=prefix,
+            states=states,
+            producer_ids=producer_ids,
+            running_ms=running_ms,
+        )
+
+    def describe_transactions(
+        self, transactional_ids: Iterable[str], *, timeout_ms: float | None = None
+    ) -> dict[str, TransactionDescription]:
+        """Describe transactional ids; the result lacks unknown ids."""
+        return describe_transactions(self._client, transactional_ids, self._deadline(timeout_ms))
+
+    def abort_transaction(self, transactional_id: str, *, timeout_ms: float | None = None) -> None:
+        """Abort the open transaction of a transactional id, and fence its producer.
+
+        Raises
+        ------
+        BrokerError
+            TRANSACTIONAL_ID_NOT_FOUND: the id is unknown; it is not created.
+        """
+        abort_transaction(self._client, transactional_id, self._deadline(timeout_ms))
+
+    def fence_producers(
+        self, transactional_ids: Iterable[str], *, timeout_ms: float | None = None
+    ) -> dict[str, TransactionalIdentity]:
+        """Fence the producers of transactional ids, abort their open transactions, and return the new identities.
+
+        An unknown id is created, as by Java's `fenceProducers`.
+
+        Raises
+        ------
+        AdminFailed
+            Some ids were refused (TRANSACTIONAL_ID_AUTHORIZATION_FAILED, …).
+        """
+        deadline = self._deadline(timeout_ms)
+        results: dict[str, TransactionalIdentity] = {}
+        errors: dict[str, KafkaError] = {}
+        for name in dict.fromkeys(transactional_ids):
+            try:
+                results[name] = init_producer_id(self._client, name, _FENCE_TIMEOUT_MS, deadline)
+            except KafkaError as error:
+                errors[name] = error
+        return finish("InitProducerId", results, errors)
+
+    def describe_producers(
+        self, partitions: Iterable[TopicPartition], *, timeout_ms: float | None = None
+    ) -> dict[TopicPartition, tuple[ProducerState, ...]]:
+        """Return the active producers of partitions, as their leaders know them (KIP-664, since Kafka 2.8).
+
+        Raises
+        ------
+        TopicUnknown, DeadlineExceeded, BrokerError
+            A partition is unknown, has no leader, or must not be read.
+        """
+        asked: dict[TopicPartition, dict[str, int]] = {key: {} for key in partitions}
+        rows = call_partitions(self._client, DESCRIBE_PRODUCERS, {}, asked, self._deadline(timeout_ms))
+        return {key: tuple(_producer(each) for each in row["active_producers"]) for key, row in rows.items()}
+
+
+def _producer(row: Mapping[str, Any]) -> ProducerState:
+    start = row["current_txn_start_offset"]
+    return ProducerState(
+        row["producer_id"],
+        row["producer_epoch"],
+        row["last_sequence"],
+        row["last_timestamp"],
+        row["coordinator_epoch"],
+        start if start >= 0 else None,
+    )

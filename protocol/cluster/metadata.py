@@ -6,11 +6,13 @@ Pure: made from a decoded reply, asked by `client`. When to fetch a newer one is
 from __future__ import annotations
 
 import base64
+import binascii
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from protocol.broker_errors import ErrorCode, broker_error
+from protocol.errors import UsageError
 from protocol.kafka_terms import NO_TOPIC_ID
 
 
@@ -37,6 +39,7 @@ class Partition:
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
     error_code: int
+    offline_replicas: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -49,10 +52,26 @@ class Topic:
     partitions: Mapping[int, Partition]
     error_code: int
 
+    @property
+    def topic_id_text(self) -> str:
+        """The id as Kafka's tools print it; "" if unknown."""
+        return "" if self.topic_id == NO_TOPIC_ID else topic_id_text(self.topic_id)
+
 
 def topic_id_text(topic_id: bytes) -> str:
     """As Kafka's tools print it: URL-safe base64 without padding."""
     return base64.urlsafe_b64encode(topic_id).rstrip(b"=").decode()
+
+
+def topic_id_bytes(text: str) -> bytes:
+    """Return the 16 bytes of an id as Kafka's tools print it; raise `UsageError` for other text."""
+    try:
+        topic_id = base64.b64decode(text + "==", altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        topic_id = b""
+    if len(topic_id) != 16:
+        raise UsageError(f"{text!r} is not a topic id; Kafka's tools print them as 22 characters")
+    return topic_id
 
 
 def is_another_topic(topic_id: bytes, before: bytes) -> bool:
@@ -128,6 +147,7 @@ def _topic(row: Mapping[str, Any]) -> Topic:
             replicas=tuple(part["replica_nodes"]),
             isr=tuple(part["isr_nodes"]),
             error_code=part["error_code"],
+            offline_replicas=tuple(part["offline_replicas"]),
         )
         for part in sorted(row["partitions"], key=lambda part: int(part["partition_index"]))
     }

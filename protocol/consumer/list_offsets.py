@@ -6,7 +6,7 @@ is asked again in the one retry loop, and only that.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from protocol.broker_errors import ErrorCode, broker_error
@@ -16,8 +16,10 @@ from protocol.cluster.client import Client
 from protocol.cluster.metadata import Broker
 from protocol.consumer.listed_offset import ListedOffset
 from protocol.errors import BrokerError
-from protocol.kafka_terms import NO_LEADER_EPOCH, TopicPartition
+from protocol.kafka_terms import EARLIEST_LOCAL, MAX_TIMESTAMP, NO_LEADER_EPOCH, TopicPartition
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
+
+_FIRST_WITH = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8}
 
 
 def list_offsets(
@@ -55,12 +57,16 @@ def list_offsets(
         {key: {"timestamp": time} for key, time in times.items()},
         deadline or client.deadline(),
         handle=handle if epochs else None,
-        # Versions below 2 ignore the isolation level: the answer would be another offset, silently.
-        at_least=2 if isolation else 1,
+        at_least=_first_version(times.values(), isolation),
         max_attempts=max_attempts,
         unknown_topic_s=unknown_topic_s,
     )
     return {key: _listed(row) for key, row in rows.items()}
+
+
+def _first_version(times: Iterable[int], isolation: int) -> int:
+    """Return the first version that understands the request; an older one would return another offset."""
+    return max((2 if isolation else 1, *(_FIRST_WITH.get(time, 1) for time in times)))
 
 
 def stale_leader(where: str, latest: ListedOffset, known_epoch: int) -> BrokerError:

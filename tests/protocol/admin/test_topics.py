@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
+import pytest
+
+from protocol.admin.admin import Admin
 from protocol.admin.topics import NewTopic, create_topic
+from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.config import parse_client
+from protocol.errors import AdminFailed, Corrupt, KafkaError
 from protocol.wire.messages.m03_metadata import METADATA
+from protocol.wire.messages.m19_create_topics import CREATE_TOPICS
 from tests.fake_kafka.server import FakeKafka
+from tests.protocol.consumer.consuming import client_of
 
 
 def test_a_topic_that_had_the_name_before_is_not_taken_for_it() -> None:
@@ -25,3 +33,31 @@ def test_a_topic_that_had_the_name_before_is_not_taken_for_it() -> None:
             create_topic(client, NewTopic("orders", 1))
             assert client.topic("orders").topic_id != before
             assert len(kafka.asked(METADATA)) > 3
+
+
+def test_a_topic_that_a_quota_refuses_is_requested_again_and_the_others_are_not() -> None:
+    asked: list[list[str]] = []
+
+    def handler(body: dict[str, Any], version: int) -> dict[str, Any]:
+        asked.append([row["name"] for row in body["topics"]])
+        throttled = ErrorCode.THROTTLING_QUOTA_EXCEEDED if len(asked) == 1 else ErrorCode.NONE
+        return {"topics": [{"name": each, "error_code": throttled if each == "b" else 0} for each in asked[-1]]}
+
+    with FakeKafka() as kafka, client_of(kafka.bootstrap_servers) as client:
+        kafka.handlers[CREATE_TOPICS] = handler
+        created = Admin(client=client).create_topics([NewTopic(each) for each in "abc"], wait_for_leaders=False)
+        assert set(created) == {"a", "b", "c"}
+    assert asked == [["a", "b", "c"], ["b"]]
+
+
+def test_a_reply_that_leaves_a_topic_out_is_an_error_of_that_topic() -> None:
+    with FakeKafka() as kafka, client_of(kafka.bootstrap_servers) as client:
+        kafka.handlers[CREATE_TOPICS] = lambda body, version: {"topics": [{"name": "a", "error_code": 0}]}
+        with pytest.raises(Corrupt, match="leaves out b"):
+            Admin(client=client).create_topics([NewTopic("a"), NewTopic("b")], wait_for_leaders=False)
+
+
+def test_a_failed_batch_pickles_with_its_errors() -> None:
+    failed = AdminFailed("x", errors={"a": KafkaError("no")}, results={"b": 1})
+    copy = pickle.loads(pickle.dumps(failed))
+    assert (str(copy.errors["a"]), copy.results) == ("no", {"b": 1})

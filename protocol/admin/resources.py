@@ -1,0 +1,224 @@
+"""Administrative requests about several resources, with a result or an error for each of them.
+
+`Operations` is the base of the mixins of `Admin`: it holds the client and turns timeouts into deadlines. Runs in the
+caller's thread; requests go through the shared retry loop, which repeats only the resources that failed transiently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from protocol.broker_errors import ErrorCode, broker_error
+from protocol.clock import Deadline
+from protocol.cluster.call import call
+from protocol.cluster.client import CONTROL, GROUP, Client, listed
+from protocol.cluster.coordinators import CoordinatorKey
+from protocol.cluster.dispatch import is_retriable
+from protocol.cluster.metadata import Broker
+from protocol.errors import AdminFailed, Corrupt, DeadlineExceeded, KafkaError, UsageError
+from protocol.kafka_terms import TopicPartition
+from protocol.wire.schema import Api, Body, Route
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+Row = Mapping[str, Any]
+
+# Retriable for consumers and producers; from a controller or coordinator they are final answers.
+_FINAL = {
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    ErrorCode.UNKNOWN_TOPIC_ID,
+    ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE,
+    ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE,
+    ErrorCode.ELECTION_NOT_NEEDED,
+    ErrorCode.REPLICA_NOT_AVAILABLE,
+    ErrorCode.KAFKA_STORAGE_ERROR,
+}
+
+
+class Operations:
+    """The client of an `Admin`, and its default timeout.
+
+    Parameters
+    ----------
+    client
+        Sends the requests. Safe for several threads, as the client is.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def _deadline(self, timeout_ms: float | None) -> Deadline:
+        return self._client.deadline(timeout_ms)
+
+    def _any(self, api: Api, body: Body, deadline: Deadline, **options: Any) -> dict[str, Any]:
+        """Ask any broker, the controller, or the coordinator that the API demands, about one thing."""
+        return call(self._client, api, body, deadline, **options)
+
+    def _nodes(self, node_ids: Iterable[int] | None, deadline: Deadline) -> list[Broker]:
+        """Return brokers by node id, None for all; raise `UsageError` for an unknown id."""
+        known = self._client.metadata([], deadline).brokers
+        if node_ids is None:
+            return list(known.values())
+        wanted = list(node_ids)
+        for node_id in wanted:
+            if node_id not in known:
+                raise UsageError(f"the cluster has no broker {node_id}; it has {listed([str(each) for each in known])}")
+        return [known[node_id] for node_id in wanted]
+
+
+class Batch(dict[K, Row]):
+    """Reply rows by resource, and `errors` of the resources that failed for good."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.errors: dict[K, KafkaError] = {}
+
+    def results(self, what: str, result: Callable[[K, Row], V]) -> dict[K, V]:
+        """Return `result(key, row)` of each row; raise `AdminFailed` if some resource failed."""
+        return finish(what, {key: result(key, row) for key, row in self.items()}, self.errors)
+
+
+def finish(what: str, results: Mapping[K, V], errors: Mapping[K, KafkaError]) -> dict[K, V]:
+    """Return `results`; raise `AdminFailed` with them if there are `errors`."""
+    if errors:
+        each = "; ".join(str(error) for error in list(errors.values())[:5])
+        more = f"; and {len(errors) - 5} more" if len(errors) > 5 else ""
+        done = f" ({len(results)} done)" if results else ""
+        raise AdminFailed(f"{what} failed for {len(errors)}{done}: {each}{more}", errors=errors, results=results)
+    return dict(results)
+
+
+def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
+    """Return the partition numbers by topic."""
+    topics: dict[str, list[int]] = {}
+    for topic, partition in partitions:
+        topics.setdefault(topic, []).append(partition)
+    return topics
+
+
+def rows_of_partitions(
+    topics: Iterable[Row], topic: str, rows: str = "partitions", partition: str = "partition_index"
+) -> Iterator[tuple[TopicPartition, Row]]:
+    """Yield the rows of a reply by (topic, partition); the arguments are names of its fields."""
+    for each in topics:
+        for row in each[rows]:
+            yield (each[topic], row[partition]), row
+
+
+def ask_each(
+    client: Client,
+    api: Api,
+    keys: Iterable[K],
+    body: Callable[[list[K]], Body],
+    rows: Callable[[Row, list[K]], Iterable[tuple[K, Row]]],
+    deadline: Deadline,
+    *,
+    to: Broker | CoordinatorKey | None = None,
+    topics: Iterable[str] = (),
+    about: Callable[[K], Mapping[str, Any]] = lambda key: {"resource": key},
+    accept: Iterable[int] = (),
+    **options: Any,
+) -> Batch[K]:
+    """Send one request about all `keys`; repeat it for those that failed transiently.
+
+    Parameters
+    ----------
+    keys
+        The resources.
+    body
+        Returns the request about the given keys. A field `timeout_ms` is filled in.
+    rows
+        Returns the rows of a reply by key. A row has `error_code` and may have `error_message`.
+    deadline
+        Time limit of the whole operation.
+    to
+        The broker or coordinator; by default the controller or any broker, as the API demands.
+    topics
+        Topics whose metadata an error expires.
+    about
+        The context of an error about a key, such as `{"topic": name}`.
+    accept
+        Error codes that are no errors.
+    options
+        `at_least` and `at_most`: API versions that the operation needs.
+
+    Returns
+    -------
+    Batch
+        Rows of the successful resources, and the errors of the others; a resource that still failed transiently at
+        the deadline has `DeadlineExceeded`.
+
+    Raises
+    ------
+    KafkaError
+        The whole request failed.
+    """
+    batch: Batch[K] = Batch()
+    left = list(dict.fromkeys(keys))
+    what = f"{api.name} of {listed([_text(key) for key in left])}"
+    accepted = {int(ErrorCode.NONE), *accept}
+
+    def attempt() -> None:
+        broker = _broker(client, api, to, deadline)
+        request = _with_timeout(api, body(list(left)), deadline)
+        if broker is None:
+            reply: Row = client.ask_any(api, request, deadline, **options)
+        else:
+            purpose = GROUP if api.route is Route.GROUP else CONTROL
+            reply = client.ask(broker, api, request, deadline, purpose=purpose, **options)
+        if (code := reply.get("error_code", 0)) not in accepted:
+            raise _error(api, "", broker, code, reply.get("error_message"), {})
+        failure: KafkaError | None = None
+        for key, row in rows(reply, list(left)):
+            if key not in left:
+                continue
+            if (code := row.get("error_code", 0)) in accepted:
+                batch[key] = row
+            else:
+                error = _error(api, _text(key), broker, code, row.get("error_message"), about(key))
+                if is_retriable(error) and code not in _FINAL:
+                    failure = error
+                    continue
+                batch.errors[key] = error
+            left.remove(key)
+        if left:
+            raise failure or Corrupt(f"{what}: the reply of {broker or 'a broker'} leaves out {left[0]}")
+
+    if not left:
+        return batch
+    key = to if isinstance(to, CoordinatorKey) else None
+    try:
+        client.retrying(what, attempt, deadline, topics=topics, coordinator_of=key)
+    except DeadlineExceeded as error:
+        if not batch and not batch.errors:
+            raise
+        batch.errors.update(dict.fromkeys(left, error))
+    return batch
+
+
+def _broker(client: Client, api: Api, to: Broker | CoordinatorKey | None, deadline: Deadline) -> Broker | None:
+    if isinstance(to, CoordinatorKey):
+        return client.coordinator(to, deadline)
+    return client.controller(deadline) if to is None and api.route is Route.CONTROLLER else to
+
+
+def _with_timeout(api: Api, body: Body, deadline: Deadline) -> Body:
+    if all(field.name != "timeout_ms" for field in api.request.fields):
+        return body
+    return lambda version: {"timeout_ms": deadline.remaining_ms(), **(body(version) if callable(body) else body)}
+
+
+def _text(key: Hashable) -> str:
+    """Return a partition as "orders-0", an entity of several names as "user alice, client-id None"."""
+    if isinstance(key, tuple):
+        is_entity = all(isinstance(part, tuple) for part in key)
+        return ", ".join(f"{kind} {name}" for kind, name in key) if is_entity else "-".join(map(str, key))
+    return str(key)
+
+
+def _error(api: Api, of: str, broker: Broker | None, code: int, message: str | None, about: Row) -> KafkaError:
+    what = (
+        f"{api.name}{f' of {of}' if of else ''}{f' at {broker}' if broker else ''}{f': {message}' if message else ''}"
+    )
+    return broker_error(code, what, api=api.name, **about)

@@ -1,0 +1,394 @@
+"""`Admin` on a real cluster; librdkafka's AdminClient and Kafka's own tools read back what it changed."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka import ConsumerGroupTopicPartitions
+from confluent_kafka import admin as librdkafka
+
+from protocol.admin.admin import Admin
+from protocol.admin.cluster import FeatureUpdate, UpgradeType
+from protocol.admin.configs import (
+    AlterConfigOp,
+    AlterConfigOpType,
+    ConfigResource,
+    ConfigResourceType,
+    ConfigSource,
+    broker_resource,
+    topic_resource,
+)
+from protocol.admin.topics import NewPartitions, NewTopic
+from protocol.admin.users import ScramDeletion, ScramMechanism, ScramUpsertion, quota_entity
+from protocol.errors import AdminFailed, BrokerError, UnsupportedVersion, UsageError
+from protocol.group.offsets import CommittedOffset
+from protocol.kafka_terms import EARLIEST, EARLIEST_LOCAL, LATEST, MAX_TIMESTAMP
+from spark_kafka_source.local_kafka import LocalKafka
+from spark_kafka_source.local_kafka.config import version_numbers
+from tests.conftest import KAFKA_VERSION, TopicFactory
+from tests.documents import block
+from tests.fake_kafka.server import FakeKafka
+from tests.protocol.consumer.consuming import produce
+from tests.wait_until import wait_until
+
+SINCE_4_1 = pytest.mark.skipif(version_numbers(KAFKA_VERSION) < (4, 1), reason="the operation begins with Kafka 4.1")
+KRAFT = pytest.mark.skipif(version_numbers(KAFKA_VERSION) < (3, 3), reason="needs a KRaft cluster")
+
+
+@pytest.fixture
+def admin(kafka1: LocalKafka) -> Iterator[Admin]:
+    with Admin({"bootstrap.servers": kafka1.bootstrap_servers}) as one:
+        yield one
+
+
+@pytest.fixture
+def judge(kafka1: LocalKafka) -> librdkafka.AdminClient:
+    return librdkafka.AdminClient({"bootstrap.servers": kafka1.bootstrap_servers})
+
+
+def new_name() -> str:
+    return f"admin-{uuid.uuid4().hex[:10]}"
+
+
+def codes(failed: AdminFailed) -> dict[object, str]:
+    return {key: error.name for key, error in failed.errors.items() if isinstance(error, BrokerError)}
+
+
+# Topics
+
+
+def test_create_topics_of_which_one_is_refused_creates_the_others(
+    admin: Admin, judge: librdkafka.AdminClient, topic1: TopicFactory
+) -> None:
+    existing, name, assigned = topic1(), new_name(), new_name()
+    with pytest.raises(AdminFailed, match=f"{existing}.*already exists") as caught:
+        admin.create_topics(
+            [
+                NewTopic(name, 3, 1, {"retention.ms": "3600000"}),
+                NewTopic(existing, 1, 1),
+                NewTopic(assigned, assignment={0: [1], 1: [1]}),
+            ]
+        )
+    assert codes(caught.value) == {existing: "TOPIC_ALREADY_EXISTS"}
+    created = caught.value.results
+    assert (created[name].partitions, created[name].configs["retention.ms"]) == (3, "3600000")
+    seen = judge.list_topics().topics
+    assert (len(seen[name].partitions), len(seen[assigned].partitions)) == (3, 2)
+    admin.delete_topics([name], ids=[created[assigned].topic_id])
+    wait_until(lambda: not {name, assigned} & judge.list_topics().topics.keys())
+
+
+def test_create_topics_that_is_only_validated_creates_nothing(admin: Admin, judge: librdkafka.AdminClient) -> None:
+    name = new_name()
+    assert set(admin.create_topics([NewTopic(name, 1, 1)], validate_only=True)) == {name}
+    with pytest.raises(AdminFailed, match="INVALID_REPLICATION_FACTOR"):
+        admin.create_topics([NewTopic(name, 1, 7)], validate_only=True)
+    assert name not in judge.list_topics().topics
+
+
+def test_delete_topics_with_an_unknown_one_names_it_at_once(admin: Admin, topic1: TopicFactory) -> None:
+    name, unknown = topic1(), new_name()
+    with pytest.raises(AdminFailed) as caught:
+        admin.delete_topics([name, unknown])
+    assert codes(caught.value) == {unknown: "UNKNOWN_TOPIC_OR_PARTITION"}
+    assert set(caught.value.results) == {name}
+
+
+def test_describe_topics_by_name_and_id_agrees_with_librdkafka(
+    admin: Admin, judge: librdkafka.AdminClient, topic1: TopicFactory
+) -> None:
+    name = topic1(2, config={"max.message.bytes": "4096"})
+    topic = admin.describe_topics([name], configs=True)[name]
+    seen = judge.list_topics(name).topics[name].partitions
+    assert {
+        number: (part.leader, list(part.replicas), list(part.isr)) for number, part in topic.partitions.items()
+    } == {number: (part.leader, part.replicas, part.isrs) for number, part in seen.items()}
+    assert topic.configs is not None
+    assert topic.configs["max.message.bytes"].value == "4096"
+    assert admin.describe_topics(ids=[topic.topic_id])[topic.topic_id].name == name
+    assert admin.list_topics()[name].topic_id == topic.topic_id
+    with pytest.raises(AdminFailed, match="UNKNOWN_TOPIC_OR_PARTITION"):
+        admin.describe_topics([name, new_name()])
+    with pytest.raises(UsageError, match="is not a topic id"):
+        admin.describe_topics(ids=["orders"])
+
+
+def test_create_partitions_and_delete_records_change_the_topic(
+    admin: Admin, kafka1: LocalKafka, judge: librdkafka.AdminClient, topic1: TopicFactory
+) -> None:
+    name, other = topic1(), topic1()
+    produce(kafka1, name, range(10))
+    admin.create_partitions({name: 2, other: NewPartitions(2, [[1]])})
+    wait_until(lambda: len(judge.list_topics(name).topics[name].partitions) == 2)
+    with pytest.raises(AdminFailed) as caught:
+        admin.create_partitions({name: 1})
+    assert codes(caught.value) == {name: "INVALID_PARTITIONS"}
+    assert admin.delete_records({(name, 0): 4}) == {(name, 0): 4}
+    assert admin.list_offsets({(name, 0): EARLIEST})[name, 0].offset == 4
+
+
+def test_the_example_of_the_docs_runs(kafka1: LocalKafka, capsys: pytest.CaptureFixture[str]) -> None:
+    name = new_name()
+    text = block("admin.md", "admin.create_topics(").with_names({'"orders"': f'"{name}"'})
+    exec(text, {"bootstrap_servers": kafka1.bootstrap_servers})
+    assert capsys.readouterr().out.splitlines() == [f"['{name}'] ['not a name']", "1"]
+
+
+# Configurations
+
+
+def test_incremental_changes_are_what_librdkafka_describes(
+    admin: Admin, judge: librdkafka.AdminClient, topic1: TopicFactory
+) -> None:
+    resource = topic_resource(topic1(config={"retention.ms": "1000"}))
+    admin.incremental_alter_configs(
+        {
+            resource: [
+                AlterConfigOp("retention.ms", None, AlterConfigOpType.DELETE),
+                AlterConfigOp("cleanup.policy", "compact", AlterConfigOpType.APPEND),
+                AlterConfigOp("max.message.bytes", "5000"),
+            ]
+        }
+    )
+    asked = librdkafka.ConfigResource(librdkafka.RESOURCE_TOPIC, resource.name)
+
+    def described() -> dict[str, str]:
+        seen = judge.describe_configs([asked])[asked].result(30)
+        return {key: seen[key].value for key in ("retention.ms", "cleanup.policy", "max.message.bytes")}
+
+    expected = {"retention.ms": "604800000", "cleanup.policy": "delete,compact", "max.message.bytes": "5000"}
+    wait_until(lambda: described() == expected, described)
+    entries = admin.describe_configs([resource], names=["cleanup.policy"], synonyms=True)[resource]
+    assert entries["cleanup.policy"].source is ConfigSource.DYNAMIC_TOPIC_CONFIG
+    assert ("log.cleanup.policy", "delete", ConfigSource.DEFAULT_CONFIG) in entries["cleanup.policy"].synonyms
+    admin.alter_configs({resource: {"max.message.bytes": "6000"}})
+    wait_until(lambda: described() == {**expected, "cleanup.policy": "delete", "max.message.bytes": "6000"}, described)
+
+
+def test_a_wrong_change_fails_for_its_resource_alone(admin: Admin, topic1: TopicFactory) -> None:
+    good, bad = topic_resource(topic1()), topic_resource(topic1())
+    with pytest.raises(AdminFailed, match="nonsense") as caught:
+        admin.incremental_alter_configs(
+            {good: [AlterConfigOp("retention.ms", "9")], bad: [AlterConfigOp("nonsense", "1")]}
+        )
+    assert codes(caught.value) == {bad: "INVALID_CONFIG"}
+    assert set(caught.value.results) == {good}
+
+
+def test_brokers_and_their_loggers_are_described_by_the_broker_itself(admin: Admin) -> None:
+    logger = ConfigResource(ConfigResourceType.BROKER_LOGGER, "1")
+    found = admin.describe_configs([broker_resource(1), broker_resource(), logger], documentation=True)
+    assert found[broker_resource(1)]["broker.id" if version_numbers(KAFKA_VERSION) < (3, 3) else "node.id"].value == "1"
+    assert "The " in (found[broker_resource(1)]["num.io.threads"].documentation or "")
+    assert found[logger]["root"].source is ConfigSource.DYNAMIC_BROKER_LOGGER_CONFIG
+    with pytest.raises(UsageError, match="no broker 9"):
+        admin.describe_configs([broker_resource(9)])
+
+
+@SINCE_4_1
+def test_resources_with_a_configuration_are_listed(admin: Admin, topic1: TopicFactory) -> None:
+    assert topic_resource(topic1()) in admin.list_config_resources([ConfigResourceType.TOPIC])
+
+
+# Groups
+
+
+def test_offsets_of_a_group_are_what_librdkafka_lists(
+    admin: Admin, judge: librdkafka.AdminClient, topic1: TopicFactory
+) -> None:
+    name, group = topic1(2), new_name()
+    admin.alter_consumer_group_offsets(group, {(name, 0): 3, (name, 1): CommittedOffset(4, metadata="mine")})
+    asked = ConsumerGroupTopicPartitions(group)
+    seen = judge.list_consumer_group_offsets([asked])[group].result(30).topic_partitions
+    assert {(each.topic, each.partition, each.offset) for each in seen} == {(name, 0, 3), (name, 1, 4)}
+    assert admin.list_consumer_group_offsets(group)[name, 1] == CommittedOffset(4, metadata="mine")
+    admin.delete_consumer_group_offsets(group, [(name, 0)])
+    assert set(admin.list_consumer_group_offsets(group)) == {(name, 1)}
+    assert [each.group for each in admin.list_groups(states=["empty"]) if each.group == group] == [group]
+    assert group not in {each.group for each in admin.list_groups(states=["Stable"])}
+    unknown = new_name()
+    assert {key: each.state for key, each in admin.describe_groups([group, unknown]).items()} == {
+        group: "Empty",
+        unknown: "Dead",
+    }
+    with pytest.raises(AdminFailed) as caught:
+        admin.delete_groups([group, unknown])
+    assert codes(caught.value) == {unknown: "GROUP_ID_NOT_FOUND"}
+    assert set(caught.value.results) == {group}
+
+
+def test_remove_members_ends_dynamic_and_static_ones(admin: Admin, kafka1: LocalKafka, topic1: TopicFactory) -> None:
+    from confluent_kafka import Consumer
+
+    name, group = topic1(2), new_name()
+    settings = {"bootstrap.servers": kafka1.bootstrap_servers, "group.id": group, "session.timeout.ms": 45_000}
+    static, dynamic = Consumer({**settings, "group.instance.id": "fixed"}), Consumer(settings)
+    for each in (static, dynamic):
+        each.subscribe([name])
+
+    def stable() -> bool:
+        static.poll(0.1), dynamic.poll(0.1)
+        known = admin.describe_groups([group])[group]
+        return known.state == "Stable" and len(known.members) == 2
+
+    wait_until(stable, timeout_s=60)
+    with pytest.raises(AdminFailed) as caught:
+        admin.remove_members(group, ["fixed", "no-such"])
+    assert codes(caught.value) == {"no-such": "UNKNOWN_MEMBER_ID"}
+    assert "fixed" not in {each.group_instance_id for each in admin.describe_groups([group])[group].members}
+    admin.remove_members(group)
+    assert admin.describe_groups([group])[group].members == ()
+    for each in (static, dynamic):
+        each.close()
+
+
+# The cluster
+
+
+def test_describe_cluster_agrees_with_librdkafka(admin: Admin, judge: librdkafka.AdminClient) -> None:
+    seen = judge.describe_cluster().result(30)
+    found = admin.describe_cluster()
+    assert (found.cluster_id, sorted(found.brokers)) == (seen.cluster_id, [node.id for node in seen.nodes])
+    with pytest.raises(UsageError, match="either properties"):
+        Admin()
+
+
+@KRAFT
+def test_features_and_quorum_agree_with_kafkas_tools(admin: Admin, kafka1: LocalKafka) -> None:
+    features = admin.describe_features()
+    shown = kafka1.run_tool(
+        "org.apache.kafka.tools.FeatureCommand", "--bootstrap-server", kafka1.bootstrap_servers, "describe"
+    )
+    line = next(each for each in shown.splitlines() if "metadata.version" in each)
+    assert features["metadata.version"].finalized is not None
+    assert "Feature: metadata.version" in line
+    quorum = admin.describe_metadata_quorum()
+    assert quorum.leader_id == 1
+    assert [each.replica_id for each in quorum.voters] == [1]
+    with pytest.raises((AdminFailed, BrokerError), match="INVALID_UPDATE_VERSION"):
+        admin.update_features({"metadata.version": FeatureUpdate(1, UpgradeType.SAFE_DOWNGRADE)}, validate_only=True)
+
+
+def test_an_operation_that_the_broker_lacks_names_the_api_and_the_versions() -> None:
+    with (
+        FakeKafka(1) as fake,
+        Admin({"bootstrap.servers": fake.bootstrap_servers}) as admin,
+        pytest.raises(UnsupportedVersion, match="DescribeQuorum"),
+    ):
+        admin.describe_metadata_quorum()
+
+
+# Users and quotas
+
+
+def test_scram_users_and_quotas_are_what_librdkafka_and_kafkas_tool_describe(
+    admin: Admin, kafka1: LocalKafka, judge: librdkafka.AdminClient
+) -> None:
+    user = new_name()
+    if version_numbers(KAFKA_VERSION) >= (3, 5):
+        new = ScramUpsertion(user, "hunter2-of-admin", ScramMechanism.SCRAM_SHA_256, 4096)
+        assert "hunter2" not in repr(new)
+        admin.alter_user_scram_credentials([new])
+        wait_until(lambda: user in admin.describe_user_scram_credentials())
+        (info,) = judge.describe_user_scram_credentials([user])[user].result(30).scram_credential_infos
+        assert (info.mechanism.name, info.iterations) == ("SCRAM_SHA_256", 4096)
+        assert admin.describe_user_scram_credentials([user]) == {user: {ScramMechanism.SCRAM_SHA_256: 4096}}
+        admin.alter_user_scram_credentials([ScramDeletion(user, ScramMechanism.SCRAM_SHA_256)])
+        with pytest.raises(AdminFailed, match="RESOURCE_NOT_FOUND"):
+            admin.alter_user_scram_credentials([ScramDeletion(new_name(), ScramMechanism.SCRAM_SHA_256)])
+
+    entity = quota_entity(user=user, client_id=None)
+    admin.alter_client_quotas({entity: {"producer_byte_rate": 1.5e6, "request_percentage": 200}})
+    wait_until(lambda: admin.describe_client_quotas(user=user, client_id=None))
+    assert admin.describe_client_quotas(user=user, client_id=None, strict=True) == {
+        entity: {"producer_byte_rate": 1.5e6, "request_percentage": 200.0}
+    }
+    assert entity in admin.describe_client_quotas()
+    tool = "kafka.admin.ConfigCommand"
+    shown = kafka1.run_tool(
+        tool, "--bootstrap-server", kafka1.bootstrap_servers, "--describe", "--entity-type", "users",
+        "--entity-name", user, "--entity-type", "clients", "--entity-default",
+    )  # fmt: skip
+    assert "producer_byte_rate=1500000" in shown
+    admin.alter_client_quotas({entity: {"producer_byte_rate": None, "request_percentage": None}})
+    wait_until(lambda: entity not in admin.describe_client_quotas())
+
+
+# Partitions
+
+
+def test_list_offsets_finds_ends_and_the_newest_record(admin: Admin, kafka1: LocalKafka, topic1: TopicFactory) -> None:
+    name = topic1()
+    produce(kafka1, name, range(5))
+    key = (name, 0)
+    found = {time: admin.list_offsets({key: time})[key].offset for time in (EARLIEST, LATEST, 1)}
+    assert found == {EARLIEST: 0, LATEST: 5, 1: 0}
+    if version_numbers(KAFKA_VERSION) >= (3, 6):
+        assert 0 <= admin.list_offsets({key: MAX_TIMESTAMP})[key].offset < 5
+        assert admin.list_offsets({key: EARLIEST_LOCAL})[key].offset == 0
+
+
+def test_log_dirs_hold_the_replicas_and_refuse_an_unknown_path(
+    admin: Admin, kafka1: LocalKafka, topic1: TopicFactory
+) -> None:
+    name = topic1()
+    produce(kafka1, name, range(5))
+    (description,) = admin.describe_log_dirs(partitions=[(name, 0)])[1].values()
+    assert description.error is None
+    assert set(description.replicas) == {(name, 0)}
+    assert description.replicas[name, 0].size_bytes > 0
+    with pytest.raises(AdminFailed, match=f"{name}-0.*LOG_DIR_NOT_FOUND") as caught:
+        admin.alter_replica_log_dirs({(name, 0, 1): "/no-such"})
+    assert codes(caught.value) == {(name, 0, 1): "LOG_DIR_NOT_FOUND"}
+
+
+def test_reassignment_and_election_move_the_leader(kafka: LocalKafka, topic: TopicFactory) -> None:
+    with Admin({"bootstrap.servers": kafka.bootstrap_servers}) as admin:
+        name = new_name()
+        admin.create_topics([NewTopic(name, assignment={0: [1, 2]})])
+        with pytest.raises(AdminFailed) as caught:
+            admin.alter_partition_reassignments({(name, 0): [2, 3], (new_name(), 0): [1]})
+        assert set(codes(caught.value).values()) == {"UNKNOWN_TOPIC_OR_PARTITION"}
+        wait_until(lambda: not admin.list_partition_reassignments())
+        wait_until(lambda: admin.describe_topics([name])[name].partitions[0].replicas == (2, 3))
+        admin.elect_leaders([(name, 0)])  # nothing to do where the preferred replica leads already
+        wait_until(lambda: admin.describe_topics([name])[name].partitions[0].leader == 2)
+        with pytest.raises(AdminFailed, match="NO_REASSIGNMENT_IN_PROGRESS"):
+            admin.alter_partition_reassignments({(name, 0): None})
+        # The preferred replica becomes the other one, which does not lead yet.
+        admin.alter_partition_reassignments({(name, 0): [3, 2]})
+        wait_until(lambda: admin.describe_topics([name])[name].partitions[0].replicas == (3, 2))
+        wait_until(lambda: admin.elect_leaders([(name, 0)]) or leader_of(admin, name) == 3)
+        wait_until(lambda: leader_of(admin, name) == 3)
+        assert sorted(admin.describe_log_dirs([2, 3], partitions=[(name, 0)])) == [2, 3]
+        admin.delete_topics([name])
+
+
+def leader_of(admin: Admin, name: str) -> int:
+    return admin.describe_topics([name])[name].partitions[0].leader
+
+
+# Transactions
+
+
+def test_fence_producers_makes_a_producer_of_librdkafka_fail(
+    admin: Admin, kafka1: LocalKafka, topic1: TopicFactory
+) -> None:
+    from confluent_kafka import KafkaException, Producer
+
+    name, transactional_id = topic1(), new_name()
+    producer = Producer({"bootstrap.servers": kafka1.bootstrap_servers, "transactional.id": transactional_id})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(name, b"value")
+    producer.flush(30)
+    (listed,) = admin.list_transactions(prefix=transactional_id)
+    assert listed.state == "Ongoing"
+    (state,) = admin.describe_producers([(name, 0)])[name, 0]
+    assert (state.producer_id, state.transaction_start_offset) == (listed.producer_id, 0)
+    fenced = admin.fence_producers([transactional_id])[transactional_id]
+    assert fenced.producer_epoch > 0
+    with pytest.raises(KafkaException, match=r"(?i)fenced"):
+        producer.commit_transaction(30)
