@@ -6,7 +6,6 @@ the logs end), and changes nothing.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -81,7 +80,7 @@ class Watch:
                 self._show(progress)
 
     def _show(self, progress: StreamingQueryProgress) -> None:
-        read_up_to = sum(Offsets.from_json_dict(json.loads(progress.sources[0].endOffset)).ends.values())
+        read_up_to = sum(Offsets.from_progress(progress.sources[0].endOffset).ends.values())
         committed, log_end = self._committed(), self._log_end()
         self._table.timed_row(
             progress.batchId,

@@ -1,7 +1,7 @@
 """How far a query or a group is behind the ends of the logs: a table, Spark's own figures, a listener, a plot.
 
-Runs on the driver, or wherever the session's client is: a query's lag is worked out from its progress alone, which
-Spark Connect carries too; a group's lag, and lag in seconds, are asked of the brokers.
+Runs on the driver, or in the client of Spark Connect. A query's lag comes from its progress alone. Brokers are asked
+for a group's lag and for lag in seconds, and before PySpark 4.2 for the ends of the logs.
 
     from spark_kafka_source.lag import LagListener, lag_of_group, lag_of_query
 

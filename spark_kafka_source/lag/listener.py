@@ -6,7 +6,7 @@ import json
 import logging
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
+from protocol.errors import UsageError
+from protocol.once import log_once
 from spark_kafka_source.lag.of_query import lag_of_query
 from spark_kafka_source.lag.plot import lines
 from spark_kafka_source.lag.seconds import SAMPLE_MS, Options, configs
-from spark_kafka_source.lag.table import SCHEMA, Lag, row_of
+from spark_kafka_source.lag.table import SCHEMA, Lag
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,6 +36,7 @@ HISTORY_SCHEMA = pa.schema(
     ]
 )
 _KEPT = 1_000
+_COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
 
 
 @dataclass(frozen=True)
@@ -45,13 +48,47 @@ class LagAtTime:
     batch: int
     lag: Lag
 
+    def __str__(self) -> str:
+        seconds = self.lag.seconds_behind
+        behind = f"{self.lag.offsets_behind} offsets" + ("" if seconds is None else f" and {seconds:.1f} s")
+        time = f"{self.time:%Y-%m-%d %H:%M:%S}"
+        return f"{time} {self.query}: batch {self.batch} ended {behind} behind in {len(self.lag)} partition(s)"
+
+
+@dataclass(frozen=True)
+class _Trigger:
+    """A `LagAtTime` of the history. Thousands of partitions times a thousand triggers are kept compressed."""
+
+    number: int
+    time: datetime
+    query: str
+    batch: int
+    offsets_behind: int
+    partitions: pa.Buffer
+
+    @property
+    def table(self) -> pa.Table:
+        return pa.ipc.open_stream(self.partitions).read_all()
+
 
 class LagListener(StreamingQueryListener):
-    """Keeps the lag of every query of the session, trigger by trigger, the newest `kept` of them.
+    """Keeps the lag of the queries of a session, trigger by trigger. Works over Spark Connect too.
 
-    `report`, if given, is called with each `LagAtTime`, on Spark's listener thread: it should be quick. With `options`
-    lag in seconds is asked of the brokers, for at most `sample_ms` each time. Nothing that fails here reaches a query;
-    it is logged. Works over Spark Connect too, where the events come to the client.
+    An error in the listener or in `report` is logged and never reaches a query.
+
+    Parameters
+    ----------
+    report : callable, optional
+        Called with the `LagAtTime` of each trigger. It runs on Spark's listener thread, which all listeners of the
+        session share, so it must return quickly; with `options` it runs on a thread of the listener.
+    options : str or mapping, optional
+        As in `lag_of_query`: with them the brokers are asked for lag in seconds, on a thread of the listener. Of the
+        triggers that end meanwhile only the last one of each query is asked for. Required before PySpark 4.2, which
+        does not report where the logs end.
+    sample_ms : float
+        The longest time to ask, for each trigger.
+    kept : int
+        The number of triggers in `history`, of all queries together. The oldest ones are dropped.
     """
 
     def __init__(
@@ -65,21 +102,27 @@ class LagListener(StreamingQueryListener):
         self._report = report
         self._options = options
         self._sample_ms = sample_ms
+        # Guards all that follows.
         self._lock = threading.Lock()
-        self._history: deque[LagAtTime] = deque(maxlen=kept)
+        self._history: deque[_Trigger] = deque(maxlen=kept)
+        self._number = 0
+        self._latest: dict[str, tuple[int, Lag]] = {}
+        self._running: dict[str, str] = {}  # ids to names
+        self._waiting: list[Mapping[str, Any]] = []
+        self._sampling = False
         if options is not None:
-            configs(options)  # a mistake should be said here, not in a log
+            configs(options)  # raises for wrong options here, where the user sees it
 
     @property
     def history(self) -> list[LagAtTime]:
         """Oldest first."""
-        with self._lock:
-            return list(self._history)
+        return [LagAtTime(each.time, each.query, each.batch, Lag.from_arrow(each.table)) for each in self._triggers()]
 
     @property
     def latest(self) -> dict[str, Lag]:
-        """The newest lag of each query, by its name or id."""
-        return {each.query: each.lag for each in self.history}
+        """The newest lag of each query by its name or id: of all running queries, and of ended ones in `history`."""
+        with self._lock:
+            return {query: lag for query, (_, lag) in self._latest.items()}
 
     def onQueryStarted(self, event: Any) -> None:
         pass
@@ -88,31 +131,89 @@ class LagListener(StreamingQueryListener):
         pass
 
     def onQueryTerminated(self, event: Any) -> None:
-        pass
+        with self._lock:
+            self._running.pop(str(event.id), None)
+            self._forget_ended()
 
     def onQueryProgress(self, event: Any) -> None:
         try:
             progress = json.loads(event.progress.json)
-            lag = lag_of_query(progress, options=self._options, sample_ms=self._sample_ms)
+        except Exception:
+            log.exception("the progress of a query could not be read")
+            return
+        if self._options is None:
+            self._add(progress, None)
+            return
+        with self._lock:
+            self._waiting.append(progress)
+            if self._sampling:
+                return
+            self._sampling = True
+        threading.Thread(target=self._sample, name="lag-listener", daemon=True).start()
+
+    def _sample(self) -> None:
+        """Asks the brokers for what waits; ends when nothing does."""
+        while True:
+            with self._lock:
+                waiting, self._waiting = self._waiting, []
+                if not waiting:
+                    self._sampling = False
+                    return
+            newest = {_name(progress): progress for progress in waiting}
+            for progress in waiting:
+                self._add(progress, self._options if newest[_name(progress)] is progress else None)
+
+    def _add(self, progress: Mapping[str, Any], options: Options | None) -> None:
+        try:
+            lag = lag_of_query(progress, options=options, sample_ms=self._sample_ms, timeout_ms=self._sample_ms)
             if not len(lag):
                 return
             time = datetime.fromisoformat(progress["timestamp"].replace("Z", "+00:00"))
-            seen = LagAtTime(time, progress.get("name") or progress["id"], progress["batchId"], lag)
-            with self._lock:
-                self._history.append(seen)
+            ended = LagAtTime(time, _name(progress), progress["batchId"], lag)
+            self._keep(ended, progress["id"])
             if self._report is not None:
-                self._report(seen)
+                self._report(ended)
+        except UsageError as error:
+            if self._options is None:
+                log_once(str(error))
         except Exception:
             log.exception("the lag of a query could not be told")
 
+    def _keep(self, ended: LagAtTime, query_id: str) -> None:
+        packed = _packed(ended.lag.to_arrow())
+        with self._lock:
+            self._number += 1
+            trigger = _Trigger(self._number, ended.time, ended.query, ended.batch, ended.lag.offsets_behind, packed)
+            self._history.append(trigger)
+            self._latest[ended.query] = self._number, ended.lag
+            self._running[query_id] = ended.query
+            self._forget_ended()
+
+    def _forget_ended(self) -> None:
+        oldest = self._history[0].number if self._history else self._number + 1
+        running = set(self._running.values())
+        self._latest = {
+            query: (number, lag)
+            for query, (number, lag) in self._latest.items()
+            if number >= oldest or query in running
+        }
+
+    def _triggers(self) -> list[_Trigger]:
+        with self._lock:
+            return list(self._history)
+
     def to_arrow(self) -> pa.Table:
         """One row per trigger and partition, with the columns of `HISTORY_SCHEMA`."""
-        rows = [
-            {"time": each.time, "query": each.query, "batch": each.batch, **row_of(partition)}
-            for each in self.history
-            for partition in each.lag
-        ]
-        return pa.Table.from_pylist(rows, schema=HISTORY_SCHEMA)
+        tables = [HISTORY_SCHEMA.empty_table()]
+        for each in self._triggers():
+            partitions = each.table
+            first = {"time": each.time, "query": each.query, "batch": each.batch}
+            columns = [
+                pa.repeat(pa.scalar(value, HISTORY_SCHEMA.field(name).type), len(partitions))
+                for name, value in first.items()
+            ]
+            tables.append(pa.table([*columns, *partitions.columns], schema=HISTORY_SCHEMA))
+        return pa.concat_tables(tables)
 
     def to_pandas(self) -> pd.DataFrame:
         return self.to_arrow().to_pandas()
@@ -120,6 +221,18 @@ class LagListener(StreamingQueryListener):
     def plot(self, axes: Axes | None = None) -> Axes:
         """A line per query, of all its partitions together. Needs matplotlib, as `Lag.plot`."""
         points: dict[str, list[tuple[datetime, int]]] = defaultdict(list)
-        for each in sorted(self.history, key=lambda each: each.query):
-            points[each.query].append((each.time, each.lag.offsets_behind))
+        for each in sorted(self._triggers(), key=lambda each: each.query):
+            points[each.query].append((each.time, each.offsets_behind))
         return lines(points, axes)
+
+
+def _name(progress: Mapping[str, Any]) -> str:
+    """Of the query: its name, or its id if it has none."""
+    return str(progress.get("name") or progress["id"])
+
+
+def _packed(table: pa.Table) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema, options=_COMPRESSED) as writer:
+        writer.write_table(table)
+    return sink.getvalue()

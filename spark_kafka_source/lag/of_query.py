@@ -1,38 +1,74 @@
-"""How far a query is behind the ends of the logs, from its progress alone."""
+"""How far a query is behind the ends of the logs, by its progress. Before PySpark 4.2 the brokers say the ends."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any
 
+from protocol.clock import Deadline
+from protocol.cluster.client import Client
+from protocol.config import ConsumerConfig
+from protocol.consumer.list_offsets import list_offsets
 from protocol.errors import ConfigurationError, UsageError
-from protocol.kafka_terms import TopicPartition
+from protocol.kafka_terms import LATEST
 from spark_kafka_source.clients import client_for
 from spark_kafka_source.lag.seconds import SAMPLE_MS, Options, configs, with_seconds
 from spark_kafka_source.lag.table import Lag, PartitionLag
 from spark_kafka_source.plan.offsets import Offsets
+from spark_kafka_source.remedies import with_remedies
 
 
-def lag_of_query(query: Any, *, options: Options | None = None, sample_ms: float = SAMPLE_MS) -> Lag:
+@with_remedies()
+def lag_of_query(
+    query: Any,
+    *,
+    options: Options | None = None,
+    sample_ms: float = SAMPLE_MS,
+    timeout_ms: float | None = None,
+) -> Lag:
     """How far the batch that a query has finished last ends behind the logs as they were when it was planned.
 
-    `query` is a StreamingQuery, its progress (`query.lastProgress`), or the progress as a dict or as JSON. All its
-    Kafka sources count, those of Spark's own connector too. With `options` also in seconds: the brokers are asked for
-    the first records that are not read yet, for at most `sample_ms`.
+    Parameters
+    ----------
+    query : StreamingQuery, StreamingQueryProgress, dict or str
+        A query, its progress (`query.lastProgress`), or the progress as a dict or as JSON. All its Kafka sources count,
+        those of Spark's own connector too.
+    options : str or mapping, optional
+        Bootstrap servers, or the options of the source. With them the lag is also in seconds: the brokers are asked for
+        the first unread records. Before PySpark 4.2 they are required: Spark does not report where the logs ended, so
+        the brokers are asked where they end now.
+    sample_ms : float
+        The longest time to ask for the first unread records.
+    timeout_ms : float, optional
+        The longest time to ask where the logs end, by default `kafka.default.api.timeout.ms`.
 
-    Raises `UsageError` for a query that has no progress yet, and `ConfigurationError` for options that are wrong.
+    Raises
+    ------
+    UsageError
+        The query has no progress yet, or its progress lacks the ends of the logs and there are no `options`.
+    ConfigurationError, DeadlineExceeded, BrokerError
+        Wrong options; no answer from the brokers in time; an unknown topic, or one without authorization.
     """
-    lag = _lag_of_progress(_progress(query))
+    lag, without_ends = _lag_of_progress(_progress(query))
     if options is None:
+        if without_ends:
+            raise UsageError(
+                "the query's progress does not say where the logs end: Spark reports that from version 4.2 on. To ask "
+                "the brokers instead, pass options={'kafka.bootstrap.servers': …} to lag_of_query or LagListener"
+            )
         return lag
     config, consumer = configs(options)
-    return with_seconds(lag, client_for(config), consumer, sample_ms)
+    client = client_for(config)
+    if without_ends:
+        lag = _with_ends(lag, without_ends, client, consumer, client.deadline(timeout_ms))
+    return with_seconds(lag, client, consumer, sample_ms)
 
 
 def _progress(query: Any) -> Mapping[str, Any]:
     found = query.lastProgress if hasattr(query, "lastProgress") else query
-    # Not the object's fields: over Spark Connect they hold offsets as Python's repr.
+    # The JSON has offsets as objects; the fields have texts.
     found = getattr(found, "json", found)
     if isinstance(found, str):
         found = json.loads(found)
@@ -41,22 +77,54 @@ def _progress(query: Any) -> Mapping[str, Any]:
     return found
 
 
-def _lag_of_progress(progress: Mapping[str, Any]) -> Lag:
-    found: dict[TopicPartition, PartitionLag] = {}
-    for source in progress["sources"]:
-        reached, latest = _offsets(source["endOffset"]), _offsets(source["latestOffset"])
-        # Spark's own connector, which writes neither, does not count them.
+def _lag_of_progress(progress: Mapping[str, Any]) -> tuple[Lag, set[int]]:
+    """The lag, and the sources whose `latestOffset` is not where the logs ended.
+
+    Before version 4.2 Spark has no such report from a Python source, and writes the end of the batch instead.
+    """
+    rows: list[PartitionLag] = []
+    without_ends = set()
+    for source, offsets in enumerate(progress["sources"]):
+        reached, latest = _offsets(offsets["endOffset"]), _offsets(offsets["latestOffset"])
+        # Spark's own connector writes neither ids nor epochs, and does not count what it skips.
         counted = bool(reached.ids or reached.epochs or reached.skipped)
-        for key in reached.ends.keys() | reached.skipped.keys():
-            skipped = reached.skipped.get(key, 0) if counted else None
-            found[key] = PartitionLag(*key, reached.ends.get(key), latest.ends.get(key), skipped=skipped)
-    return Lag(tuple(found[key] for key in sorted(found)))
+        ends = latest.ends
+        if latest.is_batch_end:
+            ends = {}
+            without_ends.add(source)
+        keys = reached.ends.keys() | reached.skipped.keys() if reached.skipped else reached.ends.keys()
+        rows += [
+            PartitionLag(
+                *key,
+                reached.ends.get(key),
+                ends.get(key),
+                skipped=reached.skipped.get(key, 0) if counted else None,
+                source=source,
+            )
+            for key in sorted(keys)
+        ]
+    if len(progress["sources"]) > 1:
+        rows.sort(key=attrgetter("topic", "partition", "source"))
+    return Lag(tuple(rows)), without_ends
 
 
-def _offsets(text: Any) -> Offsets:
-    """One of a progress' offsets; there is nothing in those of other sources."""
+def _offsets(offset: Any) -> Offsets:
+    """Nothing for a source that is not Kafka."""
     try:
-        rows = json.loads(text) if isinstance(text, str) else text
-        return Offsets.from_json_dict(rows)
-    except (ValueError, ConfigurationError):
+        return Offsets.from_progress(offset)
+    except ConfigurationError:
         return Offsets({})
+
+
+def _with_ends(lag: Lag, sources: set[int], client: Client, consumer: ConsumerConfig, deadline: Deadline) -> Lag:
+    """Asks the brokers where the logs of these sources end."""
+    asked = {(row.topic, row.partition): LATEST for row in lag if row.source in sources and row.committed is not None}
+    ends = list_offsets(client, asked, isolation_level=consumer.isolation_level, deadline=deadline)
+    return Lag(
+        tuple(
+            row._replace(end=ends[row.topic, row.partition].offset)
+            if row.source in sources and row.committed is not None
+            else row
+            for row in lag
+        )
+    )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
 
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
@@ -42,17 +41,26 @@ def configs(options: Options) -> tuple[ClientConfig, ConsumerConfig]:
 def with_seconds(lag: Lag, client: Client, consumer: ConsumerConfig, sample_ms: float) -> Lag:
     """Asks those first that are behind most."""
     behind = sorted((row for row in lag if (row.offsets_behind or 0) > 0), key=lambda row: -(row.offsets_behind or 0))
-    offsets = {(row.topic, row.partition): row.committed for row in behind if row.committed is not None}
-    first_ms = _first_unread_ms(client, consumer, offsets, client.deadline(sample_ms))
+    deadline = client.deadline(sample_ms)
+    first_ms: dict[tuple[str, int, int | None], int] = {}
+    while behind and not deadline.passed:
+        # A sample is of one offset in each partition; two sources of a query may be at two.
+        asked: dict[TopicPartition, PartitionLag] = {}
+        for row in behind:
+            asked.setdefault((row.topic, row.partition), row)
+        offsets = {key: row.committed for key, row in asked.items() if row.committed is not None}
+        found = _first_unread_ms(client, consumer, offsets, deadline)
+        first_ms.update({(*key, asked[key].source): time_ms for key, time_ms in found.items()})
+        behind = [row for row in behind if asked[row.topic, row.partition] is not row]
     now_ms = client.clock.wall_ms()
 
     def seconds(row: PartitionLag) -> float | None:
         if row.offsets_behind == 0:
             return 0.0
-        timestamp_ms = first_ms.get((row.topic, row.partition))
+        timestamp_ms = first_ms.get((row.topic, row.partition, row.source))
         return None if timestamp_ms is None else max(0, now_ms - timestamp_ms) / 1000
 
-    return Lag(tuple(replace(row, seconds_behind=seconds(row)) for row in lag))
+    return Lag(tuple(row._replace(seconds_behind=seconds(row)) for row in lag))
 
 
 def _first_unread_ms(

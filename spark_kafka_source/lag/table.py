@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
@@ -23,12 +23,22 @@ SCHEMA = pa.schema(
         pa.field("offsets_behind", pa.int64()),
         pa.field("seconds_behind", pa.float64()),
         pa.field("skipped", pa.int64()),
+        pa.field("source", pa.int32()),
     ]
 )
+_HEADERS = {
+    "topic": "TOPIC",
+    "partition": "PARTITION",
+    "committed": "CURRENT-OFFSET",
+    "end": "LOG-END-OFFSET",
+    "offsets_behind": "LAG",
+    "seconds_behind": "LAG-SECONDS",
+    "skipped": "SKIPPED",
+    "source": "SOURCE",
+}
 
 
-@dataclass(frozen=True)
-class PartitionLag:
+class PartitionLag(NamedTuple):
     """One partition. None is what is not known.
 
     Attributes
@@ -40,6 +50,7 @@ class PartitionLag:
     skipped : of a query: how many offsets it has left out so far (with `failOnDataLoss=false`) because they were not in
         the log any more when their batch was planned. Not in it: what is lost between that and the reading. It is all
         that is known of a deleted partition.
+    source : of a query: the index of the source in the query's progress; two sources may read the same partition.
     """
 
     topic: str
@@ -48,6 +59,7 @@ class PartitionLag:
     end: int | None
     seconds_behind: float | None = None
     skipped: int | None = None
+    source: int | None = None
 
     @property
     def offsets_behind(self) -> int | None:
@@ -60,7 +72,7 @@ class PartitionLag:
 
 @dataclass(frozen=True)
 class Lag:
-    """The lag of some partitions, sorted by topic and partition."""
+    """The lag of some partitions, sorted by topic, partition and source."""
 
     partitions: tuple[PartitionLag, ...]
 
@@ -98,7 +110,14 @@ class Lag:
 
     def to_arrow(self) -> pa.Table:
         """One row per partition, with the columns of `SCHEMA`."""
-        return pa.Table.from_pylist([row_of(partition) for partition in self], schema=SCHEMA)
+        columns = {name: [getattr(row, name) for row in self] for name in SCHEMA.names}
+        return pa.table(columns, schema=SCHEMA)
+
+    @classmethod
+    def from_arrow(cls, table: pa.Table) -> Lag:
+        """Reads what `to_arrow` made."""
+        columns = [table[name].to_pylist() for name in PartitionLag._fields]
+        return cls(tuple(PartitionLag(*row) for row in zip(*columns, strict=True)))
 
     def to_pandas(self) -> pd.DataFrame:
         return self.to_arrow().to_pandas()
@@ -108,22 +127,26 @@ class Lag:
         return bars({f"{row.topic}-{row.partition}": row.offsets_behind or 0 for row in self}, axes)
 
     def __str__(self) -> str:
-        header = ["TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG", "LAG-SECONDS", "SKIPPED"]
-        lines = [header, *([_cell(value) for value in row_of(row).values()] for row in self)]
+        lines = [[_HEADERS[name] for name in self._shown], *self._cells()]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         return "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines)
 
     def _repr_html_(self) -> str:
-        cells = ["".join(f"<td>{_cell(value)}</td>" for value in row_of(row).values()) for row in self]
-        header = "".join(f"<th>{name}</th>" for name in SCHEMA.names)
-        return f"<table><tr>{header}</tr>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
+        rows = ["".join(f"<td>{cell}</td>" for cell in row) for row in self._cells()]
+        header = "".join(f"<th>{name}</th>" for name in self._shown)
+        return f"<table><tr>{header}</tr>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
+
+    @property
+    def _shown(self) -> list[str]:
+        """The columns for people: the source only if there are several."""
+        several = len({row.source for row in self}) > 1
+        return [name for name in SCHEMA.names if name != "source" or several]
+
+    def _cells(self) -> list[list[str]]:
+        return [[_cell(getattr(row, name)) for name in self._shown] for row in self]
 
     def _known(self) -> list[int]:
         return [row.offsets_behind for row in self if row.offsets_behind is not None]
-
-
-def row_of(partition: PartitionLag) -> dict[str, Any]:
-    return {name: getattr(partition, name) for name in SCHEMA.names}
 
 
 def _cell(value: Any) -> str:

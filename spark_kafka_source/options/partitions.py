@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Mapping
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from protocol.kafka_terms import TopicPartition
@@ -31,7 +32,7 @@ def listed(partitions: Collection[TopicPartition]) -> str:
 
 def legal_topic(topic: str) -> str:
     """Returns the name of a topic; `ValueError` when Kafka allows no such name."""
-    if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
+    if not isinstance(topic, str) or not _TOPIC.fullmatch(topic) or topic in (".", ".."):
         raise ValueError(f"{topic!r} is no topic name: 1 to 249 of a-z, A-Z, 0-9, '.', '_' and '-'")
     return topic
 
@@ -41,18 +42,28 @@ def by_partition(rows: object, value: Callable[[object], _T]) -> dict[TopicParti
     if not isinstance(rows, Mapping):
         raise ValueError("not a JSON object of topics")
     found: dict[TopicPartition, _T] = {}
-    for topic, partitions in rows.items():
-        legal_topic(topic)
+    for topic in sorted(map(legal_topic, rows)):
+        partitions = rows[topic]
         if not isinstance(partitions, Mapping):
             raise ValueError(f"{topic} has no JSON object of partitions")
-        for partition, item in partitions.items():
-            if not _NUMBER.fullmatch(str(partition)) or int(partition) > MAX_PARTITION:
-                raise ValueError(f"{topic} has the partition {partition!r}")
+        try:
+            numbers = sorted([(_partition(text), text) for text in partitions])
+        except ValueError as error:
+            raise ValueError(f"{topic} {error}") from error
+        for number, text in numbers:
             try:
-                found[topic, int(partition)] = value(item)
+                found[topic, number] = value(partitions[text])
             except ValueError as error:
-                raise ValueError(f"{topic}-{partition} {error}") from error
-    return dict(sorted(found.items()))
+                raise ValueError(f"{topic}-{number} {error}") from error
+    return found
+
+
+# Parsed for every partition of every batch.
+@lru_cache(maxsize=10_000, typed=True)
+def _partition(text: object) -> int:
+    if not _NUMBER.fullmatch(str(text)) or int(str(text)) > MAX_PARTITION:
+        raise ValueError(f"has the partition {text!r}")
+    return int(str(text))
 
 
 def whole_number(item: object, minimum: int = 0, maximum: int = 2**63 - 1) -> int:

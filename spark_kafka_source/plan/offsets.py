@@ -7,9 +7,12 @@ groups.
 
 from __future__ import annotations
 
+import ast
 import base64
+import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,6 +92,32 @@ class Offsets:
             if begin > ends[tp]:
                 raise _not_ours(f"{_JOINED} begins {name(tp)} at {begin}, after its end {ends[tp]}")
         return cls(ends, ids, epochs, joined, leaders, {**deleted, **skipped})
+
+    @classmethod
+    def from_progress(cls, offset: object) -> Offsets:
+        """Reads `endOffset` or `latestOffset` of a query's progress.
+
+        In the progress' JSON it is an object. In a `SourceProgress` it is a text: JSON, but the repr of a dict in
+        PySpark 4.1, and over Spark Connect before that.
+
+        Raises `ConfigurationError` for the offset of another source.
+        """
+        return cls.from_json_dict(_parsed(offset) if isinstance(offset, str) else offset)
+
+    @property
+    def is_batch_end(self) -> bool:
+        """Whether there is more than `reportLatestOffset` says, which is ends and topic ids."""
+        return bool(self.epochs or self.joined or self.leaders or self.skipped)
+
+
+def _parsed(text: str) -> object:
+    """None for what is neither JSON nor the repr of a literal."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            return ast.literal_eval(text)
+    return None
 
 
 def topic_ids(partitions: Mapping[TopicPartition, bytes]) -> dict[str, bytes]:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
+import tracemalloc
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from protocol.errors import ConfigurationError, UsageError
 from protocol.group.offsets import CommittedOffset, commit_offsets
+from protocol.once import log_once
 from protocol.wire.messages.m01_fetch import FETCH
 from spark_kafka_source.lag import (
     SCHEMA,
@@ -46,6 +51,18 @@ PROGRESS = {
 }
 
 
+def trigger(query: str, batch: int, *, behind: int = 0, partitions: int = 1) -> dict[str, Any]:
+    """The progress of a trigger of a query that reads topic `t`."""
+    ends = {str(number): batch for number in range(partitions)}
+    latest = {str(number): batch + behind for number in range(partitions)}
+    source = {"endOffset": {"t": ends, "@epochs": {"t": ends}}, "latestOffset": {"t": latest}}
+    return {**PROGRESS, "id": f"id of {query}", "name": query, "batchId": batch, "sources": [source]}
+
+
+def progress_event(progress: dict[str, Any]) -> Any:
+    return SimpleNamespace(progress=SimpleNamespace(json=json.dumps(progress)))
+
+
 def test_the_progress_of_a_query_adds_up() -> None:
     for given in (PROGRESS, json.dumps(PROGRESS)):
         lag = lag_of_query(given)
@@ -66,10 +83,82 @@ def test_the_progress_of_a_query_adds_up() -> None:
         }
 
 
+def test_two_sources_with_the_same_topic_both_count() -> None:
+    """As in a join of a topic with itself: each source has its own offsets."""
+
+    def source(end: int) -> dict[str, Any]:
+        return {"endOffset": {"t": {"0": end}, "@ids": {}}, "latestOffset": {"t": {"0": 500}}}
+
+    lag = lag_of_query({**PROGRESS, "sources": [source(10), source(490)]})
+    assert [(row.partition, row.source, row.offsets_behind) for row in lag] == [(0, 0, 490), (0, 1, 10)]
+    assert lag.metrics() == {
+        "minOffsetsBehindLatest": 10,
+        "maxOffsetsBehindLatest": 490,
+        "avgOffsetsBehindLatest": 250,
+    }
+    assert [line.split()[-1] for line in str(lag).splitlines()] == ["SOURCE", "0", "1"]
+
+
+# -- PySpark before 4.2, which writes the end of the batch for the ends of the logs ----------------
+
+IDS = {"t": "cOUv0DQqRhWG42lmCnpL3g"}
+# Of the first batch, and of a later one.
+BATCH_ENDS = [
+    {"t": {"0": 6, "1": 7}, "@ids": IDS, "@epochs": {"t": {"0": 0, "1": 0}}, "@joined": {"t": {"0": 0, "1": 0}}},
+    {"t": {"0": 6, "1": 7}, "@ids": IDS, "@epochs": {"t": {"0": 0, "1": 0}}},
+]
+
+
+def spark_4_0(end: dict[str, Any]) -> str:
+    """`StreamingQueryProgress.json`."""
+    return json.dumps({**PROGRESS, "sources": [{"startOffset": None, "endOffset": end, "latestOffset": end}]})
+
+
+def spark_4_1(end: dict[str, Any]) -> dict[str, Any]:
+    """The progress as a dict: there, offsets are the repr of a dict."""
+    return {**PROGRESS, "sources": [{"startOffset": "None", "endOffset": str(end), "latestOffset": str(end)}]}
+
+
+@pytest.mark.parametrize("end", BATCH_ENDS, ids=["first batch", "later batch"])
+@pytest.mark.parametrize("progress_of", [spark_4_0, spark_4_1])
+def test_lag_without_log_ends_in_progress_is_asked_of_brokers_or_refused(
+    progress_of: Callable[[dict[str, Any]], Any], end: dict[str, Any]
+) -> None:
+    with pytest.raises(UsageError, match=r"does not say where the logs end.*pass options"):
+        lag_of_query(progress_of(end))
+    with FakeKafka() as kafka:
+        kafka.create_topic("t", 2)
+        kafka.write("t", 0, records(0, 20))
+        kafka.write("t", 1, records(0, 7))
+        lag = lag_of_query(progress_of(end), options=kafka.bootstrap_servers)
+    assert [(row.committed, row.end) for row in lag] == [(6, 20), (7, 7)]
+    assert lag.metrics()["maxOffsetsBehindLatest"] == 14
+
+
+def test_lag_from_the_repr_of_offsets() -> None:
+    source = {"endOffset": "{'t': {'0': 3}, '@ids': {}}", "latestOffset": "{'t': {'0': 5}}"}
+    rate = {"endOffset": "{0: 1}", "latestOffset": "[1, 2"}
+    assert lag_of_query({**PROGRESS, "sources": [source, rate]}).offsets_behind == 2
+
+
+def test_listener_without_options_warns_once_of_missing_log_ends(caplog: pytest.LogCaptureFixture) -> None:
+    log_once.cache_clear()
+    seen: list[LagAtTime] = []
+    listener = LagListener(seen.append)
+    for _ in range(3):
+        listener.onQueryProgress(SimpleNamespace(progress=SimpleNamespace(json=spark_4_0(BATCH_ENDS[1]))))
+    assert seen == []
+    (warning,) = caplog.messages
+    assert "LagListener" in warning
+
+
 def test_what_was_skipped_of_a_partition_still_counts_when_it_is_deleted() -> None:
     reached = {"a": {"0": 5}, "@skipped": {"a": {"0": 1}}, "@skippedDeleted": {"b": {"2": 40}}}
     lag = lag_of_query({**PROGRESS, "sources": [{"endOffset": reached, "latestOffset": {"a": {"0": 9}}}]})
-    assert tuple(lag) == (PartitionLag("a", 0, 5, 9, skipped=1), PartitionLag("b", 2, None, None, skipped=40))
+    assert tuple(lag) == (
+        PartitionLag("a", 0, 5, 9, skipped=1, source=0),
+        PartitionLag("b", 2, None, None, skipped=40, source=0),
+    )
     assert (lag.skipped, lag.offsets_behind, lag.metrics()["minOffsetsBehindLatest"]) == (41, 4, 4)
     # Of all that was read nothing is left.
     gone = {"endOffset": {"@skippedDeleted": {"b": {"2": 40}}}, "latestOffset": {}}
@@ -105,7 +194,9 @@ def test_a_table_for_people_and_for_programs() -> None:
         "offsets_behind": 4,
         "seconds_behind": 61.5,
         "skipped": 3,
+        "source": None,
     }
+    assert Lag.from_arrow(TABLE.to_arrow()) == TABLE
     assert TABLE.to_pandas()["offsets_behind"].tolist()[0] == 4
     assert [line.split()[2:] for line in str(TABLE).splitlines()] == [
         ["CURRENT-OFFSET", "LOG-END-OFFSET", "LAG", "LAG-SECONDS", "SKIPPED"],
@@ -124,9 +215,10 @@ def test_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     bars = TABLE.plot()
     assert [bar.get_width() for bar in bars.patches] == [4, 0, -4]
     listener = LagListener()
-    listener._history += [LagAtTime(pa.scalar(i, pa.timestamp("s")).as_py(), "etl", i, TABLE) for i in range(3)]
+    for number in range(3):
+        listener.onQueryProgress(progress_event(trigger("etl", number, behind=number)))
     (line,) = listener.plot().lines
-    assert (line.get_label(), list(line.get_ydata())) == ("etl", [0, 0, 0])
+    assert (line.get_label(), list(line.get_ydata())) == ("etl", [0, 1, 2])
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     with pytest.raises(UsageError, match=r"spark-kafka-source\[notebook\]"):
         TABLE.plot()
@@ -149,7 +241,7 @@ def test_a_broker_that_does_not_answer_costs_the_seconds_and_no_more_time() -> N
 
 
 def test_a_listener_reports_and_never_raises(caplog: pytest.LogCaptureFixture) -> None:
-    event = SimpleNamespace(progress=SimpleNamespace(json=json.dumps(PROGRESS)))
+    event = progress_event(PROGRESS)
     seen: list[LagAtTime] = []
     LagListener(seen.append, kept=1).onQueryProgress(event)
     assert [(each.query, each.batch, each.lag.offsets_behind, each.time.year) for each in seen] == [
@@ -159,3 +251,79 @@ def test_a_listener_reports_and_never_raises(caplog: pytest.LogCaptureFixture) -
     assert "ZeroDivisionError" in caplog.text
     with pytest.raises(ConfigurationError):
         LagListener(options={"kafka.acks": "7"})
+
+
+def test_one_line_for_each_trigger(capsys: pytest.CaptureFixture[str]) -> None:
+    LagListener(print).onQueryProgress(progress_event(trigger("etl", 7, behind=5, partitions=300)))
+    assert capsys.readouterr().out == (
+        "2026-01-02 03:04:05 etl: batch 7 ended 1500 offsets behind in 300 partition(s)\n"
+    )
+
+
+def test_latest_keeps_a_running_query_that_others_push_out_of_the_history() -> None:
+    listener = LagListener(kept=3)
+    listener.onQueryProgress(progress_event(trigger("stuck", 1, behind=99)))
+    listener.onQueryProgress(progress_event(trigger("ended", 1, behind=1)))
+    listener.onQueryTerminated(SimpleNamespace(id="id of ended"))
+    assert {query: lag.offsets_behind for query, lag in listener.latest.items()} == {"stuck": 99, "ended": 1}
+    for batch in range(3):
+        listener.onQueryProgress(progress_event(trigger("busy", batch)))
+    assert [each.query for each in listener.history] == ["busy"] * 3
+    assert {query: lag.offsets_behind for query, lag in listener.latest.items()} == {"stuck": 99, "busy": 0}
+    listener.onQueryTerminated(SimpleNamespace(id="id of stuck"))
+    assert list(listener.latest) == ["busy"]
+
+
+def test_history_of_many_partitions_takes_little_memory() -> None:
+    listener = LagListener()
+    events = [progress_event(trigger("wide", batch, behind=batch, partitions=3_000)) for batch in range(20)]
+    listener.onQueryProgress(events[0])
+    arrow_bytes = pa.total_allocated_bytes()
+    tracemalloc.start()
+    try:
+        for event in events[1:]:
+            listener.onQueryProgress(event)
+        python_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (python_bytes + pa.total_allocated_bytes() - arrow_bytes) / 19 < 60_000
+    assert listener.history[-1].lag.offsets_behind == 19 * 3_000
+    assert listener.to_arrow().num_rows == 20 * 3_000
+
+
+def test_seconds_are_asked_off_the_listener_thread_and_for_the_newest_trigger_only() -> None:
+    asked = threading.Semaphore(0)
+    answer = threading.Event()
+    with FakeKafka() as kafka:
+        kafka.create_topic("t", 1)
+        kafka.write("t", 0, records(0, 9))
+
+        def wait(body: dict[str, Any]) -> None:
+            asked.release()
+            assert answer.wait(60)
+
+        kafka.before[FETCH] = wait
+        seen: list[LagAtTime] = []
+        listener = LagListener(seen.append, options=kafka.bootstrap_servers, sample_ms=60_000)
+        listener.onQueryProgress(progress_event(trigger("etl", 1, behind=8)))
+        assert asked.acquire(timeout=60)
+        for batch in (2, 3):
+            listener.onQueryProgress(progress_event(trigger("etl", batch, behind=2)))
+        assert seen == []
+        answer.set()
+        wait_until(lambda: len(seen) == 3)
+    assert [(each.batch, each.lag.seconds_behind is None) for each in seen] == [(1, False), (2, True), (3, False)]
+    assert [each.batch for each in listener.history] == [1, 2, 3]
+
+
+def test_seconds_of_two_sources_with_the_same_partition() -> None:
+    def source(end: int) -> dict[str, Any]:
+        return {"endOffset": {"t": {"0": end}, "@ids": {}}, "latestOffset": {"t": {"0": 9}}}
+
+    with FakeKafka() as kafka:
+        kafka.create_topic("t", 1)
+        kafka.write("t", 0, records(0, 5))
+        kafka.write("t", 0, records(5, 4))
+        progress = {**PROGRESS, "sources": [source(2), source(7)]}
+        lag = lag_of_query(progress, options=kafka.bootstrap_servers)
+    assert [row.seconds_behind is not None for row in lag] == [True, True]
