@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
 from protocol.cluster.call import call
-from protocol.cluster.client import CONTROL, GROUP, Client, listed
+from protocol.cluster.client import CONTROL, COORDINATOR, Client, listed
 from protocol.cluster.coordinators import CoordinatorKey
 from protocol.cluster.dispatch import is_retriable
 from protocol.cluster.metadata import Broker
@@ -165,7 +165,7 @@ def ask_each(
         if broker is None:
             reply: Row = client.ask_any(api, request, deadline, **options)
         else:
-            purpose = GROUP if api.route is Route.GROUP else CONTROL
+            purpose = COORDINATOR if api.route is Route.GROUP else CONTROL
             reply = client.ask(broker, api, request, deadline, purpose=purpose, **options)
         if (code := reply.get("error_code", 0)) not in accepted:
             raise _error(api, "", broker, code, reply.get("error_message"), {})
