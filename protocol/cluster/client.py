@@ -22,6 +22,7 @@ from protocol.errors import (
     AuthenticationFailed,
     BrokerError,
     ConnectFailed,
+    DeadlineExceeded,
     KafkaError,
     ProtocolError,
     SecurityError,
@@ -48,6 +49,8 @@ COORDINATOR = "coordinator"  # of groups and transactions; each member of a grou
 
 # So long may brokers be away without a word. Whoever has mistyped an address should not wait for minutes to learn it.
 _QUIET_S = 10
+# Until a broker has answered for the first time, its address or the security settings may be wrong.
+_FIRST_ANSWER_MS = 30_000
 # Of the brokers that any question may go to, the first gets this part of the time (1/n), if there are as many.
 _SHARES = 3
 _ABOUT_THE_SILENT_MS = 2_000
@@ -78,6 +81,8 @@ class Client:
         self._addresses: set[tuple[str, int]] = set()
         self._asking_about_the_silent = threading.Lock()
         self._closed = False
+        self.has_answered = False
+        """Whether a broker has ever answered this client. A caller that knows the cluster from elsewhere may set it."""
 
     def __enter__(self) -> Client:
         return self
@@ -197,6 +202,8 @@ class Client:
         was wrong with each; where nothing a later try may mend was, `ProtocolError`, `SecurityError` or
         `UnsupportedVersion`.
         """
+        if not self.has_answered:
+            self.metadata([], deadline)  # in its own loop, which ends sooner than the caller's
         return self._ask_one_of(self._candidates(), api, body, deadline, **options)
 
     def _ask_one_of(
@@ -237,10 +244,13 @@ class Client:
         With `create` brokers that allow it create the topics that are not there; until they have, those have the error
         UNKNOWN_TOPIC_OR_PARTITION or LEADER_NOT_AVAILABLE. Only who writes may ask for that.
 
-        Raises `DeadlineExceeded` when no broker answered in time.
+        Raises `DeadlineExceeded` when no broker answered in time. While no broker has ever answered this client, that
+        is after 30 s at the latest, or after `request.timeout.ms` if that is longer.
         """
         names = None if topics is None else sorted(set(topics))
         deadline = deadline or self.deadline()
+        if not self.has_answered:
+            deadline = deadline.at_most_ms(max(_FIRST_ANSWER_MS, self.config.request_timeout_ms))
         quiet = Deadline.after_ms(_QUIET_S * 1_000, self.clock)
         told: list[KafkaError] = []
 
@@ -249,7 +259,9 @@ class Client:
             body = {"topics": wanted, "allow_auto_topic_creation": create}
             try:
                 return Metadata.from_reply(
-                    self.ask_any(METADATA, body, deadline, at_least=FIRST_WITH_ALLOW_AUTO_TOPIC_CREATION)
+                    self._ask_one_of(
+                        self._candidates(), METADATA, body, deadline, at_least=FIRST_WITH_ALLOW_AUTO_TOPIC_CREATION
+                    )
                 )
             except ConnectFailed as error:
                 if quiet.passed and not told:
@@ -257,9 +269,12 @@ class Client:
                     log.warning("%s. It is tried for %.0f s more", self.words(error), deadline.remaining_s())
                 raise
 
-        newer = self.retrying(
-            f"Metadata of {'all topics' if names is None else listed(names) or 'the cluster'}", attempt, deadline
-        )
+        what = f"Metadata of {'all topics' if names is None else listed(names) or 'the cluster'}"
+        try:
+            newer = self.retrying(what, attempt, deadline)
+        except DeadlineExceeded as error:
+            raise error if self.has_answered else _never_answered(error) from error.__cause__
+        self.has_answered = True
         with self._lock:
             before = self._metadata if names is not None else self._metadata.without(self._metadata.topics)
             self._metadata = before.updated_by(newer)
@@ -452,3 +467,11 @@ class Client:
 def listed(names: Sequence[str]) -> str:
     """The first of them, in words."""
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _never_answered(error: DeadlineExceeded) -> DeadlineExceeded:
+    settings = ("bootstrap.servers", "security.protocol")
+    return DeadlineExceeded(
+        f"{error}. No broker has answered since the start: check {' and '.join(settings)}",
+        **{**error.context, "settings": settings},
+    )

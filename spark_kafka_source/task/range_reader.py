@@ -49,8 +49,10 @@ def read_range(options: SourceOptions, ranges: Sequence[Range]) -> Iterator[pa.R
     Raises what `protocol.consumer.range_consumer.RangeConsumer` raises, and `UsageError` for a record whose timestamp
     no column of Spark's can hold.
     """
+    client = client_for(options.client)
+    client.has_answered = True  # the driver, when it planned these ranges
     records = RangeConsumer(
-        client_for(options.client),
+        client,
         in_this_rack(options.consumer),
         ranges,
         columns=_decoded(options.row_columns),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from protocol.cluster.coordinators import group_coordinator
 from protocol.cluster.dispatch import retrying
 from protocol.cluster.metadata import Metadata
 from protocol.config import ClientConfig
+from protocol.consumer.list_offsets import list_offsets
 from protocol.errors import (
     BrokerError,
     ConnectFailed,
@@ -27,7 +28,8 @@ from protocol.errors import (
     KafkaError,
     RequestTimedOut,
 )
-from protocol.group.offsets import CommittedOffset, commit_offsets
+from protocol.group.offsets import CommittedOffset, commit_offsets, fetch_offsets
+from protocol.kafka_terms import LATEST
 from protocol.net.readiness import ready
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR
@@ -79,6 +81,41 @@ def test_who_waits_for_brokers_for_long_is_told_once_which(caplog: pytest.LogCap
             assert len([words for words in caplog.messages if f"{host}:{port}" in words]) == warnings
     assert f"no broker could be reached (bootstrap.servers={host}:{port})" in caplog.text
     assert "s more" in caplog.text
+
+
+QUESTIONS: dict[str, Callable[[Client, Deadline], object]] = {
+    "metadata": lambda client, deadline: client.metadata(["orders"], deadline),
+    "leaders": lambda client, deadline: list_offsets(client, {("orders", 0): LATEST}, deadline=deadline),
+    "coordinator": lambda client, deadline: fetch_offsets(client, "etl", None, deadline),
+    "any broker": lambda client, deadline: client.retrying(
+        "x", lambda: client.ask_any(METADATA, {"topics": [], "allow_auto_topic_creation": False}, deadline), deadline
+    ),
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_a_client_that_no_broker_has_answered_gives_up_after_30_s(question: str) -> None:
+    clock = ManualClock()
+    with kept_port() as kept, Client(ClientConfig(bootstrap_servers=(kept.getsockname(),)), clock) as client:
+        for _ in range(2):
+            begun_s = clock.now_s()
+            with pytest.raises(DeadlineExceeded, match=r"check bootstrap\.servers and security\.protocol"):
+                QUESTIONS[question](client, client.deadline(240_000))
+            assert 25 < clock.now_s() - begun_s <= 30
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_a_client_that_a_broker_has_answered_is_as_patient_as_its_caller(question: str) -> None:
+    clock = ManualClock()
+    with FakeKafka(1) as kafka, Client(ClientConfig((kafka.addresses[1],)), clock) as client:
+        client.metadata([])
+        kafka.stop(1)
+        begun_s = clock.now_s()
+        with pytest.raises(DeadlineExceeded) as failed:
+            QUESTIONS[question](client, client.deadline(240_000))
+        assert 230 < clock.now_s() - begun_s <= 240
+        assert "security.protocol" not in str(failed.value)
+        kafka.start(1)
 
 
 def test_a_topic_without_a_leader_is_asked_for_again_until_it_has_one(kafka_of_two: FakeKafka) -> None:
@@ -211,8 +248,10 @@ class TestOneOfSeveralIsWrong:
         with wrong, kept_port() as kept, silent_address() as silent:
             closed = kept.getsockname()
             servers = ((wrong.host, wrong.port), closed, silent.getsockname(), ("a..b", 9092))
-            with Client(ClientConfig(servers)) as client, pytest.raises(ConnectFailed) as caught:
-                client.ask_any(METADATA, {"topics": []}, client.deadline(2_000))
+            with Client(ClientConfig(servers)) as client:
+                client.has_answered = True  # else it tries again
+                with pytest.raises(ConnectFailed) as caught:
+                    client.ask_any(METADATA, {"topics": []}, client.deadline(2_000))
         words = str(caught.value)
         assert f"{wrong.host}:{wrong.port}: the reply announces" in words
         assert f"{closed[0]}:{closed[1]}: cannot connect" in words
