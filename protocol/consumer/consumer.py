@@ -20,6 +20,7 @@ from protocol.clock import Backoff, Deadline
 from protocol.cluster.client import Client
 from protocol.cluster.dispatch import is_retriable, what_to_refresh
 from protocol.cluster.metadata import Broker
+from protocol.condition import Condition
 from protocol.config import ConsumerConfig
 from protocol.consumer.broker_consumer import BrokerConsumer, FetchResult, look_up, send_fetch
 from protocol.consumer.fetch_schedule import Asked, BrokerState, Fetch, FetchSchedule
@@ -68,9 +69,9 @@ class Consumer:
         self._columns = frozenset(columns) | {"offset"}
         # Connections of its own: replies on one connection come in order, and another consumer's Fetch may wait.
         self._purpose = f"consumer-{next(_numbers)}"
-        self._lock = threading.Lock()
-        self._unrouted = threading.Condition(self._lock)
-        self._arrival = threading.Condition(self._lock)
+        self._lock = threading.RLock()
+        self._unrouted = Condition(self._lock)
+        self._arrival = Condition(self._lock)
         # In the order of their arrival; the first one is being read, so that few replies are in memory unpacked.
         self._arrived: dict[PartitionStream, None] = {}
         self._looked_for_late_s = 0.0
@@ -352,7 +353,7 @@ class _BrokerThread(threading.Thread):
     def __init__(self, owner: Consumer, broker: Broker) -> None:
         super().__init__(name=f"{owner._purpose}-{broker.node_id}", daemon=True)
         self.consumer = BrokerConsumer(broker, owner._config, sessions=True)
-        self.work = threading.Condition(owner._lock)
+        self.work = Condition(owner._lock)
         self.state = BrokerState(broker)
         self._owner = owner
         self._client = owner._client

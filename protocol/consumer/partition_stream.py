@@ -16,6 +16,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from protocol.clock import Clock, Deadline, PausableClock
+from protocol.condition import Condition
 from protocol.consumer.partition_consumer import Fetched, PartitionConsumer
 from protocol.errors import DeadlineExceeded, KafkaError, UsageError
 from protocol.kafka_terms import NO_LEADER_EPOCH, NO_REPLICA
@@ -67,7 +68,7 @@ class PartitionStream:
     def __init__(
         self,
         partition: PartitionConsumer,
-        lock: threading.Lock,
+        lock: threading.RLock,
         clock: Clock,
         *,
         patience_s: float,
@@ -82,7 +83,7 @@ class PartitionStream:
         self.last_epoch = partition.last_epoch
         self.expired = False
         self._lock = lock
-        self._arrival = threading.Condition(lock)
+        self._arrival = Condition(lock)
         self._clock = clock
         # Stands while nobody is asked, since the user is away.
         self._user_clock = PausableClock(clock)

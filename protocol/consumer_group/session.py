@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
+from protocol.condition import Event
 from protocol.consumer.partition_stream import ConsumerMessage, PartitionStream, messages_of
 from protocol.consumer_group.commits import Commits
 from protocol.consumer_group.marked_offsets import MarkedOffsets
@@ -38,7 +39,7 @@ class ConsumerGroupSession:
     """
 
     def __init__(self, client: Client, membership: Membership, commits: Commits, assignment: Assignment) -> None:
-        self.ended = threading.Event()
+        self.ended = Event()
         self.cause: Cause | None = None
         self._member = assignment.member
         self._client = client

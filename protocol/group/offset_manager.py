@@ -18,6 +18,7 @@ from protocol.clock import Backoff, Deadline
 from protocol.cluster.call import Row
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import Broker
+from protocol.condition import Condition
 from protocol.errors import BrokerError, DeadlineExceeded, KafkaError, UsageError
 from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.group.offsets import CommittedOffset, commit_offsets
@@ -66,7 +67,7 @@ class OffsetManager:
         self._client = client
         self._refresh_s = refresh_ms / 1000
         self._insist = insist
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._member = NO_MEMBER
         self._marks: dict[TopicPartition, _Mark] = {}
         self.counts = CommitCounts()

@@ -18,6 +18,7 @@ import numpy as np
 
 from protocol.broker_errors import ErrorCode
 from protocol.clock import Clock, Deadline
+from protocol.condition import Condition
 from protocol.errors import ConnectionLost, Corrupt, FrameTooLarge, KafkaError, RequestTimedOut
 from protocol.net.byte_stream import ByteStream
 from protocol.secret import hide_variables
@@ -114,7 +115,7 @@ class Connection:
         self._sending = threading.Lock()
         # One thread reads; the others wait until it has what they wait for, or stops.
         self._has_reader = False
-        self._arrivals = threading.Condition()
+        self._arrivals = Condition()
         self._in_flight: deque[Reply] = deque()
         self._next_correlation_id = 0
         self._closed: KafkaError | None = None

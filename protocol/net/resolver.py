@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from protocol.clock import Deadline
+from protocol.condition import Event
 from protocol.errors import ConnectFailed
 
 # As `socket.getaddrinfo` gives it: family, kind, protocol, canonical name, and the address to connect to.
@@ -23,7 +24,7 @@ class _Lookup:
     """One question to the resolver."""
 
     def __init__(self) -> None:
-        self.answered = threading.Event()
+        self.answered = Event()
         self.addresses: Sequence[Address] = ()
         self.error: Exception | None = None
 

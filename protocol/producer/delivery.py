@@ -8,12 +8,12 @@ threads, ended by `sender` in its own.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from protocol.clock import Deadline
+from protocol.condition import Condition
 from protocol.errors import KafkaError
 from protocol.kafka_terms import TopicPartition
 
@@ -113,7 +113,7 @@ class Deliveries:
     failures: list[KafkaError] = field(default_factory=list)
     held_bytes: int = 0
     _under_way: dict[Delivery, None] = field(default_factory=dict)
-    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _changed: Condition = field(default_factory=Condition)
 
     def begin(self, deliveries: Sequence[Delivery]) -> None:
         with self._changed:

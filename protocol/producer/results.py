@@ -6,7 +6,6 @@ by whoever sent. Until somebody asks, what is kept of columns is a few numbers f
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from protocol.clock import Deadline
+from protocol.condition import Event
 from protocol.errors import DeadlineExceeded, KafkaError
 from protocol.producer.delivery import Outcome
 from protocol.producer.partitioner import Partitions
@@ -83,7 +83,7 @@ class SentColumns:
         self._timestamps_ms = timestamps_ms
         self._left = len(partitions)
         self._settled: list[tuple[int, int, int, Outcome]] = []
-        self._done = threading.Event()
+        self._done = Event()
         if not self._left:
             self._done.set()
 

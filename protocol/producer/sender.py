@@ -18,6 +18,7 @@ from protocol.clock import Backoff, Deadline, StoppableClock
 from protocol.cluster.client import PRODUCE, Client
 from protocol.cluster.dispatch import is_retriable
 from protocol.cluster.metadata import Broker
+from protocol.condition import Event
 from protocol.config import ProducerConfig
 from protocol.errors import DeadlineExceeded, KafkaError, UsageError
 from protocol.kafka_terms import TopicPartition
@@ -63,7 +64,7 @@ class Sender:
         self._inbox: deque[ProducerBatch] = deque()
         self._inbox_lock = threading.Lock()
         self._end: KafkaError | None = None
-        self._anew: threading.Event | None = None
+        self._anew: Event | None = None
         self._self_pipe = SelfPipe()
         self._process_id = os.getpid()
         self._hand_over_due: Callable[[], float | None] = lambda: None
@@ -108,7 +109,7 @@ class Sender:
         Raises `DeadlineExceeded`; then it is still going on.
         """
         with self._inbox_lock:
-            done = self._anew = threading.Event()
+            done = self._anew = Event()
             if self._end is not None:
                 raise self._end
         self.wake()
@@ -217,7 +218,7 @@ class Sender:
         for key in [key for key, partition in self.busy.items() if partition.idle]:
             del self.busy[key]
 
-    def _begin_anew(self, done: threading.Event) -> None:
+    def _begin_anew(self, done: Event) -> None:
         self._take_in()  # it may have been put just before this was asked for
         self._take_replies()
         if any(broker.in_flight for broker in self._brokers.values()):

@@ -6,7 +6,6 @@ end a transaction come from one thread, one after the other; records may be sent
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext, suppress
@@ -16,6 +15,7 @@ import pyarrow as pa
 
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
+from protocol.condition import Condition
 from protocol.config import ProducerConfig
 from protocol.errors import DeadlineExceeded, KafkaError, UsageError
 from protocol.group.member import ConsumerGroupMetadata
@@ -54,7 +54,7 @@ class TransactionalProducer(AsyncProducer):
         super().__init__(client, config, session=session, **options)
         self._sends = 0
         self._aborted = False
-        self._no_send = threading.Condition()
+        self._no_send = Condition()
 
     @property
     def transaction_state(self) -> TransactionState:

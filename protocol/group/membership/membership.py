@@ -19,6 +19,7 @@ from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.cluster.coordinators import group_coordinator
 from protocol.cluster.metadata import Metadata
+from protocol.condition import Condition
 from protocol.config import ConsumerConfig
 from protocol.errors import BrokerError, DeadlineExceeded, KafkaError, UsageError
 from protocol.group.member import GroupMember
@@ -72,7 +73,7 @@ class Membership:
         self._purpose = f"member {next(_numbers)}"
         self._on_member = on_member
         self._told = self._machine.state, self._machine.member
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._asks: Ask | None = None
         self._looked_s = self._clock.now_s()
         self._failing_since_s: float | None = None

@@ -233,3 +233,25 @@ def test_callbacks_after_one_that_raises_are_called(end: str, caplog: pytest.Log
         assert told == [1, 2, 3]
         assert "in callback 2" in caplog.text
         ours.close()
+
+
+def test_polling_goes_on_after_an_interrupt_that_comes_as_a_poll_begins_to_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted() -> None:
+        give_up()
+        raise KeyboardInterrupt
+
+    with TenRecords() as fake, client_of(fake.bootstrap_servers) as client:
+        ours = KafkaConsumer(client, parse_group_consumer({"auto.offset.reset": "earliest"}))
+        ours.assign([("orders", 0)])
+        read(ours, END)
+        arrival = ours._streams._consumer._arrival
+        give_up = arrival._release_save
+        monkeypatch.setattr(arrival, "_release_save", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            ours.poll(5_000)
+        monkeypatch.undo()
+        fake.grow(3)
+        assert len(read(ours, 3)) == 3
+        ours.close()
