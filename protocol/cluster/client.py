@@ -77,7 +77,7 @@ class Client:
         self._metadata = Metadata()
         self._metadata_at_s: dict[str, float] = {}
         self._coordinators: dict[CoordinatorKey, Broker] = {}
-        # Every address that a broker has ever had; bootstrap addresses may be others.
+        # Of brokers, as long as there are connections to them; bootstrap addresses may be others.
         self._addresses: set[tuple[str, int]] = set()
         self._asking_about_the_silent = threading.Lock()
         self._closed = False
@@ -278,11 +278,17 @@ class Client:
         with self._lock:
             before = self._metadata if names is not None else self._metadata.without(self._metadata.topics)
             self._metadata = before.updated_by(newer)
-            self._addresses.update((broker.host, broker.port) for broker in newer.brokers.values())
+            now = {(broker.host, broker.port) for broker in newer.brokers.values()}
+            departed = self._addresses - now - set(self.config.bootstrap_servers) if now else set()
+            self._addresses |= now
             now_s = self.clock.now_s()
             for name in newer.topics:
                 self._metadata_at_s[name] = now_s
-            return self._metadata
+            known = self._metadata
+        departed -= self._pool.close_idle(departed)
+        with self._lock:
+            self._addresses -= departed
+        return known
 
     def snapshot(self, topics: Iterable[str], deadline: Deadline | None = None, *, create: bool = False) -> Metadata:
         """Metadata that these topics are in, from memory where that is younger than `metadata.max.age.ms`.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,9 @@ from protocol.net.tls_context import TLSContext
 
 if TYPE_CHECKING:
     from protocol.net.authenticate import Authenticator
+
+# A caller that was just given a connection has sent its request by then.
+_IDLE_OF_DEPARTED_S = 5.0
 
 
 # A connection may have been handed out just before its time was over: its caller sends within this time.
@@ -102,6 +105,24 @@ class ConnectionPool:
             gone = [connection for key, connection in self._connections.items() if key[2] == purpose]
         for connection in gone:
             self.discard(connection)
+
+    def close_idle(self, departed: Collection[Address]) -> set[Address]:
+        """Close connections that are broken or idle: after `connections.max.idle.ms`, or soon at a `departed` address.
+
+        Returns
+        -------
+        set of Address
+            The departed addresses that still have a connection.
+        """
+        with self._lock:
+            self._forget_after_fork()
+            for key, connection in list(self._connections.items()):
+                idle_s = self._clock.now_s() - connection.last_used_s
+                left = key[:2] in departed and not connection.in_flight and idle_s >= _IDLE_OF_DEPARTED_S
+                if left or not self._usable(connection):
+                    connection.close()
+                    del self._connections[key]
+            return {key[:2] for key in self._connections} & set(departed)
 
     def close(self) -> None:
         """Closes all, also what is just being opened."""

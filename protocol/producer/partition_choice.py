@@ -5,6 +5,7 @@ Called by `intake` with the rows of one topic. Asks metadata which partitions th
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,6 +41,7 @@ class PartitionChoice:
         self._config = config
         self._busy = busy
         self._function = function
+        self._rng = random.Random()  # noqa: S311 - one for all topics: its state takes 2.5 kB
         self._partitioners: dict[str, Partitioner] = {}
         self._last_seen: dict[str, Topic] = {}
 
@@ -107,7 +109,9 @@ class PartitionChoice:
     def _by_strategy(self, topic: Topic, rows: pa.RecordBatch, sizes: npt.NDArray[np.int64]) -> Partitions:
         if topic.name not in self._partitioners:
             ignore_keys = self._config.partitioner_ignore_keys
-            self._partitioners[topic.name] = Partitioner(self._config.partitioner, ignore_keys=ignore_keys)
+            self._partitioners[topic.name] = Partitioner(
+                self._config.partitioner, rng=self._rng, ignore_keys=ignore_keys
+            )
         keys = rows.column("key") if "key" in rows.schema.names else None
         load = partition_load(topic, self._busy, self._config, self._client.clock.now_s())
         return self._partitioners[topic.name].choose(keys, sizes, len(topic.partitions), *load)

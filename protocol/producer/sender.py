@@ -60,7 +60,8 @@ class Sender:
         self._purpose = f"{PRODUCE}-{next(_numbers)}"
         self._partitions: dict[TopicPartition, PartitionProducer] = {}
         self._brokers: dict[Broker, BrokerProducer] = {}
-        self._expired_at_s: dict[str, float] = {}
+        self._requests_to_departed = 0
+        self._expired_at_s: dict[str, float] = {}  # of the last back-off, in order of time
         self._inbox: deque[ProducerBatch] = deque()
         self._inbox_lock = threading.Lock()
         self._end: KafkaError | None = None
@@ -129,7 +130,7 @@ class Sender:
     @property
     def requests(self) -> int:
         """How many Produce requests went out."""
-        return sum(broker.requests for broker in list(self._brokers.values()))
+        return self._requests_to_departed + sum(broker.requests for broker in list(self._brokers.values()))
 
     # -- the thread ---------------------------------------------------------------------------
 
@@ -295,10 +296,19 @@ class Sender:
     def _broker(self, broker: Broker) -> BrokerProducer:
         known = self._brokers.get(broker)
         if known is None:
+            self._forget_departed()
             known = self._brokers[broker] = BrokerProducer(
                 self._client, broker, self._config, self._session, self._clock, self._purpose, self._stale
             )
         return known
+
+    def _forget_departed(self) -> None:
+        """Drop brokers that have left their address and owe no answer."""
+        current = set(self._client.brokers(self._deadline()).values())
+        for broker, producer in list(self._brokers.items()):
+            if broker not in current and not producer.in_flight:
+                self._requests_to_departed += producer.requests
+                del self._brokers[broker]
 
     def _take_replies(self, wait_s: float = 0.0, self_pipe: SelfPipe | None = None) -> None:
         """Takes what has come, after `wait_s` at most. A reply that is overdue counts as come."""
@@ -327,6 +337,9 @@ class Sender:
     def _stale(self, topic: str) -> None:
         """The next look at this topic asks the brokers, though not for every partition that fails at the same time."""
         now_s = self._client.clock.now_s()
-        if now_s - self._expired_at_s.get(topic, float("-inf")) >= self._client.config.retry_backoff_ms / 1000:
+        earliest_s = now_s - self._client.config.retry_backoff_ms / 1000
+        while self._expired_at_s and next(iter(self._expired_at_s.values())) <= earliest_s:
+            del self._expired_at_s[next(iter(self._expired_at_s))]
+        if topic not in self._expired_at_s:
             self._expired_at_s[topic] = now_s
             self._client.expire_metadata([topic])

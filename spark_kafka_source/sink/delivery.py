@@ -16,10 +16,18 @@ from spark_kafka_source.sink.exactly_once.task_writer import TransactionalTaskWr
 from spark_kafka_source.sink.task_writer import TaskWriter
 
 
+@with_remedies()
 def task_writer(options: SinkOptions, plan: SinkPlan, *, streaming: bool) -> TaskWriter | TransactionalTaskWriter:
-    """What Spark pickles to the executors. Made once for a batch write, which has no id but that of this."""
+    """Create what Spark pickles to the executors; once for a batch write, which has no id but that of this object.
+
+    Raises
+    ------
+    KafkaError
+        Exactly once, and the driver, which is to end the transactions, cannot reach a broker.
+    """
     if options.delivery_guarantee != "exactly-once":
         return TaskWriter(options.client, options.producer, plan)
+    client_for(options.client).brokers()  # before tasks fail, and the driver looks for what they may have left
     write_id = None if streaming else uuid.uuid4().hex
     assert options.transactional_id_prefix is not None
     return TransactionalTaskWriter(options.client, options.producer, plan, options.transactional_id_prefix, write_id)

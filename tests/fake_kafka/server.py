@@ -71,6 +71,14 @@ class FakeKafka(Cluster):
         self.listeners[broker_id] = _Listener(self, broker_id, self.addresses[broker_id][1])
         super().start(broker_id)
 
+    def move(self, broker_id: int) -> None:
+        """The broker goes, and comes back at another address."""
+        self.listeners[broker_id].close()
+        super().stop(broker_id)
+        moved = self.listeners[broker_id] = _Listener(self, broker_id)
+        self.addresses[broker_id] = moved.host, moved.port
+        super().start(broker_id)
+
 
 class _Listener(FakeBroker):
     """The sockets of one broker."""

@@ -196,3 +196,14 @@ class TestAnswers:
             producer.flush()
         assert raised.value.context["unknown_records"] == 3
         assert len(produced(broker)) > 1
+
+
+def test_brokers_that_have_left_their_address_are_forgotten() -> None:
+    with FakeKafka(2) as kafka:
+        kafka.create_topic(TOPIC, 2)
+        with producer_of(kafka.address(1)) as producer:
+            for offset in range(4):
+                assert producer.send(TOPIC, b"x", partition=1).result(30).offset == offset
+                kafka.move(2)
+            assert len(producer._sender._brokers) <= 2, "the broker, and the address that it has just left"
+            assert producer.requests >= 4
