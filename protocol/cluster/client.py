@@ -82,7 +82,7 @@ class Client:
         self._asking_about_the_silent = threading.Lock()
         self._closed = False
         self.has_answered = False
-        """Whether a broker has ever answered this client. A caller that knows the cluster from elsewhere may set it."""
+        """True once a broker has answered this client. A caller that knows the cluster from elsewhere may set it."""
 
     def __enter__(self) -> Client:
         return self
@@ -202,9 +202,22 @@ class Client:
         was wrong with each; where nothing a later try may mend was, `ProtocolError`, `SecurityError` or
         `UnsupportedVersion`.
         """
+
+        def ask(deadline: Deadline) -> dict[str, Any]:
+            return self._ask_one_of(self._candidates(), api, body, deadline, **options)
+
+        return ask(deadline) if self.has_answered else self._until_first_answer(api.name, ask, deadline)
+
+    def _until_first_answer(self, what: str, ask: Callable[[Deadline], T], deadline: Deadline) -> T:
+        """Retry `ask` by `deadline`, or by an earlier one while no broker has ever answered this client."""
         if not self.has_answered:
-            self.metadata([], deadline)  # in its own loop, which ends sooner than the caller's
-        return self._ask_one_of(self._candidates(), api, body, deadline, **options)
+            deadline = deadline.at_most_ms(max(_FIRST_ANSWER_MS, self.config.request_timeout_ms))
+        try:
+            answer = self.retrying(what, lambda: ask(deadline), deadline)
+        except DeadlineExceeded as error:
+            raise error if self.has_answered else _never_answered(error) from error.__cause__
+        self.has_answered = True
+        return answer
 
     def _ask_one_of(
         self, candidates: Sequence[Broker], api: Api, body: Body, deadline: Deadline, **options: Any
@@ -249,12 +262,10 @@ class Client:
         """
         names = None if topics is None else sorted(set(topics))
         deadline = deadline or self.deadline()
-        if not self.has_answered:
-            deadline = deadline.at_most_ms(max(_FIRST_ANSWER_MS, self.config.request_timeout_ms))
         quiet = Deadline.after_ms(_QUIET_S * 1_000, self.clock)
         told: list[KafkaError] = []
 
-        def attempt() -> Metadata:
+        def ask(deadline: Deadline) -> Metadata:
             wanted = None if names is None else [{"name": name} for name in names]
             body = {"topics": wanted, "allow_auto_topic_creation": create}
             try:
@@ -270,11 +281,7 @@ class Client:
                 raise
 
         what = f"Metadata of {'all topics' if names is None else listed(names) or 'the cluster'}"
-        try:
-            newer = self.retrying(what, attempt, deadline)
-        except DeadlineExceeded as error:
-            raise error if self.has_answered else _never_answered(error) from error.__cause__
-        self.has_answered = True
+        newer = self._until_first_answer(what, ask, deadline)
         with self._lock:
             before = self._metadata if names is not None else self._metadata.without(self._metadata.topics)
             self._metadata = before.updated_by(newer)
