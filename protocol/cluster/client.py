@@ -292,7 +292,7 @@ class Client:
             for name in newer.topics:
                 self._metadata_at_s[name] = now_s
             known = self._metadata
-        departed -= self._pool.close_idle(departed)
+        departed -= self._pool.close_departed(departed)
         with self._lock:
             self._addresses -= departed
         return known

@@ -106,20 +106,19 @@ class ConnectionPool:
         for connection in gone:
             self.discard(connection)
 
-    def close_idle(self, departed: Collection[Address]) -> set[Address]:
-        """Close connections that are broken or idle: after `connections.max.idle.ms`, or soon at a `departed` address.
+    def close_departed(self, departed: Collection[Address]) -> set[Address]:
+        """Close connections to addresses that brokers have left, once nothing has used them for some seconds.
 
         Returns
         -------
         set of Address
-            The departed addresses that still have a connection.
+            Those that still have a connection.
         """
         with self._lock:
             self._forget_after_fork()
             for key, connection in list(self._connections.items()):
                 idle_s = self._clock.now_s() - connection.last_used_s
-                left = key[:2] in departed and not connection.in_flight and idle_s >= _IDLE_OF_DEPARTED_S
-                if left or not self._usable(connection):
+                if key[:2] in departed and not connection.in_flight and idle_s >= _IDLE_OF_DEPARTED_S:
                     connection.close()
                     del self._connections[key]
             return {key[:2] for key in self._connections} & set(departed)

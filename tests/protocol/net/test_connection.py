@@ -381,28 +381,20 @@ class TestReconnecting:
         assert connections.failed_at_s(broker.host, broker.port) < 0
 
 
-class TestIdleConnections:
-    def test_at_a_departed_address_is_closed_soon(self, broker: FakeBroker) -> None:
+class TestDepartedBrokers:
+    def test_an_idle_connection_to_one_is_closed_soon(self, broker: FakeBroker) -> None:
         clock, address = ManualClock(), (broker.host, broker.port)
         connections = ConnectionPool(ClientConfig((address,)), clock)
         kept = connections.get(*address, "control", Deadline.after_ms(5_000, clock))
         clock.advance(4)
-        assert connections.close_idle([address]) == {address}, "a caller may be about to use it"
+        assert connections.close_departed([address]) == {address}, "a caller may be about to use it"
         clock.advance(2)
-        assert connections.close_idle([]) == set()
+        assert connections.close_departed([]) == set()
         assert not kept.closed
-        assert connections.close_idle([address]) == set()
+        assert connections.close_departed([address]) == set()
         assert (kept.closed, len(connections)) == (True, 0)
 
-    def test_elsewhere_is_closed_after_connections_max_idle_ms(self, broker: FakeBroker) -> None:
-        clock, address = ManualClock(), (broker.host, broker.port)
-        connections = ConnectionPool(ClientConfig((address,), connections_max_idle_ms=60_000), clock)
-        kept = connections.get(*address, "control", Deadline.after_ms(5_000, clock))
-        clock.advance(61)
-        connections.close_idle([])
-        assert (kept.closed, len(connections)) == (True, 0)
-
-    def test_with_a_request_in_flight_is_kept(self, broker: FakeBroker) -> None:
+    def test_a_connection_with_a_request_in_flight_is_kept(self, broker: FakeBroker) -> None:
         broker.handlers[METADATA.key] = lambda body, version: None
         clock, address = ManualClock(), (broker.host, broker.port)
         connections = ConnectionPool(ClientConfig((address,)), clock)
@@ -410,6 +402,6 @@ class TestIdleConnections:
         busy = connections.get(*address, "control", deadline)
         busy.send(METADATA, 9, {"topics": []}, deadline)
         clock.advance(600)
-        assert connections.close_idle([address]) == {address}
+        assert connections.close_departed([address]) == {address}
         assert not busy.closed
         connections.close()
