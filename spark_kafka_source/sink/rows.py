@@ -6,16 +6,23 @@ One Python object per value, so many times slower than the Arrow batches that la
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
 from itertools import islice
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import Row
-from pyspark.sql.types import BinaryType, StructType, TimestampType
+from pyspark.sql.types import BinaryType, StructType
 
+from protocol.once import log_once
 from spark_kafka_source.sink.columns import HEADERS, SinkPlan
 
 _ROWS_PER_BATCH = 10_000
+_REPEATED_HOUR = (
+    "timestamps of rows are in the hour that clocks repeat when summer time ends, and PySpark 4.0 does not say in "
+    "which of the two: they are written as of the first one. Set TZ=UTC for the executors (spark.executorEnv.TZ), or "
+    "use PySpark 4.1 or newer"
+)
 _TYPES = {
     "headers": HEADERS,
     "topic": pa.string(),
@@ -35,9 +42,20 @@ def _column(name: str, rows: Sequence[Row], schema: StructType) -> pa.Array:
     position = schema.fieldNames().index(name)
     values: list[Any] = [row[position] for row in rows]
     if name == "timestamp":
-        # Spark gives datetimes of the worker's time zone without saying so.
-        values = [TimestampType().toInternal(value) for value in values]
+        values = [None if value is None else _micros(value) for value in values]
     if name == "headers":
         values = [None if value is None else [header and header.asDict() for header in value] for value in values]
     default = pa.binary() if isinstance(schema[position].dataType, BinaryType) else pa.string()
     return pa.array(values, _TYPES.get(name, default))
+
+
+def _micros(value: datetime) -> int:
+    """Microseconds since 1970 of a datetime in the worker's time zone, which is how PySpark 4.0 gives a timestamp.
+
+    It drops `fold`, which tells the two hours apart that a clock shows alike when summer time ends.
+    """
+    second = value.replace(microsecond=0)
+    at_s = second.timestamp()
+    if not value.fold and second.replace(fold=1).timestamp() != at_s:
+        log_once(_REPEATED_HOUR)
+    return int(at_s) * 1_000_000 + value.microsecond

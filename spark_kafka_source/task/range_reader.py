@@ -32,6 +32,8 @@ _MILLIS, _MICROS = pa.timestamp("ms", tz="UTC"), pa.timestamp("us", tz="UTC")
 _MOST_MILLIS = (2**63 - 1) // 1000
 # So Spark takes the first rows while the next ones are on their way.
 _FIRST_FETCH_BYTES = 1 << 20
+# Of one column of topics; 16 are kept. Names of more than 60 characters are repeated for each chunk.
+_MOST_KEPT_BYTES = 1 << 20
 # The columns of Spark's that are columns of `protocol`'s; the others are the same in a whole range.
 _DECODED = {
     "key": "key",
@@ -97,9 +99,9 @@ def _with_spark_columns(batch: pa.RecordBatch, wanted: Range, schema: pa.Schema)
 def _column(name: str, batch: pa.RecordBatch, wanted: Range) -> pa.Array:
     rows = batch.num_rows
     if name == "topic":
-        return _constant(wanted.topic, _rounded(rows)).slice(0, rows)
+        return _topic_column(wanted.topic, rows)
     if name == "partition":
-        return _constant(wanted.partition, _rounded(rows)).slice(0, rows)
+        return to_arrow(np.full(rows, wanted.partition, np.int32))
     if name == "timestamp":
         return _timestamps(batch, wanted)
     return batch.column(_DECODED[name])
@@ -123,15 +125,18 @@ def _timestamps(batch: pa.RecordBatch, wanted: Range) -> pa.Array:
         ) from error
 
 
-def _rounded(rows: int) -> int:
-    """A power of two, so that chunks of all sizes share a few constant arrays."""
-    return 1 << max(rows - 1, 1).bit_length()
+def _topic_column(topic: str, rows: int) -> pa.Array:
+    """The topic, repeated. Chunks of all sizes share a column of a power of two, as long as that is not large."""
+    rounded = 1 << max(rows - 1, 1).bit_length()
+    if rounded * len(topic) > _MOST_KEPT_BYTES:
+        return _repeated(topic, rows)
+    return _kept(topic, rounded).slice(0, rows)
 
 
-@lru_cache(maxsize=64)
-def _constant(value: str | int, rows: int) -> pa.Array:
-    if isinstance(value, int):
-        return to_arrow(np.full(rows, value, np.int32))
-    text = value.encode()
+def _repeated(topic: str, rows: int) -> pa.Array:
+    text = topic.encode()
     offsets = np.arange(rows + 1, dtype=np.int32) * np.int32(len(text))
     return pa.Array.from_buffers(pa.string(), rows, [None, pa.py_buffer(offsets), pa.py_buffer(text * rows)])
+
+
+_kept = lru_cache(maxsize=16)(_repeated)

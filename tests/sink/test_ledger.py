@@ -63,7 +63,18 @@ def test_nothing_committed_is_no_ledger() -> None:
     assert from_offsets({}) is None
 
 
-@pytest.mark.parametrize("metadata", ["", "1/1 {}", "1/2 {", "x", '1/1 {"starts":[],"tasks":1,"transactions":"AAAA"}'])
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        *("", "1/1 {}", "1/2 {", "x", "1/1 []", "1/1 null", "1/1 5", '1/1 "text"', "/-1", "-1/-1 {}"),
+        '1/1 {"starts":[],"tasks":1,"transactions":"AAAA"}',
+        '1/1 {"starts":[],"tasks":1,"transactions":5}',
+        '1/1 {"starts":5,"tasks":1,"transactions":"eJwDAAAAAAE="}',
+        '1/1 {"starts":[],"tasks":"1","transactions":"eJwDAAAAAAE="}',
+        '1/1 {"starts":"text","tasks":1,"transactions":"eJwDAAAAAAE="}',
+        '1/1 {"starts":[5],"tasks":1,"transactions":"eJwDAAAAAAE="}',
+    ],
+)
 def test_offsets_of_somebody_else_are_no_ledger(metadata: str) -> None:
     with pytest.raises(Corrupt, match="used by somebody else"):
         from_offsets({("t", 0): CommittedOffset(5, metadata=metadata)})

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+import time
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
 
+import pytest
 from pyspark.sql import Row
 from pyspark.sql.types import ArrayType, BinaryType, IntegerType, StringType, StructType, TimestampType
 
+from protocol.once import log_once
 from spark_kafka_source.sink import rows as sink_rows
 from spark_kafka_source.sink.columns import plan_sink, topic_columns
 
@@ -58,3 +62,48 @@ def test_many_rows_come_in_several_batches_in_their_order() -> None:
     count = sink_rows._ROWS_PER_BATCH + 1
     batches = sink_rows.arrow_batches((Row(str(i)) for i in range(count)), schema, plan_sink(schema, "t"))
     assert [value for batch in batches for value in batch.column("value").to_pylist()] == [str(i) for i in range(count)]
+
+
+@pytest.fixture
+def _in_berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    log_once.cache_clear()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+# Summer time ended on 27 October 2024 at 01:00 UTC.
+BEFORE_BOTH_HOURS = datetime(2024, 10, 26, 23, 0, tzinfo=timezone.utc)
+
+
+def written_micros(values: list[datetime]) -> list[int]:
+    schema = StructType().add("value", StringType()).add("timestamp", TimestampType())
+    rows = [Row("", value) for value in values]
+    (batch,) = sink_rows.arrow_batches(rows, schema, plan_sink(schema, "t"))
+    return [round(value.timestamp() * 1e6) for value in batch["timestamp"].to_pylist()]
+
+
+@pytest.mark.usefixtures("_in_berlin")
+def test_timestamps_around_the_end_of_summer_time_are_kept_where_their_hour_is_known(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    moments = [BEFORE_BOTH_HOURS + timedelta(minutes=30 * half, microseconds=7) for half in range(8)]
+    values = [datetime.fromtimestamp(moment.timestamp()) for moment in moments]
+    known = [value for value in values if value.hour != 2 or value.fold]
+    assert len(known) == 6
+    assert written_micros(known) == [round(value.timestamp() * 1e6) for value in known]
+    assert caplog.messages == []
+
+
+@pytest.mark.usefixtures("_in_berlin")
+def test_timestamp_in_the_repeated_hour_warns_if_spark_does_not_say_which_hour(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    first, second = (BEFORE_BOTH_HOURS + timedelta(hours=hours) for hours in (1.5, 2.5))
+    as_pyspark_4_0_does = [moment.astimezone().replace(tzinfo=None) for moment in (first, second)]
+    assert written_micros(as_pyspark_4_0_does) == [round(first.timestamp() * 1e6)] * 2
+    (warning,) = caplog.messages
+    assert "in the hour that clocks repeat" in warning
+    assert "spark.executorEnv.TZ" in warning

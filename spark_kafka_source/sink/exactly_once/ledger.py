@@ -94,9 +94,13 @@ def from_offsets(offsets: Mapping[TopicPartition, CommittedOffset]) -> Ledger | 
         count = int(first.metadata.partition(" ")[0].partition("/")[2])
         text = "".join(offsets[topic, number].metadata.partition(" ")[2] for number in range(count))
         body = json.loads(text)
-        transactions = _unpacked(body["transactions"])
-        return Ledger(topic, tuple(body["starts"]), first.offset - 1, body["tasks"], transactions)
-    except (KeyError, ValueError, zlib.error) as error:
+        starts, task_count = body["starts"], body["tasks"]
+        if not isinstance(task_count, int) or not isinstance(starts, list):
+            raise ValueError(f"starts {starts!r}, tasks {task_count!r}")
+        if not all(isinstance(each, str) for each in starts):
+            raise ValueError(f"starts {starts!r}")
+        return Ledger(topic, tuple(starts), first.offset - 1, task_count, _unpacked(body["transactions"]))
+    except (KeyError, TypeError, ValueError, zlib.error) as error:
         raise Corrupt(
             f"the offsets at topic {topic} are not a ledger of an exactly-once sink: {error!r}. Is the group that is "
             "named as transactionalIdPrefix and the query's id used by somebody else?"
