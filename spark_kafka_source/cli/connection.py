@@ -76,7 +76,8 @@ def _configs(
         raise click.UsageError(str(error)) from error
 
 
-def _pairs(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+def pairs(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    """Parse NAME=VALUE options; a callback for click."""
     pairs = [value.partition("=") for value in values]
     if any(not equals for _, equals, _ in pairs):
         # What was given is not shown: it may be a password.
@@ -96,7 +97,7 @@ _OPTIONS: tuple[Callable[[Callable[..., None]], Callable[..., None]], ...] = (
         "properties",
         metavar="NAME=VALUE",
         multiple=True,
-        callback=_pairs,
+        callback=pairs,
         help="One of Kafka's properties; may be given again.",
     ),
     click.option(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import click
 
 from protocol.admin.groups import CLASSIC, CONSUMER, delete_group, describe_group, list_groups
@@ -15,6 +17,8 @@ from spark_kafka_source.cli.values import DURATION, TIME, TOPIC_PARTITIONS
 
 _STATES = ("Empty", "Stable", "PreparingRebalance", "CompletingRebalance", "Assigning", "Reconciling", "Dead")
 _WITHOUT_MEMBERS = ("Empty", "Dead")
+# A task of an exactly-once write keeps its marker in a group: the prefix, the query's id, the task.
+_OF_TASK = re.compile(r".+-[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}-[0-9]+")
 
 
 @click.group()
@@ -29,23 +33,34 @@ def groups() -> None:
 @click.option(
     "--type", "types", multiple=True, type=click.Choice((CLASSIC, CONSUMER), case_sensitive=False), help="Only these."
 )
+@click.option("--all", "of_tasks", is_flag=True, help="Also the groups of the tasks of exactly-once writes.")
 @output_option
 @asks_brokers
-def list_command(cluster: Cluster, states: tuple[str, ...], types: tuple[str, ...], output: str) -> None:
-    """All consumer groups, by their type (the protocol of their members) and state.
+def list_command(
+    cluster: Cluster, states: tuple[str, ...], types: tuple[str, ...], of_tasks: bool, output: str
+) -> None:
+    """List consumer groups by their type (the protocol of their members) and state.
+
+    An exactly-once write has a group for each of its tasks; --all shows these, too.
 
     \b
     Examples:
       pykafka groups list --bootstrap-server broker-1:9092
       pykafka groups list --state Empty --state Dead --output csv
+      pykafka groups list --all
     """
     found = list_groups(cluster.client, cluster.deadline)
+    hidden = [
+        each for each in found if not of_tasks and each.state in _WITHOUT_MEMBERS and _OF_TASK.fullmatch(each.group)
+    ]
     rows = [
         (each.group, each.type, each.state or None)
         for each in found
-        if (not states or each.state in states) and (not types or each.type in types)
+        if (not states or each.state in states) and (not types or each.type in types) and each not in hidden
     ]
     print_rows(("group", "type", "state"), rows, output)
+    if hidden:
+        click.echo(f"Not shown: {len(hidden)} groups of tasks of exactly-once writes; --all shows them.", err=True)
 
 
 @groups.command()

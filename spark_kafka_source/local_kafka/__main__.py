@@ -18,6 +18,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command: starts a cluster, prints its bootstrap servers to standard output, and waits for Ctrl-C."""
     parser = argparse.ArgumentParser(prog="python -m spark_kafka_source.local_kafka", description=main.__doc__)
     parser.add_argument("--brokers", type=int, default=1, help="number of brokers (default: 1)")
+    parser.add_argument(
+        "--port", type=int, help="of the first broker; the next brokers have the next ports (default: free ports)"
+    )
+    parser.add_argument(
+        "--topic",
+        action="append",
+        default=[],
+        type=_topic,
+        metavar="NAME[:PARTITIONS]",
+        help="a topic to create, with one partition by default; may be given again",
+    )
     parser.add_argument("--version", default=DEFAULT_VERSION, help=f"of Apache Kafka (default: {DEFAULT_VERSION})")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="a broker setting; may be given again"
@@ -35,7 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     try:
-        with LocalKafka(chosen.brokers, chosen.version, settings, security=chosen.security) as kafka:
+        with LocalKafka(chosen.brokers, chosen.version, settings, port=chosen.port, security=chosen.security) as kafka:
+            for name, partitions in chosen.topic:
+                kafka.create_topic(name, partitions)
             print(kafka.bootstrap_servers, flush=True)
             for protocol in chosen.security:
                 for name, value in kafka.client_properties(protocol.upper()).items():
@@ -48,6 +61,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         to_stderr(f"error: {error}")
         return 1
     return 0
+
+
+def _topic(text: str) -> tuple[str, int]:
+    name, colon, partitions = text.partition(":")
+    if not name or (colon and not (partitions.isdecimal() and int(partitions) > 0)):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: a topic, or a topic and its number of partitions, such as orders:3"
+        )
+    return name, int(partitions) if colon else 1
 
 
 def _watch(kafka: LocalKafka) -> None:

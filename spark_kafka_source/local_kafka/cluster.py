@@ -61,6 +61,7 @@ class LocalKafka:
     broker_settings: settings for single brokers, by id: `{1: {"broker.rack": "a"}}`.
     security: "ssl", "sasl_plaintext", "sasl_ssl" or several of them: a listener each beside `PLAINTEXT`, with what it
         needs, named as its protocol is in Kafka ("SASL_SSL"). `client_properties("SASL_SSL")` is what its clients need.
+    port: of the first broker's `PLAINTEXT` listener; the next brokers have the next ports. By default free ports.
     users: who may sign in there, name -> password, by every mechanism (`users.MECHANISMS`).
     listeners: further listeners and their security protocol, `{"MUTUAL": "SSL"}`; each gets a port, its details go into
         `settings` (`listener.name.mutual.…`). `PLAINTEXT` is always there.
@@ -80,6 +81,7 @@ class LocalKafka:
         version: str = DEFAULT_VERSION,
         settings: Mapping[str, str] | None = None,
         *,
+        port: int | None = None,
         broker_settings: Mapping[int, Mapping[str, str]] | None = None,
         security: str | Sequence[str] = "plaintext",
         users: Mapping[str, str] = secured.USERS,
@@ -93,6 +95,12 @@ class LocalKafka:
         if brokers < 1:
             raise UsageError(f"a Kafka of {brokers} brokers cannot be started; brokers must be 1 or more")
         config.version_numbers(version)  # a typing error should not be looked up on the network
+        self._chosen = {} if port is None else {id: port + id - 1 for id in range(1, brokers + 1)}
+        if taken := [each for each in self._chosen.values() if not _is_free(each)]:
+            raise ConfigurationError(
+                f"port {taken[0]} of {LOOPBACK} cannot be used: it is in use, or needs root. "
+                "Choose another port, or none for a free one"
+            )
         self._report = report
         self._start_timeout_s = start_timeout_s
         java, jars = find_java(), kafka_jars(version, report)
@@ -316,7 +324,9 @@ class LocalKafka:
         names = [PLAINTEXT, *self._config.listeners]
         ports = iter(free_ports(len(self._nodes) * (len(names) + 1) + 1))
         self._nodes = {
-            id: replace(node, ports={name: next(ports) for name in names}, controller_port=next(ports))
+            id: replace(
+                node, ports={name: next(ports) for name in names} | self._chosen_port(id), controller_port=next(ports)
+            )
             for id, node in self._nodes.items()
         }
         self._config = replace(self._config, zookeeper_port=next(ports))
@@ -324,6 +334,9 @@ class LocalKafka:
             self._start_zookeeper()
         for node in self._nodes.values():
             self._start_broker(node)
+
+    def _chosen_port(self, broker_id: int) -> dict[str, int]:
+        return {PLAINTEXT: self._chosen[broker_id]} if self._chosen else {}
 
     def _start_zookeeper(self) -> None:
         folder = self._folder / "zookeeper"
@@ -417,13 +430,18 @@ def free_ports(count: int) -> list[int]:
     """Different ports of the loopback address that nobody listens on just now."""
     free: list[int] = []
     for port in random.sample(PORTS, len(PORTS)):
-        with socket.socket() as candidate:
-            candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                candidate.bind((LOOPBACK, port))
-            except OSError:
-                continue
-        free.append(port)
+        if _is_free(port):
+            free.append(port)
         if len(free) == count:
             return free
     raise KafkaError(f"this machine has no {count} free ports between {PORTS.start} and {PORTS.stop}")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as candidate:
+        candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            candidate.bind((LOOPBACK, port))
+        except (OSError, OverflowError):
+            return False
+    return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource
 from protocol.errors import ConfigurationError, KafkaError, UsageError
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka import cluster as local_kafka
+from spark_kafka_source.local_kafka.__main__ import main
 from tests.librdkafka import admin, use
 from tests.soak import SOAK
 from tests.spark_home import BRIEF_LIFE
@@ -219,11 +221,16 @@ def alive(pid: int) -> bool:
 def test_the_command_prints_the_address_and_ends_with_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JDK_JAVA_OPTIONS", " ".join(BRIEF_LIFE))
     command = [sys.executable, "-m", "spark_kafka_source.local_kafka", "--set", "num.io.threads=2", "--security", "ssl"]
+    (port,) = local_kafka.free_ports(1)
+    command += ["--port", str(port), "--topic", "orders:3", "--topic", "payments"]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert running.stdout is not None
         servers = running.stdout.readline().strip()
-        assert AdminClient({"bootstrap.servers": servers, "log_level": 0}).list_topics(timeout=10).brokers.keys() == {1}
+        assert servers == f"127.0.0.1:{port}"
+        cluster = AdminClient({"bootstrap.servers": servers, "log_level": 0}).list_topics(timeout=10)
+        assert cluster.brokers.keys() == {1}
+        assert {name: len(cluster.topics[name].partitions) for name in cluster.topics} == {"orders": 3, "payments": 1}
         # What clients of the other listener need.
         names = [running.stdout.readline().partition("=")[0] for _ in range(4)]
         assert names == ["bootstrap.servers", "security.protocol", "ssl.truststore.type", "ssl.truststore.location"]
@@ -238,3 +245,17 @@ def test_the_command_prints_the_address_and_ends_with_ctrl_c(monkeypatch: pytest
     assert not alive(broker.pid)
     assert not folder.exists()
     assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("topic", ["orders:", ":3", "orders:0", "orders:x"])
+def test_the_command_refuses_a_wrong_topic(topic: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--topic", topic])
+    assert "such as orders:3" in capsys.readouterr().err
+
+
+def test_a_port_in_use_is_refused_before_anything_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["--port", str(port)]) == 1
+    assert f"port {port} of 127.0.0.1 cannot be used" in capsys.readouterr().err

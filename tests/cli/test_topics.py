@@ -1,0 +1,58 @@
+"""`pykafka topics`, and which groups `pykafka groups list` shows, on the model of a Kafka."""
+
+from __future__ import annotations
+
+import json
+
+from click.testing import CliRunner, Result
+
+from protocol.group.offsets import CommittedOffset, commit_offsets
+from spark_kafka_source.cli.pykafka import pykafka
+from tests.documents import commands
+from tests.fake_kafka.server import FakeKafka
+from tests.protocol.consumer.consuming import client_of
+
+
+def run(kafka: FakeKafka, *arguments: str) -> Result:
+    return CliRunner().invoke(pykafka, [*arguments, "--bootstrap-server", kafka.bootstrap_servers])
+
+
+def test_topic_is_created_with_partitions_and_settings() -> None:
+    with FakeKafka() as kafka, client_of(kafka.bootstrap_servers) as client:
+        result = run(kafka, "topics", "create", "orders", "--partitions", "3", "--config", "retention.ms=1000")
+        assert (result.exit_code, result.output) == (0, "created orders\n")
+        assert len(client.topic("orders", client.deadline()).partitions) == 3
+        again = run(kafka, "topics", "create", "orders")
+        assert (again.exit_code, "TOPIC_ALREADY_EXISTS" in again.output) == (1, True)
+
+
+def test_wrong_setting_of_a_topic_is_a_wrong_usage() -> None:
+    with FakeKafka() as kafka:
+        result = run(kafka, "topics", "create", "orders", "--config", "retention.ms")
+    assert (result.exit_code, "NAME=VALUE" in result.output) == (2, True)
+
+
+def test_topic_commands_of_the_docs_create_topics() -> None:
+    examples = [command.split()[1:] for command in sorted(commands()) if command.startswith("pykafka topics")]
+    assert len(examples) == 2
+    for example in examples:
+        with FakeKafka(brokers=3) as kafka:
+            assert run(kafka, *example).exit_code == 0
+
+
+QUERY = "0b6d1f3e-7a35-4b0c-9d2a-1f2e3d4c5b6a"
+
+
+def test_groups_of_exactly_once_tasks_are_listed_with_all() -> None:
+    own = ["etl", "etl-3", f"prefix-{QUERY}"]
+    of_tasks = [f"prefix-{QUERY}-0", f"prefix-{QUERY}-17", f"prefix-{QUERY.replace('-', '')}-2"]
+    with FakeKafka() as kafka, client_of(kafka.bootstrap_servers) as client:
+        kafka.create_topic("t", 1)
+        for group in own + of_tasks:
+            commit_offsets(client, group, {("t", 0): CommittedOffset(1)}, client.deadline())
+        shown = run(kafka, "groups", "list", "--output", "json")
+        everything = run(kafka, "groups", "list", "--output", "json", "--all")
+    assert sorted(row["group"] for row in json.loads(shown.stdout)) == sorted(own)
+    assert shown.stderr == "Not shown: 3 groups of tasks of exactly-once writes; --all shows them.\n"
+    assert sorted(row["group"] for row in json.loads(everything.stdout)) == sorted(own + of_tasks)
+    assert everything.stderr == ""
