@@ -74,6 +74,8 @@ COMMANDS: dict[str, str] = {
         ("make demo", "make demo SECURITY=sasl_ssl"),
         "tests/spark/demo/test_demo.py::test_the_demo_ends_with_the_right_results_and_lag_zero",
     ),
+    "python -m spark_kafka_source.local_kafka --port 9092 --topic orders:3": "tests/spark/local_kafka/"
+    "test_local_kafka.py::test_the_command_prints_the_address_and_ends_with_ctrl_c",
     "make test": "",  # is what runs this
     "%pip install": "",  # only Databricks has it, where this has not been tried, as README says
     "make bench": HERE + "test_what_is_measured_can_be_measured",
