@@ -36,6 +36,11 @@ class GroupCommits:
         self._options = options
         self._manager: OffsetManager | None = None
 
+    @property
+    def group(self) -> str | None:
+        """The group that gets the commits; None before `begin`, and for a query that does not commit."""
+        return None if self._manager is None else self._manager.group
+
     def begin(self, deadline: Deadline) -> None:
         """Raises `ConfigurationError` when the group has live members, and this query is not to be one of them."""
         group = self._options.consumer.group_id

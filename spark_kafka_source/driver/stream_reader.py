@@ -34,6 +34,11 @@ from spark_kafka_source.spark_api import ReadAllAvailable, ReadLimit, ReadMaxRow
 from spark_kafka_source.task.input_partition import RangePartition
 from spark_kafka_source.task.range_reader import read_range
 
+_ONCE = (
+    "trigger(once=True) ends without committing its batch to group %s, since Spark does not tell a source that its "
+    "last batch is complete; the next run commits it. Use trigger(availableNow=True), which commits what it has read"
+)
+
 
 class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions, warnings: Sequence[str] = ()) -> None:
@@ -68,13 +73,11 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return STARTING_OFFSETS
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """What Spark passes to `latestOffset`; with the trigger `once` it passes `ReadAllAvailable` instead."""
-        limit = self._options.max_offsets_per_trigger
-        others = (self._options.max_bytes_per_trigger, self._options.min_offsets_per_trigger)
-        if limit is None and others != (None, None):
-            # A limit without effect: `ReadAllAvailable` would read like `once`, everything and without waiting.
-            limit = MAX_INT64
-        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+        """Return the limit that Spark passes to `latestOffset`, except with the trigger `once`.
+
+        Then it passes `ReadAllAvailable`, so a query without a limit has one without effect to tell the two apart.
+        """
+        return ReadMaxRows(self._options.max_offsets_per_trigger or MAX_INT64)
 
     @with_remedies()
     def latestOffset(self, start: JsonDict | None = None, limit: ReadLimit | None = None) -> JsonDict:
@@ -94,6 +97,8 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         deadline = query.deadline()
         if not query.running:
             query.commits.begin(deadline)
+            if isinstance(limit, ReadAllAvailable) and query.commits.group is not None:
+                log_once(_ONCE % query.commits.group)
         starting: Mapping[TopicPartition, int] = {}
         is_new, is_member = start == STARTING_OFFSETS, query.membership is not None
         read = Offsets({}) if is_new else Offsets.from_json_dict(start)

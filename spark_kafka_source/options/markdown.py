@@ -44,10 +44,8 @@ is [a function for `foreachBatch`](migrating.md#output-mode-update)."""
 _FILTERS = """\
 ### Filters
 
-With Spark's setting `spark.sql.python.filterPushdown.enabled` (PySpark 4.1 and later), a batch read only reads what the
-query's filters leave: comparisons of `partition` and `offset`, `topic =` and `topic in`, and lower bounds of
-`timestamp`. Upper bounds of `timestamp` skip nothing, since later records may have earlier timestamps; use
-`endingTimestamp`."""
+A filter on `offset`, `partition` or `timestamp` does not narrow a batch read: Spark checks each row. To read less, use
+`assign`, `startingOffsets`, `endingOffsets` and the timestamp options."""
 
 _RACK = f"""\
 `{PREFIX}client.rack` may be `env:NAME`: the environment variable NAME of each executor, which knows its rack."""

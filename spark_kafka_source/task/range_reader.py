@@ -34,6 +34,10 @@ _MOST_MILLIS = (2**63 - 1) // 1000
 _FIRST_FETCH_BYTES = 1 << 20
 # Of one column of topics; 16 are kept. Names of more than 60 characters are repeated for each chunk.
 _MOST_KEPT_BYTES = 1 << 20
+_PLANNED_ONCE = (
+    ". If this is not the first action on the DataFrame: its offsets are those of the first one. Call load() again to "
+    "read what the topic has now"
+)
 # The columns of Spark's that are columns of `protocol`'s; the others are the same in a whole range.
 _DECODED = {
     "key": "key",
@@ -76,7 +80,7 @@ def read_range(options: SourceOptions, ranges: Sequence[Range]) -> Iterator[pa.R
 def _on_loss(options: SourceOptions, loss: DataLoss, skipped: Range) -> None:
     recreated = isinstance(loss, TopicRecreated)
     if options.fail_on_topic_recreated if recreated else options.fail_on_data_loss:
-        loss.message = f"{loss}. {to_go_on(loss)}"
+        loss.message = f"{loss}. {to_go_on(loss)}{'' if options.streaming else _PLANNED_ONCE}"
         raise loss
     log.warning("%s (%s: %d offsets are skipped)", loss, goes_on_without(loss), skipped.size)
 

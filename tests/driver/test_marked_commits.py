@@ -15,6 +15,7 @@ from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.group.offsets import CommittedOffset
 from spark_kafka_source.driver import trigger
 from spark_kafka_source.plan.claims import Claims
+from spark_kafka_source.spark_api import ReadAllAvailable
 from tests.driver.twenty_offsets import BOTH, ID_OF_B, OLD_ID, Cluster, ranges, read_to
 
 
@@ -92,3 +93,24 @@ def test_of_what_is_revoked_nothing_is_committed_and_nothing_is_said(
     assert ranges(reader, end, after) == [(1, 30, 40)]
     assert marks.marked == [{("a", 0): 15}, {("a", 0): 20}, *[{("a", 0): 20, ("a", 1): 30}] * 2]
     assert not [entry for entry in caplog.records if entry.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize(
+    ("options", "once", "warned"),
+    [
+        ({"kafka.group.id": "once-g"}, True, True),
+        ({"kafka.group.id": "once-g2"}, False, False),
+        ({"kafka.group.id": "once-g3", "commitOffsets": "false"}, True, False),
+        ({}, True, False),
+    ],
+    ids=["once", "another trigger", "without commits", "without a group"],
+)
+def test_trigger_once_with_a_group_warns_that_its_batch_is_not_committed(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture, options: dict[str, str], once: bool, warned: bool
+) -> None:
+    reader = cluster.reader(startingOffsets="earliest", **options)
+    limit = ReadAllAvailable() if once else reader.getDefaultReadLimit()
+    end = reader.latestOffset(reader.initialOffset(), limit)
+    assert end["a"] == {"0": 20, "1": 20}
+    assert any("trigger(availableNow=True)" in entry.getMessage() for entry in caplog.records) == warned
+    reader.stop()

@@ -6,6 +6,9 @@ import logging
 
 import pytest
 
+from protocol.errors import DataLoss
+from spark_kafka_source.driver.batch_reader import KafkaBatchReader
+from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.plan.offsets import JsonDict
 from tests.driver.twenty_offsets import Cluster, ranges, read_to
 
@@ -103,3 +106,13 @@ def test_a_query_that_fails_on_data_loss_asks_for_no_beginnings(cluster: Cluster
     assert ranges(reader, begin, end) == [(0, 10, 20)]
     assert cluster.asked_for_starts == []
     assert "@skipped" not in end
+
+
+def test_batch_read_whose_offsets_are_gone_names_a_new_load(cluster: Cluster) -> None:
+    """Spark plans a DataFrame at its first action, and never again."""
+    given = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "subscribe": "a"}
+    reader = KafkaBatchReader(parse_source_options(given, streaming=False))
+    task, _ = reader.partitions()
+    cluster.set_log("a", 0, 15, 25)
+    with pytest.raises(DataLoss, match=r"failOnDataLoss=false.* Call load\(\) again"):
+        list(reader.read(task))

@@ -17,11 +17,7 @@ from confluent_kafka import Producer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from protocol.broker_errors import ErrorCode, broker_error
-from protocol.clock import Deadline
 from protocol.errors import DataLoss
-from spark_kafka_source.driver import batch_reader
-from spark_kafka_source.driver.batch_reader import KafkaBatchReader
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.options.parsing import parse_source_options
@@ -252,56 +248,17 @@ def test_only_the_columns_asked_for_are_there(
         batch(spark, kafka1, **options, columns="colour")
 
 
-# How many tasks are left, of the three that there are without filters.
-CONDITIONS = {
-    "partition = 1": 1,
-    "partition in (0, 2, 7) and offset >= 3": 2,
-    "partition <=> 0 and offset between 10 and 19": 1,
-    "offset in (4, 77)": 3,
-    "offset > 98 or partition = 2": 3,
-    "timestamp >= '2023-11-14 22:13:20.7'": 2,
-    "timestamp > '2023-11-14 22:13:20.4' and timestamp < '2023-11-14 22:13:20.8'": 2,
-    "timestamp = timestamp_millis(1700000000400)": 3,
-    "topic = 'another'": 0,
-    "topic is not null and cast(value as string) = 'v3'": 3,
-    "partition = 1 and not (offset = 2)": 1,
-}
-
-
-def test_filters_narrow_what_is_read_and_the_rows_are_the_same(
+def test_dataframe_used_with_and_without_filters_has_all_rows_when_spark_pushes_filters_down(
     spark: SparkSession, kafka1: LocalKafka, timed: str
 ) -> None:
-    options = {"subscribe": timed, "startingOffsets": "earliest"}
-    unfiltered = batch(spark, kafka1, **options)
-    assert unfiltered.rdd.getNumPartitions() == 3
-    every = spark.createDataFrame(unfiltered.collect(), unfiltered.schema)
+    """PySpark keeps one plan for all queries of a `load()`, whatever filters it was made with."""
     with setting(spark, "spark.sql.python.filterPushdown.enabled", "true"):
-        for condition, tasks in CONDITIONS.items():
-            rows = batch(spark, kafka1, **options).where(condition).select("partition", "offset")
-            assert content(rows) == offsets(every.where(condition)), condition
-            # Spark makes up a task where there is none.
-            assert rows.rdd.getNumPartitions() == max(tasks, 1), condition
-
-
-def test_a_filter_cuts_the_ranges_themselves(kafka1: LocalKafka, timed: str) -> None:
-    from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual
-
-    given = {"kafka.bootstrap.servers": kafka1.bootstrap_servers, "subscribe": timed}
-    reader = KafkaBatchReader(parse_source_options(given, streaming=False))
-    late = GreaterThanOrEqual(("offset",), 90)
-    assert list(reader.pushFilters([EqualTo(("partition",), 0), late])) == []
-    ((only,),) = [task.ranges for task in reader.partitions()]
-    assert (only.partition, only.from_offset, only.until_offset) == (0, 90, 100)
-
-
-def test_logs_without_times_are_read_from_their_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> dict[Any, int]:
-        raise broker_error(ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT, "ListOffsets")
-
-    monkeypatch.setattr(batch_reader, "first_at_or_after", refuse)
-    given = {"kafka.bootstrap.servers": "127.0.0.1:9", "subscribe": "a"}
-    reader = KafkaBatchReader(parse_source_options(given, streaming=False))
-    assert reader._from_time(5, {("a", 0): 3}, {("a", 0): 9}, Deadline.after_ms(1_000)) == {("a", 0): 3}
+        rows = batch(spark, kafka1, subscribe=timed, startingOffsets="earliest").select("partition", "offset")
+        every = content(rows)
+        early, late = rows.where("offset < 3"), rows.where("offset >= 3")
+        assert content(early) == [row for row in every if row[1] < 3]
+        assert content(rows) == every
+        assert content(early.union(late)) == every
 
 
 # -- topics recreated -----------------------------------------------------------------------------
