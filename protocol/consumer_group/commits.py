@@ -9,14 +9,15 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.consumer_group.config import GroupConsumerConfig
-from protocol.errors import CommitFailed, DeadlineExceeded, KafkaError, UsageError
+from protocol.errors import BrokerError, CommitFailed, DeadlineExceeded, KafkaError, UsageError
 from protocol.group.member import GroupMember
-from protocol.group.offset_manager import OffsetManager
+from protocol.group.offset_manager import DELETED_TOPIC_S, OffsetManager
 from protocol.group.offsets import CommittedOffset
 from protocol.kafka_terms import TopicPartition
 
@@ -24,6 +25,13 @@ log = logging.getLogger(__name__)
 
 Offsets = Mapping[TopicPartition, CommittedOffset]
 OnCommit = Callable[[Offsets, "CommitFailed | None"], None]
+
+
+@dataclass(frozen=True)
+class _Unanswered:
+    offsets: Offsets
+    on_commit: OnCommit
+    deadline: Deadline
 
 
 class Commits:
@@ -38,7 +46,9 @@ class Commits:
         self._interval_s = config.auto_commit_interval_ms / 1000
         self.auto = config.enable_auto_commit and self._manager is not None
         self._due_s = client.clock.now_s() + self._interval_s
-        self._unanswered: list[tuple[Offsets, OnCommit]] = []
+        self._unanswered: list[_Unanswered] = []
+        # `changes` of the manager at the last `tell`.
+        self._told_changes = -1
 
     def join(self, member: GroupMember) -> None:
         """Who commits from now on."""
@@ -56,46 +66,58 @@ class Commits:
     def hand_on(self, offsets: Offsets, member: GroupMember) -> None:
         """They are committed in the background. Raises `CommitFailed` when the member's claims have ended."""
         manager = self._required()
-        if offsets and not manager.reset(offsets, member):
+        if offsets and not manager.commit(offsets, member):
             raise self._failed(UsageError("the claims under which they were read have ended"))
 
-    def wait(self, offsets: Offsets, deadline: Deadline) -> None:
-        """Until they are committed. Raises `CommitFailed`."""
+    def refused(self, offsets: Offsets) -> dict[TopicPartition, CommittedOffset]:
+        """Return those of `offsets` that the coordinator has refused."""
+        manager = self._required()
+        return {key: to for key, to in offsets.items() if isinstance(manager.failure({key: to}), BrokerError)}
+
+    def wait(self, offsets: Offsets, deadline: Deadline, *, patience_s: float = math.inf) -> None:
+        """Wait until they are committed. Raises `CommitFailed`.
+
+        `patience_s`: how long to wait for a partition that fails alone, as of `OffsetManager.flush`.
+        """
         if offsets:
-            self._required().flush(deadline)
+            self._required().flush(deadline, offsets, patience_s=patience_s)
             if (failure := self._required().failure(offsets)) is not None:
                 raise self._failed(failure)
 
     def call_back(self, offsets: Offsets, on_commit: OnCommit) -> None:
-        """When they have been committed or refused; see `tell`."""
-        self._unanswered.append((offsets, on_commit))
+        """Have `tell` call back when they are committed or refused, or `request.timeout.ms` is over."""
+        deadline = self._client.deadline(self._client.config.request_timeout_ms)
+        self._unanswered.append(_Unanswered(offsets, on_commit, deadline))
+        if not offsets:  # there is nothing to answer
+            self._told_changes = -1
 
     def finish(self, deadline: Deadline) -> None:
-        """Waits for all that somebody wants to be called back for, and calls."""
-        if self._unanswered:
-            self._required().flush(deadline)
+        """Wait for all commits in flight, for a short time for those of deleted topics, and call back."""
+        if self._manager is not None:
+            self._manager.flush(deadline, patience_s=DELETED_TOPIC_S)
             self.tell()
 
     def tell(self) -> None:
-        """Call the callbacks of all commits answered so far.
+        """Call the callbacks of all commits answered so far, or not answered within `request.timeout.ms`.
 
         Raises
         ------
         Exception
             The first error of a callback, after all others were called; further errors are logged.
         """
-        waiting, self._unanswered = deque(self._unanswered), []
-        unanswered: list[tuple[Offsets, OnCommit]] = []
+        count = self._may_be_answered()
+        waiting, self._unanswered = deque(self._unanswered[:count]), self._unanswered[count:]
+        unanswered: list[_Unanswered] = []
         raised: list[Exception] = []
         try:
             while waiting:
-                offsets, on_commit = waiting.popleft()
-                failure = self._required().failure(offsets)
-                if isinstance(failure, DeadlineExceeded):
-                    unanswered.append((offsets, on_commit))
+                commit = waiting.popleft()
+                failure = self._required().failure(commit.offsets)
+                if isinstance(failure, DeadlineExceeded) and not commit.deadline.passed:
+                    unanswered.append(commit)
                     continue
                 try:
-                    on_commit(offsets, None if failure is None else self._failed(failure))
+                    commit.on_commit(commit.offsets, None if failure is None else self._failed(failure))
                 except Exception as error:
                     raised.append(error)
         finally:  # also at Ctrl-C; callbacks may have committed, too
@@ -104,6 +126,16 @@ class Commits:
             log.error("group %s: another callback of a commit raised: %r", self._group, other, exc_info=other)
         if raised:
             raise raised[0]
+
+    def _may_be_answered(self) -> int:
+        """Number of commits, from the oldest on, that may have been answered or have run out of time."""
+        if not self._unanswered:
+            return 0
+        before, self._told_changes = self._told_changes, self._required().changes
+        if before != self._told_changes:
+            return len(self._unanswered)
+        in_time = (index for index, commit in enumerate(self._unanswered) if not commit.deadline.passed)
+        return next(in_time, len(self._unanswered))
 
     @property
     def due(self) -> bool:

@@ -25,6 +25,7 @@ from protocol.group.membership.assignment import Assignment, Revocation
 from protocol.group.membership.cause import Cause
 from protocol.group.membership.membership import Membership
 from protocol.group.membership.topic_subscription import TopicSubscription
+from protocol.group.offset_manager import DELETED_TOPIC_S
 from protocol.kafka_terms import TopicPartition
 from protocol.records.decode import ALL_COLUMNS
 
@@ -324,7 +325,8 @@ class _SessionRun:
         if not self._commits.auto:
             return
         try:
-            self._session.commit(self._client.deadline(self._client.config.request_timeout_ms))
+            deadline = self._client.deadline(self._client.config.request_timeout_ms)
+            self._session.commit_marked(deadline, patience_s=DELETED_TOPIC_S)
         except CommitFailed as error:
             self._owner._on_error(error)
 

@@ -34,7 +34,7 @@ class GroupStreams:
         self._streams: dict[TopicPartition, PartitionStream] = {}
         # Those that are not read yet, with where they are to begin if somebody has said so.
         self._to_begin: dict[TopicPartition, int | None] = {}
-        # Where the group's offset was when a partition began, until another one is committed.
+        # The group's offsets, as fetched when a partition began, or handed on to be committed since.
         self._committed: dict[TopicPartition, int] = {}
 
     @property
@@ -81,18 +81,17 @@ class GroupStreams:
         else:
             self[key].seek(offset)
 
-    def moved(self) -> dict[TopicPartition, CommittedOffset]:
-        """The positions that may be others than the group's offsets, of those that have begun."""
+    def positions(self, *, moved: bool = False) -> dict[TopicPartition, CommittedOffset]:
+        """Positions of the partitions that have begun; with `moved` those that may differ from the group's offsets."""
         return {
             key: CommittedOffset(stream.position, stream.last_epoch)
             for key, stream in self._streams.items()
-            if self._committed.get(key) != stream.position
+            if not moved or self._committed.get(key) != stream.position
         }
 
-    def committed(self, partitions: Collection[TopicPartition]) -> None:
-        """The group may have other offsets of these now."""
-        for key in partitions:
-            self._committed.pop(key, None)
+    def committed(self, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
+        """These are handed on to be committed."""
+        self._committed.update((key, to.offset) for key, to in offsets.items() if key in self._streams)
 
     def poll(self, timeout_ms: float) -> tuple[TopicPartition, pa.RecordBatch] | None:
         """As `Consumer.poll`; None also when something was lost, and is gone on with."""

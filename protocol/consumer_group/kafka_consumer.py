@@ -8,10 +8,11 @@ in the group and commits in threads of its own; rebalances are taken up, and lis
 from __future__ import annotations
 
 import logging
+import math
 import re
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -33,6 +34,7 @@ from protocol.group.member import NO_MEMBER, ConsumerGroupMetadata
 from protocol.group.membership.assignment import Revocation
 from protocol.group.membership.membership import LEAVE_MS, Membership
 from protocol.group.membership.topic_subscription import TopicSubscription
+from protocol.group.offset_manager import DELETED_TOPIC_S
 from protocol.group.offsets import CommittedOffset
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
 from protocol.records.decode import ALL_COLUMNS
@@ -188,7 +190,7 @@ class KafkaConsumer:
                 self._take(assignment.owned - self._streams.partitions)
                 self._raise()
         if self._commits.due:
-            self.commit_async()
+            self._commit_in_background()
 
     def _call(self, function: Callable[P, object], *given: P.args, **named: P.kwargs) -> None:
         """Calls a listener or callback. An exception ends nothing here; `_raise` raises the first one, as in Java."""
@@ -261,9 +263,10 @@ class KafkaConsumer:
     def _commit_positions(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
         """If commits are automatic; others that are under way end, too."""
         if self._commits.auto:
-            moved = self._streams.moved()
+            moved = self._streams.positions(moved=True)
             try:
-                self._commit({key: moved[key] for key in partitions if key in moved}, deadline)
+                offsets = {key: moved[key] for key in partitions if key in moved}
+                self._commit(offsets, deadline, patience_s=DELETED_TOPIC_S)
             except CommitFailed as error:
                 log.warning("%s", error)
         self._call(self._commits.finish, deadline)
@@ -373,30 +376,49 @@ class KafkaConsumer:
 
     @_for_one_thread
     def commit_sync(self, offsets: Offsets | None = None, timeout_ms: float | None = None) -> None:
-        """Commits these, None: the positions, and waits for it. Raises `CommitFailed`."""
-        self._commit(self._streams.moved() if offsets is None else offsets, self._client.deadline(timeout_ms))
+        """Commit these offsets, None: the positions of all partitions, and wait. Always asks the coordinator.
+
+        Raises
+        ------
+        CommitFailed
+            The partitions are another member's now, or the coordinator refuses an offset or does not answer in time.
+            An unknown topic is refused after ten seconds. The other offsets are committed.
+        """
+        self._commit(self._streams.positions() if offsets is None else offsets, self._client.deadline(timeout_ms))
         self._commits.tell()
 
     @_for_one_thread
-    def commit_async(self, offsets: Offsets | None = None, callback: OnCommit = lambda offsets, error: None) -> None:
-        """The same without waiting. `callback(offsets, error)` is called in a later `poll`, `commit_sync`, `close`."""
-        offsets = self._streams.moved() if offsets is None else offsets
+    def commit_async(self, offsets: Offsets | None = None, callback: OnCommit | None = None) -> None:
+        """Do the same without waiting.
+
+        `callback(offsets, error)` is called in a later `poll`, `commit_sync` or `close`; with an error also if the
+        coordinator has not answered within `request.timeout.ms`. The commit is retried after that, too, until a later
+        commit replaces it.
+        """
+        offsets = self._streams.positions() if offsets is None else offsets
         try:
             self._hand_on(offsets)
         except CommitFailed as error:
-            callback(offsets, error)
+            if callback is not None:
+                callback(offsets, error)
         else:
-            self._commits.call_back(offsets, callback)
+            if callback is not None:
+                self._commits.call_back(offsets, callback)
 
-    def _commit(self, offsets: Offsets, deadline: Deadline) -> None:
+    def _commit_in_background(self) -> None:
+        """As a member only what has moved. Brokers forget the offsets of a group without members in time."""
+        with suppress(CommitFailed):  # the next `poll` tells of the lost partitions
+            self._hand_on(self._streams.positions(moved=self._membership is not None))
+
+    def _commit(self, offsets: Offsets, deadline: Deadline, *, patience_s: float = math.inf) -> None:
         self._hand_on(offsets)
-        self._commits.wait(offsets, deadline)
+        self._commits.wait(offsets, deadline, patience_s=patience_s)
 
     def _hand_on(self, offsets: Offsets) -> None:
         if self._membership is not None:
             self._membership.progress()  # also finds out whether this process has slept for too long
-        self._streams.committed(offsets)
         self._commits.hand_on(offsets, self._member)
+        self._streams.committed(offsets)
 
     # -- the end ------------------------------------------------------------------------------
 

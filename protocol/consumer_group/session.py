@@ -5,6 +5,7 @@ Made by `consumer_group`; a handler's threads call it.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Collection, Iterator
 
@@ -90,10 +91,7 @@ class ConsumerGroupSession:
 
     def commit(self, deadline: Deadline | None = None) -> None:
         """Commits what is marked, and waits for it. Raises `CommitFailed`."""
-        self.hand_on()
-        with self._lock:
-            marked = self._marked.taken  # what was handed on earlier may not be committed yet
-        self._commits.wait(marked, deadline or self._client.deadline())
+        self.commit_marked(deadline or self._client.deadline())
 
     def _mark(
         self, key: TopicPartition, to: CommittedOffset, how: Callable[[TopicPartition, CommittedOffset], None]
@@ -105,6 +103,17 @@ class ConsumerGroupSession:
             how(key, to)
 
     # -- for `consumer_group` and the claims ----------------------------------------------------
+
+    def commit_marked(self, deadline: Deadline, *, patience_s: float = math.inf) -> None:
+        """As `commit`. `patience_s`: how long to wait for a partition that fails alone."""
+        with self._lock:
+            refused = self._commits.refused(self._marked.taken)
+        self.hand_on()
+        with self._lock:
+            marked = self._marked.taken  # what was handed on earlier may not be committed yet
+            again = {key: to for key, to in refused.items() if marked.get(key) == to}
+            self._commits.hand_on(again, self._member)
+        self._commits.wait(marked, deadline, patience_s=patience_s)
 
     def hand_on(self) -> dict[TopicPartition, CommittedOffset]:
         """What was marked since the last time, which is committed now. Raises `CommitFailed` when claims have ended."""

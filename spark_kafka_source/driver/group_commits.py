@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 from protocol.clock import Deadline
 from protocol.group.member import NO_MEMBER, GroupMember
-from protocol.group.offset_manager import OffsetManager
+from protocol.group.offset_manager import DELETED_TOPIC_S, OffsetManager
 from protocol.group.offsets import CommittedOffset
 from protocol.kafka_terms import NO_LEADER_EPOCH, TopicPartition
 from spark_kafka_source.clients import client_for
@@ -88,15 +88,16 @@ class GroupCommits:
         """As `wait`, for longer, and with a warning if that was not enough. `otherwise`: what happens then."""
         if self._manager is not None and not self._flush(self._manager, _AWAIT_LAST_COMMIT_MS):
             log.warning(
-                "group %s: the last commit could not be made in %d s; %s: %s",
+                "group %s: the last commit could not be made in time; %s: %s",
                 self._manager.group,
-                _AWAIT_LAST_COMMIT_MS // 1000,
                 otherwise,
                 self._manager.counts.last_failure,
             )
 
     def _flush(self, manager: OffsetManager, timeout_ms: float) -> bool:
-        return manager.flush(client_for(self._options.client).deadline(timeout_ms))
+        """The other topics of the query do not wait for one that was deleted."""
+        deadline = client_for(self._options.client).deadline(timeout_ms)
+        return manager.flush(deadline, patience_s=DELETED_TOPIC_S)
 
     def close(self) -> None:
         if self._manager is not None:

@@ -37,7 +37,7 @@ class Marks:
         assert self.kept == list(offsets)
         self.marked.append({key: entry.offset for key, entry in offsets.items()})
 
-    def flush(self, deadline: Deadline) -> bool:
+    def flush(self, deadline: Deadline, *, patience_s: float) -> bool:
         self.flushes += 1
         return True
 

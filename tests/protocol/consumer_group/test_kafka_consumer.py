@@ -318,23 +318,6 @@ def test_nothing_is_committed_without_a_group(client: Client, orders: str) -> No
                 refused()
 
 
-def test_positions_are_committed_in_time_and_only_if_they_have_moved(
-    client: Client, orders: str, new_consumer: NewConsumer, theirs: other.Consumer
-) -> None:
-    ours = new_consumer(**{"enable.auto.commit": True, "auto.commit.interval.ms": 50})
-    ours.assign([(orders, 0)])
-    read(ours, COUNT - GONE)
-    asked = [other.TopicPartition(orders, 0)]
-    wait_until(lambda: ours.poll(20) or theirs.committed(asked, timeout=20)[0].offset == COUNT)
-    manager = ours._commits._manager
-    assert manager is not None
-    assert manager.flush(client.deadline())  # what a broker has is counted when its reply is there
-    before = manager.counts.succeeded
-    until_s = time.monotonic() + 0.3
-    wait_until(lambda: ours.poll(20) or time.monotonic() > until_s)
-    assert manager.counts.succeeded == before
-
-
 # -- membership -----------------------------------------------------------------------------------
 
 

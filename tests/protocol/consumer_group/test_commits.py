@@ -1,0 +1,317 @@
+"""Commits that are made again, that fail for one partition, and that the coordinator does not answer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from protocol.broker_errors import ErrorCode
+from protocol.cluster.client import Client
+from protocol.consumer_group.commits import Offsets
+from protocol.consumer_group.config import parse_group_consumer
+from protocol.consumer_group.consumer_group import ConsumerGroup
+from protocol.consumer_group.kafka_consumer import KafkaConsumer
+from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
+from protocol.errors import CommitFailed, KafkaError
+from protocol.group import offset_manager
+from protocol.group.offset_manager import OffsetManager
+from protocol.group.offsets import CommittedOffset, commit_offsets, fetch_offsets
+from protocol.kafka_terms import TopicPartition
+from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
+from tests.fake_kafka import consumer_group as fake_consumer_group
+from tests.fake_kafka.faults import ALWAYS
+from tests.protocol.consumer.consuming import client_of, records
+from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
+from tests.protocol.consumer_group.members import read
+from tests.ten_records import END, TenRecords
+from tests.wait_until import wait_until
+
+GROUP, FIRST, SECOND = "etl", ("orders", 0), ("orders", 1)
+OF_FIRST, OF_SECOND = {FIRST: CommittedOffset(5)}, {SECOND: CommittedOffset(5)}
+PROTOCOLS = pytest.mark.parametrize("protocol", [EAGER, COOPERATIVE, KIP_848], ids=["eager", "cooperative", "kip848"])
+AUTOMATIC = {"enable.auto.commit": True, "auto.commit.interval.ms": 50}
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[TenRecords]:
+    monkeypatch.setattr(fake_consumer_group, "HEARTBEAT_INTERVAL_MS", 100)
+    with TenRecords("orders", "returns") as fake:
+        yield fake
+
+
+@pytest.fixture
+def client(fake: TenRecords) -> Iterator[Client]:
+    with client_of(fake.bootstrap_servers, metadata_max_age_ms=500) as client:
+        yield client
+
+
+@pytest.fixture
+def consumer(client: Client) -> Iterator[KafkaConsumer]:
+    with consumer_of(client) as consumer:
+        yield consumer
+
+
+def consumer_of(client: Client, **properties: object) -> KafkaConsumer:
+    given = {"group.id": GROUP, "auto.offset.reset": "earliest", "enable.auto.commit": False, **properties}
+    return KafkaConsumer(client, parse_group_consumer(given))
+
+
+def committed(client: Client, key: TopicPartition = FIRST) -> int | None:
+    found = fetch_offsets(client, GROUP, [key], client.deadline())
+    return found[key].offset if key in found else None
+
+
+def commits(fake: TenRecords) -> int:
+    return len(fake.asked(OFFSET_COMMIT))
+
+
+# -- the same offset again ------------------------------------------------------------------------
+
+
+def test_commit_of_the_same_offset_after_another_program_moved_the_group_is_made(
+    client: Client, consumer: KafkaConsumer
+) -> None:
+    consumer.commit_sync(OF_FIRST)
+    commit_offsets(client, GROUP, {FIRST: CommittedOffset(9)}, client.deadline())
+    consumer.commit_sync(OF_FIRST)
+    assert committed(client) == 5
+
+
+def test_commit_of_positions_that_the_group_had_at_first_is_made(client: Client, consumer: KafkaConsumer) -> None:
+    commit_offsets(client, GROUP, OF_FIRST, client.deadline())
+    consumer.assign([FIRST])
+    assert consumer.position(FIRST) == 5
+    commit_offsets(client, GROUP, {FIRST: CommittedOffset(9)}, client.deadline())
+    consumer.commit_sync()
+    assert committed(client) == 5
+
+
+def test_commit_after_a_refusal_asks_again(fake: TenRecords, client: Client, consumer: KafkaConsumer) -> None:
+    fake.refuse(OFFSET_COMMIT, ErrorCode.GROUP_AUTHORIZATION_FAILED)
+    with pytest.raises(CommitFailed, match="GROUP_AUTHORIZATION_FAILED"):
+        consumer.commit_sync(OF_FIRST)
+    consumer.commit_sync(OF_FIRST)
+    assert committed(client) == 5
+
+
+@pytest.mark.parametrize("code", [ErrorCode.GROUP_AUTHORIZATION_FAILED, ErrorCode.TOPIC_AUTHORIZATION_FAILED])
+def test_session_commit_after_a_refusal_asks_again(fake: TenRecords, client: Client, code: ErrorCode) -> None:
+    raised: list[Exception] = []
+
+    class Handler:
+        def setup(self, session: ConsumerGroupSession) -> None:
+            session.mark_offset("orders", 0, 5)
+            fake.refuse(OFFSET_COMMIT, code)
+            with pytest.raises(CommitFailed, match=code.name) as refused:
+                session.commit()
+            raised.append(refused.value)
+            session.commit()
+            session.end(session.cause)  # type: ignore[arg-type]
+
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            pass
+
+        def cleanup(self, session: ConsumerGroupSession) -> None:
+            pass
+
+    config = parse_group_consumer({"group.id": GROUP, "enable.auto.commit": False})
+    with ConsumerGroup(client, config) as group:
+        group.consume(["orders"], Handler())
+    assert (len(raised), committed(client)) == (1, 5)
+
+
+# -- without being asked --------------------------------------------------------------------------
+
+
+def test_idle_partition_of_an_assigned_consumer_is_committed_again(fake: TenRecords, client: Client) -> None:
+    """Brokers forget the offsets of a group without members, some time after the last commit of each."""
+    commit_offsets(client, GROUP, {FIRST: CommittedOffset(END)}, client.deadline())
+    with consumer_of(client, **AUTOMATIC) as consumer:
+        consumer.assign([FIRST])
+        assert consumer.position(FIRST) == END
+        with fake.changed:
+            del fake.offsets.committed[GROUP][FIRST]
+        wait_until(lambda: consumer.poll(10) or committed(client) == END)
+
+
+def test_idle_partitions_of_a_member_are_not_committed_again(fake: TenRecords, client: Client) -> None:
+    """The coordinator keeps the offsets of topics to which members subscribe."""
+    with consumer_of(client, **AUTOMATIC) as consumer:
+        consumer.subscribe(["orders"])
+        read(consumer, 2 * END)
+        wait_until(lambda: consumer.poll(10) or (committed(client), committed(client, SECOND)) == (END, END))
+        before, until_s = commits(fake), time.monotonic() + 0.3
+        wait_until(lambda: consumer.poll(10) or time.monotonic() > until_s)
+        assert commits(fake) == before
+        fake.grow(1)
+        read(consumer, 2)
+        wait_until(lambda: consumer.poll(10) or committed(client) == END + 1)
+
+
+# -- one partition fails --------------------------------------------------------------------------
+
+
+def test_commit_of_a_healthy_topic_does_not_wait_for_a_deleted_one(
+    fake: TenRecords, client: Client, consumer: KafkaConsumer
+) -> None:
+    fake.delete_topic("returns")
+    told: list[str] = []
+    consumer.commit_async({("returns", 0): CommittedOffset(5)}, lambda offsets, error: told.append(str(error)))
+    wait_until(lambda: commits(fake) >= 2)
+    for offset in (5, 6):
+        since_s = time.monotonic()
+        consumer.commit_sync({FIRST: CommittedOffset(offset)})
+        assert time.monotonic() - since_s < 4
+        assert committed(client) == offset
+
+
+@pytest.mark.parametrize(
+    ("code", "times"), [(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ALWAYS), (ErrorCode.TOPIC_AUTHORIZATION_FAILED, 1)]
+)
+def test_commit_that_fails_for_one_partition_names_it_and_makes_the_others(
+    fake: TenRecords,
+    client: Client,
+    consumer: KafkaConsumer,
+    code: ErrorCode,
+    times: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(offset_manager, "TRANSIENT_UNKNOWN_MS", 300)
+    fake.refuse(OFFSET_COMMIT, code, times, partition=SECOND)
+    with pytest.raises(CommitFailed, match=f"orders-1 .*{code.name}"):
+        consumer.commit_sync({**OF_FIRST, **OF_SECOND})
+    assert committed(client) == 5
+    fake.faults.clear()
+    consumer.commit_sync(OF_SECOND)
+    assert committed(client, SECOND) == 5
+
+
+def test_partition_that_is_unknown_for_a_moment_is_committed(
+    fake: TenRecords, client: Client, consumer: KafkaConsumer
+) -> None:
+    fake.refuse(OFFSET_COMMIT, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 3, partition=SECOND)
+    consumer.commit_sync({**OF_FIRST, **OF_SECOND})
+    assert (committed(client), committed(client, SECOND)) == (5, 5)
+
+
+@PROTOCOLS
+def test_polling_goes_on_when_a_subscribed_topic_is_deleted(
+    fake: TenRecords, client: Client, protocol: dict[str, object]
+) -> None:
+    """What was read of the deleted topic cannot be committed before its partitions are given up."""
+    with consumer_of(client, **protocol, **{"enable.auto.commit": True}) as consumer:
+        consumer.subscribe(["orders", "returns"])
+        read(consumer, 4 * END)
+        since_s = time.monotonic()
+        fake.delete_topic("returns")
+        wait_until(lambda: consumer.poll(50) or {topic for topic, _ in consumer.assignment} == {"orders"})
+        fake.write("orders", 0, records_at(fake, FIRST))
+        read(consumer, 1)
+        assert time.monotonic() - since_s < 12
+    assert (committed(client), committed(client, SECOND)) == (END + 1, END)
+
+
+@PROTOCOLS
+def test_claims_go_on_when_a_subscribed_topic_is_deleted(
+    fake: TenRecords, client: Client, protocol: dict[str, object]
+) -> None:
+    seen: set[tuple[str, int, int]] = set()
+    errors: list[KafkaError] = []
+
+    class Handler:
+        def setup(self, session: ConsumerGroupSession) -> None:
+            pass
+
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            for message in claim.messages():
+                session.mark_message(message)
+                seen.add((message.topic, message.partition, message.offset))
+
+        def cleanup(self, session: ConsumerGroupSession) -> None:
+            pass
+
+    given = {"group.id": GROUP, "auto.offset.reset": "earliest", "auto.commit.interval.ms": 600_000, **protocol}
+
+    def consume() -> None:
+        while not group.closed:
+            group.consume(["orders", "returns"], Handler())
+
+    with ConsumerGroup(client, parse_group_consumer(given), on_error=errors.append) as group:
+        consuming = threading.Thread(target=consume)
+        consuming.start()
+        wait_until(lambda: len(seen) == 4 * END)
+        membership = group._membership
+        assert membership is not None
+        since_s = time.monotonic()
+        fake.delete_topic("returns")
+        wait_until(lambda: {topic for topic, _ in membership.owned} == {"orders"})
+        fake.write("orders", 0, records_at(fake, FIRST))
+        wait_until(lambda: ("orders", 0, END) in seen)
+        assert time.monotonic() - since_s < 12
+    consuming.join(25)
+    assert not consuming.is_alive()
+    assert committed(client, SECOND) == END
+    assert any("UNKNOWN_TOPIC_OR_PARTITION" in str(error) for error in errors)
+
+
+# -- the coordinator does not answer --------------------------------------------------------------
+
+
+def test_callback_is_called_with_an_error_when_the_coordinator_takes_no_commits(
+    fake: TenRecords, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offset_manager, "_ONE_COMMIT_MS", 200)
+    fake.refuse(OFFSET_COMMIT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALWAYS)
+    told: list[tuple[int, str]] = []
+
+    def on_commit(offsets: Offsets, error: CommitFailed | None) -> None:
+        told.append((offsets[FIRST].offset, str(error)))
+
+    with (
+        client_of(fake.bootstrap_servers, request_timeout_ms=1_000) as client,
+        consumer_of(client) as consumer,
+    ):
+        for offset in range(3):
+            consumer.commit_async({FIRST: CommittedOffset(offset)}, on_commit)
+        consumer.poll(0)
+        assert not told
+        wait_until(lambda: consumer.poll(20) or len(told) == 3)
+        assert [offset for offset, _ in told] == [0, 1, 2]
+        assert all("COORDINATOR_LOAD_IN_PROGRESS" in words for _, words in told)
+        assert not consumer._commits._unanswered
+        fake.faults.clear()
+        wait_until(lambda: committed(client) == 2)
+
+
+def test_unanswered_commits_cost_a_poll_nothing(
+    fake: TenRecords, consumer: KafkaConsumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.refuse(OFFSET_COMMIT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALWAYS)
+    for offset in range(100):
+        consumer.commit_async({FIRST: CommittedOffset(offset)})
+    assert not consumer._commits._unanswered, "nobody wants to hear of them"
+    looked, failure = [], OffsetManager.failure
+    monkeypatch.setattr(
+        OffsetManager, "failure", lambda manager, offsets: looked.append(1) or failure(manager, offsets)
+    )
+    for offset in range(100):
+        consumer.commit_async({FIRST: CommittedOffset(offset)}, lambda offsets, error: None)
+        consumer.poll(0)
+    assert len(looked) < 1_000, "some look through all, when the coordinator has answered"
+    fake.faults.clear()
+    wait_until(lambda: consumer.poll(20) or not consumer._commits._unanswered)
+
+
+def test_callback_of_an_empty_commit_is_called(consumer: KafkaConsumer) -> None:
+    told: list[object] = []
+    consumer.poll(0)
+    consumer.commit_async({}, lambda offsets, error: told.append(error))
+    consumer.poll(0)
+    assert told == [None]
+
+
+def records_at(fake: TenRecords, key: TopicPartition) -> bytes:
+    return records(fake.log(*key).end_offset, 1)
