@@ -96,6 +96,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         start = query.planned_end if start is None else start
         deadline = query.deadline()
         if not query.running:
+            query.client.brokers(deadline)  # a wrong address ends here, before checks that wait for brokers, too
             query.commits.begin(deadline)
             if isinstance(limit, ReadAllAvailable) and query.commits.group is not None:
                 log_once(_ONCE % query.commits.group)
