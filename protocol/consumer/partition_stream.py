@@ -120,7 +120,11 @@ class PartitionStream:
         return self.batches()
 
     def batches(self, timeout_ms: float | None = None) -> Iterator[pa.RecordBatch]:
-        """Record batches of some thousand rows, until none comes for `timeout_ms` (None: for ever) or it is closed."""
+        """Yield record batches of some thousand rows, until none comes for `timeout_ms` or the stream is closed.
+
+        Without `timeout_ms`, and on a topic that producers write to all the time, the iteration does not end by itself:
+        compare `position` with an end offset, or call `read_topic`.
+        """
         while (batch := self.poll(timeout_ms)) is not None:
             yield batch
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from protocol.group.offsets import fetch_offsets
+from protocol.records.decode import ALL_COLUMNS
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import ROOT, TopicFactory
 from tests.consumer_groups import describe
@@ -17,7 +18,16 @@ from tests.protocol.consumer.consuming import client_of, produce
 from tests.wait_until import wait_until
 
 PAGE = Path(ROOT / "docs" / "consuming.md").read_text()
-FIRST, HANDLER, POLLING, DECOUPLED = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+TABLE, FIRST, HANDLER, POLLING, DECOUPLED = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_a_topic_as_a_table(kafka: LocalKafka, topic: TopicFactory, capsys: pytest.CaptureFixture[str]) -> None:
+    name = topic(3)
+    produce(kafka, name, range(10), 3)
+    exec(TABLE, {"bootstrap_servers": kafka.bootstrap_servers, "topic": name})
+    columns, counts = capsys.readouterr().out.splitlines()
+    assert columns == str(["topic", "partition", *ALL_COLUMNS])
+    assert counts == str([{"partition": number, "offset_count": count} for number, count in enumerate((4, 3, 3))])
 
 
 def test_the_first_one(kafka: LocalKafka, topic: TopicFactory, capsys: pytest.CaptureFixture[str]) -> None:
