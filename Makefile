@@ -10,7 +10,10 @@ export PYTHON
 # Many short-lived Pythons are started: whatever the surroundings say, each module is compiled once.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup demo test test-fast class-archive lint format bench soak matrix kafka clean
+# As `cache_folder` in spark_kafka_source/local_kafka/jars.py.
+CACHE := $(or $(SPARK_KAFKA_SOURCE_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/spark-kafka-source)
+
+.PHONY: help setup demo test test-fast class-archive lint format bench soak matrix kafka clean clean-downloads
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -86,5 +89,10 @@ matrix: setup ## the client's tests, and those of Spark's groups, against Kafka 
 kafka: setup ## three local brokers, until Ctrl-C
 	$(BIN)/python -m spark_kafka_source.local_kafka --brokers 3
 
-clean: ## .venv and all caches
-	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean: ## .venv, and all that these commands have left in this folder (not the downloads: make clean-downloads)
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf spark-warehouse artifacts metastore_db derby.log *.egg-info
+	find . \( -name __pycache__ -o -name .ipynb_checkpoints \) -type d -prune -exec rm -rf {} +
+
+clean-downloads: ## the Kafka of the user's cache folder, which all checkouts share; Ivy keeps its own copy in ~/.ivy2
+	rm -rf $(CACHE)/kafka-* $(CACHE)/jvm-connector-*

@@ -122,7 +122,7 @@ class PartitionStream:
     def batches(self, timeout_ms: float | None = None) -> Iterator[pa.RecordBatch]:
         """Yield record batches of some thousand rows, until none comes for `timeout_ms` or the stream is closed.
 
-        Without `timeout_ms`, and on a topic that producers write to all the time, the iteration does not end by itself:
+        Without `timeout_ms`, and on a topic that producers write to all the time, the iteration does not end:
         compare `position` with an end offset, or call `read_topic`.
         """
         while (batch := self.poll(timeout_ms)) is not None:
