@@ -85,6 +85,12 @@ def test_task_waits_for_another_that_takes_over_but_not_for_ever() -> None:
     assert 0.5 <= waited_s(ManualClock(), AT_REST, TAKING_OVER) <= 1.3
 
 
+def test_task_takes_over_from_a_driver_that_goes_on_deciding_batches() -> None:
+    """Since KIP-890 each decision changes the epoch, and the producer is at rest between two."""
+    decided = [Holder(TransactionalIdentity("query", 1, epoch), True) for epoch in range(5)]
+    assert waited_s(ManualClock(), *decided) <= 0.1
+
+
 def test_task_waits_longer_for_each_other_task_that_takes_over() -> None:
     others = [Holder(TransactionalIdentity("query", 1, epoch), False) for epoch in range(5)]
     assert waited_s(ManualClock(), *others) > 0.5 + 1 + 2 + 4 + 8

@@ -61,14 +61,17 @@ def ledger_of_start(
 
     def attempt() -> Ledger | None:
         nonlocal turn
+        has_come = False
         while True:
+            # Read after the turn has come, too: the producer is at rest again when another task has taken over.
             ledger = seen()
             if ledger.start_id == batch.start_id if ledger is not None else topic is None:
                 return ledger
-            turn = turn or TakeOverTurn(partial(_holder, client, batch.query, deadline), deadline)
-            if turn.has_come():
+            if has_come:
                 return rewrite_ledger(client, batch.query, begin, transaction_timeout_ms, deadline, anew=True)
-            turn.wait()
+            turn = turn or TakeOverTurn(partial(_holder, client, batch.query, deadline), deadline)
+            if not (has_come := turn.has_come()):
+                turn.wait()
 
     return client.retrying(f"ledger of {batch.query.transactional_id}", attempt, deadline)
 

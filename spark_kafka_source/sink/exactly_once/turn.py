@@ -1,8 +1,9 @@
 """Which task takes over: one of a start, while the others wait for it.
 
 A take-over fences the one in progress, and tasks do not know of each other. So each looks at the producer that writes
-the ledger. If that is at rest, a task begins after a random time, unless another one has begun by then. If it is not,
-the task waits for it for a limited time, since that producer may be dead. Runs in the executors.
+the ledger. If that is at rest, and still is after a random time, the task begins. If it is not, another task has begun,
+or the driver of the older start decides, and the task waits for a limited time, since that producer may be dead.
+Runs in the executors.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class TakeOverTurn:
             return False
         before, self._holder = self._holder, self._ask_holder()
         self._next_s = self._after_another_s()
-        return self._holder.identity == before.identity
+        # Not at rest and the same as before: the task that began to take over is dead, or slow.
+        return self._holder.is_at_rest or self._holder.identity == before.identity
 
     def wait(self) -> None:
         """Until the turn may have come, or it is time to look whether another task is done."""
