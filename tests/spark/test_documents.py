@@ -50,6 +50,12 @@ PYTHON = {
     ("security.md", "${dir:/run/secrets/kafka:"): "tests/spark/test_sasl.py::test_the_example_reads_writes_and_commits",
     ("security.md", "confluent_cloud"): "tests/options/test_options.py::"
     "test_the_options_for_clusters_of_vendors_are_taken",
+    ("migrating.md", "sources/*/0"): "tests/spark/test_migrating.py::"
+    "test_checkpoint_without_a_complete_batch_is_found_with_its_starting_offsets",
+    ("migrating.md", "def orders("): "tests/spark/test_migrating.py::"
+    "test_second_action_reads_the_offsets_of_the_first_and_a_new_load_the_topic",
+    ("migrating.md", "def enrich("): "tests/spark/test_migrating.py::"
+    "test_second_action_reads_the_offsets_of_the_first_and_a_new_load_the_topic",
     ("migrating.md", "crc"): "tests/spark/test_migrating.py::test_a_checkpoint_is_taken_over_and_given_back",
     ("transactions.md", "def copy("): "tests/protocol/transaction/test_examples.py::"
     "test_every_record_is_copied_once_while_copiers_come_and_go",
