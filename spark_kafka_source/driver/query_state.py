@@ -27,6 +27,7 @@ from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.clients import client_for
 from spark_kafka_source.driver.discovery import discover, retry_unknown_topics
 from spark_kafka_source.driver.group_commits import GroupCommits
+from spark_kafka_source.driver.idle_triggers import IdleTriggers
 from spark_kafka_source.driver.membership import QueryMembership
 from spark_kafka_source.driver.start_offsets import starting_offsets
 from spark_kafka_source.options.table import SourceOptions
@@ -40,6 +41,7 @@ class QueryState:
     Attributes
     ----------
     membership : this query in its group; None if it is no member of one, and reads all that it subscribes to.
+    idle : counts triggers that find nothing new.
     running : whether a trigger has begun: what is planned before that is a replay.
     target : where the logs ended when an `availableNow` run began; None with other triggers.
     planned_end : of the batch that `partitions` saw last: before PySpark 4.2 it is what is complete.
@@ -53,6 +55,7 @@ class QueryState:
         self.commits = GroupCommits(options)
         self.membership = QueryMembership(options, self.commits) if options.is_member else None
         self.record_sizes = RecordSizes(options.consumer)
+        self.idle = IdleTriggers()
         self.running = False
         self.target: dict[TopicPartition, ListedOffset] | None = None
         self.planned_end = STARTING_OFFSETS

@@ -7,6 +7,7 @@ checks begin with the first `latestOffset`.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -110,11 +111,19 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         elif not query.running and not is_member:
             warn_of_other_offsets(query.client, self._options, read, deadline)
         query.running = True
+        began_s, cpu_s = query.client.clock.now_s(), time.thread_time()
         try:
             end = Trigger(query, read, starting, limit, deadline).plan()
         except KafkaError:
             query.commits.wait()
             raise
+        query.idle.ended(
+            idle=end is None,
+            began_s=began_s,
+            ended_s=query.client.clock.now_s(),
+            cpu_s=time.thread_time() - cpu_s,
+            partitions=len(read.ends),
+        )
         if end is None and query.target is not None:
             query.commits.wait_for_last("the checkpoint has the offsets, and the next run commits them")
         else:

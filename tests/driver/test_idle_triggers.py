@@ -1,0 +1,46 @@
+"""The hint for queries that look at many partitions without a pause."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol import once
+from spark_kafka_source.driver.idle_triggers import IdleTriggers
+from tests.driver.twenty_offsets import Cluster, read_to
+
+PARTITIONS = 3_000
+
+
+@pytest.mark.parametrize(
+    ("pause_s", "cpu_s", "idle", "triggers", "hinted"),
+    [
+        (0.01, 0.13, True, 200, 1),
+        (0.01, 0.13, True, 20, 0),
+        (0.9, 0.13, True, 200, 0),
+        (0.01, 0.002, True, 200, 0),
+        (0.01, 0.13, False, 200, 0),
+    ],
+    ids=["without a pause", "a few", "with an interval", "few partitions", "with new records"],
+)
+def test_costly_idle_triggers_without_a_pause_are_hinted_at_once(
+    caplog: pytest.LogCaptureFixture, pause_s: float, cpu_s: float, idle: bool, triggers: int, hinted: int
+) -> None:
+    once.log_once.cache_clear()
+    seen, now_s = IdleTriggers(), 0.0
+    for _ in range(triggers):
+        seen.ended(idle=idle, began_s=now_s, ended_s=now_s + cpu_s, cpu_s=cpu_s, partitions=PARTITIONS)
+        now_s += cpu_s + pause_s
+    hints = [entry.getMessage() for entry in caplog.records]
+    assert len(hints) == hinted
+    assert all("3000 partitions" in hint and "processingTime" in hint for hint in hints)
+
+
+def test_trigger_that_plans_a_batch_is_not_idle(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[bool] = []
+    monkeypatch.setattr(IdleTriggers, "ended", lambda self, *, idle, **_: told.append(idle))
+    reader = cluster.reader()
+    for _ in range(2):
+        reader.latestOffset(read_to(20), reader.getDefaultReadLimit())
+    cluster.set_log("a", 0, 0, 25)
+    reader.latestOffset(read_to(20), reader.getDefaultReadLimit())
+    assert told == [True, True, False]
