@@ -30,6 +30,7 @@ class Clock:
 
 
 SYSTEM_CLOCK = Clock()
+_LONGEST_S = (2**31 - 1) / 1000
 
 
 class PausableClock(Clock):
@@ -102,8 +103,8 @@ class Deadline:
         return cls(clock.now_s() + milliseconds / 1000.0, clock)
 
     def remaining_s(self) -> float:
-        """Seconds left, never negative."""
-        return max(0.0, self.at_s - self.clock.now_s())
+        """Seconds left, from zero to 2^31 - 1 ms: more does not fit into requests and waits."""
+        return min(_LONGEST_S, max(0.0, self.at_s - self.clock.now_s()))
 
     def remaining_ms(self) -> int:
         return int(self.remaining_s() * 1000)

@@ -146,10 +146,12 @@ class ConsumerGroup:
         self._streams.resume(partitions)
 
     def pause_all(self) -> None:
-        self._streams.pause(list(self._streams.streams))
+        for stream in list(self._streams.streams.values()):  # a rebalance may drop some meanwhile
+            stream.pause()
 
     def resume_all(self) -> None:
-        self._streams.resume(list(self._streams.streams))
+        for stream in list(self._streams.streams.values()):
+            stream.resume()
 
     @property
     def closed(self) -> bool:

@@ -41,6 +41,9 @@ class GroupStreams:
     def partitions(self) -> frozenset[TopicPartition]:
         return frozenset(self._streams.keys() | self._to_begin.keys())
 
+    def __len__(self) -> int:
+        return len(self._streams) + len(self._to_begin)
+
     def add(self, partitions: Collection[TopicPartition]) -> None:
         """They begin with the next `begin`."""
         self._to_begin.update(dict.fromkeys(partitions))

@@ -162,14 +162,15 @@ class KafkaConsumer:
             self._streams.begin(self._client.deadline())
             batches: Batches = {}
             try:
-                self._read(batches, min(deadline.remaining_s() * 1000, _LOOK_MS))
+                if self._still_claimed():
+                    self._read(batches, min(deadline.remaining_s() * 1000, _LOOK_MS))
                 # This process may have slept, and the partitions may be another member's.
                 if batches and self._still_claimed():
                     return ConsumerRecords(batches)
-            except BaseException:  # such as Ctrl-C: what nobody was given is not to be committed
-                for key, (first, *_) in batches.items():
-                    self._streams.seek(key, first.column("offset")[0].as_py())
+            except BaseException:  # such as Ctrl-C
+                self._put_back(batches)
                 raise
+            self._put_back(batches)
             if deadline.passed:
                 return ConsumerRecords({})
 
@@ -183,7 +184,8 @@ class KafkaConsumer:
             membership.progress()
             if (refusal := membership.take_refusal()) is not None:
                 raise refusal
-            if membership.rebalance_pending is not None:
+            # An interrupt may have come when the member had taken partitions, and before they were added here.
+            if membership.rebalance_pending is not None or len(membership.owned) != len(self._streams):
                 assignment = membership.take_up(deadline.at_most_ms(_LOOK_MS), self._give_up)
                 if assignment.member.is_in_group:
                     self._member = assignment.member
@@ -222,11 +224,17 @@ class KafkaConsumer:
             batches.setdefault(key, []).append(batch)
             rows += batch.num_rows
 
+    def _put_back(self, batches: Batches) -> None:
+        """Has them read again: the position of records that no `poll` returned must not be committed."""
+        for key, (first, *_) in batches.items():
+            self._streams.seek(key, first.column("offset")[0].as_py())
+
     def _still_claimed(self) -> bool:
+        """Not while only the coordinator knows (KIP-848): after a long sleep the member asks it."""
         if self._membership is None:
             return True
         self._membership.progress()
-        return self._membership.member.has_claims_of(self._member)
+        return self._membership.claims_ended is None and self._membership.member.has_claims_of(self._member)
 
     def wakeup(self) -> None:
         """From any thread: `poll`, this one or the next, raises `WakeUp`."""

@@ -27,6 +27,7 @@ from protocol.kafka_terms import TopicPartition
 
 # A claim that waits for records says so often that its member is alive.
 _LONGEST_WAIT_MS = 500
+_LOOK_S = 0.05
 
 
 class ConsumerGroupSession:
@@ -153,6 +154,11 @@ class ConsumerGroupSession:
         self._membership.progress()
         return self._membership.member.has_claims_of(self._member)
 
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether only the coordinator knows if the claims hold (KIP-848): after a long sleep the member asks it."""
+        return self._membership.claims_ended is not None
+
 
 class ConsumerGroupClaim:
     """One partition of a session. Iterating yields `pyarrow.RecordBatch`es until it is revoked or the session ends.
@@ -175,6 +181,8 @@ class ConsumerGroupClaim:
         self._stream = stream
         self._recover = recover
         self._on_error = on_error
+        # Read while only the coordinator knew whether the partition is still this member's.
+        self._kept: pa.RecordBatch | None = None
 
     @property
     def high_water_mark(self) -> int:
@@ -202,17 +210,21 @@ class ConsumerGroupClaim:
         session = self._session
         deadline = session._client.deadline(float("inf") if timeout_ms is None else timeout_ms)
         while not self.revoked and session.holds():
-            try:
-                batch = self._stream.poll(min(deadline.remaining_s() * 1000, _LONGEST_WAIT_MS))
-            except DataLoss as loss:
-                self._recover(loss)
-                continue
-            except DeadlineExceeded as error:
-                self._on_error(error)
-                continue
-            if batch is not None:
-                # This process may have slept, and the partition may be another member's.
-                return batch if session.holds() else None
+            if self._kept is None:
+                try:
+                    self._kept = self._stream.poll(min(deadline.remaining_s() * 1000, _LONGEST_WAIT_MS))
+                except DataLoss as loss:
+                    self._recover(loss)
+                    continue
+                except DeadlineExceeded as error:
+                    self._on_error(error)
+                    continue
+            # This process may have slept, and the partition may be another member's.
+            if self._kept is not None and session.holds() and not session.is_in_doubt:
+                batch, self._kept = self._kept, None
+                return batch
             if deadline.passed:
                 return None
+            if self._kept is not None:
+                session.ended.wait(min(deadline.remaining_s(), _LOOK_S))
         return None

@@ -1,0 +1,171 @@
+"""Members that are interrupted in a rebalance, that sleep for long, and that other threads pause."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+import pytest
+
+from protocol.cluster.client import Client
+from protocol.consumer_group.config import parse_group_consumer
+from protocol.consumer_group.consumer_group import ConsumerGroup
+from protocol.consumer_group.group_streams import GroupStreams
+from protocol.consumer_group.kafka_consumer import KafkaConsumer
+from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
+from protocol.group.membership.assignment import Assignment
+from protocol.group.membership.cause import Cause
+from protocol.group.membership.membership import Membership
+from protocol.kafka_terms import TopicPartition
+from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
+from tests.fake_kafka import consumer_group as fake_consumer_group
+from tests.protocol.consumer.consuming import client_of
+from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
+from tests.protocol.consumer_group.members import Member, read
+from tests.ten_records import END, TenRecords
+from tests.wait_until import wait_until
+
+ALL = sorted((number, offset) for number in range(2) for offset in range(END))
+BOTH = {("orders", 0), ("orders", 1)}
+Read = tuple[TopicPartition, pa.RecordBatch] | None
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[TenRecords]:
+    monkeypatch.setattr(fake_consumer_group, "HEARTBEAT_INTERVAL_MS", 100)
+    with TenRecords() as fake:
+        yield fake
+
+
+@pytest.fixture
+def client(fake: TenRecords) -> Iterator[Client]:
+    with client_of(fake.bootstrap_servers) as client:
+        yield client
+
+
+def consumer_of(client: Client, protocol: dict[str, object]) -> KafkaConsumer:
+    given = {"group.id": "etl", "auto.offset.reset": "earliest", "enable.auto.commit": False, **protocol}
+    return KafkaConsumer(client, parse_group_consumer(given))
+
+
+def sleep(fake: TenRecords, membership: Membership) -> Callable[[], None]:
+    """As after a long sleep: the coordinator has to say whether the claims hold, and does when this is called."""
+    answering = threading.Event()
+    fake.before[CONSUMER_GROUP_HEARTBEAT] = lambda body: answering.wait(20)
+    with membership._changed:
+        membership._machine.doubt(Cause("this process has stood still"), membership._clock.now_s())
+    return answering.set
+
+
+@pytest.mark.parametrize("protocol", [EAGER, COOPERATIVE, KIP_848], ids=["eager", "cooperative", "kip848"])
+def test_partitions_are_read_after_an_interrupt_that_came_when_they_were_taken(
+    client: Client, protocol: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_up, interrupted = Membership.take_up, []
+
+    def interrupt(membership: Membership, *given: object) -> Assignment:
+        assignment = take_up(membership, *given)  # type: ignore[arg-type]
+        if assignment.added and not interrupted:
+            interrupted.append(assignment)
+            raise KeyboardInterrupt
+        return assignment
+
+    monkeypatch.setattr(Membership, "take_up", interrupt)
+    with consumer_of(client, protocol) as consumer:
+        consumer.subscribe(["orders"])
+        with pytest.raises(KeyboardInterrupt):
+            consumer.poll(20_000)
+        assert sorted(read(consumer, 2 * END)) == ALL
+        assert consumer.assignment == BOTH
+        assert consumer.group_metadata().member == interrupted[0].member
+
+
+@pytest.mark.parametrize("when", ["before the poll", "within the poll"])
+def test_poll_returns_nothing_while_the_assignment_is_in_doubt(
+    fake: TenRecords, client: Client, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with consumer_of(client, KIP_848) as consumer:
+        consumer.subscribe(["orders"])
+        wait_until(lambda: consumer.poll(0) or len(consumer.assignment) == 2)
+        membership, answer, poll = consumer._membership, list[Callable[[], None]](), GroupStreams.poll
+        assert membership is not None
+        consumer.seek_to_beginning()
+        if when == "before the poll":
+            answer.append(sleep(fake, membership))
+
+        def asleep(streams: GroupStreams, timeout_ms: float) -> Read:
+            read = poll(streams, timeout_ms)
+            if read is not None and not answer:
+                answer.append(sleep(fake, membership))
+            return read
+
+        monkeypatch.setattr(GroupStreams, "poll", asleep)
+        assert not consumer.poll(1_000)
+        assert membership.claims_ended is not None
+        answer[0]()
+        assert sorted(read(consumer, 2 * END)) == ALL
+
+
+def test_claim_yields_nothing_while_the_assignment_is_in_doubt(fake: TenRecords, client: Client) -> None:
+    seen: list[tuple[int, int]] = []
+    waiting, doubted = threading.Barrier(3), threading.Event()
+
+    class Handler:
+        def setup(self, session: ConsumerGroupSession) -> None:
+            pass
+
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            waiting.wait(20)
+            assert doubted.wait(20)
+            assert claim.poll(500) is None
+            waiting.wait(20)
+            seen.extend((message.partition, message.offset) for message in claim.messages())
+
+        def cleanup(self, session: ConsumerGroupSession) -> None:
+            pass
+
+    given = {"group.id": "etl", "auto.offset.reset": "earliest", **KIP_848}
+    with ConsumerGroup(client, parse_group_consumer(given)) as group:
+        consuming = threading.Thread(target=group.consume, args=(["orders"], Handler()))
+        consuming.start()
+        waiting.wait(20)
+        assert group._membership is not None
+        answer = sleep(fake, group._membership)
+        doubted.set()
+        waiting.wait(20)
+        answer()
+        wait_until(lambda: sorted(seen) == ALL)
+    consuming.join(25)
+    assert not consuming.is_alive()
+
+
+def test_pausing_all_claims_in_a_rebalance_raises_nothing(
+    client: Client, fake: TenRecords, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread pauses a claim that is dropped meanwhile."""
+    member = Member(client, "etl", "orders", **KIP_848)
+    try:
+        wait_until(lambda: len(member.claimed) == 2)
+        streams = member.group._streams
+        first = next(iter(streams.streams.values()))
+        pause = first.pause
+
+        def dropped_meanwhile() -> None:
+            streams.drop(BOTH)
+            pause()
+
+        monkeypatch.setattr(first, "pause", dropped_meanwhile)
+        member.group.pause_all()
+        member.group.resume_all()
+    finally:
+        member.close()
+
+
+def test_close_without_a_limit_of_time_ends(client: Client) -> None:
+    consumer = consumer_of(client, EAGER)
+    consumer.subscribe(["orders"])
+    assert consumer.poll(math.inf)
+    consumer.commit_sync(timeout_ms=math.inf)
+    consumer.close(timeout_ms=math.inf)
