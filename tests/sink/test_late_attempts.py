@@ -10,6 +10,7 @@ import pytest
 from protocol.errors import KafkaError, ProducerFenced
 from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.transaction.coordinator import init_producer_id
+from protocol.wire.messages.m66_list_transactions import LIST_TRANSACTIONS
 from spark_kafka_source.clients import client_for
 from spark_kafka_source.sink import delivery
 from spark_kafka_source.sink.exactly_once import batch_commit
@@ -17,6 +18,7 @@ from spark_kafka_source.sink.exactly_once.open_transactions import open_transact
 from spark_kafka_source.sink.exactly_once.task_writer import PreparedWrite, TransactionalTaskWriter
 from tests import read_committed
 from tests.exactly_once_query import Query, standing_still
+from tests.fake_kafka.requests import Body
 from tests.fake_kafka.server import FakeKafka
 from tests.spark_task import spark_task
 
@@ -132,6 +134,22 @@ def test_attempt_of_an_empty_task_paused_while_the_batch_write_is_committed_leav
         write.task(0, "late")
     assert write.left_open() == []
     assert readable(query) == ["other"]
+
+
+def test_batch_write_is_not_told_of_the_ids_of_writes_that_are_complete(cluster: FakeKafka, query: Query) -> None:
+    """Brokers keep them for a week."""
+    write = BatchWrite(query)
+    write.commit(write.task(0, "row"))
+    told: list[object] = []
+
+    def look(reply: Body) -> Body:
+        told.extend(reply["transaction_states"])
+        return reply
+
+    cluster.edit_replies(LIST_TRANSACTIONS, look)
+    write = BatchWrite(query)
+    write.commit(write.task(0, "row"))
+    assert len(told) == 3, "two signs, and the prepared task"
 
 
 def test_late_attempt_does_not_fence_what_its_batch_write_commits(query: Query) -> None:

@@ -25,6 +25,8 @@ from spark_kafka_source.sink.exactly_once.query import Query
 # The driver begins no transaction under these ids, and every broker allows this timeout.
 _TRANSACTION_TIMEOUT_MS = 1_000
 _AT_ONCE = 16
+# An attempt has a producer id, or a transaction. Brokers leave out the many ids of writes that are complete.
+_OF_ATTEMPTS = ("Empty", "Ongoing")
 
 
 def require_alone(
@@ -83,9 +85,8 @@ def _fence_others(
 ) -> list[KafkaError]:
     """Fences the write's transactional ids that are not `over`; `where_unknown`: tasks, if ids cannot be listed."""
     try:
-        found = {
-            each.transactional_id for each in list_transactions(client, _deadline(client), prefix=write.task_prefix)
-        }
+        listed = list_transactions(client, _deadline(client), prefix=write.task_prefix, states=_OF_ATTEMPTS)
+        found = {each.transactional_id for each in listed}
     except KafkaError:
         found = {write.task(task) for task in where_unknown}
     return _fence(client, found.difference(over))
