@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -18,6 +19,7 @@ from protocol.errors import DataLoss, DeadlineExceeded
 from protocol.group.membership.cause import Cause
 from protocol.group.membership.membership import Membership
 from protocol.group.membership.topic_subscription import TopicSubscription
+from protocol.group.offsets import CommittedOffset
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
@@ -251,4 +253,25 @@ def test_what_could_not_be_committed_in_time_is_not_committed_for_the_next_membe
         assert marked
         assert all(keys <= member.owned for keys in marked)
         other.close()
+        reader.stop()
+
+
+def test_commits_of_other_topics_do_not_wait_for_one_that_was_deleted() -> None:
+    """It was deleted between the last look at the topics and the commit."""
+    with Cluster(20) as cluster:
+        cluster.create("b", 3)
+        given = {"kafka.group.protocol": "none", "kafka.auto.offset.reset": None, "startingOffsets": "earliest"}
+        reader = reader_of(cluster.bootstrap_servers, "a,b", "g", **given)
+        reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+        commits = reader._query.commits
+        manager = commits._manager
+        assert manager is not None
+        cluster.delete_topic("b")
+        since_s = time.monotonic()
+        for offset in (5, 6, 7):
+            manager.reset({("a", 0): CommittedOffset(offset), ("b", 0): CommittedOffset(3)})
+            commits.wait_for_last("the next run commits it")
+            assert cluster.committed("g") == {("a", 0): offset}
+        assert time.monotonic() - since_s < 8
+        assert manager.healthy
         reader.stop()
