@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 import pyarrow as pa
 import pytest
 
-from protocol.errors import KafkaError, ProducerFenced
+from protocol.errors import KafkaError, ProducerFenced, UnsupportedVersion
 from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.transaction.coordinator import init_producer_id
 from protocol.wire.messages.m66_list_transactions import LIST_TRANSACTIONS
 from spark_kafka_source.clients import client_for
 from spark_kafka_source.sink import delivery
-from spark_kafka_source.sink.exactly_once import batch_commit
+from spark_kafka_source.sink.exactly_once import batch_commit, batch_write_end, start
+from spark_kafka_source.sink.exactly_once import open_transactions as open_transactions_module
 from spark_kafka_source.sink.exactly_once.open_transactions import open_transactions
 from spark_kafka_source.sink.exactly_once.task_writer import PreparedWrite, TransactionalTaskWriter
 from tests import read_committed
@@ -106,6 +108,29 @@ def test_batch_write_task_killed_and_empty_when_run_again_leaves_nothing_open(qu
     write.commit(write.task(0), write.task(1, "kept"))
     assert write.left_open() == []
     assert readable(query) == ["kept"]
+
+
+@pytest.mark.parametrize("how", ["batch write", "stream"])
+def test_write_to_brokers_that_tell_nothing_of_transactions_is_complete(
+    query: Query, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Kafka before 3.0. What a killed attempt of an empty task left open is ended in a batch write only."""
+
+    def unsupported(*_: object, **__: object) -> None:
+        raise UnsupportedVersion("no broker knows this request")
+
+    write, left = BatchWrite(query), query.left_open
+    with monkeypatch.context() as old:
+        for module, call in product((batch_write_end, open_transactions_module, start), ("describe", "list")):
+            old.setattr(module, f"{call}_transactions", unsupported, raising=False)
+        if how == "stream":
+            query.commit(query.task("A", 0, 0), query.task("A", 0, 1, (TOPIC, "kept")))
+            query.commit(query.task("B", 1, 0), query.task("B", 1, 1, (TOPIC, "more")))
+        else:
+            write.task(0, "of a killed attempt")
+            write.commit(write.task(0), write.task(1, "kept"), write.task(2, "more"))
+    assert write.left_open() == left() == []
+    assert readable(query) == ["kept", "more"]
 
 
 # -- an attempt that goes on when its batch has ended ------------------------------------------------
