@@ -93,7 +93,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         for warning in self._warnings:
             log_once(warning)
-        query = self._query
+        query, cpu_s = self._query, time.thread_time()
         start = query.planned_end if start is None else start
         deadline = query.deadline()
         if not query.running:
@@ -111,7 +111,6 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         elif not query.running and not is_member:
             warn_of_other_offsets(query.client, self._options, read, deadline)
         query.running = True
-        began_s, cpu_s = query.client.clock.now_s(), time.thread_time()
         try:
             end = Trigger(query, read, starting, limit, deadline).plan()
         except KafkaError:
@@ -119,7 +118,6 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise
         query.idle.ended(
             idle=end is None,
-            began_s=began_s,
             ended_s=query.client.clock.now_s(),
             cpu_s=time.thread_time() - cpu_s,
             partitions=len(read.ends),

@@ -14,7 +14,7 @@ PARTITIONS = 3_000
 @pytest.mark.parametrize(
     ("pause_s", "cpu_s", "idle", "triggers", "hinted"),
     [
-        (0.01, 0.13, True, 200, 1),
+        (0.2, 0.13, True, 200, 1),
         (0.01, 0.13, True, 20, 0),
         (0.9, 0.13, True, 200, 0),
         (0.01, 0.002, True, 200, 0),
@@ -28,8 +28,8 @@ def test_costly_idle_triggers_without_a_pause_are_hinted_at_once(
     once.log_once.cache_clear()
     seen, now_s = IdleTriggers(), 0.0
     for _ in range(triggers):
-        seen.ended(idle=idle, began_s=now_s, ended_s=now_s + cpu_s, cpu_s=cpu_s, partitions=PARTITIONS)
-        now_s += cpu_s + pause_s
+        now_s += pause_s + cpu_s
+        seen.ended(idle=idle, ended_s=now_s, cpu_s=cpu_s, partitions=PARTITIONS)
     hints = [entry.getMessage() for entry in caplog.records]
     assert len(hints) == hinted
     assert all("3000 partitions" in hint and "processingTime" in hint for hint in hints)
