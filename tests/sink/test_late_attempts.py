@@ -8,7 +8,7 @@ from itertools import product
 import pyarrow as pa
 import pytest
 
-from protocol.errors import KafkaError, ProducerFenced, UnsupportedVersion
+from protocol.errors import ConfigurationError, KafkaError, ProducerFenced, UnsupportedVersion
 from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.transaction.coordinator import init_producer_id
 from protocol.wire.messages.m66_list_transactions import LIST_TRANSACTIONS
@@ -114,7 +114,7 @@ def test_batch_write_task_killed_and_empty_when_run_again_leaves_nothing_open(qu
 def test_write_to_brokers_that_tell_nothing_of_transactions_is_complete(
     query: Query, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """Kafka before 3.0. What a killed attempt of an empty task left open is ended in a batch write only."""
+    """Kafka before 3.0. Only a batch write ends there what a killed attempt of an empty task left open."""
 
     def unsupported(*_: object, **__: object) -> None:
         raise UnsupportedVersion("no broker knows this request")
@@ -257,3 +257,12 @@ def test_decided_batch_with_another_number_of_tasks_fails_if_a_transaction_timed
     assert query.left_open() == []
     query.commit(*(query.task("C", 0, task, (TOPIC, f"C{task}")) for task in range(2)))
     assert readable(query) == sorted([f"A{1 - lost}", f"C{lost}"])
+
+
+# -- copies that Spark makes on purpose -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("said", ["true", "True", " TRUE "])
+def test_speculative_copies_are_refused_however_spark_is_told(query: Query, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"spark.speculation is true.*Set spark.speculation to false"):
+        query.task("A", 0, 0, (TOPIC, "row"), spark_speculation=said)

@@ -59,7 +59,8 @@ class StreamBatch:
 def this_task() -> int:
     """The number of the task that runs here. Raises `ConfigurationError` where Spark may run it twice at once."""
     context = _context()
-    if context.getLocalProperty(_SPECULATION) == "true":
+    # As Spark reads it: in any case, with blanks around it.
+    if (context.getLocalProperty(_SPECULATION) or "").strip().lower() == "true":
         raise ConfigurationError(
             f"deliveryGuarantee is exactly-once, but {_SPECULATION} is true: of two copies of a task one would fence "
             f"the other. Set {_SPECULATION} to false."

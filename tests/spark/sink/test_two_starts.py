@@ -416,11 +416,6 @@ def test_a_task_that_fails_leaves_nothing_open(kafka1: LocalKafka, name: str) ->
     assert query.seen(name) == []
 
 
-def test_speculative_copies_are_refused(query: Query, name: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"spark.speculation is true.*Set spark.speculation to false"):
-        query.task("A", 0, 0, (name, "A0"), spark_speculation="true")
-
-
 def test_a_timeout_that_brokers_do_not_allow_is_refused(kafka1: LocalKafka, name: str) -> None:
     query = Query(kafka1.bootstrap_servers, settings={"kafka.transaction.timeout.ms": "900001"})
     with pytest.raises(ConfigurationError, match=r"kafka.transaction.timeout.ms is 900001.* at most 900000"):
