@@ -167,6 +167,8 @@ def _keytool(arguments: list[str], passwords: Mapping[str, str | None], *, answe
             )
         except subprocess.TimeoutExpired as error:
             raise ConfigurationError(f"keytool did not finish within {_KEYTOOL_TIMEOUT_S} s") from error
+        except OSError as error:  # such as a fork that the system refuses
+            raise ConfigurationError(f"{tool} cannot be started: {error.strerror}") from error
     if ended.returncode != 0:
         lines = (ended.stdout + ended.stderr).splitlines()
         said = " ".join(" ".join(line for line in lines if not line.startswith(_OPTIONS_OF_THE_JVM)).split())

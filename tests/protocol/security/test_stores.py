@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -182,6 +184,16 @@ class TestJavaStores:
         monkeypatch.setenv("JAVA_HOME", "")
         monkeypatch.setenv("PATH", str(tmp_path))
         with pytest.raises(ConfigurationError, match="keytool, which is neither in JAVA_HOME nor on the PATH"):
+            read_trusted(tls(truststore_location=str(jks)))
+
+    def test_a_keytool_that_the_system_refuses_to_start_is_a_configuration_error(
+        self, jks: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refused(*_: object, **__: object) -> None:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+        monkeypatch.setattr(subprocess, "run", refused)
+        with pytest.raises(ConfigurationError, match="keytool cannot be started: Resource temporarily unavailable"):
             read_trusted(tls(truststore_location=str(jks)))
 
     @pytest.mark.parametrize("name", ["jks", "store"])
