@@ -8,8 +8,8 @@ the order in which they came. The sender never waits for that: when a caller is 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 
 import numpy as np
@@ -63,7 +63,9 @@ class Intake:
         self._accumulator = Accumulator(config.batch_size_bytes, config.batch_num_messages)
         self._encode = encode
         self._looked_up: set[tuple[str, int | None]] = set()
-        self._one_at_a_time = threading.Lock()
+        # Reentrant, so that a call within a call of the same thread is refused and does not deadlock.
+        self._one_at_a_time = threading.RLock()
+        self._taken = False
         self._end: KafkaError | None = None
 
     @property
@@ -90,7 +92,7 @@ class Intake:
         if refused:
             rows, sizes, named = _rows_of(kept, rows, sizes, named)
         self.wait_for_room(int(sizes.sum()), columns=True)
-        with self._one_at_a_time:
+        with self._alone():
             self._raise_if_ended()
             self._take_messages()
             if rows.num_rows:
@@ -142,16 +144,16 @@ class Intake:
 
     def drain(self) -> None:
         """Hands everything over."""
-        with self._one_at_a_time:
+        with self._alone():
             self._take_messages()
             self._hand_over(self._accumulator.drain(), wait=False)
         self._deliveries.wake()
 
     def hand_over_due(self) -> float | None:
         """What has waited for `linger.ms`, and all messages that have; when there will be more, None: nobody knows."""
-        if not self._one_at_a_time.acquire(blocking=False):
-            return None
-        try:
+        with self._alone(wait=False) as free:
+            if not free:
+                return None
             now_s = self._clock.now_s()
             if self._messages_are_due(now_s):
                 self._take_messages()
@@ -159,8 +161,6 @@ class Intake:
                 self._hand_over(self._due(now_s), wait=False)
             waiting_s = [at_s for at_s in (self._accumulator.oldest_s, self.messages.oldest_s) if at_s is not None]
             return min(waiting_s) + self._linger_s if waiting_s else None
-        finally:
-            self._one_at_a_time.release()
 
     def close(self, error: KafkaError) -> None:
         """Fails everything that waits, which `flush` tells if nobody else does; takes nothing more, for that reason."""
@@ -171,12 +171,38 @@ class Intake:
 
     def discard(self, error: KafkaError) -> bool:
         """Fails everything that waits. Whether there are rows that do not tell it."""
-        with self._one_at_a_time:
+        with self._alone():
             for messages in self.messages.take():
                 _fail(messages, error)
             return _fail_rows(self._accumulator.drain(), error)
 
     # -- inside, one thread at a time ---------------------------------------------------------
+
+    @contextmanager
+    def _alone(self, *, wait: bool = True) -> Iterator[bool]:
+        """Exclude other threads; False if one is inside and `wait` is False.
+
+        Raises
+        ------
+        UsageError
+            This thread is inside already: a signal handler, a partitioner or a callback has interrupted it.
+        """
+        if not self._one_at_a_time.acquire(blocking=wait):
+            yield False
+            return
+        try:
+            if self._taken:
+                raise UsageError(
+                    "this producer takes rows in this thread just now: a signal handler, a partitioner or a callback "
+                    "that runs meanwhile must not write, flush or close; set a flag, and do so afterwards"
+                )
+            self._taken = True
+            try:
+                yield True
+            finally:
+                self._taken = False
+        finally:
+            self._one_at_a_time.release()
 
     @property
     def _linger_s(self) -> float:

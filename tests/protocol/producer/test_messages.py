@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
@@ -146,6 +148,26 @@ def test_a_callback_cannot_end_the_producer_s_thread(
     assert producer.send(TOPIC, b"3").result(WAIT_S).offset == 3
     assert told == [0, 1, 2]
     assert "SystemExit: enough" in caplog.text
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("call", [AsyncProducer.flush, AsyncProducer.close])
+def test_a_call_within_send_columns_is_refused(broker: FakeKafka, call: Callable[[AsyncProducer], None]) -> None:
+    """A signal handler may interrupt `send_columns` anywhere; a partitioner always does so."""
+    told: list[str] = []
+
+    def choose(topic: str, columns: pa.RecordBatch, count: int) -> npt.NDArray[np.int32]:
+        with pytest.raises(UsageError, match="a signal handler, a partitioner or a callback") as refused:
+            call(producer)
+        told.append(str(refused.value))
+        return np.zeros(columns.num_rows, np.int32)
+
+    producer = producer_of(broker.bootstrap_servers, {"linger.ms": 0}, partitioner=choose)
+    sent = producer.send_columns(TOPIC, columns_of(b"value"))
+    if call is AsyncProducer.flush:
+        assert sent.result()["offset"].to_pylist() == [0]
+    producer.abort()
+    assert len(told) == 1
 
 
 class TestMemory:
