@@ -244,7 +244,8 @@ class SourceOptions:
         READ,
         integer(0),
         "how patiently the driver asks for offsets and metadata before the query fails: one time "
-        "`kafka.default.api.timeout.ms`, and once more for each retry",
+        "`kafka.default.api.timeout.ms`, and once more for each retry. Before any broker has answered the process, the "
+        "query fails after 30 s, or `kafka.request.timeout.ms` if longer",
         default=3,
     )
     fetch_offset_retry_interval_ms: int = option(
