@@ -13,7 +13,7 @@ from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.cluster.coordinators import group_coordinator
 from protocol.net.connection import Reply
-from protocol.wire.consumer_protocol import SUBSCRIPTION, encode_versioned
+from protocol.wire.consumer_metadata import SUBSCRIPTION, encode_versioned
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
 from protocol.wire.messages.m11_join_group import JOIN_GROUP

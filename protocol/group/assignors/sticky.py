@@ -15,7 +15,7 @@ from protocol.group.assignors.claims import Claim
 from protocol.group.assignors.partitions_by_topic import flat, partitions_by_topic
 from protocol.kafka_terms import TopicPartition
 from protocol.wire.codec import decoder, encoder
-from protocol.wire.consumer_protocol import TOPIC_PARTITION
+from protocol.wire.consumer_metadata import TOPIC_PARTITION
 from protocol.wire.primitives import Reader, Writer
 from protocol.wire.schema import Array, Field, Struct
 

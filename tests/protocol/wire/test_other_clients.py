@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from protocol.wire.consumer_protocol import SUBSCRIPTION, encode_versioned
+from protocol.wire.consumer_metadata import SUBSCRIPTION, encode_versioned
 from protocol.wire.frame import decode_response, encode_request, encode_response
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS

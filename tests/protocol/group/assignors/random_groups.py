@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from protocol.group.assignors.assignor import Assignment, Assignor, Members, Subscription, Topics
 from protocol.group.assignors.claims import Claim, owners
-from protocol.group.assignors.consumer_protocol import decode_subscription, encode_subscription
+from protocol.group.assignors.consumer_metadata import decode_subscription, encode_subscription
 from protocol.kafka_terms import TopicPartition
 
 GROUPS = int(os.environ.get("SPARK_KAFKA_SOURCE_GROUPS", "75"))

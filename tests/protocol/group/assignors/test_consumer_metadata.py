@@ -10,7 +10,7 @@ import pytest
 
 from protocol.errors import Corrupt
 from protocol.group.assignors.assignor import NO_GENERATION, Assignor, Subscription
-from protocol.group.assignors.consumer_protocol import (
+from protocol.group.assignors.consumer_metadata import (
     decode_assignment,
     decode_subscription,
     encode_assignment,

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from protocol.group.assignors.assignor import Subscription
 from protocol.group.assignors.partitions_by_topic import flat, partitions_by_topic
 from protocol.kafka_terms import TopicPartition
-from protocol.wire.consumer_protocol import ASSIGNMENT, LAST_VERSION, SUBSCRIPTION, decode_versioned, encode_versioned
+from protocol.wire.consumer_metadata import ASSIGNMENT, LAST_VERSION, SUBSCRIPTION, decode_versioned, encode_versioned
 from protocol.wire.primitives import BytesLike
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protocol.errors import Corrupt, Truncated
-from protocol.wire.consumer_protocol import ASSIGNMENT, LAST_VERSION, SUBSCRIPTION, decode_versioned, encode_versioned
+from protocol.wire.consumer_metadata import ASSIGNMENT, LAST_VERSION, SUBSCRIPTION, decode_versioned, encode_versioned
 from protocol.wire.schema import Field, Struct
 
 OWNED = {"topic": "t", "partitions": [0, 2]}
