@@ -12,7 +12,7 @@ from contextlib import suppress
 from protocol.errors import Truncated
 from protocol.group.assignors.assignor import NO_GENERATION, Assignment, Assignor, Members, Subscription, Topics
 from protocol.group.assignors.balance import balanced
-from protocol.group.assignors.claims import Claim, owners
+from protocol.group.assignors.ownership import Ownership, current_owners
 from protocol.kafka_terms import TopicPartition
 from protocol.wire.primitives import Reader, Writer
 
@@ -24,20 +24,20 @@ def _user_data(owned: Iterable[TopicPartition], generation: int) -> bytes:
     return b"".join(writer.parts())
 
 
-def _claim(member: Subscription) -> Claim:
+def _ownership(member: Subscription) -> Ownership:
     generation = member.generation
     if generation == NO_GENERATION:
         with suppress(Truncated):
             generation = Reader(member.user_data or b"").int32()
-    return Claim(member.owned, generation)
+    return Ownership(member.owned, generation)
 
 
 def _place(members: Members, topics: Topics) -> Assignment:
-    claims = {name: _claim(member) for name, member in members.items()}
-    owner = owners(claims, topics)
+    ownerships = {name: _ownership(member) for name, member in members.items()}
+    owner = current_owners(ownerships, topics)
     return {
         member: [each for each in partitions if owner.get(each, member) == member]
-        for member, partitions in balanced(members, topics, claims).items()
+        for member, partitions in balanced(members, topics, ownerships).items()
     }
 
 

@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 
 from protocol.group.assignors.assignor import Assignment, Members, Topics
-from protocol.group.assignors.claims import Claims, owners
+from protocol.group.assignors.ownership import Ownerships, current_owners
 from protocol.group.assignors.racks import Racks
 from protocol.kafka_terms import TopicPartition
 
@@ -64,11 +64,11 @@ class _Shares:
             self.place((self.short or self.even).popleft(), [partition])
 
 
-def equal_shares(members: Members, topics: Topics, claims: Claims) -> Assignment:
+def equal_shares(members: Members, topics: Topics, ownerships: Ownerships) -> Assignment:
     """Return the assignment by the rules of this module."""
     every = [(topic, number) for topic, partitions in topics.items() for number in range(len(partitions))]
     racks = Racks.of(members, topics)
-    owner = owners(claims, topics)
+    owner = current_owners(ownerships, topics)
     owned: Assignment = {member: [] for member in sorted(members)}
     for partition in sorted(every, key=lambda each: (each[1], each[0])):
         member = owner.get(partition)

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
 from protocol.group.assignors.assignor import Assignment, Members, Topics
-from protocol.group.assignors.claims import Claims, earlier_owners, owners
+from protocol.group.assignors.ownership import Ownerships, current_owners, earlier_owners
 from protocol.group.assignors.racks import Racks
 from protocol.kafka_terms import TopicPartition
 
@@ -89,7 +89,7 @@ class _Search:
         return self.load[member] + 1 < self.load[than]
 
 
-def least_loaded(members: Members, topics: Topics, claims: Claims) -> Assignment:
+def least_loaded(members: Members, topics: Topics, ownerships: Ownerships) -> Assignment:
     """Return the assignment by the rules of this module.
 
     Partitions far from their owner (KIP-881) are either all kept or all reassigned: the variant with the lower cost, or
@@ -100,10 +100,10 @@ def least_loaded(members: Members, topics: Topics, claims: Claims) -> Assignment
     subscribers = {topic: [name for name, member in members.items() if topic in member.topics] for topic in topics}
     scarce_first = sorted(topics, key=lambda topic: (len(subscribers[topic]), topic))
     every = [(topic, number) for topic in scarce_first for number in range(len(topics[topic]))]
-    owned = {each: member for each, member in owners(claims, topics).items() if member is not None}
+    owned = {each: member for each, member in current_owners(ownerships, topics).items() if member is not None}
     wanted = {each: member for each, member in owned.items() if each[0] in members[member].topics}
     near = {each: member for each, member in wanted.items() if not racks.far(member, each)}
-    earlier = earlier_owners(claims, topics)
+    earlier = earlier_owners(ownerships, topics)
 
     found = []
     for kept in [wanted] if near == wanted else [wanted, near]:

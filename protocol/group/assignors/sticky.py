@@ -11,7 +11,7 @@ from contextlib import suppress
 from protocol.errors import ProtocolError
 from protocol.group.assignors.assignor import Assignment, Assignor, Members, Subscription, Topics
 from protocol.group.assignors.balance import balanced
-from protocol.group.assignors.claims import Claim
+from protocol.group.assignors.ownership import Ownership
 from protocol.group.assignors.partitions_by_topic import flat, partitions_by_topic
 from protocol.kafka_terms import TopicPartition
 from protocol.wire.codec import decoder, encoder
@@ -33,17 +33,17 @@ def _user_data(owned: Iterable[TopicPartition], generation: int) -> bytes:
     return b"".join(writer.parts())
 
 
-def _claim(member: Subscription) -> Claim:
-    """Return the claim in a member's user data; empty if invalid, since that must not fail the leader."""
+def _ownership(member: Subscription) -> Ownership:
+    """Return the ownership in a member's user data; empty if invalid, since that must not fail the leader."""
     for version in (1, 0):
         with suppress(ProtocolError):
             value = decoder(_USER_DATA, version, False)(Reader(member.user_data or b""))
-            return Claim(flat(value["previous_assignment"]), value["generation"])
-    return Claim()
+            return Ownership(flat(value["previous_assignment"]), value["generation"])
+    return Ownership()
 
 
 def _place(members: Members, topics: Topics) -> Assignment:
-    return balanced(members, topics, {name: _claim(member) for name, member in members.items()})
+    return balanced(members, topics, {name: _ownership(member) for name, member in members.items()})
 
 
 STICKY = Assignor("sticky", "org.apache.kafka.clients.consumer.StickyAssignor", _place, user_data=_user_data)

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from protocol.group.assignors.assignor import Assignment, Assignor, Members, Subscription, Topics
-from protocol.group.assignors.claims import Claim, owners
 from protocol.group.assignors.consumer_metadata import decode_subscription, encode_subscription
+from protocol.group.assignors.ownership import Ownership, current_owners
 from protocol.kafka_terms import TopicPartition
 
 GROUPS = int(os.environ.get("SPARK_KAFKA_SOURCE_GROUPS", "75"))
@@ -55,8 +55,8 @@ class Group:
 
     def moved(self, assigned: Assignment) -> int:
         """Return the number of partitions that their owners lose."""
-        before = owners(
-            {name: Claim(member.owned, member.generation) for name, member in self.said.items()}, self.topics
+        before = current_owners(
+            {name: Ownership(member.owned, member.generation) for name, member in self.said.items()}, self.topics
         )
         return sum(owner is not None and each not in assigned[owner] for each, owner in before.items())
 
