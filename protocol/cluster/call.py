@@ -151,7 +151,7 @@ def _coordinator(api: Api, body: Body) -> CoordinatorKey | None:
         return None
     if callable(body):
         raise UsageError(f"{api.name} goes to {api.route.value}, and only some versions of this body say which")
-    key = api.coordinated(body)
+    key = api.coordinator_key(body)
     return None if key is None else _COORDINATORS[api.route](key)
 
 

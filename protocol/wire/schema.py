@@ -47,7 +47,7 @@ class Route(Enum):
 Body = dict[str, Any] | Callable[[int], dict[str, Any]]
 """A request body, or a function that builds it for the chosen API version (for fields that moved or were replaced)."""
 
-_SAYS_WHICH = {Route.GROUP: "group_id", Route.TRANSACTION: "transactional_id"}
+_COORDINATOR_KEY_FIELDS = {Route.GROUP: "group_id", Route.TRANSACTION: "transactional_id"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class Api:
         First version with compact lengths and tagged fields; None if no version has them.
     route
         The broker to send the request to.
-    says_which
+    coordinator_key_field
         Request field with the group or transactional id that `route` refers to; empty for `group_id` or
         `transactional_id`.
     """
@@ -158,9 +158,9 @@ class Api:
     last: int
     flexible_since: int | None
     route: Route
-    says_which: str = ""
+    coordinator_key_field: str = ""
 
-    def coordinated(self, body: Mapping[str, Any]) -> str | None:
+    def coordinator_key(self, body: Mapping[str, Any]) -> str | None:
         """Return the group or transactional id of a request; None if it needs no coordinator.
 
         Raises
@@ -168,9 +168,9 @@ class Api:
         UsageError
             The request has several ids (or none), which may have different coordinators.
         """
-        if self.route not in _SAYS_WHICH:
+        if self.route not in _COORDINATOR_KEY_FIELDS:
             return None
-        field = self.says_which or _SAYS_WHICH[self.route]
+        field = self.coordinator_key_field or _COORDINATOR_KEY_FIELDS[self.route]
         value = body.get(field, [])
         if isinstance(value, list):
             if not value:

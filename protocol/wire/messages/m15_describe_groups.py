@@ -46,5 +46,5 @@ DESCRIBE_GROUPS = Api(
     last=6,
     flexible_since=5,
     route=Route.GROUP,
-    says_which="groups",
+    coordinator_key_field="groups",
 )

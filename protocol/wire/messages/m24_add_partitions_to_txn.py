@@ -59,7 +59,7 @@ ADD_PARTITIONS_TO_TXN = Api(
     last=5,
     flexible_since=3,
     route=Route.TRANSACTION,
-    says_which="v3_and_below_transactional_id",
+    coordinator_key_field="v3_and_below_transactional_id",
 )
 
 LAST_CLIENT_VERSION = 3

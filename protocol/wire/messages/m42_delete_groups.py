@@ -27,5 +27,5 @@ DELETE_GROUPS = Api(
     last=2,
     flexible_since=2,
     route=Route.GROUP,
-    says_which="groups_names",
+    coordinator_key_field="groups_names",
 )

@@ -41,5 +41,5 @@ DESCRIBE_TRANSACTIONS = Api(
     last=0,
     flexible_since=0,
     route=Route.TRANSACTION,
-    says_which="transactional_ids",
+    coordinator_key_field="transactional_ids",
 )

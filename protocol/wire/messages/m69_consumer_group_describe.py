@@ -59,5 +59,5 @@ CONSUMER_GROUP_DESCRIBE = Api(
     last=1,
     flexible_since=0,
     route=Route.GROUP,
-    says_which="group_ids",
+    coordinator_key_field="group_ids",
 )

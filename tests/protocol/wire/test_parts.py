@@ -104,13 +104,13 @@ def test_the_field_that_says_which_coordinator_is_what_kafka_calls_a_group_or_a_
     said = [name for name, field in fields.items() if field.get("entity") == ENTITIES[api.route]]
     for name in said:
         value = ["mine"] if fields[name]["type"].startswith("[]") else "mine"
-        assert api.coordinated({name: value}) == "mine"
+        assert api.coordinator_key({name: value}) == "mine"
     assert len(said) == 1
 
 
 def test_of_several_no_coordinator_is_taken_for_all() -> None:
     with pytest.raises(UsageError, match="DescribeGroups: groups must have one element"):
-        DESCRIBE_GROUPS.coordinated({"groups": ["a", "b"]})
+        DESCRIBE_GROUPS.coordinator_key({"groups": ["a", "b"]})
 
 
 @pytest.mark.parametrize(
@@ -125,9 +125,9 @@ def test_request_without_coordinator_key_says_that_it_is_missing(api: Api, body:
     with pytest.raises(
         UsageError, match=f"{field} is missing or empty, and the coordinator cannot be found without it"
     ):
-        api.coordinated(body)
+        api.coordinator_key(body)
 
 
 def test_a_producer_without_transactions_needs_no_coordinator() -> None:
-    assert INIT_PRODUCER_ID.coordinated({"transactional_id": None}) is None
-    assert LIST_OFFSETS.coordinated({}) is None
+    assert INIT_PRODUCER_ID.coordinator_key({"transactional_id": None}) is None
+    assert LIST_OFFSETS.coordinator_key({}) is None
