@@ -19,7 +19,7 @@ from protocol.cluster.metadata import Broker
 from protocol.cluster.unknown_topic import is_unknown_topic
 from protocol.errors import BrokerError, Corrupt, KafkaError, UsageError
 from protocol.kafka_terms import TopicPartition
-from protocol.wire.parts import Part, partition_request, parts_of
+from protocol.wire.parts import Part, error_parts, partition_request
 from protocol.wire.schema import Api, Body, Route
 
 Row = Mapping[str, Any]
@@ -69,7 +69,7 @@ def call(
         else:
             reply = client.ask(broker, api, dated, deadline, purpose=_PURPOSES.get(api.route, CONTROL), **options)
         left = set(complete)
-        for part in parts_of(api, reply):
+        for part in error_parts(api, reply):
             if part.code != ErrorCode.NONE and part.code not in accept:
                 raise words.error(part, broker)
             left.discard(part.partition)
@@ -203,7 +203,7 @@ def _handle_reply(
     """Adds the rows of a reply to `found`; what is wrong with the others. What was not asked for is not looked at."""
     failures: list[KafkaError] = []
     left = set(asked)
-    for part in parts_of(words.api, reply):
+    for part in error_parts(words.api, reply):
         key = part.partition
         if key is not None and key not in left:
             continue
@@ -234,7 +234,7 @@ class _Words:
 
     def error(self, part: Part, broker: Broker | None) -> BrokerError:
         own = f": {part.message}" if part.message else ""
-        context = {**(self.to.context if isinstance(self.to, CoordinatorKey) else {}), **part.about}
+        context = {**(self.to.context if isinstance(self.to, CoordinatorKey) else {}), **part.context}
         return broker_error(part.code, f"{self.of(part, broker)}{own}", api=self.api.name, **context)
 
     def left_out(self, partitions: Collection[TopicPartition], broker: Broker | None) -> Corrupt:

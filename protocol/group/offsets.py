@@ -21,7 +21,7 @@ from protocol.kafka_terms import NO_LEADER_EPOCH, TopicPartition
 from protocol.wire.messages import m08_offset_commit, m09_offset_fetch
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
-from protocol.wire.parts import parts_of
+from protocol.wire.parts import error_parts
 
 _REFUSED_FOR_MEMBERS = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION, ErrorCode.STALE_MEMBER_EPOCH)
 
@@ -108,7 +108,7 @@ def fetch_offsets(
     # Versions before 2 cannot be asked for all partitions. What is left out is not to be taken for one that nothing is
     # committed for.
     reply = call(client, OFFSET_FETCH, body, deadline, to=to, complete=asked_for, at_least=2, at_most=at_most)
-    answers = {part.partition: part.fields for part in parts_of(OFFSET_FETCH, reply) if part.partition is not None}
+    answers = {part.partition: part.fields for part in error_parts(OFFSET_FETCH, reply) if part.partition is not None}
     return {
         key: CommittedOffset(row["committed_offset"], row["committed_leader_epoch"], row["metadata"] or "")
         for key, row in answers.items()

@@ -14,7 +14,7 @@ from protocol.errors import UsageError
 from protocol.wire.schema import Api, Array, Struct
 
 # Fields that identify the subject of a row, and the key of that subject in an error's context.
-_ABOUT = {
+_CONTEXT_KEYS = {
     "name": "topic",
     "topic": "topic",
     "topic_name": "topic",
@@ -46,17 +46,17 @@ class Part(NamedTuple):
         Its error code.
     partition
         `(topic, partition)` if the row is about a partition.
-    around
+    parent_context
         Context of the enclosing rows, such as the topic.
-    says
-        `(field, context key)` pairs of this row; `about` combines them with `around`.
+    key_fields
+        `(field, context key)` pairs of this row; `context` combines them with `parent_context`.
     """
 
     fields: Mapping[str, Any]
     code: int
     partition: tuple[str, int] | None
-    around: Mapping[str, Any]
-    says: tuple[tuple[str, str], ...]
+    parent_context: Mapping[str, Any]
+    key_fields: tuple[tuple[str, str], ...]
 
     @property
     def message(self) -> str | None:
@@ -64,20 +64,20 @@ class Part(NamedTuple):
         return self.fields.get("error_message")
 
     @property
-    def about(self) -> dict[str, Any]:
+    def context(self) -> dict[str, Any]:
         """The subject as an error's context: `{"topic": "orders", "partition": 3}`."""
-        return {**self.around, **{word: self.fields[field] for field, word in self.says}}
+        return {**self.parent_context, **{word: self.fields[field] for field, word in self.key_fields}}
 
     @property
     def name(self) -> str:
         """The subject of a row as text; empty if the row has no subject besides that of the request."""
         if self.partition is not None:
             return "{}-{}".format(*self.partition)
-        about = self.about
-        return str(next((about[word] for word in _NAMES if about.get(word)), ""))
+        context = self.context
+        return str(next((context[word] for word in _NAMES if context.get(word)), ""))
 
 
-def parts_of(api: Api, reply: Mapping[str, Any]) -> Iterator[Part]:
+def error_parts(api: Api, reply: Mapping[str, Any]) -> Iterator[Part]:
     """Yield the parts of a decoded reply that have an error code, including 0; the reply precedes its rows."""
     return _parts(_reply_plan(api.response, whole=True), [reply], {})
 
@@ -95,7 +95,7 @@ def partition_request(
 
 class _ReplyPlan(NamedTuple):
     code: str | None
-    says: tuple[tuple[str, str], ...]
+    key_fields: tuple[tuple[str, str], ...]
     partition: str | None
     inner: tuple[tuple[str, _ReplyPlan], ...]
 
@@ -107,13 +107,13 @@ class _RequestPlan(NamedTuple):
     partition: str | None  # None: a row is the partition's number alone
 
 
-def _parts(plan: _ReplyPlan, rows: Iterable[Mapping[str, Any]], around: Mapping[str, Any]) -> Iterator[Part]:
-    code, says, partition, inner = plan
+def _parts(plan: _ReplyPlan, rows: Iterable[Mapping[str, Any]], parent: Mapping[str, Any]) -> Iterator[Part]:
+    code, keys, partition, inner = plan
     for row in rows:
         if code is not None:
-            yield Part(row, row[code], (around["topic"], row[partition]) if partition else None, around, says)
+            yield Part(row, row[code], (parent["topic"], row[partition]) if partition else None, parent, keys)
         for field, plan_of_rows in inner:
-            yield from _parts(plan_of_rows, row[field] or (), {**around, **{word: row[name] for name, word in says}})
+            yield from _parts(plan_of_rows, row[field] or (), {**parent, **{word: row[name] for name, word in keys}})
 
 
 @cache
@@ -121,18 +121,18 @@ def _reply_plan(struct: Struct, whole: bool = False) -> _ReplyPlan:
     names = [field.name for field in struct.fields]
     # The first one: CreateTopics has a second, for the configuration of a topic that was created.
     code = next((name for name in names if name.endswith("error_code")), None)
-    says = () if whole else tuple((name, _ABOUT[name]) for name in names if name in _ABOUT)
+    key_fields = () if whole else tuple((name, _CONTEXT_KEYS[name]) for name in names if name in _CONTEXT_KEYS)
     inner = [(name, _reply_plan(of)) for name, of in _arrays(struct) if isinstance(of, Struct)]
     inner = [(name, plan) for name, plan in inner if plan.code or plan.inner]
-    return _ReplyPlan(code, says, _about(struct, "partition"), tuple(inner))
+    return _ReplyPlan(code, key_fields, _field_with_key(struct, "partition"), tuple(inner))
 
 
 @cache
 def _request_plan(api: Api) -> _RequestPlan:
     for topics, of_topics in _arrays(api.request):
-        topic = _about(of_topics, "topic")
+        topic = _field_with_key(of_topics, "topic")
         for rows, row in _arrays(of_topics) if topic else ():
-            partition = _about(row, "partition")
+            partition = _field_with_key(row, "partition")
             if partition or row == "int32":
                 return _RequestPlan(topics, str(topic), rows, partition)
     raise UsageError(f"{api.name} is not about partitions")
@@ -143,6 +143,6 @@ def _arrays(struct: Any) -> list[tuple[str, Any]]:
     return [(field.name, field.type.of) for field in fields if isinstance(field.type, Array)]
 
 
-def _about(struct: Any, word: str) -> str | None:
+def _field_with_key(struct: Any, word: str) -> str | None:
     fields = struct.fields if isinstance(struct, Struct) else ()
-    return next((field.name for field in fields if _ABOUT.get(field.name) == word), None)
+    return next((field.name for field in fields if _CONTEXT_KEYS.get(field.name) == word), None)

@@ -15,7 +15,7 @@ from protocol.wire.messages.m19_create_topics import CREATE_TOPICS
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
 from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
 from protocol.wire.messages.m24_add_partitions_to_txn import ADD_PARTITIONS_TO_TXN
-from protocol.wire.parts import partition_request, parts_of
+from protocol.wire.parts import error_parts, partition_request
 from protocol.wire.registry import API_BY_KEY
 from protocol.wire.schema import Api, Array, Route, Struct
 from tests.protocol.wire.kafka_facts import KAFKA, case_id, snake_case
@@ -54,19 +54,19 @@ _WITHOUT_SUBJECT = {"CreateAcls", "DeleteAcls", "AlterClientQuotas"}
 @pytest.mark.parametrize("api", API_BY_KEY.values(), ids=case_id)
 def test_no_error_code_of_a_reply_is_overlooked(api: Api) -> None:
     reply = with_codes(api.response, iter(range(1, 100)))
-    parts = list(parts_of(api, reply))
+    parts = list(error_parts(api, reply))
     assert sorted(part.code for part in parts) == sorted(codes(reply))
     if api.name not in _WITHOUT_SUBJECT:
-        assert all(part.about for part in parts if part.fields is not reply), "rows say what they are about"
+        assert all(part.context for part in parts if part.fields is not reply), "rows say what they are about"
 
 
 def test_a_part_says_what_it_is_about_and_what_the_broker_says_itself() -> None:
     rows = [{"name": "orders", "error_code": 36, "error_message": "Topic 'orders' already exists."}]
-    (part,) = parts_of(CREATE_TOPICS, {"topics": rows})
+    (part,) = error_parts(CREATE_TOPICS, {"topics": rows})
     assert (part.code, part.message, part.name, part.partition) == (36, rows[0]["error_message"], "orders", None)
     offsets = {"topics": [{"topic": "orders", "partitions": [{"partition": 3, "error_code": 0}]}]}
-    (part,) = parts_of(OFFSET_FOR_LEADER_EPOCH, offsets)
-    assert (part.about, part.name, part.partition) == (
+    (part,) = error_parts(OFFSET_FOR_LEADER_EPOCH, offsets)
+    assert (part.context, part.name, part.partition) == (
         {"topic": "orders", "partition": 3},
         "orders-3",
         ("orders", 3),
