@@ -44,7 +44,7 @@ _DEFAULT_LEVELS = {Codec.GZIP: 6, Codec.ZSTD: 3}
 """The Java client's defaults. The default of lz4 is its fast mode."""
 
 
-def decompress(codec: int, data: BytesLike, room: Bytes, cap_bytes: int) -> Bytes:
+def decompress(codec: int, data: BytesLike, scratch: Bytes, cap_bytes: int) -> Bytes:
     """Return the decompressed bytes of `data`.
 
     Parameters
@@ -53,7 +53,7 @@ def decompress(codec: int, data: BytesLike, room: Bytes, cap_bytes: int) -> Byte
         Number of a `Codec` other than `NONE`.
     data
         Compressed records of one batch.
-    room
+    scratch
         Scratch memory. The result is a view of its start if it fits there, else a new array.
     cap_bytes
         Maximum size of the result.
@@ -65,17 +65,17 @@ def decompress(codec: int, data: BytesLike, room: Bytes, cap_bytes: int) -> Byte
     Corrupt
         `data` is not valid output of `codec`, or the codec is unknown.
     """
-    if len(room) > cap_bytes:
-        room = room[:cap_bytes]
+    if len(scratch) > cap_bytes:
+        scratch = scratch[:cap_bytes]
     packed = memoryview(data)
     try:
         if codec == Codec.SNAPPY:
-            return _unpack_snappy(packed, room, cap_bytes)
-        if codec == Codec.LZ4 and packed.nbytes <= len(room) // _LZ4_LARGEST_RATIO:
-            small = _unpack_small_lz4(packed, room)
+            return _unpack_snappy(packed, scratch, cap_bytes)
+        if codec == Codec.LZ4 and packed.nbytes <= len(scratch) // _LZ4_LARGEST_RATIO:
+            small = _unpack_small_lz4(packed, scratch)
             if small is not None:
                 return small
-        return _unpack_stream(_STREAM_NAMES[Codec(codec)], data, room, cap_bytes)
+        return _unpack_stream(_STREAM_NAMES[Codec(codec)], data, scratch, cap_bytes)
     except (OSError, RuntimeError, pa.ArrowException, Truncated) as error:
         raise Corrupt(f"it is not valid {Codec(codec).name.lower()}: {error}") from error
     except (ValueError, KeyError) as error:
@@ -103,11 +103,11 @@ def compress(codec: int, data: BytesLike, level: int | None = None) -> BytesLike
 # -- gzip, lz4, zstd: streams ---------------------------------------------------------------------
 
 
-def _unpack_stream(name: str, data: BytesLike, room: Bytes, cap_bytes: int) -> Bytes:
+def _unpack_stream(name: str, data: BytesLike, scratch: Bytes, cap_bytes: int) -> Bytes:
     stream = pa.CompressedInputStream(pa.BufferReader(data), name)
-    size_bytes = _fill(stream, room)
-    if size_bytes < len(room):
-        return room[:size_bytes]
+    size_bytes = _fill(stream, scratch)
+    if size_bytes < len(scratch):
+        return scratch[:size_bytes]
     if name == "zstd":
         # The stream holds a window of up to 128 MiB beside the output. So count first, then decompress in one call.
         size_bytes += _count(stream, cap_bytes - size_bytes, cap_bytes)
@@ -115,29 +115,29 @@ def _unpack_stream(name: str, data: BytesLike, room: Bytes, cap_bytes: int) -> B
         return np.frombuffer(pa.Codec(name).decompress(data, size_bytes), np.uint8)
     # The kernel maps memory when it is touched: a small batch under a large cap costs only its own size.
     large = np.empty(cap_bytes + 1, np.uint8)
-    large[:size_bytes] = room
+    large[:size_bytes] = scratch
     size_bytes += _fill(stream, large[size_bytes:])
     if size_bytes > cap_bytes:
         raise _too_large(cap_bytes)
     return large[:size_bytes]
 
 
-def _unpack_small_lz4(data: memoryview, room: Bytes) -> Bytes | None:
-    """Decompress one frame of at most `len(room) / 255` bytes, which `room` (hence the cap) can hold, without a stream.
+def _unpack_small_lz4(data: memoryview, scratch: Bytes) -> Bytes | None:
+    """Decompress one frame of at most `len(scratch) / 255` bytes without a stream; its result fits in `scratch`.
 
     Returns None if the input needs a stream: it has several frames, or claims a large size.
     """
     head = bytes(data[:14])
     # The memory for the size that a frame claims would be allocated at once.
-    if len(head) < 14 or (head[4] & _LZ4_HAS_SIZE and int.from_bytes(head[6:14], "little") > len(room)):
+    if len(head) < 14 or (head[4] & _LZ4_HAS_SIZE and int.from_bytes(head[6:14], "little") > len(scratch)):
         return None
     unpacked, read_bytes = lz4.frame.decompress(data, return_bytes_read=True)
     if read_bytes != data.nbytes:
         return None
     size_bytes = len(unpacked)
     # For a batch of 16 KiB, NumPy takes longer to find out that no conversion is needed.
-    room.data[:size_bytes] = unpacked
-    return room[:size_bytes]
+    scratch.data[:size_bytes] = unpacked
+    return scratch[:size_bytes]
 
 
 def _fill(stream: Any, target: Bytes) -> int:
@@ -170,7 +170,7 @@ def _too_large(cap_bytes: int) -> DecompressedTooLarge:
 # -- snappy: one raw block, or xerial's sequence of them ------------------------------------------
 
 
-def _unpack_snappy(data: memoryview, room: Bytes, cap_bytes: int) -> Bytes:
+def _unpack_snappy(data: memoryview, scratch: Bytes, cap_bytes: int) -> Bytes:
     if data[: len(_XERIAL_MAGIC)] != _XERIAL_MAGIC:
         blocks = [data]
     else:
@@ -184,9 +184,9 @@ def _unpack_snappy(data: memoryview, room: Bytes, cap_bytes: int) -> Bytes:
     if total > cap_bytes:
         raise _too_large(cap_bytes)
     codec = pa.Codec("snappy")
-    if len(blocks) == 1 and total > len(room):
+    if len(blocks) == 1 and total > len(scratch):
         return np.frombuffer(codec.decompress(blocks[0], total), np.uint8)
-    out = room if total <= len(room) else np.empty(total, np.uint8)
+    out = scratch if total <= len(scratch) else np.empty(total, np.uint8)
     position = 0
     for block, size_bytes in zip(blocks, sizes, strict=True):
         out[position : position + size_bytes] = np.frombuffer(codec.decompress(block, size_bytes), np.uint8)

@@ -49,7 +49,7 @@ _CODECS = (Codec.GZIP, Codec.SNAPPY, Codec.LZ4)
 
 _CHUNK_ROWS = 8_000
 _CHUNK_BYTES = 16 << 20
-_ROOM_BYTES = 1 << 20
+_SCRATCH_BYTES = 1 << 20
 
 
 class Message(NamedTuple):
@@ -149,7 +149,7 @@ def decode_messages(
 ) -> Iterator[pa.RecordBatch]:
     """Decode the messages of the log that start at `positions` in `view`; as `decode` otherwise."""
     data = np.frombuffer(view, np.uint8)
-    room = np.empty(_ROOM_BYTES, np.uint8)
+    scratch = np.empty(_SCRATCH_BYTES, np.uint8)
 
     def parts() -> Iterator[tuple[Bytes, Iterable[Message]]]:
         outer = (_outer_message(view, position, check_crc, where) for position in positions)
@@ -158,7 +158,7 @@ def decode_messages(
                 yield data, run
                 continue
             for wrapper in run:
-                unpacked = _unpack(data, wrapper, room, max_decompressed_bytes, where)
+                unpacked = _unpack(data, wrapper, scratch, max_decompressed_bytes, where)
                 yield unpacked, _inner_messages(unpacked, wrapper, check_crc, where)
 
     def chunks() -> Iterator[pa.RecordBatch]:
@@ -178,7 +178,7 @@ def _outer_message(view: memoryview, position: int, check_crc: bool, where: str)
         raise _located(error, offset, where) from error
 
 
-def _unpack(data: Bytes, wrapper: Message, room: Bytes, cap_bytes: int, where: str) -> Bytes:
+def _unpack(data: Bytes, wrapper: Message, scratch: Bytes, cap_bytes: int, where: str) -> Bytes:
     """Decompress the message set in a wrapper."""
     try:
         if wrapper.codec not in _CODECS:
@@ -188,7 +188,7 @@ def _unpack(data: Bytes, wrapper: Message, room: Bytes, cap_bytes: int, where: s
         packed = data[wrapper.value_at : wrapper.value_at + wrapper.value_length].data
         if wrapper.codec == Codec.LZ4 and wrapper.magic == 0:
             packed = with_sound_checksum(packed)
-        return decompress(wrapper.codec, packed, room, cap_bytes)
+        return decompress(wrapper.codec, packed, scratch, cap_bytes)
     except ProtocolError as error:
         raise _located(error, wrapper.offset, where) from error
 
