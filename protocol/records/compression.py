@@ -70,12 +70,12 @@ def decompress(codec: int, data: BytesLike, scratch: Bytes, cap_bytes: int) -> B
     packed = memoryview(data)
     try:
         if codec == Codec.SNAPPY:
-            return _unpack_snappy(packed, scratch, cap_bytes)
+            return _decompress_snappy(packed, scratch, cap_bytes)
         if codec == Codec.LZ4 and packed.nbytes <= len(scratch) // _LZ4_LARGEST_RATIO:
-            small = _unpack_small_lz4(packed, scratch)
+            small = _decompress_small_lz4(packed, scratch)
             if small is not None:
                 return small
-        return _unpack_stream(_STREAM_NAMES[Codec(codec)], data, scratch, cap_bytes)
+        return _decompress_stream(_STREAM_NAMES[Codec(codec)], data, scratch, cap_bytes)
     except (OSError, RuntimeError, pa.ArrowException, Truncated) as error:
         raise Corrupt(f"it is not valid {Codec(codec).name.lower()}: {error}") from error
     except (ValueError, KeyError) as error:
@@ -103,7 +103,7 @@ def compress(codec: int, data: BytesLike, level: int | None = None) -> BytesLike
 # -- gzip, lz4, zstd: streams ---------------------------------------------------------------------
 
 
-def _unpack_stream(name: str, data: BytesLike, scratch: Bytes, cap_bytes: int) -> Bytes:
+def _decompress_stream(name: str, data: BytesLike, scratch: Bytes, cap_bytes: int) -> Bytes:
     stream = pa.CompressedInputStream(pa.BufferReader(data), name)
     size_bytes = _fill(stream, scratch)
     if size_bytes < len(scratch):
@@ -122,7 +122,7 @@ def _unpack_stream(name: str, data: BytesLike, scratch: Bytes, cap_bytes: int) -
     return large[:size_bytes]
 
 
-def _unpack_small_lz4(data: memoryview, scratch: Bytes) -> Bytes | None:
+def _decompress_small_lz4(data: memoryview, scratch: Bytes) -> Bytes | None:
     """Decompress one frame of at most `len(scratch) / 255` bytes without a stream; its result fits in `scratch`.
 
     Returns None if the input needs a stream: it has several frames, or claims a large size.
@@ -170,7 +170,7 @@ def _too_large(cap_bytes: int) -> DecompressedTooLarge:
 # -- snappy: one raw block, or xerial's sequence of them ------------------------------------------
 
 
-def _unpack_snappy(data: memoryview, scratch: Bytes, cap_bytes: int) -> Bytes:
+def _decompress_snappy(data: memoryview, scratch: Bytes, cap_bytes: int) -> Bytes:
     if data[: len(_XERIAL_MAGIC)] != _XERIAL_MAGIC:
         blocks = [data]
     else:

@@ -66,7 +66,7 @@ def decompressed_batches(
     edges = [0, *(np.flatnonzero(np.diff(compressed)) + 1).tolist(), len(batches)]
     for first, until in pairwise(edges):
         if first < until and compressed[first]:
-            yield from _unpacked(records, batches[first:until], max_decompressed_bytes, check_crc, where)
+            yield from _decompressed(records, batches[first:until], max_decompressed_bytes, check_crc, where)
         elif first < until:
             yield from _stored(records, batches[first:until], check_crc, where)
 
@@ -101,7 +101,7 @@ def _stored(records: MemoryRecords, batches: Positions, check_crc: bool, where: 
         first = until
 
 
-def _unpacked(
+def _decompressed(
     records: MemoryRecords, batches: Positions, max_decompressed_bytes: int, check_crc: bool, where: str
 ) -> Iterator[DecompressedBatches]:
     """Yield compressed batches, side by side in scratch memory; a batch that does not fit gets its own memory."""

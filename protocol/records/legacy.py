@@ -158,7 +158,7 @@ def decode_messages(
                 yield data, run
                 continue
             for wrapper in run:
-                unpacked = _unpack(data, wrapper, scratch, max_decompressed_bytes, where)
+                unpacked = _decompress(data, wrapper, scratch, max_decompressed_bytes, where)
                 yield unpacked, _inner_messages(unpacked, wrapper, check_crc, where)
 
     def chunks() -> Iterator[pa.RecordBatch]:
@@ -178,7 +178,7 @@ def _outer_message(view: memoryview, position: int, check_crc: bool, where: str)
         raise _located(error, offset, where) from error
 
 
-def _unpack(data: Bytes, wrapper: Message, scratch: Bytes, cap_bytes: int, where: str) -> Bytes:
+def _decompress(data: Bytes, wrapper: Message, scratch: Bytes, cap_bytes: int, where: str) -> Bytes:
     """Decompress the message set in a wrapper."""
     try:
         if wrapper.codec not in _CODECS:
