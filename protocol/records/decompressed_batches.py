@@ -68,10 +68,12 @@ def decompressed_batches(
         if first < until and compressed[first]:
             yield from _decompressed(records, batches[first:until], max_decompressed_bytes, check_crc, where)
         elif first < until:
-            yield from _stored(records, batches[first:until], check_crc, where)
+            yield from _uncompressed(records, batches[first:until], check_crc, where)
 
 
-def _stored(records: MemoryRecords, batches: Positions, check_crc: bool, where: str) -> Iterator[DecompressedBatches]:
+def _uncompressed(
+    records: MemoryRecords, batches: Positions, check_crc: bool, where: str
+) -> Iterator[DecompressedBatches]:
     """Yield uncompressed batches, whose bytes stay in the Fetch response."""
     data = np.frombuffer(records.buffer, np.uint8)
     headers = records.headers[batches]
@@ -92,11 +94,12 @@ def _stored(records: MemoryRecords, batches: Positions, check_crc: bool, where: 
         stored = DecompressedBatches(data, batches[some], begins[some], ends[some], counts[some])
         if check_crc:
             _check(records, stored.batches, where)
-        crowded = stored.counts * SMALLEST_RECORD_BYTES > stored.ends - stored.begins
-        if crowded.any():
-            index = int(crowded.argmax())
+        too_many = stored.counts * SMALLEST_RECORD_BYTES > stored.ends - stored.begins
+        if too_many.any():
+            index = int(too_many.argmax())
             size_bytes = int(stored.ends[index] - stored.begins[index])
-            raise records.located(_crowded(int(stored.counts[index]), size_bytes), int(stored.batches[index]), where)
+            error = _too_many_records(int(stored.counts[index]), size_bytes)
+            raise records.located(error, int(stored.batches[index]), where)
         yield stored
         first = until
 
@@ -113,7 +116,7 @@ def _decompressed(
     stops = np.zeros(len(batches), np.int64)
     first = rows = used = 0
 
-    def so_far(until: int) -> DecompressedBatches:
+    def pending_batches(until: int) -> DecompressedBatches:
         some = slice(first, until)
         begins = np.concatenate([[0], stops[first : until - 1]])
         return DecompressedBatches(scratch, batches[some], begins, stops[some], counts[some])
@@ -121,7 +124,7 @@ def _decompressed(
     try:
         for index, (attributes, start, length, count, crc) in enumerate(fields):
             if rows and (rows >= ROWS_AT_ONCE or used >= _BYTES_AT_ONCE or rows + count > _MOST_ROWS):
-                yield so_far(index)
+                yield pending_batches(index)
                 first, rows, used = index, 0, 0
             end = start + LOG_OVERHEAD_BYTES + length
             if check_crc and crc32c(records.buffer[start + CHECKED_FROM : end]) != crc:
@@ -130,7 +133,7 @@ def _decompressed(
             try:
                 unpacked = decompress(attributes & COMPRESSION_MASK, packed, scratch[used:], max_decompressed_bytes)
                 if count * SMALLEST_RECORD_BYTES > len(unpacked):
-                    raise _crowded(count, len(unpacked))
+                    raise _too_many_records(count, len(unpacked))
             except Corrupt as error:
                 raise records.located(error, int(batches[index]), where) from error
             if np.may_share_memory(unpacked, scratch):
@@ -138,12 +141,12 @@ def _decompressed(
                 stops[index] = used
                 continue
             if first < index:
-                yield so_far(index)
+                yield pending_batches(index)
             one = slice(index, index + 1)
             yield DecompressedBatches(unpacked, batches[one], np.array([0]), np.array([len(unpacked)]), counts[one])
             first, rows, used = index + 1, 0, 0
         if first < len(batches):
-            yield so_far(len(batches))
+            yield pending_batches(len(batches))
     finally:
         if len(_idle_scratch) < _MOST_IDLE:
             _idle_scratch.append(scratch)
@@ -160,5 +163,5 @@ def _check(records: MemoryRecords, batches: Positions, where: str) -> None:
         records.verify_checksum(int(batches[wrong.argmax()]), where)
 
 
-def _crowded(count: int, size_bytes: int) -> Corrupt:
+def _too_many_records(count: int, size_bytes: int) -> Corrupt:
     return Corrupt(f"{count} records do not fit in {size_bytes} bytes")
