@@ -103,7 +103,7 @@ def decode(
     def read(unpacked: DecompressedBatches) -> Iterator[pa.RecordBatch]:
         headers = records.headers[unpacked.batches]
         for starts, ends, batch_of_row in _bounds_and_batches(unpacked):
-            for rows in _cuts(starts, ends):
+            for rows in _chunk_slices(starts, ends):
                 chunk = _Chunk(unpacked.data, headers, batch_of_row[rows], starts[rows], ends[rows])
                 found = chunk.record_batch(schema, first_offset, end_offset)
                 if found is not None:
@@ -126,7 +126,7 @@ def decode(
             try:
                 yield from read(unpacked)
             except ProtocolError as error:
-                raise records.located(error, _culprit(unpacked, read), where) from error
+                raise records.located(error, _first_invalid_batch(unpacked, read), where) from error
 
 
 def _bounds_and_batches(unpacked: DecompressedBatches) -> Iterator[tuple[Positions, Positions, Positions]]:
@@ -140,7 +140,7 @@ def _bounds_and_batches(unpacked: DecompressedBatches) -> Iterator[tuple[Positio
         yield starts, ends, np.zeros(len(starts), np.int64)
 
 
-def _cuts(starts: Positions, ends: Positions) -> Iterator[slice]:
+def _chunk_slices(starts: Positions, ends: Positions) -> Iterator[slice]:
     """Slice the rows: about `_CHUNK_ROWS`, and at most `_CHUNK_BYTES` unless a single record is larger."""
     rows = -(-len(starts) // max(1, round(len(starts) / _CHUNK_ROWS)))
     first = 0
@@ -151,7 +151,9 @@ def _cuts(starts: Positions, ends: Positions) -> Iterator[slice]:
         first = until
 
 
-def _culprit(unpacked: DecompressedBatches, read: Callable[[DecompressedBatches], Iterator[pa.RecordBatch]]) -> int:
+def _first_invalid_batch(
+    unpacked: DecompressedBatches, read: Callable[[DecompressedBatches], Iterator[pa.RecordBatch]]
+) -> int:
     """Find the first batch whose records cannot be read."""
     for index in range(len(unpacked.batches)):
         try:
