@@ -109,7 +109,7 @@ def decode(
                 if found is not None:
                     yield found
 
-    for messages, run in records.runs(batches):
+    for messages, run in records.split_by_format(batches):
         if messages:
             yield from decode_messages(
                 records.buffer,
@@ -126,7 +126,7 @@ def decode(
             try:
                 yield from read(unpacked)
             except ProtocolError as error:
-                raise records.located(error, _first_invalid_batch(unpacked, read), where) from error
+                raise records.with_batch_offset(error, _first_invalid_batch(unpacked, read), where) from error
 
 
 def _bounds_and_batches(unpacked: DecompressedBatches) -> Iterator[tuple[Positions, Positions, Positions]]:

@@ -99,7 +99,7 @@ def _uncompressed(
             index = int(too_many.argmax())
             size_bytes = int(stored.ends[index] - stored.begins[index])
             error = _too_many_records(int(stored.counts[index]), size_bytes)
-            raise records.located(error, int(stored.batches[index]), where)
+            raise records.with_batch_offset(error, int(stored.batches[index]), where)
         yield stored
         first = until
 
@@ -135,7 +135,7 @@ def _decompressed(
                 if count * SMALLEST_RECORD_BYTES > len(unpacked):
                     raise _too_many_records(count, len(unpacked))
             except Corrupt as error:
-                raise records.located(error, int(batches[index]), where) from error
+                raise records.with_batch_offset(error, int(batches[index]), where) from error
             if np.may_share_memory(unpacked, scratch):
                 rows, used = rows + count, used + len(unpacked)
                 stops[index] = used

@@ -59,7 +59,7 @@ class MemoryRecords:
     def __len__(self) -> int:
         return len(self.headers)
 
-    def runs(self, batches: npt.NDArray[np.int64]) -> list[tuple[bool, npt.NDArray[np.int64]]]:
+    def split_by_format(self, batches: npt.NDArray[np.int64]) -> list[tuple[bool, npt.NDArray[np.int64]]]:
         """Split `batches` where record batches and messages meet; True marks a run of messages."""
         if not self.has_messages:
             return [(False, batches)]
@@ -94,7 +94,7 @@ class MemoryRecords:
                 total_bytes += self.partial_bytes
         return total_bytes / (until - first)
 
-    def located(self, error: ProtocolError, index: int, where: str) -> ProtocolError:
+    def with_batch_offset(self, error: ProtocolError, index: int, where: str) -> ProtocolError:
         """Return the same error with the batch's offset in its message."""
         base_offset = int(self.headers["base_offset"][index])
         return type(error)(
