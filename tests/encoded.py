@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from protocol.kafka_terms import NO_TIMESTAMP_MS
 from protocol.records.compression import Codec
-from protocol.records.encode import EncodedBatch, encode_batches, stamp
+from protocol.records.encode import EncodedBatch, encode_batches, finalize_header
 from protocol.records.record_columns import Columns, record_columns
 
 
@@ -18,5 +18,5 @@ def encode(
     """With base offset 0 and no producer id; takes columns as `record_columns` does."""
     rows = record_columns(columns, default_timestamp_ms)
     (batch,) = encode_batches(rows, [rows.num_rows], compression=compression, level=level)
-    stamp(batch)
+    finalize_header(batch)
     return batch

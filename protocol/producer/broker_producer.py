@@ -23,7 +23,7 @@ from protocol.kafka_terms import NO_TOPIC_ID
 from protocol.net.connection import Reply
 from protocol.producer.idempotence import ProducerSession
 from protocol.producer.partition_producer import PartitionProducer, ProducerBatch
-from protocol.records.encode import stamp
+from protocol.records.encode import finalize_header
 from protocol.secret import forget_frames
 from protocol.wire.messages.m00_produce import LAST_WITH_TOPIC_NAMES, PRODUCE
 
@@ -155,7 +155,7 @@ class BrokerProducer:
     def _stamp(self, partition: PartitionProducer, batch: ProducerBatch) -> None:
         assert partition.sequences is not None
         identity = partition.sequences.identity
-        stamp(
+        finalize_header(
             batch.records,
             producer_id=identity.producer_id,
             producer_epoch=identity.producer_epoch,

@@ -2,7 +2,7 @@
 
 A record is a sequence of parts (the varints before the key, the key, the varints before the value, ...). Each kind of
 part is one column, and `row_layout` arranges the columns row by row. The producer slices the columns by `record_sizes`
-and sets the sequence numbers just before sending (`stamp`).
+and sets the sequence numbers just before sending (`finalize_header`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NO_HEADER = bytes(HEADER_BYTES)
 
 Lengths = npt.NDArray[np.int64]
 EncodedBatch = bytearray | memoryview
-"""A whole record batch, writable so that `stamp` can complete its header."""
+"""A whole record batch, writable so that `finalize_header` can complete its header."""
 
 
 def encode_batches(
@@ -51,8 +51,8 @@ def encode_batches(
 ) -> list[EncodedBatch]:
     """Encode rows as record batches: the first `counts[0]` rows, the next `counts[1]` rows, and so on.
 
-    Encoding many batches in one call is far faster than one by one. Each batch must be passed to `stamp` before it is
-    sent, since it has no checksum yet.
+    Encoding many batches in one call is far faster than one by one. Each batch must be passed to `finalize_header`
+    before it is sent, since it has no checksum yet.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ def encode_batches(
         raise UsageError("a record batch needs at least one record")
     firsts = np.cumsum(sizes) - sizes
     timestamps = _ordered(to_numpy(columns.column("timestamp_ms")), order)
-    data, edges = _laid_out(columns, order, timestamps, firsts, sizes)
+    data, edges = _layout_records(columns, order, timestamps, firsts, sizes)
     first_ms, max_ms = timestamps[firsts].tolist(), np.maximum.reduceat(timestamps, firsts).tolist()
     batches: list[EncodedBatch] = [data[begin:end].data for begin, end in pairwise(edges)]
     if codec is not Codec.NONE:
@@ -112,7 +112,7 @@ def _compressed(codec: Codec, level: int | None, batch: memoryview) -> EncodedBa
     return bytearray().join((_NO_HEADER, compress(codec, batch[HEADER_BYTES:], level)))
 
 
-def stamp(
+def finalize_header(
     batch: EncodedBatch,
     *,
     producer_id: int = NO_PRODUCER_ID,
@@ -160,7 +160,7 @@ def _ordered(values: npt.NDArray[np.int64], order: npt.NDArray[np.int64] | None)
     return values if order is None else values[order]
 
 
-def _laid_out(
+def _layout_records(
     columns: pa.RecordBatch,
     order: npt.NDArray[np.int64] | None,
     timestamps: Lengths,

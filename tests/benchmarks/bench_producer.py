@@ -142,7 +142,7 @@ def _encoded_before(job: Job, topic: Topic, pairs: Pairs) -> Iterator[Write]:
     from protocol.cluster.client import Client
     from protocol.config import parse_client
     from protocol.net.connection import Reply
-    from protocol.records.encode import encode_batches, record_sizes, stamp
+    from protocol.records.encode import encode_batches, finalize_header, record_sizes
     from protocol.records.record_columns import record_columns
     from protocol.wire.messages.m00_produce import LAST_WITH_TOPIC_NAMES, PRODUCE
 
@@ -151,7 +151,7 @@ def _encoded_before(job: Job, topic: Topic, pairs: Pairs) -> Iterator[Write]:
     counts = [min(each, CHUNK_ROWS - first) for first in range(0, CHUNK_ROWS, each)]
     batches = encode_batches(columns, counts, compression=topic.compression)
     for batch in batches:
-        stamp(batch)
+        finalize_header(batch)
     with Client(parse_client({"bootstrap.servers": job.bootstrap_servers})) as client:
         partitions = [(topic.name, partition) for partition in range(topic.partitions)]
         leaders, _ = client.leaders(partitions)

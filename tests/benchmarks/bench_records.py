@@ -25,7 +25,7 @@ from protocol.records.batch_header import CHECKED_FROM
 from protocol.records.binary_column import binary_column
 from protocol.records.decode import decode
 from protocol.records.decompressed_batches import DecompressedBatches, decompressed_batches
-from protocol.records.encode import record_sizes, stamp
+from protocol.records.encode import finalize_header, record_sizes
 from protocol.records.memory_records import MemoryRecords, read_batch_headers
 from protocol.records.record_bounds import record_bounds, record_bounds_in_parts
 from protocol.records.record_columns import record_columns
@@ -158,7 +158,7 @@ def decode_steps(log: bytes, rows: int, seconds: float) -> Steps:
 def encode_steps(shape: Shape, parts: list[pa.RecordBatch], rows: int, seconds: float) -> Steps:
     def stamp_all() -> None:
         for batch in batches:
-            stamp(batch, producer_id=7, producer_epoch=1, base_sequence=0)
+            finalize_header(batch, producer_id=7, producer_epoch=1, base_sequence=0)
 
     batches = [encode(part, compression=shape.codec) for part in parts]
     columns = [record_columns(part, 0) for part in parts]

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from protocol.clock import SYSTEM_CLOCK
 from protocol.cluster.client import Client
-from protocol.records.encode import stamp
+from protocol.records.encode import finalize_header
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
@@ -40,7 +40,7 @@ def batch(
     """A record batch as a producer sends it; `producer` is its id and epoch."""
     # Old records may be deleted at any time.
     encoded = encode(pa.RecordBatch.from_pydict({"value": pa.array(values, pa.binary())}), default_timestamp_ms=NOW_MS)
-    stamp(
+    finalize_header(
         encoded,
         producer_id=producer[0],
         producer_epoch=producer[1],

@@ -22,7 +22,7 @@ from protocol.producer.accumulator import Accumulator
 from protocol.producer.partitioner import Partitioner
 from protocol.records.arrow_numpy import binaries, to_arrow
 from protocol.records.decode import SCHEMA, decode
-from protocol.records.encode import encode_batches, record_sizes, stamp
+from protocol.records.encode import encode_batches, finalize_header, record_sizes
 from protocol.records.record_columns import record_columns
 from protocol.records.record_headers import HEADERS_TYPE
 from protocol.records.memory_records import read_batch_headers
@@ -45,7 +45,7 @@ for rows in topic_columns(SinkPlan(None, frozenset(names)), batch):
     gathered = [*accumulator.append("t", columns, chosen, sizes, 0.0), *accumulator.drain()]
     for together in gathered:
         for written in encode_batches(together.rows, [cut.count for cut in together.cuts], compression="lz4"):
-            stamp(written)
+            finalize_header(written)
             read += sum(each.num_rows for each in decode(read_batch_headers(written), first_offset=0, end_offset=9))
 record_columns(pa.RecordBatch.from_arrays([values], names=["value"]), 1)
 assert read == 4, read

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from protocol.errors import UsageError
 from protocol.records.batch_header import HEADER_BYTES
 from protocol.records.decode import decode
-from protocol.records.encode import encode_batches, record_sizes, stamp
+from protocol.records.encode import encode_batches, finalize_header, record_sizes
 from protocol.records.memory_records import read_batch_headers
 from protocol.records.record_columns import record_columns
 from protocol.records.record_headers import HEADERS_TYPE
@@ -81,7 +81,7 @@ def test_batches_that_are_encoded_together_are_those_encoded_alone(
     map_each = data.draw(st.sampled_from([map, TWO_AT_A_TIME.map]))
     together = encode_batches(record_columns(columns, 0), counts, compression=codec, map_each=map_each)
     for first, count, batch in zip(firsts, counts, together, strict=True):
-        stamp(batch)
+        finalize_header(batch)
         assert bytes(batch) == bytes(encode(columns.slice(first, count), compression=codec))
 
 
@@ -92,7 +92,7 @@ def test_rows_that_were_prepared_apart_are_encoded_together(
     prepared = pa.Table.from_batches([record_columns(table(rows), 0) for rows in (first, second)])
     (columns,) = prepared.combine_chunks().to_batches()
     (batch,) = encode_batches(columns, [len(first) + len(second)])
-    stamp(batch)
+    finalize_header(batch)
     assert read(batch) == first + second
 
 
@@ -207,7 +207,7 @@ def test_a_stamp_numbers_and_signs_the_batch(codec: str) -> None:
     batch = encode(columns, compression=codec)
     before = len(batch)
     for epoch, transactional in ((3, True), (4, False)):
-        stamp(batch, producer_id=2**40, producer_epoch=epoch, base_sequence=17, transactional=transactional)
+        finalize_header(batch, producer_id=2**40, producer_epoch=epoch, base_sequence=17, transactional=transactional)
         read_back = read_batch(bytes(batch))
         assert (read_back.producer_id, read_back.producer_epoch, read_back.base_sequence) == (2**40, epoch, 17)
         assert bool(read_back.flags & reference.TRANSACTIONAL) is transactional

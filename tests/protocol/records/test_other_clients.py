@@ -15,7 +15,7 @@ from kafka.record.default_records import DefaultRecordBatch as KafkaPythonBatch
 from kafka.record.default_records import DefaultRecordBatchBuilder as KafkaPythonBuilder
 
 from protocol.records.decode import decode
-from protocol.records.encode import stamp
+from protocol.records.encode import finalize_header
 from protocol.records.memory_records import read_batch_headers
 from protocol.records.record_headers import HEADERS_TYPE
 from tests.encoded import encode
@@ -105,7 +105,7 @@ def test_what_we_write_they_read(client: str, codec: str, count: int) -> None:
         [("key", pa.binary()), ("value", pa.binary()), ("timestamp_ms", pa.int64()), ("headers", HEADERS_TYPE)]
     )
     batch = encode(pa.RecordBatch.from_pylist(rows, schema=schema), compression=codec)
-    stamp(batch, producer_id=99, producer_epoch=3, base_sequence=12, transactional=True)
+    finalize_header(batch, producer_id=99, producer_epoch=3, base_sequence=12, transactional=True)
     assert read_by(READERS[client], bytes(batch)) == rows
 
 
