@@ -92,7 +92,7 @@ def require_message(view: memoryview, position: int, size: int, offset: int, whe
         raise Corrupt(f"{where}: the record batch at offset {offset} announces {size} bytes, less than its header")
 
 
-def messages_as_batches(headers: npt.NDArray[Any], view: memoryview, where: str) -> None:
+def fill_message_headers(headers: npt.NDArray[Any], view: memoryview, where: str) -> None:
     """Correct the rows of `MemoryRecords.headers` that were read from messages: each is a batch of one record.
 
     Fields that messages do not have become -1. So do the timestamps, which are stored in the message. The base offset
@@ -187,7 +187,7 @@ def _decompress(data: Bytes, wrapper: Message, scratch: Bytes, cap_bytes: int, w
             raise Corrupt("the compressed message set is null")
         packed = data[wrapper.value_at : wrapper.value_at + wrapper.value_length].data
         if wrapper.codec == Codec.LZ4 and wrapper.magic == 0:
-            packed = with_sound_checksum(packed)
+            packed = with_lz4_header_checksum(packed)
         return decompress(wrapper.codec, packed, scratch, cap_bytes)
     except ProtocolError as error:
         raise _located(error, wrapper.offset, where) from error
@@ -290,7 +290,7 @@ def _located(error: ProtocolError, offset: int, where: str) -> ProtocolError:
 # -- lz4 as Kafka wrote it in magic 0 -------------------------------------------------------------
 
 
-def with_sound_checksum(frame: memoryview) -> memoryview:
+def with_lz4_header_checksum(frame: memoryview) -> memoryview:
     """Return an lz4 frame with the header checksum that the lz4 format requires.
 
     In magic 0 Kafka includes the frame's magic number in the checksum, against the format (KAFKA-3160).

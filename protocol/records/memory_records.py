@@ -24,7 +24,7 @@ from protocol.records.batch_header import (
     WIRE,
     checksum,
 )
-from protocol.records.legacy import messages_as_batches, require_message
+from protocol.records.legacy import fill_message_headers, require_message
 from protocol.wire.primitives import BytesLike
 
 
@@ -38,7 +38,7 @@ class MemoryRecords:
         Bytes of the response. `decode` reads the records from it, so it must not change before that.
     headers
         One row per batch, in log order, of dtype `batch_header.NATIVE`. A message of magic 0 or 1 is a batch;
-        `legacy.messages_as_batches` fills its fields.
+        `legacy.fill_message_headers` fills its fields.
     next_offset
         The offset after the last batch, where the next Fetch starts; None without a whole batch.
     whole_bytes
@@ -150,7 +150,7 @@ def read_batch_headers(buffer: BytesLike, where: str = "record batches") -> Memo
     headers = _headers(view, positions, short)
     has_messages = bool((headers["magic"] != MAGIC).any())
     if has_messages:
-        messages_as_batches(headers, view, where)
+        fill_message_headers(headers, view, where)
     _check(headers, where)
     next_offset = int(headers["last_offset"][-1]) + 1 if positions else None
     return MemoryRecords(view, headers, next_offset, position, partial_bytes, has_messages)

@@ -20,7 +20,7 @@ from protocol.config import parse_consumer
 from protocol.consumer.partition_consumer import PartitionConsumer
 from protocol.errors import Corrupt, DecompressedTooLarge, ProtocolError
 from protocol.records.decode import SCHEMA, decode
-from protocol.records.legacy import with_sound_checksum
+from protocol.records.legacy import with_lz4_header_checksum
 from protocol.records.memory_records import read_batch_headers
 from tests.hostile import cases
 from tests.protocol.records import reference
@@ -262,12 +262,12 @@ def test_the_checksum_is_mended_exactly(sized: bool) -> None:
     for wrong in range(256):
         broken = sound.copy()
         broken[14 if sized else 6] = wrong
-        assert with_sound_checksum(memoryview(broken)) == sound
+        assert with_lz4_header_checksum(memoryview(broken)) == sound
 
 
 def test_a_frame_too_short_for_a_checksum_stays_as_it_is() -> None:
     for size in range(7):
-        assert bytes(with_sound_checksum(memoryview(bytes(size)))) == bytes(size)
+        assert bytes(with_lz4_header_checksum(memoryview(bytes(size)))) == bytes(size)
 
 
 # -- truncated messages ---------------------------------------------------------------------------
