@@ -27,11 +27,11 @@ from protocol.records.varints import Bytes, Positions
 
 ROWS_AT_ONCE = 32_000
 _BYTES_AT_ONCE = 4 << 20
-_MOST_ROWS = ROWS_AT_ONCE * 3 // 2
+_MAX_ROWS = ROWS_AT_ONCE * 3 // 2
 _SCRATCH_BYTES = 16 << 20
 # Memory that was touched before is several times faster than fresh pages. `pop` and `append` of a list are atomic.
 _idle_scratch: list[Bytes] = []
-_MOST_IDLE = 4
+_MAX_IDLE = 4
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def _uncompressed(
         full = min(
             np.searchsorted(rows, rows_before + ROWS_AT_ONCE), np.searchsorted(ends, begins[first] + _BYTES_AT_ONCE)
         )
-        fits = np.searchsorted(rows, rows_before + _MOST_ROWS, side="right")
+        fits = np.searchsorted(rows, rows_before + _MAX_ROWS, side="right")
         until = max(int(min(full + 1, fits)), first + 1)
         some = slice(first, until)
         stored = DecompressedBatches(data, batches[some], begins[some], ends[some], counts[some])
@@ -123,7 +123,7 @@ def _decompressed(
 
     try:
         for index, (attributes, start, length, count, crc) in enumerate(fields):
-            if rows and (rows >= ROWS_AT_ONCE or used >= _BYTES_AT_ONCE or rows + count > _MOST_ROWS):
+            if rows and (rows >= ROWS_AT_ONCE or used >= _BYTES_AT_ONCE or rows + count > _MAX_ROWS):
                 yield pending_batches(index)
                 first, rows, used = index, 0, 0
             end = start + LOG_OVERHEAD_BYTES + length
@@ -148,7 +148,7 @@ def _decompressed(
         if first < len(batches):
             yield pending_batches(len(batches))
     finally:
-        if len(_idle_scratch) < _MOST_IDLE:
+        if len(_idle_scratch) < _MAX_IDLE:
             _idle_scratch.append(scratch)
 
 

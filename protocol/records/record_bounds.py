@@ -16,7 +16,7 @@ import numpy as np
 from protocol.errors import Corrupt
 from protocol.records.batch_header import SMALLEST_RECORD_BYTES
 from protocol.records.record_bounds_lockstep import (
-    FEWEST_LANES,
+    MIN_LANES,
     SIZES,
     bounds_in_lockstep,
     likely_record_starts,
@@ -31,7 +31,7 @@ Bounds = tuple[Positions, Positions]
 
 _STEPS: list[list[int]] = SIZES.reshape(256, 256).T.tolist()
 """SIZES as lists: `_STEPS[first byte][second byte]`."""
-_FEWEST_IN_RUN = 64
+_MIN_IN_RUN = 64
 
 
 def record_bounds(data: Bytes, begins: Positions, ends: Positions, counts: Positions) -> Bounds:
@@ -44,7 +44,7 @@ def record_bounds(data: Bytes, begins: Positions, ends: Positions, counts: Posit
     """
     rows, size_bytes = int(counts.sum()), int((ends - begins).sum())
     batches = list(zip(begins.tolist(), ends.tolist(), counts.tolist(), strict=True))
-    of_one_size = len(batches) < FEWEST_LANES and _bounds_at_stride(data, *batches[0])
+    of_one_size = len(batches) < MIN_LANES and _bounds_at_stride(data, *batches[0])
     if not of_one_size and lockstep_pays(rows, size_bytes, int(counts.max()) / rows, len(batches)):
         found = bounds_in_lockstep(data, begins, ends, size_bytes // rows)
         if found is not None and (found[2] == counts).all():
@@ -90,22 +90,22 @@ def _joined(parts: list[Bounds]) -> Bounds:
 
 def _bounds_at_stride(data: Bytes, begin: int, end: int, most: int) -> Bounds | None:
     """Return the next records, up to `most`, while they have the size of the first; None for a short run."""
-    if most < _FEWEST_IN_RUN or end - begin < most * SMALLEST_RECORD_BYTES:
+    if most < _MIN_IN_RUN or end - begin < most * SMALLEST_RECORD_BYTES:
         return None
     prefix_at = prefixes(data)
     prefix = prefix_at[begin]
     size = int(SIZES[prefix])
     fits = min(most, (end - begin) // size) if size else 0
-    if fits < _FEWEST_IN_RUN:
+    if fits < _MIN_IN_RUN:
         return None
-    rows, more = 0, _FEWEST_IN_RUN
+    rows, more = 0, _MIN_IN_RUN
     while rows < fits:
         same = prefix_at[begin + rows * size : begin + min(rows + more, fits) * size : size] == prefix
         if not same.all():
             rows += int(same.argmin())
             break
         rows, more = rows + len(same), more * 8
-    if rows < _FEWEST_IN_RUN:
+    if rows < _MIN_IN_RUN:
         return None
     bounds = np.arange(begin, begin + rows * size + 1, size)
     return bounds[:-1], bounds[1:]

@@ -16,7 +16,7 @@ from protocol.records.batch_header import SMALLEST_RECORD_BYTES
 from protocol.records.varints import Bytes, Positions
 
 _LANES = 512
-FEWEST_LANES = 24
+MIN_LANES = 24
 _HOPS = 2
 _CHECK_EVERY = 4
 # Nanoseconds that lockstep saves per record, and that it costs to find the lanes: fixed, and per byte of average size.
@@ -60,7 +60,7 @@ def lockstep_pays(rows: int, size_bytes: int, largest_share: float, regions: int
         Number of regions (batches).
     """
     average = size_bytes / rows
-    if regions * largest_share < 4 and regions >= FEWEST_LANES:
+    if regions * largest_share < 4 and regions >= MIN_LANES:
         return True
     return rows * _GAIN > _SYNC + _SYNC_A_BYTE * average
 

@@ -19,9 +19,9 @@ from protocol.wire.primitives import Reader
 
 HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())]))
 
-_MOST_ROUNDS = 100
-_MOST_AT_ONCE = 1 << 18
-_MOST_IN_A_RECORD = 1 << 20
+_MAX_ROUNDS = 100
+_MAX_AT_ONCE = 1 << 18
+_MAX_PER_RECORD = 1 << 20
 _SMALLEST_HEADER_BYTES = 2
 
 
@@ -49,20 +49,20 @@ def record_headers(data: Bytes, at: Positions, count: Integers, ends: Positions)
     if impossible.any():
         row = int(impossible.argmax())
         raise Corrupt(f"a record announces {counts[row]} headers, but only {left_bytes[row]} bytes are left for them")
-    if (largest := int(counts.max())) > _MOST_IN_A_RECORD:
+    if (largest := int(counts.max())) > _MAX_PER_RECORD:
         raise Corrupt(
-            f"a record has {largest} headers; the maximum is {_MOST_IN_A_RECORD} "
+            f"a record has {largest} headers; the maximum is {_MAX_PER_RECORD} "
             "(leave out the headers column to read the record without them)"
         )
     total = int(counts.sum())
-    if total > _MOST_AT_ONCE and rows > 1:
+    if total > _MAX_AT_ONCE and rows > 1:
         half = rows // 2
         return pa.concat_arrays(
             [record_headers(data, at[s], count[s], ends[s]) for s in (slice(half), slice(half, None))]
         )
     first = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
     bounds = _Bounds(total)
-    many = counts > _MOST_ROUNDS
+    many = counts > _MAX_ROUNDS
     _in_rounds(data, np.flatnonzero((counts > 0) & ~many), first, at, counts, ends, bounds)
     for row in np.flatnonzero(many).tolist():
         _one_by_one(data, int(at[row]), int(ends[row]), range(int(first[row]), int(first[row + 1])), bounds)

@@ -15,7 +15,7 @@ _SEPARATOR = "\x01"
 _TOKEN = re.compile(r"[-._~+/A-Za-z0-9]+=*")
 _EXTENSION_NAME = re.compile(r"[A-Za-z]+")
 _EXTENSION_VALUE = re.compile(r"[\x21-\x7e \t\r\n]+")
-_MOST_SHOWN = 200
+_MAX_SHOWN = 200
 
 
 def oauthbearer(token: Secret, extensions: Mapping[str, str]) -> Exchange:
@@ -73,4 +73,4 @@ def _said(refusal: bytes) -> str:
     if not isinstance(fields, dict):
         return ""
     words = ", ".join(f"{name}: {fields[name]}" for name in ("status", "scope") if isinstance(fields.get(name), str))
-    return f" ({words[:_MOST_SHOWN]})" if words else ""
+    return f" ({words[:_MAX_SHOWN]})" if words else ""

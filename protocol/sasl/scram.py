@@ -18,14 +18,14 @@ from protocol.secret import Secret
 
 # With fewer iterations an impostor could guess the password from the client's proof; RFC 7677 and Kafka set the same
 # minimum. A million takes half a second of CPU, 2^31 - 1 would take a quarter of an hour.
-FEWEST_ITERATIONS, MOST_ITERATIONS = 4_096, 1_000_000
+MIN_ITERATIONS, MAX_ITERATIONS = 4_096, 1_000_000
 
 _BASE64 = r"(?:[A-Za-z0-9/+]{4})*(?:[A-Za-z0-9/+]{3}=|[A-Za-z0-9/+]{2}==)?"
 _EXTENSIONS = r"(?:,[A-Za-z]+=[\x01-\x2b\x2d-\x7f]+)*"
 _SERVER_FIRST = re.compile(rf"r=([\x21-\x2b\x2d-\x7e]+),s=({_BASE64}),i=([0-9]{{1,10}}){_EXTENSIONS}")
 _SERVER_FINAL = re.compile(rf"(?:e=([\x01-\x2b\x2d-\x3c\x3e-\x7f]+)|v=({_BASE64})){_EXTENSIONS}")
 _NO_CHANNEL_BINDING = base64.b64encode(b"n,,").decode()
-_MOST_SHOWN = 100
+_MAX_SHOWN = 100
 
 
 def scram(
@@ -82,9 +82,9 @@ def _parse_server_first(message: str, nonce: str) -> tuple[str, bytes, int]:
         raise AuthenticationFailed(
             "the broker's nonce does not extend the client's: it replays another exchange, or is not a broker"
         )
-    if not FEWEST_ITERATIONS <= iterations <= MOST_ITERATIONS:
+    if not MIN_ITERATIONS <= iterations <= MAX_ITERATIONS:
         raise AuthenticationFailed(
-            f"the broker requires {iterations} iterations; only {FEWEST_ITERATIONS} to {MOST_ITERATIONS} are supported"
+            f"the broker requires {iterations} iterations; only {MIN_ITERATIONS} to {MAX_ITERATIONS} are supported"
         )
     return server_nonce, salt, iterations
 
@@ -94,7 +94,7 @@ def _check_server_final(message: str, signature: bytes) -> None:
     if match is None:
         raise AuthenticationFailed("the broker has not proved that it knows the password: its signature is missing")
     if match[1] is not None:
-        raise AuthenticationFailed(f"the broker answers {match[1][:_MOST_SHOWN]}")
+        raise AuthenticationFailed(f"the broker answers {match[1][:_MAX_SHOWN]}")
     if not hmac.compare_digest(base64.b64decode(match[2]), signature):
         raise AuthenticationFailed("the broker has not proved that it knows the password: its signature is wrong")
 

@@ -21,7 +21,7 @@ LARGE_BYTES = 4096
 LONGEST_STRING_BYTES = 2**15 - 1
 """Kafka's limit. An int16 length cannot exceed it; a compact length must not."""
 
-MOST_ELEMENTS = 3_000_000
+MAX_ELEMENTS = 3_000_000
 """Maximum elements of all arrays of a message, except numbers. An element takes up to 700 bytes of memory."""
 
 _INT8, _INT16, _INT32 = Layout(">b"), Layout(">h"), Layout(">i")
@@ -31,7 +31,7 @@ class Reader:
     """Reads consecutive values from `buffer` in Kafka's big-endian encodings.
 
     Every method raises `Truncated` if the bytes end too early, and `Corrupt` for impossible values: a negative length
-    other than null's -1, null if not nullable, text that is not UTF-8, an endless varint, more than `MOST_ELEMENTS`.
+    other than null's -1, null if not nullable, text that is not UTF-8, an endless varint, more than `MAX_ELEMENTS`.
     """
 
     __slots__ = ("buffer", "elements_left", "end", "position")
@@ -41,7 +41,7 @@ class Reader:
         self.buffer: memoryview = view if view.format == "B" and view.ndim == 1 else view.cast("B")
         self.position = 0
         self.end = len(self.buffer)
-        self.elements_left = MOST_ELEMENTS
+        self.elements_left = MAX_ELEMENTS
 
     @property
     def left(self) -> int:
@@ -178,7 +178,7 @@ class Reader:
         """Add `count` to the elements of the message, before they are read."""
         self.elements_left -= count
         if self.elements_left < 0:
-            raise Corrupt(f"{count} elements before byte {self.position}, in total more than {MOST_ELEMENTS}")
+            raise Corrupt(f"{count} elements before byte {self.position}, in total more than {MAX_ELEMENTS}")
 
     def numbers(self, code: str, size_bytes: int, count: int) -> list[Any]:
         """Read `count` numbers of the `struct` format `code`, `size_bytes` each."""

@@ -9,7 +9,7 @@ from typing import Any
 from protocol.errors import Corrupt
 from protocol.kafka_terms import TopicPartition
 
-MOST_PARTITIONS = 1_000_000
+MAX_PARTITIONS = 1_000_000
 """Maximum per member. A partition has four bytes in a frame, and up to 200 bytes in memory."""
 
 
@@ -22,8 +22,8 @@ def partitions_by_topic(partitions: Iterable[TopicPartition]) -> list[dict[str, 
 
 
 def flat(rows: list[dict[str, Any]]) -> frozenset[TopicPartition]:
-    """Return the partitions of rows of `TOPIC_PARTITION`; raise `Corrupt` for more than `MOST_PARTITIONS`."""
+    """Return the partitions of rows of `TOPIC_PARTITION`; raise `Corrupt` for more than `MAX_PARTITIONS`."""
     count = sum(len(row["partitions"]) for row in rows)
-    if count > MOST_PARTITIONS:
-        raise Corrupt(f"{count} partitions of one member; at most {MOST_PARTITIONS} are allowed")
+    if count > MAX_PARTITIONS:
+        raise Corrupt(f"{count} partitions of one member; at most {MAX_PARTITIONS} are allowed")
     return frozenset((row["topic"], number) for row in rows for number in row["partitions"])

@@ -125,9 +125,9 @@ def test_the_elements_of_a_message_are_limited_all_together(monkeypatch: pytest.
     body = {"topics": [{"name": "t", "partitions": [{"partition_index": at} for at in range(3)]}] * 2}
     frame = b"".join(encode_response(METADATA, 12, 0, body))[4:]
 
-    monkeypatch.setattr(primitives, "MOST_ELEMENTS", 8)
+    monkeypatch.setattr(primitives, "MAX_ELEMENTS", 8)
     assert len(decode_response(METADATA, 12, frame)["topics"]) == 2
-    monkeypatch.setattr(primitives, "MOST_ELEMENTS", 7)
+    monkeypatch.setattr(primitives, "MAX_ELEMENTS", 7)
     with pytest.raises(Corrupt, match="more than 7"):
         decode_response(METADATA, 12, frame)
 

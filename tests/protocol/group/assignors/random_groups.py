@@ -20,7 +20,7 @@ GROUPS = int(os.environ.get("SPARK_KAFKA_SOURCE_GROUPS", "75"))
 
 RACKS = ("east", "north", "west")
 _GENERATION = 5
-_MOST_REBALANCES = 20
+_MAX_REBALANCES = 20
 
 
 @dataclass(frozen=True)
@@ -71,11 +71,11 @@ class Group:
     def settled(self) -> Assignment:
         """Return the assignment after as many rebalances as needed until no partition moves."""
         assigned = self.assign()
-        for _ in range(_MOST_REBALANCES):
+        for _ in range(_MAX_REBALANCES):
             before, assigned = assigned, self.after(assigned).assign()
             if assigned == before:
                 return assigned
-        raise AssertionError(f"partitions still move after {_MOST_REBALANCES} rebalances: {self}")
+        raise AssertionError(f"partitions still move after {_MAX_REBALANCES} rebalances: {self}")
 
 
 def random_group(assignor: Assignor, by: random.Random) -> Group:

@@ -17,7 +17,7 @@ from protocol.group.assignors.consumer_metadata import (
     encode_subscription,
 )
 from protocol.group.assignors.cooperative_sticky import COOPERATIVE_STICKY
-from protocol.group.assignors.partitions_by_topic import MOST_PARTITIONS
+from protocol.group.assignors.partitions_by_topic import MAX_PARTITIONS
 from protocol.group.assignors.sticky import STICKY
 from tests.hostile import cases, provoke, spoilt, tracing
 
@@ -66,7 +66,7 @@ def test_spoilt_bytes_are_our_errors_at_once_and_take_hardly_any_memory(
 
 
 def test_more_partitions_than_anybody_has_are_refused() -> None:
-    numbers = struct.pack(">i", MOST_PARTITIONS + 1) + bytes(4 * (MOST_PARTITIONS + 1))
+    numbers = struct.pack(">i", MAX_PARTITIONS + 1) + bytes(4 * (MAX_PARTITIONS + 1))
     with pytest.raises(Corrupt, match="partitions of one member"):
         decode_assignment(bytes.fromhex("0000 00000001 0001 74") + numbers + b"\xff\xff\xff\xff")
 
