@@ -20,7 +20,7 @@ from protocol.errors import AuthenticationFailed, ConfigurationError, KafkaError
 from protocol.property_kinds import shown
 from protocol.sasl.config import SaslConfig
 from protocol.sasl.credentials import AwsIam, TokenEndpoint, TokenFile, TokenProvider, TokenSource, UnsecuredToken
-from protocol.sasl.token import Token, end_of_jwt, is_seconds, unsecured_token
+from protocol.sasl.token import Token, is_seconds, jwt_expiry_s, unsecured_token
 from protocol.secret import Secret, hide_variables
 
 log = logging.getLogger(__name__)
@@ -43,12 +43,12 @@ class Tokens:
             raise RequestTimedOut("no token in time: it is still being asked for")
         try:
             known = self._token if source == self._source else None
-            if known is not None and not known.due(self._now_s()):
+            if known is not None and not known.needs_renewal(self._now_s()):
                 return known
             try:
                 token = self._ask(source, config, address, deadline)
             except KafkaError as error:
-                if known is None or known.ended(self._now_s()):
+                if known is None or known.is_expired(self._now_s()):
                     raise
                 log.warning("The token is used until it ends, since there is no new one: %s", error)
                 return known
@@ -70,13 +70,13 @@ class Tokens:
 
             text, lifetime_s = ask_endpoint(source, config, deadline)
             end_s = None if lifetime_s is None else self._now_s() + lifetime_s
-            return self._made(text, end_of_jwt(text) or end_s, source.extensions)
+            return self._made(text, jwt_expiry_s(text) or end_s, source.extensions)
         if isinstance(source, AwsIam):
             return self._made(*_signed_by_aws(source, address))
         return self._given(source)
 
-    def _made(self, text: str, ends_at_s: float | None = None, extensions: Mapping[str, str] | None = None) -> Token:
-        return Token(Secret(text), self._now_s(), ends_at_s or end_of_jwt(text), extensions or {})
+    def _made(self, text: str, expires_at_s: float | None = None, extensions: Mapping[str, str] | None = None) -> Token:
+        return Token(Secret(text), self._now_s(), expires_at_s or jwt_expiry_s(text), extensions or {})
 
     @hide_variables
     def _given(self, source: TokenProvider) -> Token:
@@ -91,22 +91,22 @@ class Tokens:
                 settings=("sasl.oauthbearer.token.provider",),
             ) from None
         parts = given if isinstance(given, tuple) else (given,)
-        text, ends_at_s, extensions = (*parts, None, None, None)[:3]
-        if len(parts) > 3 or not isinstance(text, str) or not _fit(ends_at_s, extensions):
+        text, expires_at_s, extensions = (*parts, None, None, None)[:3]
+        if len(parts) > 3 or not isinstance(text, str) or not _fit(expires_at_s, extensions):
             raise ConfigurationError(
                 f"sasl.oauthbearer.token.provider={source.function} gave {type(given).__name__}; it must give a token, "
-                "(token, ends_at_s) or (token, ends_at_s, extensions): text, seconds (not milliseconds) since 1970, "
-                "and a dict of texts.",
+                "(token, expires_at_s) or (token, expires_at_s, extensions): text, seconds (not milliseconds) since "
+                "1970, and a dict of texts.",
                 settings=("sasl.oauthbearer.token.provider",),
             )
-        return self._made(text, ends_at_s, extensions)
+        return self._made(text, expires_at_s, extensions)
 
 
-def _fit(ends_at_s: object, extensions: object) -> bool:
+def _fit(expires_at_s: object, extensions: object) -> bool:
     """Whether a user's function may give these beside its token."""
     named = extensions or {}
     return (
-        (ends_at_s is None or is_seconds(ends_at_s))
+        (expires_at_s is None or is_seconds(expires_at_s))
         and isinstance(named, Mapping)
         and all(isinstance(text, str) for pair in named.items() for text in pair)
     )

@@ -12,7 +12,7 @@ from protocol.errors import ConfigurationError
 from protocol.secret import Secret
 
 # The default of Java's client (sasl.login.refresh.window.factor).
-_RENEWED_AT = 0.8
+_REFRESH_WINDOW_FACTOR = 0.8
 _UNSECURED = "unsecuredLogin"
 # The year 5138: a later time is most likely in milliseconds instead of seconds.
 _NEVER_S = 1e11
@@ -22,23 +22,23 @@ _NEVER_S = 1e11
 class Token:
     """A bearer token; times are in seconds since 1970.
 
-    Without `ends_at_s` the expiry is unknown, and the token is used for one connection only.
+    Without `expires_at_s` the expiry is unknown, and the token is used for one connection only.
     """
 
     value: Secret
     obtained_at_s: float
-    ends_at_s: float | None = None
+    expires_at_s: float | None = None
     extensions: Mapping[str, str] = field(default_factory=dict)
 
-    def due(self, now_s: float) -> bool:
+    def needs_renewal(self, now_s: float) -> bool:
         """Return True if the token should be renewed: after 80 % of its life, or always if its expiry is unknown."""
-        if self.ends_at_s is None:
+        if self.expires_at_s is None:
             return True
-        return now_s >= self.obtained_at_s + _RENEWED_AT * (self.ends_at_s - self.obtained_at_s)
+        return now_s >= self.obtained_at_s + _REFRESH_WINDOW_FACTOR * (self.expires_at_s - self.obtained_at_s)
 
-    def ended(self, now_s: float) -> bool:
+    def is_expired(self, now_s: float) -> bool:
         """Return True if the token has expired, or its expiry is unknown."""
-        return self.ends_at_s is None or now_s >= self.ends_at_s
+        return self.expires_at_s is None or now_s >= self.expires_at_s
 
 
 def is_seconds(value: object) -> TypeGuard[float]:
@@ -46,7 +46,7 @@ def is_seconds(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < _NEVER_S
 
 
-def end_of_jwt(text: str) -> float | None:
+def jwt_expiry_s(text: str) -> float | None:
     """Return the expiry of a JSON Web Token (RFC 7519); None for other tokens, or without a valid `exp` claim."""
     parts = text.split(".")
     if len(parts) != 3:

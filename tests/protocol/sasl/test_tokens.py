@@ -29,7 +29,7 @@ from protocol.sasl.credentials import (
     UnsecuredToken,
     credentials,
 )
-from protocol.sasl.token import Token, end_of_jwt, unsecured_token
+from protocol.sasl.token import Token, jwt_expiry_s, unsecured_token
 from protocol.secret import Secret
 from spark_kafka_source.local_kafka.certificates import CertificateAuthority
 from tests.fake_kafka.clock import ManualClock
@@ -123,7 +123,7 @@ def test_one_whose_end_nobody_knows_is_good_once(clock: ManualClock, monkeypatch
     ],
 )
 def test_a_jwt_says_when_it_ends(text: str, end_s: float | None) -> None:
-    assert end_of_jwt(text) == end_s
+    assert jwt_expiry_s(text) == end_s
 
 
 # -- user-defined functions -----------------------------------------------------------------------
@@ -144,7 +144,7 @@ def test_what_a_function_may_give(
     clock: ManualClock, monkeypatch: pytest.MonkeyPatch, given: Any, end_s: float | None, extensions: dict[str, str]
 ) -> None:
     token = ask(Tokens(clock), provider(lambda: given, monkeypatch), clock)
-    assert (token.ends_at_s, token.extensions) == (end_s, extensions)
+    assert (token.expires_at_s, token.extensions) == (end_s, extensions)
 
 
 MILLISECONDS = 1_700_000_000_000
@@ -230,7 +230,7 @@ def test_a_token_that_nobody_signed_says_what_its_settings_say(clock: ManualCloc
         "iat": 1000,
         "exp": 1007,
     }
-    assert (signature, token.ends_at_s, token.extensions) == ("", 1007, {"traceId": "9"})
+    assert (signature, token.expires_at_s, token.extensions) == ("", 1007, {"traceId": "9"})
 
 
 AWS = "software.amazon.msk.auth.iam.IAMLoginModule required"
@@ -254,7 +254,7 @@ def test_client_credentials_get_a_token(endpoint: Endpoint, clock: ManualClock) 
     endpoint.answers = [gives(access_token="token", expires_in=LIFETIME_S, token_type="Bearer")]
     token = ask(Tokens(clock), client(endpoint.url, scope="a b"), clock)
     assert (token.value.reveal(), token.extensions) == ("token", {"traceId": "1"})
-    assert token.ends_at_s == clock.wall_ms() / 1000 + LIFETIME_S
+    assert token.expires_at_s == clock.wall_ms() / 1000 + LIFETIME_S
     ((path, headers, form),) = endpoint.asked
     assert path == "/token?tenant=a"
     assert base64.b64decode(headers["Authorization"].removeprefix("Basic ")).decode() == f"me:{SECRET_OF_CLIENT}"
