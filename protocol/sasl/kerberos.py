@@ -16,12 +16,12 @@ _NO_LAYER = 1
 _KRB5_KDC_UNREACH = -1765328228
 
 
-def kerberos(who: Kerberos, host: str) -> Exchange:
+def kerberos(credentials: Kerberos, host: str) -> Exchange:
     """Authenticate with Kerberos.
 
     Parameters
     ----------
-    who
+    credentials
         The credentials.
     host
         The broker's host name, as in its principal.
@@ -44,9 +44,9 @@ def kerberos(who: Kerberos, host: str) -> Exchange:
             settings=("sasl.mechanism",),
         ) from error
     try:
-        broker = gssapi.Name(f"{who.service_name}@{host}", gssapi.NameType.hostbased_service)
+        broker = gssapi.Name(f"{credentials.service_name}@{host}", gssapi.NameType.hostbased_service)
         context = gssapi.SecurityContext(
-            name=broker, creds=_credentials(gssapi, who), usage="initiate", mech=gssapi.MechType.kerberos
+            name=broker, creds=_credentials(gssapi, credentials), usage="initiate", mech=gssapi.MechType.kerberos
         )
         ticket = context.step()
         while not context.complete:
@@ -60,17 +60,17 @@ def kerberos(who: Kerberos, host: str) -> Exchange:
         raise (ConnectFailed if no_kdc else AuthenticationFailed)(f"Kerberos error: {error.gen_message()}") from error
 
 
-def _credentials(gssapi: Any, who: Kerberos) -> Any:
+def _credentials(gssapi: Any, credentials: Kerberos) -> Any:
     """Return credentials of the keytab, or of the principal's tickets; None for any tickets of the process."""
-    if who.principal is None and who.keytab is None:
+    if credentials.principal is None and credentials.keytab is None:
         return None
-    name = gssapi.Name(who.principal, gssapi.NameType.kerberos_principal) if who.principal else None
-    if who.keytab and not os.access(who.keytab.removeprefix("FILE:"), os.R_OK):
+    name = gssapi.Name(credentials.principal, gssapi.NameType.kerberos_principal) if credentials.principal else None
+    if credentials.keytab and not os.access(credentials.keytab.removeprefix("FILE:"), os.R_OK):
         raise ConfigurationError(
-            f"sasl.jaas.config: its keyTab, {who.keytab}, cannot be read in this process.",
+            f"sasl.jaas.config: its keyTab, {credentials.keytab}, cannot be read in this process.",
             settings=("sasl.jaas.config",),
         )
     # Tickets of the keytab are stored in memory: the tickets of another principal are not used, and not overwritten.
-    tickets = f"MEMORY:{who.principal} by {who.keytab}"
-    store = {"client_keytab": who.keytab, "ccache": tickets} if who.keytab else None
+    tickets = f"MEMORY:{credentials.principal} by {credentials.keytab}"
+    store = {"client_keytab": credentials.keytab, "ccache": tickets} if credentials.keytab else None
     return gssapi.Credentials(name=name, usage="initiate", store=store)
