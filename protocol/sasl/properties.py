@@ -13,33 +13,33 @@ MECHANISM = one_of("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "GS
 
 _KAFKA = "org.apache.kafka.common.security"
 _AWS = "software.amazon.msk.auth.iam"
-_INSTEAD = "other Java classes are not supported; use sasl.oauthbearer.token.provider=package.module:function"
+_REMEDY = "other Java classes are not supported; use sasl.oauthbearer.token.provider=package.module:function"
 
 
-def _class_that_is_done_here(*names: str) -> Kind:
+def _supported_java_class(*names: str) -> Kind:
     """Return a kind of property for Java classes whose function this client implements, also with shading prefixes."""
 
     def parse(text: str) -> str:
         known = class_of(text, names)
         if known is None:
-            raise ValueError(_INSTEAD)
+            raise ValueError(_REMEDY)
         return known
 
     return Kind(", ".join(names), parse)
 
 
-_LOGIN_HANDLER = _class_that_is_done_here(
+_LOGIN_HANDLER = _supported_java_class(
     f"{_KAFKA}.oauthbearer.OAuthBearerLoginCallbackHandler",
     f"{_KAFKA}.oauthbearer.secured.OAuthBearerLoginCallbackHandler",
     f"{_KAFKA}.oauthbearer.internals.unsecured.OAuthBearerUnsecuredLoginCallbackHandler",
     f"{_AWS}.IAMOAuthBearerLoginCallbackHandler",
 )
-_CLIENT_HANDLER = _class_that_is_done_here(
+_CLIENT_HANDLER = _supported_java_class(
     f"{_KAFKA}.authenticator.SaslClientCallbackHandler",
     f"{_KAFKA}.oauthbearer.internals.OAuthBearerSaslClientCallbackHandler",
     f"{_AWS}.IAMClientCallbackHandler",
 )
-_JWT_RETRIEVER = _class_that_is_done_here(
+_JWT_RETRIEVER = _supported_java_class(
     *(f"{_KAFKA}.oauthbearer.{name}JwtRetriever" for name in ("Default", "ClientCredentials", "File")),
 )
 
@@ -139,7 +139,7 @@ SASL_PROPERTIES: tuple[Property, ...] = (
         "sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms sasl.oauthbearer.jwt.validator.class",
         "brokers validate tokens, not this client",
     ),
-    *forbidden(_CLIENT, "sasl.login.class", f"Java classes are not supported; {_INSTEAD.split('; ')[1]}"),
+    *forbidden(_CLIENT, "sasl.login.class", f"Java classes are not supported; {_REMEDY.split('; ')[1]}"),
     *not_yet(
         _CLIENT,
         "sasl.oauthbearer.assertion.algorithm sasl.oauthbearer.assertion.claim.aud "
@@ -148,6 +148,6 @@ SASL_PROPERTIES: tuple[Property, ...] = (
         "sasl.oauthbearer.assertion.claim.sub sasl.oauthbearer.assertion.file "
         "sasl.oauthbearer.assertion.private.key.file sasl.oauthbearer.assertion.private.key.passphrase "
         "sasl.oauthbearer.assertion.template.file",
-        f"tokens for assertions (KIP-1139) are not supported yet; {_INSTEAD.split('; ')[1]}",
+        f"tokens for assertions (KIP-1139) are not supported yet; {_REMEDY.split('; ')[1]}",
     ),
 )
