@@ -16,7 +16,7 @@ from protocol.config_providers import resolved
 from protocol.errors import ConfigurationError
 from protocol.secret import Secret, hide_variables
 from protocol.security.cipher_suites import is_of_tls13, openssl_name
-from protocol.security.stores import KeyPair, read_key_pair, read_trusted, state
+from protocol.security.stores import KeyPair, read_key_pair, read_trust_store, store_fingerprint
 from protocol.security.tls_config import TLSConfig
 from protocol.security.tls_properties import TLS_NAMES
 
@@ -41,7 +41,7 @@ class TLSContext:
         """
         with self._lock:
             try:
-                now = state(self.config)
+                now = store_fingerprint(self.config)
                 if self._context is None or now != self._state:
                     self._context, self._state = new_context(self.config), now
             except ConfigurationError as error:
@@ -88,7 +88,7 @@ def _choose_ciphers(context: ssl.SSLContext, config: TLSConfig) -> None:
 
 
 def _trust(context: ssl.SSLContext, config: TLSConfig) -> None:
-    trusted = read_trusted(config)
+    trusted = read_trust_store(config)
     if trusted is None:
         context.load_default_certs()
         return

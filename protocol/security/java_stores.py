@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 _JKS = b"\xfe\xed\xfe\xed"
 _KEYTOOL_TIMEOUT_S = 60
 # The JVM prints the options that it takes from the environment; they may contain passwords.
-_OPTIONS_OF_THE_JVM = "Picked up "
+_JVM_NOTICE = "Picked up "
 # English, since the output is searched for "Alias name"; and little JIT compilation, for a run of half a second.
-_BRIEF = ("-J-Duser.language=en", "-J-Dfile.encoding=UTF-8", "-J-XX:TieredStopAtLevel=1", "-J-XX:+UseSerialGC")
+_JVM_OPTIONS = ("-J-Duser.language=en", "-J-Dfile.encoding=UTF-8", "-J-XX:TieredStopAtLevel=1", "-J-XX:+UseSerialGC")
 
 
 def trusted_certificates(path: str, data: bytes, password: str | None) -> str:
@@ -156,7 +156,7 @@ def _keytool(arguments: list[str], passwords: Mapping[str, str | None], *, answe
         given = [word for option, pipe in zip(options, pipes, strict=True) for word in (option, f"/dev/fd/{pipe}")]
         try:
             ended = subprocess.run(
-                [tool, *_BRIEF, *arguments, *given],
+                [tool, *_JVM_OPTIONS, *arguments, *given],
                 env=environment,
                 pass_fds=pipes,
                 input=answers,
@@ -171,7 +171,7 @@ def _keytool(arguments: list[str], passwords: Mapping[str, str | None], *, answe
             raise ConfigurationError(f"{tool} cannot be started: {error.strerror}") from error
     if ended.returncode != 0:
         lines = (ended.stdout + ended.stderr).splitlines()
-        said = " ".join(" ".join(line for line in lines if not line.startswith(_OPTIONS_OF_THE_JVM)).split())
+        said = " ".join(" ".join(line for line in lines if not line.startswith(_JVM_NOTICE)).split())
         raise ConfigurationError(f"keytool cannot read a store: {said[-300:]}")
     return ended.stdout
 

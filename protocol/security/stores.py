@@ -30,7 +30,7 @@ class KeyPair:
 
 
 @hide_variables
-def state(config: TLSConfig) -> list[object]:
+def store_fingerprint(config: TLSConfig) -> list[object]:
     """Return a value that changes if a store may have changed: files, and external secrets (`${dir:...}`)."""
     paths = (config.truststore_location, config.keystore_location)
     inline = (config.truststore_certificates, config.keystore_certificate_chain, config.keystore_key)
@@ -47,7 +47,7 @@ def _state_of(path: str) -> tuple[int, int, int] | None:
 
 
 @hide_variables
-def read_trusted(config: TLSConfig) -> str | None:
+def read_trust_store(config: TLSConfig) -> str | None:
     """Return the certificates of the trusted CAs as PEM; None if none are configured.
 
     Raises

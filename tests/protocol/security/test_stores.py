@@ -20,7 +20,7 @@ from protocol.errors import ConfigurationError
 from protocol.net.tls_context import TLSContext, new_context
 from protocol.security import java_stores, pem
 from protocol.security.cipher_suites import is_of_tls13, openssl_name
-from protocol.security.stores import read_key_pair, read_trusted
+from protocol.security.stores import read_key_pair, read_trust_store
 from protocol.security.tls_config import TLSConfig
 from spark_kafka_source.local_kafka.certificates import CertificateAuthority
 from spark_kafka_source.local_kafka.jars import find_java
@@ -110,7 +110,7 @@ class TestJavaStores:
         self, jks: Path, authority: CertificateAuthority, password: str | None
     ) -> None:
         given = {} if password is None else {"truststore_password": password}
-        found = read_trusted(tls(truststore_location=str(jks), **given))
+        found = read_trust_store(tls(truststore_location=str(jks), **given))
         assert found == (authority.folder / "me.pem").read_text()[found_from(authority) :]
 
     def test_pkcs12_is_read_by_keytool_where_cryptography_is_not(
@@ -118,7 +118,7 @@ class TestJavaStores:
     ) -> None:
         monkeypatch.setattr(java_stores, "has_cryptography", lambda: False)
         config = tls(truststore_location=str(store), truststore_password=PASSWORD)
-        assert read_trusted(config) == (authority.folder / "me.pem").read_text()[found_from(authority) :]
+        assert read_trust_store(config) == (authority.folder / "me.pem").read_text()[found_from(authority) :]
         with pytest.raises(ConfigurationError, match=r"without the package cryptography: .*spark-kafka-source\[tls\]"):
             read_key_pair(tls(keystore_location=str(store), keystore_password=PASSWORD))
 
@@ -146,7 +146,7 @@ class TestJavaStores:
     ) -> None:
         monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Djavax.net.ssl.trustStorePassword=hunter2")
         with pytest.raises(ConfigurationError, match="password was incorrect") as raised:
-            read_trusted(tls(truststore_location=str(jks), truststore_password="wrong-one"))
+            read_trust_store(tls(truststore_location=str(jks), truststore_password="wrong-one"))
         assert "hunter2" not in str(raised.value)
 
     def test_a_password_may_be_of_any_letters_wherever_it_is_given(
@@ -160,9 +160,9 @@ class TestJavaStores:
         subprocess.run(command, check=True, capture_output=True)
         # The locale of many containers.
         monkeypatch.setenv("LC_ALL", "POSIX")
-        assert read_trusted(tls(truststore_location=str(copy), truststore_password=password))
+        assert read_trust_store(tls(truststore_location=str(copy), truststore_password=password))
         with pytest.raises(ConfigurationError, match="password was incorrect"):
-            read_trusted(tls(truststore_location=str(copy), truststore_password="a\0b"))
+            read_trust_store(tls(truststore_location=str(copy), truststore_password="a\0b"))
 
     def test_no_password_is_ever_in_a_command_or_its_environment(
         self, jks: Path, monkeypatch: pytest.MonkeyPatch
@@ -184,7 +184,7 @@ class TestJavaStores:
         monkeypatch.setenv("JAVA_HOME", "")
         monkeypatch.setenv("PATH", str(tmp_path))
         with pytest.raises(ConfigurationError, match="keytool, which is neither in JAVA_HOME nor on the PATH"):
-            read_trusted(tls(truststore_location=str(jks)))
+            read_trust_store(tls(truststore_location=str(jks)))
 
     def test_a_keytool_that_the_system_refuses_to_start_is_a_configuration_error(
         self, jks: Path, monkeypatch: pytest.MonkeyPatch
@@ -206,7 +206,7 @@ class TestJavaStores:
         with pytest.raises(
             ConfigurationError, match=r"PKCS12 with the package cryptography .*spark-kafka-source\[tls\]"
         ):
-            read_trusted(tls(truststore_location=location, truststore_password=PASSWORD))
+            read_trust_store(tls(truststore_location=location, truststore_password=PASSWORD))
 
 
 def found_from(authority: CertificateAuthority) -> int:
