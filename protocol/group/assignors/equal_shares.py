@@ -18,50 +18,50 @@ from protocol.kafka_terms import TopicPartition
 class _Shares:
     """The shares of members.
 
-    `share` is the minimum per member, `longer` the number of members that may still get one more. Members that accept
-    more wait in two queues: `short` (below a share) and `even` (exactly a share).
+    `share` is the minimum per member, `extra_shares` the number of members that may still get one more. Members that
+    accept more wait in two queues: `below_share` and `at_share` (exactly a share).
     """
 
     def __init__(self, members: Iterable[str], partition_count: int) -> None:
         self.placed: Assignment = {member: [] for member in members}
-        self.share, self.longer = divmod(partition_count, len(self.placed))
-        self.short: deque[str] = deque()
-        self.even: deque[str] = deque()
+        self.share, self.extra_shares = divmod(partition_count, len(self.placed))
+        self.below_share: deque[str] = deque()
+        self.at_share: deque[str] = deque()
 
     def place(self, member: str, partitions: Iterable[TopicPartition]) -> None:
         """Assign partitions to a member that is in neither queue, and queue it."""
         placed = self.placed[member]
         placed += partitions
         if len(placed) < self.share:
-            self.short.append(member)
+            self.below_share.append(member)
         elif len(placed) == self.share:
-            self.even.append(member)
+            self.at_share.append(member)
         else:
-            self.longer -= 1
+            self.extra_shares -= 1
 
     def keep(self, member: str, owned: list[TopicPartition]) -> None:
         """Assign the partitions that a member owns, up to its share."""
-        self.place(member, owned[: self.share + (self.longer > 0)])
+        self.place(member, owned[: self.share + (self.extra_shares > 0)])
 
     def place_nearby(self, partition: TopicPartition, racks: Racks) -> bool:
         """Assign to the next member in the same rack; return False if there is none."""
-        for place, member in enumerate(self.short):
+        for place, member in enumerate(self.below_share):
             if racks.near(member, partition):
-                self.short.rotate(-place)
-                self.place(self.short.popleft(), [partition])
+                self.below_share.rotate(-place)
+                self.place(self.below_share.popleft(), [partition])
                 return True
-        nearby = (member for member in self.even if racks.near(member, partition))
-        member = next(nearby, "") if self.longer else ""
+        nearby = (member for member in self.at_share if racks.near(member, partition))
+        member = next(nearby, "") if self.extra_shares else ""
         if member:
-            self.even.remove(member)
+            self.at_share.remove(member)
             self.place(member, [partition])
         return bool(member)
 
     def place_rest(self, partitions: Iterable[TopicPartition]) -> None:
         """Assign in turns, by member id first for those below their share."""
-        self.short = deque(sorted(self.short))
+        self.below_share = deque(sorted(self.below_share))
         for partition in partitions:
-            self.place((self.short or self.even).popleft(), [partition])
+            self.place((self.below_share or self.at_share).popleft(), [partition])
 
 
 def equal_shares(members: Members, topics: Topics, ownerships: Ownerships) -> Assignment:

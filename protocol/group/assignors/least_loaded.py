@@ -58,21 +58,21 @@ class _Search:
                     self._give(partition, target)
                     moved = True
 
-    def swap_back(self) -> None:
+    def undo_equivalent_moves(self) -> None:
         """Return partitions to their owners: a member that lost one and got another of the same topic swaps back."""
-        strange: dict[tuple[str, str], set[TopicPartition]] = defaultdict(set)
+        moved_in: dict[tuple[str, str], set[TopicPartition]] = defaultdict(set)
         for partition, member in self.holder.items():
             if self._kept.get(partition) != member:
-                strange[partition[0], member].add(partition)
+                moved_in[partition[0], member].add(partition)
         for partition, owner in self._kept.items():
             topic, now = partition[0], self.holder[partition]
-            if now == owner or not strange[topic, owner]:
+            if now == owner or not moved_in[topic, owner]:
                 continue
-            other = min(strange[topic, owner], key=lambda each: (self._racks.far(now, each), each))
-            strange[topic, owner].remove(other)
-            strange[topic, now].remove(partition)
+            other = min(moved_in[topic, owner], key=lambda each: (self._racks.far(now, each), each))
+            moved_in[topic, owner].remove(other)
+            moved_in[topic, now].remove(partition)
             if self._kept.get(other) != now:
-                strange[topic, now].add(other)
+                moved_in[topic, now].add(other)
             self.holder[partition], self.holder[other] = owner, now
 
     def _give(self, partition: TopicPartition, member: str) -> None:
@@ -113,7 +113,7 @@ def least_loaded(members: Members, topics: Topics, ownerships: Ownerships) -> As
         if kept == owned:  # otherwise partitions are revoked anyway
             search.even_out(new, earlier)
         search.even_out(every, earlier)
-        search.swap_back()
+        search.undo_equivalent_moves()
         found.append(search)
 
     placed: Assignment = defaultdict(list)

@@ -22,7 +22,7 @@ class _Topic:
         self.placed: dict[str, list[int]] = {member: [] for member in members}
         self._partitions = partitions
         self._left = dict.fromkeys(range(len(partitions)))
-        self._share, self._longer = divmod(len(partitions), len(members))
+        self._share, self._extra_shares = divmod(len(partitions), len(members))
         self._racks = {member: racks[member] for member in members if member in racks}
         self.racks_matter = racks_matter(self._racks.values(), partitions)
 
@@ -38,7 +38,7 @@ class _Topic:
 
     def room(self, member: str) -> int:
         """Return the number of partitions that the member may still get."""
-        return max(0, self._share + (self._longer > 0) - len(self.placed[member]))
+        return max(0, self._share + (self._extra_shares > 0) - len(self.placed[member]))
 
     def suits(self, member: str, number: int) -> bool:
         """Return True if the member has no rack, or a replica of the partition is in its rack."""
@@ -48,7 +48,7 @@ class _Topic:
     def place(self, member: str, numbers: Collection[int]) -> None:
         """Assign partitions to a member."""
         self.placed[member] += numbers
-        self._longer -= len(self.placed[member]) > self._share and len(numbers) > 0
+        self._extra_shares -= len(self.placed[member]) > self._share and len(numbers) > 0
         for number in numbers:
             del self._left[number]
 
@@ -59,7 +59,7 @@ class _Topic:
             self.place(member, suitable[: self.room(member)])
 
 
-def _cut(members: Members, topics: Topics) -> Assignment:
+def _assign_ranges(members: Members, topics: Topics) -> Assignment:
     ordered, racks = in_order(members), rack_of_each(members)
     states = [
         _Topic(name, partitions, [member for member in ordered if name in members[member].topics], racks)
@@ -98,4 +98,4 @@ def _place_together(states: list[_Topic]) -> None:
                 break
 
 
-RANGE = Assignor("range", "org.apache.kafka.clients.consumer.RangeAssignor", _cut)
+RANGE = Assignor("range", "org.apache.kafka.clients.consumer.RangeAssignor", _assign_ranges)
