@@ -1,1 +1,1 @@
-"""`make demo`: see `__main__.py`."""
+"""Demo of the source and the sink (`make demo`); `__main__` runs it."""

@@ -1,8 +1,10 @@
-"""`make demo`: a real Kafka, a Spark query between two of its topics, and its lag as Kafka's own tool sees it.
+"""Run the demo: a local Kafka, a Spark query between two topics, and the group's lag from Kafka's command-line tool.
 
-Orders go into the topic `orders`; a streaming query with the group `orders-etl` sums them up per country and window
-and writes the sums to `revenue`; what is there in the end is held against what was sent. Needs Java 17 and PySpark,
-takes about a minute, leaves nothing behind. Exit code 0 only if every sum is right and the group's lag is 0.
+A thread sends orders to the topic `orders`. A streaming query with the group `orders-etl` sums them by country and
+window and writes the sums to `revenue`. Finally the demo compares these sums with the orders that were sent.
+
+Needs Java 17 and PySpark, takes about a minute, and removes its files. The exit code is 0 only if every sum is right
+and the group's lag is 0.
 """
 
 from __future__ import annotations
@@ -33,14 +35,35 @@ from spark_kafka_source.local_kafka.jars import find_java
 from spark_kafka_source.local_kafka.secured import PROTOCOLS
 
 LOG = "spark.log"
-# Far more than it takes, also on a machine that is busy.
+# Far longer than any step takes, even on a busy machine.
 _PATIENCE_S = 300
 _BAR_WIDTH = 24
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run(brokers: int, seconds: float, per_second: float, security: str, folder: Path, screen: Screen) -> bool:
-    """The whole demo; whether the results are right and the lag is 0 in the end."""
+    """Run the demo.
+
+    Parameters
+    ----------
+    brokers
+        Number of brokers; each has a replica of every partition.
+    seconds
+        Time between the first batch and the last order.
+    per_second
+        Orders per second.
+    security
+        Security protocol of the brokers, in lower case.
+    folder
+        Directory for the checkpoint and Spark's log.
+    screen
+        Receives all output.
+
+    Returns
+    -------
+    bool
+        True if the results are right and the final lag is 0.
+    """
     with LocalKafka(brokers=brokers, security=security, report=screen.say) as kafka, _client(kafka, security) as client:
         # PySpark is imported after the checks of `main`, and while the brokers settle.
         from spark_kafka_source.demo import query as spark_side
@@ -53,7 +76,7 @@ def run(brokers: int, seconds: float, per_second: float, security: str, folder: 
         orders.start()
         screen.say(f"{per_second:g} orders a second go into {orders.topic}, keyed by customer, such as")
         screen.more(make_order(1, SYSTEM_CLOCK.wall_ms()).to_json())
-        with _signals_held(), _stderr_to(folder / LOG):  # Spark and its Python workers keep that
+        with _signals_held(), _stderr_to(folder / LOG):  # inherited by the JVM and its Python workers
             spark = spark_side.open_session()
         screen.say(
             f"Spark {spark.version} reads them as group {spark_side.GROUP}, a batch every {spark_side.TRIGGER_S} s,"
@@ -63,7 +86,7 @@ def run(brokers: int, seconds: float, per_second: float, security: str, folder: 
             query = spark_side.start_query(spark, options, str(folder / "checkpoint"))
             watch = Watch(query, client, spark_side.GROUP, spark_side.ORDERS, screen)
             _follow(watch, orders, seconds, screen)
-            query.processAllAvailable()  # one more look at the topic: sums of windows that have closed
+            query.processAllAvailable()  # the last closed windows
             watch.show_new_batches()
             query.stop()
             screen.more()
@@ -90,7 +113,7 @@ def _follow(watch: Watch, orders: OrderStream, seconds: float, screen: Screen) -
 
 
 def _check(results: Sequence[tuple[SumKey, Sum]], sent: Mapping[SumKey, Sum], late_rows: int, screen: Screen) -> bool:
-    """Shows what was read back and whether it is what was sent: every sum of every window up to the last one."""
+    """Print the results; return True if all sums up to the last closed window equal the orders sent, less late ones."""
     sums = dict(results)
     if not sums:
         screen.say("nothing is in the topic of the results: no window has closed; give it more --seconds")
@@ -123,7 +146,7 @@ def _show_window(start_s: int, sums: Mapping[SumKey, Sum], screen: Screen) -> No
 
 
 def _show_group(kafka: LocalKafka, group: str, screen: Screen) -> bool:
-    """Lets Kafka's own tool describe the group; whether every partition has lag 0."""
+    """Print the group as Kafka's command-line tool describes it; return True if every partition has lag 0."""
     screen.say(f"Kafka's own tool: kafka-consumer-groups.sh --describe --group {group}")
     said = kafka.describe_group(group)
     screen.as_it_is(said.rstrip())
@@ -144,7 +167,7 @@ def _client(kafka: LocalKafka, security: str) -> Client:
 
 @contextlib.contextmanager
 def _stderr_to(path: Path) -> Iterator[None]:
-    """Programs that are started meanwhile write their standard error there."""
+    """Redirect the standard error of this process, and of programs started meanwhile, to a file."""
     sys.stderr.flush()
     saved = os.dup(2)
     try:
@@ -157,21 +180,21 @@ def _stderr_to(path: Path) -> Iterator[None]:
 
 
 def _end_on_signals() -> None:
-    """Signals that end programs do here what Ctrl-C does, so that every `with` block cleans up."""
+    """Handle termination signals like Ctrl-C, so that every `with` block cleans up."""
     for number in _ENDING_SIGNALS:
         signal.signal(number, signal.default_int_handler)
 
 
 @contextlib.contextmanager
 def _signals_held() -> Iterator[None]:
-    """Ctrl-C counts afterwards: a Spark that is interrupted while it starts leaves its JVM behind."""
+    """Defer signals until the block ends: interrupting a starting Spark would leave its JVM running."""
     held: list[int] = []
     for number in _ENDING_SIGNALS:
         signal.signal(number, lambda number, _: held.append(number))
     try:
         yield
     finally:
-        _end_on_signals()  # PySpark has put a handler of its own in place
+        _end_on_signals()  # PySpark has replaced the handlers
         if held:
             raise KeyboardInterrupt
 
@@ -182,7 +205,7 @@ def _require_pyspark() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; its exit code."""
+    """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m spark_kafka_source.demo",
         description="A Spark query that reads a Kafka group, commits it truthfully, and writes back.",
@@ -206,7 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             screen.say("stopped")
         except KafkaError as error:
             screen.say(f"error: {error}")
-        except Exception as error:  # Spark's
+        except Exception as error:  # raised by Spark
             kept = shutil.copy(log, Path(tempfile.gettempdir()) / f"spark-kafka-source-demo-{os.getpid()}.log")
             screen.say(f"error: {str(error).partition('=== Streaming Query')[0].rstrip()}")
             screen.more(f"Spark's log: {kept}")

@@ -1,7 +1,7 @@
-"""The orders of the demo: made up, sent to Kafka in a thread, and counted, so that Spark's sums can be checked.
+"""Generate random orders, send them to Kafka in a thread, and sum them, so that Spark's sums can be checked.
 
-Called by the demo's `__main__`. Knows nothing of Spark. A column of orders goes out every tenth of a second, and the
-next one only when Kafka has acknowledged it: what `sent` counts is in the log.
+Called by the demo's `__main__`; does not import Spark. Sends a batch of orders every 0.1 s, and waits until Kafka has
+acknowledged it before the next one. So all orders counted by `OrderStream.sent` are in the log.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from protocol.config import ProducerConfig
 from protocol.producer.async_producer import AsyncProducer
 
 _INTERVAL_S = 0.1
-# A phone takes a moment to send its order: event times are a little behind, and not quite in order.
+# Orders arrive with a delay: event times are up to 1.5 s old and slightly out of order.
 _LATEST_MS = 1_500
 _CUSTOMERS = 2_000
 _CENTS = {
@@ -41,7 +41,7 @@ _COUNTRIES = {"DE": 30, "FR": 22, "IT": 16, "ES": 12, "NL": 9, "PL": 7, "SE": 4}
 
 @dataclass(frozen=True)
 class Order:
-    """One order; `event_ms` is when the customer made it, in milliseconds since 1970."""
+    """One order; `event_ms` is its event time in milliseconds since 1970."""
 
     order_id: int
     customer: str
@@ -52,10 +52,11 @@ class Order:
 
     @property
     def cents(self) -> int:
+        """Price times quantity, in cents."""
         return self.quantity * _CENTS[self.product]
 
     def to_json(self) -> str:
-        """What is written to Kafka."""
+        """Return the value of the Kafka record."""
         fields = {
             "order_id": self.order_id,
             "customer": self.customer,
@@ -69,7 +70,7 @@ class Order:
 
 
 class SumKey(NamedTuple):
-    """`start_s`: when the window begins, in seconds since 1970."""
+    """Country and window; `start_s` is the start of the window in seconds since 1970."""
 
     start_s: int
     country: str
@@ -77,16 +78,21 @@ class SumKey(NamedTuple):
 
 @dataclass
 class Sum:
-    """Orders of one country in one window, and what they are worth."""
+    """Number and total price of the orders of one country in one window."""
 
     orders: int = 0
     cents: int = 0
 
 
 class OrderStream:
-    """A steady stream of orders into one topic, keyed by customer, from `start` until `stop`.
+    """Sends orders to a topic at a constant rate, keyed by customer, from `start` until `stop`.
 
-    `sums` is what was sent per window and country, complete once `stop` has returned.
+    Attributes
+    ----------
+    sent
+        Number of acknowledged orders.
+    sums
+        Sums of the orders sent, by window and country; complete after `stop`.
     """
 
     def __init__(self, client: Client, topic: str, per_second: float, window_s: int) -> None:
@@ -101,15 +107,16 @@ class OrderStream:
         self._thread = threading.Thread(target=self._run, name="orders", daemon=True)
 
     def start(self) -> None:
+        """Start the thread that sends."""
         self._thread.start()
 
     @property
     def failed(self) -> bool:
-        """Whether the stream ended by itself; `stop` raises why."""
+        """True if the thread has failed; `stop` raises the error."""
         return self._failure is not None
 
     def stop(self) -> None:
-        """Returns when every order is acknowledged. Raises what ended the stream before, if anything did."""
+        """Wait until every order is acknowledged; raise the error of the thread if it has failed."""
         self._ended.set()
         self._thread.join()
         if self._failure is not None:
@@ -121,7 +128,7 @@ class OrderStream:
             while not self._ended.wait(_INTERVAL_S):
                 self._send(int((SYSTEM_CLOCK.now_s() - began_s) * self._per_second) - self.sent)
             self._producer.close()
-        except Exception as error:  # for the thread that waits
+        except Exception as error:  # `stop` raises it
             self._failure = error
 
     def _send(self, count: int) -> None:
@@ -141,7 +148,7 @@ class OrderStream:
 
 
 def make_order(order_id: int, now_ms: int) -> Order:
-    """An order as it comes in at this time; everything else of it is left to chance."""
+    """Return a random order with an event time shortly before `now_ms`."""
     (country,) = random.choices(list(_COUNTRIES), list(_COUNTRIES.values()))  # noqa: S311
     return Order(
         order_id=order_id,

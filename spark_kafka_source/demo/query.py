@@ -1,7 +1,7 @@
-"""The Spark half of the demo: from the topic `orders` to the topic `revenue`, as anyone would write it.
+"""Spark part of the demo: a streaming query from the topic `orders` to the topic `revenue`, and a batch read.
 
-Called by the demo's `__main__`. Imports PySpark, so it is itself imported only when Java and PySpark are known to be
-there. Amounts of money are decimals, so that sums can be compared to the cent.
+Called by the demo's `__main__`, which imports this module (and so PySpark) after it has found Java and PySpark.
+Amounts of money are decimals, so that sums can be compared to the cent.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SUM = "country string, window_start timestamp, orders long, revenue decimal(18,
 
 
 def open_session() -> SparkSession:
-    """A local Spark of `conf/spark-defaults.conf`, with errors only in its log."""
+    """Return a local Spark session with `conf/spark-defaults.conf`, whose log has errors only."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_CONF_DIR", str(conf_file("spark-defaults.conf").parent))
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -38,7 +38,17 @@ def open_session() -> SparkSession:
 
 
 def start_query(spark: SparkSession, kafka: Mapping[str, str], checkpoint: str) -> StreamingQuery:
-    """`orders` -> revenue per country and window -> `revenue`, a batch every two seconds. `kafka`: options `kafka.`…"""
+    """Start the query from `orders` to `revenue`: revenue by country and window, a micro-batch every two seconds.
+
+    Parameters
+    ----------
+    spark
+        The session.
+    kafka
+        Options for the source and the sink, with the prefix `kafka.`.
+    checkpoint
+        Path of the checkpoint.
+    """
     orders = (
         spark.readStream.format("pykafka-group")
         .options(**kafka)
@@ -68,7 +78,7 @@ def start_query(spark: SparkSession, kafka: Mapping[str, str], checkpoint: str) 
 
 
 def read_results(spark: SparkSession, kafka: Mapping[str, str]) -> list[tuple[SumKey, Sum]]:
-    """What is in `revenue`, by a batch read: window and country, and their sum."""
+    """Read `revenue` with a batch query; return the sum of each window and country."""
     rows = (
         spark.read.format("pykafka-group")
         .options(**kafka)

@@ -1,6 +1,6 @@
-"""What the demo prints: plain lines with the time since its start, and tables whose columns stand under each other.
+"""Print the demo's output: lines with the time since the start, and tables with aligned columns.
 
-Called by the other modules of the demo. Knows neither Kafka nor Spark, only words.
+Called by the other modules of the demo; independent of Kafka and Spark.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from protocol.clock import SYSTEM_CLOCK
 
 
 class Screen:
-    """Lines for one terminal, from any thread."""
+    """Writes lines to a terminal; thread-safe."""
 
     def __init__(self, out: TextIO | None = None) -> None:
         self._out = out or sys.stdout
         self._began_s = SYSTEM_CLOCK.now_s()
 
     def say(self, line: str) -> None:
-        """A line of its own, with the time."""
+        """Print a line with the time."""
         self._write(f"{SYSTEM_CLOCK.now_s() - self._began_s:6.1f} s  {line}")
 
     def more(self, line: str = "") -> None:
-        """A line that goes on with the one before."""
+        """Print a line that continues the previous one, without a time."""
         self._write(f"{'':10}{line}".rstrip())
 
     def as_it_is(self, text: str) -> None:
-        """What another program wrote."""
+        """Print the output of another program unchanged."""
         self._write(text)
 
     def _write(self, line: str) -> None:
@@ -38,21 +38,22 @@ class Screen:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under a header. `columns`: name -> width; below 0, what is in the column stands to the left."""
+    """Prints rows under a header. `columns` maps names to widths; a negative width aligns the column to the left."""
 
     screen: Screen
     columns: Mapping[str, int]
 
     def header(self) -> None:
+        """Print an empty line and the names of the columns."""
         self.screen.more()
         self.screen.more(self._line(*self.columns))
 
     def row(self, *cells: object) -> None:
-        """A row; whole numbers get separators."""
+        """Print a row; integers get thousands separators."""
         self.screen.more(self._line(*cells))
 
     def timed_row(self, *cells: object) -> None:
-        """A row, with the time."""
+        """Print a row with the time."""
         self.screen.say(self._line(*cells))
 
     def _line(self, *cells: object) -> str:

@@ -1,7 +1,7 @@
-"""What the demo says about its running query: one row for each batch, from the query's progress and from the group.
+"""Print one row for each micro-batch of the demo's query, from Spark's progress and the group's offsets.
 
-Called by the demo's `__main__`. Asks the query (Spark's progress) and the brokers (what the group has committed, where
-the logs end), and changes nothing.
+Called by the demo's `__main__`. Reads the query's progress, the group's committed offsets and the log end offsets, and
+changes nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _COLUMNS = {
 
 
 class Watch:
-    """Follows one query with one group on one topic; offsets are shown as sums over the topic's partitions."""
+    """Follows a query that reads one topic with one group; offsets are shown as sums over the topic's partitions."""
 
     def __init__(self, query: StreamingQuery, client: Client, group: str, topic: str, screen: Screen) -> None:
         self.late_rows = 0
@@ -48,19 +48,37 @@ class Watch:
         self._last_batch = -1
 
     def header(self) -> None:
+        """Print the table's header."""
         self._table.header()
 
     @property
     def began(self) -> bool:
-        """Whether a batch has completed."""
+        """True if a batch has completed."""
         return self._last_batch >= 0
 
     def caught_up(self) -> bool:
-        """Whether the group has committed all there is."""
+        """Return True if the committed offsets equal the log end offsets."""
         return self._committed() == self._log_end()
 
     def until(self, done: Callable[[], bool], what: str, timeout_s: float) -> None:
-        """Shows batches until `done` says so. Raises what the query failed with, and `KafkaError` after `timeout_s`."""
+        """Print batches until `done` returns True.
+
+        Parameters
+        ----------
+        done
+            The condition.
+        what
+            What has not happened, for the error message.
+        timeout_s
+            Maximum time in seconds.
+
+        Raises
+        ------
+        KafkaError
+            The condition is not met within `timeout_s`.
+        StreamingQueryException
+            The query failed.
+        """
         give_up_s = SYSTEM_CLOCK.now_s() + timeout_s
         while not done():
             self.show_new_batches()
@@ -73,6 +91,7 @@ class Watch:
         self.show_new_batches()
 
     def show_new_batches(self) -> None:
+        """Print the batches that completed since the last call."""
         for progress in self._query.recentProgress:
             if progress.batchId > self._last_batch:
                 self._last_batch = progress.batchId
