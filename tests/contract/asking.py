@@ -1,4 +1,4 @@
-"""Raw requests of the contract: to a partition's leader, a coordinator or anybody, and the rows of their replies."""
+"""Raw requests of the contract tests: to a partition's leader, a coordinator or any broker; and rows of the replies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOW_MS = SYSTEM_CLOCK.wall_ms()
 
 
 def ask(client: Client, api: Api, body: Row, version: int | None = None) -> Row:
-    """Any broker."""
+    """Send a request to any broker."""
     options = {} if version is None else {"at_least": version, "at_most": version}
     return client.ask_any(api, body, client.deadline(), **options)
 
@@ -37,8 +37,8 @@ def ask_leader(client: Client, api: Api, body: Row, topic: str, partition: int =
 def batch(
     *values: bytes, producer: tuple[int, int] = (-1, -1), sequence: int = -1, transactional: bool = False
 ) -> bytes:
-    """A record batch as a producer sends it; `producer` is its id and epoch."""
-    # Old records may be deleted at any time.
+    """Return a record batch as a producer sends it; `producer` is its id and epoch."""
+    # The broker may delete old records at any time.
     encoded = encode(pa.RecordBatch.from_pydict({"value": pa.array(values, pa.binary())}), default_timestamp_ms=NOW_MS)
     finalize_header(
         encoded,
@@ -53,7 +53,7 @@ def batch(
 def produce(
     client: Client, topic: str, records: bytes, partition: int = 0, *, version: int | None = None, **fields: Any
 ) -> Row:
-    """The partition's row of the answer."""
+    """Return the partition's row of the reply."""
     rows = [{"index": partition, "records": records}]
     named = {"topic_id": client.topic(topic).topic_id} if version in (None, 13) else {"name": topic}
     body = {"acks": -1, "timeout_ms": 5_000, "topic_data": [{**named, "partition_data": rows}], **fields}
@@ -63,14 +63,14 @@ def produce(
 
 
 def written(client: Client, topic: str, *values: bytes, partition: int = 0) -> int:
-    """Offset of the first of some records that are written."""
+    """Write records; return the offset of the first."""
     row = produce(client, topic, batch(*values), partition)
     assert row["error_code"] == 0
     return int(row["base_offset"])
 
 
 def fetch_body(client: Client, topic: str, offsets: dict[int, int], **fields: Any) -> Row:
-    """A Fetch that does not wait; fields of partitions may be given too."""
+    """Return the body of a Fetch that does not wait; `fields` may include fields of partitions."""
     of_partition = {"partition_max_bytes": 1 << 20, "current_leader_epoch": -1, "last_fetched_epoch": -1}
     chosen = {name: fields.pop(name, default) for name, default in of_partition.items()}
     rows = [{"partition": number, "fetch_offset": offset, **chosen} for number, offset in offsets.items()]
@@ -79,19 +79,19 @@ def fetch_body(client: Client, topic: str, offsets: dict[int, int], **fields: An
 
 
 def fetch_all(client: Client, topic: str, offsets: dict[int, int], **fields: Any) -> dict[int, Row]:
-    """Rows of a Fetch by partition, in their order."""
+    """Return the rows of a Fetch by partition, in the order of the reply."""
     reply = ask_leader(client, FETCH, fetch_body(client, topic, offsets, **fields), topic)
     assert reply["error_code"] == 0
     return {row["partition_index"]: row for each in reply["responses"] for row in each["partitions"]}
 
 
 def fetch(client: Client, topic: str, offset: int = 0, **fields: Any) -> Row:
-    """The row of partition 0."""
+    """Return the row of partition 0."""
     return fetch_all(client, topic, {0: offset}, **fields)[0]
 
 
 def values_in(row: Row) -> list[bytes | None]:
-    """The records of a row of a Fetch reply, control records left out; a batch that is cut is not looked at."""
+    """Return the values in a row of a Fetch reply, without control records and a partial batch at the end."""
     data, found = bytes(row["records"]), []
     while len(data) > 12 and len(data) >= 12 + int.from_bytes(data[8:12], "big"):
         size = 12 + int.from_bytes(data[8:12], "big")
@@ -102,7 +102,7 @@ def values_in(row: Row) -> list[bytes | None]:
 
 
 def list_offset(client: Client, topic: str, timestamp: int, *, committed: bool = False, **fields: Any) -> Row:
-    """The row of partition 0."""
+    """Return the row of partition 0."""
     rows = [{"partition_index": 0, "timestamp": timestamp, **fields}]
     body = {"isolation_level": int(committed), "topics": [{"name": topic, "partitions": rows}]}
     row: Row = ask_leader(client, LIST_OFFSETS, body, topic)["topics"][0]["partitions"][0]
@@ -110,7 +110,7 @@ def list_offset(client: Client, topic: str, timestamp: int, *, committed: bool =
 
 
 def end_of_epoch(client: Client, topic: str, epoch: int) -> tuple[int, int]:
-    """(the latest epoch up to this one that the log of partition 0 has, its end)."""
+    """Return (the latest epoch up to `epoch` in the log of partition 0, its end offset)."""
     rows = [{"partition": 0, "leader_epoch": epoch}]
     body = {"topics": [{"topic": topic, "partitions": rows}]}
     row = ask_leader(client, OFFSET_FOR_LEADER_EPOCH, body, topic)["topics"][0]["partitions"][0]

@@ -1,6 +1,6 @@
-"""One contract, two Kafkas: each test here runs on the model and on a real broker.
+"""One contract for two clusters: each test here runs with the model and with a real broker.
 
-What the model does that is not held to here, nobody should build upon.
+Other tests must not rely on behaviour of the model that these tests do not cover.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def fake() -> Iterator[FakeKafka]:
 
 @pytest.fixture(scope="session")
 def real(kafka1: LocalKafka) -> LocalKafka:
-    """When its coordinators have loaded what they know: nothing, but until then they say so."""
+    """Return a real Kafka once its coordinators have loaded their state; before, they refuse requests."""
     with Client(parse_client({"bootstrap.servers": kafka1.bootstrap_servers})) as client:
         for _ in range(16):
             describe_group(client, new_group())
@@ -46,14 +46,14 @@ def real(kafka1: LocalKafka) -> LocalKafka:
 
 @pytest.fixture
 def bootstrap_servers(which: str, request: pytest.FixtureRequest) -> str:
-    """One broker."""
+    """Return the address of one broker."""
     kafka = request.getfixturevalue("fake" if which == FAKE else "real")
     return str(kafka.bootstrap_servers)
 
 
 @pytest.fixture
 def new_topic(which: str, request: pytest.FixtureRequest) -> NewTopic:
-    """Makes topics: `new_topic(partitions=1, config=None) -> name`."""
+    """Return a function that creates topics: `new_topic(partitions=1, config=None) -> name`."""
     if which == REAL:
         return request.getfixturevalue("topic1")  # type: ignore[no-any-return]
     kafka: FakeKafka = request.getfixturevalue("fake")

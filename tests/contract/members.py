@@ -1,4 +1,4 @@
-"""A member of a classic group by raw requests, each on a connection of its own: who waits holds up nobody."""
+"""A member of a classic group that sends raw requests. Each has its own connection: a delayed reply delays no other."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _numbers = itertools.count()
 
 
 def subscription(*topics: str) -> bytes:
-    """What a consumer says with a strategy: the coordinator reads it, too."""
+    """Return a consumer's protocol metadata, which the coordinator reads, too."""
     return encode_versioned(SUBSCRIPTION, 1, {"topics": topics})
 
 
@@ -50,7 +50,7 @@ def send_to_coordinator(
 
 @dataclass
 class GroupMember:
-    """`joined` is the reply that let it in."""
+    """A member; `joined` is the successful JoinGroup reply."""
 
     client: Client
     group: str
@@ -82,7 +82,7 @@ class GroupMember:
     def ask(self, api: Api, **fields: Any) -> Row:
         return self.send(api, **fields).result(self.client.deadline())
 
-    # -- the round ----------------------------------------------------------------------------
+    # -- joining and syncing ---------------------------------------------------------------------
 
     def send_join(self, **fields: Any) -> Reply:
         rows = [{"name": name, "metadata": metadata} for name, metadata in self.protocols.items()]
@@ -90,7 +90,7 @@ class GroupMember:
         return self.send(JOIN_GROUP, **{**timeouts, "protocol_type": "consumer", "protocols": rows, **fields})
 
     def begin(self) -> Reply:
-        """Asks to be let in, for the first time; a member that is not static is given its id first."""
+        """Send the first JoinGroup; a dynamic member obtains its member id before."""
         if self.instance_id is None and not self.member_id:
             row = self.send_join().result(self.client.deadline())
             assert row["error_code"] == ErrorCode.MEMBER_ID_REQUIRED, row
@@ -98,7 +98,7 @@ class GroupMember:
         return self.send_join()
 
     def end(self, reply: Reply) -> GroupMember:
-        """Is let in."""
+        """Await the JoinGroup reply, which must succeed."""
         self.joined = reply.result(self.client.deadline())
         assert self.joined["error_code"] == 0, self.joined
         self.member_id = self.joined["member_id"]
@@ -113,7 +113,7 @@ class GroupMember:
         return int(self.ask(HEARTBEAT, **fields)["error_code"])
 
     def await_rebalance(self) -> None:
-        """Until the coordinator has heard that somebody else wants to join, on another connection."""
+        """Wait until the coordinator has received JoinGroup from another member, on another connection."""
         give_up_s = time.monotonic() + 10
         while (code := self.heartbeat()) != ErrorCode.REBALANCE_IN_PROGRESS:
             assert code == 0
@@ -128,7 +128,7 @@ class GroupMember:
 
 
 def stable(client: Client, group: str, count: int = 1, **options: Any) -> list[GroupMember]:
-    """A group of so many members, each with its own id for an assignment."""
+    """Return a stable group of `count` members, each with its member id as its assignment."""
     members = [GroupMember(client, group, **options)]
     members[0].end(members[0].begin())
     while len(members) < count:
@@ -144,7 +144,7 @@ def stable(client: Client, group: str, count: int = 1, **options: Any) -> list[G
 
 
 def sync_all(members: Iterable[GroupMember]) -> dict[str, bytes]:
-    """What each gets."""
+    """Sync all members; return the assignment of each."""
     everybody = list(members)
     plan = {member.member_id: member.member_id.encode() for member in everybody}
     replies = {member.member_id: member.sync(plan if member.leads else None) for member in everybody}
@@ -166,14 +166,14 @@ def commit_body(group: str, topic_id: bytes, offset: int, partition: int = 0, **
 
 
 def commit(client: Client, group: str, topic: str, offset: int, **fields: Any) -> int:
-    """The code of the answer."""
+    """Return the error code."""
     body = commit_body(group, client.topic(topic).topic_id, offset, **fields)
     row = ask_coordinator(client, group, OFFSET_COMMIT, body)["topics"][0]["partitions"][0]
     return int(row["error_code"])
 
 
 def committed(client: Client, group: str, topic: str, partition: int = 0, *, stable: bool = False) -> tuple[int, int]:
-    """(code, offset)."""
+    """Return (error code, offset)."""
     topics = [{"topic_id": client.topic(topic).topic_id, "partition_indexes": [partition]}]
     body = {"groups": [{"group_id": group, "topics": topics}], "require_stable": stable}
     (row,) = ask_coordinator(client, group, OFFSET_FETCH, body)["groups"]

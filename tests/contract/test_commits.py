@@ -1,4 +1,4 @@
-"""What an `OffsetManager` commits, and what it gives up: as no member, as a member, and as one that has been one."""
+"""Commits of an `OffsetManager` and the offsets it drops: without a group, as a member, and as a former member."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def flushed(client: Client, manager: OffsetManager) -> bool:
 
 
 def found(client: Client, manager: OffsetManager) -> dict[int, int]:
-    """Partition -> offset."""
+    """Return the committed offset of each partition."""
     return {key[1]: each.offset for key, each in fetch_offsets(client, manager.group, None, client.deadline()).items()}
 
 
@@ -42,7 +42,7 @@ def as_committer(joined: Joined) -> GroupMember:
 
 
 def rejoin_with_another(member: Joined) -> Joined:
-    """The group has another generation then."""
+    """Start another generation of the group."""
     other = Joined(member.client, member.group)
     waiting = other.begin()
     member.await_rebalance()
@@ -122,7 +122,7 @@ def test_a_static_member_that_was_started_again_is_refused_once(
 def test_what_is_flushed_is_counted_too(
     client: Client, manager: OffsetManager, new_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread may be held up between a reply and its counts."""
+    """The thread may be paused between a reply and its counters."""
     committed, go_on = threading.Event(), threading.Event()
 
     def commit_and_wait(*args: Any) -> None:
@@ -146,7 +146,7 @@ def test_who_is_no_member_waits_until_the_group_has_none(
     (joined,) = stable(client, manager.group)
     manager.mark({(name, 0): CommittedOffset(5)})
     assert not manager.flush(client.deadline(1_000))
-    wait_until(lambda: manager.counts.failed >= 2)  # it is tried again
+    wait_until(lambda: manager.counts.failed >= 2)  # the commit is retried
     assert not manager.healthy
     assert "the group has live members" in str(manager.counts.last_failure)
     assert joined.leave() == 0

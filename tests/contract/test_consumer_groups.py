@@ -1,4 +1,4 @@
-"""Groups of the consumer protocol (KIP-848): epochs, and partitions that change hands one by one."""
+"""Groups of the consumer protocol (KIP-848): epochs, and partitions that move one by one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ JOINS = {"rebalance_timeout_ms": 60_000, "topic_partitions": []}
 
 @dataclass
 class Member:
-    """By raw requests; `owned` is what it says, and `assigned` what it was told last, of one topic."""
+    """A member that sends raw requests, for one topic: it reports `owned`; `assigned` is its last assignment."""
 
     client: Client
     group: str
@@ -31,7 +31,7 @@ class Member:
     assigned: list[int] = field(default_factory=list)
 
     def beat(self, **fields: object) -> int:
-        """The code of the answer."""
+        """Return the error code."""
         who = {"group_id": self.group, "member_id": self.member_id, "instance_id": self.instance_id}
         body = {**who, "member_epoch": self.epoch, **fields}
         self.reply: Row = ask_coordinator(self.client, self.group, CONSUMER_GROUP_HEARTBEAT, body)
@@ -65,7 +65,7 @@ def topic(new_topic: NewTopic) -> str:
 
 @pytest.fixture
 def member(client: Client, topic: str) -> Member:
-    """One that has both partitions."""
+    """Return a member that has both partitions."""
     first = Member(client, new_group(), topic)
     assert first.join() == 0
     assert first.own(*first.assigned) == 0

@@ -1,4 +1,4 @@
-"""Classic groups: rounds of join and sync, heartbeats, members that leave, come back, or are not heard of."""
+"""Classic groups: joining and syncing, heartbeats, members that leave, return, or time out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a leader takes of a producer that numbers its records."""
+"""Checks of a leader for records of an idempotent producer."""
 
 from __future__ import annotations
 

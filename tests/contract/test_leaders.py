@@ -1,4 +1,4 @@
-"""Three brokers: who leads, who follows, and what a reader is told who knows an older leader."""
+"""Three brokers: leaders, followers, and replies to readers that know an older leader."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def which(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def brokers(which: str, request: pytest.FixtureRequest) -> Iterator[Any]:
-    """The three of them: `stop(id)`, `start(id)`."""
+    """Return the cluster of three brokers, with `stop(id)` and `start(id)`."""
     if which == REAL:
         yield request.getfixturevalue("kafka")
         return
@@ -59,7 +59,7 @@ def client(brokers: Any) -> Iterator[Client]:
 
 @pytest.fixture(scope="module")
 def replicated(which: str, brokers: Any) -> Iterator[Callable[..., str]]:
-    """As the fixture `topic` does it."""
+    """Create topics as the fixture `topic` does."""
     yield from topic_factory(brokers) if which == REAL else [fake_topics(brokers)]
 
 
@@ -72,13 +72,13 @@ def fake_topics(kafka: FakeKafka) -> Callable[..., str]:
 
 @pytest.fixture(scope="module")
 def careful(replicated: Callable[..., str]) -> str:
-    """A topic that is written to while all three have it."""
+    """Return a topic that accepts records only while all replicas are in sync."""
     return replicated(replication_factor=3, config={"min.insync.replicas": "3"})
 
 
 @pytest.fixture(scope="module")
 def moved(brokers: Any, client: Client, replicated: Callable[..., str], careful: str) -> Iterator[str]:
-    """A topic with two records in epoch 0 and one of the next leader's; the first leader is stopped."""
+    """Return a topic with two records in epoch 0 and one of the next leader; the first leader is stopped."""
     name = replicated(replication_factor=3)
     assert written(client, name, b"a", b"b") == 0
     first, _ = client.leader(name, 0)
@@ -95,7 +95,7 @@ def moved(brokers: Any, client: Client, replicated: Callable[..., str], careful:
 
 
 def until(client: Client, name: str, so: Callable[[Partition], bool]) -> Partition:
-    """What metadata says of partition 0 when it is so."""
+    """Return the metadata of partition 0 as soon as `so` returns True for it."""
     give_up_s = time.monotonic() + 60
     while not so(known := client.metadata([name]).topic(name).partitions[0]):
         assert time.monotonic() < give_up_s, known

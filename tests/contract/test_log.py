@@ -81,7 +81,7 @@ class TestRecords:
         leader, _ = client.leader(name, 0)
         body = {"acks": 0, "timeout_ms": 1_000, "topic_data": topics}
         client.send(leader, PRODUCE, body, client.deadline(), purpose=PRODUCE.name, replies=False)
-        # Had it been answered, this one's answer would not be the next on the connection.
+        # If the earlier request had a reply, the next reply on the connection would not be this one.
         assert produce(client, name, batch(b"c"))["base_offset"] == 2
 
 
@@ -223,7 +223,7 @@ class TestListOffsets:
 
 
 class TestEpochs:
-    """Of a leader that has been the first one; `test_leaders` is about the next ones."""
+    """The epochs of a partition's first leader; `test_leaders` covers later leaders."""
 
     def test_an_epoch_that_is_still_to_come(self, client: Client, new_topic: Any) -> None:
         name = new_topic()

@@ -1,4 +1,4 @@
-"""What groups commit: by members, by who is none, and what others find."""
+"""Committed offsets: commits by members and by clients without a group, and the offsets that other clients read."""
 
 from __future__ import annotations
 

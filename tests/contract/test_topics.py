@@ -1,4 +1,4 @@
-"""Topics: what brokers say of those that are there, are not, are made, and are gone."""
+"""Topics: replies of brokers about existing, unknown, created and deleted topics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.contract.asking import Row, ask, fetch_body, written
 
 
 def metadata(client: Client, **asked: Any) -> Row:
-    """The row of one topic."""
+    """Return the row of one topic."""
     row: Row = ask(client, METADATA, {"topics": [{"name": None, **asked}], "allow_auto_topic_creation": False})[
         "topics"
     ][0]

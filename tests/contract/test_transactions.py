@@ -1,4 +1,4 @@
-"""Transactions: what their producers may do, and what readers see of them."""
+"""Transactions: the operations that producers may perform, and the records that readers see."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ V1_AND_V2 = pytest.mark.parametrize("v2", [False, True], ids=["before KIP-890", 
 
 
 def ends(client: Client, name: str) -> tuple[int, int]:
-    """What a reader of committed records, and one of all, takes for the end."""
+    """Return the end offsets for a reader of committed records and for a reader of all records."""
     committed, every = (list_offset(client, name, LATEST, committed=each)["offset"] for each in (True, False))
     return committed, every
 
 
 def until_decided(client: Client, name: str) -> int:
-    """A coordinator answers before it has written the markers. The end of the log."""
+    """Wait until the markers are written, since the coordinator replies before; return the log end offset."""
     give_up_s = time.monotonic() + 20
     while (found := ends(client, name))[0] != found[1]:
         assert time.monotonic() < give_up_s
@@ -39,7 +39,7 @@ def until_decided(client: Client, name: str) -> int:
 
 
 def read(client: Client, name: str, isolation_level: str) -> list[bytes]:
-    """The values that our consumer gives to a reader."""
+    """Return the values that this project's consumer delivers."""
     end = list_offset(client, name, LATEST, committed=isolation_level == "read_committed")["offset"]
     config = parse_consumer({"isolation.level": isolation_level})
     return [
@@ -169,7 +169,7 @@ class TestFencing:
         wait_until(lambda: list_transactions(client, prefix=producer.transactional_id, states=["CompleteAbort"]))
         assert producer.try_end(commit=True) == (ErrorCode.INVALID_TXN_STATE if v2 else ErrorCode.PRODUCER_FENCED)
         assert producer.try_send(name, b"b") == ErrorCode.INVALID_PRODUCER_EPOCH
-        # Since KIP-890 this is what it would get if the answer to its own end had been lost.
+        # Since KIP-890 a producer gets this reply if the reply to its own EndTxn was lost.
         assert producer.try_end(commit=False) == (0 if v2 else ErrorCode.PRODUCER_FENCED)
         assert producer.epoch == int(v2)
 
@@ -249,7 +249,7 @@ class TestFromOutside:
         assert known.start_ms is not None
         producer.end(commit=True)
         until_decided(client, name)
-        # It has no partitions any more a moment before it is written that it is complete.
+        # Its partitions are removed shortly before the transaction is logged as complete.
         wait_until(lambda: [each.state for each in listed()] == ["CompleteCommit"])
         assert not describe_transactions(client, [producer.transactional_id])[producer.transactional_id].partitions
 

@@ -1,4 +1,4 @@
-"""A transactional producer by raw requests, as before KIP-890 or since then."""
+"""A transactional producer that sends raw requests, with transactions before KIP-890 or since."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.contract.members import ask_coordinator
 
 @dataclass
 class TransactionalProducer:
-    """`v2`: it speaks transactions as since KIP-890."""
+    """A transactional producer; `v2` selects transactions as of KIP-890."""
 
     client: Client
     v2: bool = True
@@ -67,10 +67,10 @@ class TransactionalProducer:
 
         self.client.retrying(what, once, self.client.deadline())
 
-    # -- what belongs to it -------------------------------------------------------------------
+    # -- partitions, records and offsets ------------------------------------------------------
 
     def try_add(self, topic: str, *partitions: int) -> dict[int, int]:
-        """The code of each partition."""
+        """Return the error code of each partition."""
         body = {
             "v3_and_below_transactional_id": self.transactional_id,
             "v3_and_below_producer_id": self.producer_id,
@@ -85,7 +85,7 @@ class TransactionalProducer:
         self._patiently("AddPartitionsToTxn", lambda: self.try_add(topic, partition)[partition])
 
     def try_send(self, topic: str, *values: bytes, partition: int = 0, sequence: int | None = None) -> int:
-        """The code of the answer."""
+        """Return the error code."""
         first = self.sequences.get((topic, partition), 0) if sequence is None else sequence
         records = batch(*values, producer=(self.producer_id, self.epoch), sequence=first, transactional=True)
         version = PRODUCE.last if self.v2 else m00_produce.LAST_BEFORE_TRANSACTION_V2
@@ -95,7 +95,7 @@ class TransactionalProducer:
         return int(row["error_code"])
 
     def send(self, topic: str, *values: bytes, partition: int = 0) -> None:
-        """Adds the partition first, where that is not done by the leader."""
+        """Send records; without `v2` add the partition first, otherwise the leader adds it."""
         if not self.v2:
             self.add(topic, partition)
         self._patiently("Produce", lambda: self.try_send(topic, *values, partition=partition))
@@ -122,7 +122,7 @@ class TransactionalProducer:
             self._patiently("AddOffsetsToTxn", lambda: self.add_offsets(group))
         self._patiently("TxnOffsetCommit", lambda: self.try_commit_offset(group, topic, offset))
 
-    # -- its end ------------------------------------------------------------------------------
+    # -- ending -------------------------------------------------------------------------------
 
     def try_end(self, *, commit: bool) -> int:
         version = END_TXN.last if self.v2 else m26_end_txn.LAST_BEFORE_TRANSACTION_V2

@@ -1,9 +1,9 @@
-"""A consumer in a process of its own, for tests that stop and kill it: a member of its group until standard input ends.
+"""Group member in a separate process, for tests that stop and kill it; it runs until standard input ends.
 
     python -m tests.jobs.be_in_storm ConsumerGroup|KafkaConsumer|librdkafka BOOTSTRAP TOPIC PROPERTIES
 
-The properties are JSON. So is each line that it prints: `[PARTITION, FIRST, LAST]`, the offsets that it has handled and
-commits next, or `{"generation": …, "member": …, "owned": [PARTITION, …]}`, which librdkafka does not tell.
+PROPERTIES is JSON, and so is each line of output: `[PARTITION, FIRST, LAST]` for offsets that it has handled and
+commits next, or `{"generation": …, "member": …, "owned": [PARTITION, …]}`. librdkafka does not print the latter.
 """
 
 from __future__ import annotations

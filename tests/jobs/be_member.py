@@ -1,9 +1,9 @@
-"""A query in a process of its own that is a member of its group, for tests that kill it in the middle of a batch.
+"""Query in a separate process that is a group member, for tests that kill it in the middle of a micro-batch.
 
     python -m tests.jobs.be_member BOOTSTRAP TOPIC GROUP PROTOCOL CHECKPOINT
 
-Of each batch that has rows it prints the number and the rows (partition, offset) as JSON, and completes it when it is
-given a line.
+For each micro-batch with rows it prints the batch id and the rows (partition, offset) as JSON, and completes the batch
+when it reads a line from standard input.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A query in a process of its own that copies a topic exactly once, for tests that kill it anywhere.
+"""Query in a separate process that copies a topic exactly once, for tests that kill it at any time.
 
     python -m tests.jobs.copy_exactly_once BOOTSTRAP SOURCE TARGET CHECKPOINT [OPTION=VALUE …]
 
-Options are the sink's, but for those of the source in `_OF_SOURCE`, and `shuffled`: each row goes to any of so many
-tasks then, another one in every attempt. It ends when it has copied what there was (availableNow).
+Options apply to the sink, except those in `_OF_SOURCE`. The option `shuffled=N` distributes rows randomly over N tasks,
+differently in every attempt. The query ends when it has copied all records that existed at its start (availableNow).
 """
 
 from __future__ import annotations

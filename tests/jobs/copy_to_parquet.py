@@ -1,8 +1,9 @@
-"""A query in a process of its own, for tests that kill it: reads a topic with a group, writes what it saw to Parquet.
+"""Query in a separate process, for tests that kill it: reads a topic with a group and writes it to Parquet.
 
     python -m tests.jobs.copy_to_parquet BOOTSTRAP TOPIC GROUP CHECKPOINT OUTPUT MAX_OFFSETS|all
 
-With `all` it reads what there is (availableNow) and ends; else it runs until it is killed, in batches of MAX_OFFSETS.
+With `all` it reads the existing records and ends (availableNow). Otherwise it runs until it is killed, in micro-batches
+of MAX_OFFSETS.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""A job in a process of its own, for sessions that cannot live beside the tests' one: from topic to topic, twice.
+"""Job in a separate process, for sessions that cannot share a process with the tests' session: copies a topic twice.
 
     python -m tests.jobs.copy_to_topic SESSION MASTER BOOTSTRAP SOURCE GROUP STREAMED BATCHED CHECKPOINT COUNTED
 
-SESSION is `connect` (Spark Connect, with a server of its own) or `classic`, MASTER what runs it. A stream with the
-group copies SOURCE to STREAMED until it has what was there (availableNow), a batch copies STREAMED to BATCHED, and a
-stream in update mode writes the number of rows of each partition to COUNTED. Prints one line of JSON.
+SESSION is `connect` (Spark Connect, with a server started for this job) or `classic`; MASTER is its Spark master. A
+stream with the group copies the existing records of SOURCE to STREAMED (availableNow). A batch copies STREAMED to
+BATCHED. A stream in update mode writes the number of rows of each partition to COUNTED. Prints one line of JSON.
 """
 
 from __future__ import annotations

@@ -1,11 +1,15 @@
-"""Queries with secrets among their options, in a process of its own that shows as much as Spark shows anybody.
+"""Queries with secrets in their options, in a separate process that outputs everything Spark shows to users.
 
     python -m tests.jobs.with_secrets < JOB
 
-JOB, in JSON: `folder`, for the event log, checkpoints and a dump of the JVM's heap, and for `outcomes.json`, by way and
-case "done" or an error; `topic`, which is written and read; `cases`, a list of name, options (of source and sink alike)
-and ways to use them (`WAYS`). Plans, progress, errors and what Spark's UI tells go to standard output, logs to standard
-error.
+JOB is JSON with these fields:
+
+* `folder`: directory for the event log, checkpoints, a dump of the JVM's heap, and `outcomes.json`, which has "done" or
+  an error by way and case.
+* `topic`: the topic to write and read.
+* `cases`: a list of name, options (for source and sink alike) and ways to use them (`WAYS`).
+
+Plans, progress, errors and the data of Spark's UI go to standard output, logs to standard error.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from urllib.request import urlopen
 from pyspark.sql import DataFrame, SparkSession
 
 FORMAT = "pykafka-group"
-# As docs/security.md says, for `kafka.ssl.keystore.key`.
+# The value that docs/security.md recommends, for `kafka.ssl.keystore.key`.
 REDACTED = "(?i)url|keystore[.]key"
 PAGES = ("environment", "sql?details=true&planDescription=true&length=1000", "jobs", "stages?details=true", "executors")
 
@@ -30,7 +34,7 @@ PAGES = ("environment", "sql?details=true&planDescription=true&length=1000", "jo
 def main() -> None:
     job = json.load(sys.stdin)
     logging.basicConfig(level=logging.DEBUG)
-    logging.getLogger("py4j").setLevel(logging.INFO)  # it logs whatever any option is set to
+    logging.getLogger("py4j").setLevel(logging.INFO)  # py4j logs the values of all options
     spark = (
         SparkSession.builder.config("spark.eventLog.enabled", "true")
         .config("spark.eventLog.compress", "false")
@@ -57,7 +61,7 @@ def main() -> None:
 
 
 def show_ui(spark: SparkSession) -> None:
-    """What it tells in JSON, and two of its pages."""
+    """Print the UI's JSON, and two of its pages."""
     context = spark.sparkContext
     assert context.uiWebUrl is not None
     ui = f"http://127.0.0.1:{context.uiWebUrl.rpartition(':')[2]}"
@@ -69,7 +73,7 @@ def show_ui(spark: SparkSession) -> None:
 
 @dataclass(frozen=True)
 class Use:
-    """One way to use a topic. `folder`: of its own."""
+    """One way to use a topic; `folder` belongs to this way only."""
 
     spark: SparkSession
     options: dict[str, str]
@@ -92,7 +96,7 @@ class Use:
         self._run(self.spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load(), FORMAT)
 
     def copy_and_dump_heap(self) -> None:
-        """To the topic's copy; the JVM's heap is written to a file while the query runs."""
+        """Copy to the second topic, and write the JVM's heap to a file while the query runs."""
         replace(self, topic=f"{self.topic}-copy")._run(self._stream(), FORMAT, dump=True)
 
     def _stream(self) -> DataFrame:
@@ -118,7 +122,7 @@ class Use:
 
 
 def dump_heap(spark: SparkSession, file: str) -> None:
-    """All that the JVM of driver and executors has in its memory, garbage too: plans, and the tasks that it sends."""
+    """Dump the heap of the JVM of driver and executors, including garbage: plans, and the tasks that it sends."""
     java = spark.sparkContext._jvm.java.lang  # type: ignore[union-attr]
     bean = java.Class.forName("com.sun.management.HotSpotDiagnosticMXBean")
     java.management.ManagementFactory.getPlatformMXBean(bean).dumpHeap(file, False)

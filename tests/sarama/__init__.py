@@ -1,4 +1,4 @@
-"""Sarama, the Go client, as a peer: `main.go`, built when Go is there."""
+"""The Go client sarama as a peer; `main.go` is built if Go is installed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FOLDER = Path(__file__).parent
 
 @cache
 def build() -> Path:
-    """The program; without Go, or when sarama cannot be fetched, the test is skipped and says why."""
+    """Return the path of the program; skip the test if Go is missing or sarama cannot be downloaded."""
     program = FOLDER.parent.parent / "build" / f"sarama-{os.environ.get('PYTEST_XDIST_WORKER', 'main')}"
     if shutil.which("go") is None:
         pytest.skip("no Go on the PATH to build sarama with")
@@ -33,13 +33,13 @@ def build() -> Path:
 
 
 def produce(program: Path, kafka: LocalKafka, written: Rows) -> None:
-    """Partition n of the one topic of `written` gets record batches of codec n."""
+    """Write record batches of codec n to partition n of the only topic of `written`."""
     ((topic, lines),) = _lines_of(written).items()
     _run(program, "produce", kafka, topic, given="\n".join(lines))
 
 
 def rows_of_sarama(program: Path, kafka: LocalKafka, partitions: Sequence[Partition], count: int) -> Rows:
-    """All `count` rows of the partitions of one topic; sarama does not tell their timestamp type: 0."""
+    """Read all `count` rows of the partitions of one topic. Timestamp types are 0: sarama does not expose them."""
     (topic,) = {topic for topic, _ in partitions}
     rows: Rows = {}
     for line in _run(program, "consume", kafka, topic, str(count)).splitlines():
@@ -52,7 +52,7 @@ def rows_of_sarama(program: Path, kafka: LocalKafka, partitions: Sequence[Partit
 
 
 class GroupMember:
-    """A member of a group, from now until `close`, which gives the values that it was given."""
+    """A group member, from its creation until `close`, which returns the values that it received."""
 
     def __init__(self, program: Path, kafka: LocalKafka, topic: str, group: str) -> None:
         command = [str(program), "group", kafka.bootstrap_servers, topic, group, "10000"]
@@ -80,7 +80,7 @@ def _lines_of(written: Rows) -> dict[str, list[str]]:
 
 
 def _go(*arguments: str) -> str:
-    """What went wrong; nothing if all is well."""
+    """Return the error output; empty if the command succeeded."""
     ended = subprocess.run(["go", *arguments], cwd=FOLDER, capture_output=True, text=True, timeout=300)
     return ended.stderr.strip() if ended.returncode else ""
 
