@@ -1,4 +1,4 @@
-"""A model of a Kafka 4 cluster, for what a real one cannot do on demand: requests in, replies out, on any clock.
+"""A model of a Kafka 4 cluster, for behaviour that a real cluster does not show on demand; works with any clock.
 
-`server.FakeKafka` puts it behind sockets. `tests/contract` holds it and a real Kafka to the same behaviour.
+`server.FakeKafka` adds sockets. `tests/contract` requires the same behaviour of the model and of a real Kafka.
 """

@@ -1,4 +1,4 @@
-"""One broker: its replicas, the image of the cluster that has reached it, and what it leads."""
+"""One broker: its replicas, the cluster image that it has received, and the partitions that it leads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Replica:
-    """A broker's copy of one partition. `high_watermark`: what is before it, all in-sync replicas have."""
+    """A broker's copy of one partition. All in-sync replicas have the records before `high_watermark`."""
 
     log: Log = field(default_factory=Log)
     high_watermark: int = 0
@@ -31,7 +31,7 @@ class Replica:
 
 @dataclass(frozen=True)
 class Hosted:
-    """A partition of which a broker has a replica, as that broker sees it."""
+    """A partition with a replica on a broker, as that broker sees it."""
 
     topic: TopicImage
     number: int
@@ -44,9 +44,16 @@ class Hosted:
 
 
 class Broker:
-    """`running`: it takes connections. `silent_since_s`: since when it says nothing, as a host that has gone dark.
+    """One broker.
 
-    `isolated`: what the controller decides does not reach it, not even that it is out of the cluster.
+    Attributes
+    ----------
+    running
+        The broker accepts connections.
+    silent_since_s
+        Time since which the host sends nothing, as after a network failure.
+    isolated
+        Decisions of the controller do not reach the broker, not even its own fencing.
     """
 
     def __init__(self, cluster: Cluster, node_id: int) -> None:
@@ -66,7 +73,7 @@ class Broker:
     # -- replicas -----------------------------------------------------------------------------
 
     def apply(self, image: Image) -> None:
-        """Takes over what has changed: new replicas, lost ones, and epochs in which it leads."""
+        """Apply changes of the image: new replicas, removed replicas, and epochs in which the broker leads."""
         self.image = image
         hosted = {}
         for topic in image.topics.values():
@@ -79,7 +86,7 @@ class Broker:
         self.replicas = hosted
 
     def follow(self, led: Hosted) -> bool:
-        """Copies the leader's log, dropping what that does not have; whether it could."""
+        """Copy the leader's log, and truncate records that the leader does not have; return True if successful."""
         topic = self.image.topics.get(led.topic.name)
         if not self.running or self.silent or topic is None or topic.topic_id != led.topic.topic_id:
             return False
@@ -92,7 +99,7 @@ class Broker:
         return True
 
     def leads(self) -> Iterator[Hosted]:
-        """All partitions that it leads."""
+        """Return all partitions that the broker leads."""
         for topic in self.image.topics.values():
             for number, partition in enumerate(topic.partitions):
                 if partition.leader == self.node_id:
@@ -101,7 +108,7 @@ class Broker:
     # -- requests about partitions ----------------------------------------------------------------
 
     def topic(self, asked: Body) -> TopicImage:
-        """The topic that a row of a request is about, by its id or by its name. Raises `Refused`."""
+        """Return the topic of a request's row, by its id or its name. Raises `Refused`."""
         topic_id = bytes(asked.get("topic_id", NO_UUID))
         name = asked.get("name") or asked.get("topic")
         found = self.image.topics.get(name) if name else self.image.topic_of_id(topic_id)
@@ -110,7 +117,7 @@ class Broker:
         return found
 
     def hosted(self, topic: TopicImage, number: int, epoch: int = -1) -> Hosted:
-        """The partition, if this broker has a replica of it and knows of no other epoch. Raises `Refused`."""
+        """Return the partition if the broker has a replica and knows no other epoch. Raises `Refused`."""
         if not 0 <= number < len(topic.partitions):
             raise Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         partition = topic.partitions[number]
@@ -124,7 +131,7 @@ class Broker:
         return Hosted(topic, number, partition, replica)
 
     def led(self, topic: TopicImage, number: int, epoch: int = -1) -> Hosted:
-        """The same, if this broker leads it."""
+        """Return the partition if the broker leads it. Raises `Refused`."""
         found = self.hosted(topic, number, epoch)
         if found.partition.leader != self.node_id:
             raise Refused(ErrorCode.NOT_LEADER_OR_FOLLOWER)
@@ -133,7 +140,10 @@ class Broker:
     def row(
         self, api: Api, asked: Body, number: int, act: Callable[[TopicImage], Body], *, key: str, refused: Body
     ) -> Body:
-        """What `act` says of a partition; or why not, with the fields `refused`. `key` is what its number is called."""
+        """Return a partition's row of a reply: the result of `act`, or the error with the fields `refused`.
+
+        `key` is the name of the field with the partition's number.
+        """
 
         def unless_refused() -> Body:
             topic = self.topic(asked)
@@ -154,9 +164,9 @@ class Broker:
         answers: str = "partitions",
         refused: Body | None = None,
     ) -> list[Body]:
-        """The topics of a reply: what `act` says of each partition.
+        """Return the topics of a reply, with the result of `act` for each partition.
 
-        `parts` and `answers` are what the partitions' rows are called.
+        `parts` and `answers` are the names of the fields with the partitions' rows.
         """
 
         def row(asked: Body, part: Body) -> Body:
@@ -165,7 +175,7 @@ class Broker:
         return [{**named(asked), answers: [row(asked, part) for part in asked[parts]]} for asked in topics]
 
     def newer_leaders(self, topics: Sequence[Body], answers: str, key: str) -> list[Body]:
-        """Says of partitions that this broker does not lead any more who does; gives the addresses of those."""
+        """Add the current leader to rows of partitions that moved to another broker; return the leaders' addresses."""
         leaders = set()
         for asked in topics:
             for row in asked[answers]:
@@ -177,5 +187,5 @@ class Broker:
 
 
 def named(asked: Body) -> Body:
-    """How a request names a topic: by name, by id, or both."""
+    """Return a request's reference to a topic: its name, its id, or both."""
     return {key: asked[key] for key in ("topic", "name", "topic_id") if key in asked}

@@ -1,4 +1,4 @@
-"""A clock that only a test moves. Client and cluster can share one."""
+"""A clock that only a test advances; client and cluster can share it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from protocol.clock import Clock
 
 
 class ManualClock(Clock):
-    """Time that moves when it is told to, and when somebody sleeps on it. What Kafka calls a timestamp is real."""
+    """A monotonic clock that moves on `advance` or when a thread sleeps on it. Kafka's timestamps are real time."""
 
     def __init__(self, at_s: float = 0.0) -> None:
         self.at_s = at_s

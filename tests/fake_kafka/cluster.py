@@ -1,6 +1,6 @@
-"""The whole cluster as one state machine: brokers, the controller, coordinators, and what tests do to them.
+"""The cluster as one state machine: brokers, controller, coordinators, and the operations of tests.
 
-`ask` is one request and its reply, without sockets; `server.FakeKafka` has the sockets. Safe for several threads.
+`ask` sends one request and returns its reply, without sockets; `server.FakeKafka` has the sockets. Thread-safe.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ DEFAULT_SETTINGS = {
     "transaction.max.timeout.ms": "900000",
     "transaction.version": "2",
 }
-"""Kafka's names, for brokers, topics and features; as in `conf/kafka-broker.properties` where that has them.
+"""Defaults by Kafka's names for brokers, topics and features, as in `conf/kafka-broker.properties` if it has them.
 
-`process.roles`: `broker` for a cluster without ZooKeeper.
+`process.roles` is `broker` for a cluster without ZooKeeper.
 """
 
 
 def _step(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
-    """A change of the cluster: alone, followed by what follows from it, and everybody who waits looks again."""
+    """Run a change of the cluster under the lock; apply its consequences and wake all waiting threads."""
 
     @wraps(method)
     def step(self: Any, /, *arguments: P.args, **options: P.kwargs) -> T:
@@ -67,7 +67,7 @@ def _step(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any,
 
 
 class Cluster:
-    """Brokers with the ids 1, 2, … `settings` are over those of `DEFAULT_SETTINGS`."""
+    """A cluster of brokers with the ids 1, 2, … `settings` override `DEFAULT_SETTINGS`."""
 
     def __init__(
         self, brokers: int = 1, *, clock: Clock = SYSTEM_CLOCK, settings: Mapping[str, str] | None = None
@@ -90,7 +90,7 @@ class Cluster:
 
     @_step
     def handle(self, broker_id: int, request: Request) -> Body | Pending:
-        """What a broker makes of a request: a reply, or one that is to come."""
+        """Handle a request at a broker; return the reply, or a pending one."""
         from tests.fake_kafka.handlers import HANDLERS, refused
 
         handler, broker = HANDLERS[request.api], self.brokers[broker_id]
@@ -100,13 +100,13 @@ class Cluster:
             return refused(request, refusal)
 
     def look(self, pending: Pending) -> Body | None:
-        """A reply that was to come, if it is due by now."""
+        """Return a pending reply if it is due."""
         with self.changed:
             self.advance()
             return pending()
 
     def ask(self, broker_id: int, api: Api, body: Body, version: int | None = None) -> Body:
-        """One request, and its reply as a client decodes it. Raises `TimeoutError` for one that is not due yet."""
+        """Send one request; return the reply as a client decodes it. Raises `TimeoutError` if it is not due yet."""
         number = api.last if version is None else version
         sent = b"".join(frame.encode_request(api, number, 0, "test", body))[4:]
         given = self.handle(broker_id, Request(api, number, frame.decode_request(sent)[4], "test"))
@@ -115,10 +115,10 @@ class Cluster:
             raise TimeoutError(f"{api.name}: the reply is not due yet")
         return frame.decode_response(api, number, b"".join(frame.encode_response(api, number, 0, reply))[4:])
 
-    # -- what follows by itself ---------------------------------------------------------------
+    # -- consequences -------------------------------------------------------------------------
 
     def advance(self) -> None:
-        """What time has brought, news to brokers, and replication."""
+        """Apply timeouts, send images to brokers, and replicate."""
         now_s = self.clock.now_s()
         for broker in self.brokers.values():
             timeout_s = int(self.settings["broker.session.timeout.ms"]) / 1000
@@ -155,7 +155,7 @@ class Cluster:
             self.controller.set_isr(led.topic.name, led.number, (*now.isr, node_id))
 
     def endpoints(self, node_ids: Iterable[int]) -> list[Body]:
-        """Where brokers are, as replies say it."""
+        """Return the addresses of brokers, as rows of a reply."""
         return [
             {"node_id": node_id, "host": self.addresses[node_id][0], "port": self.addresses[node_id][1]}
             for node_id in sorted(node_ids)
@@ -163,7 +163,7 @@ class Cluster:
         ]
 
     def write_marker(self, partition: TopicPartition, producer_id: int, epoch: int, *, commit: bool) -> bool:
-        """Whether a marker could be written, or need not be since the topic is gone."""
+        """Return True if the marker is written, or is not needed because the topic is deleted."""
         topic = self.controller.image.topics.get(partition[0])
         if topic is None:
             return True
@@ -181,7 +181,7 @@ class Cluster:
     # -- coordinators -------------------------------------------------------------------------
 
     def coordinator(self, kind: int, key: str) -> int:
-        """The broker that coordinates a group or a transactional id; it stays while it is in the cluster."""
+        """Return the broker that coordinates a group or transactional id; the same while it is in the cluster."""
         alive = self.controller.image.brokers
         if not alive:
             raise Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE)
@@ -196,19 +196,19 @@ class Cluster:
 
     @_step
     def move_coordinator(self, key: str, broker_id: int, kind: int = GROUP) -> None:
-        """Who waits for an answer gets NOT_COORDINATOR; the new one knows what the old one has stored."""
+        """Move a coordinator; pending requests get NOT_COORDINATOR, and the new coordinator loads the stored state."""
         self.coordinators[kind, key] = broker_id
         if kind == GROUP and key in self.groups.groups:
             self.groups.groups[key].load(self.clock.now_s())
 
     @_step
     def rebalance(self, group_id: str) -> None:
-        """Has the members of a group join again."""
+        """Start a rebalance: all members of the group must join again."""
         self.groups.groups[group_id].rebalance(self.clock.now_s())
 
     @_step
     def hold_markers(self, held: bool = True) -> None:
-        """Transactions that end from now on stay prepared until this is taken back."""
+        """Keep transactions that end from now on in their prepared state, until called with False."""
         self.transactions.markers_held = held
 
     # -- topics and logs ----------------------------------------------------------------------
@@ -223,7 +223,7 @@ class Cluster:
         config: Mapping[str, str] | None = None,
         topic_id: bytes | None = None,
     ) -> TopicImage:
-        """Raises `Refused`, as CreateTopics is."""
+        """Create a topic; raise `Refused` if CreateTopics would fail."""
         return self.controller.create_topic(name, partitions, replication_factor, config, topic_id)
 
     @_step
@@ -233,11 +233,11 @@ class Cluster:
 
     @_step
     def create_partitions(self, name: str, count: int) -> None:
-        """Grows a topic to `count` partitions in all."""
+        """Increase a topic's number of partitions to `count`."""
         self.controller.create_partitions(name, count)
 
     def log(self, topic: str, partition: int = 0, broker_id: int | None = None) -> Log:
-        """The log of the leader, or a broker's copy of it. What a test changes in it counts from the next step on."""
+        """Return the log of the leader, or of a broker's replica. Changes by a test take effect with the next step."""
         return self._led(topic, partition, broker_id).log
 
     def _led(self, name: str, number: int, broker_id: int | None = None) -> Hosted:
@@ -247,12 +247,12 @@ class Cluster:
 
     @_step
     def write(self, topic: str, partition: int, records: bytes) -> None:
-        """Record batches as they are, offsets included, to the end of a log: nothing is checked."""
+        """Append record batches unchanged, offsets included, without any checks."""
         self.log(topic, partition).write(records)
 
     @_step
     def rewrite(self, topic: str, partition: int, records: bytes = b"", *, start: int | None = None) -> None:
-        """The leader's log has these record batches and no others; it begins with the first of them, or at `start`."""
+        """Replace the leader's log with these record batches; the log start offset is that of the first, or `start`."""
         led = self._led(topic, partition)
         led.replica.log = Log(start or 0, start or 0)
         led.log.write(records)
@@ -262,12 +262,12 @@ class Cluster:
 
     @_step
     def move_leader(self, topic: str, partition: int, broker_id: int, *, isr: Iterable[int] | None = None) -> None:
-        """Another broker leads in the next epoch, with its own log: unclean, if it was not in sync. -1 is nobody."""
+        """Elect another broker with its own log for the next epoch; unclean if it was not in sync. -1: no leader."""
         self.controller.elect(topic, partition, broker_id, None if isr is None else tuple(isr))
 
     @_step
     def set_leader_epoch(self, topic: str, partition: int, epoch: int) -> None:
-        """As if there had been so many elections."""
+        """Set the leader epoch, as after as many elections."""
         known = self.controller.topic(topic).partitions[partition]
         self.controller.change(topic, partition, replace(known, leader_epoch=epoch))
 
@@ -275,31 +275,31 @@ class Cluster:
 
     @_step
     def stop(self, broker_id: int) -> None:
-        """A broker takes no connections any more, and others lead what it has led."""
+        """Stop accepting connections at a broker; other brokers become leaders of its partitions."""
         self.brokers[broker_id].running = False
         self.controller.fence(broker_id)
 
     @_step
     def start(self, broker_id: int) -> None:
-        """It is back, with the logs it had."""
+        """Start the broker again, with its logs."""
         self.brokers[broker_id].running = True
         self.controller.unfence(broker_id)
 
     @_step
     def silence(self, broker_id: int, silent: bool = True) -> None:
-        """A host goes dark, or is back. The cluster notices the first after `broker.session.timeout.ms`."""
+        """Make a host silent, or not. The cluster notices silence after `broker.session.timeout.ms`."""
         self.brokers[broker_id].silent_since_s = self.clock.now_s() if silent else None
         if not silent:
             self.controller.unfence(broker_id)
 
     @_step
     def fence(self, broker_id: int) -> None:
-        """The others take a broker for gone, whatever it does."""
+        """Fence a broker, as if it had stopped."""
         self.controller.fence(broker_id)
 
     @_step
     def isolate(self, broker_id: int, isolated: bool = True) -> None:
-        """Nothing of what the controller decides reaches a broker: it serves its clients by what it knew."""
+        """Isolate a broker from the controller's decisions: it serves clients with the state that it has."""
         self.brokers[broker_id].isolated = isolated
 
     # -- faults -------------------------------------------------------------------------------
@@ -314,30 +314,30 @@ class Cluster:
         broker: int | None = None,
         partition: TopicPartition | None = None,
     ) -> None:
-        """The next requests (or their rows about a partition) get this code, and nothing is done."""
+        """Refuse the next requests (or their rows for a partition) with this error code, without effect."""
         self.faults.add(Fault(Kind.REFUSED, api, times, broker, partition, code=code))
 
     @_step
     def lose_requests(self, api: Api, times: int = 1, *, broker: int | None = None) -> None:
-        """The next requests are not heard: the connection is reset."""
+        """Reset the connection for the next requests, without handling them."""
         self.faults.add(Fault(Kind.REQUEST_LOST, api, times, broker))
 
     @_step
     def lose_replies(self, api: Api, times: int = 1, *, broker: int | None = None) -> None:
-        """The next requests are done, and in place of the reply the connection is reset."""
+        """Handle the next requests, and reset the connection instead of replying."""
         self.faults.add(Fault(Kind.REPLY_LOST, api, times, broker))
 
     @_step
     def delay_replies(self, api: Api, seconds: float, times: int = 1, *, broker: int | None = None) -> None:
-        """The next replies come so much later, on the cluster's clock."""
+        """Delay the next replies by a number of seconds of the cluster's clock."""
         self.faults.add(Fault(Kind.REPLY_LATE, api, times, broker, late_s=seconds))
 
     @_step
     def edit_replies(self, api: Api, edit: Edit, times: int = ALWAYS, *, broker: int | None = None) -> None:
-        """The next replies are what `edit` makes of them: another body, bytes as they are, or None for silence."""
+        """Replace the next replies by the result of `edit`: another body, raw bytes, or None for no reply."""
         self.faults.add(Fault(Kind.REPLY_EDITED, api, times, broker, edit=edit))
 
     def fault(self, kind: Kind, api: Api, broker_id: int) -> Fault | None:
-        """For the server: the next fault of a kind."""
+        """Return the next fault of a kind; for the server."""
         with self.changed:
             return self.faults.take(kind, api, broker_id)

@@ -1,4 +1,4 @@
-"""One group of the consumer protocol (KIP-848): members, epochs, and partitions that change hands one by one.
+"""One group of the consumer protocol (KIP-848): members, epochs, and partitions that move one by one.
 
 The rules are those of Kafka's `ConsumerGroup` and `CurrentAssignmentBuilder`.
 """
@@ -18,14 +18,14 @@ SESSION_S = 45.0
 HEARTBEAT_INTERVAL_MS = 5_000
 
 Partition = tuple[bytes, int]
-"""Topic id, number."""
+"""Topic id and partition number."""
 
 _LEFT_FOR_A_WHILE = -2
 
 
 @dataclass
 class ConsumerMember:
-    """`revoking`: what it has yet to give up; `assigned`: what it may have. Both are nobody else's."""
+    """A member. It must revoke the partitions `revoking` and owns `assigned`; no other member has either."""
 
     member_id: str
     instance_id: str | None
@@ -46,7 +46,7 @@ class ConsumerMember:
 
 @dataclass
 class ConsumerGroup:
-    """`epoch` moves with members and what they want; `target` is what each is to have in it."""
+    """A group. `epoch` changes with members and their subscriptions; `target` is that epoch's target assignment."""
 
     group_id: str
     epoch: int = 0
@@ -84,7 +84,7 @@ class ConsumerGroup:
         }
 
     def check_commit(self, member_id: str, epoch: int) -> None:
-        """Raises `Refused`."""
+        """Raise `Refused` if the member may not commit."""
         if epoch < 0 and not self.members:
             return
         if member_id not in self.members:
@@ -92,7 +92,7 @@ class ConsumerGroup:
         if epoch != self.members[member_id].epoch:
             raise Refused(ErrorCode.STALE_MEMBER_EPOCH)
 
-    # -- who is in it -------------------------------------------------------------------------
+    # -- members ------------------------------------------------------------------------------
 
     def _static(self, instance_id: str | None) -> ConsumerMember | None:
         return next((each for each in self.members.values() if instance_id and each.instance_id == instance_id), None)
@@ -103,7 +103,7 @@ class ConsumerGroup:
         if before is not None and before.member_id != member_id:
             if before.epoch != _LEFT_FOR_A_WHILE:
                 raise Refused(ErrorCode.UNRELEASED_INSTANCE_ID)
-            # Goes on as the one that left for a while.
+            # A static member that left temporarily rejoins with its assignment.
             self.target[member_id] = self.target.pop(before.member_id, set())
             del self.members[before.member_id]
             before.member_id, before.epoch, before.previous_epoch = member_id, 0, 0
@@ -137,10 +137,10 @@ class ConsumerGroup:
         if body["rebalance_timeout_ms"] >= 0:
             member.rebalance_timeout_ms = body["rebalance_timeout_ms"]
 
-    # -- what each is to have, and may have ---------------------------------------------------
+    # -- target and current assignment ----------------------------------------------------------
 
     def retarget(self, topics: Mapping[str, TopicImage]) -> None:
-        """A new epoch if members, subscriptions or topics have changed: a range of each topic for each subscriber."""
+        """Start a new epoch if members, subscriptions or topics have changed: a range of each topic per subscriber."""
         wanted = {name: sorted(m for m, each in self.members.items() if each.wants(name)) for name in sorted(topics)}
         seen = sorted(self.members), wanted, {n: (t.topic_id, len(t.partitions)) for n, t in topics.items()}
         if seen == self._seen:
@@ -176,7 +176,7 @@ class ConsumerGroup:
     # -- time ---------------------------------------------------------------------------------
 
     def tick(self, now_s: float) -> None:
-        """Members that were not heard of, or have not given up what they should, are out."""
+        """Remove members whose session or rebalance timeout has expired."""
         for member in list(self.members.values()):
             if now_s >= min(member.expires_s, member.revoked_by_s):
                 self.remove(member.member_id)

@@ -1,6 +1,6 @@
-"""What the controller decides: which topics there are, who leads their partitions, which brokers are in the cluster.
+"""The controller: topics, leaders of partitions, and the brokers in the cluster.
 
-Each decision makes a new `Image`. Brokers act by the image that has reached them, which may be an older one.
+Each decision makes a new `Image`. Brokers act by the image that they have received, which may be older.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NO_LEADER = -1
 
 @dataclass(frozen=True)
 class PartitionImage:
-    """`leader` is `NO_LEADER` while there is none."""
+    """State of a partition; `leader` is `NO_LEADER` if there is none."""
 
     leader: int
     leader_epoch: int
@@ -37,7 +37,7 @@ class TopicImage:
 
 @dataclass(frozen=True)
 class Image:
-    """`brokers` are the node ids of those that are in the cluster, `topics` are by name."""
+    """State of the cluster: node ids of the `brokers` in it, and `topics` by name."""
 
     brokers: tuple[int, ...] = ()
     topics: Mapping[str, TopicImage] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class Image:
 
 
 class Controller:
-    """`image` is the newest one."""
+    """The controller; `image` is the newest image."""
 
     def __init__(self, brokers: Sequence[int], settings: Mapping[str, str]) -> None:
         self.image = Image(tuple(brokers))
@@ -64,7 +64,7 @@ class Controller:
         config: Mapping[str, str] | None = None,
         topic_id: bytes | None = None,
     ) -> TopicImage:
-        """Raises `Refused`. Brokers take turns to lead the partitions."""
+        """Create a topic, with leaders in turn; raise `Refused` if CreateTopics would fail."""
         count = int(self._settings["num.partitions"]) if partitions == -1 else partitions
         copies = int(self._settings["default.replication.factor"]) if replication_factor == -1 else replication_factor
         if not _LEGAL_NAME.fullmatch(name) or name in (".", ".."):
@@ -82,7 +82,7 @@ class Controller:
         return topic
 
     def create_partitions(self, name: str, count: int) -> None:
-        """Grows a topic to `count` partitions in all. Raises `Refused`."""
+        """Increase a topic's number of partitions to `count`. Raises `Refused`."""
         topic = self.topic(name)
         if count <= len(topic.partitions):
             raise Refused(ErrorCode.INVALID_PARTITIONS)
@@ -109,9 +109,9 @@ class Controller:
     # -- leaders ------------------------------------------------------------------------------
 
     def elect(self, name: str, partition: int, leader: int, isr: Sequence[int] | None = None) -> None:
-        """Makes a broker the leader, in the next epoch; one that has no replica takes them all over from the others.
+        """Elect a leader for the next epoch; a broker without a replica gets the replicas of all others.
 
-        `isr` is as it was, and with the leader, unless given; it may lack followers that are behind.
+        `isr` defaults to the current one plus the leader; it may omit followers that lag.
         """
         was = self.topic(name).partitions[partition]
         replicas = was.replicas if leader in (*was.replicas, NO_LEADER) else (leader,)
@@ -125,7 +125,7 @@ class Controller:
         self.change(name, partition, replace(was, isr=tuple(isr)))
 
     def fence(self, broker: int) -> None:
-        """A broker is out of the cluster: others of the in-sync replicas lead what it has led."""
+        """Remove a broker from the cluster; other in-sync replicas become leaders."""
         if broker not in self.image.brokers:
             return
         self.image = replace(self.image, brokers=tuple(each for each in self.image.brokers if each != broker))
@@ -137,7 +137,7 @@ class Controller:
                 self.set_isr(topic, number, left)
 
     def unfence(self, broker: int) -> None:
-        """It is back, and leads what nobody else could lead; as a follower it has to catch up first."""
+        """Return a broker to the cluster. It leads partitions without a leader; as a follower it first catches up."""
         if broker not in self.image.brokers:
             self.image = replace(self.image, brokers=tuple(sorted((*self.image.brokers, broker))))
         for topic, number, partition in self._partitions_of(broker):

@@ -1,4 +1,4 @@
-"""What a test wants to go wrong, and how often: refusals, lost requests and replies, late replies, other replies."""
+"""Faults that a test requests, with their number: refusals, lost requests and replies, delayed or edited replies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Edit = Callable[[Body], "Body | bytes | None"]
 
 
 class Kind(Enum):
-    """What becomes of a request or of its reply."""
+    """Effect on a request or its reply."""
 
     REFUSED = "answered with an error code, and nothing is done"
     REQUEST_LOST = "the connection is reset before anything is done"
@@ -27,7 +27,7 @@ class Kind(Enum):
 
 @dataclass
 class Fault:
-    """`times`: how often it will still happen. None for `broker` or `partition` stands for all of them."""
+    """A fault that happens `times` more often. None for `broker` or `partition` matches all."""
 
     kind: Kind
     api: Api
@@ -40,7 +40,7 @@ class Fault:
 
 
 class Faults:
-    """The faults to come, in the order in which they were asked for."""
+    """The pending faults, in the order of their requests."""
 
     def __init__(self) -> None:
         self._faults: list[Fault] = []
@@ -52,7 +52,7 @@ class Faults:
         self._faults.clear()
 
     def take(self, kind: Kind, api: Api, broker: int, partition: TopicPartition | None = None) -> Fault | None:
-        """The next fault of this kind that is meant, once less from now on."""
+        """Return the next matching fault of this kind, and count it down."""
         for fault in self._faults:
             meant = (fault.broker in (None, broker)) and (fault.partition in (None, partition))
             if fault.kind is kind and fault.api is api and fault.times > 0 and meant:
@@ -61,7 +61,7 @@ class Faults:
         return None
 
     def refuse(self, api: Api, broker: int, partition: TopicPartition | None = None) -> None:
-        """Raises `Refused` where a test wants that."""
+        """Raise `Refused` if a test requested a refusal."""
         fault = self.take(Kind.REFUSED, api, broker, partition)
         if fault is not None:
             raise Refused(fault.code)

@@ -1,4 +1,4 @@
-"""Fetch: record batches from a replica, at once or when there are enough of them."""
+"""Fetch: record batches of a replica, immediately or when `min_bytes` are available."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def fetch(broker: Broker, request: Request) -> Body | Pending:
 
 
 def _read(broker: Broker, session: FetchSession, body: Body) -> dict[Key, Body]:
-    """Of each partition what fits: the first that has anything brings a whole record batch, however large it is."""
+    """Read each partition up to the limits; the first with records returns a whole record batch of any size."""
     rows, free_bytes, at_least_one = {}, body["max_bytes"], True
     committed = body["isolation_level"] == _READ_COMMITTED
     for key, part in session.wanted.items():

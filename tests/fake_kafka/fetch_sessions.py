@@ -1,4 +1,4 @@
-"""What a broker remembers of what a client fetches, so that it has to be told changes only (KIP-227)."""
+"""Incremental fetch sessions of a broker (KIP-227)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Key = tuple[str, bytes, int]
 
 @dataclass
 class FetchSession:
-    """`wanted` is what was asked for of each partition, `told` what was last said of it."""
+    """A session: `wanted` has the requested fields of each partition, `told` the last reply about it."""
 
     session_id: int
     epoch: int = _FIRST
@@ -25,7 +25,7 @@ class FetchSession:
     told: dict[Key, tuple[int, int]] = field(default_factory=dict)
 
     def keep(self, rows: dict[Key, Body]) -> dict[Key, Body]:
-        """Those rows that say something new. What has brought records has its turn last the next time."""
+        """Return the rows with changes. A partition that returned records is last in the next reply."""
         first, news = self.epoch == _FIRST, {}
         for key, row in rows.items():
             ends = (row["high_watermark"], row["log_start_offset"])
@@ -39,14 +39,14 @@ class FetchSession:
 
 
 class FetchSessions:
-    """The sessions of one broker."""
+    """All sessions of one broker."""
 
     def __init__(self) -> None:
         self.sessions: dict[int, FetchSession] = {}
         self._next_id = 1
 
     def of(self, body: Body) -> FetchSession:
-        """The session of a request, with what that changes in it; one that ends with the request has the id 0.
+        """Return the session of a request, with the request's changes; the id is 0 if the session ends with it.
 
         Raises `Refused`.
         """

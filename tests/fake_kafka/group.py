@@ -1,4 +1,4 @@
-"""One classic consumer group: its members, its generations, and the rounds of join and sync.
+"""One classic consumer group: its members, generations, and rounds of JoinGroup and SyncGroup.
 
 The rules are those of Kafka's `ClassicGroup` and `GroupMetadataManager`.
 """
@@ -14,7 +14,7 @@ from tests.fake_kafka.requests import Body, Refused
 
 
 class State(Enum):
-    """In Kafka's words."""
+    """Kafka's names of group states."""
 
     EMPTY = "Empty"
     PREPARING_REBALANCE = "PreparingRebalance"
@@ -24,7 +24,7 @@ class State(Enum):
 
 @dataclass
 class Waiting:
-    """Somebody who waits for a reply."""
+    """A request that waits for its reply."""
 
     reply: Body | None = None
 
@@ -34,7 +34,7 @@ class Waiting:
 
 @dataclass
 class Member:
-    """`joining` and `syncing` are set while an answer to JoinGroup or SyncGroup is due."""
+    """A member; `joining` and `syncing` are set while a reply to JoinGroup or SyncGroup is pending."""
 
     member_id: str
     instance_id: str | None
@@ -52,7 +52,7 @@ class Member:
             self.joining.reply, self.joining = reply, None
 
     def answer_sync(self, reply: Body, now_s: float) -> None:
-        """Its session begins anew, also where the reply is an error (Kafka's `propagateAssignment`)."""
+        """Reply to SyncGroup. Restarts the session timeout, also with an error (Kafka's `propagateAssignment`)."""
         if self.syncing is not None:
             self.syncing.reply, self.syncing = reply, None
             self.expires_s = now_s + self.session_timeout_ms / 1000
@@ -63,10 +63,16 @@ class Member:
 
 @dataclass
 class Group:
-    """`pending` are member ids that were given out and have not joined yet, with the time when they are forgotten.
+    """A group.
 
-    `round_ends_s`: when members that have not joined (or not synced) are left out. `stored` are the members of which
-    another coordinator would know: those that have been given an assignment.
+    Attributes
+    ----------
+    pending
+        Member ids without a JoinGroup yet, and the time of their expiry.
+    round_ends_s
+        Time at which members that have not joined (or synced) are removed.
+    stored
+        Members that another coordinator would load: those with an assignment.
     """
 
     group_id: str
@@ -83,10 +89,10 @@ class Group:
     unsynced: set[str] = field(default_factory=set)
     stored: set[str] = field(default_factory=set)
 
-    # -- who is in it -------------------------------------------------------------------------
+    # -- members ------------------------------------------------------------------------------
 
     def member(self, member_id: str, instance_id: str | None = None) -> Member:
-        """Raises `Refused` for one that the group does not have, or that was replaced."""
+        """Return a member; raise `Refused` if it is unknown or was replaced."""
         if instance_id is not None:
             known = self.static_member(instance_id)
             if known is None:
@@ -101,7 +107,7 @@ class Group:
         return next((each for each in self.members.values() if each.instance_id == instance_id), None)
 
     def supports(self, protocol_type: str, protocols: Mapping[str, bytes]) -> bool:
-        """Whether somebody with these strategies has one in common with all members."""
+        """Return True if a client with these assignors has one in common with all members."""
         if not protocol_type or not protocols:
             return False
         if not self.members:
@@ -110,7 +116,7 @@ class Group:
         return protocol_type == self.protocol_type and bool(common & protocols.keys())
 
     def check_commit(self, member_id: str, instance_id: str | None, generation: int, *, in_transaction: bool) -> None:
-        """Whether offsets may be committed by who says so. Raises `Refused`."""
+        """Raise `Refused` if the sender may not commit offsets."""
         if generation < 0 and self.state is State.EMPTY:
             return
         if generation >= 0 or member_id or instance_id is not None:
@@ -125,9 +131,9 @@ class Group:
     # -- rounds -------------------------------------------------------------------------------
 
     def rebalance(self, now_s: float) -> None:
-        """Begins a round, unless one has begun: all members have to join again.
+        """Start a round unless one has started: all members must join again.
 
-        The first round of an empty group lasts a while, and longer with each new member: others may be starting too.
+        The first round of an empty group waits for more members, and longer with each new member.
         """
         if self.state is State.PREPARING_REBALANCE:
             if self.first_round_until_s is None:
@@ -150,7 +156,7 @@ class Group:
         return max((each.rebalance_timeout_ms for each in self.members.values()), default=0) / 1000
 
     def complete_join(self, now_s: float, *, only_if_all: bool = False) -> None:
-        """The next generation: of those that have joined, and of static members."""
+        """Start the next generation, with the members that have joined and the static members."""
         late = [each for each in self.members.values() if each.joining is None]
         if only_if_all and (late or self.pending or self.first_round_until_s is not None):
             return
@@ -177,13 +183,13 @@ class Group:
             member.answer_join(self.joined(member))
 
     def _choose_protocol(self) -> str:
-        """The one that most members prefer of those that all have."""
+        """Return the assignor that most members prefer among the common ones."""
         common = set.intersection(*(set(dict(each.protocols)) for each in self.members.values()))
         votes = [next(name for name, _ in each.protocols if name in common) for each in self.members.values()]
         return max(votes, key=votes.count)
 
     def joined(self, member: Member, *, skip_assignment: bool = False) -> Body:
-        """The reply to JoinGroup; the leader learns of all members."""
+        """Return the reply to JoinGroup; the leader's reply has all members."""
         members = [
             {
                 "member_id": each.member_id,
@@ -212,21 +218,21 @@ class Group:
         }
 
     def assign(self, assignments: Mapping[str, bytes], now_s: float) -> None:
-        """What the leader has decided: the group is stable."""
+        """Apply the leader's assignment: the group becomes stable."""
         self.state, self.stored = State.STABLE, set(self.members)
         for member in self.members.values():
             member.assignment = assignments.get(member.member_id, b"")
             member.answer_sync(self.synced(member), now_s)
 
     def remove(self, member: Member, now_s: float) -> None:
-        """A member is gone: the others have to join again."""
+        """Remove a member; the others must join again."""
         del self.members[member.member_id]
         self.unsynced.discard(member.member_id)
         member.answer_join({"error_code": ErrorCode.UNKNOWN_MEMBER_ID, "member_id": ""})
         self.rebalance(now_s)
 
     def load(self, now_s: float) -> None:
-        """Another coordinator takes over, by what is stored."""
+        """Load the stored state into another coordinator."""
         for member in list(self.members.values()):
             member.answer_join({"error_code": ErrorCode.NOT_COORDINATOR, "member_id": member.member_id})
             member.answer_sync({"error_code": ErrorCode.NOT_COORDINATOR}, now_s)
@@ -241,7 +247,7 @@ class Group:
     # -- time ---------------------------------------------------------------------------------
 
     def tick(self, now_s: float) -> None:
-        """What time brings: members that were not heard of, rounds that have lasted too long."""
+        """Apply timeouts of members and rounds."""
         for member_id in [key for key, expires_s in self.pending.items() if expires_s <= now_s]:
             del self.pending[member_id]
             if self.state is State.PREPARING_REBALANCE:

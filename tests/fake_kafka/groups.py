@@ -1,7 +1,6 @@
-"""Requests about groups: JoinGroup, SyncGroup, Heartbeat, LeaveGroup and DescribeGroups of classic ones, and
-ConsumerGroupHeartbeat.
+"""JoinGroup, SyncGroup, Heartbeat, LeaveGroup and DescribeGroups of classic groups, and ConsumerGroupHeartbeat.
 
-The rules are those of Kafka's `GroupMetadataManager`. Who coordinates a group is decided elsewhere.
+The rules are those of Kafka's `GroupMetadataManager`. `cluster` chooses the coordinator of a group.
 """
 
 from __future__ import annotations
@@ -29,20 +28,20 @@ class Groups:
             group.tick(now_s)
 
     def get(self, group_id: str) -> Group:
-        """Raises `Refused` as most requests about an unknown group are."""
+        """Return a group; raise `Refused` if it is unknown."""
         if group_id not in self.groups:
             raise Refused(ErrorCode.UNKNOWN_MEMBER_ID)
         return self.groups[group_id]
 
     def create(self, group_id: str) -> Group:
-        """The group, made if need be."""
+        """Return a group, created if necessary."""
         delay_s = int(self._settings["group.initial.rebalance.delay.ms"]) / 1000
         return self.groups.setdefault(group_id, Group(group_id, delay_s))
 
     def check_commit(
         self, group_id: str, member_id: str, instance_id: str | None, generation: int, *, in_transaction: bool
     ) -> None:
-        """Whether offsets may be committed by who says so. Raises `Refused`."""
+        """Raise `Refused` if the sender may not commit offsets."""
         if group_id in self.consumer_groups:
             self.consumer_groups[group_id].check_commit(member_id, generation)
         elif group_id in self.groups:
@@ -90,14 +89,14 @@ class Groups:
 
     @staticmethod
     def _alone(group: Group, body: Body) -> bool:
-        """Whether the only member of a group joins again, with other strategies than before."""
+        """Return True if the only member of a group joins again with changed assignors."""
         return bool(body["protocols"]) and group.members.keys() == {body["member_id"]}
 
     def _join_new(self, group: Group, request: Request, now_s: float) -> Body | Pending:
         body, instance_id = request.body, request.body["group_instance_id"]
         member_id = f"{instance_id or request.client_id}-{uuid.uuid4()}"
         if instance_id is None:
-            # KIP-394: an id first, so that a reply that is lost leaves no member behind that nobody knows of.
+            # KIP-394: assign an id first, so that a lost reply leaves no unknown member behind.
             group.pending[member_id] = now_s + body["session_timeout_ms"] / 1000
             raise Refused(ErrorCode.MEMBER_ID_REQUIRED, member_id=member_id)
         before = group.static_member(instance_id)
@@ -123,7 +122,7 @@ class Groups:
         return self._wait_for_round(group, member, now_s)
 
     def _replace(self, group: Group, before: Member, member_id: str, body: Body, now_s: float) -> Body | Pending:
-        """A static member that was started again goes on as the one it was (KIP-345), under another id."""
+        """Replace a restarted static member under a new member id (KIP-345)."""
         unchanged = [(row["name"], bytes(row["metadata"])) for row in body["protocols"]] == before.protocols
         before.answer_join({"error_code": ErrorCode.FENCED_INSTANCE_ID, "member_id": before.member_id})
         before.answer_sync({"error_code": ErrorCode.FENCED_INSTANCE_ID}, now_s)

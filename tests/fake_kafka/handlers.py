@@ -1,4 +1,4 @@
-"""Which function answers which API, in which versions; and the requests about the cluster as a whole."""
+"""The handler and the versions of each API, and the requests about the whole cluster."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from tests.fake_kafka.transactions import added_partitions
 
 Handler = Callable[[Broker, Request], "Body | Pending"]
 
-# Not answered here; that it is listed tells a KRaft broker.
+# Not implemented; its presence in the list identifies a KRaft broker.
 _DESCRIBE_QUORUM = 55
 
 
@@ -75,7 +75,7 @@ def find_coordinator(broker: Broker, request: Request) -> Body:
 
 
 def _of_group(act: Callable[[Broker, Request, float], Body | Pending]) -> Handler:
-    """What only the coordinator of a group does."""
+    """Return a handler that refuses the request unless the broker coordinates the group."""
 
     def handler(broker: Broker, request: Request) -> Body | Pending:
         broker.cluster.faults.refuse(request.api, broker.node_id)
@@ -86,7 +86,7 @@ def _of_group(act: Callable[[Broker, Request, float], Body | Pending]) -> Handle
 
 
 def _of_transaction(act: Callable[[Broker, Request], Body], key: str = "transactional_id") -> Handler:
-    """What only the coordinator of a transactional id does; without one, anybody."""
+    """Return a handler that refuses the request unless the broker coordinates the transactional id, if there is one."""
 
     def handler(broker: Broker, request: Request) -> Body:
         broker.cluster.faults.refuse(request.api, broker.node_id)
@@ -107,7 +107,7 @@ def describe_groups(broker: Broker, request: Request) -> Body:
 
 
 def list_groups(broker: Broker, request: Request) -> Body:
-    """Each broker tells those that it coordinates."""
+    """Return the groups that this broker coordinates."""
     cluster = broker.cluster
     here = [
         each for each in cluster.groups.groups.values() if cluster.coordinator(GROUP, each.group_id) == broker.node_id
@@ -137,7 +137,7 @@ def describe_transactions(broker: Broker, request: Request) -> Body:
 
 
 def list_transactions(broker: Broker, request: Request) -> Body:
-    """Each broker tells those that it coordinates."""
+    """Return the transactional ids that this broker coordinates."""
     cluster, wanted = broker.cluster, request.body["state_filters"]
     rows = [
         {"transactional_id": name, "producer_id": each.producer_id, "transaction_state": each.state.value}
@@ -191,7 +191,8 @@ HANDLERS: dict[Api, Handler] = {
     LIST_TRANSACTIONS: list_transactions,
 }
 
-# The newest of what our client speaks. Older versions only where they mean something else: topics by name rather than
+# The newest version that this client supports. Older versions only where their meaning differs: topic names instead
+# of ids, and transactions before KIP-890.
 # by id, and transactions as before KIP-890.
 _OLDEST = {PRODUCE: 11, FETCH: 12, OFFSET_COMMIT: 9, OFFSET_FETCH: 9, END_TXN: 4, TXN_OFFSET_COMMIT: 4, API_VERSIONS: 0}
 VERSIONS = {api: (_OLDEST.get(api, api.last), api.last) for api in HANDLERS} | {
@@ -200,7 +201,7 @@ VERSIONS = {api: (_OLDEST.get(api, api.last), api.last) for api in HANDLERS} | {
 
 
 def refused(request: Request, refusal: Refused) -> Body:
-    """The reply to a request that is refused as a whole: a code at the top, or in each partition's row."""
+    """Return the reply to a refused request: an error code at the top, or in each partition's row."""
     code, body = refusal.code, request.body
     if request.api is ADD_PARTITIONS_TO_TXN:
         return added_partitions(body["v3_and_below_topics"], lambda _: code)
@@ -215,5 +216,5 @@ def refused(request: Request, refusal: Refused) -> Body:
 
 
 def partitions_of(row: Body) -> list[Body]:
-    """The partitions that a row of OffsetCommit is about, and nothing else of it."""
+    """Return the partition numbers of a row of OffsetCommit."""
     return [{"partition_index": part["partition_index"]} for part in row["partitions"]]

@@ -1,4 +1,4 @@
-"""What a leader answers: Produce, ListOffsets, OffsetForLeaderEpoch, DeleteRecords."""
+"""Requests to a leader: Produce, ListOffsets, OffsetForLeaderEpoch, DeleteRecords."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def produce(broker: Broker, request: Request) -> Body | Pending:
 
 
 def _append(broker: Broker, request: Request, led: Hosted, records: bytes) -> tuple[int, int]:
-    """Where the first record is, and the end that the high watermark must reach."""
+    """Append records; return their first offset, and the offset that the high watermark must reach."""
     acks = request.body["acks"]
     config = {**broker.cluster.settings, **led.topic.config}
     if acks not in _WANTED_ACKS:
@@ -53,7 +53,7 @@ def _append(broker: Broker, request: Request, led: Hosted, records: bytes) -> tu
         state = led.log.producers.get(batch.producer_id)
         is_open = state is not None and state.transaction_from is not None and state.epoch == batch.producer_epoch
         if batch.attributes & TRANSACTIONAL and not is_open:
-            # KIP-890: up to version 11 a client has added the partition itself, since then this does it.
+            # KIP-890: up to version 11 the client adds the partition to the transaction; later the leader does.
             broker.cluster.transactions.require_partition(
                 request.body["transactional_id"],
                 batch.producer_id,

@@ -1,4 +1,4 @@
-"""One copy of a partition's log: record batches, leader epochs, and what follows from the batches about producers."""
+"""One replica's log: record batches, leader epochs, and the producer state that follows from the batches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NO_OFFSET = -1
 
 @dataclass(frozen=True)
 class LogBatch:
-    """A record batch, and what its header says."""
+    """A record batch and its header fields."""
 
     data: bytes
     base_offset: int
@@ -45,7 +45,7 @@ class LogBatch:
         return cls(data, base, base + delta, epoch, crc, attributes, max_ms, *producer)
 
     def placed(self, base_offset: int, leader_epoch: int) -> LogBatch:
-        """The same batch at its offset in the log; its checksum covers neither."""
+        """Return the batch with its offset in the log; the checksum covers neither offset nor epoch."""
         data = bytearray(self.data)
         data[0:8] = base_offset.to_bytes(8, "big")
         data[12:16] = leader_epoch.to_bytes(4, "big", signed=True)
@@ -56,7 +56,7 @@ class LogBatch:
 
 
 def batches_of(data: bytes) -> Iterator[LogBatch]:
-    """The record batches that bytes consist of."""
+    """Split bytes into record batches."""
     position = 0
     while position < len(data):
         size = LOG_OVERHEAD_BYTES + int.from_bytes(data[position + 8 : position + 12], "big")
@@ -68,7 +68,7 @@ def batches_of(data: bytes) -> Iterator[LogBatch]:
 
 @dataclass(frozen=True)
 class AbortedTransaction:
-    """From its first record to its marker."""
+    """An aborted transaction, from its first record to its marker."""
 
     producer_id: int
     first_offset: int
@@ -77,7 +77,7 @@ class AbortedTransaction:
 
 @dataclass
 class Log:
-    """`epochs` are (leader epoch, offset that it begins with), rising."""
+    """A log; `epochs` are (leader epoch, start offset), ascending."""
 
     start_offset: int = 0
     end_offset: int = 0
@@ -91,16 +91,16 @@ class Log:
         lists = (self.batches.copy(), self.epochs.copy(), producers, self.aborted.copy())
         return Log(self.start_offset, self.end_offset, *lists)
 
-    # -- written ------------------------------------------------------------------------------
+    # -- appending ----------------------------------------------------------------------------
 
     def begin_epoch(self, leader_epoch: int) -> None:
         if not self.epochs or self.epochs[-1][0] < leader_epoch:
             self.epochs.append((leader_epoch, self.end_offset))
 
     def append(self, records: bytes, leader_epoch: int, max_bytes: int) -> tuple[int, int]:
-        """What a client has sent: one record batch. Where its first record is, and the end that it must reach.
+        """Append one record batch of a client; return its base offset, and the offset that acknowledges it.
 
-        A batch that was written before is not written again. Raises `Refused`.
+        A duplicate is not appended. Raises `Refused`.
         """
         batches = list(batches_of(records))
         if len(batches) != 1 or batches[0].data[16] != MAGIC:
@@ -125,13 +125,13 @@ class Log:
     def append_marker(
         self, producer_id: int, producer_epoch: int, leader_epoch: int, *, commit: bool, now_ms: int
     ) -> None:
-        """The control batch that ends a transaction."""
+        """Append the control batch that ends a transaction."""
         batch = marker(0, producer_id, commit=commit)
         batch = replace(batch, producer_epoch=producer_epoch, first_timestamp=now_ms, max_timestamp=now_ms)
         self._add(LogBatch.of(write_batch(batch)).placed(self.end_offset, leader_epoch))
 
     def write(self, data: bytes) -> None:
-        """Record batches as they are, offsets and leader epochs included: nothing is checked."""
+        """Append record batches unchanged, offsets and leader epochs included, without any checks."""
         for batch in batches_of(data):
             if not self.batches:
                 self.start_offset = batch.base_offset
@@ -160,7 +160,7 @@ class Log:
             state.transaction_from = batch.base_offset
 
     def truncate(self, end_offset: int) -> None:
-        """The records from this offset on are gone, and what was known by them of producers too."""
+        """Remove the records from this offset on, and the producer state that followed from them."""
         kept = [batch for batch in self.batches if batch.last_offset < end_offset]
         epochs = [(epoch, start) for epoch, start in self.epochs if start < end_offset or start == 0]
         self.batches, self.producers, self.aborted = [], {}, []
@@ -170,22 +170,22 @@ class Log:
         self.epochs = epochs
 
     def delete_before(self, offset: int) -> None:
-        """What retention and DeleteRecords do; batches that reach beyond the offset stay whole."""
+        """Remove records as retention and DeleteRecords do; a batch that reaches beyond the offset stays."""
         self.start_offset = offset
         self.batches = [batch for batch in self.batches if batch.last_offset >= offset]
         self.end_offset = max(self.end_offset, offset)
 
-    # -- read ---------------------------------------------------------------------------------
+    # -- reading ------------------------------------------------------------------------------
 
     def last_stable_offset(self, high_watermark: int) -> int:
-        """Before it every transaction is decided."""
+        """Return the last stable offset: all transactions before it are complete."""
         opened = [each.transaction_from for each in self.producers.values() if each.transaction_from is not None]
         return min([high_watermark, *opened])
 
     def read(self, offset: int, end_offset: int, max_bytes: int, *, at_least_one: bool) -> bytes:
-        """Batches from the one with this offset on, the last one possibly cut.
+        """Return batches from the one with this offset on; the last may be partial.
 
-        Nothing if the first is larger than `max_bytes`, unless `at_least_one`.
+        Empty if the first is larger than `max_bytes`, unless `at_least_one`.
         """
         found = [batch.data for batch in self.batches if offset <= batch.last_offset and batch.base_offset < end_offset]
         if not found or (len(found[0]) > max_bytes and not at_least_one):
@@ -196,7 +196,7 @@ class Log:
         return [each for each in self.aborted if each.last_offset >= offset and each.first_offset < end_offset]
 
     def offset_at(self, timestamp_ms: int, end_offset: int) -> tuple[int, int, int] | None:
-        """(offset, timestamp, leader epoch) of the first record at or after a time."""
+        """Return (offset, timestamp, leader epoch) of the first record at or after a time."""
         for batch in self.batches:
             if batch.max_timestamp_ms < timestamp_ms or batch.last_offset < self.start_offset:
                 continue
@@ -208,11 +208,11 @@ class Log:
         return None
 
     def epoch_at(self, offset: int) -> int:
-        """In which epoch the record at an offset was (or will be) written."""
+        """Return the leader epoch of an existing or future offset."""
         return max((epoch for epoch, start in self.epochs if start <= offset), default=NO_LEADER_EPOCH)
 
     def end_of_epoch(self, epoch: int) -> tuple[int, int]:
-        """The latest epoch up to this one that the log has, and where it ends; (-1, -1) if only newer people know."""
+        """Return the latest epoch up to this one, and its end offset; (-1, -1) if the log has only newer epochs."""
         if epoch == NO_LEADER_EPOCH or not self.epochs or epoch > self.epochs[-1][0]:
             return NO_LEADER_EPOCH, NO_OFFSET
         if epoch == self.epochs[-1][0]:

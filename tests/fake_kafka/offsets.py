@@ -1,5 +1,4 @@
-"""What groups have committed, also in transactions that are still open. Requests: OffsetCommit, OffsetFetch,
-TxnOffsetCommit."""
+"""Committed offsets, also of open transactions: OffsetCommit, OffsetFetch, TxnOffsetCommit."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ class Committed:
 
 
 class Offsets:
-    """`committed` by group; `pending` by producer id and group, until the transaction is decided."""
+    """`committed` offsets by group; `pending` ones by producer id and group, until the transaction ends."""
 
     def __init__(self, groups: Groups, settings: Mapping[str, str]) -> None:
         self.committed: dict[str, dict[TopicPartition, Committed]] = {}
@@ -73,7 +72,7 @@ class Offsets:
         return self._commit(broker, request, check, self.committed.setdefault(body["group_id"], {}))
 
     def commit_in_transaction(self, broker: Broker, request: Request) -> Body:
-        """The producer was judged before."""
+        """Commit in a transaction; the caller has checked the producer."""
         body = request.body
         by_group = self.pending.setdefault(body["producer_id"], {})
 
@@ -90,7 +89,7 @@ class Offsets:
     def _commit(
         self, broker: Broker, request: Request, check: Callable[[], None], into: dict[TopicPartition, Committed]
     ) -> Body:
-        """Topics that are not there are refused first, then who commits is judged, once for all rows."""
+        """Refuse unknown topics first; then check the sender once for all rows."""
         refusal = _refusal_of(check)
 
         def commit(topic: TopicImage, part: Body) -> Body:
@@ -123,7 +122,7 @@ class Offsets:
 
     def _rows(self, broker: Broker, group_id: str, asked: Body, stable: bool) -> list[Body]:
         def offset(number: int) -> Body:
-            # By its name a topic need not be there (any more).
+            # A request by topic name succeeds for a deleted topic.
             key = (asked.get("name") or broker.topic(asked).name, number)
             if stable and self._is_pending(group_id, key):
                 raise Refused(ErrorCode.UNSTABLE_OFFSET_COMMIT)

@@ -1,4 +1,4 @@
-"""What a leader remembers of one producer: its epoch, its last five record batches, where its transaction began.
+"""A leader's state of one producer: its epoch, its last five record batches, and the start of its transaction.
 
 The rules are those of Kafka's `ProducerAppendInfo` and `ProducerStateEntry`.
 """
@@ -21,7 +21,7 @@ def last_sequence(base_sequence: int, count: int) -> int:
 
 @dataclass(frozen=True)
 class Written:
-    """One record batch that was written."""
+    """One written record batch."""
 
     base_sequence: int
     last_sequence: int
@@ -39,7 +39,7 @@ class ProducerState:
         return ProducerState(self.epoch, self.batches.copy(), self.transaction_from)
 
     def duplicate_of(self, epoch: int, base_sequence: int, count: int) -> Written | None:
-        """The same record batch, if it was written before."""
+        """Return the equal record batch among the last five."""
         if epoch != self.epoch:
             return None
         key = (base_sequence, last_sequence(base_sequence, count))
@@ -50,7 +50,7 @@ class ProducerState:
             raise Refused(ErrorCode.INVALID_PRODUCER_EPOCH)
 
     def check_sequence(self, epoch: int, base_sequence: int) -> None:
-        """A new epoch begins with 0, and so does one of which only a marker has been seen."""
+        """Check the sequence number: 0 in a new epoch, and in one with only a marker so far."""
         known = epoch == self.epoch and bool(self.batches)
         expected = (self.batches[-1].last_sequence + 1) % _SEQUENCES if known else 0
         if base_sequence != expected:

@@ -1,4 +1,4 @@
-"""What goes in and out of the model: requests, replies that are not due yet, refusals."""
+"""Types of requests, pending replies and refusals."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from protocol.wire.schema import Api
 Body = dict[str, Any]
 
 Pending = Callable[[], "Body | None"]
-"""A reply that is not due yet: called again and again, it gives None until it is. Kafka's delayed operation."""
+"""A pending reply (Kafka's delayed operation): returns None until the reply is due."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """One request as a broker has read it."""
+    """A request as a broker decodes it."""
 
     api: Api
     version: int
@@ -26,7 +26,7 @@ class Request:
 
 
 class Refused(Exception):
-    """A request, or one partition's part of it, is answered with an error code; `fields` are the rest of that row."""
+    """A request, or one partition's part of it, fails with an error code; `fields` are the other fields of that row."""
 
     def __init__(self, code: ErrorCode, **fields: Any) -> None:
         super().__init__(code.name)
@@ -35,7 +35,7 @@ class Refused(Exception):
 
 
 def row_of(act: Callable[[], Body], **identity: Any) -> Body:
-    """A partition's row of a reply: who it is about, and what `act` gives, or the code that it was refused with."""
+    """Return a partition's row of a reply: `identity`, and the result of `act` or the code of its refusal."""
     try:
         return {**identity, "error_code": ErrorCode.NONE, **act()}
     except Refused as refusal:

@@ -1,4 +1,4 @@
-"""The model behind sockets: a listener on a loopback port for each broker."""
+"""The model with sockets: a listener on a loopback port for each broker."""
 
 from __future__ import annotations
 
@@ -14,16 +14,21 @@ from tests.fake_kafka.faults import Fault, Kind
 from tests.fake_kafka.requests import Body, Pending, Request
 
 _LOOK_AGAIN_S = 0.01
-"""How long a jump of the clock may go unnoticed by who waits for a reply; all else is noticed at once."""
+"""Maximum time until a pending reply notices a jump of the clock; other events are noticed immediately."""
 
 
 class FakeKafka(Cluster):
-    """A cluster that can be connected to, until closed.
+    """A cluster that accepts connections until it is closed.
 
-    `handlers[api]`: a test's own answers in place of the model's, as of a `FakeBroker` (those of `listeners[broker]`
-    alone: by the key of the API). `before[api]` is called with
-    each request before it is answered, to change the cluster in between. `requests` are all requests of all brokers:
-    (API name, version, body).
+    Attributes
+    ----------
+    handlers
+        By API: a test's handlers in place of the model's, as in `FakeBroker`. `listeners[broker]` has handlers of one
+        broker, by API key.
+    before
+        By API: a function called with each request before it is handled, to change the cluster in between.
+    requests
+        All requests of all brokers: (API name, version, body).
     """
 
     def __init__(
@@ -58,7 +63,7 @@ class FakeKafka(Cluster):
         return f"{host}:{port}"
 
     def asked(self, api: Api) -> list[Body]:
-        """The bodies of all requests of one kind, in their order."""
+        """Return the bodies of all requests of one API, in order."""
         return [body for name, _, body in list(self.requests) if name == api.name]
 
     def stop(self, broker_id: int) -> None:
@@ -72,7 +77,7 @@ class FakeKafka(Cluster):
         super().start(broker_id)
 
     def move(self, broker_id: int) -> None:
-        """The broker goes, and comes back at another address."""
+        """Stop the broker, and start it at another address."""
         self.listeners[broker_id].close()
         super().stop(broker_id)
         moved = self.listeners[broker_id] = _Listener(self, broker_id)
@@ -117,7 +122,7 @@ class _Listener(FakeBroker):
         return self._kafka.fault(kind, api, self._broker_id)
 
     def _when_due(self, reply: Body | Pending) -> Body:
-        """Waits for a reply that is to come."""
+        """Wait for a pending reply."""
         kafka = self._kafka
         while callable(reply):
             with kafka.changed:
@@ -133,6 +138,6 @@ def _nothing(body: Body) -> None:
 
 
 def _without_answer(reply: Body) -> bytes | None:
-    """Nobody waits for a word; who must learn of an error finds the connection closed."""
+    """Handle acks=0, which has no reply: an error closes the connection."""
     rows = (row for topic in reply["responses"] for row in topic["partition_responses"])
     return CUT if any(row["error_code"] for row in rows) else None

@@ -1,4 +1,4 @@
-"""What a test can have the model do, and a real Kafka does when it likes. `tests/contract` is about all the rest."""
+"""Faults of the model that a real Kafka does not produce on demand. `tests/contract` covers all other behaviour."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ETL = group_coordinator("etl")
 
 @pytest.fixture
 def fake() -> Iterator[FakeKafka]:
-    """Three brokers; topic `orders` of one partition is led by the first, and all have it."""
+    """Yield three brokers; the first leads the only partition of `orders`, and all have a replica."""
     with FakeKafka(3) as fake:
         fake.create_topic("orders", 1, 3)
         yield fake
@@ -147,7 +147,7 @@ class TestBrokers:
             assert client.metadata(["orders"]).leader("orders", 0)[0].node_id == 2
 
     def test_what_only_a_leader_has_is_lost_with_it(self, fake: FakeKafka, client: Client) -> None:
-        """An unclean election: the follower was behind, and leads."""
+        """An unclean election: the new leader is a follower that lagged."""
         written(client, "orders", b"a")
         fake.silence(2), fake.silence(3)
         topics = [

@@ -1,4 +1,4 @@
-"""Metadata, CreateTopics, DeleteTopics, CreatePartitions: any broker answers them, by what it knows."""
+"""Metadata, CreateTopics, DeleteTopics, CreatePartitions: any broker handles them with its image."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _wanted(broker: Broker, asked: Body, *, create: bool) -> Body:
     except Refused as refusal:
         code = refusal.code
     if create and asked["name"] and broker.cluster.settings["auto.create.topics.enable"] == "true":
-        # The topic is there when somebody asks again.
+        # The topic exists at the next request.
         code = row_of(lambda: _create(broker, asked["name"]))["error_code"] or code
     return {"error_code": code, "name": asked["name"], "topic_id": asked["topic_id"], "partitions": []}
 

@@ -1,7 +1,7 @@
-"""Transactions as their coordinator keeps them: producer ids and epochs, what belongs to each, how each ends.
+"""The transaction coordinator: producer ids and epochs, the partitions of transactions, and their ends.
 
-The rules are those of Kafka's `TransactionCoordinator`. A version of EndTxn above 4 means that the client speaks
-transactions as of KIP-890: each transaction that ends raises the epoch.
+The rules are those of Kafka's `TransactionCoordinator`. EndTxn above version 4 means transactions as of KIP-890: each
+end bumps the epoch.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 _NONE = -1
 _LAST_EPOCH = 0x7FFE
-"""After it comes another producer id. There is one more, for a transaction of the last one that is ended."""
+"""The last epoch of a producer id for a new transaction. One more epoch remains, to end the last transaction."""
 
 
 class State(Enum):
-    """In Kafka's words."""
+    """Kafka's names of transaction states."""
 
     EMPTY = "Empty"
     ONGOING = "Ongoing"
@@ -42,9 +42,10 @@ _COMPLETE = {State.PREPARE_COMMIT: State.COMPLETE_COMMIT, State.PREPARE_ABORT: S
 
 @dataclass
 class Transaction:
-    """What is known of a transactional id. `bumped`: its epoch was raised when the last transaction ended.
+    """State of a transactional id.
 
-    `previous_id`: the producer id before this one, `next_id` the one that follows when the markers are written.
+    `bumped`: the end of the last transaction bumped the epoch. `previous_id` is the producer id before this one,
+    `next_id` the one that follows when the markers are written.
     """
 
     producer_id: int
@@ -61,7 +62,7 @@ class Transaction:
 
 
 class Transactions:
-    """All transactional ids. `markers_held`: what ends stays prepared, as if no leader could be reached."""
+    """All transactional ids. `markers_held`: ended transactions stay prepared, as if no leader were reachable."""
 
     def __init__(self, cluster: Cluster, settings: Mapping[str, str]) -> None:
         self.transactions: dict[str, Transaction] = {}
@@ -71,7 +72,7 @@ class Transactions:
         self._next_producer_id = 1_000
 
     def tick(self, now_s: float) -> None:
-        """Aborts what has been open for too long, and writes the markers of what has ended."""
+        """Abort transactions past their timeout, and write the markers of ended ones."""
         for transaction in self.transactions.values():
             if transaction.state is State.ONGOING and now_s - transaction.started_s >= transaction.timeout_ms / 1000:
                 self._fence(transaction)
@@ -96,7 +97,7 @@ class Transactions:
         return {"producer_id": transaction.producer_id, "producer_epoch": transaction.producer_epoch}
 
     def _init(self, transaction: Transaction, producer_id: int, epoch: int) -> None:
-        """The next epoch; for a producer that says who it is only if no other has come since."""
+        """Bump the epoch; a producer that sends its identity must not have been replaced since."""
         is_new = transaction.producer_epoch == _NONE
         is_before = producer_id == transaction.previous_id and epoch >= _LAST_EPOCH
         if producer_id not in (_NONE, transaction.producer_id) and not is_new and not is_before:
@@ -142,10 +143,10 @@ class Transactions:
             "topics": [{"topic": topic, "partitions": numbers} for topic, numbers in by_topic.items()],
         }
 
-    # -- what belongs to it -------------------------------------------------------------------
+    # -- partitions and groups ----------------------------------------------------------------
 
     def add_partitions(self, request: Request, is_known: Callable[[TopicPartition], bool]) -> Body:
-        """Of several partitions all are added, or none."""
+        """Add all partitions of a request, or none."""
         body = {key.removeprefix("v3_and_below_"): value for key, value in request.body.items()}
         wanted = [(row["name"], number) for row in body["topics"] for number in row["partitions"]]
         codes = {
@@ -167,7 +168,7 @@ class Transactions:
     def require_partition(
         self, transactional_id: str | None, producer_id: int, epoch: int, partition: TopicPartition, *, add: bool
     ) -> None:
-        """A leader asks whether a partition belongs to the transaction, or adds it."""
+        """Check that a partition belongs to the transaction, or add it; called by leaders."""
         transaction = self._of_producer(transactional_id, producer_id, epoch)
         if add:
             self._begin(transaction).partitions.add(partition)
@@ -175,7 +176,7 @@ class Transactions:
             raise Refused(ErrorCode.TRANSACTION_ABORTABLE)
 
     def require_group(self, request: Request) -> None:
-        """The same of the coordinator of a group."""
+        """Check that a group belongs to the transaction; called by the group's coordinator."""
         body = request.body
         transaction = self._of_producer(body["transactional_id"], body["producer_id"], body["producer_epoch"])
         if request.version > LAST_WITH_ADD_OFFSETS:
@@ -184,7 +185,7 @@ class Transactions:
             raise Refused(ErrorCode.TRANSACTION_ABORTABLE)
 
     def _of_producer(self, transactional_id: str | None, producer_id: int, epoch: int) -> Transaction:
-        """As `_addable`, in the words that producers understand."""
+        """Check as `_addable`, with the error codes of Produce."""
         identity = {"transactional_id": transactional_id, "producer_id": producer_id, "producer_epoch": epoch}
         try:
             return self._addable(identity)
@@ -211,7 +212,7 @@ class Transactions:
             transaction.state, transaction.started_s = State.ONGOING, self._cluster.clock.now_s()
         return transaction
 
-    # -- its end ------------------------------------------------------------------------------
+    # -- ending -------------------------------------------------------------------------------
 
     def end(self, request: Request) -> Body:
         body, raises_epoch = request.body, request.version > LAST_BEFORE_TRANSACTION_V2
@@ -240,7 +241,7 @@ class Transactions:
         return {"producer_id": transaction.producer_id, "producer_epoch": transaction.producer_epoch}
 
     def _end_empty(self, transaction: Transaction, wanted: State) -> None:
-        """One without records can be aborted, so that the epoch rises, but not committed."""
+        """End a transaction without records: an abort bumps the epoch, a commit is refused."""
         if transaction.state in _PREPARED:
             raise Refused(ErrorCode.PRODUCER_FENCED)
         if wanted is State.PREPARE_COMMIT:
@@ -256,12 +257,12 @@ class Transactions:
             transaction.producer_epoch += 1
 
     def _fence(self, transaction: Transaction) -> None:
-        """Aborts it under an epoch that its producer does not have."""
+        """Abort the transaction under an epoch that its producer does not have."""
         self._prepare(transaction, State.PREPARE_ABORT, raises_epoch=True)
         transaction.last_epoch = _NONE
 
     def _write_markers(self, transaction: Transaction) -> None:
-        """Ends it in every log that leaders can be reached of; it is complete when all have their marker."""
+        """Write markers to the logs of all reachable leaders; the transaction is complete when all logs have one."""
         if transaction.state not in _PREPARED or self.markers_held:
             return
         commit, producer = transaction.state is State.PREPARE_COMMIT, transaction.producer_id
@@ -278,13 +279,13 @@ class Transactions:
 
 
 def _is_before(transaction: Transaction, body: Body) -> bool:
-    """Whether a request to end it is one that was heard before its producer id has changed."""
+    """Return True for a request to end that was sent before the producer id changed."""
     ended_as = (body["producer_id"], body["producer_epoch"])
     return ended_as == (transaction.previous_id, _LAST_EPOCH) and transaction.producer_epoch == 0
 
 
 def added_partitions(topics: list[Body], code: Callable[[TopicPartition], ErrorCode]) -> Body:
-    """The reply to AddPartitionsToTxn of clients."""
+    """Return the reply to AddPartitionsToTxn of clients."""
     rows = [
         {
             "name": row["name"],
