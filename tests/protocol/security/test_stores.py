@@ -194,7 +194,7 @@ class TestJavaStores:
 
         monkeypatch.setattr(subprocess, "run", refused)
         with pytest.raises(ConfigurationError, match="keytool cannot be started: Resource temporarily unavailable"):
-            read_trusted(tls(truststore_location=str(jks)))
+            read_trust_store(tls(truststore_location=str(jks)))
 
     @pytest.mark.parametrize("name", ["jks", "store"])
     def test_missing_keytool_and_cryptography_name_the_extra(
