@@ -26,9 +26,10 @@ from spark_kafka_source.plan.ranges import offset_ranges
 from spark_kafka_source.remedies import with_remedies
 from spark_kafka_source.task.input_partition import RangePartition
 from spark_kafka_source.task.range_reader import read_range
+from spark_kafka_source.task.shipped import Shipped
 
 
-class KafkaBatchReader(DataSourceReader):
+class KafkaBatchReader(Shipped, DataSourceReader):
     """Reads a range of offsets. It takes no filters: docs/decisions/0006-filter-pushdown.md."""
 
     def __init__(self, options: SourceOptions) -> None:

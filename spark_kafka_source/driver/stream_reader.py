@@ -34,6 +34,7 @@ from spark_kafka_source.remedies import with_remedies
 from spark_kafka_source.spark_api import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from spark_kafka_source.task.input_partition import RangePartition
 from spark_kafka_source.task.range_reader import read_range
+from spark_kafka_source.task.shipped import Shipped
 
 _ONCE = (
     "trigger(once=True) ends without committing its batch to group %s, since Spark does not tell a source that its "
@@ -41,7 +42,7 @@ _ONCE = (
 )
 
 
-class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class KafkaStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions, warnings: Sequence[str] = ()) -> None:
         """`warnings`: what there is to say about the options, once, when a query runs."""
         self._options = options

@@ -18,11 +18,12 @@ from spark_kafka_source.options.table import SinkOptions
 from spark_kafka_source.sink import delivery
 from spark_kafka_source.sink.columns import plan_sink
 from spark_kafka_source.sink.task_writer import TaskWritten, summary
+from spark_kafka_source.task.shipped import Shipped
 
 log = logging.getLogger(__name__)
 
 
-class KafkaBatchWriter(DataSourceArrowWriter):
+class KafkaBatchWriter(Shipped, DataSourceArrowWriter):
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
         """Raises `ConfigurationError` or `UsageError` for a DataFrame that cannot be written (see `plan_sink`)."""
         if overwrite:

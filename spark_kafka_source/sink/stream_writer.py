@@ -21,11 +21,12 @@ from spark_kafka_source.sink import delivery
 from spark_kafka_source.sink.columns import plan_sink
 from spark_kafka_source.sink.rows import arrow_batches
 from spark_kafka_source.sink.task_writer import TaskWritten, summary
+from spark_kafka_source.task.shipped import Shipped
 
 log = logging.getLogger(__name__)
 
 
-class RowStreamWriter(DataSourceStreamWriter):
+class RowStreamWriter(Shipped, DataSourceStreamWriter):
     """Takes rows, one Python object each: for PySpark 4.0, which cannot hand Arrow batches to a streaming sink."""
 
     def __init__(self, options: SinkOptions, schema: StructType, warnings: Sequence[str] = ()) -> None:

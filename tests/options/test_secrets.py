@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Iterator
 
 import pytest
+from pyspark import cloudpickle
 
 from protocol import once
 from protocol.errors import ConfigurationError
@@ -72,7 +73,7 @@ def test_whatever_is_said_about_it_is_not_its_value(name: str, caplog: pytest.Lo
             try:
                 shown.append(repr(read(given)))
                 # That one makes a new query for each batch, from all of its options.
-                shown.append("" if what == "foreachBatch" else repr(pickle.dumps(read(given))))
+                shown.append("" if what == "foreachBatch" else repr(cloudpickle.dumps(read(given))))
             except ConfigurationError as error:
                 shown += everything_of(error)
     shown += [f"{record.getMessage()} {vars(record)}" for record in caplog.records]

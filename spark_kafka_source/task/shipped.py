@@ -1,0 +1,49 @@
+"""Readers and writers that Spark pickles on the driver and unpickles on executors, which may lack this package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pyspark import cloudpickle
+
+
+class Shipped:
+    """A base for what Spark sends to executors: one that lacks the package fails with the way to install it there."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(self.__dict__)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        kind = type(self)
+        # The state as bytes: its classes are looked up by the function, which has the error for that.
+        state: bytes = cloudpickle.dumps(self.__getstate__())  # type: ignore[no-untyped-call]
+        return _restore_function(), (kind.__module__, kind.__qualname__, state)
+
+
+def _restore_function() -> Callable[[str, str, bytes], Any]:
+    """A local function, since cloudpickle sends its code along; of a module it would send the name alone."""
+
+    def restore(module: str, name: str, state: bytes) -> Any:
+        import importlib
+        import pickle
+        import socket
+        import sys
+
+        try:
+            kind = getattr(importlib.import_module(module), name)
+            content = pickle.loads(state)  # noqa: S301  # made by __reduce__
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                f"{error}: the Python of this executor ({sys.executable} on {socket.gethostname()}) lacks the package "
+                "spark-kafka-source or one that it needs. Install it on every executor, or send it along with "
+                "--archives: see docs/installing.md"
+            ) from error
+        restored = kind.__new__(kind)
+        restored.__setstate__(content)
+        return restored
+
+    return restore

@@ -1,0 +1,49 @@
+"""What Spark sends to executors, on one that lacks this package."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql.types import StructType
+
+from spark_kafka_source.source import KafkaGroupDataSource
+
+SOURCE = KafkaGroupDataSource(
+    {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "orders", "kafka.sasl.mechanism": "PLAIN"}
+)
+SINK = KafkaGroupDataSource({"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "orders"})
+ROWS = StructType().add("value", "string")
+SHIPPED = {
+    "stream reader": lambda: SOURCE.streamReader(SOURCE.schema()),
+    "batch reader": lambda: SOURCE.reader(SOURCE.schema()),
+    "stream writer": lambda: SINK.streamWriter(ROWS, False),
+    "batch writer": lambda: SINK.writer(ROWS, False),
+}
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_executor_without_the_package_fails_with_the_remedy(name: str, tmp_path: Path) -> None:
+    sent = tmp_path / "sent"
+    sent.write_bytes(cloudpickle.dumps(SHIPPED[name]()))
+    # Without site, the path of an editable install is not added.
+    site = Path(pyarrow.__file__).parent.parent
+    code = f"import pickle, sys; sys.path.append({str(site)!r}); pickle.load(open({str(sent)!r}, 'rb'))"
+    ended = subprocess.run([sys.executable, "-S", "-I", "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    last = ended.stderr.strip().splitlines()[-1]
+    assert "No module named 'spark_kafka_source" in last
+    assert sys.executable in last
+    assert "docs/installing.md" in last
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_executor_with_the_package_gets_the_same(name: str) -> None:
+    shipped = SHIPPED[name]()
+    restored = pickle.loads(cloudpickle.dumps(shipped))
+    assert type(restored) is type(shipped)
+    assert restored._options == shipped._options
