@@ -82,6 +82,15 @@ COMMANDS: dict[str, str] = {
     ),
     "python -m spark_kafka_source.local_kafka --port 9092 --topic orders:3": "tests/spark/local_kafka/"
     "test_local_kafka.py::test_the_command_prints_the_address_and_ends_with_ctrl_c",
+    "python -m venv env && env/bin/pip install '.[spark]' venv-pack && env/bin/venv-pack -p env -o env.tar.gz": "",
+    "PYSPARK_PYTHON=./env/bin/python spark-submit --archives env.tar.gz": "",  # the same switch as the next one
+    **dict.fromkeys(
+        (
+            "python -m pip wheel . --no-deps -w dist && cp dist/spark_kafka_source-*.whl pkg.zip",
+            "spark-submit --archives pkg.zip",
+        ),
+        "tests/spark/test_standalone_cluster.py::test_executors_get_the_package_from_an_archive",
+    ),
     "make test": "",  # is what runs this
     "%pip install": "",  # only Databricks has it, where this has not been tried, as README says
     "make bench": HERE + "test_what_is_measured_can_be_measured",

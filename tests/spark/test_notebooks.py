@@ -19,7 +19,7 @@ from nbclient import NotebookClient
 from tests.spark_home import BRIEF_LIFE
 
 # What the query has read, and what lies in the logs before it.
-_READ = "print('read', sum(r.numInputRows for r in etl.recentProgress), total(etl.lastProgress.sources[0].endOffset))"
+_READ = "print('read', sum(r.numInputRows for r in etl.recentProgress), sum(p.committed for p in lag_of_query(etl)))"
 NOTEBOOKS = sorted((Path(__file__).parent.parent.parent / "notebooks").glob("*.ipynb"))
 
 
@@ -39,7 +39,7 @@ def shown() -> dict[str, list[str]]:
         "spark.range(30_000)": "spark.range(12_000)",
         '"rowsPerSecond", 1000': '"rowsPerSecond", 100',
         '/shop")\n    .trigger(processingTime="1 second")': '/shop")\n    .trigger(processingTime="5 seconds")',
-        "batchId >= 12": "batchId >= 3",
+        "batchId < 12": "batchId < 3",
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JDK_JAVA_OPTIONS", " ".join(BRIEF_LIFE))
