@@ -32,6 +32,7 @@ PYTHON = {
     ("README.md", "kafka_batches("): HERE + "test_the_first_query_its_counts_and_its_lag",
     ("README.md", "lag_of_query("): HERE + "test_the_first_query_its_counts_and_its_lag",
     ("architecture.md", "RangeConsumer("): HERE + "test_a_range_is_read_without_spark",
+    ("consuming.md", "read_topic(client"): "tests/protocol/consumer/test_examples.py::test_a_topic_as_a_table",
     ("consuming.md", "stream = consumer"): "tests/protocol/consumer/test_examples.py::test_the_first_one",
     ("consuming.md", "class Printer"): "tests/protocol/consumer/test_examples.py::test_a_group_reads_and_commits",
     ("consuming.md", "consumer.commit_sync()"): "tests/protocol/consumer/test_examples.py::"
@@ -91,6 +92,9 @@ COMMANDS: dict[str, str] = {
         ),
         "tests/spark/test_standalone_cluster.py::test_executors_get_the_package_from_an_archive",
     ),
+    "make clean": "tests/test_makefile.py::test_clean_leaves_nothing_that_git_ignores",
+    "make clean-downloads": "tests/test_makefile.py::test_clean_downloads_leaves_other_files_of_the_folder",
+    "pip install": "",  # what it downloads is told
     "make test": "",  # is what runs this
     "%pip install": "",  # only Databricks has it, where this has not been tried, as README says
     "make bench": HERE + "test_what_is_measured_can_be_measured",
