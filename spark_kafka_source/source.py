@@ -26,6 +26,7 @@ from spark_kafka_source.options.parsing import (
 )
 from spark_kafka_source.spark_api import activate
 from spark_kafka_source.task.row_schema import require_own_schema, spark_schema
+from spark_kafka_source.task.shipped import Shipped
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,7 +38,7 @@ NAME = "pykafka-group"
 _TABLE = "provider"
 
 
-class KafkaGroupDataSource(DataSource):
+class KafkaGroupDataSource(Shipped, DataSource):
     """Kafka as a source and a sink of Spark, streaming and batch: `format("pykafka-group")`.
 
     Options: docs/options.md, or `python -m spark_kafka_source.options`.

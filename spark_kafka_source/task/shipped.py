@@ -1,4 +1,4 @@
-"""Readers and writers that Spark pickles on the driver and unpickles on executors, which may lack this package."""
+"""The data source, readers and writers: Spark pickles them for executors, which may lack this package."""
 
 from __future__ import annotations
 

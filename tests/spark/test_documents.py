@@ -72,6 +72,7 @@ if TUNING.exists():
         PYTHON["tuning.md", words] = HERE + "test_the_settings_are_taken"
 PICTURES = {
     ("troubleshooting.md", "org.apache.spark."),
+    ("troubleshooting.md", "WARN PythonWorkerFactory"),
     ("architecture.md", "SOURCE  driver"),
     ("architecture.md", '{"orders": {"0": 1200'),
 }
