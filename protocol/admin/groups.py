@@ -33,7 +33,7 @@ V = TypeVar("V")
 CLASSIC, CONSUMER = "classic", "consumer"
 """Kafka's names of group types: the classic protocol (JoinGroup) and the consumer protocol (KIP-848)."""
 
-_NOT_SUCH_A_GROUP = (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION)
+_UNKNOWN_GROUP_CODES = (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION)
 # "consumer": members share partitions; "": a group only commits and never joins. Connect, for example, has its own.
 _PROTOCOL_TYPES_OF_CONSUMERS = ("consumer", "")
 
@@ -127,10 +127,10 @@ def describe_group(client: Client, group: str, deadline: Deadline | None = None)
     deadline = deadline or client.deadline()
     for api, groups in ((DESCRIBE_GROUPS, "groups"), (CONSUMER_GROUP_DESCRIBE, "group_ids")):
         with suppress(UnsupportedVersion):
-            (row,) = call(client, api, {groups: [group]}, deadline, accept=_NOT_SUCH_A_GROUP)["groups"]
+            (row,) = call(client, api, {groups: [group]}, deadline, accept=_UNKNOWN_GROUP_CODES)["groups"]
             # Before version 6, DescribeGroups has no error code for a group that does not exist.
-            is_none = row["group_state"] == "Dead" and row.get("protocol_type") == ""
-            if row["error_code"] == ErrorCode.NONE and not is_none:
+            is_unknown = row["group_state"] == "Dead" and row.get("protocol_type") == ""
+            if row["error_code"] == ErrorCode.NONE and not is_unknown:
                 return _classic(row) if api is DESCRIBE_GROUPS else _consumer(row)
     return GroupDescription(group, CLASSIC, "Dead", "", ())
 
