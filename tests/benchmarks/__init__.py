@@ -1,1 +1,1 @@
-"""`make bench`: this source, sink and client beside other people's, in one run on the same topics. Start at `run`."""
+"""Benchmarks of this project's source, sink and client and of comparable ones, on the same topics (`make bench`)."""

@@ -1,15 +1,15 @@
 """Producers without Spark: this project's columns, confluent-kafka, kafka-python and Kafka's ProducerPerformance.
 
-    python -m tests.benchmarks.bench_producer                       its own Kafka, 100 B and 1 KiB, none and lz4
+    python -m tests.benchmarks.bench_producer                       starts a Kafka; 100 B and 1 KiB, none and lz4
     python -m tests.benchmarks.bench_producer --bootstrap-servers 127.0.0.1:9092 --records 200000
 
-Each writes in a fresh process, with acks=all and idempotence, after a warm-up, from data that is ready before the
-clock starts: Arrow batches of 10,000 rows here, lists of bytes there. All get a linger that suits bulk, and the others
-the batch size, since their defaults are for single records. Rows a second count until everything is acknowledged.
-ProducerPerformance makes values without keys, and its processor time has the start of its JVM in it.
+Each runs in a fresh process, with acks=all and idempotence, after a warm-up. The data is prepared before the
+measurement: Arrow batches of 10,000 rows for this project, lists of bytes for the others. All use a linger for bulk
+data, and the others a larger batch size, since their defaults suit single records. The time ends when all records are
+acknowledged. ProducerPerformance writes values without keys, and its CPU time includes the start of its JVM.
 
-The floor sends record batches that are ready before the clock starts, five requests in flight as well, and encodes
-nothing: faster than that the broker, on the same machine, takes none.
+The floor sends record batches that were encoded before the measurement, also with five requests in flight. It is the
+maximum rate of a broker on the same machine.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ CHUNK_ROWS = 10_000
 BATCH_BYTES = 1_000_000
 LINGER_MS = 20
 IN_FLIGHT = 5
-# Of the records, how many each one writes, so that each takes some seconds.
+# Fraction of the records for each producer, so that each run takes some seconds.
 SHARE = {PROTOCOL: 1.0, FLOOR: 1.0, CONFLUENT: 1.0, KAFKA_PYTHON: 0.1, PERFORMANCE: 1.0}
 
 Pairs = list[tuple[bytes, bytes]]
 Write = Callable[[int], None]
-"""Writes so many chunks of 10,000 rows and waits for their acknowledgement."""
+"""Write a number of chunks of 10,000 rows and wait for their acknowledgement."""
 
 
 def measure(job: Job, arguments: Sequence[str]) -> list[Figure]:
@@ -72,14 +72,14 @@ def measure(job: Job, arguments: Sequence[str]) -> list[Figure]:
 
 
 def _pairs(value_bytes: int) -> Pairs:
-    """Keys of 8 bytes, values of letters, of which zstd leaves half and lz4 nine tenths, as slowly as lz4 ever is."""
+    """Return keys of 8 bytes and values of letters; zstd halves them, lz4 leaves nine tenths, at its lowest speed."""
     rng = np.random.default_rng(7)
     letters = np.frombuffer(b"0123456789abcdef", np.uint8)[rng.integers(0, 16, (CHUNK_ROWS, value_bytes))]
     return [(b"%08d" % number, letters[number].tobytes()) for number in range(CHUNK_ROWS)]
 
 
 def _performance(job: Job, topic: Topic) -> tuple[list[float], list[float]]:
-    """Kafka's own measure of its producer: values without keys, a fresh JVM each time."""
+    """Return the result of Kafka's benchmark of its producer: values without keys, in a fresh JVM."""
     properties = {
         "bootstrap.servers": job.bootstrap_servers,
         "acks": "all",
@@ -112,7 +112,7 @@ def _protocol(job: Job, topic: Topic, pairs: Pairs) -> Iterator[Write]:
     from protocol.config import parse_client, parse_producer
     from protocol.producer.async_producer import AsyncProducer
 
-    # Everything else is the default: batches of 1 MiB, idempotence, five requests in flight.
+    # The defaults otherwise: batches of 1 MiB, idempotence, five requests in flight.
     known = {
         "bootstrap.servers": job.bootstrap_servers,
         "compression.type": topic.compression,
@@ -130,7 +130,7 @@ def _protocol(job: Job, topic: Topic, pairs: Pairs) -> Iterator[Write]:
 
 
 def _columns(pairs: Pairs) -> Any:
-    """A `pa.RecordBatch` of `key` and `value`."""
+    """Return a `pa.RecordBatch` of `key` and `value`."""
     import pyarrow as pa
 
     keys, values = zip(*pairs, strict=True)
@@ -266,7 +266,7 @@ def main() -> None:
 
 
 def measure_all(job: Job, records: int, codecs: Sequence[str]) -> list[Figure]:
-    """Every contestant that `job` wants, each in a fresh process, on topics of its own: `records` of 100 bytes."""
+    """Measure each contestant of `job` in a fresh process, with fresh topics: `records` of 100 bytes."""
     from confluent_kafka.admin import AdminClient, NewTopic
 
     topics = tuple(

@@ -1,10 +1,10 @@
-"""Nanoseconds a record of each step of decoding and encoding, beside the record classes of kafka-python and aiokafka.
+"""Nanoseconds per record of each step of decoding and encoding, and of the record classes of kafka-python and aiokafka.
 
     python -m tests.benchmarks.bench_records [--rows 200000] [--seconds 0.5]
 
-One thread, no broker, no Spark. Times are processor time of this thread (other processes disturb it little), the best
-of as many passes as fit in `--seconds`. Keys have 8 bytes; values are half random, so that lz4 has something to do, and
-have one size ("fixed") or vary by half around it ("varied").
+One thread, no broker, no Spark. Times are CPU time of this thread (other processes affect it little), the best of the
+passes that fit in `--seconds`. Keys have 8 bytes. Values are half random, so that lz4 can compress them, and have one
+size ("fixed") or sizes within half of it ("varied").
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ SHAPES = [
 
 
 def best_ns(work: Callable[[], Any], rows: int, seconds: float) -> float:
-    """Processor time of the fastest pass, per row; passes take `seconds` of processor time together."""
+    """Return the CPU time per row of the fastest pass; all passes take `seconds` of CPU time."""
     until = time.thread_time() + seconds
     best = float("inf")
     while True:
@@ -89,7 +89,7 @@ def some_columns(shape: Shape, rows: int) -> pa.RecordBatch:
 
 
 def cuts(shape: Shape, columns: pa.RecordBatch) -> list[pa.RecordBatch]:
-    """The rows of each batch, as the producer cuts them: at a size before compression."""
+    """Return the rows of each batch: the producer splits by size before compression."""
     ends = np.cumsum(record_sizes(record_columns(columns, 0)))
     parts, first = [], 0
     while first < columns.num_rows:
@@ -125,7 +125,7 @@ def bounds(batches: DecompressedBatches) -> Iterator[tuple[Any, Any]]:
 
 
 def decode_steps(log: bytes, rows: int, seconds: float) -> Steps:
-    """The whole, and what each step takes by itself with its input in the cache."""
+    """Measure decoding as a whole, and each step with its input in the cache."""
     records: MemoryRecords = read_batch_headers(log)
     visible = visible_batches(records, 0, EVERYTHING, None, True, "")
     view, headers = memoryview(log), records.headers
@@ -181,7 +181,7 @@ def peer_readers() -> dict[str, Callable[[bytes], Any]]:
 
 
 def peers_decode(shape: Shape, parts: list[pa.RecordBatch], seconds: float) -> Steps:
-    """Every record to a Python object with its key, value, offset and timestamp, checksum verified."""
+    """Decode every record to a Python object with key, value, offset and timestamp, with a verified checksum."""
     few, rows = [], 0
     for part in parts:
         few.append(bytes(encode(part, compression=shape.codec)))
@@ -201,7 +201,7 @@ def peers_decode(shape: Shape, parts: list[pa.RecordBatch], seconds: float) -> S
         try:
             found[name] = best_ns(lambda reader=reader: read_all(reader), rows, seconds)
         except Exception as error:
-            # A peer without this codec's package is no reason to stop.
+            # Skip a peer that lacks the package of this codec.
             found[f"{name}: {type(error).__name__}"] = float("nan")
     return found
 

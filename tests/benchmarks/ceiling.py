@@ -1,10 +1,10 @@
-"""How near this source and this sink come to what Spark allows any of them in Python, over each kind of socket.
+"""Compare this source and sink with the maximum that Spark allows in Python, over each kind of socket.
 
-The source beside one that hands over a constant Arrow batch again and again, and beside one that fetches all records
-and hands over constant rows all the same. The sink beside one that throws its rows away; the sinks' rows cost Spark
-next to nothing to make. Spark talks to its Python workers over TCP by default, and over Unix sockets with
-`spark.python.unix.domain.socket.enabled`. A fresh session for each. Of the CPU time, what Python workers take is told
-apart: the rest is Spark's JVM, which takes the same for rows of any origin.
+The source is compared with one that returns a constant Arrow batch repeatedly, and with one that fetches all records
+but returns constant rows. The sink is compared with one that discards its rows; Spark generates these rows at almost
+no cost. Spark talks to its Python workers over TCP by default, and over Unix sockets with
+`spark.python.unix.domain.socket.enabled`. Each variant has a fresh session. The CPU time of Python workers is shown
+separately; the rest is Spark's JVM, which takes the same for rows of any source.
 """
 
 from __future__ import annotations

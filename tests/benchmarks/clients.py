@@ -1,11 +1,11 @@
 """Kafka clients without Spark: this project's `protocol`, confluent-kafka, aiokafka and kafka-python.
 
-Each reads the same topic in a fresh process (`python -m tests.benchmarks.clients JOB NAME`), with one thread of its
-own and its default configuration, CRCs checked where it does so by default: a warm-up, then the records that count.
-`confluent-kafka*` is the same with a longer queue, refilled sooner. `protocol` is the `RangeConsumer` of Spark's tasks,
-`protocol, Consumer` the one for programs, which fetches in a thread. `undecoded` fetches as `protocol` does and throws
-the record batches away unseen: what the broker, the kernel and one receiving thread allow here.
-A record counts when it is a value the caller can use (a message object; in `protocol`, a row of Arrow columns).
+Each reads the same topic in a fresh process (`python -m tests.benchmarks.clients JOB NAME`), with one thread and its
+default configuration, and verifies CRCs if that is its default: first a warm-up, then the measured records.
+`confluent-kafka*` has a longer queue, refilled sooner. `protocol` is the `RangeConsumer` of Spark's tasks,
+`protocol, Consumer` the consumer for programs, which fetches in a thread. `undecoded` fetches as `protocol` does and
+discards the record batches: the limit of the broker, the kernel and one receiving thread on this machine.
+A record is counted when the caller has its value (a message object; in `protocol`, a row of Arrow columns).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from types import MappingProxyType
 from tests.benchmarks.job import PROTOCOL, Figure, Job, Topic, say, section_main
 
 CONFLUENT, AIOKAFKA, KAFKA_PYTHON = "confluent-kafka", "aiokafka", "kafka-python"
-# By default it rests for up to a second when its queue of 100,000 messages is full.
+# By default it pauses for up to a second when its queue of 100,000 messages is full.
 CONFLUENT_TUNED = "confluent-kafka*"
 TUNED = {"queued.min.messages": 1_000_000, "fetch.queue.backoff.ms": 10}
 
 CONSUMER = f"{PROTOCOL}, Consumer"
 UNDECODED = "undecoded"
 
-# So that each takes some seconds: (records that count, records of warm-up) at most.
+# Maximum (measured records, warm-up records), so that each run takes some seconds.
 AT_MOST = {
     PROTOCOL: (10_000_000, 500_000),
     CONSUMER: (10_000_000, 500_000),
@@ -41,7 +41,7 @@ AT_MOST = {
 COLUMNS = ("key", "value", "offset", "timestamp_ms", "timestamp_type")
 
 Read = Callable[[int], int]
-"""Reads about so many records more, and says how many it read."""
+"""Read about that many more records; return the number read."""
 
 
 def measure(job: Job, arguments: Sequence[str]) -> list[Figure]:
@@ -49,7 +49,7 @@ def measure(job: Job, arguments: Sequence[str]) -> list[Figure]:
     figures = []
     for topic in job.topics:
         counted, warm_up = AT_MOST[name]
-        # Those that go on where the warm-up ended must not come to the end of the topic, and wait there.
+        # Clients that continue after the warm-up must not wait at the end of the topic.
         counted = min(counted, topic.records if name in (PROTOCOL, UNDECODED) else int(topic.records * 0.75))
         warm_up = min(warm_up, topic.records // 5)
         rate, cpu_ns = _READERS[name](job, topic, warm_up, counted)
@@ -60,7 +60,7 @@ def measure(job: Job, arguments: Sequence[str]) -> list[Figure]:
 
 
 def _timed(read: Read, warm_up: int, counted: int) -> tuple[float, float]:
-    """Records a second, and nanoseconds of CPU (all threads) a record."""
+    """Return records per second, and nanoseconds of CPU (all threads) per record."""
     read(warm_up)
     started_s, started_cpu_s = time.perf_counter(), _cpu_s()
     records = read(counted)

@@ -1,7 +1,7 @@
-"""A source in Python that hands Spark one constant Arrow batch again and again: Spark's own ceiling for such sources.
+"""A Python source that returns one constant Arrow batch repeatedly: Spark's limit for such sources.
 
-Without records it is the floor: what a streaming query over any source in Python takes. The batch has the columns of
-this project's source and looks like `values.event_values`. Spark's workers import it, so it is a module of its own.
+Without records it is the floor: the cost of a streaming query over any Python source. The batch has the columns of
+this project's source and values like `values.event_values`. A separate module, since Spark's workers import it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BATCH_ROWS = 8_000
 
 
 def constant_options(topic: Topic, micro_batches: int, records: int) -> dict[str, str]:
-    """For a query like one over `topic`, with so many records in all."""
+    """Return the options for a query like one over `topic`, with `records` records in all micro-batches."""
     per_batch = records // micro_batches
     return {"records": str(per_batch), "microBatches": str(micro_batches), "tasks": str(topic.partitions)}
 

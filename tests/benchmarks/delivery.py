@@ -1,8 +1,8 @@
-"""Writing micro-batches: this sink with each `deliveryGuarantee`, and Spark's JVM connector, turn by turn.
+"""Writing micro-batches: this sink with each `deliveryGuarantee`, and Spark's JVM connector, in turn.
 
-A streaming query writes 100,000 rows a batch, which Spark makes itself (`rate-micro-batch`), in four tasks to six
-partitions. What counts is the whole batch as Spark times it: with exactly-once also its decision and its commits. A
-sink in Python that throws the rows away says how fast one can be at all.
+A streaming query writes 100,000 rows per batch, which Spark generates (`rate-micro-batch`), in four tasks to six
+partitions. The time is that of the whole batch in Spark's progress, with exactly-once including its decision and
+commits. A Python sink that discards the rows shows the maximum.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def measure(job: Job, _: Sequence[str]) -> list[Figure]:
     everybody: dict[str, dict[str, str]] = {**ours, JVM: {}, DISCARDING: {}}
     samples: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     for number in range(job.rounds + 1):
-        # The first round warms the session up and does not count.
+        # The first round warms up the session and is not measured.
         for who in filter(job.wants, everybody):
             rate, cpu_ns = _written(spark, job, who.partition(",")[0], everybody[who])
             told = f"{rate:,.0f} rows/s, {cpu_ns:,.0f} ns of CPU a row"
@@ -56,7 +56,7 @@ def measure(job: Job, _: Sequence[str]) -> list[Figure]:
 
 
 def _written(spark: SparkSession, job: Job, who: str, options: dict[str, str]) -> tuple[float, float]:
-    """Rows a second of the batches after the first few, and nanoseconds of CPU a row in all of Spark's processes."""
+    """Return rows per second after the first few batches, and nanoseconds of CPU per row in all Spark processes."""
     topic = f"bench-delivery-{uuid.uuid4().hex[:8]}"
     create_topic(job.bootstrap_servers, topic, PARTITIONS)
     given = {} if who == DISCARDING else {"kafka.bootstrap.servers": job.bootstrap_servers, "topic": topic, **options}

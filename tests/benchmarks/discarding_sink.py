@@ -1,5 +1,6 @@
-"""A sink in Python that throws its rows away: what Spark itself takes to hand rows to Python, the floor of every such
-sink. Spark's workers import it, so it is a module of its own.
+"""A Python sink that discards its rows: the cost of passing rows from Spark to Python, the floor of every such sink.
+
+A separate module, since Spark's workers import it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Streams of JSON events, varying in length, from three brokers: this source (all columns, and `columns=value`) and
-Spark's JVM connector, turn by turn in one session.
+"""Streams of JSON events of varying length from three brokers: this source, and Spark's JVM connector, in turn.
 
-Beside them a source in Python that asks no broker and has no rows: the floor, what any query over such a source takes,
-whatever it reads. What is possible beyond that says `ceiling`.
+This source reads all columns, and with `columns=value`; all share one session. A Python source without broker and rows
+is the floor: the cost of a query over any such source. `ceiling` measures the maximum.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def measure(job: Job, _: Sequence[str]) -> list[Figure]:
 
 
 def _round(spark: SparkSession, job: Job, topic: Topic, number: int, samples: Samples) -> None:
-    """Everyone's turn, in the other order each time, so that what changes on the machine hits all; 0 is the warm-up."""
+    """Run every contestant once, in reverse order each time: changes of the machine affect all. Round 0 warms up."""
     contestants = [each for each in _CONTESTANTS if job.wants(each[0])]
     for who, columns in contestants if number % 2 else contestants[::-1]:
         took = run_to_the_end(rows_of(spark, job, who, topic, columns))
@@ -58,7 +57,7 @@ def _round(spark: SparkSession, job: Job, topic: Topic, number: int, samples: Sa
 
 
 def rows_of(spark: SparkSession, job: Job, who: str, topic: Topic, columns: str = ALL) -> DataFrame:
-    """What a contestant reads, in `job.micro_batches` micro-batches."""
+    """Read as one contestant, in `job.micro_batches` micro-batches."""
     if who in (CONSTANT, EMPTY):
         options = job.options | constant_options(topic, job.micro_batches, 0 if who == EMPTY else topic.records)
     else:
@@ -70,7 +69,7 @@ def rows_of(spark: SparkSession, job: Job, who: str, topic: Topic, columns: str 
 
 
 def _compared(samples: Samples) -> Samples:
-    """Also beside `columns=value`: those that read everything in any case."""
+    """Compare also with `columns=value` the contestants that always read all columns."""
     shared = {(VALUE, what, who): each for (_, what, who), each in samples.items() if who in (JVM, EMPTY)}
     return {**samples, **shared}
 

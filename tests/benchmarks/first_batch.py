@@ -1,8 +1,7 @@
-"""How long it takes from `start()` until a query's first micro-batch is complete: both connectors, and a source in
-Python that asks nobody, which is what PySpark itself takes.
+"""Time from `start()` until a query's first micro-batch completes: both connectors, and PySpark's minimum.
 
-Twice: the first query of a fresh session, and, in the same session, one after another has run. Little is read, so that
-nothing but the start counts.
+The minimum is a Python source that contacts no broker. Measured twice: the first query of a fresh session, and a query
+after another one in the same session. Few records are read, so that the start dominates.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What one benchmark is asked (`Job`) and what it answers (`Figure`), and how both cross to a fresh process.
+"""The task of one benchmark (`Job`), its results (`Figure`), and their exchange with a fresh process.
 
-Every section runs as `python -m tests.benchmarks.SECTION JOB`: the job as JSON in its argument, the figures as JSON on
-standard output, progress on standard error. Knows nothing of Spark or Kafka.
+Every section runs as `python -m tests.benchmarks.SECTION JOB`: the job is JSON in its argument, the figures are JSON
+on standard output, progress goes to standard error. Independent of Spark and Kafka.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pathlib import Path
 OURS = "pykafka-group"
 JVM = "kafka (JVM)"
 PROTOCOL = "protocol"
-# Sources in Python that ask nobody: see `constant_source`.
+# Python sources that contact no broker: see `constant_source`.
 CONSTANT, EMPTY = "constant rows", "no rows"
-# Fetches as ours, and decodes nothing: see `undecoded_source`.
+# Fetches as this source does, and decodes nothing: see `undecoded_source`.
 UNDECODED = "undecoded"
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -31,10 +31,10 @@ ORDERS, EVENTS = "orders", "events"
 
 @dataclass(frozen=True)
 class Topic:
-    """A filled topic, with record batches of at most `batch_bytes`.
+    """A topic with records, in record batches of at most `batch_bytes`.
 
     `values` is `ORDERS` (keys of 8 bytes, values of exactly `value_bytes`, partitions in turn) or `EVENTS` (keys and
-    JSON values that vary in length, `value_bytes` on average, each key in the partition that its hash says).
+    JSON values of varying length, `value_bytes` on average, partitions by the hash of the key).
     """
 
     name: str
@@ -56,7 +56,7 @@ class Topic:
 
 @dataclass(frozen=True)
 class Job:
-    """One section's work: the broker, the filled topics, and how much of everything."""
+    """The task of one section: the broker, the filled topics, and the amounts."""
 
     bootstrap_servers: str
     topics: tuple[Topic, ...] = ()
@@ -68,9 +68,9 @@ class Job:
     records_per_second: int = 200
     spark_conf: dict[str, str] = field(default_factory=dict)
     secured: dict[str, str] = field(default_factory=dict)
-    """Options `kafka.…` for another listener than the plain one, for all contestants."""
+    """Options `kafka.…` for a listener with TLS or SASL, for all contestants."""
     options: dict[str, str] = field(default_factory=dict)
-    """Further options for this project's source, to try them out."""
+    """Additional options for this project's source, for experiments."""
     only: tuple[str, ...] = ()
     """The contestants to run; all if empty."""
 
@@ -80,7 +80,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Figure:
-    """What one contestant reached: the middle of `samples`, in `unit`."""
+    """Result of one contestant: the median of `samples`, in `unit`."""
 
     section: str
     subject: str
@@ -95,12 +95,12 @@ class Figure:
 
 
 def say(line: str) -> None:
-    """One line of progress."""
+    """Print one line of progress."""
     print(line, file=sys.stderr, flush=True)
 
 
 def run_section(module: str, job: Job, *arguments: str) -> list[Figure]:
-    """Runs `tests.benchmarks.MODULE` in a fresh process; its figures. Raises `RuntimeError` if it failed."""
+    """Run `tests.benchmarks.MODULE` in a fresh process; return its figures. Raises `RuntimeError` if it failed."""
     command = [sys.executable, "-m", f"tests.benchmarks.{module}", json.dumps(asdict(job)), *arguments]
     paths = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {
@@ -111,7 +111,7 @@ def run_section(module: str, job: Job, *arguments: str) -> list[Figure]:
         "SPARK_CONF_DIR": str(REPOSITORY / "conf"),
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
-    # An installed package is compiled once, not in every process that Spark starts.
+    # Compile an installed package once, instead of in every process that Spark starts.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=REPOSITORY)
     if ended.returncode != 0:
@@ -120,7 +120,7 @@ def run_section(module: str, job: Job, *arguments: str) -> list[Figure]:
 
 
 def section_main(measure: Callable[[Job, Sequence[str]], list[Figure]]) -> None:
-    """The other end of `run_section`, for the bottom of a section's module."""
+    """Counterpart of `run_section`, for the end of a section's module."""
     told = json.loads(sys.argv[1])
     told["topics"] = tuple(Topic(**topic) for topic in told["topics"])
     told["only"] = tuple(told["only"])

@@ -1,7 +1,7 @@
-"""How long it takes until a stream that is up to date has read one new record of each of very many partitions.
+"""Time until an up-to-date stream has read one new record of each of very many partitions.
 
-Both connectors in one session, one after the other; this source with `maxInputPartitions`. Measured from when the
-records are all there to the end of the micro-batch that reads the last of them, after a warm-up.
+Both connectors run in one session, in turn; this source with `maxInputPartitions`. The time starts when all records are
+written and ends with the micro-batch that reads the last of them, after a warm-up.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.benchmarks.topics import create_topic, delete_topic
 TASKS = 4
 ROUNDS = 3
 _GIVE_UP_S = 300.0
-# Past the 64 consumers that the JVM connector keeps, each of its tasks waits half a second: it is not asked for more.
+# The JVM connector caches 64 consumers. Beyond that each of its tasks waits half a second, so it gets fewer.
 PARTITIONS = {200: (OURS, JVM), 1_000: (OURS,)}
 
 
@@ -42,7 +42,7 @@ def measure(job: Job, _: Sequence[str]) -> list[Figure]:
 
 
 def _run(spark: SparkSession, job: Job, who: str, partitions: int) -> list[float]:
-    """What each round took, in milliseconds, without the first."""
+    """Return the milliseconds of each round except the first."""
     topic = f"bench-partitions-{uuid.uuid4().hex[:8]}"
     create_topic(job.bootstrap_servers, topic, partitions)
     options = stream_options(job, who, topic)

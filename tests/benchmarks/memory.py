@@ -1,7 +1,6 @@
-"""How much memory this source's Python processes hold while a stream catches up with a large backlog.
+"""Memory of this source's Python processes while a stream reads a large backlog.
 
-One availableNow query over the first topic of the job, in one micro-batch, so that nothing but the source itself keeps
-memory in bounds.
+One availableNow query reads the job's first topic in one micro-batch, so that only the source limits its memory.
 """
 
 from __future__ import annotations

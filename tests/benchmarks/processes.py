@@ -1,7 +1,7 @@
-"""What the processes below this one use, read from /proc (Linux): the most memory each ever held, CPU time of all.
+"""Resources of the descendants of this process, from /proc (Linux): peak memory of each, CPU time of all.
 
-`PeakMemory` looks again and again while its `with` block runs; it is of use to tests as well. Knows Spark's processes
-by their command lines, and nothing else of Spark.
+`PeakMemory` samples repeatedly while its `with` block runs; tests use it, too. Recognises Spark's processes by their
+command lines.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from pathlib import Path
 from types import TracebackType
 
 WORKER, DRIVER_SIDE = "worker", "driver side"
-# The daemon that workers are forked from is told which module they run; others of PySpark's have their own daemons.
+# PySpark's daemon gets the name of the workers' module on its command line; PySpark starts other daemons, too.
 _WORKER_MODULE = "pyspark.worker"
 
 
 class PeakMemory:
-    """Watches the descendants of this process; after the block `peaks_mb` has (kind, process id) → megabytes.
+    """Samples the descendants of this process; after the block `peaks_mb` has (kind, process id) → megabytes.
 
-    Kinds: `worker` (Spark's Python workers and the daemon they are forked from) and `driver side` (the planners and the
+    Kinds: `worker` (Spark's Python workers and the daemon that forks them) and `driver side` (the planners and the
     long-lived process of a stream's reader). `trail_mb` has every sample of each, in time order.
     """
 
@@ -42,7 +42,7 @@ class PeakMemory:
         self._thread.join()
 
     def peak_mb(self, kind: str) -> float:
-        """Of the largest process of this kind; 0 if there was none."""
+        """Return the peak of the largest process of this kind; 0 if there was none."""
         return max((peak for (of_kind, _), peak in self.peaks_mb.items() if of_kind == kind), default=0.0)
 
     def _watch(self) -> None:
@@ -55,17 +55,17 @@ class PeakMemory:
 
 
 def cpu_s() -> float:
-    """Seconds of CPU that all processes below this one have used: Spark's JVM, its Python processes, dead ones too."""
+    """Return the CPU seconds of all descendants: Spark's JVM, its Python processes, also ended ones."""
     return sum(map(_cpu_s, descendants(os.getpid())))
 
 
 def worker_cpu_s() -> float:
-    """Of these seconds, those of Spark's Python workers."""
+    """Return the CPU seconds of Spark's Python workers, which `cpu_s` includes."""
     return sum(_cpu_s(pid) for pid in descendants(os.getpid()) if _WORKER_MODULE in _command(pid))
 
 
 def _cpu_s(pid: int) -> float:
-    """User and system time, of the process itself and of children that have ended; 0 if it is gone."""
+    """Return user and system time of the process and its ended children; 0 if it does not exist."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -74,7 +74,7 @@ def _cpu_s(pid: int) -> float:
 
 
 def _command(pid: int) -> list[str]:
-    """The process's command line, empty if it is gone."""
+    """Return the process's command line, empty if it does not exist."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
@@ -82,7 +82,7 @@ def _command(pid: int) -> list[str]:
 
 
 def descendants(root: int) -> list[int]:
-    """The process ids of all processes below `root`."""
+    """Return the process ids of all descendants of `root`."""
     children: dict[int, list[int]] = defaultdict(list)
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -90,7 +90,7 @@ def descendants(root: int) -> list[int]:
                 stat = (folder / "stat").read_text()
             except OSError:
                 continue
-            # The second field is the name, in brackets, and may hold blanks; the parent is the second after it.
+            # The second field is the name in brackets, which may contain blanks; the parent is two fields later.
             children[int(stat.rpartition(")")[2].split()[1])].append(int(folder.name))
     found, left = [], [root]
     while left:
@@ -101,9 +101,9 @@ def descendants(root: int) -> list[int]:
 
 
 def _python_memory(pid: int) -> tuple[str, float, float]:
-    """Kind, megabytes now (without mapped files), and at most (with them).
+    """Return kind, current megabytes (without mapped files), and peak megabytes (with them).
 
-    An empty kind for what is gone or no Python process of Spark.
+    The kind is empty for a process that ended or is no Python process of Spark.
     """
     try:
         status = Path(f"/proc/{pid}/status").read_text()

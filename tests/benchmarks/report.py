@@ -1,6 +1,6 @@
-"""What a run found: a table with ratios for people, JSON for machines, and what machine it was.
+"""Report of a run: a table with ratios, JSON, and a description of the machine.
 
-Pure but for asking the machine what it is. Called by `run`.
+Reads only the description of the machine from the system. Called by `run`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.jvm_connector import CONNECTOR_VERSION
 
 _PACKAGES = ("pyspark", "pyarrow", "numpy", "crc32c", "lz4", "confluent-kafka", "aiokafka", "kafka-python")
 
-# What this project means to reach: (section, who is compared with) → ratio ours / theirs, and which side is good.
+# The project's goals: (section, competitor) → ratio ours / theirs, and the better side.
 _AIMS = {
     ("source", JVM): (1.0, "at least"),
     ("sink", JVM): (1.0, "at least"),
@@ -34,12 +34,12 @@ _AIMS = {
     ("events", JVM): (1.0, "at least"),
     ("ceiling, source", CONSTANT): (0.85, "at least"),
 }
-# The same for how much more ours may be, in the unit of the figure.
+# The same as a maximum difference, in the unit of the figure.
 _MOST_ABOVE = {("first batch", EMPTY): 300.0}
 
 
 def machine() -> dict[str, Any]:
-    """Cores, processor, memory, load, and the versions of all that takes part."""
+    """Return cores, processor, memory, load, and the versions of all packages involved."""
     java = subprocess.run(["java", "-version"], capture_output=True, text=True).stderr.splitlines()[:1]
     return {
         "cores": os.cpu_count(),
@@ -54,7 +54,7 @@ def machine() -> dict[str, Any]:
 
 
 def table(figures: Sequence[Figure]) -> str:
-    """One line per contestant, the first of each group ours, with its ratio to each of the others."""
+    """Return one line per contestant, the first of each group ours, with its ratio to each of the others."""
     lines = [f"{'':<44}{'':<18}{'median':>12} {'least':>12} {'most':>12}  ours to theirs"]
     for (section, subject, measure), group in _grouped(figures):
         ours = next((figure for figure in group if figure.who in (OURS, PROTOCOL)), None)
@@ -70,12 +70,12 @@ def table(figures: Sequence[Figure]) -> str:
 
 
 def as_json(figures: Sequence[Figure], about: dict[str, Any]) -> dict[str, Any]:
-    """Everything that was found, with `value` the median of `samples`."""
+    """Return all figures, with `value` the median of `samples`."""
     return {**about, "figures": [asdict(figure) | {"value": figure.value} for figure in figures]}
 
 
 def _compared(ours: Figure | None, figure: Figure) -> str:
-    """The ratio ours to theirs, and whether it is where it should be."""
+    """Return the ratio ours to theirs, and whether it meets the goal."""
     if ours is None or (figure is ours and (figure.section, "") not in _AIMS):
         return ""
     most_above = _MOST_ABOVE.get((figure.section, figure.who))

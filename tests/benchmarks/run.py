@@ -1,7 +1,7 @@
-"""`make bench`: starts a real Kafka, fills topics, runs every section, prints the table and keeps it as JSON.
+"""Run all benchmarks (`make bench`): start a Kafka, fill topics, run every section, print a table and save JSON.
 
-    python -m tests.benchmarks.run                      all that `make bench` runs, some twenty minutes
-    python -m tests.benchmarks.run --quick              the same with few records
+    python -m tests.benchmarks.run                      all sections, about twenty minutes
+    python -m tests.benchmarks.run --quick              all sections with few records
     python -m tests.benchmarks.run source --only ours   one section, one contestant
 
 Each section runs in fresh processes, one after the other. Nothing else should run on the machine meanwhile.
@@ -45,7 +45,7 @@ SECTIONS = (
     *("events", "ceiling", "first-batch"),
 )
 _SECURED = "SASL_SSL"
-# Those with a Kafka of three brokers; the others have one.
+# Sections with a Kafka of three brokers; the others have one.
 _ON_THREE_BROKERS = {"events", "ceiling", "first-batch", "tuning"}
 
 
@@ -85,7 +85,7 @@ def _run(section: str, job: Job, told: argparse.Namespace) -> list[Figure]:
 
 
 def _topics(section: str, told: argparse.Namespace) -> tuple[Topic, ...]:
-    """Those that a section reads."""
+    """Return the topics that a section reads."""
     if section in ("client", "source", "source-sasl-ssl"):
         return tuple(
             Topic(f"bench-{size}-{codec}-{records}", records, size, codec, told.partitions, told.batch_bytes)
@@ -99,18 +99,18 @@ def _topics(section: str, told: argparse.Namespace) -> tuple[Topic, ...]:
         Topic(f"bench-events-{records}", records, 110, "lz4", told.partitions, 1_000_000, linger_ms=50, values=EVENTS)
         for records in told.event_records
     )
-    # The others need no more than the middle one of them.
+    # The other sections need only the middle one.
     middle = events[len(events) // 2 :][:1]
     return {"events": events, "ceiling": middle, "tuning": middle}.get(section, ())
 
 
 @contextmanager
 def _kafka(brokers: int, bootstrap_servers: str | None) -> Iterator[tuple[str, dict[str, str]]]:
-    """Its addresses, and the options for its listener with TLS and SASL; a Kafka that is told has none."""
+    """Yield the addresses, and the options for the listener with TLS and SASL; none for a given Kafka."""
     if bootstrap_servers:
         yield bootstrap_servers, {}
         return
-    # More memory than tests give it: the broker must not be what is measured.
+    # More memory than in tests, so that the broker does not limit the result.
     with LocalKafka(brokers, security=_SECURED, jvm_options=["-Xmx1g"]) as kafka:
         properties = kafka.client_properties(_SECURED)
         yield kafka.bootstrap_servers, {f"kafka.{name}": value for name, value in properties.items()}

@@ -1,7 +1,7 @@
-"""Writing: this sink and Spark's JVM connector, the same rows to fresh topics, acks=all, turn by turn in one session.
+"""Writing: this sink and Spark's JVM connector, the same rows to fresh topics, acks=all, in turn in one session.
 
-Both with what they do by default and with large batches. The rows are made by Spark itself (`spark.range`), and what
-making them takes is in every figure alike. A sink in Python that throws the rows away says how fast one can be at all.
+Both with their defaults and with large batches. Spark generates the rows (`spark.range`), and all figures include that
+cost. A Python sink that discards the rows shows the maximum.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def measure(job: Job, _: Sequence[str]) -> list[Figure]:
     subject = f"{job.sink_records:,} x {job.sink_value_bytes} B"
     samples: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     for what, options in SETTINGS.items():
-        # The first round warms both up and does not count.
+        # The first round warms up both and is not measured.
         for number in range(job.rounds + 1):
             for who in [*contestants(job, number), DISCARDING]:
                 rate, cpu_ns = discarded(rows, job) if who == DISCARDING else written(rows, job, who, options)
@@ -51,7 +51,7 @@ def measure(job: Job, _: Sequence[str]) -> list[Figure]:
 
 
 def _rows(spark: SparkSession, job: Job) -> DataFrame:
-    """`key` of 8 bytes, `value` of the size asked for, in four tasks."""
+    """Return `key` of 8 bytes and `value` of the requested size, in four tasks."""
     value = rpad(concat(lit('{"order":'), col("id"), lit(',"item":"')), job.sink_value_bytes, "abcdefgh")
     key = lpad(col("id").cast("string"), 8, "0")
     rows = spark.range(0, job.sink_records, 1, 4)
@@ -59,13 +59,13 @@ def _rows(spark: SparkSession, job: Job) -> DataFrame:
 
 
 def cheap_rows(spark: SparkSession, job: Job) -> DataFrame:
-    """Short keys and a constant `value`: what costs Spark next to nothing to make."""
+    """Return short keys and a constant `value`, which Spark generates at almost no cost."""
     value = f"cast(repeat('x', {job.sink_value_bytes}) as binary) as value"
     return spark.range(0, job.sink_records, 1, 4).selectExpr("cast(cast(id as string) as binary) as key", value)
 
 
 def written(rows: DataFrame, job: Job, who: str, options: dict[str, str]) -> tuple[float, float]:
-    """Records a second, and nanoseconds of CPU a record in all of Spark's processes."""
+    """Return records per second, and nanoseconds of CPU per record in all Spark processes."""
     topic = f"bench-sink-{uuid.uuid4().hex[:8]}"
     create_topic(job.bootstrap_servers, topic, PARTITIONS)
     where = {"kafka.bootstrap.servers": job.bootstrap_servers, "topic": topic, "kafka.acks": "all"} | job.secured
@@ -81,7 +81,7 @@ def written(rows: DataFrame, job: Job, who: str, options: dict[str, str]) -> tup
 
 
 def discarded(rows: DataFrame, job: Job) -> tuple[float, float]:
-    """The same for a sink in Python that does nothing."""
+    """Measure the same for a Python sink that does nothing."""
     started_s, used_s = time.perf_counter(), cpu_s()
     rows.write.format(DISCARDING).mode("append").save()
     took_s, used_s = time.perf_counter() - started_s, cpu_s() - used_s

@@ -1,4 +1,4 @@
-"""Reading: this source and Spark's JVM connector, from the same topics into `noop`, turn by turn in one session.
+"""Reading: this source and Spark's JVM connector, from the same topics into `noop`, in turn in one session.
 
 Batch: one `spark.read` of the whole topic, in a warm session. Stream: a query of several micro-batches, see `streams`.
 """
@@ -25,7 +25,7 @@ def measure(job: Job, _: Sequence[str]) -> list[Figure]:
     spark = open_session(job)
     samples: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     for topic in job.topics:
-        # The first round warms the session for this kind of records and does not count.
+        # The first round warms up the session for this kind of records and is not measured.
         for number in range(job.rounds + 1):
             for who in contestants(job, number):
                 rates = _stream(spark, job, who, topic) | {BATCH: _batch(spark, job, who, topic)}
@@ -38,13 +38,13 @@ def measure(job: Job, _: Sequence[str]) -> list[Figure]:
 
 
 def source_options(job: Job, who: str, topic: str) -> dict[str, str]:
-    """Everything from the beginning, and else what both do by default."""
+    """Return options to read everything from the beginning, with the defaults of both otherwise."""
     options = {"kafka.bootstrap.servers": job.bootstrap_servers, "subscribe": topic, "startingOffsets": "earliest"}
     return options | job.secured | (job.options if who == OURS else {})
 
 
 def stream_options(job: Job, who: str, topic: str) -> dict[str, str]:
-    """The same, but ours also commits for a group, as it does in use."""
+    """Return the same options; this source also commits for a group, as in production."""
     group = {"kafka.group.id": f"bench-{uuid.uuid4().hex[:8]}"} if who != JVM else {}
     return source_options(job, who, topic) | group
 

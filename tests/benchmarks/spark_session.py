@@ -21,7 +21,7 @@ def open_session(job: Job) -> SparkSession:
         .config("spark.jars", ",".join(str(jar) for jar in jvm_connector_jars()))
         .config("spark.driver.memory", "2g")
         .config("spark.sql.streaming.numRecentProgressUpdates", "1000")
-        # A query that is stopped in the middle of a batch reports it as an error; real ones reach Python.
+        # A query that is stopped during a batch logs an error; real errors reach Python.
         .config("spark.log.level", "OFF")
     )
     for key, value in job.spark_conf.items():
@@ -32,6 +32,6 @@ def open_session(job: Job) -> SparkSession:
 
 
 def contestants(job: Job, round_number: int) -> list[str]:
-    """Both connectors, the other one first in every other round, so that what changes on the machine hits both."""
+    """Return both connectors, in reverse order in every other round, so that changes of the machine affect both."""
     names = [name for name in (OURS, JVM) if job.wants(name)]
     return names if round_number % 2 == 0 else names[::-1]

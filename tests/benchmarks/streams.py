@@ -1,8 +1,8 @@
-"""Runs one streaming query into `noop` until it ends by itself (availableNow), and says what it took.
+"""Run one streaming query into `noop` until it ends (availableNow), and measure it.
 
 Whole query: from `start()` to its end. Steady state: without its first micro-batch. CPU time is that of the whole query
-in all processes of Spark, JVM and Python, without the brokers: it holds on a busy machine, too. What of it the Python
-workers take is counted apart.
+in all Spark processes, JVM and Python, without the brokers, so it is meaningful on a busy machine, too. The share of
+Python workers is measured separately.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ UNITS = {WHOLE: "records/s", STEADY: "records/s", CPU: "ns/record"}
 
 @dataclass(frozen=True)
 class Took:
-    """`records` that were read, of them `later_records` after the first micro-batch; seconds."""
+    """Measurements of a query: `records` read, `later_records` of them after the first micro-batch; seconds."""
 
     records: int
     whole_s: float
@@ -32,12 +32,12 @@ class Took:
 
     @property
     def cpu_ns(self) -> float:
-        """Of each record."""
+        """CPU time per record."""
         return self.cpu_s / max(1, self.records) * 1e9
 
     @property
     def worker_cpu_ns(self) -> float:
-        """Of each record."""
+        """CPU time of Python workers per record."""
         return self.worker_cpu_s / max(1, self.records) * 1e9
 
     @property

@@ -1,6 +1,7 @@
-"""Topics to measure with: created and filled once, with values that look like real ones and compress like them.
+"""Topics for measurements: created and filled once, with realistic values that compress realistically.
 
-Filled by confluent-kafka, so that what is read was not written by this project. Called by `run`; knows no Spark.
+confluent-kafka fills them, so that the records read were not written by this project. Called by `run`; does not
+import Spark.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tests.benchmarks.values import DIFFERENT_VALUES, event_keys, event_values, 
 
 
 def create_topic(bootstrap_servers: str, name: str, partitions: int, settings: dict[str, str] | None = None) -> None:
-    """Creates an empty topic and waits until it can be written to."""
+    """Create an empty topic and wait until it accepts records."""
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     new = NewTopic(name, num_partitions=partitions, replication_factor=1, config=settings or {})
     admin.create_topics([new])[name].result()
@@ -31,7 +32,7 @@ def delete_topic(bootstrap_servers: str, name: str) -> None:
 
 
 def fill(bootstrap_servers: str, topic: Topic) -> None:
-    """Makes `topic` hold its records; does nothing if it holds them already."""
+    """Fill `topic` with its records, unless it has them already."""
     held = records_held(bootstrap_servers, topic.name)
     if held == topic.records:
         return
@@ -60,7 +61,7 @@ def fill(bootstrap_servers: str, topic: Topic) -> None:
 
 
 def write_few(bootstrap_servers: str, name: str, partitions: int) -> None:
-    """A hundred small records to each partition."""
+    """Write a hundred small records to each partition."""
     producer = Producer({"bootstrap.servers": bootstrap_servers})
     for number in range(100 * partitions):
         producer.produce(name, b"x" * 100, b"%08d" % number, number % partitions)
@@ -68,7 +69,7 @@ def write_few(bootstrap_servers: str, name: str, partitions: int) -> None:
 
 
 def records_held(bootstrap_servers: str, name: str) -> int | None:
-    """How many records the topic's log holds; None if there is no such topic."""
+    """Return the number of records in the topic's log; None if there is no such topic."""
     consumer = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": "none"})
     try:
         found = consumer.list_topics(name, timeout=10).topics[name]
@@ -84,11 +85,11 @@ def records_held(bootstrap_servers: str, name: str) -> int | None:
 
 
 def _records(topic: Topic) -> Iterator[tuple[int, bytes, bytes]]:
-    """Partition (-1: by the key), key and value of each record."""
+    """Yield partition (-1: by the key), key and value of each record."""
     if topic.values == EVENTS:
         keys, values = event_keys(), event_values(topic.value_bytes)
         for number in range(topic.records):
-            # Keys and values meet anew in each round.
+            # Keys and values are combined differently in each round.
             yield -1, keys[(number + number // DIFFERENT_VALUES) % DIFFERENT_VALUES], values[number % DIFFERENT_VALUES]
         return
     values = order_values(topic.value_bytes)

@@ -1,7 +1,7 @@
-"""How long a small micro-batch takes: back-to-back triggers over six partitions into which few records trickle.
+"""Duration of a small micro-batch: back-to-back triggers over six partitions that receive few records.
 
-Both connectors in one session, turn by turn, never at the same time: the median and the 95th percentile of the
-progress' `triggerExecution`, after a warm-up. A process of its own produces the records.
+Both connectors run in one session, in turn, never at the same time. Reported are the median and the 95th percentile of
+the progress' `triggerExecution`, after a warm-up. Another process produces the records.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def measure(job: Job, arguments: Sequence[str]) -> list[Figure]:
 
 
 def _run(spark: SparkSession, job: Job, who: str, topic: str, batches: int) -> dict[str, list[float]]:
-    """What each phase of a trigger took, in milliseconds, in this many batches with records, after the warm-up."""
+    """Return the milliseconds of each phase of a trigger, for a number of batches with records after the warm-up."""
     options = stream_options(job, who, topic) | {"startingOffsets": "latest"}
     rows = spark.readStream.format(FORMATS[who]).options(**options).load()
     with tempfile.TemporaryDirectory() as checkpoint:
@@ -77,7 +77,7 @@ def _run(spark: SparkSession, job: Job, who: str, topic: str, batches: int) -> d
 
 @contextmanager
 def _producing(topic: str) -> Iterator[None]:
-    """Records trickle into the topic, evenly over its partitions, from another process."""
+    """Write records slowly and evenly to the topic's partitions, from another process."""
     process = subprocess.Popen([sys.executable, "-m", "tests.benchmarks.triggers", sys.argv[1], topic])
     try:
         yield

@@ -1,7 +1,7 @@
-"""What settings bring: this source and this sink with one setting changed at a time, turn by turn in one session.
+"""Effects of settings: this source and this sink with one setting changed at a time, in turn in one session.
 
-The table's ratios are those of what is the default to what is set: below 1, the setting is faster. Rows per Arrow batch
-cannot be chosen; what they bring is shown with a source in Python that asks nobody. Behind docs/tuning.md.
+Ratios in the table are default to changed setting: below 1, the setting is faster. The number of rows per Arrow batch
+cannot be configured; a Python source that contacts no broker shows its effect. Source of docs/tuning.md.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _WRITE = (
 )
 
 Sample = tuple[float, float]
-"""Records a second, nanoseconds of CPU a record."""
+"""Records per second, nanoseconds of CPU per record."""
 
 
 def measure(job: Job, _: Sequence[str]) -> list[Figure]:

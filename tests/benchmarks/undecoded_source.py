@@ -1,7 +1,7 @@
-"""This project's source without its decoder: it fetches every record, looks at none, and hands over constant rows.
+"""This project's source without its decoder: it fetches every record, decodes none, and returns constant rows.
 
-What such a query takes beyond `constant_source` is the fetching, and the brokers' share of the machine; what ours takes
-beyond it is the decoding. Spark's workers import it, so it is a module of its own.
+Compared with `constant_source`, it adds fetching and the brokers' share of the machine; this project's source adds
+decoding. A separate module, since Spark's workers import it.
 """
 
 from __future__ import annotations

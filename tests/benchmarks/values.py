@@ -1,4 +1,4 @@
-"""Keys and values to fill topics with: JSON that looks like orders or events, always the same. Pure."""
+"""Generate keys and values for topics: deterministic JSON like orders or events."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ DIFFERENT_VALUES = 5_000
 
 
 def order_values(value_bytes: int) -> list[bytes]:
-    """Different values of one length: JSON like that of an order, with random numbers in it. Always the same."""
+    """Return different values of one length: JSON like an order, with random but reproducible numbers."""
     draw = random.Random(7)
     values = []
     for _ in range(DIFFERENT_VALUES):
@@ -20,7 +20,7 @@ def order_values(value_bytes: int) -> list[bytes]:
 
 
 def event_values(value_bytes: int) -> list[bytes]:
-    """Different JSON values like those of a shop's clicks, `value_bytes` long on average. Always the same."""
+    """Return different JSON values like clicks in a shop, `value_bytes` long on average; reproducible."""
     draw = random.Random(7)
     kinds = ("view", "click", "add_to_cart", "checkout", "search")
     values = []
@@ -35,6 +35,6 @@ def event_values(value_bytes: int) -> list[bytes]:
 
 
 def event_keys() -> list[bytes]:
-    """As many keys, of 5 to 10 bytes."""
+    """Return `DIFFERENT_VALUES` keys of 5 to 10 bytes."""
     draw = random.Random(8)
     return [b"user%d" % draw.randrange(10 ** draw.randrange(1, 7)) for _ in range(DIFFERENT_VALUES)]
