@@ -50,7 +50,7 @@ class Admin(
 
     def __init__(self, properties: Mapping[str, Any] | None = None, *, client: Client | None = None) -> None:
         if (properties is None) == (client is None):
-            raise UsageError("Admin needs either properties, such as {'bootstrap.servers': ...}, or a client")
+            raise UsageError("Admin needs either a dict of properties or a client")
         super().__init__(client if client is not None else Client(parse_client(dict(properties or {}))))
         self._owns_client = client is None
 

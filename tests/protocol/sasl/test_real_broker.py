@@ -87,7 +87,7 @@ def test_librdkafkas_words_will_do(secured: SecuredKafka) -> None:
 def test_the_command_line_signs_in_as_kafka_s_tools_do(secured: SecuredKafka, tmp_path: Path) -> None:
     file = tmp_path / "admin.properties"
     write_properties(file, secured.properties("SASL_SSL"))
-    listed = CliRunner().invoke(pykafka, ["groups", "list", "--command-config", str(file)])
+    listed = CliRunner().invoke(pykafka, ["groups", "list", "--all", "--command-config", str(file)])
     assert (listed.exit_code, listed.stderr) == (0, "")
     write_properties(file, secured.properties("SASL_SSL") | wrong("PLAIN"))
     refused = CliRunner().invoke(pykafka, ["groups", "list", "--command-config", str(file)])
