@@ -1,1 +1,112 @@
-"""See docs/architecture.md."""
+"""A Kafka client for Arrow columns: consumers, groups, producers, transactions and administration, in pure Python.
+
+    import protocol
+
+    table = protocol.read({"bootstrap.servers": "broker-1:9092"}, "orders").read_all()
+
+The names in `__all__` are the public API, with those of `protocol.admin` and `protocol.errors`. All other modules are
+internal and change without notice. A name is imported when it is first used, since Spark's Python workers need few.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from protocol.admin import Admin
+    from protocol.cluster.client import Client
+    from protocol.consumer.consumer import Consumer
+    from protocol.consumer_group.consumer_group import ConsumerGroup
+    from protocol.consumer_group.kafka_consumer import KafkaConsumer
+    from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
+    from protocol.errors import (
+        BrokerError,
+        ConfigurationError,
+        DataLoss,
+        DeadlineExceeded,
+        KafkaError,
+        ProtocolError,
+        SecurityError,
+        TransportError,
+        UsageError,
+    )
+    from protocol.group.offset_manager import OffsetManager
+    from protocol.group.offsets import CommittedOffset
+    from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
+    from protocol.producer.async_producer import AsyncProducer
+    from protocol.producer.sync_producer import SyncProducer
+    from protocol.producer.transactional_producer import TransactionalProducer
+    from protocol.tables import read, write
+
+_MODULES = {
+    "Admin": "protocol.admin",
+    "AsyncProducer": "protocol.producer.async_producer",
+    "Client": "protocol.cluster.client",
+    "CommittedOffset": "protocol.group.offsets",
+    "Consumer": "protocol.consumer.consumer",
+    "ConsumerGroup": "protocol.consumer_group.consumer_group",
+    "ConsumerRebalanceListener": "protocol.consumer_group.rebalance_listener",
+    "EARLIEST": "protocol.kafka_terms",
+    "KafkaConsumer": "protocol.consumer_group.kafka_consumer",
+    "LATEST": "protocol.kafka_terms",
+    "OffsetManager": "protocol.group.offset_manager",
+    "SyncProducer": "protocol.producer.sync_producer",
+    "TopicPartition": "protocol.kafka_terms",
+    "TransactionalProducer": "protocol.producer.transactional_producer",
+    "read": "protocol.tables",
+    "write": "protocol.tables",
+    **dict.fromkeys(
+        (
+            "BrokerError",
+            "ConfigurationError",
+            "DataLoss",
+            "DeadlineExceeded",
+            "KafkaError",
+            "ProtocolError",
+            "SecurityError",
+            "TransportError",
+            "UsageError",
+        ),
+        "protocol.errors",
+    ),
+}
+
+__all__ = [
+    "EARLIEST",
+    "LATEST",
+    "Admin",
+    "AsyncProducer",
+    "BrokerError",
+    "Client",
+    "CommittedOffset",
+    "ConfigurationError",
+    "Consumer",
+    "ConsumerGroup",
+    "ConsumerRebalanceListener",
+    "DataLoss",
+    "DeadlineExceeded",
+    "KafkaConsumer",
+    "KafkaError",
+    "OffsetManager",
+    "ProtocolError",
+    "SecurityError",
+    "SyncProducer",
+    "TopicPartition",
+    "TransactionalProducer",
+    "TransportError",
+    "UsageError",
+    "read",
+    "write",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -66,7 +66,7 @@ def _binary(name: str, array: pa.Array) -> pa.Array:
         return array
     if pa.types.is_null(array.type):
         return pa.nulls(len(array), pa.binary())
-    others = (pa.string(), pa.large_string(), pa.large_binary())
+    others = (pa.string(), pa.large_string(), pa.large_binary(), pa.string_view(), pa.binary_view())
     if array.type in others or pa.types.is_fixed_size_binary(array.type):
         return array.cast(pa.binary())
     raise UsageError(f"column {name} is {array.type}; it must be binary")

@@ -1,0 +1,282 @@
+"""Read a bounded range of topics as Arrow batches, and write Arrow data to a topic, in one call each.
+
+Offered as `protocol.read` and `protocol.write`; for pandas, Polars, DuckDB and scripts. Spark does not use them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+
+from protocol.clock import Deadline
+from protocol.cluster.client import Client
+from protocol.config import parse_client, parse_producer
+from protocol.consumer.list_offsets import list_offsets
+from protocol.consumer.range import Range
+from protocol.consumer.range_consumer import RangeConsumer
+from protocol.consumer_group.config import GroupConsumerConfig, parse_group_consumer
+from protocol.errors import NoOffset, UsageError
+from protocol.group.offsets import fetch_offsets
+from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
+from protocol.producer.async_producer import AsyncProducer
+from protocol.producer.delivery import ProducedRange
+from protocol.producer.transactional_producer import TransactionalProducer
+from protocol.records.decode import SCHEMA
+
+READ_SCHEMA = pa.schema([("topic", pa.dictionary(pa.int32(), pa.string())), ("partition", pa.int32()), *SCHEMA])
+
+# "earliest", "latest", "committed", a datetime with a time zone, or offsets by (topic, partition).
+Position = str | datetime | Mapping[TopicPartition, int]
+
+
+def read(
+    properties: Mapping[str, object],
+    topics: str | Iterable[str],
+    start: Position = "earliest",
+    end: Position = "latest",
+    *,
+    columns: Collection[str] | None = None,
+) -> pa.RecordBatchReader:
+    """Read all partitions of topics from `start` to `end`, in parallel and in bounded memory.
+
+    Both positions are resolved to offsets during the call, so the reader ends on a live topic, too. Brokers are
+    fetched from while the reader is read, one reply of at most `max.partition.fetch.bytes` per broker ahead.
+
+    Parameters
+    ----------
+    properties : mapping
+        Kafka's client and consumer properties; `bootstrap.servers` is required. With
+        `isolation.level=read_committed` "latest" is the last stable offset.
+    topics : str or iterable of str
+        Names of topics.
+    start, end : str, datetime or mapping
+        "earliest": log start offsets. "latest": log end offsets at the time of the call. "committed": offsets that
+        the group of `group.id` has committed; partitions without one start as `auto.offset.reset` says, and end at
+        their start. A datetime with a time zone: the first record with this timestamp or a later one, else the log
+        end offset. A mapping of (topic, partition) to offsets: partitions that it lacks are not read. `end` is
+        exclusive.
+    columns : collection of str, optional
+        Names of columns of `READ_SCHEMA`, by default all of them.
+
+    Returns
+    -------
+    pa.RecordBatchReader
+        `topic` (dictionary), `partition` (int32), `key`, `value` (binary), `offset`, `timestamp_ms` (int64),
+        `timestamp_type` (int8: 0 CreateTime, 1 LogAppendTime) and `headers`
+        (list<struct<key: string, value: binary>>). Batches of one partition are in the order of offsets; batches of
+        several partitions come as brokers answer.
+
+    Raises
+    ------
+    ConfigurationError
+        A property is missing or wrong.
+    UsageError
+        A position or a column is invalid, or a mapping names a partition that does not exist.
+    TopicUnknown
+        Brokers have answered for 10 s that the topic does not exist.
+    NoOffset
+        `auto.offset.reset` is `none`, and a partition has no committed offset.
+    DataLoss
+        While reading: records were deleted, by retention for example, before they were read.
+    DeadlineExceeded
+        No broker has answered within `default.api.timeout.ms`.
+    """
+    wanted = set(READ_SCHEMA.names if columns is None else columns)
+    if unknown := wanted - set(READ_SCHEMA.names):
+        raise UsageError(f"{min(unknown)} is not a column; the columns are {', '.join(READ_SCHEMA.names)}")
+    schema = pa.schema([field for field in READ_SCHEMA if field.name in wanted])
+    config = parse_group_consumer(properties)
+    client = Client(parse_client(properties))
+    try:
+        ranges = _ranges(client, config, [topics] if isinstance(topics, str) else list(topics), start, end)
+    except BaseException:
+        client.close()
+        raise
+    batches = _read(client, config, ranges, schema)
+    # A reader that is dropped before its first batch never enters the generator.
+    weakref.finalize(batches, client.close)
+    return pa.RecordBatchReader.from_batches(schema, batches)
+
+
+def _read(client: Client, config: GroupConsumerConfig, ranges: list[Range], schema: pa.Schema) -> Iterator[Any]:
+    names = sorted({each.topic for each in ranges})
+    indexes, topics = {name: index for index, name in enumerate(names)}, pa.array(names, pa.string())
+    with client:
+        fetched = RangeConsumer(
+            client,
+            config.consumer,
+            ranges,
+            columns=[name for name in schema.names if name in SCHEMA.names],
+            poll_timeout_ms=client.config.default_api_timeout_ms,
+        )
+        for each, batch in fetched:
+            arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
+            if "topic" in schema.names:
+                index = pa.repeat(pa.scalar(indexes[each.topic], pa.int32()), batch.num_rows)
+                arrays["topic"] = pa.DictionaryArray.from_arrays(index, topics)
+            if "partition" in schema.names:
+                arrays["partition"] = pa.repeat(pa.scalar(each.partition, pa.int32()), batch.num_rows)
+            yield pa.RecordBatch.from_arrays([arrays[name] for name in schema.names], schema=schema)
+
+
+def _ranges(
+    client: Client, config: GroupConsumerConfig, topics: list[str], start: Position, end: Position
+) -> list[Range]:
+    deadline = client.deadline()
+    ids: dict[str, bytes] = {}
+    keys: list[TopicPartition] = []
+    for name in topics:
+        topic = client.retrying(f"Metadata of {name}", partial(client.topic, name, deadline), deadline, topics=[name])
+        ids[name] = topic.topic_id
+        keys += [(name, partition) for partition in sorted(topic.partitions)]
+    begins = _offsets(client, config, keys, start, deadline)
+    ends = _offsets(client, config, keys, end, deadline, missing=begins)
+    latest = list_offsets(
+        client, dict.fromkeys(keys, LATEST), isolation_level=config.consumer.isolation_level, deadline=deadline
+    )
+    found = []
+    for key in keys:
+        if key not in begins or key not in ends:
+            continue
+        if ends[key] > latest[key].offset and isinstance(end, Mapping):
+            raise UsageError(
+                f"end: offset {ends[key]} of {key[0]}-{key[1]} is above its log end offset, {latest[key].offset}"
+            )
+        until = min(ends[key], latest[key].offset)
+        if begins[key] < until:
+            found.append(Range(*key, begins[key], until, ids[key[0]], until_epoch=latest[key].leader_epoch))
+    return found
+
+
+def _offsets(
+    client: Client,
+    config: GroupConsumerConfig,
+    keys: list[TopicPartition],
+    position: Position,
+    deadline: Deadline,
+    missing: Mapping[TopicPartition, int] | None = None,
+) -> dict[TopicPartition, int]:
+    """Resolve a position to offsets; `missing` are those of partitions that the group has committed none of."""
+    given: dict[TopicPartition, int] = {}
+    times: dict[TopicPartition, int] = {}
+    match position:
+        case "earliest":
+            times = dict.fromkeys(keys, EARLIEST)
+        case "latest":
+            times = dict.fromkeys(keys, LATEST)
+        case "committed":
+            given = _committed(client, config, keys, deadline)
+            absent = [key for key in keys if key not in given]
+            if missing is not None:
+                given.update({key: missing[key] for key in absent if key in missing})
+            elif absent:
+                times = dict.fromkeys(absent, _reset(client, config, absent))
+        case datetime():
+            if position.tzinfo is None:
+                raise UsageError(f"{position} has no time zone; use datetime.now(timezone.utc), for example")
+            times = dict.fromkeys(keys, round(position.timestamp() * 1000))
+        case Mapping():
+            if unknown := set(position) - set(keys):
+                topic, partition = min(unknown)
+                raise UsageError(f"{topic}-{partition} does not exist, or its topic is not one of those to read")
+            given = dict(position)
+        case _:
+            raise UsageError(
+                f"{position!r} is not a position; use 'earliest', 'latest', 'committed', a datetime with a time zone, "
+                "or offsets by (topic, partition)"
+            )
+    if times:
+        isolation = config.consumer.isolation_level
+        listed = list_offsets(client, times, isolation_level=isolation, deadline=deadline)
+        none_since = [key for key, found in listed.items() if found.offset < 0]
+        ends = list_offsets(client, dict.fromkeys(none_since, LATEST), isolation_level=isolation, deadline=deadline)
+        given.update({key: found.offset for key, found in {**listed, **ends}.items()})
+    return given
+
+
+def _committed(
+    client: Client, config: GroupConsumerConfig, keys: list[TopicPartition], deadline: Deadline
+) -> dict[TopicPartition, int]:
+    group = config.consumer.group_id
+    if group is None:
+        raise UsageError("the position 'committed' needs group.id", settings=("group.id",))
+    return {key: found.offset for key, found in fetch_offsets(client, group, keys, deadline).items()}
+
+
+def _reset(client: Client, config: GroupConsumerConfig, absent: list[TopicPartition]) -> int:
+    reset = config.auto_offset_reset
+    if isinstance(reset, timedelta):
+        return client.clock.wall_ms() - round(reset.total_seconds() * 1000)
+    if reset == "none":
+        topic, partition = absent[0]
+        raise NoOffset(
+            f"group {config.consumer.group_id} has committed no offset of {topic}-{partition}, and auto.offset.reset "
+            "is none",
+            topic=topic,
+            partition=partition,
+            settings=("auto.offset.reset",),
+        )
+    return EARLIEST if reset == "earliest" else LATEST
+
+
+def write(properties: Mapping[str, object], topic: str, data: Any) -> dict[TopicPartition, ProducedRange]:
+    """Write Arrow data to a topic, and wait until brokers have acknowledged all of it.
+
+    At most `buffer.memory` bytes of rows wait in memory. With `transactional.id` all rows are written in one
+    transaction: all of them become visible, or none.
+
+    Parameters
+    ----------
+    properties : mapping
+        Kafka's client and producer properties; `bootstrap.servers` is required.
+    topic : str
+        Name of the topic.
+    data : pa.Table, pa.RecordBatch, pa.RecordBatchReader, or an object with `__arrow_c_stream__`
+        Such as a DataFrame of pandas or Polars, or a relation of DuckDB. Columns: `value` and optionally `key`
+        (binary or string), `headers` (list<struct<key: string, value: binary>>), `timestamp_ms` (int64) and
+        `partition` (integer; rows where it is null go to the partition that the partitioner chooses).
+
+    Returns
+    -------
+    dict of (topic, partition) to ProducedRange
+        First offset, last offset and number of the records written to each partition.
+
+    Raises
+    ------
+    ConfigurationError
+        A property is missing or wrong.
+    UsageError
+        A column is missing, unknown or of another type.
+    KafkaError
+        Rows could not be written; without a transaction, others may have been. The error says which.
+    """
+    if isinstance(data, pa.RecordBatch):
+        data = pa.Table.from_batches([data])
+    if not hasattr(data, "__arrow_c_stream__"):
+        raise UsageError(f"{type(data).__name__} is no Arrow data; use a pyarrow.Table, for example")
+    config = parse_producer(properties)
+    rows = pa.RecordBatchReader.from_stream(data)
+    with Client(parse_client(properties)) as client:
+        if config.transactional_id is None:
+            with AsyncProducer(client, config) as producer:
+                return _write(producer, topic, rows)
+        with TransactionalProducer(client, config) as producer:  # its end aborts a transaction that is still open
+            producer.init_transactions()
+            producer.begin_transaction()
+            written = _write(producer, topic, rows)
+            producer.commit_transaction()
+            return written
+
+
+def _write(producer: AsyncProducer, topic: str, rows: pa.RecordBatchReader) -> dict[TopicPartition, ProducedRange]:
+    for batch in rows:
+        partitions = batch["partition"] if "partition" in batch.schema.names else None
+        others = [name for name in batch.schema.names if name != "partition"]
+        producer.send_columns(topic, batch.select(others), partitions)
+    producer.flush()
+    return producer.acknowledged
