@@ -10,11 +10,12 @@ internal and change without notice. A name is imported when it is first used, si
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from protocol.lazy_names import attach
 
 if TYPE_CHECKING:
-    from protocol.admin import Admin
+    from protocol.admin.admin import Admin
     from protocol.cluster.client import Client
     from protocol.consumer.consumer import Consumer
     from protocol.consumer_group.consumer_group import ConsumerGroup
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from protocol.tables import read, write
 
 _MODULES = {
-    "Admin": "protocol.admin",
+    "Admin": "protocol.admin.admin",
     "AsyncProducer": "protocol.producer.async_producer",
     "Client": "protocol.cluster.client",
     "CommittedOffset": "protocol.group.offsets",
@@ -101,12 +102,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = attach(__name__, _MODULES)

@@ -123,7 +123,7 @@ class PartitionStream:
         """Yield record batches of some thousand rows, until none comes for `timeout_ms` or the stream is closed.
 
         Without `timeout_ms`, and on a topic that producers write to all the time, the iteration does not end:
-        compare `position` with an end offset, or call `read_topic`.
+        compare `position` with an end offset, or call `protocol.read`.
         """
         while (batch := self.poll(timeout_ms)) is not None:
             yield batch

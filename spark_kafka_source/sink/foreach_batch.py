@@ -22,10 +22,10 @@ _FORMAT = "pykafka-group"
 
 
 @hide_variables
-def kafka_batches(options: Mapping[str, object]) -> KafkaBatches:
+def foreach_batch_writer(options: Mapping[str, object]) -> ForeachBatchWriter:
     """The function for `foreachBatch` that writes every batch to Kafka; `options` are those of the sink.
 
-        counts.writeStream.outputMode("update").foreachBatch(kafka_batches({...})).start()
+        counts.writeStream.outputMode("update").foreachBatch(foreach_batch_writer({...})).start()
 
     At least once, as the sink itself: a batch that Spark repeats is written again. Raises `ConfigurationError` for
     options that are wrong, at once and not with the first batch.
@@ -39,11 +39,11 @@ def kafka_batches(options: Mapping[str, object]) -> KafkaBatches:
             'written again. Use writeStream.format("pykafka-group"), or at-least-once.',
             name="deliveryGuarantee",
         )
-    return KafkaBatches(tuple(texts.items()))
+    return ForeachBatchWriter(tuple(texts.items()))
 
 
 @dataclass(frozen=True)
-class KafkaBatches:
+class ForeachBatchWriter:
     """Writes a batch. Of this module by name, so that the server of a Spark Connect session can unpickle it."""
 
     # Not in its repr, which Spark may log: a value may be a secret.

@@ -18,8 +18,8 @@ from collections.abc import Iterator
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from spark_kafka_source import foreach_batch_writer
 from spark_kafka_source.lag import LagListener, lag_of_query
-from spark_kafka_source.sink import kafka_batches
 
 COLUMNS = ["key", "value", "headers", "partition", "timestamp"]
 
@@ -80,7 +80,7 @@ def count(spark: SparkSession, common: dict[str, str], source: str, topic: str, 
         .count()
         .selectExpr("cast(partition as string) as key", "cast(count as string) as value")
         .writeStream.outputMode("update")
-        .foreachBatch(kafka_batches({**common, "topic": topic}))
+        .foreachBatch(foreach_batch_writer({**common, "topic": topic}))
         .option("checkpointLocation", checkpoint)
         .trigger(availableNow=True)
         .start()

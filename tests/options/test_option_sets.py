@@ -10,8 +10,8 @@ from pyspark.sql.types import StructType
 
 from protocol import once
 from protocol.errors import ConfigurationError
+from spark_kafka_source import foreach_batch_writer
 from spark_kafka_source.options.parsing import parse_sink_options, parse_source_options
-from spark_kafka_source.sink import kafka_batches
 from spark_kafka_source.source import KafkaGroupDataSource
 from tests.options.option_sets import BROKERS, OPTION_SETS, OTHER, PATTERN, READS, SINKS, TOPIC, OptionSet, filled
 from tests.ten_records import TenRecords
@@ -83,5 +83,5 @@ def test_of_a_stream_s_writers_only_the_one_that_is_told_how_a_batch_ended_says_
 
 def test_a_function_for_foreachbatch_leaves_it_to_its_batches(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        kafka_batches({"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "orders", "mode": "x"})
+        foreach_batch_writer({"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "orders", "mode": "x"})
     assert caplog.messages == []

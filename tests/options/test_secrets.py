@@ -16,7 +16,7 @@ from protocol.property_kinds import SECRET
 from protocol.secret import Secret
 from spark_kafka_source.lag.seconds import configs
 from spark_kafka_source.options.parsing import parse_sink_options, parse_source_options, row_columns
-from spark_kafka_source.sink.foreach_batch import kafka_batches
+from spark_kafka_source.sink.foreach_batch import foreach_batch_writer
 
 SOURCE = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "orders"}
 SINK = {"kafka.bootstrap.servers": "localhost:9092", "topic": "orders"}
@@ -24,7 +24,7 @@ READERS: dict[str, tuple[dict[str, str], Callable[[dict[str, str]], object]]] = 
     "stream": (SOURCE, lambda options: parse_source_options(options, streaming=True)),
     "batch": (SOURCE, lambda options: parse_source_options(options, streaming=False)),
     "sink": (SINK, parse_sink_options),
-    "foreachBatch": (SINK, kafka_batches),
+    "foreachBatch": (SINK, foreach_batch_writer),
     "lag": (SOURCE, configs),
     "schema": (SOURCE, row_columns),
 }

@@ -9,7 +9,7 @@ import pytest
 from pyspark import cloudpickle
 
 from protocol.errors import ConfigurationError
-from spark_kafka_source.sink import kafka_batches
+from spark_kafka_source import foreach_batch_writer
 
 CONNECT = {"kafka.bootstrap.servers": "localhost:9092"}
 
@@ -25,19 +25,19 @@ CONNECT = {"kafka.bootstrap.servers": "localhost:9092"}
 )
 def test_wrong_options_are_refused_before_a_query_starts(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigurationError) as raised:
-        kafka_batches(options)
+        foreach_batch_writer(options)
     assert message in str(raised.value)
 
 
 def test_values_may_be_numbers_and_booleans() -> None:
-    written = kafka_batches({**CONNECT, "kafka.linger.ms": 5, "kafka.enable.idempotence": True})
+    written = foreach_batch_writer({**CONNECT, "kafka.linger.ms": 5, "kafka.enable.idempotence": True})
     assert dict(written.options)["kafka.linger.ms"] == "5"
     assert dict(written.options)["kafka.enable.idempotence"] == "true"
 
 
 def test_it_travels_by_its_name_and_shows_no_values() -> None:
     """A server of Spark Connect takes it from its own installation, whatever the client's Python is."""
-    written = kafka_batches({**CONNECT, "topic": "orders"})
+    written = foreach_batch_writer({**CONNECT, "topic": "orders"})
     sent = cloudpickle.dumps(written)
     assert pickle.loads(sent) == written
     assert "spark_kafka_source.sink.foreach_batch" in {value for _, value, _ in pickletools.genops(sent)}

@@ -29,10 +29,10 @@ HERE = "tests/spark/test_documents.py::"
 PYTHON = {
     ("admin.md", "admin.create_topics("): "tests/protocol/admin/test_admin.py::test_the_example_of_the_docs_runs",
     ("README.md", "orders = ("): HERE + "test_the_first_query_its_counts_and_its_lag",
-    ("README.md", "kafka_batches("): HERE + "test_the_first_query_its_counts_and_its_lag",
+    ("README.md", "foreach_batch_writer("): HERE + "test_the_first_query_its_counts_and_its_lag",
     ("README.md", "lag_of_query("): HERE + "test_the_first_query_its_counts_and_its_lag",
     ("architecture.md", "RangeConsumer("): HERE + "test_a_range_is_read_without_spark",
-    ("consuming.md", "read_topic(client"): "tests/protocol/consumer/test_examples.py::test_a_topic_as_a_table",
+    ("consuming.md", "protocol.read("): "tests/protocol/consumer/test_examples.py::test_a_topic_as_a_table",
     ("consuming.md", "stream = consumer"): "tests/protocol/consumer/test_examples.py::test_the_first_one",
     ("consuming.md", "class Printer"): "tests/protocol/consumer/test_examples.py::test_a_group_reads_and_commits",
     ("consuming.md", "consumer.commit_sync()"): "tests/protocol/consumer/test_examples.py::"
@@ -42,7 +42,7 @@ PYTHON = {
     ("delivery.md", "exactly-once"): "tests/spark/sink/test_exactly_once.py::test_the_example_of_the_docs",
     ("groups.md", "group.protocol"): "tests/spark/driver/test_membership.py::test_the_example_shares_a_topic",
     ("migrating.md", 'mode("append")'): HERE + "test_batch_writes_and_updates_after_the_move",
-    ("migrating.md", "kafka_batches("): HERE + "test_batch_writes_and_updates_after_the_move",
+    ("migrating.md", "foreach_batch_writer("): HERE + "test_batch_writes_and_updates_after_the_move",
     (
         "troubleshooting.md",
         "ThreadPoolExecutor(2",
@@ -62,7 +62,13 @@ PYTHON = {
     "test_every_record_is_copied_once_while_copiers_come_and_go",
     **{
         ("producing.md", words): "tests/protocol/producer/test_examples.py::test_an_example_of_the_page"
-        for words in ("producer.flush()", "add_done_callback", "SyncProducer(client", "def by_length")
+        for words in (
+            "protocol.write(",
+            "producer.flush()",
+            "add_done_callback",
+            "SyncProducer(client",
+            "def by_length",
+        )
     },
 }
 # The page of settings, where there is one.
@@ -221,7 +227,7 @@ def test_the_first_query_its_counts_and_its_lag(
     exec(text.replace(f"{tmp_path}/{upper}", str(tmp_path / "upper")), names)
     query = names["query"]
     places = {**brokers, '"orders"': f'"{orders}"', "order-counts": counts, "/checkpoints": str(tmp_path)}
-    exec(block("README.md", "kafka_batches(").with_names(places), names)
+    exec(block("README.md", "foreach_batch_writer(").with_names(places), names)
     wait_until(lambda: all(names[one].lastProgress for one in ("query", "updates")), timeout_s=240)
     produce(kafka1, orders, range(100), 2)
     wait_until(lambda: len(read_back(kafka1, upper)) == 100, timeout_s=240, every_s=0.05)
@@ -264,7 +270,7 @@ def test_batch_writes_and_updates_after_the_move(
         '"counts"': f'"{counts}"',
         "/checkpoints/counts": str(tmp_path),
     }
-    exec(block("migrating.md", "kafka_batches(").with_names(places), names)
+    exec(block("migrating.md", "foreach_batch_writer(").with_names(places), names)
     query = names["query"]
     query.processAllAvailable()
     assert {(record.key, record.value) for record in read_back(kafka1, counts)} == {

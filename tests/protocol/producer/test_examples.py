@@ -12,18 +12,19 @@ from tests.conftest import ROOT, TopicFactory
 from tests.read_back import read_back
 
 PAGE = Path(ROOT / "docs" / "producing.md").read_text()
-COLUMNS, MESSAGES, SYNC, OWN_PARTITIONER = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+TABLE, COLUMNS, MESSAGES, SYNC, OWN_PARTITIONER = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 @pytest.mark.parametrize(
     ("example", "said", "values"),
     [
+        (TABLE, "2\n", {b"1", b"2"}),
         (COLUMNS, "['partition', 'offset', 'timestamp_ms'] 3\n", {b"1", b"2", b"3"}),
         (MESSAGES, "callback: None\n0 0\n", {b"value"}),
         (SYNC, "True\n", {b"value"}),
         (OWN_PARTITIONER, "1\n4\n", {b"value"}),
     ],
-    ids=["columns", "messages", "one after the other", "a partitioner of one's own"],
+    ids=["table", "columns", "messages", "one after the other", "custom partitioner"],
 )
 def test_an_example_of_the_page(
     kafka: LocalKafka,

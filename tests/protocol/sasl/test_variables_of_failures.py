@@ -29,7 +29,7 @@ from protocol.wire.messages.m17_sasl_handshake import SASL_HANDSHAKE
 from protocol.wire.messages.m36_sasl_authenticate import SASL_AUTHENTICATE
 from protocol.wire.schema import Api
 from spark_kafka_source.options.parsing import parse_sink_options, parse_source_options
-from spark_kafka_source.sink.foreach_batch import kafka_batches
+from spark_kafka_source.sink.foreach_batch import foreach_batch_writer
 from tests.tls_ends import encrypted_key, make_ends
 from tests.token_endpoint import Endpoint
 
@@ -174,7 +174,7 @@ PARSERS: list[tuple[str, Callable[[dict[str, str]], object]]] = [
     ("", parse_consumer),
     ("", parse_producer),
     ("", parse_group_consumer),
-    ("kafka.", kafka_batches),
+    ("kafka.", foreach_batch_writer),
     ("kafka.", parse_sink_options),
     ("kafka.", partial(parse_source_options, streaming=True)),
 ]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from spark_kafka_source import foreach_batch_writer
 from spark_kafka_source.local_kafka import LocalKafka
-from spark_kafka_source.sink import kafka_batches
 from spark_kafka_source.source import register
 from tests.conftest import TopicFactory
 from tests.documents import block
@@ -41,9 +41,9 @@ def rows(spark: SparkSession) -> DataFrame:
     return spark.range(3).selectExpr("string(id) AS value")
 
 
-def test_kafka_batches_writes_in_a_new_thread(kafka1: LocalKafka, topic1: TopicFactory, rows: DataFrame) -> None:
+def test_foreach_batch_writer_writes_in_a_new_thread(kafka1: LocalKafka, topic1: TopicFactory, rows: DataFrame) -> None:
     name = topic1()
-    write = kafka_batches({CONNECT: kafka1.bootstrap_servers, "topic": name})
+    write = foreach_batch_writer({CONNECT: kafka1.bootstrap_servers, "topic": name})
     in_new_thread(lambda: write(rows, 0))
     assert sorted(record.value for record in read_back(kafka1, name)) == [b"0", b"1", b"2"]
 

@@ -1,0 +1,42 @@
+"""The public names of both packages: each is importable, lazily, and old names warn."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import protocol
+import protocol.admin
+import spark_kafka_source
+import spark_kafka_source.sink
+
+
+@pytest.mark.parametrize(
+    "package", [protocol, protocol.admin, spark_kafka_source], ids=lambda package: package.__name__
+)
+def test_public_names_are_listed_and_importable(package: object) -> None:
+    names = package.__all__  # type: ignore[attr-defined]
+    assert names == sorted(names, key=lambda name: (not name.isupper(), name[0].islower(), name))
+    assert set(names) <= set(dir(package))
+    for name in names:
+        assert getattr(package, name) is not None
+    with pytest.raises(AttributeError, match="no_such_name"):
+        getattr(package, "no_such_name")  # noqa: B009
+
+
+def test_import_of_package_loads_no_other_module() -> None:
+    program = (
+        "import sys, protocol, protocol.admin, spark_kafka_source; "
+        "found = ('protocol.', 'spark_kafka_source.', 'pyarrow'); "
+        "print(sorted(each for each in sys.modules if each.startswith(found)))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout == "['protocol.admin', 'protocol.lazy_names']\n"
+
+
+def test_old_name_of_foreach_batch_writer_warns() -> None:
+    with pytest.warns(DeprecationWarning, match="foreach_batch_writer"):
+        old = spark_kafka_source.sink.kafka_batches
+    assert old is spark_kafka_source.foreach_batch_writer
