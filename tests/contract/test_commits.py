@@ -77,11 +77,11 @@ def test_a_member_commits_until_there_is_another_generation(
     wait_until(lambda: manager.counts.failed == 1)
     assert not manager.flush(client.deadline(0))
     assert "ILLEGAL_GENERATION" in str(manager.counts.last_failure)
-    assert manager.healthy, "nothing is tried again"
+    assert manager.healthy, "a commit refused for its generation is not retried"
     manager.join(as_committer(joined))
     manager.mark({key: CommittedOffset(9)}, before)
     assert flushed(client, manager)
-    assert found(client, manager) == {0: 5}, "neither what was refused nor what comes too late"
+    assert found(client, manager) == {0: 5}, "neither the refused offset nor one of the old generation"
     manager.mark({key: CommittedOffset(6)}, as_committer(joined))
     assert flushed(client, manager)
     assert found(client, manager) == {0: 6}
@@ -97,7 +97,7 @@ def test_a_member_that_has_left_is_refused_once(client: Client, manager: OffsetM
     manager.mark({(name, 0): CommittedOffset(5)}, as_committer(joined))
     assert not flushed(client, manager)
     assert "UNKNOWN_MEMBER_ID" in str(manager.counts.last_failure)
-    assert "live members" not in str(manager.counts.last_failure), "that is for who is none"
+    assert "live members" not in str(manager.counts.last_failure), "the message for a client without membership"
     assert manager.counts.failed == 1
 
 

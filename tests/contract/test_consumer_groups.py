@@ -84,7 +84,7 @@ def test_a_short_heartbeat_is_told_nothing_that_it_knows(member: Member) -> None
     assert member.beat() == 0
     assert member.reply["assignment"] is None
     assert member.beat(subscribed_topic_names=[member.topic], rebalance_timeout_ms=60_000, topic_partitions=[]) == 0
-    assert member.reply["assignment"] is not None, "who says everything may have missed everything"
+    assert member.reply["assignment"] is not None, "a full heartbeat gets a full reply"
 
 
 def test_a_partition_goes_to_another_one_when_it_was_given_up(member: Member) -> None:

@@ -50,10 +50,10 @@ class TestRounds:
         assert first.generation == second.generation == 2
         assert (first.leads, second.leads) == (True, False)
         assert {each["member_id"] for each in first.joined["members"]} == {first.member_id, second.member_id}
-        assert second.joined["members"] == [], "only the leader has to know"
+        assert second.joined["members"] == [], "only the leader receives the members"
         follows = second.sync()
         time.sleep(0.2)
-        assert not follows.arrived, "who follows waits for what the leader decides"
+        assert not follows.arrived, "followers wait for the leader's SyncGroup"
         leads = first.sync({first.member_id: b"one half", second.member_id: b"the other"})
         assert [bytes(each.result(client.deadline())["assignment"]) for each in (leads, follows)] == [
             b"one half",

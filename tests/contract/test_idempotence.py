@@ -47,7 +47,9 @@ def test_a_gap_is_refused(client: Client, new_topic: Any) -> None:
     name, me = new_topic(), (new_producer(client), 0)
     assert answer(client, name, 0, b"a", producer=me) == (0, 0)
     assert answer(client, name, 2, b"c", producer=me) == (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, -1)
-    assert answer(client, name, 0, b"a", b"b", producer=me) == (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, -1), "overlap"
+    assert answer(client, name, 0, b"a", b"b", producer=me) == (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, -1), (
+        "the batch overlaps an earlier one"
+    )
     assert answer(client, name, 1, b"b", producer=me) == (0, 1)
 
 

@@ -119,7 +119,7 @@ def test_a_follower_gives_records_and_takes_none(client: Client, replicated: Cal
         assert row["error_code"] == 0
         if values_in(row) == [b"a"]:
             break
-        assert time.monotonic() < give_up_s, "it has all that the leader has, and soon knows so"
+        assert time.monotonic() < give_up_s, "the follower did not learn the high watermark"
     topics = [{"topic_id": client.topic(name).topic_id, "partition_data": [{"index": 0, "records": batch(b"b")}]}]
     reply = ask_broker(client, follower, PRODUCE, {"acks": 1, "timeout_ms": 1_000, "topic_data": topics})
     (row,) = reply["responses"][0]["partition_responses"]
@@ -180,10 +180,12 @@ class TestAfterALeaderHasMoved:
     def test_a_reader_whose_log_was_another_one(self, client: Client, moved: str) -> None:
         row = fetch(client, moved, 3, last_fetched_epoch=0)
         assert (row["error_code"], row["diverging_epoch"]) == (0, {"epoch": 0, "end_offset": 2})
-        assert values_in(fetch(client, moved, 2, last_fetched_epoch=0)) == [b"c"], "up to there they agree"
+        assert values_in(fetch(client, moved, 2, last_fetched_epoch=0)) == [b"c"], "both logs agree up to there"
 
     def test_fewer_replicas_in_sync_than_there_have_to_be(self, client: Client, careful: str, moved: str) -> None:
         until(client, careful, lambda each: each.leader != -1 and len(each.isr) == 2)
         assert produce(client, careful, batch(b"a"))["error_code"] == ErrorCode.NOT_ENOUGH_REPLICAS
         assert produce(client, careful, batch(b"b"), acks=1)["base_offset"] == 0
-        assert fetch(client, careful)["high_watermark"] == 0, "nobody may read what could still be lost"
+        assert fetch(client, careful)["high_watermark"] == 0, (
+            "records below min.insync.replicas stay above the high watermark"
+        )

@@ -52,10 +52,10 @@ class TestRecords:
         name = new_topic()
         assert [written(client, name, b"a", b"b"), written(client, name, b"c")] == [0, 2]
         row = fetch(client, name, 1)
-        assert values_in(row) == [b"a", b"b", b"c"], "the whole batch in which the offset is"
+        assert values_in(row) == [b"a", b"b", b"c"], "the fetch returns the whole batch that contains the offset"
         ends = ("error_code", "high_watermark", "last_stable_offset", "log_start_offset", "aborted_transactions")
         assert [row[end] for end in ends] == [0, 3, 3, 0, None]
-        assert int.from_bytes(bytes(row["records"])[12:16], "big") == 0, "the epoch in which they were written"
+        assert int.from_bytes(bytes(row["records"])[12:16], "big") == 0, "the leader epoch of the write"
         assert fetch(client, name, 2)["records"] == bytes(row["records"])[-len(batch(b"c")) :]
 
     def test_what_a_broker_does_not_take(self, client: Client, new_topic: Any) -> None:
@@ -96,7 +96,7 @@ class TestFetch:
             assert not row["records"]
         row = fetch(client, name, 2)
         assert (row["error_code"], row["log_start_offset"], row["high_watermark"]) == (0, 2, 3)
-        assert values_in(row) == [b"a", b"b", b"c"], "a batch stays whole"
+        assert values_in(row) == [b"a", b"b", b"c"], "the first batch stays whole"
 
     def test_at_the_end_it_waits(self, client: Client, new_topic: Any) -> None:
         name = new_topic()
@@ -130,7 +130,7 @@ class TestFetch:
         assert sizes == {0: size, 1: 0}
         limited = fetch_all(client, name, {0: 0, 1: 0}, partition_max_bytes=size + 100)
         assert {n: len(row["records"]) for n, row in limited.items()} == {0: size + 100, 1: size + 100}, (
-            "the next is cut"
+            "the second batch is cut off"
         )
         assert [len(values_in(row)) for row in limited.values()] == [1, 1]
         small = fetch_all(client, name, {0: 0, 1: 0}, partition_max_bytes=10)
@@ -164,14 +164,14 @@ class TestSessions:
         session, rows = ask({0: 0, 1: 0, 2: 0}, session_epoch=0)
         assert session > 0
         assert rows == {0: [], 1: [b"a"], 2: []}
-        assert ask({1: 1}, session_id=session, session_epoch=1) == (session, {}), "all is known"
+        assert ask({1: 1}, session_id=session, session_epoch=1) == (session, {}), "the session has sent everything"
         written(client, name, b"b", partition=2)
         assert ask({}, session_id=session, session_epoch=2) == (session, {2: [b"b"]})
         topic_id = client.topic(name).topic_id
         forgotten = [{"topic_id": topic_id, "partitions": [2]}]
         written(client, name, b"c", partition=2)
         again = ask({}, session_id=session, session_epoch=3, forgotten_topics_data=forgotten)
-        assert again == (session, {}), "what is not wanted any more does not come"
+        assert again == (session, {}), "forgotten partitions are not fetched"
 
     def test_one_that_is_not_known_or_is_at_another_epoch(self, client: Client, new_topic: Any) -> None:
         name = new_topic()
@@ -188,7 +188,7 @@ class TestSessions:
         (session,) = sessions
         assert code(session_id=session, session_epoch=2) == ErrorCode.INVALID_FETCH_SESSION_EPOCH
         assert code(session_id=session, session_epoch=1) == 0
-        assert code(session_id=session, session_epoch=-1) == 0, "its end"
+        assert code(session_id=session, session_epoch=-1) == 0, "the last request closes the session"
         assert code(session_id=session, session_epoch=2) == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
 
 

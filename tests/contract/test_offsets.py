@@ -77,12 +77,14 @@ def test_a_commit_while_the_group_rebalances(client: Client, new_topic: Any) -> 
     waiting = other.begin()
     member.await_rebalance()
     me = {"member_id": member.member_id, "generation_id_or_member_epoch": member.generation}
-    assert commit(client, member.group, name, 1, **me) == 0, "the last chance before the partitions are given up"
+    assert commit(client, member.group, name, 1, **me) == 0, "the last commit before the partitions are revoked"
     reply = member.send_join()
     member.end(reply), other.end(waiting)
     assert commit(client, member.group, name, 2, **me) == ErrorCode.ILLEGAL_GENERATION
     me["generation_id_or_member_epoch"] = member.generation
-    assert commit(client, member.group, name, 3, **me) == ErrorCode.REBALANCE_IN_PROGRESS, "not before it has synced"
+    assert commit(client, member.group, name, 3, **me) == ErrorCode.REBALANCE_IN_PROGRESS, (
+        "no commit between JoinGroup and SyncGroup"
+    )
     assert committed(client, member.group, name) == (0, 1)
 
 

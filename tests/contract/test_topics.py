@@ -48,7 +48,7 @@ def test_a_topic_that_is_not_there(client: Client) -> None:
     unknown = {"error_code": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "name": "not-there", "partitions": []}
     assert metadata(client, name="not-there").items() >= {**unknown, "topic_id": bytes(16)}.items()
     assert metadata(client, name="not-there")["error_code"] == unknown["error_code"], (
-        "it was not made by being asked for"
+        "Metadata does not create the topic"
     )
     row = metadata(client, topic_id=b"\1" * 16)
     assert (row["error_code"], row["name"], row["partitions"]) == (ErrorCode.UNKNOWN_TOPIC_ID, None, [])

@@ -62,7 +62,7 @@ class TestReaders:
         assert (row["last_stable_offset"], row["high_watermark"]) == (1, 3)
         assert values_in(fetch(client, name)) == [b"before", b"in it", b"after"]
         producer.end(commit=True)
-        assert until_decided(client, name) == 4, "with its marker"
+        assert until_decided(client, name) == 4, "three records and the commit marker"
         assert read(client, name, "read_committed") == [b"before", b"in it", b"after"]
 
     def test_one_that_is_aborted(self, client: Client, new_topic: Any, v2: bool) -> None:
@@ -76,9 +76,11 @@ class TestReaders:
         until_decided(client, name)
         row = fetch(client, name, isolation_level=1)
         assert row["aborted_transactions"] == [{"producer_id": before, "first_offset": 0}]
-        assert values_in(row) == [b"a", b"b", b"c"], "it is the reader who leaves them out"
+        assert values_in(row) == [b"a", b"b", b"c"], "the reader drops aborted records, not the broker"
         assert fetch(client, name)["aborted_transactions"] is None
-        assert fetch(client, name, 3, isolation_level=1)["aborted_transactions"] == [], "it ended before"
+        assert fetch(client, name, 3, isolation_level=1)["aborted_transactions"] == [], (
+            "the aborted transaction ended before this offset"
+        )
         assert read(client, name, "read_committed") == [b"c"]
         assert read(client, name, "read_uncommitted") == [b"a", b"b", b"c"]
 
@@ -157,7 +159,9 @@ class TestFencing:
         assert producer.try_init(producer_id=before[0], producer_epoch=before[1]) == 0
         after = (producer.producer_id, producer.epoch)
         assert after == (before[0], before[1] + 1)
-        assert producer.try_init(producer_id=before[0], producer_epoch=before[1]) == 0, "the answer was lost"
+        assert producer.try_init(producer_id=before[0], producer_epoch=before[1]) == 0, (
+            "a repeated InitProducerId gets the same epoch"
+        )
         assert (producer.producer_id, producer.epoch) == after
         assert producer.try_init(producer_id=before[0] + 1_000_000, producer_epoch=0) == ErrorCode.PRODUCER_FENCED
 
@@ -206,7 +210,9 @@ class TestEnds:
             producer.epoch = after
             producer.send(name, b"b")
             producer.epoch = epoch
-            assert producer.try_end(commit=commit) == ErrorCode.PRODUCER_FENCED, "that would be another one"
+            assert producer.try_end(commit=commit) == ErrorCode.PRODUCER_FENCED, (
+                "the repeated end would end the next transaction"
+            )
             producer.epoch = after
             producer.end(commit=commit)
 
@@ -289,7 +295,7 @@ class TestOffsets:
         }
         assert answers == {who: code for who, (_, code) in refused.items()}
         assert producer.try_commit_offset(member.group, name, 5, **me) == 0
-        assert producer.try_commit_offset(member.group, name, 5) == 0, "who says nothing is not asked"
+        assert producer.try_commit_offset(member.group, name, 5) == 0, "an offset without member id is not checked"
 
     def test_of_a_fenced_producer(self, client: Client, new_topic: Any, v2: bool) -> None:
         name, group, old = new_topic(), new_group(), TransactionalProducer(client, v2).init()
