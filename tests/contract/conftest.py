@@ -24,7 +24,7 @@ FAKE, REAL = "fake", "real"
 
 
 @pytest.fixture(params=[FAKE, pytest.param(REAL, marks=pytest.mark.kafka)])
-def which(request: pytest.FixtureRequest) -> str:
+def cluster_kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
@@ -45,16 +45,16 @@ def real(kafka1: LocalKafka) -> LocalKafka:
 
 
 @pytest.fixture
-def bootstrap_servers(which: str, request: pytest.FixtureRequest) -> str:
+def bootstrap_servers(cluster_kind: str, request: pytest.FixtureRequest) -> str:
     """Return the address of one broker."""
-    kafka = request.getfixturevalue("fake" if which == FAKE else "real")
+    kafka = request.getfixturevalue("fake" if cluster_kind == FAKE else "real")
     return str(kafka.bootstrap_servers)
 
 
 @pytest.fixture
-def new_topic(which: str, request: pytest.FixtureRequest) -> NewTopic:
+def new_topic(cluster_kind: str, request: pytest.FixtureRequest) -> NewTopic:
     """Return a function that creates topics: `new_topic(partitions=1, config=None) -> name`."""
-    if which == REAL:
+    if cluster_kind == REAL:
         return request.getfixturevalue("topic1")  # type: ignore[no-any-return]
     kafka: FakeKafka = request.getfixturevalue("fake")
 

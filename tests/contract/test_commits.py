@@ -52,7 +52,9 @@ def rejoin_with_another(member: Joined) -> Joined:
     return other
 
 
-def test_a_mark_goes_forward_and_a_reset_goes_back(client: Client, manager: OffsetManager, new_topic: NewTopic) -> None:
+def test_mark_raises_and_reset_lowers_the_committed_offset(
+    client: Client, manager: OffsetManager, new_topic: NewTopic
+) -> None:
     name = new_topic(2)
     seen = []
     for act, offsets in [(manager.mark, {0: 5, 1: 5}), (manager.mark, {0: 3, 1: 7}), (manager.reset, {0: 3})]:
@@ -62,7 +64,7 @@ def test_a_mark_goes_forward_and_a_reset_goes_back(client: Client, manager: Offs
     assert seen == [{0: 5, 1: 5}, {0: 5, 1: 7}, {0: 3, 1: 7}]
 
 
-def test_a_member_commits_until_there_is_another_generation(
+def test_member_commit_in_old_generation_is_refused_and_dropped(
     client: Client, manager: OffsetManager, new_topic: NewTopic
 ) -> None:
     name = new_topic()
@@ -88,7 +90,7 @@ def test_a_member_commits_until_there_is_another_generation(
     assert (manager.counts.succeeded, manager.counts.failed) == (2, 1)
 
 
-def test_a_member_that_has_left_is_refused_once(client: Client, manager: OffsetManager, new_topic: NewTopic) -> None:
+def test_former_member_commit_is_refused_once(client: Client, manager: OffsetManager, new_topic: NewTopic) -> None:
     name = new_topic()
     (joined,) = stable(client, manager.group)
     rejoin_with_another(joined)
@@ -101,7 +103,7 @@ def test_a_member_that_has_left_is_refused_once(client: Client, manager: OffsetM
     assert manager.counts.failed == 1
 
 
-def test_a_static_member_that_was_started_again_is_refused_once(
+def test_static_member_commit_after_restart_is_fenced_once(
     client: Client, manager: OffsetManager, new_topic: NewTopic
 ) -> None:
     name = new_topic()
@@ -119,7 +121,7 @@ def test_a_static_member_that_was_started_again_is_refused_once(
     assert found(client, manager) == {0: 7}
 
 
-def test_what_is_flushed_is_counted_too(
+def test_flush_waits_until_the_commit_is_counted(
     client: Client, manager: OffsetManager, new_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread may be paused between a reply and its counters."""
@@ -139,7 +141,7 @@ def test_what_is_flushed_is_counted_too(
     assert manager.counts.succeeded == 1
 
 
-def test_who_is_no_member_waits_until_the_group_has_none(
+def test_non_member_commit_is_retried_until_the_group_is_empty(
     client: Client, manager: OffsetManager, new_topic: NewTopic
 ) -> None:
     name = new_topic()
@@ -154,7 +156,7 @@ def test_who_is_no_member_waits_until_the_group_has_none(
     assert found(client, manager) == {0: 5}
 
 
-def test_a_text_that_is_too_long_is_given_up_and_nothing_else(
+def test_oversized_metadata_drops_only_its_partition(
     client: Client, manager: OffsetManager, new_topic: NewTopic
 ) -> None:
     name = new_topic(3)

@@ -78,7 +78,7 @@ def another(member: Member, **given: str) -> Member:
     return Member(member.client, member.group, member.topic, **given)
 
 
-def test_a_short_heartbeat_is_told_nothing_that_it_knows(member: Member) -> None:
+def test_short_heartbeat_reply_omits_unchanged_assignment(member: Member) -> None:
     assert member.epoch > 0
     assert member.reply["heartbeat_interval_ms"] > 0
     assert member.beat() == 0
@@ -87,7 +87,7 @@ def test_a_short_heartbeat_is_told_nothing_that_it_knows(member: Member) -> None
     assert member.reply["assignment"] is not None, "a full heartbeat gets a full reply"
 
 
-def test_a_partition_goes_to_another_one_when_it_was_given_up(member: Member) -> None:
+def test_partition_is_assigned_to_another_member_after_its_revocation(member: Member) -> None:
     other = another(member)
     assert other.join() == 0
     assert (other.assigned, other.epoch) == ([], member.epoch + 1)
@@ -101,7 +101,7 @@ def test_a_partition_goes_to_another_one_when_it_was_given_up(member: Member) ->
     other.beat_until(1 - kept)
 
 
-def test_who_leaves_has_nothing_and_is_not_known(member: Member) -> None:
+def test_member_after_leaving_is_unknown_and_owns_nothing(member: Member) -> None:
     other = another(member)
     other.join()
     assert member.beat(member_epoch=-1) == 0
@@ -111,12 +111,12 @@ def test_who_leaves_has_nothing_and_is_not_known(member: Member) -> None:
     assert member.beat() == ErrorCode.UNKNOWN_MEMBER_ID
 
 
-def test_an_epoch_that_it_does_not_have_is_fenced(member: Member) -> None:
+def test_heartbeat_with_wrong_member_epoch_is_fenced(member: Member) -> None:
     assert member.beat(member_epoch=member.epoch + 1) == ErrorCode.FENCED_MEMBER_EPOCH
     assert member.beat() == 0
 
 
-def test_commits_go_by_the_epoch(member: Member) -> None:
+def test_commits_need_the_current_member_epoch(member: Member) -> None:
     def code(**fields: object) -> int:
         return commit(member.client, member.group, member.topic, 5, **fields)
 
@@ -127,7 +127,7 @@ def test_commits_go_by_the_epoch(member: Member) -> None:
     assert code() == ErrorCode.UNKNOWN_MEMBER_ID
 
 
-def test_a_static_member_comes_back_under_another_id_to_what_it_had(client: Client, topic: str) -> None:
+def test_static_member_rejoining_with_new_id_keeps_its_assignment(client: Client, topic: str) -> None:
     first = Member(client, new_group(), topic, instance_id="a")
     first.join()
     first.beat_until(0, 1)
@@ -153,13 +153,15 @@ def test_a_static_member_comes_back_under_another_id_to_what_it_had(client: Clie
         ({"member_epoch": 3}, ErrorCode.GROUP_ID_NOT_FOUND),
     ],
 )
-def test_who_cannot_join(client: Client, topic: str, fields: dict[str, object], code: ErrorCode) -> None:
+def test_join_with_invalid_fields_is_refused(
+    client: Client, topic: str, fields: dict[str, object], code: ErrorCode
+) -> None:
     refused = Member(client, new_group(), topic)
     given = {"subscribed_topic_names": [topic], **JOINS, **fields}
     assert refused.beat(**given) == code
 
 
-def test_a_pattern_is_matched_by_the_coordinator(client: Client, topic: str) -> None:
+def test_pattern_is_matched_by_the_coordinator(client: Client, topic: str) -> None:
     member = Member(client, new_group(), topic)
     assert member.beat(subscribed_topic_names=[], subscribed_topic_regex=f"{topic}.*", **JOINS) == 0
     member.beat_until(0, 1)

@@ -15,14 +15,14 @@ from protocol.wire.messages.m16_list_groups import LIST_GROUPS
 from tests.contract.members import GroupMember, ask_coordinator, new_group, stable, subscription, sync_all
 
 
-class TestRounds:
-    def test_a_new_member_is_given_its_id_before_it_is_let_in(self, client: Client) -> None:
+class TestRebalances:
+    def test_new_member_gets_its_id_before_it_joins(self, client: Client) -> None:
         member = GroupMember(client, new_group())
         row = member.send_join().result(client.deadline())
         assert (row["error_code"], row["generation_id"], row["members"]) == (ErrorCode.MEMBER_ID_REQUIRED, -1, [])
         assert row["member_id"]
 
-    def test_one_alone_leads_and_assigns_to_itself(self, client: Client) -> None:
+    def test_single_member_leads_and_assigns_to_itself(self, client: Client) -> None:
         group = new_group()
         member = GroupMember(client, group, protocols={"range": subscription("mine")})
         joined = member.end(member.begin()).joined
@@ -39,7 +39,7 @@ class TestRounds:
         again = member.sync().result(client.deadline())
         assert bytes(again["assignment"]) == b"everything"
 
-    def test_two_members(self, client: Client) -> None:
+    def test_second_member_joins_in_the_next_generation(self, client: Client) -> None:
         (first,) = stable(client, new_group())
         second = GroupMember(client, first.group)
         waiting = second.begin()
@@ -61,12 +61,12 @@ class TestRounds:
         ]
         assert [first.heartbeat(), second.heartbeat()] == [0, 0]
 
-    def test_who_has_no_assignment_gets_an_empty_one(self, client: Client) -> None:
+    def test_member_without_assignment_gets_an_empty_one(self, client: Client) -> None:
         member = GroupMember(client, new_group())
         member.end(member.begin())
         assert bytes(member.sync({"somebody else": b"all"}).result(client.deadline())["assignment"]) == b""
 
-    def test_the_strategy_that_all_have(self, client: Client) -> None:
+    def test_assignor_supported_by_all_members_is_chosen(self, client: Client) -> None:
         first = GroupMember(client, new_group(), protocols={"sticky": subscription("1"), "range": subscription("2")})
         first.end(first.begin())
         assert first.joined["protocol_name"] == "sticky"
@@ -82,7 +82,7 @@ class TestRounds:
         row = third.send_join().result(client.deadline())
         assert row["error_code"] == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
 
-    def test_a_round_that_begins_anew_while_the_leader_decides(self, client: Client) -> None:
+    def test_join_before_the_leader_syncs_restarts_the_rebalance(self, client: Client) -> None:
         first, second = stable(client, new_group(), 2)
         leads = first.send_join()
         second.await_rebalance()
@@ -96,7 +96,7 @@ class TestRounds:
         row = first.sync({}).result(client.deadline())
         assert row["error_code"] == ErrorCode.REBALANCE_IN_PROGRESS
 
-    def test_who_follows_and_joins_again_changes_nothing(self, client: Client) -> None:
+    def test_follower_rejoining_unchanged_starts_no_rebalance(self, client: Client) -> None:
         first, second = stable(client, new_group(), 2)
         row = second.send_join().result(client.deadline())
         assert (row["error_code"], row["generation_id"]) == (0, second.generation)
@@ -105,7 +105,7 @@ class TestRounds:
         second.send_join(protocols=changed)
         first.await_rebalance()
 
-    def test_the_leader_may_ask_for_another_round(self, client: Client) -> None:
+    def test_leader_rejoining_starts_a_rebalance(self, client: Client) -> None:
         first, second = stable(client, new_group(), 2)
         first.send_join()
         second.await_rebalance()
@@ -126,8 +126,8 @@ class TestRounds:
                 )
 
 
-class TestMembersThatGo:
-    def test_one_that_leaves(self, client: Client) -> None:
+class TestLeavingMembers:
+    def test_leaving_member_starts_a_rebalance(self, client: Client) -> None:
         first, second = stable(client, new_group(), 2)
         assert second.leave() == 0
         assert first.heartbeat() == ErrorCode.REBALANCE_IN_PROGRESS
@@ -138,13 +138,13 @@ class TestMembersThatGo:
         assert [each["member_id"] for each in first.joined["members"]] == [first.member_id]
         assert sync_all([first]) == {first.member_id: first.member_id.encode()}
 
-    def test_the_leader_leaves(self, client: Client) -> None:
+    def test_leader_leaving_makes_another_member_leader(self, client: Client) -> None:
         first, second = stable(client, new_group(), 2)
         assert first.leave() == 0
         second.end(second.send_join())
         assert second.leads
 
-    def test_the_last_one_leaves(self, client: Client) -> None:
+    def test_last_member_leaving_empties_the_group(self, client: Client) -> None:
         (member,) = stable(client, new_group())
         assert member.leave() == 0
         assert (describe_group(client, member.group).state, describe_group(client, member.group).members) == (
@@ -153,13 +153,13 @@ class TestMembersThatGo:
         )
         assert member.heartbeat() == ErrorCode.UNKNOWN_MEMBER_ID
 
-    def test_one_that_does_not_join_again_is_out(self, client: Client) -> None:
+    def test_member_not_rejoining_before_rebalance_timeout_is_removed(self, client: Client) -> None:
         first, second = stable(client, new_group(), 2, rebalance_timeout_ms=2_500)
         first.end(first.send_join())
         assert [each["member_id"] for each in first.joined["members"]] == [first.member_id]
         assert second.heartbeat() == ErrorCode.UNKNOWN_MEMBER_ID
 
-    def test_one_that_is_not_heard_of_is_out(self, client: Client) -> None:
+    def test_member_without_heartbeats_is_removed_after_session_timeout(self, client: Client) -> None:
         (first,) = stable(client, new_group())
         second = GroupMember(client, first.group, session_timeout_ms=2_500)
         waiting = second.begin()
@@ -177,7 +177,7 @@ class TestMembersThatGo:
 
 
 class TestStaticMembers:
-    def test_one_that_is_started_again_goes_on(self, client: Client) -> None:
+    def test_static_member_after_restart_keeps_its_assignment(self, client: Client) -> None:
         (first,) = stable(client, new_group(), instance_id="a")
         again = GroupMember(client, first.group, instance_id="a")
         again.end(again.begin())
@@ -187,7 +187,7 @@ class TestStaticMembers:
         assert bytes(again.sync().result(client.deadline())["assignment"]) == first.member_id.encode()
         assert first.heartbeat() == ErrorCode.FENCED_INSTANCE_ID
 
-    def test_one_that_leaves_by_its_instance(self, client: Client) -> None:
+    def test_member_leaves_by_its_instance_id(self, client: Client) -> None:
         (member,) = stable(client, new_group(), instance_id="a")
         body = {"group_id": member.group, "members": [{"member_id": "", "group_instance_id": "a"}]}
         (row,) = ask_coordinator(client, member.group, LEAVE_GROUP, body)["members"]
@@ -196,7 +196,7 @@ class TestStaticMembers:
 
 
 class TestRefusals:
-    def test_an_old_generation(self, client: Client) -> None:
+    def test_requests_of_an_old_generation_are_refused(self, client: Client) -> None:
         (member,) = stable(client, new_group())
         assert member.heartbeat(generation_id=member.generation - 1) == ErrorCode.ILLEGAL_GENERATION
         row = member.sync(generation_id=member.generation + 1).result(client.deadline())
@@ -205,12 +205,12 @@ class TestRefusals:
     @pytest.mark.parametrize(
         "fields", [{"protocol_name": "sticky"}, {"protocol_type": "connect"}, {"protocol_name": None}]
     )
-    def test_another_strategy_than_the_group_has(self, client: Client, fields: dict[str, Any]) -> None:
+    def test_sync_with_another_protocol_is_refused(self, client: Client, fields: dict[str, Any]) -> None:
         (member,) = stable(client, new_group())
         row = member.sync(**fields).result(client.deadline())
         assert row["error_code"] == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
 
-    def test_a_member_or_a_group_that_is_not_known(self, client: Client) -> None:
+    def test_unknown_member_or_group_is_refused(self, client: Client) -> None:
         (member,) = stable(client, new_group())
         assert member.heartbeat(member_id="nobody") == ErrorCode.UNKNOWN_MEMBER_ID
         assert member.sync(member_id="nobody").result(client.deadline())["error_code"] == ErrorCode.UNKNOWN_MEMBER_ID
@@ -231,11 +231,13 @@ class TestRefusals:
             ({"protocols": []}, ErrorCode.INCONSISTENT_GROUP_PROTOCOL),
         ],
     )
-    def test_what_cannot_join(self, client: Client, fields: dict[str, object], code: ErrorCode) -> None:
+    def test_join_with_invalid_fields_is_refused(
+        self, client: Client, fields: dict[str, object], code: ErrorCode
+    ) -> None:
         row = GroupMember(client, new_group()).send_join(**fields).result(client.deadline())
         assert (row["error_code"], row["member_id"]) == (code, "")
 
-    def test_another_kind_of_group(self, client: Client) -> None:
+    def test_join_to_a_group_of_another_type_is_refused(self, client: Client) -> None:
         (member,) = stable(client, new_group())
         row = GroupMember(client, member.group).send_join(protocol_type="connect").result(client.deadline())
         assert row["error_code"] == ErrorCode.INCONSISTENT_GROUP_PROTOCOL

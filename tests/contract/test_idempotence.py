@@ -21,11 +21,11 @@ def answer(client: Client, name: str, sequence: int, *values: bytes, producer: t
     return row["error_code"], row["base_offset"]
 
 
-def test_producers_have_ids_of_their_own(client: Client) -> None:
+def test_producers_have_distinct_ids(client: Client) -> None:
     assert new_producer(client) != new_producer(client)
 
 
-def test_what_comes_again_is_not_written_again(client: Client, new_topic: Any) -> None:
+def test_duplicate_batch_is_acknowledged_but_not_written(client: Client, new_topic: Any) -> None:
     name, me = new_topic(), (new_producer(client), 0)
     assert answer(client, name, 0, b"a", b"b", producer=me) == (0, 0)
     assert answer(client, name, 2, b"c", producer=me) == (0, 2)
@@ -34,7 +34,7 @@ def test_what_comes_again_is_not_written_again(client: Client, new_topic: Any) -
     assert values_in(fetch(client, name)) == [b"a", b"b", b"c"]
 
 
-def test_a_broker_remembers_five_batches(client: Client, new_topic: Any) -> None:
+def test_broker_remembers_five_batches(client: Client, new_topic: Any) -> None:
     name, me = new_topic(), (new_producer(client), 0)
     for sequence in range(6):
         assert answer(client, name, sequence, b"%d" % sequence, producer=me) == (0, sequence)
@@ -43,7 +43,7 @@ def test_a_broker_remembers_five_batches(client: Client, new_topic: Any) -> None
     assert len(values_in(fetch(client, name))) == 6
 
 
-def test_a_gap_is_refused(client: Client, new_topic: Any) -> None:
+def test_sequence_gap_is_refused(client: Client, new_topic: Any) -> None:
     name, me = new_topic(), (new_producer(client), 0)
     assert answer(client, name, 0, b"a", producer=me) == (0, 0)
     assert answer(client, name, 2, b"c", producer=me) == (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, -1)
@@ -53,13 +53,13 @@ def test_a_gap_is_refused(client: Client, new_topic: Any) -> None:
     assert answer(client, name, 1, b"b", producer=me) == (0, 1)
 
 
-def test_whoever_is_not_known_may_begin_anywhere(client: Client, new_topic: Any) -> None:
+def test_unknown_producer_may_start_at_any_sequence(client: Client, new_topic: Any) -> None:
     name, me = new_topic(), (new_producer(client), 0)
     assert answer(client, name, 7, b"a", producer=me) == (0, 0)
     assert answer(client, name, 0, b"b", producer=me) == (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, -1)
 
 
-def test_a_new_epoch_begins_with_0_and_ends_the_old_one(client: Client, new_topic: Any) -> None:
+def test_new_epoch_starts_at_sequence_0_and_fences_the_old_one(client: Client, new_topic: Any) -> None:
     name, me = new_topic(), new_producer(client)
     assert answer(client, name, 0, b"a", producer=(me, 0)) == (0, 0)
     assert answer(client, name, 1, b"b", producer=(me, 1)) == (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, -1)
@@ -68,7 +68,7 @@ def test_a_new_epoch_begins_with_0_and_ends_the_old_one(client: Client, new_topi
     assert answer(client, name, 1, b"c", producer=(me, 1)) == (0, 2)
 
 
-def test_numbers_begin_again_after_the_largest(client: Client, new_topic: Any) -> None:
+def test_sequence_numbers_wrap_to_0_after_int32_max(client: Client, new_topic: Any) -> None:
     name, me, largest = new_topic(), (new_producer(client), 0), 2**31 - 1
     assert answer(client, name, largest - 1, b"a", producer=me) == (0, 0)
     assert answer(client, name, largest, b"b", b"c", producer=me) == (0, 1)

@@ -37,14 +37,14 @@ from tests.fake_kafka.server import FakeKafka
 
 
 @pytest.fixture(scope="module", params=[FAKE, pytest.param(REAL, marks=pytest.mark.kafka(brokers=3))])
-def which(request: pytest.FixtureRequest) -> str:
+def cluster_kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def brokers(which: str, request: pytest.FixtureRequest) -> Iterator[Any]:
+def brokers(cluster_kind: str, request: pytest.FixtureRequest) -> Iterator[Any]:
     """Return the cluster of three brokers, with `stop(id)` and `start(id)`."""
-    if which == REAL:
+    if cluster_kind == REAL:
         yield request.getfixturevalue("kafka")
         return
     with FakeKafka(3, settings={"default.replication.factor": "3"}) as kafka:
@@ -58,9 +58,9 @@ def client(brokers: Any) -> Iterator[Client]:
 
 
 @pytest.fixture(scope="module")
-def replicated(which: str, brokers: Any) -> Iterator[Callable[..., str]]:
+def replicated(cluster_kind: str, brokers: Any) -> Iterator[Callable[..., str]]:
     """Create topics as the fixture `topic` does."""
-    yield from topic_factory(brokers) if which == REAL else [fake_topics(brokers)]
+    yield from topic_factory(brokers) if cluster_kind == REAL else [fake_topics(brokers)]
 
 
 def fake_topics(kafka: FakeKafka) -> Callable[..., str]:
@@ -71,13 +71,15 @@ def fake_topics(kafka: FakeKafka) -> Callable[..., str]:
 
 
 @pytest.fixture(scope="module")
-def careful(replicated: Callable[..., str]) -> str:
+def all_in_sync_topic(replicated: Callable[..., str]) -> str:
     """Return a topic that accepts records only while all replicas are in sync."""
     return replicated(replication_factor=3, config={"min.insync.replicas": "3"})
 
 
 @pytest.fixture(scope="module")
-def moved(brokers: Any, client: Client, replicated: Callable[..., str], careful: str) -> Iterator[str]:
+def topic_with_new_leader(
+    brokers: Any, client: Client, replicated: Callable[..., str], all_in_sync_topic: str
+) -> Iterator[str]:
     """Return a topic with two records in epoch 0 and one of the next leader; the first leader is stopped."""
     name = replicated(replication_factor=3)
     assert written(client, name, b"a", b"b") == 0
@@ -107,7 +109,7 @@ def ask_broker(client: Client, broker_id: int, api: Any, body: Row) -> Row:
     return client.ask(client.brokers()[broker_id], api, body, client.deadline())
 
 
-def test_a_follower_gives_records_and_takes_none(client: Client, replicated: Callable[..., str]) -> None:
+def test_follower_serves_fetches_and_refuses_produce(client: Client, replicated: Callable[..., str]) -> None:
     name = replicated(replication_factor=3)
     written(client, name, b"a")
     leader, known = client.leader(name, 0)
@@ -128,7 +130,7 @@ def test_a_follower_gives_records_and_takes_none(client: Client, replicated: Cal
     assert [(each["node_id"], each["port"]) for each in reply["node_endpoints"]] == [(leader.node_id, leader.port)]
 
 
-def test_a_broker_without_a_replica(client: Client, replicated: Callable[..., str]) -> None:
+def test_broker_without_replica_refuses_partition_requests(client: Client, replicated: Callable[..., str]) -> None:
     name = replicated(1, 1)
     leader, known = client.leader(name, 0)
     assert known.replicas == (leader.node_id,)
@@ -140,12 +142,12 @@ def test_a_broker_without_a_replica(client: Client, replicated: Callable[..., st
     assert [(each["node_id"], each["port"]) for each in reply["node_endpoints"]] == [(leader.node_id, leader.port)]
 
 
-def test_partitions_have_leaders_in_turn(client: Client, replicated: Callable[..., str]) -> None:
+def test_leaders_are_spread_over_brokers(client: Client, replicated: Callable[..., str]) -> None:
     name = replicated(3, 3)
     assert {each.leader for each in client.topic(name).partitions.values()} == {1, 2, 3}
 
 
-def test_one_broker_coordinates_a_group(client: Client) -> None:
+def test_group_has_one_coordinator(client: Client) -> None:
     group = new_group()
     assert describe_group(client, group).state == "Dead"
     coordinator = client.coordinator(group_coordinator(group), client.deadline()).node_id
@@ -155,37 +157,43 @@ def test_one_broker_coordinates_a_group(client: Client) -> None:
         assert row["error_code"] == (ErrorCode.GROUP_ID_NOT_FOUND if there else ErrorCode.NOT_COORDINATOR)
 
 
-class TestAfterALeaderHasMoved:
-    def test_an_old_leader_epoch_is_fenced(self, client: Client, moved: str) -> None:
-        known = client.topic(moved).partitions[0]
-        row = fetch(client, moved, 0, current_leader_epoch=0)
+class TestNewLeader:
+    def test_old_leader_epoch_is_fenced(self, client: Client, topic_with_new_leader: str) -> None:
+        known = client.topic(topic_with_new_leader).partitions[0]
+        row = fetch(client, topic_with_new_leader, 0, current_leader_epoch=0)
         assert (row["error_code"], bytes(row["records"] or b"")) == (ErrorCode.FENCED_LEADER_EPOCH, b"")
         assert row["current_leader"] == {"leader_id": known.leader, "leader_epoch": known.leader_epoch}
-        listed = list_offset(client, moved, LATEST, current_leader_epoch=0)
+        listed = list_offset(client, topic_with_new_leader, LATEST, current_leader_epoch=0)
         assert (listed["error_code"], listed["offset"]) == (ErrorCode.FENCED_LEADER_EPOCH, -1)
 
-    def test_the_epoch_in_which_it_leads(self, client: Client, moved: str) -> None:
-        epoch = client.topic(moved).partitions[0].leader_epoch
-        assert values_in(fetch(client, moved, 0, current_leader_epoch=epoch)) == [b"a", b"b", b"c"]
-        assert list_offset(client, moved, LATEST, current_leader_epoch=epoch)["leader_epoch"] == epoch
-        assert list_offset(client, moved, EARLIEST)["leader_epoch"] == 0
+    def test_request_with_current_leader_epoch_is_answered(self, client: Client, topic_with_new_leader: str) -> None:
+        epoch = client.topic(topic_with_new_leader).partitions[0].leader_epoch
+        assert values_in(fetch(client, topic_with_new_leader, 0, current_leader_epoch=epoch)) == [b"a", b"b", b"c"]
+        assert list_offset(client, topic_with_new_leader, LATEST, current_leader_epoch=epoch)["leader_epoch"] == epoch
+        assert list_offset(client, topic_with_new_leader, EARLIEST)["leader_epoch"] == 0
         asked: dict[str, Any] = {"current_leader_epoch": epoch + 1}
-        assert fetch(client, moved, 0, **asked)["error_code"] == ErrorCode.UNKNOWN_LEADER_EPOCH
+        assert fetch(client, topic_with_new_leader, 0, **asked)["error_code"] == ErrorCode.UNKNOWN_LEADER_EPOCH
 
-    def test_where_epochs_end(self, client: Client, moved: str) -> None:
-        epoch = client.topic(moved).partitions[0].leader_epoch
-        ends = {each: end_of_epoch(client, moved, each) for each in (0, epoch, epoch + 1)}
+    def test_end_offsets_of_epochs_follow_leader_changes(self, client: Client, topic_with_new_leader: str) -> None:
+        epoch = client.topic(topic_with_new_leader).partitions[0].leader_epoch
+        ends = {each: end_of_epoch(client, topic_with_new_leader, each) for each in (0, epoch, epoch + 1)}
         assert ends == {0: (0, 2), epoch: (epoch, 3), epoch + 1: (-1, -1)}
 
-    def test_a_reader_whose_log_was_another_one(self, client: Client, moved: str) -> None:
-        row = fetch(client, moved, 3, last_fetched_epoch=0)
+    def test_fetch_after_diverging_epoch_reports_the_divergence(
+        self, client: Client, topic_with_new_leader: str
+    ) -> None:
+        row = fetch(client, topic_with_new_leader, 3, last_fetched_epoch=0)
         assert (row["error_code"], row["diverging_epoch"]) == (0, {"epoch": 0, "end_offset": 2})
-        assert values_in(fetch(client, moved, 2, last_fetched_epoch=0)) == [b"c"], "both logs agree up to there"
+        assert values_in(fetch(client, topic_with_new_leader, 2, last_fetched_epoch=0)) == [b"c"], (
+            "both logs agree up to there"
+        )
 
-    def test_fewer_replicas_in_sync_than_there_have_to_be(self, client: Client, careful: str, moved: str) -> None:
-        until(client, careful, lambda each: each.leader != -1 and len(each.isr) == 2)
-        assert produce(client, careful, batch(b"a"))["error_code"] == ErrorCode.NOT_ENOUGH_REPLICAS
-        assert produce(client, careful, batch(b"b"), acks=1)["base_offset"] == 0
-        assert fetch(client, careful)["high_watermark"] == 0, (
+    def test_produce_below_min_insync_replicas_is_refused(
+        self, client: Client, all_in_sync_topic: str, topic_with_new_leader: str
+    ) -> None:
+        until(client, all_in_sync_topic, lambda each: each.leader != -1 and len(each.isr) == 2)
+        assert produce(client, all_in_sync_topic, batch(b"a"))["error_code"] == ErrorCode.NOT_ENOUGH_REPLICAS
+        assert produce(client, all_in_sync_topic, batch(b"b"), acks=1)["base_offset"] == 0
+        assert fetch(client, all_in_sync_topic)["high_watermark"] == 0, (
             "records below min.insync.replicas stay above the high watermark"
         )

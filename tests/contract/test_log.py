@@ -37,7 +37,7 @@ from tests.encoded import encode
 
 
 class TestRecords:
-    def test_what_our_producer_writes_our_consumer_reads(self, client: Client, new_topic: Any) -> None:
+    def test_records_written_by_our_producer_are_read_by_our_consumer(self, client: Client, new_topic: Any) -> None:
         name, values = new_topic(3), [b"%04d" % number for number in range(1_000)]
         with AsyncProducer(client, parse_producer({"batch.size": 1_000})) as producer:
             rows = pa.RecordBatch.from_pydict({"value": pa.array(values, pa.binary())})
@@ -48,7 +48,7 @@ class TestRecords:
             found[wanted.partition] += rows["value"].to_pylist()
         assert found == {number: values[number::3] for number in range(3)}
 
-    def test_offsets_go_on_from_batch_to_batch(self, client: Client, new_topic: Any) -> None:
+    def test_offsets_are_consecutive_across_batches(self, client: Client, new_topic: Any) -> None:
         name = new_topic()
         assert [written(client, name, b"a", b"b"), written(client, name, b"c")] == [0, 2]
         row = fetch(client, name, 1)
@@ -58,7 +58,7 @@ class TestRecords:
         assert int.from_bytes(bytes(row["records"])[12:16], "big") == 0, "the leader epoch of the write"
         assert fetch(client, name, 2)["records"] == bytes(row["records"])[-len(batch(b"c")) :]
 
-    def test_what_a_broker_does_not_take(self, client: Client, new_topic: Any) -> None:
+    def test_invalid_batches_are_refused(self, client: Client, new_topic: Any) -> None:
         name = new_topic(config={"max.message.bytes": "1000"})
         whole = batch(b"a")
         refused = {
@@ -72,7 +72,7 @@ class TestRecords:
         }
         assert written(client, name, b"a") == 0
 
-    def test_acks_that_do_not_exist_and_none(self, client: Client, new_topic: Any) -> None:
+    def test_invalid_acks_are_refused_and_acks_0_gets_no_reply(self, client: Client, new_topic: Any) -> None:
         name = new_topic()
         assert produce(client, name, batch(b"a"), acks=2)["error_code"] == ErrorCode.INVALID_REQUIRED_ACKS
         assert produce(client, name, batch(b"a"), acks=1)["base_offset"] == 0
@@ -86,7 +86,7 @@ class TestRecords:
 
 
 class TestFetch:
-    def test_an_offset_that_is_not_in_the_log(self, client: Client, new_topic: Any) -> None:
+    def test_fetch_outside_the_log_is_out_of_range(self, client: Client, new_topic: Any) -> None:
         name = new_topic()
         written(client, name, b"a", b"b", b"c")
         delete_records(client, {(name, 0): 2})
@@ -98,13 +98,13 @@ class TestFetch:
         assert (row["error_code"], row["log_start_offset"], row["high_watermark"]) == (0, 2, 3)
         assert values_in(row) == [b"a", b"b", b"c"], "the first batch stays whole"
 
-    def test_at_the_end_it_waits(self, client: Client, new_topic: Any) -> None:
+    def test_fetch_at_the_log_end_waits_max_wait_ms(self, client: Client, new_topic: Any) -> None:
         name = new_topic()
         began_s = time.monotonic()
         assert not fetch(client, name, 0, max_wait_ms=300)["records"]
         assert 0.3 <= time.monotonic() - began_s < 15
 
-    def test_it_waits_for_so_many_bytes(self, client: Client, new_topic: Any) -> None:
+    def test_fetch_waits_for_min_bytes(self, client: Client, new_topic: Any) -> None:
         name = new_topic()
         written(client, name, b"a")
         large = len(batch(b"a")) + 1
@@ -115,12 +115,12 @@ class TestFetch:
         assert 0.25 <= time.monotonic() - began_s < 15
         writing.join()
 
-    def test_an_error_is_not_waited_with(self, client: Client, new_topic: Any) -> None:
+    def test_fetch_with_an_error_replies_without_waiting(self, client: Client, new_topic: Any) -> None:
         began_s = time.monotonic()
         assert fetch(client, new_topic(), 7, max_wait_ms=20_000)["error_code"] == ErrorCode.OFFSET_OUT_OF_RANGE
         assert time.monotonic() - began_s < 15
 
-    def test_the_first_batch_comes_whole_and_others_only_if_they_fit(self, client: Client, new_topic: Any) -> None:
+    def test_first_batch_exceeds_max_bytes_and_others_are_cut(self, client: Client, new_topic: Any) -> None:
         name = new_topic(2)
         for partition in range(2):
             for _ in range(3):
@@ -136,7 +136,7 @@ class TestFetch:
         small = fetch_all(client, name, {0: 0, 1: 0}, partition_max_bytes=10)
         assert {n: len(row["records"]) for n, row in small.items()} == {0: size, 1: 0}
 
-    def test_topics_go_by_name_up_to_version_12(self, client: Client, new_topic: Any) -> None:
+    def test_fetch_names_topics_up_to_version_12(self, client: Client, new_topic: Any) -> None:
         name = new_topic()
         written(client, name, b"a")
         body = fetch_body(client, name, {0: 0})
@@ -150,8 +150,8 @@ class TestFetch:
             assert (row["error_code"], values_in(row)) == expected
 
 
-class TestSessions:
-    def test_only_what_is_new_is_told(self, client: Client, new_topic: Any) -> None:
+class TestFetchSessions:
+    def test_session_reply_has_only_changed_partitions(self, client: Client, new_topic: Any) -> None:
         name = new_topic(3)
         written(client, name, b"a", partition=1)
 
@@ -173,7 +173,7 @@ class TestSessions:
         again = ask({}, session_id=session, session_epoch=3, forgotten_topics_data=forgotten)
         assert again == (session, {}), "forgotten partitions are not fetched"
 
-    def test_one_that_is_not_known_or_is_at_another_epoch(self, client: Client, new_topic: Any) -> None:
+    def test_unknown_session_or_wrong_epoch_is_refused(self, client: Client, new_topic: Any) -> None:
         name = new_topic()
 
         def code(**fields: Any) -> int:
@@ -193,7 +193,7 @@ class TestSessions:
 
 
 class TestListOffsets:
-    def test_by_time(self, client: Client, new_topic: Any) -> None:
+    def test_offsets_are_found_by_timestamp(self, client: Client, new_topic: Any) -> None:
         name = new_topic()
         times = pa.array([NOW_MS + seconds * 1_000 for seconds in (1, 3, 2, 4)], pa.int64())
         rows = pa.RecordBatch.from_pydict({"value": pa.array([b"."] * 4, pa.binary()), "timestamp_ms": times})
@@ -214,7 +214,7 @@ class TestListOffsets:
         row = list_offset(client, name, NOW_MS + 4_001)
         assert (row["offset"], row["timestamp"], row["leader_epoch"]) == (-1, -1, -1)
 
-    def test_records_that_were_deleted(self, client: Client, new_topic: Any) -> None:
+    def test_fetch_of_deleted_records_is_out_of_range(self, client: Client, new_topic: Any) -> None:
         name = new_topic()
         written(client, name, b"a", b"b")
         assert delete_records(client, {(name, 0): -1}) == {(name, 0): 2}
@@ -225,19 +225,21 @@ class TestListOffsets:
 class TestEpochs:
     """The epochs of a partition's first leader; `test_leaders` covers later leaders."""
 
-    def test_an_epoch_that_is_still_to_come(self, client: Client, new_topic: Any) -> None:
+    def test_future_leader_epoch_is_refused(self, client: Client, new_topic: Any) -> None:
         name = new_topic()
         asked: dict[str, Any] = {"current_leader_epoch": 5}
         assert fetch(client, name, 0, **asked)["error_code"] == ErrorCode.UNKNOWN_LEADER_EPOCH
         assert list_offset(client, name, LATEST, **asked)["error_code"] == ErrorCode.UNKNOWN_LEADER_EPOCH
 
     @pytest.mark.parametrize(("epoch", "end"), [(0, (0, 2)), (3, (-1, -1)), (-1, (-1, -1))])
-    def test_where_an_epoch_ends(self, client: Client, new_topic: Any, epoch: int, end: tuple[int, int]) -> None:
+    def test_end_offset_of_an_epoch_is_the_log_end(
+        self, client: Client, new_topic: Any, epoch: int, end: tuple[int, int]
+    ) -> None:
         name = new_topic()
         written(client, name, b"a", b"b")
         assert end_of_epoch(client, name, epoch) == end
 
-    def test_a_reader_who_has_seen_more_than_there_is(self, client: Client, new_topic: Any) -> None:
+    def test_fetch_beyond_the_log_end_reports_the_divergence(self, client: Client, new_topic: Any) -> None:
         name = new_topic()
         written(client, name, b"a", b"b")
         row = fetch(client, name, 7, last_fetched_epoch=0)

@@ -22,7 +22,7 @@ from tests.contract.members import (
 )
 
 
-def test_what_our_client_commits_it_finds(client: Client, new_topic: Any) -> None:
+def test_offsets_committed_by_our_client_are_fetched(client: Client, new_topic: Any) -> None:
     name, group = new_topic(3), new_group()
     offsets = {(name, 0): CommittedOffset(5, 0), (name, 2): CommittedOffset(7, -1)}
     commit_offsets(client, group, offsets, client.deadline())
@@ -31,19 +31,19 @@ def test_what_our_client_commits_it_finds(client: Client, new_topic: Any) -> Non
     assert committed(client, group, name, 1) == (0, -1)
 
 
-def test_a_group_that_has_committed_is_there_and_empty(client: Client, new_topic: Any) -> None:
+def test_group_with_commits_only_is_listed_as_empty(client: Client, new_topic: Any) -> None:
     group = new_group()
     assert commit(client, group, new_topic(), 5) == 0
     assert describe_group(client, group).state == "Empty"
 
 
-def test_offsets_may_go_back(client: Client, new_topic: Any) -> None:
+def test_committed_offset_may_decrease(client: Client, new_topic: Any) -> None:
     name, group = new_topic(), new_group()
     assert [commit(client, group, name, offset) for offset in (9, 3)] == [0, 0]
     assert committed(client, group, name) == (0, 3)
 
 
-def test_a_group_that_is_not_known_has_none(client: Client, new_topic: Any) -> None:
+def test_unknown_group_has_no_offsets(client: Client, new_topic: Any) -> None:
     name, group = new_topic(), new_group()
     assert committed(client, group, name) == (0, -1)
     body = {"groups": [{"group_id": group, "topics": None}]}
@@ -51,7 +51,7 @@ def test_a_group_that_is_not_known_has_none(client: Client, new_topic: Any) -> N
     assert (row["error_code"], row["topics"]) == (0, [])
 
 
-def test_who_commits_for_a_group_with_members(client: Client, new_topic: Any) -> None:
+def test_commit_to_a_group_with_members_needs_membership(client: Client, new_topic: Any) -> None:
     name = new_topic()
     (member,) = stable(client, new_group())
     me = {"member_id": member.member_id, "generation_id_or_member_epoch": member.generation}
@@ -70,7 +70,7 @@ def test_who_commits_for_a_group_with_members(client: Client, new_topic: Any) ->
     assert committed(client, member.group, name) == (0, 1)
 
 
-def test_a_commit_while_the_group_rebalances(client: Client, new_topic: Any) -> None:
+def test_commit_during_a_rebalance_is_accepted_until_rejoin(client: Client, new_topic: Any) -> None:
     name = new_topic()
     (member,) = stable(client, new_group())
     other = GroupMember(client, member.group)
@@ -88,12 +88,12 @@ def test_a_commit_while_the_group_rebalances(client: Client, new_topic: Any) -> 
     assert committed(client, member.group, name) == (0, 1)
 
 
-def test_a_generation_of_a_group_that_is_not_there(client: Client, new_topic: Any) -> None:
+def test_commit_with_generation_to_unknown_group_is_refused(client: Client, new_topic: Any) -> None:
     me = {"member_id": "nobody", "generation_id_or_member_epoch": 1}
     assert commit(client, new_group(), new_topic(), 1, **me) == ErrorCode.GROUP_ID_NOT_FOUND
 
 
-def test_what_cannot_be_committed(client: Client, new_topic: Any) -> None:
+def test_invalid_commits_are_refused(client: Client, new_topic: Any) -> None:
     name, group = new_topic(), new_group()
     assert commit(client, group, name, 1, metadata="." * 5_000) == ErrorCode.OFFSET_METADATA_TOO_LARGE
     assert commit(client, group, name, 1, partition=7) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -104,7 +104,7 @@ def test_what_cannot_be_committed(client: Client, new_topic: Any) -> None:
     assert unknown["topics"][0]["partitions"][0]["error_code"] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_offsets_of_a_topic_that_is_deleted_are_gone(client: Client, new_topic: Any) -> None:
+def test_topic_deletion_removes_its_committed_offsets(client: Client, new_topic: Any) -> None:
     name, group = new_topic(), new_group()
     assert commit(client, group, name, 1) == 0
     delete_topic(client, name)

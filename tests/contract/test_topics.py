@@ -25,7 +25,7 @@ def metadata(client: Client, **asked: Any) -> Row:
     return row
 
 
-def test_a_topic_has_an_id_and_its_partitions_a_leader(client: Client, new_topic: Any) -> None:
+def test_topic_has_an_id_and_its_partitions_a_leader(client: Client, new_topic: Any) -> None:
     name = new_topic(3)
     row = metadata(client, name=name)
     assert (row["error_code"], row["name"], row["is_internal"]) == (0, name, False)
@@ -38,13 +38,13 @@ def test_a_topic_has_an_id_and_its_partitions_a_leader(client: Client, new_topic
     assert all(each["replica_nodes"] == each["isr_nodes"] == [broker.node_id] for each in partitions)
 
 
-def test_all_topics_are_listed_and_none_is(client: Client, new_topic: Any) -> None:
+def test_metadata_lists_all_topics_for_null_and_none_for_empty(client: Client, new_topic: Any) -> None:
     name = new_topic()
     assert name in [row["name"] for row in ask(client, METADATA, {"topics": None})["topics"]]
     assert ask(client, METADATA, {"topics": []})["topics"] == []
 
 
-def test_a_topic_that_is_not_there(client: Client) -> None:
+def test_unknown_topic_is_refused(client: Client) -> None:
     unknown = {"error_code": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "name": "not-there", "partitions": []}
     assert metadata(client, name="not-there").items() >= {**unknown, "topic_id": bytes(16)}.items()
     assert metadata(client, name="not-there")["error_code"] == unknown["error_code"], (
@@ -62,19 +62,19 @@ def test_a_topic_that_is_not_there(client: Client) -> None:
         (NewTopic("contract-none", 0), ErrorCode.INVALID_PARTITIONS),
     ],
 )
-def test_topics_that_cannot_be(client: Client, wanted: NewTopic, code: ErrorCode) -> None:
+def test_invalid_topics_are_not_created(client: Client, wanted: NewTopic, code: ErrorCode) -> None:
     with pytest.raises(BrokerError) as refused:
         create_topic(client, wanted)
     assert refused.value.code == code
 
 
-def test_a_topic_is_made_once(client: Client, new_topic: Any) -> None:
+def test_existing_topic_is_not_created_again(client: Client, new_topic: Any) -> None:
     with pytest.raises(BrokerError) as refused:
         create_topic(client, NewTopic(new_topic(), 1))
     assert refused.value.code == ErrorCode.TOPIC_ALREADY_EXISTS
 
 
-def test_a_topic_grows_and_never_shrinks(client: Client, new_topic: Any) -> None:
+def test_partition_count_grows_and_never_shrinks(client: Client, new_topic: Any) -> None:
     name = new_topic()
     create_partitions(client, name, 4)
 
@@ -88,7 +88,7 @@ def test_a_topic_grows_and_never_shrinks(client: Client, new_topic: Any) -> None
     assert refused.value.code == ErrorCode.INVALID_PARTITIONS
 
 
-def test_a_topic_that_is_deleted_and_recreated_is_another_one(client: Client, new_topic: Any) -> None:
+def test_recreated_topic_has_another_id_and_no_old_records(client: Client, new_topic: Any) -> None:
     name = new_topic()
     written(client, name, b"one")
     before, leader = client.topic(name).topic_id, client.leader(name, 0)[0]
@@ -101,7 +101,7 @@ def test_a_topic_that_is_deleted_and_recreated_is_another_one(client: Client, ne
     assert (row["error_code"], bytes(row["records"] or b"")) == (ErrorCode.UNKNOWN_TOPIC_ID, b"")
 
 
-def test_a_partition_that_is_not_there(client: Client, new_topic: Any) -> None:
+def test_unknown_partition_is_refused(client: Client, new_topic: Any) -> None:
     topics = [
         {"name": "not-there", "partitions": [{"partition_index": 0, "timestamp": LATEST}]},
         {"name": new_topic(), "partitions": [{"partition_index": 5, "timestamp": LATEST}]},

@@ -51,7 +51,7 @@ def read(client: Client, name: str, isolation_level: str) -> list[bytes]:
 
 @V1_AND_V2
 class TestReaders:
-    def test_one_that_is_open_holds_back_what_comes_after_it(self, client: Client, new_topic: Any, v2: bool) -> None:
+    def test_open_transaction_holds_back_the_last_stable_offset(self, client: Client, new_topic: Any, v2: bool) -> None:
         name, producer = new_topic(), TransactionalProducer(client, v2).init()
         written(client, name, b"before")
         producer.send(name, b"in it")
@@ -65,7 +65,7 @@ class TestReaders:
         assert until_decided(client, name) == 4, "three records and the commit marker"
         assert read(client, name, "read_committed") == [b"before", b"in it", b"after"]
 
-    def test_one_that_is_aborted(self, client: Client, new_topic: Any, v2: bool) -> None:
+    def test_aborted_transaction_is_listed_in_fetch_replies(self, client: Client, new_topic: Any, v2: bool) -> None:
         name, producer = new_topic(), TransactionalProducer(client, v2).init()
         before = producer.producer_id
         producer.send(name, b"a", b"b")
@@ -84,7 +84,9 @@ class TestReaders:
         assert read(client, name, "read_committed") == [b"c"]
         assert read(client, name, "read_uncommitted") == [b"a", b"b", b"c"]
 
-    def test_one_after_the_other(self, client: Client, new_topic: Any, v2: bool) -> None:
+    def test_alternating_commits_and_aborts_show_committed_records(
+        self, client: Client, new_topic: Any, v2: bool
+    ) -> None:
         name, producer = new_topic(), TransactionalProducer(client, v2).init()
         for number in range(6):
             producer.send(name, b"%d" % number)
@@ -94,21 +96,21 @@ class TestReaders:
 
 
 class TestPartitions:
-    def test_before_kip_890_they_are_added_by_the_producer(self, client: Client, new_topic: Any) -> None:
+    def test_producer_adds_partitions_before_kip_890(self, client: Client, new_topic: Any) -> None:
         name, producer = new_topic(2), TransactionalProducer(client, v2=False).init()
         assert producer.try_send(name, b"a") == ErrorCode.TRANSACTION_ABORTABLE
         assert producer.try_add(name, 0) == {0: 0}
         assert producer.try_send(name, b"a") == 0
         assert producer.try_send(name, b"a", partition=1) == ErrorCode.TRANSACTION_ABORTABLE
 
-    def test_since_then_by_the_leader(self, client: Client, new_topic: Any) -> None:
+    def test_leader_adds_partitions_since_kip_890(self, client: Client, new_topic: Any) -> None:
         name, producer = new_topic(2), TransactionalProducer(client).init()
         for partition in range(2):
             assert producer.try_send(name, b"a", partition=partition) == 0
         producer.end(commit=True)
         assert until_decided(client, name) == 2
 
-    def test_all_are_added_or_none(self, client: Client, new_topic: Any) -> None:
+    def test_partitions_are_added_all_or_none(self, client: Client, new_topic: Any) -> None:
         name, producer = new_topic(), TransactionalProducer(client, v2=False).init()
         assert producer.try_add(name, 0, 7) == {
             0: ErrorCode.OPERATION_NOT_ATTEMPTED,
@@ -116,7 +118,7 @@ class TestPartitions:
         }
         assert producer.try_send(name, b"a") == ErrorCode.TRANSACTION_ABORTABLE
 
-    def test_records_outside_of_the_transaction(self, client: Client, new_topic: Any) -> None:
+    def test_non_transactional_records_of_the_producer_are_refused(self, client: Client, new_topic: Any) -> None:
         name, producer = new_topic(), TransactionalProducer(client).init()
         producer.send(name, b"a")
         plain = batch(b"b", producer=(producer.producer_id, producer.epoch), sequence=1)
@@ -125,7 +127,7 @@ class TestPartitions:
 
 @V1_AND_V2
 class TestFencing:
-    def test_a_second_producer_fences_the_first(self, client: Client, new_topic: Any, v2: bool) -> None:
+    def test_second_producer_fences_the_first(self, client: Client, new_topic: Any, v2: bool) -> None:
         name, old = new_topic(), TransactionalProducer(client, v2).init()
         old.send(name, b"a")
         old.end(commit=True)
@@ -143,7 +145,9 @@ class TestFencing:
         until_decided(client, name)
         assert read(client, name, "read_committed") == [b"a", b"b"]
 
-    def test_what_the_first_had_open_is_aborted(self, client: Client, new_topic: Any, v2: bool) -> None:
+    def test_new_producer_aborts_the_open_transaction_of_the_first(
+        self, client: Client, new_topic: Any, v2: bool
+    ) -> None:
         name, old = new_topic(), TransactionalProducer(client, v2).init()
         old.send(name, b"a")
         new = TransactionalProducer(client, v2, old.transactional_id)
@@ -153,7 +157,7 @@ class TestFencing:
         assert until_decided(client, name) == 2
         assert read(client, name, "read_committed") == []
 
-    def test_one_that_says_who_it_is_goes_on(self, client: Client, new_topic: Any, v2: bool) -> None:
+    def test_init_with_own_identity_bumps_the_epoch_once(self, client: Client, new_topic: Any, v2: bool) -> None:
         producer = TransactionalProducer(client, v2).init()
         before = (producer.producer_id, producer.epoch)
         assert producer.try_init(producer_id=before[0], producer_epoch=before[1]) == 0
@@ -165,7 +169,7 @@ class TestFencing:
         assert (producer.producer_id, producer.epoch) == after
         assert producer.try_init(producer_id=before[0] + 1_000_000, producer_epoch=0) == ErrorCode.PRODUCER_FENCED
 
-    def test_one_that_takes_too_long(self, client: Client, new_topic: Any, v2: bool) -> None:
+    def test_transaction_over_its_timeout_is_aborted(self, client: Client, new_topic: Any, v2: bool) -> None:
         name, producer = new_topic(), TransactionalProducer(client, v2, timeout_ms=2_000).init()
         producer.send(name, b"a")
         assert until_decided(client, name) == 2
@@ -178,15 +182,15 @@ class TestFencing:
         assert producer.epoch == int(v2)
 
 
-class TestEnds:
-    def test_each_end_raises_the_epoch_since_kip_890(self, client: Client, new_topic: Any) -> None:
+class TestEndTransaction:
+    def test_end_bumps_the_epoch_since_kip_890(self, client: Client, new_topic: Any) -> None:
         name, producer = new_topic(), TransactionalProducer(client).init()
         for nth in range(3):
             assert producer.epoch == nth
             producer.send(name, b"a")
             producer.end(commit=True)
 
-    def test_and_none_did_before(self, client: Client, new_topic: Any) -> None:
+    def test_end_keeps_the_epoch_before_kip_890(self, client: Client, new_topic: Any) -> None:
         name, producer = new_topic(), TransactionalProducer(client, v2=False).init()
         producer.send(name, b"a")
         producer.end(commit=True)
@@ -194,7 +198,9 @@ class TestEnds:
 
     @V1_AND_V2
     @pytest.mark.parametrize("commit", [True, False])
-    def test_an_end_whose_answer_is_lost(self, client: Client, new_topic: Any, v2: bool, commit: bool) -> None:
+    def test_end_repeated_after_a_lost_reply_succeeds_once(
+        self, client: Client, new_topic: Any, v2: bool, commit: bool
+    ) -> None:
         name, producer = new_topic(), TransactionalProducer(client, v2).init()
         producer.send(name, b"a")
         epoch = producer.epoch
@@ -217,12 +223,12 @@ class TestEnds:
             producer.end(commit=commit)
 
     @V1_AND_V2
-    def test_one_without_records(self, client: Client, v2: bool) -> None:
+    def test_end_without_records(self, client: Client, v2: bool) -> None:
         producer = TransactionalProducer(client, v2).init()
         assert producer.try_end(commit=True) == ErrorCode.INVALID_TXN_STATE
         assert producer.try_end(commit=False) == (0 if v2 else ErrorCode.INVALID_TXN_STATE)
 
-    def test_who_is_not_known(self, client: Client) -> None:
+    def test_unknown_producer_is_refused(self, client: Client) -> None:
         stranger = TransactionalProducer(client, producer_id=12_345, epoch=0)
         assert stranger.try_end(commit=True) == ErrorCode.INVALID_PRODUCER_ID_MAPPING
         assert stranger.try_add("not-there", 0) == {0: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
@@ -234,13 +240,15 @@ class TestEnds:
             ({"transaction_timeout_ms": 0}, ErrorCode.INVALID_TRANSACTION_TIMEOUT),
         ],
     )
-    def test_what_cannot_begin(self, client: Client, fields: dict[str, object], code: ErrorCode) -> None:
+    def test_init_with_invalid_fields_is_refused(
+        self, client: Client, fields: dict[str, object], code: ErrorCode
+    ) -> None:
         assert TransactionalProducer(client).try_init(**fields) == code
 
 
 @V1_AND_V2
-class TestFromOutside:
-    def test_they_are_listed_and_described(self, client: Client, new_topic: Any, v2: bool) -> None:
+class TestTransactionAdmin:
+    def test_transactions_are_listed_and_described(self, client: Client, new_topic: Any, v2: bool) -> None:
         name, producer = new_topic(2), TransactionalProducer(client, v2).init()
         listed = partial(list_transactions, client, prefix=producer.transactional_id)
         assert [each.state for each in listed()] == ["Empty"]
@@ -263,7 +271,7 @@ class TestFromOutside:
 @V1_AND_V2
 class TestOffsets:
     @pytest.mark.parametrize("commits", [True, False])
-    def test_they_count_when_the_transaction_does(
+    def test_offsets_become_visible_when_the_transaction_commits(
         self, client: Client, new_topic: Any, v2: bool, commits: bool
     ) -> None:
         name, group, producer = new_topic(), new_group(), TransactionalProducer(client, v2).init()
@@ -278,7 +286,9 @@ class TestOffsets:
             time.sleep(0.01)
         assert committed(client, group, name) == (0, 8 if commits else 3)
 
-    def test_who_may_commit_them(self, client: Client, new_topic: Any, v2: bool) -> None:
+    def test_offset_commit_needs_the_current_generation_and_member(
+        self, client: Client, new_topic: Any, v2: bool
+    ) -> None:
         name, producer = new_topic(), TransactionalProducer(client, v2).init()
         (member,) = stable(client, new_group())
         if not v2:
@@ -297,7 +307,7 @@ class TestOffsets:
         assert producer.try_commit_offset(member.group, name, 5, **me) == 0
         assert producer.try_commit_offset(member.group, name, 5) == 0, "an offset without member id is not checked"
 
-    def test_of_a_fenced_producer(self, client: Client, new_topic: Any, v2: bool) -> None:
+    def test_fenced_producer_cannot_commit_offsets(self, client: Client, new_topic: Any, v2: bool) -> None:
         name, group, old = new_topic(), new_group(), TransactionalProducer(client, v2).init()
         new = TransactionalProducer(client, v2, old.transactional_id).init()
         if not v2:
@@ -306,6 +316,6 @@ class TestOffsets:
         assert new.try_commit_offset(group, name, 3) == 0
         assert old.try_commit_offset(group, name, 5) == ErrorCode.INVALID_PRODUCER_EPOCH
 
-    def test_a_group_that_was_not_added(self, client: Client, new_topic: Any, v2: bool) -> None:
+    def test_offsets_of_a_group_not_added_are_refused(self, client: Client, new_topic: Any, v2: bool) -> None:
         name, group, producer = new_topic(), new_group(), TransactionalProducer(client, v2).init()
         assert producer.try_commit_offset(group, name, 3) == (0 if v2 else ErrorCode.TRANSACTION_ABORTABLE)
