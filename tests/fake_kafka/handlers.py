@@ -191,9 +191,8 @@ HANDLERS: dict[Api, Handler] = {
     LIST_TRANSACTIONS: list_transactions,
 }
 
-# The newest version that this client supports. Older versions only where their meaning differs: topic names instead
-# of ids, and transactions before KIP-890.
-# by id, and transactions as before KIP-890.
+# The newest version that this client supports. Older versions only where their meaning differs: topic names instead of
+# ids, and transactions before KIP-890.
 _OLDEST = {PRODUCE: 11, FETCH: 12, OFFSET_COMMIT: 9, OFFSET_FETCH: 9, END_TXN: 4, TXN_OFFSET_COMMIT: 4, API_VERSIONS: 0}
 VERSIONS = {api: (_OLDEST.get(api, api.last), api.last) for api in HANDLERS} | {
     ADD_PARTITIONS_TO_TXN: (LAST_ADD_PARTITIONS, LAST_ADD_PARTITIONS)

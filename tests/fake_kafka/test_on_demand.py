@@ -73,7 +73,7 @@ class TestFaults:
         assert produce(client, "orders", batch(b"a"))["error_code"] == 0
         fake.refuse(PRODUCE, ErrorCode.KAFKA_STORAGE_ERROR, broker=1, partition=("orders", 0))
         assert produce(client, "orders", batch(b"b"))["error_code"] == ErrorCode.KAFKA_STORAGE_ERROR
-        assert produce(client, "orders", batch(b"b"))["base_offset"] == 1, "it was not written, and only once refused"
+        assert produce(client, "orders", batch(b"b"))["base_offset"] == 1, "the broker refuses once, without writing"
 
     def test_of_a_coordinator(self, fake: FakeKafka, client: Client) -> None:
         fake.refuse(OFFSET_COMMIT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, 2)

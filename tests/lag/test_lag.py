@@ -1,4 +1,4 @@
-"""Lag of queries and groups: what the figures add up to, and how they are shown."""
+"""Lag of queries and groups: sums, and their presentation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.fake_kafka.server import FakeKafka
 from tests.protocol.consumer.consuming import client_of, records
 from tests.wait_until import wait_until
 
-# The example in Spark's integration guide has one partition; here two sources have three, and a third is no Kafka.
+# The example in Spark's integration guide has one partition; here two sources have three, and a third is not Kafka.
 PROGRESS = {
     "id": "7c0d",
     "name": "etl",
@@ -52,7 +52,7 @@ PROGRESS = {
 
 
 def trigger(query: str, batch: int, *, behind: int = 0, partitions: int = 1) -> dict[str, Any]:
-    """The progress of a trigger of a query that reads topic `t`."""
+    """Return the progress of one trigger of a query that reads topic `t`."""
     ends = {str(number): batch for number in range(partitions)}
     latest = {str(number): batch + behind for number in range(partitions)}
     source = {"endOffset": {"t": ends, "@epochs": {"t": ends}}, "latestOffset": {"t": latest}}
@@ -73,7 +73,7 @@ def test_the_progress_of_a_query_adds_up() -> None:
         ]
         assert lag.offsets_behind == 11
         assert lag.seconds_behind is None
-        # The one without topic ids is of Spark's own connector, which does not count.
+        # The source without topic ids is Spark's own connector, which does not count skipped offsets.
         assert [row.skipped for row in lag] == [None, 5, 0]
         assert lag.skipped == 5
         assert lag.metrics() == {
@@ -84,7 +84,7 @@ def test_the_progress_of_a_query_adds_up() -> None:
 
 
 def test_two_sources_with_the_same_topic_both_count() -> None:
-    """As in a join of a topic with itself: each source has its own offsets."""
+    """In a self-join each source has its own offsets."""
 
     def source(end: int) -> dict[str, Any]:
         return {"endOffset": {"t": {"0": end}, "@ids": {}}, "latestOffset": {"t": {"0": 500}}}
@@ -99,7 +99,7 @@ def test_two_sources_with_the_same_topic_both_count() -> None:
     assert [line.split()[-1] for line in str(lag).splitlines()] == ["SOURCE", "0", "1"]
 
 
-# -- PySpark before 4.2, which writes the end of the batch for the ends of the logs ----------------
+# -- PySpark before 4.2, which reports the end of the batch as the log end offsets ------------------
 
 IDS = {"t": "cOUv0DQqRhWG42lmCnpL3g"}
 # Of the first batch, and of a later one.
@@ -110,12 +110,12 @@ BATCH_ENDS = [
 
 
 def spark_4_0(end: dict[str, Any]) -> str:
-    """`StreamingQueryProgress.json`."""
+    """Return the value of `StreamingQueryProgress.json`."""
     return json.dumps({**PROGRESS, "sources": [{"startOffset": None, "endOffset": end, "latestOffset": end}]})
 
 
 def spark_4_1(end: dict[str, Any]) -> dict[str, Any]:
-    """The progress as a dict: there, offsets are the repr of a dict."""
+    """Return the progress as a dict; its offsets are the repr of a dict."""
     return {**PROGRESS, "sources": [{"startOffset": "None", "endOffset": str(end), "latestOffset": str(end)}]}
 
 
@@ -160,7 +160,7 @@ def test_what_was_skipped_of_a_partition_still_counts_when_it_is_deleted() -> No
         PartitionLag("b", 2, None, None, skipped=40, source=0),
     )
     assert (lag.skipped, lag.offsets_behind, lag.metrics()["minOffsetsBehindLatest"]) == (41, 4, 4)
-    # Of all that was read nothing is left.
+    # Only skipped offsets of deleted partitions are left.
     gone = {"endOffset": {"@skippedDeleted": {"b": {"2": 40}}}, "latestOffset": {}}
     assert lag_of_query({**PROGRESS, "sources": [gone]}).skipped == 40
 

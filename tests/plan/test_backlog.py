@@ -1,4 +1,4 @@
-"""What follows from what a trigger sees of the logs. Without brokers; `test_stream_reader` has one of our own."""
+"""Conclusions of a trigger from a snapshot of the logs. Without brokers; `test_stream_reader` uses a real one."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ def test_an_older_epoch_counts_only_for_the_topic_that_was_read() -> None:
 
 
 def test_a_run_ends_where_it_was_to_end_unless_that_was_not_known() -> None:
-    # C0 came later, and has not been read yet: the next run's.
+    # C0 is newer than the start and is not read yet: it belongs to the next run.
     assert SAME.late_targets({}) == {A0: end(20, 6), B0: end(3)}
     for known in (end(15), end(15, 4)):
         assert SAME.late_targets({A0: known, B0: end(3)}) == {}
-    # An old leader, behind what was read, said so.
+    # An old leader reported an end before the offset already read.
     assert SAME.late_targets({A0: end(7, 4), B0: end(3)}) == {A0: end(20, 6)}
     assert SAME.late_targets({A0: end(7, 5), B0: end(3)}) == {}
     assert LOGS.ends({A0: end(15), A1: end(30)}) == {A0: 15, A1: 10}
-    # A new query begins where the log ends, a moment after it was noted where the run ends.
+    # A new query starts at the log end, listed just after the run's end was.
     assert LOGS.ends({A0: end(7)}) == {A0: 10, A1: 10}
 
 
 def test_a_run_does_not_go_beyond_the_log_that_is_there() -> None:
-    """It was longer, or another topic's, when it was noted where the run ends."""
+    """At the start of the run the log was longer, or another topic's."""
     target = {A0: end(25), B0: end(30)}
     assert LOGS.late_targets(target) == {B0: end(3, 0)}
     assert LOGS.ends(target | LOGS.late_targets(target)) == {A0: 20, B0: 3, A1: 10}
@@ -67,12 +67,12 @@ def test_a_backlog_begins_where_the_last_batch_ended_or_where_it_must() -> None:
     assert backlog.batch({A0: 15, A1: 6, B0: 4}) == Offsets(
         {A0: 15, A1: 6, B0: 4},
         ids={"a": OLD, "b": OLD},
-        # Nothing is read of A1 and B0, so nothing is compared there.
+        # Nothing of A1 and B0 is read, so nothing is compared there.
         epochs={A0: 6, A1: 5, B0: 5},
         joined={A1: 6, A0: 12},
         skipped={A0: 2, B0: 2},
     )
-    # All of it is gone: what was compared before lies before the log.
+    # All records are gone: the offsets compared before are below the log start offset.
     all_gone = replace(backlog, advanced={A0: 20}).batch({A0: 20, A1: 6, B0: 4})
     assert all_gone is not None
     assert all_gone.epochs == {A0: 6, A1: 5, B0: 5}
@@ -83,7 +83,7 @@ def test_nothing_new_is_no_batch() -> None:
     backlog = Backlog(logs, logs.ends(None), joined={})
     assert backlog.batch(BEGIN.ends) is None
     assert replace(backlog, skipped={A0: 1}).batch(BEGIN.ends) == replace(BEGIN, skipped={A0: 1})
-    # All of what was to be read is gone, or an empty partition is new: that has to be known next time.
+    # All unread records are gone, or an empty partition is new: the next batch must know.
     assert replace(backlog, joined={A0: 10}).batch(BEGIN.ends) == replace(BEGIN, joined={A0: 10})
 
 
@@ -91,7 +91,7 @@ def test_only_the_end_of_a_first_batch_tells_where_it_begins() -> None:
     owned, listed = {A0: OLD, A1: OLD, C0: OLD}, {A0: end(20), A1: end(10), C0: end(3)}
     starting = Offsets({A0: 10, A1: 10, B0: 4}, ids={"a": OLD, "b": OLD})
     logs = LogSnapshot(replace(starting, ends={}), Claims(owned, added=starting.ends), listed)
-    # B0 is gone by now, C0 is new.
+    # B0 is deleted by now, C0 is new.
     assert (logs.new(logs.ends(None)), logs.deleted()) == ([C0], [B0])
     assert logs.joined(logs.ends(None), {C0: 0}) == {A0: 10, A1: 10, C0: 0}
     logs = replace(logs, read=starting, claims=Claims(owned))

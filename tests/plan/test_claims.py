@@ -1,4 +1,4 @@
-"""A plan of a member of a group, without a group: claims come and go, and the plan need not know why."""
+"""Plans of a query in a consumer group, without a group: partitions are assigned and revoked for any reason."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def member(
 
 
 def next_end(read: Offsets, claims: Claims, ends: Mapping[tuple[str, int], int], start: int = 0) -> Offsets | None:
-    """The plan of one trigger, that reads all there is. All logs begin at `start`."""
+    """Return the end of one trigger that reads everything. All logs start at `start`."""
     logs = LogSnapshot(read, claims, {key: ListedOffset(ends[key], EPOCH, -1) for key in claims.owned})
     readable = logs.ends(None)
     backlog = Backlog(logs, readable, logs.joined(readable, dict.fromkeys(logs.new(readable), start)))
@@ -41,7 +41,7 @@ def next_end(read: Offsets, claims: Claims, ends: Mapping[tuple[str, int], int],
 
 
 def ranges(begin: Offsets, end: Offsets) -> list[tuple[int, int, int]]:
-    """Those of the batch, as they follow from what the checkpoint has: now, and in a replay by another process."""
+    """Return the batch's ranges as the checkpoint defines them, now and in a replay by another process."""
     begin, end = (Offsets.from_json_dict(json.loads(json.dumps(each.to_json_dict()))) for each in (begin, end))
     assert unresolved(begin, end) == []
     return [(each.partition, each.from_offset, each.until_offset) for each in offset_ranges(begin, end)]
@@ -60,14 +60,14 @@ def test_what_is_revoked_is_neither_read_nor_lost_nor_forgotten() -> None:
     claims = member([A0], {A0: 10})
     logs = LogSnapshot(READ, claims, {A0: ListedOffset(10, EPOCH, -1)})
     assert data_loss.deleted(logs) == []
-    assert next_end(READ, claims, {A0: 10}) is None, "that alone is no batch"
+    assert next_end(READ, claims, {A0: 10}) is None, "a revocation alone makes no batch"
     end = next_end(READ, claims, {A0: 15})
     assert end == replace(READ, ends={A0: 15, A1: 10})
     assert ranges(READ, end) == [(0, 10, 15)]
 
 
 def test_a_topic_of_which_all_is_revoked_is_still_known_by_its_id() -> None:
-    """It may be recreated before it comes back."""
+    """The topic may be recreated before the partitions are assigned again."""
     b0 = ("b", 0)
     claims = member([b0], {b0: 0}, existing={**EXISTING, b0: b"b" * 16})
     end = next_end(READ, claims, {b0: 4})
@@ -86,9 +86,9 @@ def test_what_was_revoked_and_is_claimed_again_goes_on_at_the_larger_of_both_off
     end = next_end(revoked, again, {A0: 15, A1: 50})
     assert end is not None
     assert end.ends == {A0: 15, A1: 50}
-    assert end.skipped == READ.skipped, "what others have read is not skipped"
+    assert end.skipped == READ.skipped, "offsets that other members have read are not skipped"
     assert ranges(revoked, end) == [(1, begins, 50)]
-    # The claim stays as it is until the next rebalance.
+    # The assignment stays until the next rebalance.
     after = next_end(end, again, {A0: 15, A1: 60})
     assert after is not None
     assert ranges(end, after) == [(1, 50, 60)]
@@ -97,13 +97,13 @@ def test_what_was_revoked_and_is_claimed_again_goes_on_at_the_larger_of_both_off
 
 def test_it_may_be_revoked_and_claimed_again_between_two_batches() -> None:
     end = next_end(READ, member([A0, A1], {A0: 10, A1: 30}), {A0: 10, A1: 30})
-    # There is nothing to read, but where the next batch begins is news.
+    # No record is new, but the start of the next batch has changed.
     assert end == Offsets({A0: 10, A1: 30}, READ.ids, {A0: 5, A1: 5}, joined={A1: 30}, skipped=READ.skipped)
     assert ranges(READ, end) == []
 
 
 def test_the_epoch_of_what_this_query_read_last_is_not_that_of_what_another_has_read() -> None:
-    """A broker that is told an offset with an epoch that ended before it would say that the log was truncated."""
+    """With an epoch that ended before the offset, the broker would report a truncated log."""
     begin = replace(READ, epochs={A0: 3, A1: 3})
     end = next_end(begin, member([A0, A1], {A1: 30}), {A0: 10, A1: 30})
     assert end is not None
@@ -118,7 +118,7 @@ def test_what_is_deleted_is_a_loss_also_if_it_was_revoked_before() -> None:
     (loss,) = data_loss.deleted(LogSnapshot(READ, claims, {A0: ListedOffset(10, EPOCH, -1)}))
     assert loss.key == A1
     end = next_end(READ, claims, {A0: 10})
-    # How much was skipped of it in all its time is still known.
+    # The checkpoint keeps the number of offsets ever skipped.
     assert end == replace(READ, ends={A0: 10}, epochs={A0: 5})
     assert end.to_json_dict()["@skippedDeleted"] == {"a": {"1": 3}}
     assert next_end(end, claims, {A0: 10}) is None
@@ -134,7 +134,7 @@ def test_a_topic_that_was_recreated_has_nothing_for_those_that_were_revoked() ->
 
 
 def test_whatever_the_order_of_claims_each_offset_is_read_once_by_a_group_of_two() -> None:
-    """Every split of three partitions between two members, three times over; each commits what it has read."""
+    """Try every split of three partitions between two members in three rounds; each member commits what it has read."""
     three = dict.fromkeys((A0, A1, A2), TOPIC_ID)
     for rounds in product(product((0, 1), repeat=3), repeat=3):
         group: dict[tuple[str, int], int] = {}

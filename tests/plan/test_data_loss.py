@@ -1,4 +1,4 @@
-"""What counts as a loss, and what does not; what is said of it. Without brokers."""
+"""Data loss: what counts as a loss, and its errors and warnings. Without brokers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a batch reads. Whole cases are what Spark's own connector answers; the rest holds for any input."""
+"""Ends of a limited batch. Example cases have the results of Spark's own connector; properties hold for any input."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOGS = st.dictionaries(
 
 
 def ends(limit: int | None, *logs: tuple[int, int]) -> list[int]:
-    """The ends for partitions (start, end of log) 0, 1, 2, … of one topic."""
+    """Return the ends for partitions (start, log end offset) 0, 1, 2, … of one topic."""
     starts = {("t", number): start for number, (start, _) in enumerate(logs)}
     available = {("t", number): end for number, (_, end) in enumerate(logs)}
     return list(end_offsets(starts, available, limit).values())
@@ -104,7 +104,7 @@ def test_spark_s_own_limits_are_known() -> None:
 
 
 def of_bytes(limit_bytes: int, *logs: tuple[int, int, float]) -> list[int]:
-    """The ends for partitions (start, end of log, bytes per offset) 0, 1, 2, … of one topic."""
+    """Return the ends for partitions (start, log end offset, bytes per offset) 0, 1, 2, … of one topic."""
     starts = {("t", number): start for number, (start, _, _) in enumerate(logs)}
     available = {("t", number): end for number, (_, end, _) in enumerate(logs)}
     sizes = {("t", number): size for number, (start, end, size) in enumerate(logs) if end > start}
@@ -112,7 +112,7 @@ def of_bytes(limit_bytes: int, *logs: tuple[int, int, float]) -> list[int]:
 
 
 def test_bytes_are_shared_out_in_proportion_to_how_many_each_partition_is_behind() -> None:
-    # 1000 bytes and 9000: half of them is 500 of the ones, 4500 of the others.
+    # Half of 1000 bytes is 500, half of 9000 bytes is 4500.
     assert of_bytes(5_000, (0, 100, 10.0), (50, 60, 900.0)) == [50, 55]
     assert of_bytes(5_000, (0, 1_000, 1.0), (50, 50, 7.0), (50, 60, 900.0)) == [500, 50, 55]
 

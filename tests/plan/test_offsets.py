@@ -1,4 +1,4 @@
-"""The checkpoint's JSON: what is written, and what is accepted as this source's offsets."""
+"""The checkpoint's JSON: the written form, and the texts accepted as offsets of this source."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_what_was_written_before_skipped_offsets_were_counted_is_accepted() -> N
 
 
 def test_what_was_skipped_of_partitions_that_are_deleted_has_a_key_that_older_versions_know_to_be_newer() -> None:
-    """In `@skipped` they would take it for damage."""
+    """In `@skipped`, an older version would report them as damage."""
     offsets = replace(whole(), skipped={("orders", 9): 17, ("orders", 1): 40, ("b", 0): 2})
     rows = offsets.to_json_dict()
     assert rows["@skipped"] == {"orders": {"9": 17}}

@@ -1,4 +1,4 @@
-"""From ranges to tasks: no range is lost, none is read twice, and tasks are few, alike in size, and of few leaders."""
+"""From ranges to tasks: every range is read once, in few tasks of similar size and with few leaders each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RANGES = st.lists(
 
 
 def ranges(*sizes: int) -> list[Range]:
-    """Of partitions 0, 1, 2, … of one topic."""
+    """Return ranges of partitions 0, 1, 2, … of one topic."""
     return [Range("t", number, 0, size) for number, size in enumerate(sizes)]
 
 

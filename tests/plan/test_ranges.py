@@ -1,4 +1,4 @@
-"""From two offsets to ranges. The cases of `split` are those of Spark's own tests of its connector."""
+"""From two offsets to ranges. The cases of `split` are from the tests of Spark's own connector."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OLD_ID, NEW_ID = b"o" * 16, b"n" * 16
 
 
 def split(min_partitions: int | None, *ranges: tuple[int, int]) -> list[tuple[str, int, int]]:
-    """(topic, from, until) of the ranges made of t1-1, t2-1, t3-1 with these offsets."""
+    """Return (topic, from, until) of the ranges made of t1-1, t2-1, t3-1 with these offsets."""
     names = (T1, T2, T3)
     start = Offsets({tp: begin for tp, (begin, _) in zip(names, ranges, strict=False)})
     end = Offsets({tp: until for tp, (_, until) in zip(names, ranges, strict=False)})
@@ -97,7 +97,7 @@ def test_small_partitions_are_set_aside_before_large_ones_share_the_rest() -> No
 
 
 def test_half_a_piece_counts_as_a_piece() -> None:
-    # 2.5 pieces each: Java rounds to 3, Python's round would say 2.
+    # 2.5 pieces each: Java rounds to 3, Python's `round` to 2.
     assert len(split(5, (0, 100), (0, 100))) == 6
 
 
@@ -120,7 +120,7 @@ def test_ranges_cover_every_new_offset_once(logs: dict[tuple[str, int], tuple[in
         assert at == begin + size
 
 
-# -- where partitions begin -----------------------------------------------------------------------
+# -- starts of partitions -------------------------------------------------------------------------
 
 
 def test_a_range_knows_its_topic_id_and_the_epochs_at_both_ends() -> None:
@@ -168,7 +168,7 @@ def test_a_log_that_lost_what_was_to_be_read_next_begins_where_it_was_joined() -
 
 
 def test_the_start_decides_when_both_it_and_a_joined_offset_are_there() -> None:
-    # A restart of older versions of Spark asks for (end, end): nothing of it may be read again.
+    # Older versions of Spark request (end, end) after a restart: no record may be read again.
     end = Offsets({T1: 20}, ids={"t1": NEW_ID}, joined={T1: 0})
     assert offset_ranges(end, end) == []
 
