@@ -62,12 +62,12 @@ def times_asked(fake: FakeKafka, name: str) -> int:
 
 
 class TestFaults:
-    def test_the_next_requests_of_an_api_are_refused(self, fake: FakeKafka, client: Client) -> None:
+    def test_next_requests_of_an_api_are_refused(self, fake: FakeKafka, client: Client) -> None:
         fake.refuse(LIST_OFFSETS, ErrorCode.NOT_LEADER_OR_FOLLOWER, 2)
         assert list_offsets(client, {("orders", 0): LATEST})["orders", 0].offset == 0
         assert times_asked(fake, "ListOffsets") == 3
 
-    def test_only_of_a_partition_or_a_broker(self, fake: FakeKafka, client: Client) -> None:
+    def test_refusal_is_limited_to_its_partition_and_broker(self, fake: FakeKafka, client: Client) -> None:
         fake.refuse(PRODUCE, ErrorCode.KAFKA_STORAGE_ERROR, partition=("other", 0))
         fake.refuse(PRODUCE, ErrorCode.KAFKA_STORAGE_ERROR, broker=2)
         assert produce(client, "orders", batch(b"a"))["error_code"] == 0
@@ -75,12 +75,12 @@ class TestFaults:
         assert produce(client, "orders", batch(b"b"))["error_code"] == ErrorCode.KAFKA_STORAGE_ERROR
         assert produce(client, "orders", batch(b"b"))["base_offset"] == 1, "the broker refuses once, without writing"
 
-    def test_of_a_coordinator(self, fake: FakeKafka, client: Client) -> None:
+    def test_coordinator_requests_are_refused(self, fake: FakeKafka, client: Client) -> None:
         fake.refuse(OFFSET_COMMIT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, 2)
         commit_offsets(client, "etl", {("orders", 0): CommittedOffset(5)}, client.deadline())
         assert times_asked(fake, "OffsetCommit") == 3
 
-    def test_requests_and_replies_that_are_lost(self, fake: FakeKafka, client: Client) -> None:
+    def test_requests_and_replies_are_lost(self, fake: FakeKafka, client: Client) -> None:
         fake.lose_requests(PRODUCE)
         with pytest.raises(ConnectionLost):
             written(client, "orders", b"a")
@@ -90,27 +90,27 @@ class TestFaults:
             written(client, "orders", b"a")
         assert fake.log("orders").end_offset == 1
 
-    def test_a_producer_that_loses_replies_writes_once(self, fake: FakeKafka, client: Client) -> None:
+    def test_producer_with_lost_replies_writes_once(self, fake: FakeKafka, client: Client) -> None:
         fake.lose_replies(PRODUCE, 3)
         with AsyncProducer(client, parse_producer({"batch.size": 1_000})) as producer:
             producer.send_columns("orders", numbered(0, 100), None)
         assert fake.log("orders").end_offset == 100
 
-    def test_replies_that_are_late(self, fake: FakeKafka, client: Client) -> None:
+    def test_replies_are_delayed_on_the_clusters_clock(self, fake: FakeKafka, client: Client) -> None:
         client.topic("orders")
         fake.delay_replies(LIST_OFFSETS, 0.3)
         began_s = time.monotonic()
         list_offset(client, "orders", LATEST)
         assert time.monotonic() - began_s >= 0.3
 
-    def test_replies_as_a_test_wants_them(self, fake: FakeKafka, client: Client) -> None:
+    def test_replies_are_edited(self, fake: FakeKafka, client: Client) -> None:
         fake.edit_replies(FETCH, lambda body: {**body, "throttle_time_ms": 700}, 1)
         replies = [
             client.ask(client.leader("orders", 0)[0], FETCH, {"max_wait_ms": 0}, client.deadline()) for _ in "12"
         ]
         assert [each["throttle_time_ms"] for each in replies] == [700, 0]
 
-    def test_answers_of_its_own(self, fake: FakeKafka, client: Client) -> None:
+    def test_replies_come_from_a_handler_of_the_test(self, fake: FakeKafka, client: Client) -> None:
         fake.handlers[METADATA] = lambda body, version: {"cluster_id": "another"}
         assert client.metadata([]).cluster_id == "another"
         del fake.handlers[METADATA]
@@ -118,7 +118,7 @@ class TestFaults:
 
 
 class TestBrokers:
-    def test_one_that_is_stopped_takes_no_connections(self, fake: FakeKafka, client: Client) -> None:
+    def test_stopped_broker_refuses_connections_and_loses_leadership(self, fake: FakeKafka, client: Client) -> None:
         written(client, "orders", b"a")
         fake.stop(1)
         host, port = fake.addresses[1]
@@ -131,7 +131,7 @@ class TestBrokers:
         fake.start(1)
         assert client.metadata(["orders"]).leader("orders", 0)[1].isr == (2, 3, 1)
 
-    def test_one_that_is_silent_is_noticed_in_time(self) -> None:
+    def test_silent_broker_is_fenced_after_session_timeout(self) -> None:
         clock = ManualClock()
         with FakeKafka(2, clock=clock) as fake, client_of(fake) as client:
             fake.create_topic("orders", 1, 2)
@@ -146,7 +146,7 @@ class TestBrokers:
             clock.advance(2)
             assert client.metadata(["orders"]).leader("orders", 0)[0].node_id == 2
 
-    def test_what_only_a_leader_has_is_lost_with_it(self, fake: FakeKafka, client: Client) -> None:
+    def test_unreplicated_records_are_lost_in_unclean_election(self, fake: FakeKafka, client: Client) -> None:
         """An unclean election: the new leader is a follower that lagged."""
         written(client, "orders", b"a")
         fake.silence(2), fake.silence(3)
@@ -163,7 +163,7 @@ class TestBrokers:
         assert fake.log("orders", broker_id=1) == fake.log("orders")
         assert values_in(fetch(client, "orders")) == [b"a", b"c"]
 
-    def test_one_that_does_not_know_that_it_was_replaced(self, fake: FakeKafka, client: Client) -> None:
+    def test_isolated_leader_keeps_answering_in_its_old_epoch(self, fake: FakeKafka, client: Client) -> None:
         written(client, "orders", b"a")
         fake.isolate(1)
         fake.move_leader("orders", 0, 2)
@@ -174,7 +174,7 @@ class TestBrokers:
                 ErrorCode.UNKNOWN_LEADER_EPOCH
             )
 
-    def test_a_topic_that_one_broker_does_not_know_yet(self, fake: FakeKafka, client: Client) -> None:
+    def test_new_topic_is_unknown_to_an_isolated_broker(self, fake: FakeKafka, client: Client) -> None:
         fake.isolate(2)
         fake.create_topic("bills")
         codes = [
@@ -184,14 +184,14 @@ class TestBrokers:
         fake.isolate(2, False)
         assert fake.ask(2, METADATA, {"topics": [{"name": "bills"}]})["topics"][0]["error_code"] == 0
 
-    def test_a_partition_without_a_leader(self, fake: FakeKafka, client: Client) -> None:
+    def test_partition_without_a_leader_gets_one(self, fake: FakeKafka, client: Client) -> None:
         fake.move_leader("orders", 0, -1)
         with pytest.raises(BrokerError, match="LEADER_NOT_AVAILABLE"):
             client.leader("orders", 0)
         fake.move_leader("orders", 0, 3)
         assert client.leader("orders", 0)[0].node_id == 3
 
-    def test_a_topic_that_is_made_when_it_is_asked_for(self) -> None:
+    def test_topic_is_auto_created_by_metadata(self) -> None:
         with FakeKafka(settings={"auto.create.topics.enable": "true"}) as fake, client_of(fake) as client:
             assert client.metadata(["new"]).topics["new"].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             told = [client.metadata(["new"], create=True).topics["new"].error_code for _ in "12"]
@@ -201,7 +201,7 @@ class TestBrokers:
 
 
 class TestCoordinators:
-    def test_one_that_moves_knows_what_was_committed(self, fake: FakeKafka, client: Client) -> None:
+    def test_moved_coordinator_keeps_committed_offsets(self, fake: FakeKafka, client: Client) -> None:
         offsets = {("orders", 0): CommittedOffset(5)}
         commit_offsets(client, "etl", offsets, client.deadline())
         before = client.coordinator(ETL, client.deadline()).node_id
@@ -209,7 +209,9 @@ class TestCoordinators:
         assert fetch_offsets(client, "etl", offsets, client.deadline()) == offsets
         assert client.coordinator(ETL, client.deadline()).node_id == before % 3 + 1
 
-    def test_who_waits_to_join_is_sent_to_the_new_one(self, fake: FakeKafka, client: Client) -> None:
+    def test_pending_join_gets_not_coordinator_when_the_coordinator_moves(
+        self, fake: FakeKafka, client: Client
+    ) -> None:
         (first,) = stable(client, "etl")
         waiting = GroupMember(client, "etl").begin()
         first.await_rebalance()
@@ -219,14 +221,14 @@ class TestCoordinators:
         client.forget_coordinator(ETL)
         first.end(first.send_join())
 
-    def test_a_group_that_rebalances(self, fake: FakeKafka, client: Client) -> None:
+    def test_group_rebalances_on_demand(self, fake: FakeKafka, client: Client) -> None:
         (member,) = stable(client, "etl")
         fake.rebalance("etl")
         assert member.heartbeat() == ErrorCode.REBALANCE_IN_PROGRESS
         member.end(member.send_join())
         assert member.generation == 2
 
-    def test_members_are_out_when_time_jumps(self) -> None:
+    def test_members_are_removed_when_the_clock_passes_session_timeout(self) -> None:
         clock = ManualClock()
         with FakeKafka(clock=clock) as fake, client_of(fake) as client:
             (member,) = stable(client, "etl", session_timeout_ms=30_000)
@@ -235,7 +237,7 @@ class TestCoordinators:
             clock.advance(31)
             assert member.heartbeat() == ErrorCode.UNKNOWN_MEMBER_ID
 
-    def test_a_first_round_waits_for_others(self) -> None:
+    def test_first_rebalance_waits_for_more_members(self) -> None:
         clock = ManualClock()
         settings = {"group.initial.rebalance.delay.ms": "3000"}
         with FakeKafka(clock=clock, settings=settings) as fake, client_of(fake) as client:
@@ -250,7 +252,7 @@ class TestCoordinators:
                 1,
             ]
 
-    def test_a_transaction_whose_markers_are_late(self, fake: FakeKafka, client: Client) -> None:
+    def test_delayed_markers_keep_the_transaction_prepared(self, fake: FakeKafka, client: Client) -> None:
         producer = TransactionalProducer(client).init()
         producer.send("orders", b"a")
         fake.hold_markers()
@@ -261,7 +263,7 @@ class TestCoordinators:
         assert list_offset(client, "orders", LATEST, committed=True)["offset"] == 2
         assert producer.try_send("orders", b"b") == 0
 
-    def test_one_of_transactions_that_moves(self, fake: FakeKafka, client: Client) -> None:
+    def test_moved_transaction_coordinator_completes_the_transaction(self, fake: FakeKafka, client: Client) -> None:
         producer = TransactionalProducer(client).init()
         producer.send("orders", b"a")
         before = fake.coordinator(TRANSACTION, producer.transactional_id)
@@ -270,7 +272,7 @@ class TestCoordinators:
         assert list_offset(client, "orders", LATEST, committed=True)["offset"] == 2
 
 
-def test_a_log_of_any_bytes(fake: FakeKafka, client: Client) -> None:
+def test_log_is_written_byte_for_byte(fake: FakeKafka, client: Client) -> None:
     fake.write("orders", 0, records(5, 10, epoch=0) + records(20, 3, epoch=0))
     found = list_offsets(client, {("orders", 0): EARLIEST})["orders", 0].offset
     assert (found, list_offset(client, "orders", LATEST)["offset"]) == (5, 23)
@@ -281,7 +283,7 @@ def test_a_log_of_any_bytes(fake: FakeKafka, client: Client) -> None:
     assert offsets == [*range(5, 15), *range(20, 23)]
 
 
-def test_without_sockets() -> None:
+def test_cluster_answers_without_sockets() -> None:
     fake = Cluster()
     fake.create_topic("orders")
     reply = fake.ask(1, METADATA, {"topics": None})

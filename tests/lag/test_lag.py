@@ -63,7 +63,7 @@ def progress_event(progress: dict[str, Any]) -> Any:
     return SimpleNamespace(progress=SimpleNamespace(json=json.dumps(progress)))
 
 
-def test_the_progress_of_a_query_adds_up() -> None:
+def test_query_progress_sums_its_partitions() -> None:
     for given in (PROGRESS, json.dumps(PROGRESS)):
         lag = lag_of_query(given)
         assert [(row.topic, row.partition, row.committed, row.end, row.offsets_behind) for row in lag] == [
@@ -121,7 +121,7 @@ def spark_4_1(end: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("end", BATCH_ENDS, ids=["first batch", "later batch"])
 @pytest.mark.parametrize("progress_of", [spark_4_0, spark_4_1])
-def test_lag_without_log_ends_in_progress_is_asked_of_brokers_or_refused(
+def test_progress_without_log_ends_is_completed_by_brokers_or_refused(
     progress_of: Callable[[dict[str, Any]], Any], end: dict[str, Any]
 ) -> None:
     with pytest.raises(UsageError, match=r"does not say where the logs end.*pass options"):
@@ -152,7 +152,7 @@ def test_listener_without_options_warns_once_of_missing_log_ends(caplog: pytest.
     assert "LagListener" in warning
 
 
-def test_what_was_skipped_of_a_partition_still_counts_when_it_is_deleted() -> None:
+def test_skipped_offsets_of_a_deleted_partition_still_count() -> None:
     reached = {"a": {"0": 5}, "@skipped": {"a": {"0": 1}}, "@skippedDeleted": {"b": {"2": 40}}}
     lag = lag_of_query({**PROGRESS, "sources": [{"endOffset": reached, "latestOffset": {"a": {"0": 9}}}]})
     assert tuple(lag) == (
@@ -165,7 +165,7 @@ def test_what_was_skipped_of_a_partition_still_counts_when_it_is_deleted() -> No
     assert lag_of_query({**PROGRESS, "sources": [gone]}).skipped == 40
 
 
-def test_what_is_not_known_is_not_counted() -> None:
+def test_unknown_offsets_are_not_counted() -> None:
     source = {"endOffset": {"t": {"0": 3, "1": 5}}, "latestOffset": {"t": {"1": 6}}}
     lag = lag_of_query({**PROGRESS, "sources": [source, {"endOffset": None, "latestOffset": "none"}]})
     assert [row.offsets_behind for row in lag] == [None, 1]
@@ -184,7 +184,7 @@ TABLE = Lag(
 )
 
 
-def test_a_table_for_people_and_for_programs() -> None:
+def test_table_is_text_and_pandas() -> None:
     assert TABLE.to_arrow().schema == SCHEMA
     assert TABLE.to_arrow().to_pylist()[0] == {
         "topic": "orders",
@@ -208,7 +208,7 @@ def test_a_table_for_people_and_for_programs() -> None:
     assert (TABLE.offsets_behind, TABLE.seconds_behind) == (0, 61.5)
 
 
-def test_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lag_is_plotted(monkeypatch: pytest.MonkeyPatch) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -224,7 +224,7 @@ def test_plots(monkeypatch: pytest.MonkeyPatch) -> None:
         TABLE.plot()
 
 
-def test_a_broker_that_does_not_answer_costs_the_seconds_and_no_more_time() -> None:
+def test_silent_broker_loses_seconds_behind_within_the_deadline() -> None:
     with FakeKafka() as kafka, client_of(kafka.bootstrap_servers) as client:
         kafka.create_topic("t", 50)
         for number in range(50):
@@ -240,7 +240,7 @@ def test_a_broker_that_does_not_answer_costs_the_seconds_and_no_more_time() -> N
         assert [len(topic["partitions"]) for topic in asked["topics"]] == [1]
 
 
-def test_a_listener_reports_and_never_raises(caplog: pytest.LogCaptureFixture) -> None:
+def test_listener_reports_and_never_raises(caplog: pytest.LogCaptureFixture) -> None:
     event = progress_event(PROGRESS)
     seen: list[LagAtTime] = []
     LagListener(seen.append, kept=1).onQueryProgress(event)
@@ -253,14 +253,14 @@ def test_a_listener_reports_and_never_raises(caplog: pytest.LogCaptureFixture) -
         LagListener(options={"kafka.acks": "7"})
 
 
-def test_one_line_for_each_trigger(capsys: pytest.CaptureFixture[str]) -> None:
+def test_listener_prints_one_line_per_trigger(capsys: pytest.CaptureFixture[str]) -> None:
     LagListener(print).onQueryProgress(progress_event(trigger("etl", 7, behind=5, partitions=300)))
     assert capsys.readouterr().out == (
         "2026-01-02 03:04:05 etl: batch 7 ended 1500 offsets behind in 300 partition(s)\n"
     )
 
 
-def test_latest_keeps_a_running_query_that_others_push_out_of_the_history() -> None:
+def test_latest_keeps_a_running_query_pushed_out_of_the_history() -> None:
     listener = LagListener(kept=3)
     listener.onQueryProgress(progress_event(trigger("stuck", 1, behind=99)))
     listener.onQueryProgress(progress_event(trigger("ended", 1, behind=1)))
@@ -274,7 +274,7 @@ def test_latest_keeps_a_running_query_that_others_push_out_of_the_history() -> N
     assert list(listener.latest) == ["busy"]
 
 
-def test_history_of_many_partitions_takes_little_memory() -> None:
+def test_history_of_many_partitions_needs_little_memory() -> None:
     listener = LagListener()
     events = [progress_event(trigger("wide", batch, behind=batch, partitions=3_000)) for batch in range(20)]
     listener.onQueryProgress(events[0])
@@ -291,7 +291,7 @@ def test_history_of_many_partitions_takes_little_memory() -> None:
     assert listener.to_arrow().num_rows == 20 * 3_000
 
 
-def test_seconds_are_asked_off_the_listener_thread_and_for_the_newest_trigger_only() -> None:
+def test_seconds_behind_are_read_off_the_listener_thread_for_the_newest_trigger() -> None:
     asked = threading.Semaphore(0)
     answer = threading.Event()
     with FakeKafka() as kafka:
@@ -316,7 +316,7 @@ def test_seconds_are_asked_off_the_listener_thread_and_for_the_newest_trigger_on
     assert [each.batch for each in listener.history] == [1, 2, 3]
 
 
-def test_seconds_of_two_sources_with_the_same_partition() -> None:
+def test_seconds_behind_of_two_sources_with_the_same_partition() -> None:
     def source(end: int) -> dict[str, Any]:
         return {"endOffset": {"t": {"0": end}, "@ids": {}}, "latestOffset": {"t": {"0": 9}}}
 

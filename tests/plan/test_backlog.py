@@ -25,7 +25,7 @@ LOGS = LogSnapshot(BEGIN, Claims(OWNED), {A0: end(20, 6), A1: end(7, 4), B0: end
 SAME = replace(LOGS, claims=Claims(OWNED | {B0: OLD}), listed={**LOGS.listed, B0: end(3)})
 
 
-def test_an_older_epoch_counts_only_for_the_topic_that_was_read() -> None:
+def test_older_epoch_counts_only_for_the_same_topic_id() -> None:
     assert LOGS.recreated == {"b": NEW}
     assert LOGS.stale == {A1}
     assert LOGS.new(LOGS.ends(None)) == [B0, C0]
@@ -35,7 +35,7 @@ def test_an_older_epoch_counts_only_for_the_topic_that_was_read() -> None:
     assert (nameless.recreated, nameless.stale) == ({}, set())
 
 
-def test_a_run_ends_where_it_was_to_end_unless_that_was_not_known() -> None:
+def test_run_ends_at_its_target_and_else_at_the_log_end() -> None:
     # C0 is newer than the start and is not read yet: it belongs to the next run.
     assert SAME.late_targets({}) == {A0: end(20, 6), B0: end(3)}
     for known in (end(15), end(15, 4)):
@@ -48,7 +48,7 @@ def test_a_run_ends_where_it_was_to_end_unless_that_was_not_known() -> None:
     assert LOGS.ends({A0: end(7)}) == {A0: 10, A1: 10}
 
 
-def test_a_run_does_not_go_beyond_the_log_that_is_there() -> None:
+def test_run_stays_within_the_current_log() -> None:
     """At the start of the run the log was longer, or another topic's."""
     target = {A0: end(25), B0: end(30)}
     assert LOGS.late_targets(target) == {B0: end(3, 0)}
@@ -57,7 +57,7 @@ def test_a_run_does_not_go_beyond_the_log_that_is_there() -> None:
     assert Backlog(cut, cut.ends({A0: end(25)}), joined={}).truncated() == [A0]
 
 
-def test_a_backlog_begins_where_the_last_batch_ended_or_where_it_must() -> None:
+def test_backlog_starts_at_the_last_batch_or_the_log_start() -> None:
     logs = LogSnapshot(BEGIN, Claims({A0: OLD, A1: OLD, B0: OLD}), {A0: end(20, 6), A1: end(7, 6), B0: end(4, 6)})
     backlog = Backlog(logs, logs.ends(None), joined={})
     assert (backlog.truncated(), backlog.continued()) == ([A1], [A0])
@@ -78,7 +78,7 @@ def test_a_backlog_begins_where_the_last_batch_ended_or_where_it_must() -> None:
     assert all_gone.epochs == {A0: 6, A1: 5, B0: 5}
 
 
-def test_nothing_new_is_no_batch() -> None:
+def test_batch_is_none_without_new_offsets() -> None:
     logs = LogSnapshot(BEGIN, Claims({A0: OLD, A1: OLD, B0: OLD}), {A0: end(10), A1: end(10), B0: end(4)})
     backlog = Backlog(logs, logs.ends(None), joined={})
     assert backlog.batch(BEGIN.ends) is None
@@ -87,7 +87,7 @@ def test_nothing_new_is_no_batch() -> None:
     assert replace(backlog, joined={A0: 10}).batch(BEGIN.ends) == replace(BEGIN, joined={A0: 10})
 
 
-def test_only_the_end_of_a_first_batch_tells_where_it_begins() -> None:
+def test_first_batch_records_its_start_in_its_end() -> None:
     owned, listed = {A0: OLD, A1: OLD, C0: OLD}, {A0: end(20), A1: end(10), C0: end(3)}
     starting = Offsets({A0: 10, A1: 10, B0: 4}, ids={"a": OLD, "b": OLD})
     logs = LogSnapshot(replace(starting, ends={}), Claims(owned, added=starting.ends), listed)

@@ -50,13 +50,13 @@ def ranges(begin: Offsets, end: Offsets) -> list[tuple[int, int, int]]:
 READ = Offsets({A0: 10, A1: 10}, ids={"a": TOPIC_ID}, epochs={A0: EPOCH, A1: EPOCH}, skipped={A1: 3})
 
 
-def test_a_first_batch_begins_where_its_partitions_are_claimed_or_where_their_logs_begin() -> None:
+def test_first_batch_starts_at_group_offsets_or_log_starts() -> None:
     end = next_end(Offsets({}), member([A0, A1], {A0: 4}), {A0: 9, A1: 9}, start=2)
     assert end == Offsets({A0: 9, A1: 9}, ids={"a": TOPIC_ID}, epochs={A0: 5, A1: 5}, joined={A0: 4, A1: 2})
     assert ranges(Offsets({}), end) == [(0, 4, 9), (1, 2, 9)]
 
 
-def test_what_is_revoked_is_neither_read_nor_lost_nor_forgotten() -> None:
+def test_revoked_partition_is_neither_read_nor_lost_nor_forgotten() -> None:
     claims = member([A0], {A0: 10})
     logs = LogSnapshot(READ, claims, {A0: ListedOffset(10, EPOCH, -1)})
     assert data_loss.deleted(logs) == []
@@ -66,7 +66,7 @@ def test_what_is_revoked_is_neither_read_nor_lost_nor_forgotten() -> None:
     assert ranges(READ, end) == [(0, 10, 15)]
 
 
-def test_a_topic_of_which_all_is_revoked_is_still_known_by_its_id() -> None:
+def test_topic_with_all_partitions_revoked_keeps_its_id() -> None:
     """The topic may be recreated before the partitions are assigned again."""
     b0 = ("b", 0)
     claims = member([b0], {b0: 0}, existing={**EXISTING, b0: b"b" * 16})
@@ -77,9 +77,7 @@ def test_a_topic_of_which_all_is_revoked_is_still_known_by_its_id() -> None:
 
 
 @pytest.mark.parametrize(("group", "begins"), [(None, 10), (7, 10), (10, 10), (40, 40)])
-def test_what_was_revoked_and_is_claimed_again_goes_on_at_the_larger_of_both_offsets(
-    group: int | None, begins: int
-) -> None:
+def test_reassigned_partition_starts_at_the_larger_offset_of_query_and_group(group: int | None, begins: int) -> None:
     revoked = next_end(READ, member([A0], {}), {A0: 15})
     assert revoked is not None
     again = member([A0, A1], {} if group is None else {A1: group})
@@ -95,14 +93,14 @@ def test_what_was_revoked_and_is_claimed_again_goes_on_at_the_larger_of_both_off
     assert next_end(after, again, {A0: 15, A1: 60}) is None
 
 
-def test_it_may_be_revoked_and_claimed_again_between_two_batches() -> None:
+def test_partition_revoked_and_reassigned_between_two_batches_moves_its_start() -> None:
     end = next_end(READ, member([A0, A1], {A0: 10, A1: 30}), {A0: 10, A1: 30})
     # No record is new, but the start of the next batch has changed.
     assert end == Offsets({A0: 10, A1: 30}, READ.ids, {A0: 5, A1: 5}, joined={A1: 30}, skipped=READ.skipped)
     assert ranges(READ, end) == []
 
 
-def test_the_epoch_of_what_this_query_read_last_is_not_that_of_what_another_has_read() -> None:
+def test_epoch_of_own_last_read_is_not_used_after_another_members_read() -> None:
     """With an epoch that ended before the offset, the broker would report a truncated log."""
     begin = replace(READ, epochs={A0: 3, A1: 3})
     end = next_end(begin, member([A0, A1], {A1: 30}), {A0: 10, A1: 30})
@@ -113,7 +111,7 @@ def test_the_epoch_of_what_this_query_read_last_is_not_that_of_what_another_has_
     assert offset_ranges(begin, end) == [Range("a", 1, 30, 35, TOPIC_ID, until_epoch=EPOCH)]
 
 
-def test_what_is_deleted_is_a_loss_also_if_it_was_revoked_before() -> None:
+def test_deleted_partition_is_a_loss_also_after_revocation() -> None:
     claims = member([A0], {}, existing={A0: TOPIC_ID})
     (loss,) = data_loss.deleted(LogSnapshot(READ, claims, {A0: ListedOffset(10, EPOCH, -1)}))
     assert loss.key == A1
@@ -127,13 +125,13 @@ def test_what_is_deleted_is_a_loss_also_if_it_was_revoked_before() -> None:
     assert (back.joined, back.skipped) == ({A1: 1}, {A1: 3})
 
 
-def test_a_topic_that_was_recreated_has_nothing_for_those_that_were_revoked() -> None:
+def test_recreated_topic_drops_offsets_of_revoked_partitions() -> None:
     recreated = dict.fromkeys(EXISTING, b"n" * 16)
     end = next_end(READ, member([A0], {A0: 10}, existing=recreated), {A0: 4})
     assert end == Offsets({A0: 4}, {"a": b"n" * 16}, {A0: 5}, joined={A0: 0}, skipped={A1: 3})
 
 
-def test_whatever_the_order_of_claims_each_offset_is_read_once_by_a_group_of_two() -> None:
+def test_offsets_are_read_once_by_two_members_in_any_order_of_assignments() -> None:
     """Try every split of three partitions between two members in three rounds; each member commits what it has read."""
     three = dict.fromkeys((A0, A1, A2), TOPIC_ID)
     for rounds in product(product((0, 1), repeat=3), repeat=3):

@@ -19,11 +19,11 @@ OLD, NEW = b"o" * 16, b"n" * 16
 A0, A1, A2, B0 = ("a", 0), ("a", 1), ("a", 2), ("b", 0)
 
 
-def seen(begin: Offsets, partitions: dict[tuple[str, int], bytes]) -> LogSnapshot:
+def snapshot(begin: Offsets, partitions: dict[tuple[str, int], bytes]) -> LogSnapshot:
     return LogSnapshot(begin, Claims(partitions), {key: ListedOffset(9, 5, -1) for key in partitions})
 
 
-def test_a_loss_ends_a_query_or_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_data_loss_fails_the_query_or_warns(caplog: pytest.LogCaptureFixture) -> None:
     found = [Loss("CLASS", "a-1 is gone", A1), Loss("CLASS", "b-0 is gone", B0, "Wait", "gone is gone")]
     data_loss.raise_or_warn(found, fail=False)
     assert [entry.getMessage() for entry in caplog.records] == [
@@ -40,9 +40,9 @@ def test_a_loss_ends_a_query_or_is_a_warning(caplog: pytest.LogCaptureFixture) -
     data_loss.raise_or_warn([], fail=True)
 
 
-def test_a_topic_recreated_is_named_with_both_ids_and_its_first_partition() -> None:
+def test_recreated_topic_error_has_both_ids_and_the_first_partition() -> None:
     begin = Offsets({A1: 7, A2: 5, B0: 3}, ids={"a": OLD, "b": OLD})
-    (loss,) = data_loss.recreated(seen(begin, {A0: NEW, B0: OLD}))
+    (loss,) = data_loss.recreated(snapshot(begin, {A0: NEW, B0: OLD}))
     assert loss.key == A1
     assert f"its id was {topic_id_text(OLD)}, now it is {topic_id_text(NEW)}; offsets up to 7 of a-1" in loss.what
     assert "onTopicRecreated=earliest" in loss.remedy
@@ -50,25 +50,25 @@ def test_a_topic_recreated_is_named_with_both_ids_and_its_first_partition() -> N
 
 
 @pytest.mark.parametrize(("before", "now"), [(OLD, NO_TOPIC_ID), (None, NEW)], ids=["no id now", "no id before"])
-def test_an_unknown_id_is_not_another_one(before: bytes | None, now: bytes) -> None:
+def test_unknown_topic_id_is_no_recreation(before: bytes | None, now: bytes) -> None:
     begin = Offsets({A0: 5}, ids={} if before is None else {"a": before})
-    assert data_loss.recreated(seen(begin, {A0: now})) == []
+    assert data_loss.recreated(snapshot(begin, {A0: now})) == []
 
 
-def test_a_topic_recreated_with_fewer_partitions_misses_none_of_them() -> None:
-    assert data_loss.deleted(seen(Offsets({A0: 5, A1: 5}, ids={"a": OLD}), {A0: NEW})) == []
-    (loss,) = data_loss.deleted(seen(Offsets({A0: 5, A1: 5}, ids={"a": OLD}), {A0: OLD}))
+def test_topic_recreated_with_fewer_partitions_reports_no_deleted_ones() -> None:
+    assert data_loss.deleted(snapshot(Offsets({A0: 5, A1: 5}, ids={"a": OLD}), {A0: NEW})) == []
+    (loss,) = data_loss.deleted(snapshot(Offsets({A0: 5, A1: 5}, ids={"a": OLD}), {A0: OLD}))
     assert loss.error_class == "KAFKA_DATA_LOSS.PARTITIONS_DELETED"
     assert loss.what.startswith("a-1 is not there any more: ")
     assert loss.what.endswith("read was a-1 up to offset 5")
-    (both,) = data_loss.deleted(seen(Offsets({A0: 5, A1: 6}), {B0: NEW}))
+    (both,) = data_loss.deleted(snapshot(Offsets({A0: 5, A1: 6}), {B0: NEW}))
     assert both.what.startswith("a-0, a-1 are not there any more: ")
 
 
-def test_a_new_partition_without_its_first_records_is_a_loss() -> None:
+def test_new_partition_without_its_first_records_is_a_loss() -> None:
     known, anew = (
-        seen(Offsets({A0: 5}, ids={"a": OLD}), {A0: OLD, A1: OLD}),
-        seen(Offsets({A0: 5}, ids={"a": OLD}), {A1: NEW}),
+        snapshot(Offsets({A0: 5}, ids={"a": OLD}), {A0: OLD, A1: OLD}),
+        snapshot(Offsets({A0: 5}, ids={"a": OLD}), {A1: NEW}),
     )
     assert data_loss.added(known, {A1: 0, B0: 7}) == {}
     assert data_loss.added(anew, {A1: 7}) == {}
@@ -78,7 +78,7 @@ def test_a_new_partition_without_its_first_records_is_a_loss() -> None:
     assert loss.what.startswith("a-1 is new in this query, and its log begins at offset 7")
 
 
-def test_of_many_gone_partitions_ten_are_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_warning_about_many_partitions_names_ten(caplog: pytest.LogCaptureFixture) -> None:
     begin = Offsets({("a", number): 10 for number in range(12)})
     data_loss.warn_advanced(begin.ends, {})
     data_loss.warn_stale([])
@@ -90,7 +90,7 @@ def test_of_many_gone_partitions_ten_are_named(caplog: pytest.LogCaptureFixture)
     assert "36 offsets are skipped" in said
 
 
-def test_what_a_replay_lacks_is_counted_by_partition() -> None:
+def test_skipped_offsets_of_a_replay_are_counted_by_partition() -> None:
     ranges = [
         Range("a", 0, 0, 5),
         Range("a", 0, 5, 10),

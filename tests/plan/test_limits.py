@@ -26,28 +26,28 @@ def ends(limit: int | None, *logs: tuple[int, int]) -> list[int]:
     return list(end_offsets(starts, available, limit).values())
 
 
-def test_without_a_limit_a_batch_reads_to_the_ends_of_the_logs() -> None:
+def test_batch_without_a_limit_reads_to_the_log_ends() -> None:
     assert ends(None, (0, 10), (5, 5), (7, 9)) == [10, 5, 9]
 
 
-def test_a_limit_is_shared_out_in_proportion_to_how_far_each_partition_is_behind() -> None:
+def test_limit_is_shared_in_proportion_to_lag() -> None:
     assert ends(10, (0, 100), (1_000, 1_300)) == [2, 1_007]
 
 
-def test_a_share_below_one_record_becomes_one_so_that_no_partition_starves() -> None:
+def test_share_below_one_record_is_raised_to_one() -> None:
     assert ends(10, (0, 1), (0, 1_000), (4, 4)) == [1, 9, 4]
     assert ends(1, (0, 5), (0, 5), (0, 5)) == [1, 1, 1]
 
 
-def test_other_shares_are_rounded_down() -> None:
+def test_shares_above_one_record_are_rounded_down() -> None:
     assert ends(5, (0, 10), (0, 10)) == [2, 2]
 
 
-def test_a_limit_beyond_what_there_is_reads_everything() -> None:
+def test_limit_above_the_lag_reads_everything() -> None:
     assert ends(1_000, (0, 3), (0, 4)) == [3, 4]
 
 
-def test_shares_are_worked_out_in_doubles_in_spark_s_order() -> None:
+def test_shares_are_computed_in_doubles_in_sparks_order() -> None:
     # 49 * (1 / 49) is just below 1 in doubles; 49 * 1 / 49 would be 1.
     assert ends(49, *[(0, 1)] * 49) == [1] * 49
     # 3 * (15 / 45) is 1 and stays 1; 100 * (29 / 100) is 28.999999999999996 and becomes 28.
@@ -55,26 +55,24 @@ def test_shares_are_worked_out_in_doubles_in_spark_s_order() -> None:
     assert ends(100, (0, 29), (0, 71)) == [28, 71]
 
 
-def test_a_log_that_ends_before_its_start_keeps_its_start() -> None:
+def test_log_end_before_the_start_keeps_the_start() -> None:
     assert ends(None, (10, 4), (0, 5)) == [10, 5]
     assert ends(3, (10, 4), (0, 5)) == [10, 3]
 
 
-def test_partitions_come_out_sorted_and_only_those_that_have_a_log() -> None:
+def test_ends_are_sorted_and_omit_partitions_without_a_log() -> None:
     starts = {("b", 0): 1, ("a", 10): 1, ("a", 9): 1, ("gone", 0): 1}
     found = end_offsets(starts, {("b", 0): 2, ("a", 10): 2, ("a", 9): 2}, 1)
     assert list(found) == [("a", 9), ("a", 10), ("b", 0)]
 
 
-def test_a_new_partition_without_a_beginning_is_the_caller_s_mistake() -> None:
+def test_new_partition_without_a_start_is_an_error() -> None:
     with pytest.raises(UsageError, match="orders-3 is new"):
         end_offsets({}, {("orders", 3): 5}, None)
 
 
 @given(LOGS, st.integers(1, 10**6))
-def test_every_limited_batch_gets_on_and_stays_in_the_log(
-    logs: dict[TopicPartition, tuple[int, int]], limit: int
-) -> None:
+def test_limited_batch_advances_within_the_log(logs: dict[TopicPartition, tuple[int, int]], limit: int) -> None:
     starts = {tp: log[0] for tp, log in logs.items()}
     available = {tp: log[1] for tp, log in logs.items()}
     found = end_offsets(starts, available, limit)
@@ -83,7 +81,7 @@ def test_every_limited_batch_gets_on_and_stays_in_the_log(
     assert sum(found[tp] - starts[tp] for tp in found) <= limit + len(logs)
 
 
-def test_the_limit_is_what_spark_hands_over_and_the_option_where_spark_hands_nothing() -> None:
+def test_limit_is_sparks_read_limit_or_else_the_option() -> None:
     read_all = type("ReadAllAvailable", (), {})()
     read_max = type("ReadMaxRows", (SimpleNamespace,), {})(max_rows=7)
     assert max_offsets(read_all, 5) is None
@@ -92,7 +90,7 @@ def test_the_limit_is_what_spark_hands_over_and_the_option_where_spark_hands_not
     assert max_offsets(None, None) is None
 
 
-def test_spark_s_own_limits_are_known() -> None:
+def test_read_limits_of_spark_are_known() -> None:
     datasource = pytest.importorskip("pyspark.sql.streaming.datasource")
     assert max_offsets(datasource.ReadAllAvailable(), 5) is None
     assert max_offsets(datasource.ReadMaxRows(7), 5) == 7
@@ -103,7 +101,7 @@ def test_spark_s_own_limits_are_known() -> None:
 # -- in bytes -------------------------------------------------------------------------------------
 
 
-def of_bytes(limit_bytes: int, *logs: tuple[int, int, float]) -> list[int]:
+def ends_by_bytes(limit_bytes: int, *logs: tuple[int, int, float]) -> list[int]:
     """Return the ends for partitions (start, log end offset, bytes per offset) 0, 1, 2, … of one topic."""
     starts = {("t", number): start for number, (start, _, _) in enumerate(logs)}
     available = {("t", number): end for number, (_, end, _) in enumerate(logs)}
@@ -111,24 +109,24 @@ def of_bytes(limit_bytes: int, *logs: tuple[int, int, float]) -> list[int]:
     return list(end_offsets(starts, available, offsets_of_bytes(starts, available, sizes, limit_bytes)).values())
 
 
-def test_bytes_are_shared_out_in_proportion_to_how_many_each_partition_is_behind() -> None:
+def test_byte_limit_is_shared_in_proportion_to_lag_in_bytes() -> None:
     # Half of 1000 bytes is 500, half of 9000 bytes is 4500.
-    assert of_bytes(5_000, (0, 100, 10.0), (50, 60, 900.0)) == [50, 55]
-    assert of_bytes(5_000, (0, 1_000, 1.0), (50, 50, 7.0), (50, 60, 900.0)) == [500, 50, 55]
+    assert ends_by_bytes(5_000, (0, 100, 10.0), (50, 60, 900.0)) == [50, 55]
+    assert ends_by_bytes(5_000, (0, 1_000, 1.0), (50, 50, 7.0), (50, 60, 900.0)) == [500, 50, 55]
 
 
-def test_bytes_enough_for_everything_are_no_limit() -> None:
+def test_byte_limit_above_the_lag_reads_everything() -> None:
     # As a limit in offsets, 100 of 100 would be 28 of 29 in doubles, see above.
-    assert of_bytes(1_000, (0, 29, 10.0), (0, 71, 10.0)) == [29, 71]
-    assert of_bytes(1, (3, 3, 0.0), (9, 4, 0.0)) == [3, 9]
+    assert ends_by_bytes(1_000, (0, 29, 10.0), (0, 71, 10.0)) == [29, 71]
+    assert ends_by_bytes(1, (3, 3, 0.0), (9, 4, 0.0)) == [3, 9]
 
 
-def test_fewer_bytes_than_a_record_has_are_a_record_of_each_partition() -> None:
-    assert of_bytes(1, (0, 5, 1e6), (0, 1_000, 1e6), (7, 7, 1.0)) == [1, 1, 7]
+def test_byte_limit_below_a_record_reads_one_record_per_partition() -> None:
+    assert ends_by_bytes(1, (0, 5, 1e6), (0, 1_000, 1e6), (7, 7, 1.0)) == [1, 1, 7]
 
 
 @given(LOGS, st.data(), st.integers(1, 10**12))
-def test_a_batch_limited_in_bytes_exceeds_them_by_at_most_a_record_of_each_partition(
+def test_byte_limited_batch_exceeds_the_limit_by_at_most_one_record_per_partition(
     logs: dict[TopicPartition, tuple[int, int]], data: st.DataObject, limit_bytes: int
 ) -> None:
     starts = {tp: log[0] for tp, log in logs.items()}
@@ -141,7 +139,7 @@ def test_a_batch_limited_in_bytes_exceeds_them_by_at_most_a_record_of_each_parti
         assert start + (1 if end > start else 0) <= found[tp] <= end
 
 
-def test_the_trigger_once_knows_no_limit_in_bytes() -> None:
+def test_trigger_once_has_no_byte_limit() -> None:
     read_max = type("ReadMaxRows", (SimpleNamespace,), {})(max_rows=7)
     assert max_bytes(type("ReadAllAvailable", (), {})(), 5) is None
     assert max_bytes(read_max, 5) == max_bytes(None, 5) == 5

@@ -22,7 +22,7 @@ PARTITIONS = st.tuples(st.sampled_from(["orders", "a", "b.c-d_e"]), st.integers(
 OFFSETS = st.dictionaries(PARTITIONS, st.integers(0, 2**63 - 1), min_size=1)
 
 
-def whole() -> Offsets:
+def offsets_with_all_fields() -> Offsets:
     return Offsets(
         ends={("orders", 10): 7, ("orders", 9): 1200, ("a", 0): 3},
         ids={"orders": TOPIC_ID},
@@ -33,8 +33,8 @@ def whole() -> Offsets:
     )
 
 
-def test_offsets_are_written_as_the_design_says() -> None:
-    assert json.dumps(whole().to_json_dict()) == (
+def test_offsets_have_the_documented_json() -> None:
+    assert json.dumps(offsets_with_all_fields().to_json_dict()) == (
         '{"a": {"0": 3}, "orders": {"9": 1200, "10": 7}, '
         f'"@ids": {{"orders": "{TOPIC_ID_TEXT}"}}, '
         '"@epochs": {"orders": {"9": 4}}, "@joined": {"orders": {"10": 5}}, "@leaders": {"orders": {"9": 3}}, '
@@ -42,25 +42,25 @@ def test_offsets_are_written_as_the_design_says() -> None:
     )
 
 
-def test_empty_additions_are_left_out_so_that_the_json_is_that_of_spark_s_connector() -> None:
+def test_empty_additions_are_omitted_as_in_sparks_connector() -> None:
     assert Offsets({("orders", 0): 1}).to_json_dict() == {"orders": {"0": 1}}
 
 
-def test_what_was_written_before_skipped_offsets_were_counted_is_accepted() -> None:
-    before = {key: rows for key, rows in whole().to_json_dict().items() if key != "@skipped"}
-    assert Offsets.from_json_dict(before) == replace(whole(), skipped={})
+def test_json_without_skipped_offsets_is_accepted() -> None:
+    before = {key: rows for key, rows in offsets_with_all_fields().to_json_dict().items() if key != "@skipped"}
+    assert Offsets.from_json_dict(before) == replace(offsets_with_all_fields(), skipped={})
 
 
-def test_what_was_skipped_of_partitions_that_are_deleted_has_a_key_that_older_versions_know_to_be_newer() -> None:
+def test_skipped_offsets_of_deleted_partitions_have_a_newer_key() -> None:
     """In `@skipped`, an older version would report them as damage."""
-    offsets = replace(whole(), skipped={("orders", 9): 17, ("orders", 1): 40, ("b", 0): 2})
+    offsets = replace(offsets_with_all_fields(), skipped={("orders", 9): 17, ("orders", 1): 40, ("b", 0): 2})
     rows = offsets.to_json_dict()
     assert rows["@skipped"] == {"orders": {"9": 17}}
     assert rows["@skippedDeleted"] == {"b": {"0": 2}, "orders": {"1": 40}}
     assert Offsets.from_json_dict(json.loads(json.dumps(rows))) == offsets
 
 
-def test_what_spark_s_connector_wrote_is_accepted() -> None:
+def test_json_of_sparks_connector_is_accepted() -> None:
     offsets = Offsets.from_json_dict(json.loads('{"b":{"1":5,"0":4},"a":{"0":0}}'))
     assert offsets == Offsets({("a", 0): 0, ("b", 0): 4, ("b", 1): 5})
 
@@ -73,7 +73,7 @@ def test_equal_offsets_are_equal_strings(ends: dict[tuple[str, int], int], rando
 
 
 @given(OFFSETS, st.binary(min_size=16, max_size=16))
-def test_what_is_written_reads_back(ends: dict[tuple[str, int], int], topic_id: bytes) -> None:
+def test_written_offsets_are_read_back(ends: dict[tuple[str, int], int], topic_id: bytes) -> None:
     offsets = Offsets(
         ends,
         ids={topic: topic_id for topic, _ in ends},
@@ -85,7 +85,7 @@ def test_what_is_written_reads_back(ends: dict[tuple[str, int], int], topic_id: 
     assert Offsets.from_json_dict(json.loads(json.dumps(offsets.to_json_dict()))) == offsets
 
 
-def test_a_topic_id_is_written_as_kafka_s_tools_print_it() -> None:
+def test_topic_id_is_written_as_by_kafkas_tools() -> None:
     assert topic_id_text(TOPIC_ID) == TOPIC_ID_TEXT
     assert topic_id_text(b"\xff" * 16) == "_" * 21 + "w"
 
@@ -120,7 +120,7 @@ def test_a_topic_id_is_written_as_kafka_s_tools_print_it() -> None:
         ({"orders": {"0": 1}, "@joined": {"orders": {"0": 2}}}, "begins orders-0 at 2, after its end 1"),
     ],
 )
-def test_anything_else_is_refused_with_the_reason_and_the_remedy(rows: object, why: str) -> None:
+def test_other_json_is_refused_with_reason_and_remedy(rows: object, why: str) -> None:
     with pytest.raises(ConfigurationError) as raised:
         Offsets.from_json_dict(rows)
     assert why in str(raised.value)
@@ -128,11 +128,11 @@ def test_anything_else_is_refused_with_the_reason_and_the_remedy(rows: object, w
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a b", "a@b", "ä", "x" * 250, "a\n"])
-def test_names_that_kafka_does_not_allow_are_no_topics(name: str) -> None:
+def test_invalid_topic_names_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="no topic name"):
         legal_topic(name)
 
 
 @pytest.mark.parametrize("name", ["a", "...", "A-Z_0.9", "x" * 249])
-def test_names_that_kafka_allows_are_topics(name: str) -> None:
+def test_valid_topic_names_are_accepted(name: str) -> None:
     assert legal_topic(name) == name

@@ -29,31 +29,31 @@ def size(group: tuple[Range, ...]) -> int:
     return sum(one.size for one in group)
 
 
-def test_without_a_limit_every_range_is_a_task() -> None:
+def test_ranges_without_a_task_limit_are_one_task_each() -> None:
     wanted = ranges(5, 6, 7)
     assert groups(wanted, None, {}) == [(one,) for one in wanted]
     assert groups(wanted, 3, {}) == [(one,) for one in wanted]
     assert groups([], 3, {}) == []
 
 
-def test_ranges_of_one_leader_go_together() -> None:
+def test_ranges_of_one_leader_share_a_task() -> None:
     leaders = {("t", number): number % 3 for number in range(9)}
     found = groups(ranges(*[10] * 9), 3, leaders)
     assert [[one.partition for one in group] for group in found] == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
 
 
-def test_tasks_are_alike_in_size_before_they_are_of_one_leader() -> None:
+def test_equal_task_size_takes_precedence_over_one_leader() -> None:
     leaders = {("t", number): 0 if number else 1 for number in range(5)}
     found = groups(ranges(100, 10, 10, 10, 90), 2, leaders)
     assert [[one.partition for one in group] for group in found] == [[1, 2, 3, 4], [0]]
     assert [size(group) for group in groups(ranges(100, 10, 10, 10, 90), 3, {})] == [100, 30, 90]
 
 
-def test_a_range_larger_than_all_others_has_a_task_of_its_own() -> None:
+def test_largest_range_has_a_separate_task() -> None:
     assert [size(group) for group in groups(ranges(1, 1, 1_000, 1, 1), 3, {})] == [2, 1_000, 2]
 
 
-def test_pieces_of_one_partition_that_meet_are_one_range_again() -> None:
+def test_adjacent_pieces_of_a_partition_are_merged() -> None:
     pieces = split([Range("t", 0, 5, 105, from_epoch=3, until_epoch=4)], max_records=7)
     assert len(pieces) == 15
     assert groups(pieces, 1, {}) == [(Range("t", 0, 5, 105, from_epoch=3, until_epoch=4),)]
@@ -63,9 +63,7 @@ def test_pieces_of_one_partition_that_meet_are_one_range_again() -> None:
 
 
 @given(RANGES, st.integers(1, 12), st.integers(1, 4))
-def test_every_offset_is_in_one_task_and_no_task_is_larger_than_it_must_be(
-    wanted: list[Range], most: int, brokers: int
-) -> None:
+def test_offsets_are_in_one_task_each_of_minimal_size(wanted: list[Range], most: int, brokers: int) -> None:
     leaders: dict[TopicPartition, int] = {(one.topic, one.partition): one.partition % brokers for one in wanted}
     found = groups(wanted, most, leaders)
     assert len(found) <= max(most, 1)
@@ -78,7 +76,7 @@ def test_every_offset_is_in_one_task_and_no_task_is_larger_than_it_must_be(
 
 
 @given(RANGES, st.integers(1, 12), st.randoms())
-def test_the_order_of_the_ranges_does_not_matter(wanted: list[Range], most: int, by: random.Random) -> None:
+def test_order_of_ranges_does_not_matter(wanted: list[Range], most: int, by: random.Random) -> None:
     leaders: dict[TopicPartition, int] = {(one.topic, one.partition): one.partition % 3 for one in wanted}
     shuffled = list(wanted)
     by.shuffle(shuffled)

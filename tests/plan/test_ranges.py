@@ -28,39 +28,39 @@ def split(min_partitions: int | None, *ranges: tuple[int, int]) -> list[tuple[st
     return [(r.topic, r.from_offset, r.until_offset) for r in found]
 
 
-def test_every_partition_with_new_records_is_one_range() -> None:
+def test_partition_with_new_records_is_one_range() -> None:
     assert split(None, (1, 2)) == [("t1", 1, 2)]
 
 
-def test_partitions_without_new_records_have_none() -> None:
+def test_partitions_without_new_records_have_no_range() -> None:
     assert split(None, (1, 2), (1, 1)) == [("t1", 1, 2)]
 
 
-def test_enough_partitions_are_not_split() -> None:
+def test_ranges_are_not_split_if_min_partitions_is_reached() -> None:
     assert split(3, (1, 2), (1, 2), (1, 2)) == [("t1", 1, 2), ("t2", 1, 2), ("t3", 1, 2)]
     assert split(1, (1, 5), (1, 21)) == [("t1", 1, 5), ("t2", 1, 21)]
 
 
-def test_one_partition_is_split_into_as_many_as_wanted() -> None:
+def test_single_partition_is_split_into_min_partitions() -> None:
     assert split(4, (1, 5)) == [("t1", 1, 2), ("t1", 2, 3), ("t1", 3, 4), ("t1", 4, 5)]
 
 
-def test_skewed_partitions_are_split_by_their_size() -> None:
+def test_skewed_partitions_are_split_in_proportion_to_size() -> None:
     skewed = [("t1", 1, 5), ("t2", 1, 7), ("t2", 7, 14), ("t2", 14, 21)]
     assert split(4, (1, 5), (1, 21)) == skewed
     assert split(4, (1, 5), (1, 21), (1, 1)) == skewed
     assert split(4, (1, 2), (1, 1001)) == [("t1", 1, 2), ("t2", 1, 334), ("t2", 334, 667), ("t2", 667, 1001)]
 
 
-def test_empty_partitions_take_no_share() -> None:
+def test_empty_partitions_get_no_range() -> None:
     assert split(4, (1, 1), (1, 21)) == [("t2", 1, 6), ("t2", 6, 11), ("t2", 11, 16), ("t2", 16, 21)]
 
 
-def test_the_last_piece_takes_what_rounding_leaves() -> None:
+def test_last_piece_has_the_rounding_remainder() -> None:
     assert split(3, (1, 11)) == [("t1", 1, 4), ("t1", 4, 7), ("t1", 7, 11)]
 
 
-def test_no_offset_is_dropped_when_there_are_more_pieces_than_wanted() -> None:
+def test_offsets_are_kept_when_pieces_exceed_min_partitions() -> None:
     assert split(6, (0, 10), (0, 10), (0, 1)) == [
         ("t1", 0, 3),
         ("t1", 3, 6),
@@ -77,7 +77,7 @@ def test_large_partitions_are_split_evenly() -> None:
     assert [until - begin for _, begin, until in pieces] == [5_000] * 9
 
 
-def test_small_partitions_are_set_aside_before_large_ones_share_the_rest() -> None:
+def test_small_partitions_stay_whole_and_large_ones_share_the_rest() -> None:
     assert split(6, (0, 500), (0, 12_000), (0, 15_001)) == [
         ("t1", 0, 500),
         ("t2", 0, 6_000),
@@ -96,7 +96,7 @@ def test_small_partitions_are_set_aside_before_large_ones_share_the_rest() -> No
     ]
 
 
-def test_half_a_piece_counts_as_a_piece() -> None:
+def test_half_a_piece_is_rounded_up() -> None:
     # 2.5 pieces each: Java rounds to 3, Python's `round` to 2.
     assert len(split(5, (0, 100), (0, 100))) == 6
 
@@ -107,7 +107,7 @@ def test_half_a_piece_counts_as_a_piece() -> None:
     ),
     st.none() | st.integers(1, 40),
 )
-def test_ranges_cover_every_new_offset_once(logs: dict[tuple[str, int], tuple[int, int]], wanted: int | None) -> None:
+def test_ranges_cover_each_new_offset_once(logs: dict[tuple[str, int], tuple[int, int]], wanted: int | None) -> None:
     start = Offsets({tp: begin for tp, (begin, _) in logs.items()})
     end = Offsets({tp: begin + size for tp, (begin, size) in logs.items()})
     ranges = offset_ranges(start, end, min_partitions=wanted)
@@ -123,29 +123,29 @@ def test_ranges_cover_every_new_offset_once(logs: dict[tuple[str, int], tuple[in
 # -- starts of partitions -------------------------------------------------------------------------
 
 
-def test_a_range_knows_its_topic_id_and_the_epochs_at_both_ends() -> None:
+def test_range_has_topic_id_and_epochs_of_both_ends() -> None:
     start = Offsets({T1: 5}, ids={"t1": NEW_ID}, epochs={T1: 3})
     end = Offsets({T1: 9}, ids={"t1": NEW_ID}, epochs={T1: 4})
     assert offset_ranges(start, end) == [Range("t1", 1, 5, 9, topic_id=NEW_ID, from_epoch=3, until_epoch=4)]
 
 
-def test_what_is_not_known_is_said_as_kafka_does() -> None:
+def test_unknown_topic_id_and_epochs_have_kafkas_sentinels() -> None:
     (found,) = offset_ranges(Offsets({T1: 5}), Offsets({T1: 9}))
     assert (found.topic_id, found.from_epoch, found.until_epoch) == (NO_TOPIC_ID, -1, -1)
 
 
-def test_only_the_first_piece_of_a_split_knows_the_epoch_before_it() -> None:
+def test_first_piece_of_a_split_alone_has_the_previous_epoch() -> None:
     pieces = offset_ranges(Offsets({T1: 0}, epochs={T1: 3}), Offsets({T1: 3}, epochs={T1: 4}), min_partitions=3)
     assert [(r.from_epoch, r.until_epoch) for r in pieces] == [(3, 4), (-1, 4), (-1, 4)]
 
 
-def test_a_partition_that_the_start_lacks_begins_where_it_was_joined() -> None:
+def test_partition_missing_in_the_start_begins_at_its_joined_offset() -> None:
     start, end = Offsets({T1: 5}), Offsets({T1: 5, T2: 9}, joined={T2: 7})
     assert unresolved(start, end) == []
     assert offset_ranges(start, end) == [Range("t2", 1, 7, 9)]
 
 
-def test_a_new_partition_that_nobody_joined_begins_at_the_earliest_offset_that_the_caller_found() -> None:
+def test_new_partition_without_joined_offset_begins_at_the_given_earliest_offset() -> None:
     start, end = Offsets({T1: 5}), Offsets({T1: 6, T2: 9})
     assert unresolved(start, end) == [T2]
     assert offset_ranges(start, end, earliest={T2: 2})[1] == Range("t2", 1, 2, 9)
@@ -153,44 +153,46 @@ def test_a_new_partition_that_nobody_joined_begins_at_the_earliest_offset_that_t
         offset_ranges(start, end)
 
 
-def test_a_topic_recreated_begins_where_it_was_joined_not_where_the_old_one_ended() -> None:
+def test_recreated_topic_begins_at_its_joined_offset() -> None:
     start = Offsets({T1: 500}, ids={"t1": OLD_ID}, epochs={T1: 3})
     end = Offsets({T1: 20}, ids={"t1": NEW_ID}, joined={T1: 0})
     assert offset_ranges(start, end) == [Range("t1", 1, 0, 20, topic_id=NEW_ID)]
     assert unresolved(start, Offsets({T1: 20}, ids={"t1": NEW_ID})) == [T1]
 
 
-def test_a_log_that_lost_what_was_to_be_read_next_begins_where_it_was_joined() -> None:
+def test_log_without_the_next_offset_begins_at_its_joined_offset() -> None:
     start = Offsets({T1: 5, T2: 5}, ids={"t1": NEW_ID}, epochs={T1: 3})
     end = Offsets({T1: 20, T2: 9}, ids={"t1": NEW_ID}, epochs={T1: 4}, joined={T1: 12, T2: 9}, skipped={T1: 7, T2: 4})
     assert offset_ranges(start, end) == [Range("t1", 1, 12, 20, topic_id=NEW_ID, until_epoch=4)]
     assert offset_ranges(end, end) == []
 
 
-def test_the_start_decides_when_both_it_and_a_joined_offset_are_there() -> None:
+def test_start_offset_takes_precedence_over_joined_offset() -> None:
     # Older versions of Spark request (end, end) after a restart: no record may be read again.
     end = Offsets({T1: 20}, ids={"t1": NEW_ID}, joined={T1: 0})
     assert offset_ranges(end, end) == []
 
 
-def test_a_partition_that_is_gone_has_no_range() -> None:
+def test_deleted_partition_has_no_range() -> None:
     assert offset_ranges(Offsets({T1: 5, T2: 5}), Offsets({T1: 6})) == [Range("t1", 1, 5, 6)]
 
 
-def test_an_end_before_its_beginning_is_data_loss() -> None:
+def test_end_before_the_start_is_data_loss() -> None:
     with pytest.raises(DataLoss) as raised:
         offset_ranges(Offsets({T1: 10}), Offsets({T1: 4}))
     assert "t1-1: the batch ends at offset 4, before it begins (10)" in str(raised.value)
     assert "failOnDataLoss=false" in str(raised.value)
 
 
-def test_with_data_loss_allowed_such_a_partition_is_skipped_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_end_before_the_start_is_skipped_with_a_warning_if_data_loss_is_allowed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with caplog.at_level(logging.WARNING):
         found = offset_ranges(Offsets({T1: 10, T2: 0}), Offsets({T1: 4, T2: 1}), fail_on_data_loss=False)
     assert found == [Range("t2", 1, 0, 1)]
     assert "t1-1" in caplog.text
 
 
-def test_a_range_pickles() -> None:
+def test_range_pickles() -> None:
     wanted = Range("t1", 1, 5, 9, NEW_ID, 3, 4)
     assert pickle.loads(pickle.dumps(wanted)) == wanted
