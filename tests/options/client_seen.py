@@ -1,4 +1,4 @@
-"""What each property of a client changes that can be seen: a part of the table of `test_properties_apply`."""
+"""Observable effects of each client property: a part of the table of `test_properties_apply`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def name_in_headers(cluster: TenRecords, given: dict[str, str]) -> object:
 
 
 def reached(cluster: TenRecords, given: dict[str, str]) -> str:
-    """Whether a listener without TLS can be talked to. Who speaks TLS waits in vain for its answer."""
+    """Return whether the client reaches a listener without TLS. A TLS client waits for a handshake until it times out."""
     timeout_ms = "300" if given["security.protocol"] == "SSL" else "20000"
     return outcome(lambda: client_of(cluster, {**given, "default.api.timeout.ms": timeout_ms}).metadata([]))
 
@@ -53,7 +53,7 @@ def time_until_given_up(cluster: TenRecords, given: dict[str, str]) -> int:
 
 
 def waits(cluster: TenRecords, given: dict[str, str]) -> list[float]:
-    """Between the tries of a request whose answer is an error, in ms."""
+    """Return the delays between the attempts of a request that fails, in ms."""
     cluster.refuse(FIND_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE, ALWAYS)
     clock = ManualClock()
     client = client_of(cluster, given, clock)
@@ -70,7 +70,7 @@ def silence(cluster: TenRecords, given: dict[str, str]) -> bool:
 
 
 def reconnects(cluster: TenRecords, given: dict[str, str]) -> list[float]:
-    """How long a closed port is left alone after each failure, in ms."""
+    """Return the delay before a closed port is tried again, after each failure, in ms."""
     clock = ManualClock()
     client = client_of(cluster, given, clock)
     host, port = closed_port().split(":")
@@ -108,7 +108,7 @@ def socket_option(option: int) -> Observe:
         client = client_of(cluster, given)
         where = Broker(1, *cluster.addresses[1])
         connection = client.connection(where, CONTROL, client.deadline())
-        # Linux doubles what is asked for.
+        # Linux doubles the requested size.
         return connection._stream._socket.getsockopt(socket.SOL_SOCKET, option) // 2
 
     return observe
@@ -121,7 +121,7 @@ def large_reply(cluster: TenRecords, given: dict[str, str]) -> bool:
     return outcome(lambda: client.ask(where, METADATA, {"topics": []}, client.deadline())) == "FrameTooLarge"
 
 
-# property -> what is looked at, and what is seen there for each value.
+# property -> observe function, and its result for each value.
 CLIENT_SEEN: dict[str, tuple[Observe, dict[str, Any]]] = {
     "bootstrap.servers": (who_is_asked, {"<cluster>": False, "<other>": True}),
     "client.id": (name_in_headers, {"me": {"me"}, "you": {"you"}}),

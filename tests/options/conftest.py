@@ -1,4 +1,4 @@
-"""Each test sees its own warnings."""
+"""Reset the deduplicated warnings before each test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each property of a consumer, or of a group's member, changes: a part of the table of `test_properties_apply`."""
+"""Observable effects of each property of a consumer or group member: a part of the table of `test_properties_apply`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def reader_of(cluster: TenRecords, given: Properties) -> KafkaStreamReader:
 
 
 def first_batch(reader: KafkaStreamReader) -> JsonDict:
-    """The end of a query's first batch, which also says where it begins (`@joined`)."""
+    """Return the end of a query's first batch, which also has its start (`@joined`)."""
     return reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
 
 
@@ -45,7 +45,7 @@ def group_asked_about(cluster: TenRecords, given: dict[str, str]) -> object:
 
 
 def of_member(api: Api, what: Callable[[dict[str, Any]], object]) -> Observe:
-    """Something of the first request of one kind by which a member joins its group."""
+    """Observe the first request of one kind with which a member joins its group."""
 
     def observe(cluster: TenRecords, given: dict[str, str]) -> object:
         protocol = "classic" if api is JOIN_GROUP else "consumer"
@@ -83,7 +83,7 @@ def beginning(cluster: TenRecords, given: dict[str, str]) -> object:
 
 
 def read(cluster: TenRecords, given: Properties) -> int:
-    """How many rows there are."""
+    """Return the number of rows."""
     client = client_of(cluster, {})
     consumer = parse_consumer(given)
     ranges = [Range("orders", 0, 0, 10, topic_id=client.topic("orders").topic_id)]
@@ -116,7 +116,7 @@ def unpacks(cluster: TenRecords, given: dict[str, str]) -> bool:
 
 
 def is_left_out(cluster: TenRecords, given: dict[str, str]) -> bool:
-    """Whether a partition that nobody reads is dropped from the fetches soon."""
+    """Return whether a partition that is not read is soon dropped from the fetches."""
     cluster.grow(10, times=20)
     one_batch = {"fetch.max.wait.ms": "10", "max.partition.fetch.bytes": "300"}
     with client_of(cluster, {}) as client, Consumer(client, parse_consumer({**given, **one_batch})) as consumer:
@@ -127,7 +127,7 @@ def is_left_out(cluster: TenRecords, given: dict[str, str]) -> bool:
         return stream.expired
 
 
-# property -> what is looked at, and what is seen there for each value.
+# property -> observe function, and its result for each value.
 CONSUMER_SEEN: dict[str, tuple[Observe, dict[str, Any]]] = {
     "group.id": (group_asked_about, {"mine": {"mine"}, "yours": {"yours"}}),
     "auto.offset.reset": (beginning, {"earliest": 0, "latest": 10, "none": "error"}),

@@ -1,8 +1,8 @@
-"""Options as people write them: names and kinds of values as found in public notebooks and jobs for `format("kafka")`.
+"""Options as users write them: names and kinds of values found in public notebooks and jobs for `format("kafka")`.
 
-Topics and hosts are replaced: BROKERS, TOPIC (two partitions), OTHER (one partition) and PATTERN stand for those of a
-test, and so do offsets and times for what lies in them. `rows`: a set of which the same rows are to be read, or
-written, as by Spark's own connector.
+Topics and hosts are replaced: BROKERS, TOPIC (two partitions), OTHER (one partition) and PATTERN are placeholders for
+those of a test; offsets and times match its records. `rows`: the same rows must be read or written as by Spark's own
+connector.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ JAAS = 'org.apache.kafka.common.security.plain.PlainLoginModule required usernam
 
 @dataclass(frozen=True)
 class OptionSet:
-    """What somebody gives to a query. `warnings`: the options that do nothing here. `error`: a part of our refusal."""
+    """Options of one query. `warnings`: the options without effect here. `error`: a part of the refusal."""
 
     name: str
     use: Literal["stream", "batch", "sink"]
@@ -250,7 +250,7 @@ REFUSED = [
     batch("a reset in a batch", {**EARLIEST, "auto.offset.reset": "earliest"}, error="startingOffsets"),
     stream("a slip", {**READ, "maxOffsetperTrigger": "1000000"}, error="did you mean maxOffsetsPerTrigger?"),
     sink("acks without the prefix", {**WRITE, "acks": "all"}, error="kafka.acks"),
-    # These five Spark's own connector refuses, too.
+    # Spark's own connector refuses these five, too.
     stream(
         "a reset and auto-commit",
         {**LATEST, "kafka.group.id": "g", "kafka.auto.offset.reset": "latest", "kafka.enable.auto.commit": "false"},
@@ -294,7 +294,7 @@ SINKS = [one for one in OPTION_SETS if one.rows and one.use == "sink"]
 
 
 def filled(one: OptionSet, names: Mapping[str, str]) -> dict[str, str]:
-    """The options with `names` in place of what stands for them."""
+    """Return the options with the placeholders replaced by `names`."""
     return {
         key: reduce(lambda text, name: text.replace(name, names[name]), names, one.options[key]) for key in one.options
     }

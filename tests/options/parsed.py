@@ -1,4 +1,4 @@
-"""Options of a stream, a batch and a sink in few words, and what they are refused with."""
+"""Shorthands that parse the options of a stream, a batch and a sink, and return their refusals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def sink(**more: str) -> SinkOptions:
 
 
 def with_dots(given: dict[str, str], more: dict[str, str]) -> dict[str, str]:
-    """`kafka_group_id="g"` stands for the option kafka.group.id."""
+    """Return all options; `kafka_group_id="g"` becomes the option kafka.group.id."""
     return {**given, **{key.replace("_", "."): value for key, value in more.items()}}
 
 

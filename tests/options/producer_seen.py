@@ -1,4 +1,4 @@
-"""What each property of a producer changes that can be seen: a part of the table of `test_properties_apply`."""
+"""Observable effects of each producer property: a part of the table of `test_properties_apply`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def rows(count: int = 1, size: int = 10, key: bool = False) -> pa.RecordBatch:
 
 
 def produce(cluster: TenRecords, given: Properties, written: pa.RecordBatch, clock: Clock = SYSTEM_CLOCK) -> str:
-    """Writes rows, to partition 0 unless they have keys. Returns how it went."""
+    """Write rows, without keys to partition 0. Return the outcome."""
     producer = AsyncProducer(client_of(cluster, client_part(given), clock), parse_producer(given))
     here = None if "key" in written.schema.names else np.zeros(written.num_rows, np.int32)
 
@@ -70,7 +70,7 @@ def client_part(given: Properties) -> dict[str, str]:
 def of_produce(look: Callable[[dict[str, Any]], object], written: pa.RecordBatch) -> Observe:
     def observe(cluster: TenRecords, given: dict[str, str]) -> object:
         assert produce(cluster, given, written) == "done"
-        give_up_s = time.monotonic() + 5  # acks=0 waits for no answer
+        give_up_s = time.monotonic() + 5  # acks=0 gets no reply
         while not cluster.asked(PRODUCE) and time.monotonic() < give_up_s:
             time.sleep(0.01)
         return [look(body) for body in cluster.asked(PRODUCE)]
@@ -104,7 +104,7 @@ def requests_of_many_rows(cluster: TenRecords, given: dict[str, str]) -> bool:
 
 
 def goes_out_by_itself(cluster: TenRecords, given: dict[str, str]) -> bool:
-    """Whether rows are written soon that nobody flushes."""
+    """Return whether rows are soon written without a flush."""
     producer = AsyncProducer(client_of(cluster, {}), parse_producer(given))
     sent = producer.send_columns("orders", rows(), np.zeros(1, np.int32))
     written = outcome(lambda: sent.result(Deadline.after_ms(BETWEEN_S * 1_000))) == "done"
@@ -113,21 +113,21 @@ def goes_out_by_itself(cluster: TenRecords, given: dict[str, str]) -> bool:
 
 
 def under_way(cluster: TenRecords, given: dict[str, str]) -> int:
-    """How many requests wait for their answers at once."""
+    """Return the number of requests in flight at once."""
     # One record batch in each request.
     small = {**given, "batch.size": "1000", "max.request.size": "1000"}
     producer = AsyncProducer(client_of(cluster, {}), parse_producer(small))
     here = np.zeros(100, np.int32)
     producer.send_columns("orders", rows(100, size=100), here)
     producer.flush()
-    # A partition has one request under way until its first is acknowledged.
+    # A partition has one request in flight until its first is acknowledged.
     cluster.silent_to(PRODUCE)
     before = producer.requests
     producer.send_columns("orders", rows(100, size=100), here)
     most, give_up_s = int(given["max.in.flight.requests.per.connection"]), time.monotonic() + 5
     while producer.requests - before < most and time.monotonic() < give_up_s:
         time.sleep(0.01)
-    time.sleep(0.1)  # and no more
+    time.sleep(0.1)  # no request beyond the limit
     sent = producer.requests - before
     producer.abort()
     return sent
@@ -171,14 +171,14 @@ def _raise(outcome: str) -> None:
 
 
 def client_that_knows_orders(cluster: TenRecords) -> Client:
-    """To look a topic up takes some of `max.block.ms`, too."""
+    """Return a client with cached metadata, because a lookup counts towards `max.block.ms`."""
     client = client_of(cluster, {})
     client.topic("orders")
     return client
 
 
 def held(cluster: TenRecords, given: dict[str, str]) -> bool:
-    """Whether 5 kB and then 50 kB are taken in while nothing is acknowledged."""
+    """Return whether 5 kB and then 50 kB are accepted while no batch is acknowledged."""
     cluster.silent_to(PRODUCE)
     limits = {"batch.size": "1000", "max.block.ms": SHORT}
     producer = AsyncProducer(client_that_knows_orders(cluster), parse_producer({**given, **limits}))
@@ -190,7 +190,7 @@ def held(cluster: TenRecords, given: dict[str, str]) -> bool:
 
 
 def blocks_for_long(cluster: TenRecords, given: dict[str, str]) -> bool:
-    """Who sends while memory is full."""
+    """Return whether a send with full memory blocks for long."""
     cluster.silent_to(PRODUCE)
     limits = {"batch.size": "1000", "buffer.memory": "5000", "delivery.timeout.ms": "100000"}
     producer = AsyncProducer(client_that_knows_orders(cluster), parse_producer({**given, **limits}))
@@ -203,13 +203,13 @@ def blocks_for_long(cluster: TenRecords, given: dict[str, str]) -> bool:
 
 
 def same_key(count: int) -> pa.RecordBatch:
-    """Rows of 1 KiB."""
+    """Return rows of 1 KiB."""
     columns = {"key": pa.array([b"same"] * count, pa.binary()), "value": pa.array([b"." * 1_024] * count, pa.binary())}
     return pa.RecordBatch.from_pydict(columns)
 
 
 def share_of_the_silent(cluster: TenRecords, given: dict[str, str]) -> float:
-    """Of rows without a key, how many go to the partition whose leader answers nothing, and for which some wait."""
+    """Return the share of rows without a key that goes to a partition with a backlog and a silent leader."""
     with FakeKafka(2) as two:
         two.create_topic("orders", 2)
         known = {"bootstrap.servers": two.bootstrap_servers, "batch.size": "1000", **given}
@@ -220,13 +220,13 @@ def share_of_the_silent(cluster: TenRecords, given: dict[str, str]) -> float:
             producer.send_columns("orders", rows(40, size=100), np.zeros(40, np.int32))
             wait_until(lambda: two.asked(PRODUCE))
             time.sleep(0.2)  # longer than partitioner.availability.timeout.ms
-            many = rows(8_000, size=1_000)  # several hundred choices: by chance nothing else is seen
+            many = rows(8_000, size=1_000)  # several hundred choices: the result cannot be chance
             chosen = producer._intake._choice.choose(client.topic("orders"), many, np.full(8_000, 1_000), None)
             producer.abort()
     return float((chosen == 0).mean())
 
 
-# property -> what is looked at, and what is seen there for each value.
+# property -> observe function, and its result for each value.
 PRODUCER_SEEN: dict[str, tuple[Observe, dict[str, Any]]] = {
     "request.timeout.ms": (
         of_produce(lambda body: round(body["timeout_ms"], -4), rows()),

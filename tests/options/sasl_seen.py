@@ -1,4 +1,4 @@
-"""What each property of SASL changes that can be seen: a part of the table of `test_properties_apply`."""
+"""Observable effects of each SASL property: a part of the table of `test_properties_apply`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NOT_OURS = "com.example.Handler"
 
 
 def signed_in(given: dict[str, str], clock: Clock = SYSTEM_CLOCK) -> tuple[str, bytes]:
-    """The mechanism, and the first message of the exchange; "" and nothing where it came to none."""
+    """Return the mechanism and the first message of the exchange; "" and b"" if there was no exchange."""
     mechanisms: list[str] = []
     messages: list[bytes] = []
 
@@ -60,7 +60,7 @@ def by_jaas(cluster: TenRecords, given: dict[str, str]) -> bytes:
 
 
 def token(cluster: TenRecords, given: dict[str, str]) -> bytes:
-    """The one that is sent; `<folder>` has files with tokens."""
+    """Return the sent token; `<folder>` has files with tokens."""
     with TemporaryDirectory() as folder:
         for name in ("one", "two"):
             Path(folder, name).write_text(name)
@@ -69,7 +69,7 @@ def token(cluster: TenRecords, given: dict[str, str]) -> bytes:
 
 
 def asked_of_endpoint(look: Callable[[dict[str, str], dict[str, list[str]]], object]) -> Any:
-    """What the token endpoint gets to see: its headers and its form."""
+    """Observe a request at the token endpoint: its headers and its form."""
 
     def observe(cluster: TenRecords, given: dict[str, str]) -> object:
         with Endpoint() as endpoint:
@@ -91,7 +91,7 @@ def _id_and_secret(headers: dict[str, str], form: object) -> str:
 
 
 def waits(cluster: TenRecords, given: dict[str, str]) -> list[int]:
-    """Between the questions to an endpoint that is busy, in ms: to what power of ten."""
+    """Return the delays between requests to a busy endpoint, in ms, rounded to a power of ten."""
     clock = ManualClock()
     with Endpoint() as endpoint:
         endpoint.answers = [(503, {}, b"")]
@@ -101,7 +101,7 @@ def waits(cluster: TenRecords, given: dict[str, str]) -> list[int]:
 
 
 def longest_wait(cluster: TenRecords, given: dict[str, str]) -> int:
-    """For the answer of an endpoint, in ms."""
+    """Return the longest wait for a reply of an endpoint, in ms."""
     waits_ms: list[int] = []
 
     def no_answer(url: object, tls: object, deadline: Deadline) -> None:

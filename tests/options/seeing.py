@@ -1,4 +1,4 @@
-"""How a property, or an option, shows: in what an action comes to, how long it takes, what differs."""
+"""Ways to observe the effect of a property or option: its outcome, its duration, a difference."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.ten_records import TenRecords
 Properties = Mapping[str, str]
 Observe = Callable[[TenRecords, dict[str, str]], object]
 
-# Of real time: what ends after 20 ms and after 2500 is told apart on a busy machine, too.
+# Real time: 20 ms and 2500 ms differ clearly also on a busy machine.
 SHORT, LONG, BETWEEN_S = "20", "2500", 2.0
 
 
@@ -25,7 +25,7 @@ def client_of(cluster: TenRecords, given: Properties, clock: Clock = SYSTEM_CLOC
 
 
 def outcome(action: Callable[[], object]) -> str:
-    """The name of the error of `action`, or "done"."""
+    """Return the name of the error of `action`, or "done"."""
     try:
         action()
     except KafkaError as error:
@@ -40,9 +40,9 @@ def took_long(action: Callable[[], object]) -> bool:
 
 
 def tens(number: float) -> int:
-    """The power of ten that a number with some jitter is about."""
+    """Return the nearest power of ten, to ignore jitter."""
     return int(10 ** round(math.log10(number)))
 
 
-# The two values are told apart, whatever is seen.
+# Expected value of tables that only require two different observations.
 DIFFER: Any = object()

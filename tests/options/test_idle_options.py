@@ -1,4 +1,4 @@
-"""Options of a source that do nothing without others: a warning says so."""
+"""Source options without effect unless another option is set: a warning says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Regular expressions for topic names. What java.util.regex finds (Java 17) is written down here as facts."""
+"""Regular expressions for topic names. The expected matches are those of java.util.regex (Java 17)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_possessive_quantifiers_and_atomic_groups_are_java_s() -> None:
 @pytest.mark.parametrize(
     ("pattern", "character"),
     [
-        # Java alone has these,
+        # Only Java has these,
         (r"^(?<letter>a)\k<letter>", 2),
         (r"a\Qa.b\E", 2),
         (r"[\Qa-z\E]x", 1),
@@ -71,12 +71,12 @@ def test_possessive_quantifiers_and_atomic_groups_are_java_s() -> None:
         (r"(?u)a", 1),
         (r"a(?i)B", 2),
         (r"\b{g}", 1),
-        # Python alone these,
+        # only Python has these,
         (r"(?P<x>a)", 1),
         (r"a{,2}", 2),
         (r"[]a]", 1),
         (r"[\b]", 1),
-        # and neither of them these.
+        # and neither has these.
         (r"[a", 1),
         (r"\x6", 1),
         ("a\\", 2),

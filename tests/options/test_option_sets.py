@@ -1,4 +1,4 @@
-"""Options of public notebooks: taken without ado where they do nothing, and refused where that would be no help."""
+"""Options of public notebooks: warned about if they have no effect, and refused if a warning would not help."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_there_are_many_and_of_each_kind() -> None:
 
 
 def test_of_a_stream_s_readers_only_the_one_that_runs_says_what_does_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """Spark also makes readers to plan with, each in a process of its own."""
+    """Spark also creates readers only to plan with, each in a separate process."""
     with TenRecords() as cluster, caplog.at_level(logging.WARNING):
         where = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "subscribe": "orders"}
         options = {**where, "startingOffsets": "earliest", "mode": "x", "kafka.colour": "y"}

@@ -1,6 +1,6 @@
-"""Every option of ours that is said to apply changes something that can be seen: offsets, tasks, rows, requests, times.
+"""Every own option marked as applied has an observable effect: offsets, tasks, rows, requests, times.
 
-A row of the table without a row here fails the test, and so does one whose values make no difference.
+The test fails for an option of the table without a row here, and for a row whose values make no difference.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ def took_long(action: Callable[[], object]) -> bool:
     return time.monotonic() - began_s > BETWEEN_S
 
 
-# -- where it begins and ends ---------------------------------------------------------------------
+# -- start and end --------------------------------------------------------------------------------
 
 
 def first_batch(reader: KafkaStreamReader) -> JsonDict:
-    """The end of a query's first batch, which also says where it begins (`@joined`)."""
+    """Return the end of a query's first batch, which also has its start (`@joined`)."""
     return plan(reader, reader.initialOffset())
 
 
@@ -98,7 +98,7 @@ def plan(reader: KafkaStreamReader, start: JsonDict) -> JsonDict:
 
 
 def planned(cluster: TenRecords, given: dict[str, str], *, more: int = 0) -> int:
-    """How many offsets the first batch covers, of twenty, and `more` in each partition."""
+    """Return the number of offsets in the first batch, of twenty, and `more` in each partition."""
     if more:
         cluster.grow(more)
     end = plan(stream(cluster, given), {"orders": dict(ORDERS)})
@@ -106,7 +106,7 @@ def planned(cluster: TenRecords, given: dict[str, str], *, more: int = 0) -> int
 
 
 def second_batch_waits(cluster: TenRecords, given: dict[str, str]) -> bool:
-    """Whether a trigger with two new offsets waits for more."""
+    """Return whether a trigger with two new offsets waits for more."""
     reader = stream(cluster, {"minOffsetsPerTrigger": "5", **given})
     first = plan(reader, {"orders": dict(ORDERS)})
     cluster.grow(1)
@@ -139,7 +139,7 @@ def tasks(cluster: TenRecords, given: dict[str, str]) -> int:
 
 
 def names_of_columns(cluster: TenRecords, given: dict[str, str]) -> object:
-    """Those that Spark is told, which must be those that come."""
+    """Return the column names of the schema, which must be those of the rows."""
     reader = batch(cluster, given)
     first = next(reader.read(reader.partitions()[0]))
     assert tuple(first.schema.names) == row_columns(given)
@@ -154,7 +154,7 @@ def gives_up_late(cluster: TenRecords, given: dict[str, str]) -> bool:
 
 
 def patience(cluster: TenRecords, given: dict[str, str]) -> list[bool]:
-    """Whether the start of a query, a trigger and a batch read ask for long, where nobody answers."""
+    """Return whether query start, trigger and batch read retry for long if no broker answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         nobody = f"127.0.0.1:{server.getsockname()[1]}"
     short = {
@@ -178,7 +178,7 @@ def write(cluster: TenRecords, given: dict[str, str]) -> list[dict[str, Any]]:
     schema = StructType.fromJson({"type": "struct", "fields": [field("value", "string")]})
     with spark_task():
         KafkaStreamWriter(options, schema).write(iter([pa.record_batch({"value": ["v"]})]))
-    give_up_s = time.monotonic() + 10  # acks=0 waits for no answer
+    give_up_s = time.monotonic() + 10  # acks=0 gets no reply
     while not cluster.asked(PRODUCE) and time.monotonic() < give_up_s:
         time.sleep(0.01)
     return cluster.asked(PRODUCE)
@@ -194,7 +194,7 @@ def written_topic(cluster: TenRecords, given: dict[str, str]) -> object:
 
 
 def asked_acks(cluster: TenRecords, given: dict[str, str]) -> object:
-    """And with which transactional id."""
+    """Return acks and the transactional id."""
     return [
         (body["acks"], body["transactional_id"]) for body in write(cluster, {"transactionalIdPrefix": "p", **given})
     ]
@@ -211,7 +211,7 @@ _ALL = "key,value,topic,partition,offset,timestamp,timestampType"
 _LATE = str(FIRST_TIMESTAMP_MS + 1_000)
 _AT_5 = FIRST_TIMESTAMP_MS + 5
 
-# option -> what is looked at, and what is seen there for each value.
+# option -> observe function, and its result for each value.
 SEEN: dict[str, tuple[Observe, dict[str, Any]]] = {
     "subscribe": (chosen, {"orders": ["orders-0", "orders-1"], "bills": ["bills-0", "bills-1"]}),
     "subscribePattern": (chosen, {"^o": ["orders-0", "orders-1"], "ills": ["bills-0", "bills-1"]}),

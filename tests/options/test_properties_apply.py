@@ -1,6 +1,6 @@
-"""Every property of Kafka's that is said to apply changes something that can be seen: a request, a socket, a time.
+"""Every Kafka property marked as applied has an observable effect: a request, a socket, a time.
 
-A row of the table without a row here fails the test, and so does one whose two values make no difference.
+The test fails for a property of the table without a row here, and for a row whose two values make no difference.
 """
 
 from __future__ import annotations

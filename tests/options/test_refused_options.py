@@ -1,4 +1,4 @@
-"""Options that are wrong, forbidden, unknown or of something else: an error or a warning in the words of the user."""
+"""Wrong, forbidden, unknown and foreign options: an error or a warning that names the user's option."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_slip_and_a_missing_prefix_are_errors_with_what_was_meant(name: str, h
 
 
 def test_a_slip_is_one_where_the_option_applies(caplog: pytest.LogCaptureFixture) -> None:
-    """What would be a warning when it is spelled right is no error when it is not."""
+    """A misspelt option is an error only if the correct option applies here; otherwise both are warnings."""
     assert "did you mean topic?" in sink_refusal({"topics": "orders"})
     assert "kafka.acks" in sink_refusal({"acks": "1"})
     with caplog.at_level(logging.WARNING):
@@ -107,7 +107,7 @@ def test_options_of_other_formats_are_one_warning_each(use: str, caplog: pytest.
             assert "secret" not in caplog.text
 
 
-# Of Spark's other sources and sinks, of other clients of Kafka, and what public notebooks give to the connector.
+# Of Spark's other sources and sinks, of other Kafka clients, and of public notebooks for the connector.
 STRAYS = """
     mode header headers inferSchema multiLine multiline sep delimiter quote escape encoding charset nullValue dateFormat
     timestampFormat samplingRatio columnNameOfCorruptRecord mergeSchema pathGlobFilter recursiveFileLookup compression
@@ -214,7 +214,7 @@ def test_what_only_streams_have_is_a_warning_in_a_batch(caplog: pytest.LogCaptur
 
 
 def test_a_wrong_value_of_an_option_for_streams_is_refused_in_a_batch() -> None:
-    """Spark asks for the schema without saying which of the two it is."""
+    """Spark requests the schema without naming the kind of read."""
     found = refusal({"subscribe": "orders", "maxOffsetsPerTrigger": "-1"}, streaming=False)
     assert found.startswith("maxOffsetsPerTrigger is '-1'")
 

@@ -1,4 +1,4 @@
-"""What may be a secret among the options is in no message, log record, value or pickle of what they become."""
+"""Values of options that may be secrets are in no message, log record, value or pickle."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ READERS: dict[str, tuple[dict[str, str], Callable[[dict[str, str]], object]]] = 
     "schema": (SOURCE, row_columns),
 }
 
-# Of type password in Kafka, then what other clients call theirs, then slips.
+# Of type password in Kafka, then names in other clients, then misspellings.
 PROPERTIES = (
     "sasl.jaas.config",
     "sasl.oauthbearer.assertion.private.key.passphrase",
@@ -55,7 +55,7 @@ def _warnings_of_one_test_only() -> Iterator[None]:
 
 
 def everything_of(error: BaseException) -> Iterator[str]:
-    """All that a handler, a log or another process could show of it."""
+    """Return all that a handler, a log or another process could show of the error."""
     yield "".join(traceback.format_exception(error))
     yield repr(pickle.dumps(error))
     while error is not None:
@@ -72,7 +72,7 @@ def test_whatever_is_said_about_it_is_not_its_value(name: str, caplog: pytest.Lo
             given = {**options, name: text}
             try:
                 shown.append(repr(read(given)))
-                # That one makes a new query for each batch, from all of its options.
+                # foreachBatch creates a new query for each batch, from all of its options.
                 shown.append("" if what == "foreachBatch" else repr(cloudpickle.dumps(read(given))))
             except ConfigurationError as error:
                 shown += everything_of(error)
@@ -81,7 +81,7 @@ def test_whatever_is_said_about_it_is_not_its_value(name: str, caplog: pytest.Lo
 
 
 class TestKind:
-    """As properties of TLS and SASL will be read."""
+    """The option kind of TLS and SASL secrets."""
 
     def test_its_value_is_a_secret_as_it_was_given(self) -> None:
         assert SECRET.read("kafka.sasl.password", " hunter2 ") == Secret(" hunter2 ")
@@ -89,7 +89,7 @@ class TestKind:
     def test_a_wrong_one_is_not_shown(self) -> None:
         with pytest.raises(ConfigurationError, match=r"kafka.sasl.password is \[hidden\] \(empty\); allowed: any text"):
             SECRET.read("kafka.sasl.password", "")
-        # As Python has bytes of its environment that are none.
+        # Undecodable bytes of the environment become such characters in Python.
         with pytest.raises(ConfigurationError, match=r"is \[hidden\] \(no text in UTF-8\)") as refused:
             SECRET.read("kafka.sasl.password", JAAS + "\udcff")
         assert "hunter2" not in "".join(everything_of(refused.value))

@@ -1,4 +1,4 @@
-"""Spark's option dict of a sink becomes one frozen value, or an error in the words of the user."""
+"""Sink options: Spark's dict becomes one frozen value, or an error that names the user's option."""
 
 from __future__ import annotations
 

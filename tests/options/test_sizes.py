@@ -1,4 +1,4 @@
-"""Sizes in options: what each text means, in bytes."""
+"""Sizes in options: the number of bytes of each text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a query begins and ends: options become places, or an error in the words of the user."""
+"""Start and end of a query: options become positions, or an error that names the user's option."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from spark_kafka_source.options.start_positions import AtTime
 from tests.options.parsed import batch, refusal, stream
 
-# -- where a query begins and ends ----------------------------------------------------------------
+# -- start and end of a query ---------------------------------------------------------------------
 
 
 def test_a_stream_without_a_group_begins_at_latest_and_commits_nothing() -> None:
@@ -151,7 +151,7 @@ def test_commits_can_be_switched_off() -> None:
     assert batch(commitOffsets="false").commits is False
 
 
-# -- places in time -------------------------------------------------------------------------------
+# -- positions by timestamp -----------------------------------------------------------------------
 
 
 def test_times_are_milliseconds_or_iso_text_for_all_or_each_partition() -> None:

@@ -1,4 +1,4 @@
-"""An option is written in one place: its entry in the table is the field that holds its value."""
+"""An option has a single definition: its entry in the table is the field that holds its value."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from spark_kafka_source.options import markdown, parsing
 from spark_kafka_source.options.table import OPTIONS, READ, Option, SinkOptions, SourceOptions, entries, option
 
 LEAST = {"kafka.bootstrap.servers": "b:9092", "subscribe": "orders"}
-# What Kafka's properties make, and what kind of query it is.
+# Set by Kafka's properties and by the kind of query.
 NOT_OPTIONS = {"client", "consumer", "producer", "streaming", "auto_offset_reset"}
 
 

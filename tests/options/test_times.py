@@ -1,4 +1,4 @@
-"""Times and durations in options: what each text means, in milliseconds."""
+"""Times and durations in options: the milliseconds of each text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a TLS server and its client see of each property `ssl.*`. Part of `test_properties_apply`."""
+"""Effects of each property `ssl.*` on the handshake, at the TLS server and at its client: a part of the table of
+`test_properties_apply`."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ _PASSWORD = "right"
 
 @functools.cache
 def _files() -> dict[str, str]:
-    """Placeholders, and the paths that they stand for."""
+    """Return the placeholders and their paths."""
     folder = Path(tempfile.mkdtemp(prefix="tls-seen-"))
     authority, another = CertificateAuthority(folder, "a CA"), CertificateAuthority(folder / "another", "another CA")
     found = {
@@ -54,13 +55,13 @@ def _files() -> dict[str, str]:
 
 
 def _filled(text: str) -> str:
-    """A placeholder's path; with `text of ` before it, what is in the file."""
+    """Return a placeholder's path, or after `text of ` the text of that file."""
     path = _files().get(text.removeprefix("text of "), text)
     return Path(path).read_text() if text.startswith("text of ") else path
 
 
 def _seen(given: Mapping[str, str]) -> dict[str, Any]:
-    """`version`, `cipher`, and whose certificate the client has (`who`); or `error`."""
+    """Return `version`, `cipher`, and `who` (the client's certificate) of a handshake; or `error`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(_files()["<server>"])
     context.load_verify_locations(_files()["<ca>"])
@@ -76,7 +77,7 @@ def _seen(given: Mapping[str, str]) -> dict[str, Any]:
             pass
 
     with socket.create_server(("127.0.0.1", 0)) as server:
-        # One whose client is refused looks once more, for the names.
+        # A refused client connects once more, to read the certificate's names.
         serving = threading.Thread(target=lambda: (serve(), serve()), daemon=True)
         serving.start()
         port = server.getsockname()[1]
@@ -94,7 +95,7 @@ def _seen(given: Mapping[str, str]) -> dict[str, Any]:
         except KafkaError as error:
             return {"error": type(error).__name__}
         finally:
-            # A server that waits for one more gets it.
+            # For a server that waits for another connection.
             with closing(open_socket()):
                 pass
             serving.join(10)
@@ -102,7 +103,7 @@ def _seen(given: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _observe(what: str, **others: str) -> Callable[[object, dict[str, str]], object]:
-    """Of a handshake with these properties, too: `what` of it, or the name of its error."""
+    """Observe `what` of a handshake that also has these properties, or the name of its error."""
     base = {name.replace("_", "."): value for name, value in others.items()}
     base.setdefault("ssl.truststore.location", "<ca>")
     base = {name: value for name, value in base.items() if value}
