@@ -20,9 +20,7 @@ from spark_kafka_source.options.parsing import parse_source_options
         ),
     ],
 )
-def test_what_does_nothing_as_it_stands_is_a_warning(
-    given: dict[str, str], said: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_option_without_effect_is_a_warning(given: dict[str, str], said: str, caplog: pytest.LogCaptureFixture) -> None:
     topics = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "orders"}
     at_a_time = {"startingTimestamp": "5", "kafka.group.id": "etl"}
     with caplog.at_level(logging.WARNING):

@@ -33,7 +33,7 @@ FOUND_BY_JAVA = [
 
 
 @pytest.mark.parametrize(("pattern", "found"), FOUND_BY_JAVA)
-def test_a_pattern_finds_the_topics_that_java_finds(pattern: str, found: str) -> None:
+def test_pattern_matches_the_same_topics_as_in_java(pattern: str, found: str) -> None:
     assert [topic for topic in TOPICS if compile_java(pattern).search(topic)] == found.split()
 
 
@@ -43,7 +43,7 @@ def test_digits_and_letters_are_ascii_as_in_java() -> None:
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python's re has no possessive quantifiers before 3.11")
-def test_possessive_quantifiers_and_atomic_groups_are_java_s() -> None:
+def test_possessive_quantifiers_and_atomic_groups_match_as_in_java() -> None:
     assert compile_java("a++b").search("aab")
     assert not compile_java("a*+a").search("aab")
     assert compile_java("(?>ord)ers").search("orders")
@@ -82,7 +82,7 @@ def test_possessive_quantifiers_and_atomic_groups_are_java_s() -> None:
         ("a\\", 2),
     ],
 )
-def test_what_the_two_read_otherwise_is_refused_with_its_place(pattern: str, character: int) -> None:
+def test_syntax_with_another_meaning_in_java_is_refused_with_its_position(pattern: str, character: int) -> None:
     with pytest.raises(ValueError, match=rf"^from character {character} on, "):
         compile_java(pattern)
 
@@ -90,6 +90,6 @@ def test_what_the_two_read_otherwise_is_refused_with_its_place(pattern: str, cha
 @pytest.mark.parametrize(
     ("pattern", "message"), [(r"(", "unterminated"), (r"*", "nothing to repeat"), (r"(?<=a*)b", "look-behind")]
 )
-def test_what_python_does_not_take_is_refused_in_its_words(pattern: str, message: str) -> None:
+def test_syntax_unknown_to_python_is_refused_with_pythons_message(pattern: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         compile_java(pattern)

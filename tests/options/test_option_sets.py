@@ -34,7 +34,9 @@ def parse(one: OptionSet) -> object:
 
 
 @pytest.mark.parametrize("one", [one for one in OPTION_SETS if not one.error], ids=lambda one: one.name)
-def test_it_is_taken_and_what_does_nothing_is_said_once(one: OptionSet, caplog: pytest.LogCaptureFixture) -> None:
+def test_option_set_is_accepted_with_one_warning_per_idle_option(
+    one: OptionSet, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING):
         parse(one)
         parse(one)
@@ -42,20 +44,20 @@ def test_it_is_taken_and_what_does_nothing_is_said_once(one: OptionSet, caplog: 
 
 
 @pytest.mark.parametrize("one", [one for one in OPTION_SETS if one.error], ids=lambda one: one.name)
-def test_it_is_refused_with_what_to_do(one: OptionSet) -> None:
+def test_option_set_is_refused_with_a_remedy(one: OptionSet) -> None:
     with pytest.raises(ConfigurationError) as raised:
         parse(one)
     assert one.error in str(raised.value)
     assert "hunter2" not in str(raised.value)
 
 
-def test_there_are_many_and_of_each_kind() -> None:
+def test_option_sets_are_many_and_of_each_kind() -> None:
     assert len({one.name for one in OPTION_SETS}) == len(OPTION_SETS) >= 60
     assert len(READS) >= 25
     assert len(SINKS) >= 12
 
 
-def test_of_a_stream_s_readers_only_the_one_that_runs_says_what_does_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_running_reader_alone_warns_of_idle_options(caplog: pytest.LogCaptureFixture) -> None:
     """Spark also creates readers only to plan with, each in a separate process."""
     with TenRecords() as cluster, caplog.at_level(logging.WARNING):
         where = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "subscribe": "orders"}
@@ -68,7 +70,7 @@ def test_of_a_stream_s_readers_only_the_one_that_runs_says_what_does_nothing(cap
     assert [message.split()[0] for message in caplog.messages] == ["mode", "kafka.colour"]
 
 
-def test_of_a_stream_s_writers_only_the_one_that_is_told_how_a_batch_ended_says_it(
+def test_committing_writer_alone_warns_of_idle_options(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     options = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "orders", "mode": "x", "kafka.colour": "y"}
@@ -81,7 +83,7 @@ def test_of_a_stream_s_writers_only_the_one_that_is_told_how_a_batch_ended_says_
     assert [message.split()[0] for message in caplog.messages] == ["mode", "kafka.colour"]
 
 
-def test_a_function_for_foreachbatch_leaves_it_to_its_batches(caplog: pytest.LogCaptureFixture) -> None:
+def test_foreach_batch_function_warns_in_its_batches(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         foreach_batch_writer({"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "orders", "mode": "x"})
     assert caplog.messages == []

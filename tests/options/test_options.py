@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 # -- the source -----------------------------------------------------------------------------------
 
 
-def test_the_least_options_give_the_defaults_of_spark_s_connector() -> None:
+def test_minimal_options_have_the_defaults_of_sparks_connector() -> None:
     options = stream()
     assert options.client.bootstrap_servers == (("localhost", 9092),)
     assert (options.subscribe, options.subscribe_pattern, options.assign) == (("orders",), None, None)
@@ -47,7 +47,7 @@ def test_names_are_case_insensitive() -> None:
     assert (options.subscribe, options.max_offsets_per_trigger, options.consumer.group_id) == (("t",), 5, "Etl")
 
 
-def test_kafka_s_properties_reach_client_and_consumer() -> None:
+def test_kafka_properties_reach_client_and_consumer() -> None:
     options = stream(kafka_client_id="me", kafka_isolation_level="read_committed")
     assert options.client.client_id == "me"
     assert options.consumer.isolation_level == "read_committed"
@@ -60,23 +60,23 @@ def test_options_pickle_and_are_compared_by_value() -> None:
     assert pickle.loads(pickle.dumps(sink(topic="t"))) == sink(topic="t")
 
 
-def test_the_driver_s_patience_counts_the_retries() -> None:
+def test_driver_timeout_includes_the_retries() -> None:
     given = {"fetchOffset.numRetries": "2", "fetchOffset.retryIntervalMs": "7", "kafka.default.api.timeout.ms": "100"}
     assert parse_source_options({**ORDERS, **given}, streaming=True).offsets_timeout_ms == 100 + 2 * 107
 
 
-def test_topics_are_a_list_with_commas() -> None:
+def test_subscribe_is_a_comma_separated_list() -> None:
     assert stream(subscribe=" b, a,,b ").subscribe == ("b", "a")
 
 
-def test_a_pattern_is_searched_for_in_names() -> None:
+def test_subscribe_pattern_is_searched_within_topic_names() -> None:
     pattern = parse_source_options({**BROKERS, "subscribePattern": r"ord[a-z]+s"}, streaming=True).subscribe_pattern
     assert pattern is not None
     assert pattern.search("my-orders-eu")
     assert not pattern.search("Orders")
 
 
-def test_assigned_partitions_come_sorted() -> None:
+def test_assigned_partitions_are_sorted() -> None:
     options = parse_source_options({**BROKERS, "assign": '{"b": [2, 0], "a": [1]}'}, streaming=True)
     assert options.assign == {"a": (1,), "b": (0, 2)}
     assert list(options.assign) == ["a", "b"]
@@ -110,19 +110,19 @@ def test_assigned_partitions_come_sorted() -> None:
         ({"assign": '{"a b": [0]}'}, "'a b' is no topic name"),
     ],
 )
-def test_what_to_read_is_checked(given: dict[str, str], message: str) -> None:
+def test_invalid_topic_selection_is_refused(given: dict[str, str], message: str) -> None:
     assert message in refusal(given)
 
 
 # -- limits ---------------------------------------------------------------------------------------
 
 
-def test_a_limit_of_bytes_is_a_size() -> None:
+def test_byte_limit_is_a_size() -> None:
     assert stream(maxBytesPerTrigger="64m").max_bytes_per_trigger == 64 << 20
     assert stream().max_bytes_per_trigger is None
 
 
-def test_a_trigger_s_delay_is_a_duration(caplog: pytest.LogCaptureFixture) -> None:
+def test_max_trigger_delay_is_a_duration(caplog: pytest.LogCaptureFixture) -> None:
     assert stream(minOffsetsPerTrigger="9", maxTriggerDelay="2h").max_trigger_delay_ms == 7_200_000
     assert "maxTriggerDelay is '1 minute'" in refusal({"subscribe": "orders", "maxTriggerDelay": "1 minute"})
     with caplog.at_level(logging.WARNING):
@@ -133,19 +133,19 @@ def test_a_trigger_s_delay_is_a_duration(caplog: pytest.LogCaptureFixture) -> No
 @pytest.mark.parametrize(
     ("low", "high"), [("minOffsetsPerTrigger", "maxOffsetsPerTrigger"), ("minPartitions", "maxInputPartitions")]
 )
-def test_a_least_above_a_most_is_refused(low: str, high: str) -> None:
+def test_minimum_above_maximum_is_refused(low: str, high: str) -> None:
     assert f"{low} is 6, more than {high} (5)" in refusal({"subscribe": "orders", low: "6", high: "5"})
     assert stream(**{low: "5", high: "5"})
 
 
-def test_a_topic_recreated_is_an_error_unless_data_may_be_lost_or_it_is_said() -> None:
+def test_recreated_topic_fails_unless_allowed_by_options() -> None:
     assert stream(failOnDataLoss="false").fail_on_topic_recreated is False
     assert stream(failOnDataLoss="false", onTopicRecreated="fail").fail_on_topic_recreated is True
     assert stream(onTopicRecreated="earliest").fail_on_topic_recreated is False
     assert "allowed: fail, earliest" in refusal({"subscribe": "orders", "onTopicRecreated": "skip"})
 
 
-def test_no_secret_is_shown_or_kept() -> None:
+def test_secrets_are_not_shown_or_kept() -> None:
     jaas = 'PlainLoginModule required username="me" password="hunter2";'
     given = {"kafka.security.protocol": "SASL_SSL", "kafka.sasl.mechanism": "PLAIN", "kafka.sasl.jaas.config": jaas}
     for streaming in (True, False):
@@ -158,7 +158,7 @@ def test_no_secret_is_shown_or_kept() -> None:
     assert "hunter2" not in sink_refusal(given)
 
 
-def test_the_options_for_clusters_of_vendors_are_taken(caplog: pytest.LogCaptureFixture) -> None:
+def test_options_for_managed_clusters_are_accepted(caplog: pytest.LogCaptureFixture) -> None:
     names: dict[str, dict[str, str]] = {}
     exec(block("security.md", "confluent_cloud").text, {}, names)
     assert len(names) == 8
@@ -168,7 +168,7 @@ def test_the_options_for_clusters_of_vendors_are_taken(caplog: pytest.LogCapture
     assert caplog.messages == []
 
 
-def test_a_key_that_spark_would_show_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_private_key_visible_in_spark_ui_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     key = {"kafka.security.protocol": "SSL", "kafka.ssl.keystore.certificate.chain": "PEM"}
     stream(**key, **{"kafka.ssl.keystore.key": "${dir:/run/secrets:key}"})
     assert caplog.messages == []
@@ -177,7 +177,7 @@ def test_a_key_that_spark_would_show_is_told_of(caplog: pytest.LogCaptureFixture
     assert "hunter2" not in caplog.text
 
 
-def test_references_are_followed_on_the_driver_but_for_those_of_tls_and_sasl(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_references_are_resolved_on_the_driver_except_tls_and_sasl_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BROKERS_OF_A_TEST", "a:1,b:2")
     monkeypatch.setenv("PASSWORD_OF_A_TEST", "hunter2")
     monkeypatch.setenv("MECHANISM_OF_A_TEST", "PLAIN")
@@ -200,22 +200,22 @@ def test_brokers_are_required() -> None:
 # -- the page -------------------------------------------------------------------------------------
 
 
-def test_the_page_of_options_is_current() -> None:
+def test_docs_page_of_options_is_current() -> None:
     page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
     assert page == markdown() + "\n", "run: python -m spark_kafka_source.options > docs/options.md"
 
 
-def test_the_page_names_every_option_and_property() -> None:
+def test_docs_page_has_every_option_and_property() -> None:
     assert [row.name for row in (*OPTIONS, *PROPERTIES) if f"| `{row.name}` |" not in markdown()] == []
 
 
-def test_the_module_prints_the_page() -> None:
+def test_module_prints_the_docs_page() -> None:
     command = [sys.executable, "-m", "spark_kafka_source.options"]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     assert printed.stdout == markdown() + "\n"
 
 
-def test_reading_options_does_not_import_spark() -> None:
+def test_option_parsing_does_not_import_spark() -> None:
     code = (
         "import sys, spark_kafka_source.options.parsing; sys.exit('pyspark' in sys.modules or 'pyarrow' in sys.modules)"
     )

@@ -120,13 +120,13 @@ def commits(cluster: TenRecords, given: dict[str, str]) -> int:
     return len(cluster.asked(OFFSET_COMMIT))
 
 
-def goes_on_after_a_loss(cluster: TenRecords, given: dict[str, str]) -> str:
+def continues_after_data_loss(cluster: TenRecords, given: dict[str, str]) -> str:
     start = read_so_far(cluster, END)
     cluster.rewrite_all(records(0, END - 3))
     return outcome(lambda: plan(stream(cluster, given), start))
 
 
-def goes_on_with_a_new_topic(cluster: TenRecords, given: dict[str, str]) -> str:
+def continues_with_a_recreated_topic(cluster: TenRecords, given: dict[str, str]) -> str:
     start = read_so_far(cluster, 5, topic_id="b" * 21 + "A")
     return outcome(lambda: plan(stream(cluster, given), start))
 
@@ -146,7 +146,7 @@ def names_of_columns(cluster: TenRecords, given: dict[str, str]) -> object:
     return ",".join(first.schema.names)
 
 
-def gives_up_late(cluster: TenRecords, given: dict[str, str]) -> bool:
+def times_out_late(cluster: TenRecords, given: dict[str, str]) -> bool:
     cluster.silent_to(FETCH)
     options = parse_source_options(complete(cluster, given, {"kafka.fetch.max.wait.ms": "20"}), streaming=False)
     (first, *_) = KafkaBatchReader(options).partitions()
@@ -242,11 +242,11 @@ SEEN: dict[str, tuple[Observe, dict[str, Any]]] = {
     "maxInputPartitions": (tasks, {"1": 1, "2": 2}),
     "columns": (names_of_columns, {"value,offset": "value,offset", "topic": "topic"}),
     "includeHeaders": (names_of_columns, {"true": f"{_ALL},headers", "false": _ALL}),
-    "failOnDataLoss": (goes_on_after_a_loss, {"true": "DataLoss", "false": "done"}),
-    "onTopicRecreated": (goes_on_with_a_new_topic, {"fail": "DataLoss", "earliest": "done"}),
+    "failOnDataLoss": (continues_after_data_loss, {"true": "DataLoss", "false": "done"}),
+    "onTopicRecreated": (continues_with_a_recreated_topic, {"fail": "DataLoss", "earliest": "done"}),
     "fetchOffset.numRetries": (patience, {"0": [False] * 3, "12": [True] * 3}),
     "fetchOffset.retryIntervalMs": (patience, {"0": [False] * 3, LONG: [True] * 3}),
-    "kafkaConsumer.pollTimeoutMs": (gives_up_late, {"100": False, LONG: True}),
+    "kafkaConsumer.pollTimeoutMs": (times_out_late, {"100": False, LONG: True}),
     "topic": (written_topic, {"orders": ["orders"], "bills": ["bills"]}),
     "deliveryGuarantee": (
         asked_acks,
@@ -259,13 +259,13 @@ SEEN: dict[str, tuple[Observe, dict[str, Any]]] = {
 }
 
 
-def test_every_option_that_applies_is_looked_at() -> None:
+def test_option_table_is_observed_completely() -> None:
     assert set(SEEN) == {row.name for row in OPTIONS if row.effect is Effect.APPLIES}
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", SEEN)
-def test_an_option_changes_what_is_seen(name: str) -> None:
+def test_option_has_an_observable_effect(name: str) -> None:
     observe, expected = SEEN[name]
     seen = {}
     for value in expected:

@@ -22,13 +22,13 @@ from tests.ten_records import TenRecords
 SEEN = {**CLIENT_SEEN, **CONSUMER_SEEN, **PRODUCER_SEEN, **TLS_SEEN, **SASL_SEEN}
 
 
-def test_every_property_that_applies_is_looked_at() -> None:
+def test_property_table_is_observed_completely() -> None:
     assert set(SEEN) == {row.name for row in PROPERTIES if row.effect is Effect.APPLIES}
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", SEEN)
-def test_a_property_changes_what_is_seen(name: str) -> None:
+def test_property_has_an_observable_effect(name: str) -> None:
     observe, expected = SEEN[name]
     seen = {}
     for value in expected:

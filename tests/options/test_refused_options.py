@@ -33,7 +33,7 @@ from tests.options.parsed import BROKERS, ORDERS, batch, refusal, sink, sink_ref
         ("kafkaConsumer.pollTimeoutMs", "2m", "1 to 2147483647"),
     ],
 )
-def test_a_wrong_value_is_refused_with_name_value_and_what_is_allowed(name: str, value: str, allowed: str) -> None:
+def test_invalid_value_is_refused_with_name_value_and_allowed_values(name: str, value: str, allowed: str) -> None:
     message = refusal({"subscribe": "orders", name.upper(): value})
     assert message.startswith(f"{name} is {value!r}")
     assert f"allowed: {allowed}" in message
@@ -67,13 +67,13 @@ def test_a_wrong_value_is_refused_with_name_value_and_what_is_allowed(name: str,
         ),
     ],
 )
-def test_a_slip_and_a_missing_prefix_are_errors_with_what_was_meant(name: str, hint: str) -> None:
+def test_misspelt_or_unprefixed_option_is_refused_with_a_suggestion(name: str, hint: str) -> None:
     message = refusal({"subscribe": "orders", name: "secret"})
     assert f"{name} is not an option of this source and sink; {hint}" in message
     assert "secret" not in message
 
 
-def test_a_slip_is_one_where_the_option_applies(caplog: pytest.LogCaptureFixture) -> None:
+def test_misspelt_option_is_an_error_only_where_the_option_applies(caplog: pytest.LogCaptureFixture) -> None:
     """A misspelt option is an error only if the correct option applies here; otherwise both are warnings."""
     assert "did you mean topic?" in sink_refusal({"topics": "orders"})
     assert "kafka.acks" in sink_refusal({"acks": "1"})
@@ -84,14 +84,14 @@ def test_a_slip_is_one_where_the_option_applies(caplog: pytest.LogCaptureFixture
     assert len(caplog.messages) == 6
 
 
-def test_databricks_way_to_sign_in_is_not_left_out_in_silence() -> None:
+def test_databricks_credential_option_is_refused() -> None:
     found = refusal({"subscribe": "orders", "databricks.serviceCredential": "mine"})
     assert "databricks.serviceCredential is not supported: Databricks gives such credentials to its own" in found
     assert "kafka.sasl.oauthbearer.token.provider" in found
 
 
 @pytest.mark.parametrize("use", ["stream", "batch", "sink"])
-def test_options_of_other_formats_are_one_warning_each(use: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_option_of_another_format_is_one_warning(use: str, caplog: pytest.LogCaptureFixture) -> None:
     parse = {
         "stream": lambda more: parse_source_options({**ORDERS, **more}, streaming=True),
         "batch": lambda more: parse_source_options({**ORDERS, **more}, streaming=False),
@@ -124,7 +124,7 @@ STRAYS = """
 """
 
 
-def test_every_source_option_of_spark_s_connector_is_known() -> None:
+def test_source_options_of_sparks_connector_are_known() -> None:
     theirs = (
         "assign subscribe subscribePattern startingTimestamp startingOffsetsByTimestamp startingOffsets "
         "startingOffsetsByTimestampStrategy endingTimestamp endingOffsetsByTimestamp endingOffsets failOnDataLoss "
@@ -134,7 +134,7 @@ def test_every_source_option_of_spark_s_connector_is_known() -> None:
     assert set(theirs.split()) - {row.name for row in OPTIONS if row.effect is not Effect.NOT_YET} == set()
 
 
-def test_a_prefix_of_group_ids_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_group_id_prefix_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert stream(groupIdPrefix="me") == stream(groupIdPrefix="you")
     assert [message for message in caplog.messages if "groupIdPrefix has no effect" in message] == [caplog.messages[0]]
@@ -149,18 +149,18 @@ def test_a_prefix_of_group_ids_is_a_warning(caplog: pytest.LogCaptureFixture) ->
         ("interceptor.classes", "in the query"),
     ],
 )
-def test_what_spark_s_connector_forbids_is_forbidden_and_says_what_to_use(name: str, instead: str) -> None:
+def test_option_forbidden_by_sparks_connector_is_refused_with_alternative(name: str, instead: str) -> None:
     message = refusal({"subscribe": "orders", f"kafka.{name}": "false"})
     assert f"kafka.{name} is forbidden" in message
     assert instead in message
 
 
 @pytest.mark.parametrize("name", ["key.serializer", "value.serializer", "interceptor.classes"])
-def test_the_sink_forbids_serializers_and_interceptors(name: str) -> None:
+def test_sink_forbids_serializers_and_interceptors(name: str) -> None:
     assert f"kafka.{name} is forbidden" in sink_refusal({f"kafka.{name}": "x"})
 
 
-def test_options_of_another_kind_of_query_are_warnings(caplog: pytest.LogCaptureFixture) -> None:
+def test_option_of_another_kind_of_query_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert stream(topic="orders", deliveryGuarantee="none") == stream()
         assert sink(subscribe="orders", startingOffsets="latest", failOnDataLoss="false") == sink()
@@ -180,19 +180,19 @@ def test_options_of_another_kind_of_query_are_warnings(caplog: pytest.LogCapture
         ("endingOffsetsByTimestamp", '{"orders": {"0": 0}}'),
     ],
 )
-def test_a_stream_has_no_end_so_that_one_is_refused(name: str, value: str) -> None:
+def test_ending_offsets_of_a_stream_are_refused(name: str, value: str) -> None:
     found = refusal({"subscribe": "orders", name: value})
     assert f"{name} is an option of batch reads, not of streaming reads; leave it out." in found
 
 
-def test_what_is_forbidden_on_the_other_side_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_option_forbidden_for_the_other_side_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert stream(kafka_key_serializer="x") == stream()
         assert sink(kafka_key_deserializer="x", kafka_enable_auto_commit="false") == sink()
     assert len(caplog.messages) == 3
 
 
-def test_what_only_streams_have_is_a_warning_in_a_batch(caplog: pytest.LogCaptureFixture) -> None:
+def test_streaming_option_is_a_warning_in_a_batch(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         options = batch(
             maxOffsetsPerTrigger="5",
@@ -213,7 +213,7 @@ def test_what_only_streams_have_is_a_warning_in_a_batch(caplog: pytest.LogCaptur
         assert f"{name} has no effect" in caplog.text
 
 
-def test_a_wrong_value_of_an_option_for_streams_is_refused_in_a_batch() -> None:
+def test_invalid_value_of_a_streaming_option_is_refused_in_a_batch() -> None:
     """Spark requests the schema without naming the kind of read."""
     found = refusal({"subscribe": "orders", "maxOffsetsPerTrigger": "-1"}, streaming=False)
     assert found.startswith("maxOffsetsPerTrigger is '-1'")
@@ -232,7 +232,7 @@ def test_a_wrong_value_of_an_option_for_streams_is_refused_in_a_batch() -> None:
         ({"subscribePattern": "x"}, "give exactly one of them"),
     ],
 )
-def test_options_that_no_read_takes_are_refused_before_it_is_known_which_read_it_is(
+def test_options_invalid_for_any_read_are_refused_with_the_schema(
     given: dict[str, str], said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(ConfigurationError) as raised:
@@ -253,11 +253,11 @@ def test_options_that_no_read_takes_are_refused_before_it_is_known_which_read_it
         {"mode": "PERMISSIVE"},
     ],
 )
-def test_options_that_only_one_kind_of_read_takes_are_not_refused_before_it_is_known(given: dict[str, str]) -> None:
+def test_options_valid_for_one_kind_of_read_are_accepted_with_the_schema(given: dict[str, str]) -> None:
     check_read_options({**ORDERS, **given})
 
 
-def test_what_spark_adds_by_itself_is_let_through(caplog: pytest.LogCaptureFixture) -> None:
+def test_options_added_by_spark_are_accepted_silently(caplog: pytest.LogCaptureFixture) -> None:
     added = {"checkpointlocation": "/tmp/c", "queryname": "q", "owner": "me", "provider": "pykafka-group"}
     repeated = {f"option.{key}": value for key, value in ORDERS.items()}
     with caplog.at_level(logging.WARNING):
@@ -266,14 +266,14 @@ def test_what_spark_adds_by_itself_is_let_through(caplog: pytest.LogCaptureFixtu
     assert not caplog.records
 
 
-def test_a_path_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_path_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         parse_source_options({**ORDERS, "path": "/x"}, streaming=True)
         parse_sink_options({**BROKERS, "path": "/x"})
     assert ["subscribe says" in caplog.messages[0], "topic says" in caplog.messages[1]] == [True, True]
 
 
-def test_columns_are_asked_for_before_it_is_known_what_the_query_does() -> None:
+def test_row_columns_are_read_from_options_of_any_query() -> None:
     usual = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
     assert row_columns({"subscribe": "orders"}) == usual
     assert row_columns({"INCLUDEHEADERS": " True "}) == (*usual, "headers")
@@ -293,7 +293,7 @@ def test_columns_are_asked_for_before_it_is_known_what_the_query_does() -> None:
         ({"columns": "key", "includeHeaders": "true"}, "includeHeaders is true, but columns does not name headers"),
     ],
 )
-def test_columns_are_checked(given: dict[str, str], message: str) -> None:
+def test_invalid_columns_are_refused(given: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigurationError) as raised:
         row_columns(given)
     assert message in str(raised.value)

@@ -64,7 +64,7 @@ def everything_of(error: BaseException) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", [*(f"kafka.{each}" for each in PROPERTIES), *PROPERTIES, *OTHERS])
-def test_whatever_is_said_about_it_is_not_its_value(name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_secret_value_is_in_no_output(name: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     shown: list[str] = []
     for text in (JAAS, "hunter2", "me:hunter2@broker", "hunter2\n"):
@@ -83,10 +83,10 @@ def test_whatever_is_said_about_it_is_not_its_value(name: str, caplog: pytest.Lo
 class TestKind:
     """The option kind of TLS and SASL secrets."""
 
-    def test_its_value_is_a_secret_as_it_was_given(self) -> None:
+    def test_value_is_kept_unstripped_as_a_secret(self) -> None:
         assert SECRET.read("kafka.sasl.password", " hunter2 ") == Secret(" hunter2 ")
 
-    def test_a_wrong_one_is_not_shown(self) -> None:
+    def test_invalid_secret_is_not_shown(self) -> None:
         with pytest.raises(ConfigurationError, match=r"kafka.sasl.password is \[hidden\] \(empty\); allowed: any text"):
             SECRET.read("kafka.sasl.password", "")
         # Undecodable bytes of the environment become such characters in Python.
@@ -96,7 +96,7 @@ class TestKind:
 
 
 @pytest.mark.parametrize("name", ["bootstrap.servers", "request.timeout.ms", "security.protocol", "ssl.protocol"])
-def test_what_a_reference_leads_to_is_not_shown(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_resolved_reference_is_not_shown(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("PASSWORD_OF_A_TEST", "hunter2")
     given = {**SOURCE, "kafka.security.protocol": "SSL", f"kafka.{name}": "${env:PASSWORD_OF_A_TEST}"}
     with pytest.raises(ConfigurationError, match=rf"kafka.{name} is \[hidden\]") as refused:

@@ -9,26 +9,26 @@ import pytest
 from tests.options.parsed import sink, sink_refusal
 
 
-def test_the_sink_confirms_every_write_by_default() -> None:
+def test_sink_requires_acknowledgements_by_default() -> None:
     options = sink(topic=" orders ")
     assert options.topic == "orders"
     assert options.delivery_guarantee == "at-least-once"
     assert (options.producer.acks, options.producer.enable_idempotence) == (-1, True)
 
 
-def test_kafka_s_properties_reach_the_producer() -> None:
+def test_kafka_properties_reach_the_producer() -> None:
     options = sink(kafka_compression_type="zstd", kafka_linger_ms="5")
     assert (options.producer.compression_type, options.producer.linger_ms) == ("zstd", 5)
 
 
-def test_no_guarantee_means_that_nobody_confirms(caplog: pytest.LogCaptureFixture) -> None:
+def test_delivery_guarantee_none_means_acks_0(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         options = sink(deliveryGuarantee="none")
     assert (options.producer.acks, options.producer.enable_idempotence) == (0, False)
     assert not caplog.records
 
 
-def test_acks_alone_says_what_is_guaranteed(caplog: pytest.LogCaptureFixture) -> None:
+def test_acks_alone_determines_the_delivery_guarantee(caplog: pytest.LogCaptureFixture) -> None:
     assert sink(kafka_acks="0").delivery_guarantee == "none"
     with caplog.at_level(logging.WARNING):
         assert sink(kafka_acks="1").producer.acks == 1
@@ -38,7 +38,7 @@ def test_acks_alone_says_what_is_guaranteed(caplog: pytest.LogCaptureFixture) ->
 EXACTLY_ONCE = {"deliveryGuarantee": "exactly-once", "transactionalIdPrefix": "p"}
 
 
-def test_a_transaction_may_last_as_long_as_brokers_allow(caplog: pytest.LogCaptureFixture) -> None:
+def test_transaction_timeout_defaults_to_15_minutes(caplog: pytest.LogCaptureFixture) -> None:
     assert sink(**EXACTLY_ONCE).producer.transaction_timeout_ms == 900_000
     assert sink(**EXACTLY_ONCE, kafka_transaction_timeout_ms="5000").producer.transaction_timeout_ms == 5_000
     with caplog.at_level(logging.WARNING):
@@ -64,5 +64,5 @@ def test_a_transaction_may_last_as_long_as_brokers_allow(caplog: pytest.LogCaptu
         ({"kafka.transactional.id": "x"}, "use deliveryGuarantee=exactly-once and transactionalIdPrefix"),
     ],
 )
-def test_what_the_sink_cannot_do_is_refused(given: dict[str, str], message: str) -> None:
+def test_unsupported_sink_options_are_refused(given: dict[str, str], message: str) -> None:
     assert message in sink_refusal(given)

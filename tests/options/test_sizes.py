@@ -21,11 +21,11 @@ from spark_kafka_source.options.sizes import size_bytes
         (str(2**63 - 1), 2**63 - 1),
     ],
 )
-def test_a_size_is_bytes_or_a_number_with_a_unit(text: str, size: int) -> None:
+def test_size_is_bytes_or_a_number_with_a_unit(text: str, size: int) -> None:
     assert size_bytes(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "m", "-1", "1.5g", "1 g", "1gib", "10x", "0", "0k", str(2**63), "9999999p"])
-def test_other_texts_are_no_sizes(text: str) -> None:
+def test_invalid_sizes_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"not a size|out of range"):
         size_bytes(text)

@@ -12,19 +12,19 @@ from tests.options.parsed import batch, refusal, stream
 # -- start and end of a query ---------------------------------------------------------------------
 
 
-def test_a_stream_without_a_group_begins_at_latest_and_commits_nothing() -> None:
+def test_stream_without_a_group_begins_at_latest_and_commits_nothing() -> None:
     assert stream().start == "latest"
     assert stream().commits is False
 
 
-def test_a_stream_with_a_group_begins_where_the_group_is_and_commits() -> None:
+def test_stream_with_a_group_begins_at_its_offsets_and_commits() -> None:
     options = stream(kafka_group_id="etl")
     assert options.start == "group"
     assert options.consumer.auto_offset_reset == "latest"
     assert options.commits is True
 
 
-def test_a_batch_begins_at_earliest_and_ends_at_latest_with_a_group_too(caplog: pytest.LogCaptureFixture) -> None:
+def test_batch_reads_earliest_to_latest_with_a_group_too(caplog: pytest.LogCaptureFixture) -> None:
     assert (batch().start, batch().end) == ("earliest", "latest")
     with caplog.at_level(logging.WARNING):
         options = batch(kafka_group_id="etl")
@@ -33,7 +33,7 @@ def test_a_batch_begins_at_earliest_and_ends_at_latest_with_a_group_too(caplog: 
     assert "kafka.group.id has no effect" in caplog.text
 
 
-def test_a_batch_can_begin_where_the_group_is_and_falls_back_to_earliest() -> None:
+def test_batch_can_begin_at_group_offsets_or_else_earliest() -> None:
     options = batch(kafka_group_id="etl", startingOffsets="group")
     assert options.start == "group"
     assert options.consumer.auto_offset_reset == "earliest"
@@ -42,11 +42,11 @@ def test_a_batch_can_begin_where_the_group_is_and_falls_back_to_earliest() -> No
 
 
 @pytest.mark.parametrize("word", ["earliest", "Latest", " GROUP "])
-def test_words_are_taken_in_any_case(word: str) -> None:
+def test_keywords_are_case_insensitive(word: str) -> None:
     assert stream(kafka_group_id="etl", startingOffsets=word).start == word.strip().lower()
 
 
-def test_json_gives_each_partition_its_place() -> None:
+def test_json_has_an_offset_per_partition() -> None:
     options = stream(startingOffsets='{"orders": {"10": -1, "9": -2, "0": 23}}')
     assert options.start == {"orders": {0: 23, 9: -2, 10: -1}}
     assert batch(endingOffsets='{"orders": {"0": -1}}').end == {"orders": {0: -1}}
@@ -72,7 +72,7 @@ def test_json_gives_each_partition_its_place() -> None:
     ],
 )
 @pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])
-def test_json_that_is_wrong_is_refused_by_the_name_of_the_option(option: str, value: str, message: str) -> None:
+def test_invalid_json_is_refused_with_the_option_name(option: str, value: str, message: str) -> None:
     found = refusal({"subscribe": "orders", option: value}, streaming=False)
     assert found.removeprefix("[KAFKA_START_OFFSET_DOES_NOT_MATCH_ASSIGNED] ").startswith(f"{option} is ")
     assert message in found
@@ -99,16 +99,16 @@ def test_json_that_is_wrong_is_refused_by_the_name_of_the_option(option: str, va
         ),
     ],
 )
-def test_a_batch_s_ends_must_make_sense(given: dict[str, str], message: str) -> None:
+def test_invalid_ends_of_a_batch_are_refused(given: dict[str, str], message: str) -> None:
     assert message in refusal({"subscribe": "orders", **given}, streaming=False)
 
 
-def test_ends_that_are_not_known_yet_are_not_compared() -> None:
+def test_unresolved_ends_are_not_compared() -> None:
     options = batch(startingOffsets='{"orders": {"0": 5}}', endingOffsets='{"orders": {"0": -1}}')
     assert options.end == {"orders": {0: -1}}
 
 
-def test_offsets_must_fit_the_assigned_partitions_both_ways() -> None:
+def test_offsets_must_match_the_assigned_partitions() -> None:
     assigned = {"assign": '{"orders": [0, 1]}'}
     missing = refusal({**assigned, "startingOffsets": '{"orders": {"0": 1}}'})
     assert "orders-1 is missing, which assign has; -1 means latest, -2 earliest" in missing
@@ -116,7 +116,7 @@ def test_offsets_must_fit_the_assigned_partitions_both_ways() -> None:
     assert "orders-2 is there, which assign does not have" in strange
 
 
-def test_offsets_must_fit_the_pattern() -> None:
+def test_offsets_must_match_the_pattern() -> None:
     found = refusal({"subscribePattern": "^o", "startingOffsets": '{"orders": {"0": 1}, "bills": {"0": 1}}'})
     assert "bills does not match subscribePattern" in found
 
@@ -142,7 +142,7 @@ def test_offsets_must_fit_the_pattern() -> None:
         ({"kafka.auto.offset.reset": "first", "kafka.group.id": "g"}, True, "allowed: earliest, latest, none"),
     ],
 )
-def test_the_group_must_make_sense(given: dict[str, str], streaming: bool, message: str) -> None:
+def test_invalid_group_options_are_refused(given: dict[str, str], streaming: bool, message: str) -> None:
     assert message in refusal({"subscribe": "orders", **given}, streaming=streaming)
 
 
@@ -154,7 +154,7 @@ def test_commits_can_be_switched_off() -> None:
 # -- positions by timestamp -----------------------------------------------------------------------
 
 
-def test_times_are_milliseconds_or_iso_text_for_all_or_each_partition() -> None:
+def test_timestamps_are_milliseconds_or_iso_text_for_all_or_each_partition() -> None:
     assert stream(startingTimestamp="5").start == AtTime(5, "startingTimestamp")
     both = batch(
         startingOffsetsByTimestamp='{"orders": {"1": "1970-01-01T00:00:01Z", "0": 7}}',
@@ -166,7 +166,7 @@ def test_times_are_milliseconds_or_iso_text_for_all_or_each_partition() -> None:
     assert ends == AtTime({"orders": {0: 7}}, "endingOffsetsByTimestamp")
 
 
-def test_one_time_comes_before_times_and_those_before_offsets(caplog: pytest.LogCaptureFixture) -> None:
+def test_global_timestamp_precedes_partition_timestamps_and_offsets(caplog: pytest.LogCaptureFixture) -> None:
     each = '{"orders": {"0": 7}}'
     with caplog.at_level(logging.WARNING):
         options = stream(startingOffsets="earliest", startingOffsetsByTimestamp=each, startingTimestamp="5")
@@ -178,7 +178,7 @@ def test_one_time_comes_before_times_and_those_before_offsets(caplog: pytest.Log
     assert options.end == AtTime(9, "endingTimestamp")
 
 
-def test_a_time_comes_before_the_group_too() -> None:
+def test_timestamp_precedes_group_offsets() -> None:
     options = stream(kafka_group_id="etl", startingTimestamp="5")
     assert options.start == AtTime(5, "startingTimestamp")
     assert options.commits is True
@@ -235,10 +235,10 @@ def test_a_time_comes_before_the_group_too() -> None:
         ),
     ],
 )
-def test_times_are_checked(given: dict[str, str], message: str) -> None:
+def test_invalid_timestamps_are_refused(given: dict[str, str], message: str) -> None:
     assert message in refusal({"subscribe": "orders", **given}, streaming=False)
 
 
-def test_a_time_and_offsets_are_not_compared() -> None:
+def test_timestamp_and_offsets_are_not_compared() -> None:
     options = batch(startingTimestamp="5", endingOffsets='{"orders": {"0": 3}}')
     assert options.end == {"orders": {0: 3}}

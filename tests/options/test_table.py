@@ -20,12 +20,12 @@ NOT_OPTIONS = {"client", "consumer", "producer", "streaming", "auto_offset_reset
 
 
 @pytest.mark.parametrize("options", [SourceOptions, SinkOptions])
-def test_every_field_comes_from_an_entry(options: type) -> None:
+def test_option_fields_have_entries(options: type) -> None:
     fields = {field.name for field in dataclasses.fields(options)}
     assert fields - NOT_OPTIONS == {row.field for row in entries(options)}
 
 
-def test_every_entry_that_applies_is_a_field() -> None:
+def test_applied_entries_have_fields() -> None:
     applying = [row for row in OPTIONS if row.effect is Effect.APPLIES]
     assert applying == [*entries(SourceOptions), *entries(SinkOptions)]
     for use in (READ, ~READ):
@@ -38,7 +38,7 @@ class More(SourceOptions):
     colour: str = option("theColour", READ, one_of("red", "blue"), "how it looks", default="red")
 
 
-def test_an_entry_is_all_that_a_new_option_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_option_needs_only_an_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     rows: tuple[Option, ...] = entries(More, SinkOptions)
     everywhere: tuple[ModuleType, ...] = (parsing, markdown)
     for module in everywhere:

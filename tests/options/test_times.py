@@ -26,7 +26,7 @@ from spark_kafka_source.options.times import at_or_after_ms, duration_ms, timest
         ("1970-01-01T00:00:00Z", 0),
     ],
 )
-def test_a_time_is_milliseconds_or_iso_text_with_its_zone(text: str, milliseconds: int) -> None:
+def test_time_is_milliseconds_or_iso_text_with_its_zone(text: str, milliseconds: int) -> None:
     assert timestamp_ms(text) == milliseconds
 
 
@@ -43,13 +43,13 @@ def test_a_time_is_milliseconds_or_iso_text_with_its_zone(text: str, millisecond
         ("1e3", "Invalid isoformat"),
     ],
 )
-def test_other_texts_are_no_times(text: str, why: str) -> None:
+def test_invalid_times_are_refused(text: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         timestamp_ms(text)
 
 
 @given(st.datetimes(min_value=datetime(1970, 1, 1), timezones=st.just(timezone.utc)))
-def test_a_moment_is_never_after_its_milliseconds_and_less_than_one_before(moment: datetime) -> None:
+def test_moment_is_rounded_up_to_milliseconds(moment: datetime) -> None:
     since_us = (moment - datetime(1970, 1, 1, tzinfo=timezone.utc)) // (moment.resolution)
     assert 0 <= at_or_after_ms(moment) * 1000 - since_us < 1000
 
@@ -68,11 +68,11 @@ def test_a_moment_is_never_after_its_milliseconds_and_less_than_one_before(momen
         (" 0s ", 0),
     ],
 )
-def test_a_duration_is_as_spark_takes_it(text: str, milliseconds: int) -> None:
+def test_duration_has_sparks_syntax(text: str, milliseconds: int) -> None:
     assert duration_ms(text) == milliseconds
 
 
 @pytest.mark.parametrize("text", ["", "m", "-1s", "1.5h", "1 m", "1w", "1M30s", "9" * 19, "999999999999999999d"])
-def test_other_texts_are_no_durations(text: str) -> None:
+def test_invalid_durations_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"not a duration|out of range"):
         duration_ms(text)
