@@ -50,7 +50,7 @@ PYTHON = {
     ("security.md", "readStream"): "tests/spark/test_tls.py::test_the_example_reads",
     ("security.md", "${dir:/run/secrets/kafka:"): "tests/spark/test_sasl.py::test_the_example_reads_writes_and_commits",
     ("security.md", "confluent_cloud"): "tests/options/test_options.py::"
-    "test_the_options_for_clusters_of_vendors_are_taken",
+    "test_options_for_managed_clusters_are_accepted",
     ("migrating.md", "sources/*/0"): "tests/spark/test_migrating.py::"
     "test_checkpoint_without_a_complete_batch_is_found_with_its_starting_offsets",
     ("migrating.md", "def orders("): "tests/spark/test_migrating.py::"
@@ -105,8 +105,8 @@ COMMANDS: dict[str, str] = {
     "make test": "",  # is what runs this
     "%pip install": "",  # only Databricks has it, where this has not been tried, as README says
     "make bench": HERE + "test_what_is_measured_can_be_measured",
-    "python -m spark_kafka_source.options": OPTIONS_TESTS + "test_the_module_prints_the_page",
-    "python -m spark_kafka_source.options > docs/options.md": OPTIONS_TESTS + "test_the_page_of_options_is_current",
+    "python -m spark_kafka_source.options": OPTIONS_TESTS + "test_module_prints_the_docs_page",
+    "python -m spark_kafka_source.options > docs/options.md": OPTIONS_TESTS + "test_docs_page_of_options_is_current",
     "pip install .": HERE + "test_the_wheel_holds_what_is_needed",
     "pip install '.[spark]'": HERE + "test_the_wheel_holds_what_is_needed",
     "pip install '.[tls]'": HERE + "test_the_wheel_holds_what_is_needed",
