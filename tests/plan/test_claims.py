@@ -26,7 +26,8 @@ EPOCH = 5
 def member(
     assigned: Collection[tuple[str, int]], group: Mapping[tuple[str, int], int], existing: Mapping = EXISTING
 ) -> Claims:
-    """A sketch: what it is assigned it claims at the group's offsets, all else that is there others have."""
+    """Return claims: assigned partitions start at the group's offsets, other members have all other existing
+    partitions."""
     owned = {key: existing[key] for key in assigned}
     return Claims(owned, {key: group[key] for key in owned if key in group}, existing.keys() - owned.keys())
 
