@@ -40,7 +40,8 @@ def name_in_headers(cluster: TenRecords, given: dict[str, str]) -> object:
 
 
 def reached(cluster: TenRecords, given: dict[str, str]) -> str:
-    """Return whether the client reaches a listener without TLS. A TLS client waits for a handshake until it times out."""
+    """Return whether the client reaches a listener without TLS. A TLS client waits for a handshake until its
+    timeout."""
     timeout_ms = "300" if given["security.protocol"] == "SSL" else "20000"
     return outcome(lambda: client_of(cluster, {**given, "default.api.timeout.ms": timeout_ms}).metadata([]))
 
