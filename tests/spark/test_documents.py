@@ -49,8 +49,7 @@ PYTHON = {
     ): "tests/spark/sink/test_new_threads.py::test_the_example_of_the_page",
     ("security.md", "readStream"): "tests/spark/test_tls.py::test_the_example_reads",
     ("security.md", "${dir:/run/secrets/kafka:"): "tests/spark/test_sasl.py::test_the_example_reads_writes_and_commits",
-    ("security.md", "confluent_cloud"): "tests/options/test_options.py::"
-    "test_options_for_managed_clusters_are_accepted",
+    ("security.md", "confluent_cloud"): "tests/options/test_options.py::test_options_for_managed_clusters_are_accepted",
     ("migrating.md", "sources/*/0"): "tests/spark/test_migrating.py::"
     "test_checkpoint_without_a_complete_batch_is_found_with_its_starting_offsets",
     ("migrating.md", "def orders("): "tests/spark/test_migrating.py::"
