@@ -1,6 +1,6 @@
-"""Which right a refused request lacks, in the words of Kafka's ACLs: an operation on a resource. Pure.
+"""Name the ACL that a refused request lacks: an operation on a resource, as Kafka's `KafkaApis` authorises it.
 
-Used by `broker_errors` alone, for the text of an error. As Kafka's `KafkaApis` asks its authorizer.
+Pure functions for the error texts of `broker_errors`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _CODES = {
     53: ("TransactionalId", "transactional_id"),
 }
 
-# By resource and API; "" is for all others. Read, Write, Delete and Alter include Describe.
+# By resource and API; "" means all other APIs. Read, Write, Delete and Alter include Describe.
 _OPERATIONS: Mapping[str, Mapping[str, str]] = {
     "Topic": {
         "": "Describe",
@@ -66,7 +66,20 @@ _OPERATIONS: Mapping[str, Mapping[str, str]] = {
 
 
 def missing_right(code: int, context: Mapping[str, Any]) -> str | None:
-    """`"Read on Topic orders"`; None for a code that is not about rights. `context`: of the error, with its `api`."""
+    """Return the missing ACL, such as `"Read on Topic orders"`.
+
+    Parameters
+    ----------
+    code : int
+        Kafka's error code of the refusal.
+    context : mapping
+        Context of the error; the keys `api`, `topic`, `group` and `transactional_id` are used.
+
+    Returns
+    -------
+    str or None
+        None if `code` is not an authorisation error.
+    """
     if code not in _CODES:
         return None
     resource, about = _CODES[code]

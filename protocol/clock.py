@@ -1,7 +1,7 @@
-"""The only reader of time in this package: a clock, deadlines counted on it, and back-off between tries.
+"""Read the time, count deadlines and compute retry back-off. The only module of this package that reads a clock.
 
-Everything else takes a `Clock`, a `Deadline` or `now`, so that tests can move time themselves.
-Seconds inside (`_s`), milliseconds in options and on the wire (`_ms`).
+All other modules receive a `Clock`, a `Deadline` or `now`, so that tests control the time. Units: seconds (`_s`) in
+code, milliseconds (`_ms`) in options and on the wire.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from dataclasses import dataclass, field
 
 
 class Clock:
-    """Real time. Subclass it in tests."""
+    """The system's time. Tests use a subclass."""
 
     def now_s(self) -> float:
-        """Monotonic seconds; only differences mean anything."""
+        """Return monotonic seconds; only differences are meaningful."""
         return time.monotonic()
 
     def wall_ms(self) -> int:
-        """Milliseconds since 1970, UTC: what Kafka calls a timestamp."""
+        """Return milliseconds since 1970-01-01 UTC: a Kafka timestamp."""
         return time.time_ns() // 1_000_000
 
     def sleep_s(self, seconds: float) -> None:
+        """Block for `seconds`; return at once if not positive."""
         if seconds > 0:
             time.sleep(seconds)
 
@@ -34,9 +35,9 @@ _LONGEST_S = (2**31 - 1) / 1000
 
 
 class PausableClock(Clock):
-    """Another clock's time, without that in which it was paused: while a caller is away, no broker is to blame.
+    """The time of another clock without the pauses, so that brokers are not blamed for the caller's pauses.
 
-    A `Deadline` on it comes no nearer meanwhile. For one thread, or under a lock.
+    A `Deadline` on this clock does not advance during a pause. Not thread-safe: use it in one thread or under a lock.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -54,15 +55,17 @@ class PausableClock(Clock):
         self._clock.sleep_s(seconds)
 
     def pause(self) -> None:
-        """Stands still until `resume`."""
+        """Stop the time until `resume`."""
         self._stands_from_s = min(self._stands_from_s, self._clock.now_s())
 
     def resume(self) -> None:
+        """Let the time continue after `pause`."""
         self._missed_s += max(0.0, self._clock.now_s() - self._stands_from_s)
         self._stands_from_s = float("inf")
 
     @contextmanager
     def paused(self) -> Iterator[None]:
+        """Pause this clock during the block."""
         self.pause()
         try:
             yield
@@ -71,7 +74,7 @@ class PausableClock(Clock):
 
 
 class StoppableClock(Clock):
-    """Another clock's time until `stop`; from then on every `Deadline` on it has passed, so who waits gives up."""
+    """The time of another clock until `stop`; afterwards every `Deadline` on it has passed, so waiting calls return."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -88,49 +91,54 @@ class StoppableClock(Clock):
             self._clock.sleep_s(seconds)
 
     def stop(self) -> None:
+        """Make every deadline on this clock pass; callable from any thread."""
         self.stopped = True
 
 
 @dataclass(frozen=True)
 class Deadline:
-    """A moment on a clock by which a call must have ended."""
+    """A moment on a clock at which a call must have ended."""
 
     at_s: float
     clock: Clock = field(default=SYSTEM_CLOCK, repr=False)
 
     @classmethod
     def after_ms(cls, milliseconds: float, clock: Clock = SYSTEM_CLOCK) -> Deadline:
+        """Return a deadline `milliseconds` from now."""
         return cls(clock.now_s() + milliseconds / 1000.0, clock)
 
     def remaining_s(self) -> float:
-        """Seconds left, from zero to 2^31 - 1 ms: more does not fit into requests and waits."""
+        """Return the seconds left, at least 0 and at most 2^31 - 1 ms: requests and waits take no larger value."""
         return min(_LONGEST_S, max(0.0, self.at_s - self.clock.now_s()))
 
     def remaining_ms(self) -> int:
+        """Return the milliseconds left, rounded down."""
         return int(self.remaining_s() * 1000)
 
     @property
     def passed(self) -> bool:
+        """True once the deadline is reached."""
         return self.clock.now_s() >= self.at_s
 
     def at_most_ms(self, milliseconds: float) -> Deadline:
-        """The earlier of this deadline and `milliseconds` from now."""
+        """Return the earlier of this deadline and `milliseconds` from now."""
         return Deadline(min(self.at_s, self.clock.now_s() + milliseconds / 1000.0), self.clock)
 
 
 @dataclass
 class Backoff:
-    """How long to wait before the next try: doubles up to a maximum, with 20 % of jitter (KIP-580)."""
+    """Waits between retries: exponential up to a maximum, with 20 % jitter (KIP-580)."""
 
     initial_ms: float
     maximum_ms: float
     tries: int = 0
 
     def next_s(self) -> float:
-        """Counts one more try."""
+        """Return the seconds to wait before the next try, and count that try."""
         wait_ms = min(self.maximum_ms, self.initial_ms * (2 ** min(self.tries, 30)))
         self.tries += 1
         return float(wait_ms * random.uniform(0.8, 1.2) / 1000.0)  # noqa: S311
 
     def reset(self) -> None:
+        """Start again with the initial wait."""
         self.tries = 0

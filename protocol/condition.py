@@ -1,7 +1,7 @@
-"""Conditions and events that keep their lock in order when Ctrl-C comes in the middle of a wait.
+"""Conditions and events that keep their lock consistent when Ctrl-C interrupts a wait.
 
-`threading.Condition.wait` gives its lock up before the block that takes it back. An interrupt in between leaves the
-lock to another thread, and the `with` around the wait releases it there, or raises `RuntimeError`.
+`threading.Condition.wait` releases its lock before the `try` block that reacquires it. An interrupt between the two
+leaves the lock unheld: the surrounding `with` then raises `RuntimeError` or releases a lock that another thread holds.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from typing import Any
 
 
 class Condition(threading.Condition):
-    """`threading.Condition` on a reentrant lock, which knows its owner; `wait` holds it whenever it ends."""
+    """`threading.Condition` on a reentrant lock, which knows its owner; `wait` always returns with the lock held."""
 
     def __init__(self, lock: threading.RLock | None = None) -> None:
         super().__init__(threading.RLock() if lock is None else lock)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """As in `threading.Condition`; waiters may also wake for nothing."""
+        """Wait as `threading.Condition.wait`; spurious wake-ups are possible."""
         this: Any = self
         try:
             return super().wait(timeout)
         except BaseException:
             if not this._is_owned():
                 self.acquire()
-            self.notify_all()  # the waiter of this wait may be left among the others, and take the next notify()
+            self.notify_all()  # this wait's waiter may remain queued and would consume the next notify()
             raise
 
 
 class Event(threading.Event):
-    """`threading.Event` on a `Condition` of this module."""
+    """`threading.Event` on this module's `Condition`."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,8 +1,7 @@
-"""What a client, a consumer and a producer can be told: frozen values made from Kafka's properties.
+"""Configuration of clients, consumers and producers: frozen values parsed from Kafka's properties.
 
-Owns the defaults, one each, and the rules between properties; the names and kinds of values are in
-`protocol.properties`. Made once from the user's properties, then handed to `net`, `cluster`, `consumer`, `group` and
-`producer`. Values are hashable and pickle, and know nothing of who uses them. What must not be seen is a `Secret`.
+This module holds the defaults and the rules between properties; names and kinds of values are in
+`protocol.properties`. The values are hashable and can be pickled. Passwords and keys are `Secret`.
 """
 
 from __future__ import annotations
@@ -42,12 +41,24 @@ PartitionStrategy = Literal[
     "manual",
 ]
 
-_MOST_IN_FLIGHT_IF_IDEMPOTENT = 5  # A broker remembers the last five batches of a producer, no more.
+_MOST_IN_FLIGHT_IF_IDEMPOTENT = 5  # a broker remembers the last five batches of a producer
 
 
 @dataclass(frozen=True)
 class ClientConfig:
-    """How to reach brokers. `bootstrap_servers` are (host, port) pairs, in the order to try them."""
+    """Connection to a cluster, as parsed by `parse_client`.
+
+    Attributes
+    ----------
+    bootstrap_servers : tuple of (str, int)
+        (host, port) pairs, in the order in which to try them.
+    tls : TLSConfig
+    sasl : SaslConfig
+
+    Notes
+    -----
+    The other attributes are Kafka's client properties of the same name, with `_` for `.`.
+    """
 
     bootstrap_servers: tuple[tuple[str, int], ...]
     client_id: str = "spark-kafka-source"
@@ -62,7 +73,7 @@ class ClientConfig:
     metadata_max_age_ms: int = 300_000
     # Below the 10 minutes after which a broker closes, so that both ends do not close at the same time.
     connections_max_idle_ms: int = 540_000
-    # Java's client fixes 64 and 128 KiB; the system's own tuning grows further where the network is long.
+    # Java's client fixes 64 and 128 KiB; the system's own tuning goes higher on networks with high latency.
     receive_buffer_bytes: int = -1
     send_buffer_bytes: int = -1
     max_response_bytes: int = 104_857_600
@@ -74,7 +85,7 @@ class ClientConfig:
             raise ConfigurationError("bootstrap.servers is empty; give host:port[,host:port...].")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Spark carries it to its executors, which connect to brokers, too: this, and nothing else, takes secrets along.
+        # Spark carries this object to its executors, which connect to brokers, too. Only this method includes secrets.
         return _unpickled, (type(self), pickled_with_secrets(vars(self)))
 
 
@@ -84,7 +95,7 @@ def _unpickled(kind: type[ClientConfig], fields: bytes) -> ClientConfig:
 
 @dataclass(frozen=True)
 class ConsumerConfig:
-    """How to read records, and for which group."""
+    """How to read records, and for which group; Kafka's consumer properties with `_` for `.`."""
 
     group_id: str | None = None
     group_protocol: GroupProtocol = "none"
@@ -92,7 +103,7 @@ class ConsumerConfig:
     session_timeout_ms: int = 45_000
     heartbeat_interval_ms: int = 3_000
     max_poll_interval_ms: int = 300_000
-    # Java's. All of a group have both until the last member that has nothing but the first is gone (KIP-429).
+    # Java's default. All members support both until the last range-only member has left (KIP-429).
     partition_assignment_strategy: str = "range,cooperative-sticky"
     group_remote_assignor: str | None = None
     auto_offset_reset: OffsetReset = "latest"
@@ -100,13 +111,13 @@ class ConsumerConfig:
     fetch_min_bytes: int = 1
     fetch_max_wait_ms: int = 500
     fetch_max_bytes: int = 52_428_800
-    # Java's default is 1 MiB, made for one reply that serves all partitions of a consumer. A task here reads one
-    # partition, so this is the whole reply (the first ones are smaller): 8 MiB needs an eighth of the round trips,
-    # decodes many small record batches in one go, and with the next reply in flight still holds only 16 MiB.
+    # Java's default of 1 MiB suits replies that serve all partitions of a consumer. A Spark task reads one partition,
+    # so this is the whole reply (the first ones are smaller): 8 MiB takes an eighth of the round trips, decodes many
+    # small record batches at once, and holds only 16 MiB with the next reply in flight.
     max_partition_fetch_bytes: int = 8 * 1024 * 1024
-    # A broker with `replica.selector.class` then names a replica of this rack to read from (KIP-392).
+    # A broker with `replica.selector.class` then names a replica in this rack to read from (KIP-392).
     client_rack: str = ""
-    # sarama's default. A partition that its user has not read for so long is not waited for any longer.
+    # sarama's default. Fetches do not wait for a partition that has not been read for this long.
     max_processing_time_ms: int = 100
     check_crcs: bool = True
     max_decompressed_batch_bytes: int = 134_217_728
@@ -114,15 +125,25 @@ class ConsumerConfig:
 
 @dataclass(frozen=True)
 class ProducerConfig:
-    """How to write records. `acks`: -1 is all in-sync replicas. `compression_level` None: the codec's own."""
+    """How to write records; Kafka's producer properties with `_` for `.`.
+
+    Attributes
+    ----------
+    acks : {-1, 0, 1}
+        -1: all in-sync replicas.
+    compression_level : int or None
+        None: the codec's default.
+    linger_ms : int or None
+        None: send a record batch only when it is full or flushed.
+    """
 
     acks: Literal[-1, 0, 1] = -1
     compression_type: Compression = "none"
     compression_level: int | None = None
-    # As Java's since Kafka 4.0. None: until a record batch is full, or a flush.
+    # Java's default since Kafka 4.0. None: send a record batch only when it is full or flushed.
     linger_ms: int | None = 5
-    # Java's 16 KiB suit records that trickle in one by one. Here whole columns arrive at once, and each record batch
-    # costs both ends the same whatever its size. 1 MiB is what brokers take by default (message.max.bytes).
+    # Java's 16 KiB suit records that arrive one by one. Here whole columns arrive at once, and each record batch has a
+    # fixed cost for client and broker. 1 MiB is the brokers' default limit (message.max.bytes).
     batch_size_bytes: int = 1_048_576
     batch_num_messages: int = MAX_INT32
     max_request_size_bytes: int = 1_048_576
@@ -132,13 +153,13 @@ class ProducerConfig:
     transaction_timeout_ms: int = 60_000
     retries: int = MAX_INT32
     delivery_timeout_ms: int = 120_000
-    # Twice Java's: what is in memory may take as long as delivery.timeout.ms, and nobody should give up before that.
+    # Twice Java's: buffered records may take up to delivery.timeout.ms, and callers must not give up earlier.
     max_block_ms: int = 120_000
     partitioner: PartitionStrategy = "murmur2"
     partitioner_ignore_keys: bool = False
     partitioner_adaptive_partitioning_enable: bool = True
     partitioner_availability_timeout_ms: int = 0
-    # Twice Java's 32 MiB: whole columns come at once, and a record batch of each partition is 1 MiB.
+    # Twice Java's 32 MiB: whole columns arrive at once, and each partition's record batch is 1 MiB.
     buffer_memory_bytes: int = 64 * 1024 * 1024
 
     def __post_init__(self) -> None:
@@ -147,21 +168,34 @@ class ProducerConfig:
             raise ConfigurationError(f"enable.idempotence is true, but {conflict}. Change one of the two.")
         if self.transactional_id is not None and not self.enable_idempotence:
             raise ConfigurationError(
-                "transactional.id is given, but enable.idempotence is off, which it needs. Leave out one of the two."
+                "transactional.id requires enable.idempotence=true. Leave out transactional.id, or enable idempotence."
             )
 
 
 @hide_variables
 def parse_client(properties: Mapping[str, object], *, prefix: str = "") -> ClientConfig:
-    """The connection part of `properties` (Kafka's names, values as text, numbers or booleans).
+    """Parse the connection part of Kafka's properties.
 
-    Properties of consumers and producers are skipped; a wrong value raises `ConfigurationError`, which puts `prefix`
-    ("kafka.") before the name.
+    Parameters
+    ----------
+    properties : mapping
+        Kafka's names; values are text, numbers or booleans. Properties of consumers and producers are skipped.
+    prefix : str, default ""
+        Prepended to property names in errors and warnings, such as `"kafka."`.
+
+    Returns
+    -------
+    ClientConfig
+
+    Raises
+    ------
+    ConfigurationError
+        A property has a wrong value, is forbidden, or conflicts with another property.
     """
     values = read(properties, Role.CLIENT, prefix=prefix)
     if "bootstrap_servers" not in values:
         raise ConfigurationError(f"{prefix}bootstrap.servers is missing; give host:port[,host:port...].")
-    # As in Java's client: who names the first wait alone does not mean the longest one to be shorter.
+    # As in Java's client: setting only the first wait never makes it longer than the maximum.
     least_ms = values.get("reconnect_backoff_ms", ClientConfig.reconnect_backoff_ms)
     values.setdefault("reconnect_backoff_max_ms", max(ClientConfig.reconnect_backoff_max_ms, least_ms))
     _resolve_tls(values, prefix)
@@ -189,15 +223,34 @@ def _resolve_sasl(values: dict[str, Any], prefix: str) -> None:
     try:
         credentials(sasl)
     except ConfigurationError as error:
-        # What is wrong is said now; what references lead to is known where a connection is opened.
+        # Errors are raised now; references are resolved only when a connection is opened.
         raise ConfigurationError(re.sub(r"(?<![\w.])sasl\.[a-z]", rf"{prefix}\g<0>", error.message)) from error
     if protocol == "SASL_PLAINTEXT" and sasl.mechanism in ("PLAIN", "OAUTHBEARER"):
-        warn_once(f"{prefix}security.protocol is {protocol}: {sasl.mechanism} sends what it signs in with unencrypted")
+        warn_once(
+            f"{prefix}security.protocol is {protocol}: {sasl.mechanism} sends credentials unencrypted; use SASL_SSL"
+        )
 
 
 @hide_variables
 def parse_consumer(properties: Mapping[str, object], *, prefix: str = "") -> ConsumerConfig:
-    """The reading part of `properties`, like `parse_client`. A producer's property is a warning, logged once."""
+    """Parse the consumer part of Kafka's properties.
+
+    Parameters
+    ----------
+    properties : mapping
+        Kafka's names; values are text, numbers or booleans. A producer property logs one warning.
+    prefix : str, default ""
+        Prepended to property names in errors and warnings.
+
+    Returns
+    -------
+    ConsumerConfig
+
+    Raises
+    ------
+    ConfigurationError
+        A property has a wrong value, is forbidden, or conflicts with another property.
+    """
     config = ConsumerConfig(**read(properties, Role.CONSUMER, prefix=prefix))
     _check_membership(config, properties, prefix)
     timeout_ms = _request_timeout_ms(properties, prefix)
@@ -209,8 +262,8 @@ def parse_consumer(properties: Mapping[str, object], *, prefix: str = "") -> Con
     return config
 
 
-# What only the members of a group heed, by the protocols in which they do. As in Java's consumer, one that has chosen
-# another protocol must not name it.
+# Properties that only group members use, with the group protocols that use them. As in Java's consumer, setting one
+# of them under another protocol is an error.
 _OF_MEMBERS: Mapping[str, tuple[GroupProtocol, ...]] = {
     "group.instance.id": ("classic", "consumer"),
     "session.timeout.ms": ("classic",),
@@ -228,7 +281,7 @@ def _check_membership(config: ConsumerConfig, properties: Mapping[str, object], 
     for name, protocols in _OF_MEMBERS.items():
         if name not in properties or protocol in protocols:
             continue
-        why = f"{prefix}group.protocol is {protocol}, and only {' and '.join(protocols)} heed it"
+        why = f"{prefix}group.protocol is {protocol}, and only {' and '.join(protocols)} use it"
         if protocol != "none" or name == "group.instance.id":
             raise ConfigurationError(f"{prefix}{name} is given, but {why}. Leave out one of the two.")
         warn_once(f"{prefix}{name} has no effect: {why}")
@@ -241,11 +294,29 @@ def _check_membership(config: ConsumerConfig, properties: Mapping[str, object], 
 
 @hide_variables
 def parse_producer(properties: Mapping[str, object], *, prefix: str = "") -> ProducerConfig:
-    """The writing part of `properties`, like `parse_client`. A consumer's property is a warning, logged once.
+    """Parse the producer part of Kafka's properties.
 
-    As in Java's producer, idempotence that was not asked for is given up when acks, retries or
-    max.in.flight.requests.per.connection rule it out, and a default delivery.timeout.ms grows with
-    linger.ms and request.timeout.ms.
+    Parameters
+    ----------
+    properties : mapping
+        Kafka's names; values are text, numbers or booleans. A consumer property logs one warning.
+    prefix : str, default ""
+        Prepended to property names in errors and warnings.
+
+    Returns
+    -------
+    ProducerConfig
+
+    Raises
+    ------
+    ConfigurationError
+        A property has a wrong value, is forbidden, or conflicts with another property.
+
+    Notes
+    -----
+    As in Java's producer, idempotence by default is switched off if acks, retries or
+    max.in.flight.requests.per.connection rule it out, and the default of delivery.timeout.ms grows with linger.ms and
+    request.timeout.ms.
     """
     values = read(properties, Role.PRODUCER, prefix=prefix)
     _resolve_compression(values, prefix)
@@ -264,7 +335,7 @@ def _not_idempotent(acks: int, retries: int, in_flight: int) -> str | None:
     if in_flight > _MOST_IN_FLIGHT_IF_IDEMPOTENT:
         return (
             f"max.in.flight.requests.per.connection is {in_flight}, more than the {_MOST_IN_FLIGHT_IF_IDEMPOTENT} "
-            "that brokers can put in order"
+            "whose order brokers can keep"
         )
     return None
 
@@ -294,7 +365,7 @@ def _resolve_compression(values: dict[str, Any], prefix: str) -> None:
         warn_once(f"{prefix}compression.{codec}.level has no effect: {prefix}compression.type is {used}")
 
 
-# Neither at keys nor at how many record batches wait for a partition.
+# Strategies that use neither keys nor the load of partitions.
 _LOOKS_AT_NOTHING = ("random", "round_robin", "manual")
 
 
@@ -302,7 +373,7 @@ def _resolve_partitioner(values: dict[str, Any], prefix: str) -> None:
     of_librdkafka = values.pop("librdkafka_partitioner", None)
     if of_librdkafka is not None and "partitioner" in values:
         raise ConfigurationError(
-            f"{prefix}partitioner and {prefix}partitioner.class say the same in two ways. Leave out one of the two."
+            f"{prefix}partitioner and {prefix}partitioner.class are two names for the same. Leave out one of the two."
         )
     if of_librdkafka is not None:
         values["partitioner"] = of_librdkafka

@@ -1,7 +1,7 @@
-"""Values that stand elsewhere: `${env:NAME}`, `${file:PATH:KEY}` and `${dir:PATH:FILE}`, as Kafka's config providers.
+"""External values: resolve `${env:NAME}`, `${file:PATH:KEY}` and `${dir:PATH:FILE}`, as Kafka's config providers do.
 
-What is written so is looked up where it is needed, in the process that connects to a broker: the secret itself is in no
-plan, no event log and no pickled task, and a file that has changed counts from the next connection on.
+References to secrets are resolved in the process that connects to a broker, when it connects. The secret is therefore
+in no query plan, event log or pickled task, and a changed file takes effect with the next connection.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from pathlib import Path
 from protocol.errors import ConfigurationError
 from protocol.java_properties import ENCODING, parse_java_properties
 
-# What names another provider, or none, stays as it is: a password may look so.
+# Text with another provider, or with none, remains as given: it may be a password.
 _REFERENCE = re.compile(r"\$\{(?:(?P<env>env):(?P<name>[^:}]+)|(?P<kind>file|dir):(?P<path>[^:}]+):(?P<key>[^:}]+))\}")
 
 
 def is_reference(text: str) -> bool:
-    """Whether the whole text stands elsewhere."""
+    """Return True if the whole text is one reference."""
     return _REFERENCE.fullmatch(text.strip()) is not None
 
 
 def resolved(text: str) -> str:
-    """The text with what its references refer to. Raises `ConfigurationError` for one that leads nowhere."""
+    """Replace the references in a text by their values. Raises `ConfigurationError` for a missing value."""
     return _REFERENCE.sub(_looked_up, text)
 
 
 def _looked_up(match: re.Match[str]) -> str:
     try:
         if match["env"]:
-            # Elsewhere a byte that is no UTF-8 would be an error that has the whole text in it.
+            # os.environ would raise an error that contains the whole value if a byte is not UTF-8.
             return os.environb[os.fsencode(match["name"])].decode("utf-8")
         if match["kind"] == "dir":
             return _file_in(Path(match["path"]), match["key"])
@@ -38,13 +38,13 @@ def _looked_up(match: re.Match[str]) -> str:
     except KeyError:
         why = "there is no such name in " + ("this process's environment" if match["env"] else "that file")
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or "it is no text in UTF-8"
-    # Not in there: errors of decoding have all that was read in them, and would hang on to this one.
-    raise ConfigurationError(f"{match[0]} leads nowhere: {why}. It is looked up where a connection is opened.")
+        why = getattr(error, "strerror", None) or "it is not UTF-8 text"
+    # Raised outside of `except`: decoding errors contain the data read, and would become this error's context.
+    raise ConfigurationError(f"{match[0]} cannot be resolved: {why}. References are resolved when a connection opens.")
 
 
 def _file_in(folder: Path, name: str) -> str:
-    """As an orchestrator mounts secrets. A line's end at the end is the editor's, not the secret's."""
+    """Read a file as orchestrators mount secrets. Line breaks at the end come from editors and are removed."""
     if Path(name).name != name:
-        raise OSError(0, "a file is named without a path")
+        raise OSError(0, "the file name must not contain a path")
     return (folder / name).read_text("utf-8").rstrip("\r\n")

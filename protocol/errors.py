@@ -1,10 +1,10 @@
-"""The families of errors this package raises; what each one is for, and whose fault it says it was.
+"""Errors of this package by cause, under the root `KafkaError`.
 
-Five families under one root: ours or the caller's (`UsageError`), the peer's bytes (`ProtocolError`), the transport
-(`TransportError`), who trusts whom (`SecurityError`), and the configuration (`ConfigurationError`). What a broker
-answers with an error code is a `BrokerError`; the table of codes is `protocol.broker_errors`.
+`UsageError`: a mistake in calling code. `ConfigurationError`: a property. `ProtocolError`: invalid bytes from the
+broker. `TransportError`: sockets and timeouts. `SecurityError`: TLS and authentication. `BrokerError`: an error code
+in a reply; `protocol.broker_errors` has the table of codes.
 
-Every error here pickles (executors send them to the driver) and keeps its `__cause__` when raised `from`.
+Errors can be pickled (executors send them to the driver) and keep their `__cause__` when raised `from`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,20 @@ from typing import Any
 
 
 class KafkaError(Exception):
-    """Root of everything this package raises on purpose.
+    """Root of all errors that this package raises on purpose.
 
-    `context`: what it is about, as fields. `settings` among them names those properties (or parameters of this package)
-    in the message that whoever reads it may set, for a user who knows them by other names.
+    Parameters
+    ----------
+    message : str
+        The complete text for users.
+    **context
+        Facts about the error as fields, such as `topic` and `partition`. The field `settings` lists the properties
+        and parameters in the message that the user may set; integrations rename them to their own option names.
+
+    Attributes
+    ----------
+    message : str
+    context : dict
     """
 
     def __init__(self, message: str, **context: Any) -> None:
@@ -32,7 +42,7 @@ class KafkaError(Exception):
 
     @property
     def settings(self) -> frozenset[str]:
-        """Also those of its causes, whose words a message repeats."""
+        """Names of properties in the message, including those of its causes, whose texts the message repeats."""
         cause = self.__cause__
         return frozenset(self.context.get("settings", ())) | (
             cause.settings if isinstance(cause, KafkaError) else frozenset()
@@ -46,7 +56,7 @@ def _rebuild(kind: type[KafkaError], message: str, context: dict[str, Any]) -> K
 
 
 class UsageError(KafkaError):
-    """The caller asked for something that makes no sense (an unknown field, a closed object)."""
+    """The caller misused the interface: an unknown field, a closed object."""
 
 
 class ConfigurationError(KafkaError):
@@ -54,31 +64,31 @@ class ConfigurationError(KafkaError):
 
 
 class ProtocolError(KafkaError):
-    """The peer's bytes break Kafka's protocol."""
+    """The bytes of the peer violate Kafka's protocol."""
 
 
 class Truncated(ProtocolError):
-    """The bytes end before the value they announce does."""
+    """The bytes end before the announced end of a value."""
 
 
 class Corrupt(ProtocolError):
-    """The bytes are there, but cannot be what they claim to be (CRC, counts, codes, trailing bytes)."""
+    """The bytes are complete but invalid (CRC, counts, codes, trailing bytes)."""
 
 
 class DecompressedTooLarge(Corrupt):
-    """A compressed record batch unpacks to more than the cap on decompressed bytes."""
+    """A decompressed record batch exceeds `max.decompressed.batch.bytes`."""
 
 
 class FrameTooLarge(ProtocolError):
-    """A reply announces more bytes than the cap on a frame, or a size no Kafka broker would announce."""
+    """A reply announces more bytes than `max.response.bytes`, or a size that no Kafka broker sends."""
 
 
 class UnsupportedVersion(KafkaError):
-    """No version of an API suits us, the broker and the features this call needs."""
+    """No version of an API is supported by this client and the broker and has the features that the call needs."""
 
 
 class TransportError(KafkaError):
-    """A socket could not be opened, was closed, or a deadline passed. Retriable by nature."""
+    """A socket could not be opened or was closed, or a deadline passed. Retriable."""
 
 
 class ConnectFailed(TransportError):
@@ -86,11 +96,11 @@ class ConnectFailed(TransportError):
 
 
 class ConnectionLost(TransportError):
-    """The connection was closed or reset; what was in flight has an unknown outcome."""
+    """The connection was closed or reset; the outcome of requests in flight is unknown."""
 
 
 class RequestTimedOut(TransportError):
-    """One request had no reply in `request.timeout.ms`; its outcome is unknown."""
+    """A request had no reply within `request.timeout.ms`; its outcome is unknown."""
 
 
 class DeadlineExceeded(TransportError):
@@ -98,80 +108,82 @@ class DeadlineExceeded(TransportError):
 
 
 class TopicUnknown(DeadlineExceeded):
-    """Brokers have said for long, again and again, that they do not know a topic or a partition."""
+    """Brokers reported repeatedly, until the timeout, that they do not know a topic or a partition."""
 
     @property
     def answer(self) -> BrokerError:
-        """What was said last."""
+        """The last reply."""
         assert isinstance(self.__cause__, BrokerError)
         return self.__cause__
 
 
 class SecurityError(KafkaError):
-    """Client and broker do not accept each other. No retry mends that: somebody has to change something."""
+    """Client and broker do not accept each other. Retries do not help: fix the configuration or the ACLs."""
 
 
 class TLSFailed(SecurityError):
-    """A certificate, a host name, or what both ends speak of TLS was refused, here or there."""
+    """The TLS handshake failed: a certificate, a host name, a TLS version or a cipher suite was refused."""
 
 
 class AuthenticationFailed(SecurityError):
-    """The broker does not take our credentials, or has not proved that it knows them."""
+    """The broker refused the client's credentials, or has not proved that it knows them."""
 
 
 class BrokerError(KafkaError):
-    """A broker answered with an error code.
+    """A broker replied with an error code.
 
-    `context` has at least `code` (int) and `name` (str, Kafka's name of the code); `row` of the table is
-    `protocol.broker_errors.BY_CODE[code]`.
+    `context` has at least `code` (int) and `name` (str, Kafka's name of the code).
+    `protocol.broker_errors.BY_CODE[code]` has the row of the code.
     """
 
     @property
     def code(self) -> int:
+        """Kafka's error code."""
         return int(self.context["code"])
 
     @property
     def name(self) -> str:
+        """Kafka's name of the code, such as `NOT_LEADER_OR_FOLLOWER`."""
         return str(self.context["name"])
 
 
 class DataLoss(KafkaError):
-    """Records that were asked for are not in the log any more. The message says which, and the likely cause."""
+    """Requested records are no longer in the log. The message says which, and the likely cause."""
 
 
 class LogTruncated(DataLoss):
-    """The log has lost records that were read from it, and may have others in their place (KIP-320).
+    """The log lost records after they were read, and may have other records at their offsets (KIP-320).
 
-    `context` has `end_offset`: up to there the log is still the one that was read.
+    `context["end_offset"]`: the log is unchanged before this offset.
     """
 
 
 class TopicRecreated(DataLoss):
-    """The topic was deleted and recreated under its name: what was to be read went with the old one."""
+    """The topic was deleted and recreated with the same name; the unread records were deleted with it."""
 
 
 class NoOffset(KafkaError):
-    """`auto.offset.reset` is `none`, and the group has no offset to begin at."""
+    """`auto.offset.reset` is `none`, and the group has no committed offset to start from."""
 
 
 class CommitFailed(KafkaError):
-    """Offsets were not committed. The cause says why: refused, no answer in time, or another member's by now."""
+    """Offsets were not committed. See the cause: refused, timed out, or the partition has a new owner."""
 
 
 class TransactionFailed(KafkaError):
-    """A transaction cannot be committed, and must be aborted; nothing of it is or will be visible. See the cause."""
+    """The transaction cannot be committed and must be aborted; no record of it becomes visible. See the cause."""
 
 
 class ProducerFenced(KafkaError):
-    """Another producer with the same transactional id has come, or the broker has timed the transaction out."""
+    """A newer producer has the same transactional id, or the coordinator has aborted a transaction that timed out."""
 
 
 class OutcomeUnknown(KafkaError):
-    """Whether a transaction was committed is not known: nobody answered in time, or nobody can tell any more."""
+    """The outcome of a commit is unknown: no reply within the deadline, or the coordinator cannot tell any more."""
 
 
 class AdminFailed(KafkaError):
-    """An administrative operation failed for some of its resources; it was done for the others.
+    """An administrative operation failed for some of its resources, and succeeded for the others.
 
     Attributes
     ----------
@@ -191,4 +203,4 @@ class AdminFailed(KafkaError):
 
 
 class WakeUp(KafkaError):
-    """A `KafkaConsumer` was woken out of `poll` by another thread."""
+    """Another thread has woken a `KafkaConsumer` that was in `poll`."""

@@ -1,7 +1,7 @@
-"""Warnings about what was configured: each once in a process, and by whoever acts on it.
+"""Log warnings about the configuration, each one once per process.
 
-The same options may be read in several processes, and only one of them runs the query: the others hold back what
-there is to say. Used by whoever reads configuration.
+Several processes may read the same options, but only one of them runs the query. The others collect their warnings
+with `held_back` and drop them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _held: ContextVar[list[str] | None] = ContextVar("held", default=None)
 
 
 def warn_once(message: str) -> None:
-    """Logs a warning, the same one only once in a process; or puts it aside, inside of `held_back`."""
+    """Log a warning once per process; inside of `held_back`, add it to that block's list instead."""
     held = _held.get()
     if held is None:
         log_once(message)
@@ -28,12 +28,19 @@ def warn_once(message: str) -> None:
 
 @functools.cache
 def log_once(message: str) -> None:
+    """Log a warning, unless this process has logged the same one."""
     log.warning("%s", message)
 
 
 @contextmanager
 def held_back() -> Iterator[list[str]]:
-    """The warnings of this block, in place of their being logged; for `log_once` later, or never."""
+    """Collect the warnings of the block instead of logging them.
+
+    Yields
+    ------
+    list of str
+        The warnings so far, to pass to `log_once` or to drop.
+    """
     held: list[str] = []
     token = _held.set(held)
     try:

@@ -1,9 +1,8 @@
-"""The table of Kafka's client properties: what each one is, which values it takes, and what it does here.
+"""The table of Kafka's client properties: description, allowed values, and effect in this client.
 
-Owns the names and what becomes of one property (applies, without effect, forbidden, not supported yet); those of TLS
-are in `protocol.security`. Read by `protocol.config`, which holds the defaults, and by whoever prints the table.
-May not know what the values are used for. No message ever shows the value of a property it does not know, of one of
-SASL, or what a reference leads to: it could be a secret.
+The table decides the effect of each property: applied, without effect, forbidden, or not supported yet.
+`protocol.config` holds the defaults; the rows of TLS and SASL are in `protocol.security` and `protocol.sasl`. Errors
+never show the value of an unknown property, of a SASL property, or of a resolved reference: each may be a secret.
 """
 
 from __future__ import annotations
@@ -39,15 +38,15 @@ from protocol.spelling import meant
 # -- the table ------------------------------------------------------------------------------------
 
 _CLIENT, _CONSUMER, _PRODUCER = Role.CLIENT, Role.CONSUMER, Role.PRODUCER
-_ARROW = "keys and values are bytes here; convert them in columns, before or after"
+_ARROW = "keys and values are bytes in Arrow columns; convert the columns before writing or after reading"
 
 PROPERTIES: tuple[Property, ...] = (
-    applies(_CLIENT, "bootstrap.servers", ADDRESSES, "brokers to ask first; required"),
+    applies(_CLIENT, "bootstrap.servers", ADDRESSES, "brokers to contact first; required"),
     applies(_CLIENT, "client.id", NONEMPTY, "the name in brokers' logs, metrics and quotas"),
-    applies(_CLIENT, "security.protocol", SECURITY_PROTOCOL, "how to talk to brokers"),
+    applies(_CLIENT, "security.protocol", SECURITY_PROTOCOL, "encryption and authentication of connections to brokers"),
     applies(_CLIENT, "request.timeout.ms", POSITIVE_MILLISECONDS, "the longest wait for one reply"),
     applies(
-        _CLIENT, "default.api.timeout.ms", POSITIVE_MILLISECONDS, "the longest time of a whole call, with its retries"
+        _CLIENT, "default.api.timeout.ms", POSITIVE_MILLISECONDS, "the longest time of a call, including its retries"
     ),
     applies(
         _CLIENT, "socket.connection.setup.timeout.ms", POSITIVE_MILLISECONDS, "the longest time to open a connection"
@@ -56,7 +55,7 @@ PROPERTIES: tuple[Property, ...] = (
         _CLIENT,
         "reconnect.backoff.ms",
         MILLISECONDS,
-        "a broker that has failed is not connected to again for so long, twice that the next time, and so on",
+        "wait before a broker is connected to again after a failure; doubles with each failure",
     ),
     applies(
         _CLIENT,
@@ -64,9 +63,9 @@ PROPERTIES: tuple[Property, ...] = (
         MILLISECONDS,
         "the longest such wait; by default not less than reconnect.backoff.ms",
     ),
-    applies(_CLIENT, "retry.backoff.ms", MILLISECONDS, "the first wait before a request is tried again"),
-    applies(_CLIENT, "retry.backoff.max.ms", MILLISECONDS, "the longest such wait"),
-    applies(_CLIENT, "metadata.max.age.ms", MILLISECONDS, "how old metadata may grow"),
+    applies(_CLIENT, "retry.backoff.ms", MILLISECONDS, "wait before the first retry of a request; doubles each time"),
+    applies(_CLIENT, "retry.backoff.max.ms", MILLISECONDS, "the longest wait before a retry"),
+    applies(_CLIENT, "metadata.max.age.ms", MILLISECONDS, "the age after which metadata is refreshed"),
     applies(
         _CLIENT,
         "connections.max.idle.ms",
@@ -76,89 +75,87 @@ PROPERTIES: tuple[Property, ...] = (
     applies(_CLIENT, "receive.buffer.bytes", SOCKET_BUFFER, "SO_RCVBUF; -1: the system tunes it"),
     applies(_CLIENT, "send.buffer.bytes", SOCKET_BUFFER, "SO_SNDBUF; -1: the system tunes it"),
     applies(
-        _CLIENT, "max.response.bytes", integer(1024), "cap on one reply (a property of this client, not of Kafka's)"
+        _CLIENT, "max.response.bytes", integer(1024), "limit of one reply (a property of this client, not of Kafka)"
     ),
     applies(_CONSUMER, "group.id", NONEMPTY, "the group whose offsets are read and committed"),
     applies(
         _CONSUMER,
         "auto.offset.reset",
         one_of("earliest", "latest", "none", otherwise="by_duration is not supported yet"),
-        "where to start when the group has no offset, or one that is not in the log; none: fail",
+        "start of a partition without a committed offset, or with one that is out of range; none: fail",
     ),
     applies(
         _CONSUMER,
         "isolation.level",
         one_of("read_uncommitted", "read_committed"),
-        "whether records of aborted and open transactions are read",
+        "read_uncommitted: also read records of aborted and open transactions",
     ),
-    applies(_CONSUMER, "fetch.min.bytes", integer(0), "a broker waits for this much before it replies"),
-    applies(_CONSUMER, "fetch.max.wait.ms", MILLISECONDS, "but no longer than this"),
-    applies(_CONSUMER, "fetch.max.bytes", integer(1), "the most that one reply brings"),
+    applies(_CONSUMER, "fetch.min.bytes", integer(0), "a broker waits for this many bytes before it replies"),
+    applies(_CONSUMER, "fetch.max.wait.ms", MILLISECONDS, "the longest wait of a broker for fetch.min.bytes"),
+    applies(_CONSUMER, "fetch.max.bytes", integer(1), "the most bytes of one reply"),
     applies(
         _CONSUMER,
         "max.partition.fetch.bytes",
         integer(1),
-        "the most of one partition that one reply brings; a larger record batch still comes whole",
+        "the most bytes of one partition in a reply; a larger record batch is still returned whole",
     ),
     applies(
         _CONSUMER,
         "client.rack",
         NONEMPTY,
-        "where this client is; brokers with replica.selector.class then name a replica nearby to read from",
+        "the rack of this client; brokers with replica.selector.class name a nearby replica to read from",
     ),
     applies(
         _CONSUMER,
         "max.processing.time.ms",
         POSITIVE_MILLISECONDS,
-        "for `protocol.consumer.consumer` alone: a partition that is not read for so long is left out of the fetches "
-        "until it is (a property of this client, not of Kafka's)",
+        "for `protocol.consumer.consumer` only: fetches leave out a partition that has not been read for this time, "
+        "until it is read (a property of this client, not of Kafka)",
     ),
-    applies(_CONSUMER, "check.crcs", BOOLEAN, "whether the CRC of every record batch is checked"),
+    applies(_CONSUMER, "check.crcs", BOOLEAN, "check the CRC of every record batch"),
     applies(
         _CONSUMER,
         "max.decompressed.batch.bytes",
         integer(1024),
-        "cap on one record batch, unpacked (a property of this client, not of Kafka's)",
+        "limit of one decompressed record batch (a property of this client, not of Kafka)",
     ),
     applies(
         _CONSUMER,
         "group.protocol",
         one_of("none", "classic", "consumer"),
-        "none: offsets are committed without joining the group. Members of one share its partitions: by JoinGroup "
-        "(classic), or as the brokers assign them (consumer, KIP-848, since Kafka 4.0)",
+        "none: commit offsets without joining the group. Members of a group share its partitions, assigned by the "
+        "group leader (classic) or by the brokers (consumer, KIP-848, since Kafka 4.0)",
     ),
     applies(
         _CONSUMER,
         "group.instance.id",
         NONEMPTY,
-        "a static member, that may come back within session.timeout.ms to what it had (KIP-345)",
+        "id of a static member: it keeps its partitions if it returns within session.timeout.ms (KIP-345)",
     ),
     applies(
         _CONSUMER,
         "session.timeout.ms",
         POSITIVE_MILLISECONDS,
-        "classic: a member that the coordinator has not heard of for so long has lost its partitions",
+        "classic: a member without a heartbeat for this time loses its partitions",
     ),
     applies(
-        _CONSUMER, "heartbeat.interval.ms", POSITIVE_MILLISECONDS, "classic: how often a member tells that it is there"
+        _CONSUMER, "heartbeat.interval.ms", POSITIVE_MILLISECONDS, "classic: interval between a member's heartbeats"
     ),
     applies(
         _CONSUMER,
         "max.poll.interval.ms",
         POSITIVE_MILLISECONDS,
-        "a member whose owner asks nothing of it for so long leaves; so long do others wait for it in a rebalance",
+        "the longest time between polls before the member leaves the group; also the rebalance timeout",
     ),
     applies(
         _CONSUMER,
         "partition.assignment.strategy",
         NONEMPTY,
-        "classic: how the leader assigns, the preferred ones first: range, roundrobin, sticky, cooperative-sticky, or "
-        "Java's classes of these",
+        "classic: assignors in order of preference: range, roundrobin, sticky, cooperative-sticky, or the names of "
+        "Java's classes for these",
     ),
-    applies(
-        _CONSUMER, "group.remote.assignor", NONEMPTY, "consumer: how the brokers assign; by default as they prefer"
-    ),
-    applies(_PRODUCER, "acks", ACKS, "how many replicas confirm a write"),
+    applies(_CONSUMER, "group.remote.assignor", NONEMPTY, "consumer: assignor of the brokers; by default their choice"),
+    applies(_PRODUCER, "acks", ACKS, "number of replicas that must confirm a write"),
     applies(
         _PRODUCER, "compression.type", one_of("none", "gzip", "snappy", "lz4", "zstd"), "the codec of record batches"
     ),
@@ -169,14 +166,14 @@ PROPERTIES: tuple[Property, ...] = (
         _PRODUCER,
         "linger.ms",
         MILLISECONDS,
-        "how long to wait for a record batch to fill; a task of a sink that is not told waits until its rows end",
+        "wait for a record batch to fill; by default a sink's task waits until its last row",
     ),
     applies(_PRODUCER, "batch.size", integer(0), "the most bytes of one record batch", field="batch_size_bytes"),
     applies(
         _PRODUCER,
         "batch.num.messages",
         integer(1),
-        "the most records of one record batch; with so many it waits no longer (librdkafka's name, sarama's "
+        "the most records of one record batch; a full batch is sent without waiting (librdkafka's name; sarama's "
         "Flush.Messages)",
     ),
     applies(
@@ -190,93 +187,92 @@ PROPERTIES: tuple[Property, ...] = (
         _PRODUCER,
         "max.in.flight.requests.per.connection",
         integer(1),
-        "requests that wait for their reply at once; with idempotence at most 5",
+        "the most unanswered requests per broker; at most 5 with idempotence",
     ),
-    applies(_PRODUCER, "enable.idempotence", BOOLEAN, "retries make no duplicates, order is kept"),
+    applies(_PRODUCER, "enable.idempotence", BOOLEAN, "retries neither duplicate nor reorder records"),
     applies(
         _PRODUCER,
         "transactional.id",
         NONEMPTY,
-        "who a producer of transactions is, through restarts: a newer one of this id fences the older",
+        "identity of a transactional producer across restarts: a newer producer with this id fences the older",
     ),
     applies(
         _PRODUCER,
         "transaction.timeout.ms",
         POSITIVE_MILLISECONDS,
-        "a transaction that has not ended after so long is aborted by its coordinator; brokers allow at most their "
-        "transaction.max.timeout.ms",
+        "the coordinator aborts a transaction that is open for longer; at most the brokers' transaction.max.timeout.ms",
     ),
-    applies(_PRODUCER, "retries", integer(0), "how often a write is tried again within delivery.timeout.ms"),
+    applies(_PRODUCER, "retries", integer(0), "the most retries of a write within delivery.timeout.ms"),
     applies(
         _PRODUCER,
         "delivery.timeout.ms",
         POSITIVE_MILLISECONDS,
-        "the longest time from when a record batch is full, or has waited for linger.ms, until it is acknowledged",
+        "the longest time from the moment a record batch is full or linger.ms is over until it is acknowledged",
     ),
     applies(
         _PRODUCER,
         "partitioner.class",
         PARTITIONER,
-        "which partition a row goes to: by a hash of its key as Java has it (murmur2), or sarama (fnv1a, "
-        "fnv1a_reference, crc32), without looking at keys (random, round_robin), or only as rows say themselves "
-        "(manual). Rows with a null key go to another partition every 16 KiB",
+        "partition of a row: by a hash of its key as in Java (murmur2) or sarama (fnv1a, fnv1a_reference, crc32), "
+        "without regard to keys (random, round_robin), or only as given in the row (manual). Rows with a null key "
+        "change the partition every 16 KiB",
         field="partitioner",
     ),
     applies(
         _PRODUCER,
         "partitioner",
         LIBRDKAFKA_PARTITIONER,
-        "the same by librdkafka's names; with consistent, murmur2 and fnv1a null keys are hashed as if they were empty",
+        "the same with librdkafka's names; consistent, murmur2 and fnv1a hash null keys as empty keys",
         field="librdkafka_partitioner",
     ),
-    applies(_PRODUCER, "partitioner.ignore.keys", BOOLEAN, "rows with a key are spread as those without"),
+    applies(_PRODUCER, "partitioner.ignore.keys", BOOLEAN, "treat rows with a key like rows without one"),
     applies(
         _PRODUCER,
         "partitioner.adaptive.partitioning.enable",
         BOOLEAN,
-        "rows without a key go rather to partitions for which fewer record batches wait (KIP-794)",
+        "prefer partitions with fewer waiting record batches for rows without a key (KIP-794)",
     ),
     applies(
         _PRODUCER,
         "partitioner.availability.timeout.ms",
         MILLISECONDS,
-        "and not to partitions whose leader has taken nothing for so long; 0: however long",
+        "avoid partitions whose leader has accepted nothing for this time; 0: never avoid them",
     ),
     applies(
         _PRODUCER,
         "buffer.memory",
         integer(1, MAX_INT64),
-        "about the most bytes that one task holds back or has under way; when there is more it takes no further rows",
+        "approximate limit of the bytes that a task buffers or has in flight; a full buffer blocks further rows",
         field="buffer_memory_bytes",
     ),
     applies(
         _PRODUCER,
         "max.block.ms",
         MILLISECONDS,
-        "the longest wait for a topic's metadata, and for memory while nothing is acknowledged",
+        "the longest wait for a topic's metadata, and for buffer memory while nothing is acknowledged",
     ),
     *no_effect(_CLIENT, "client.dns.lookup", "every address of a host name is tried"),
     *no_effect(
         _CLIENT,
         "socket.connection.setup.timeout.max.ms",
-        "the time to connect does not grow; use socket.connection.setup.timeout.ms",
+        "the connection timeout does not grow; use socket.connection.setup.timeout.ms",
     ),
     *no_effect(
         _CLIENT,
         "metadata.recovery.strategy metadata.recovery.rebootstrap.trigger.ms",
-        "how a client comes back after it lost every broker cannot be chosen here",
+        "the recovery from the loss of all brokers cannot be configured",
     ),
     *no_effect(
         _CLIENT,
         "metric.reporters metrics.num.samples metrics.recording.level metrics.sample.window.ms "
         "auto.include.jmx.reporter enable.metrics.push",
-        "there are no JVM metrics here",
+        "there are no JVM metrics",
     ),
     *no_effect(_CONSUMER, "auto.commit.interval.ms", "offsets are committed when their records have been processed"),
-    *no_effect(_CONSUMER, "max.poll.records", "records come in columns, some thousands of rows at a time"),
+    *no_effect(_CONSUMER, "max.poll.records", "records arrive in columns, some thousands of rows at a time"),
     *no_effect(_CONSUMER, "exclude.internal.topics", "a pattern never matches Kafka's internal topics"),
     *no_effect(_CONSUMER, "allow.auto.create.topics", "reading a topic never creates it"),
-    *no_effect(_PRODUCER, "metadata.max.idle.ms", "metadata is kept by metadata.max.age.ms alone"),
+    *no_effect(_PRODUCER, "metadata.max.idle.ms", "only metadata.max.age.ms limits how long metadata is kept"),
     *forbidden(
         _CONSUMER | _PRODUCER,
         "interceptor.classes",
@@ -287,9 +283,9 @@ PROPERTIES: tuple[Property, ...] = (
     *forbidden(
         _CONSUMER,
         "enable.auto.commit",
-        "a commit on a timer would run ahead of what has been processed; offsets are committed after processing",
+        "a timed commit may cover records that are not processed yet; offsets are committed after processing",
     ),
-    *no_effect(_CLIENT, "config.providers", "those named env, file and dir are always there, and no others"),
+    *no_effect(_CLIENT, "config.providers", "the providers env, file and dir always exist, and no others"),
     *forbidden(_CLIENT, "security.providers", "JVM classes cannot run here"),
     *TLS_PROPERTIES,
     *SASL_PROPERTIES,
@@ -302,11 +298,26 @@ BY_NAME: Mapping[str, Property] = {row.name: row for row in PROPERTIES}
 
 
 def read(properties: Mapping[str, object], role: Role, *, prefix: str = "") -> dict[str, Any]:
-    """The values given for one role, by field. Messages put `prefix` ("kafka.") before names.
+    """Parse the properties of one role into a dict by field name.
 
-    Raises `ConfigurationError` for a forbidden or not yet supported property and for a wrong value. An unknown
-    property is a warning, as with Kafka's own clients. Properties of another role are skipped: those of `CLIENT`
-    silently (they have their own reader), else with one warning, because they do nothing here.
+    Parameters
+    ----------
+    properties : mapping
+        Kafka's names; values are text, numbers or booleans.
+    role : Role
+        Properties of other roles are skipped: those of `CLIENT` silently, others with one warning.
+    prefix : str, default ""
+        Prepended to property names in errors and warnings, such as `"kafka."`.
+
+    Returns
+    -------
+    dict
+
+    Raises
+    ------
+    ConfigurationError
+        A property is forbidden, not supported yet, or has a wrong value. An unknown property is only a warning, as
+        with Kafka's own clients.
     """
     values: dict[str, Any] = {}
     for name, raw in properties.items():
@@ -319,10 +330,10 @@ def read(properties: Mapping[str, object], role: Role, *, prefix: str = "") -> d
         if row.role & role:
             if row.effect is Effect.APPLIES:
                 text = _text(prefix + name, raw)
-                # Texts that say how to connect keep their references, which are followed where a connection is opened.
+                # Texts of TLS and SASL keep their references; these are resolved when a connection is opened.
                 kept = name.startswith(("ssl.", "sasl.")) and row.kind.allowed in (TEXT.allowed, NONEMPTY.allowed)
                 value = text if kept else resolved(text)
-                # What stands elsewhere is shown by no message: it may be a secret, put into the wrong place.
+                # Hide resolved values in errors: a reference may point to a secret by mistake.
                 kind = row.kind if value == text else replace(row.kind, secret=True)
                 values[row.field] = kind.read(f"{prefix}{name}", value, "Leave it out for the default.")
             elif row.effect is Effect.NO_EFFECT:
@@ -333,7 +344,7 @@ def read(properties: Mapping[str, object], role: Role, *, prefix: str = "") -> d
 
 
 def find(name: str) -> Property | None:
-    """The row of a property; None for one that Kafka does not have."""
+    """Return the row of a property, or None if Kafka has no such property."""
     return BY_NAME.get(name)
 
 

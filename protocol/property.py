@@ -1,6 +1,6 @@
-"""What the table of Kafka's client properties is made of: a row, whose it is, and what giving it does.
+"""Rows of the table of Kafka's client properties: a property, its role, and its effect in this client.
 
-Rows are written in `protocol.properties` and `protocol.security`.
+The rows are in `protocol.properties` and `protocol.security`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from protocol.property_kinds import TEXT, Kind
 
 
 class Role(enum.Flag):
-    """Whose property it is."""
+    """The kind of client that has the property."""
 
     CLIENT = enum.auto()
     CONSUMER = enum.auto()
@@ -21,7 +21,7 @@ class Role(enum.Flag):
 
 
 class Effect(enum.Enum):
-    """What giving the property does here."""
+    """Effect of setting the property in this client."""
 
     APPLIES = "applies"
     NO_EFFECT = "accepted, without effect"
@@ -31,7 +31,7 @@ class Effect(enum.Enum):
 
 @dataclass(frozen=True)
 class Property:
-    """One row: `doc` says what the property does, or why it does not and what to use instead."""
+    """One row of the table. `doc` describes the property, or why it has no effect and the replacement."""
 
     name: str
     role: Role
@@ -42,6 +42,7 @@ class Property:
 
 
 def applies(role: Role, name: str, kind: Kind, doc: str, *, field: str = "") -> Property:
+    """Make the row of a supported property; `field` is its name in the configuration classes."""
     return Property(name, role, Effect.APPLIES, doc, field or name.replace(".", "_"), kind)
 
 

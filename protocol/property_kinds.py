@@ -1,6 +1,6 @@
-"""Kinds of values that a property may have: how one is read from text, and what is allowed, in words.
+"""Kinds of property values: how each is parsed from text, and the description of the allowed values.
 
-Used by `protocol.properties`, and by who has options of its own. May not know what the values are used for.
+Used for Kafka's properties and for Spark's options.
 """
 
 from __future__ import annotations
@@ -20,9 +20,18 @@ _MOST_SHOWN = 200
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of value: how it is read from text (`ValueError`: not one of it) and, in words, what is allowed.
+    """A kind of value.
 
-    What is `secret` is shown by no message; the `ValueError` must not, either. What is `exact` keeps its blanks.
+    Attributes
+    ----------
+    allowed : str
+        Description of the allowed values, for errors and documentation.
+    parse : callable
+        Converts text to the value; raises `ValueError` if the text is not allowed.
+    secret : bool
+        Hide the value in errors. The `ValueError` must not contain it either.
+    exact : bool
+        Keep blanks at both ends of the text.
     """
 
     allowed: str
@@ -31,7 +40,7 @@ class Kind:
     exact: bool = False
 
     def read(self, name: str, text: str, remedy: str = "") -> Any:
-        """Raises `ConfigurationError` that names the property, the value, what is allowed and the remedy."""
+        """Parse a value. Raises `ConfigurationError` with the property, the value, the allowed values and `remedy`."""
         try:
             return self.parse(text if self.exact else text.strip())
         except ValueError as error:
@@ -43,14 +52,14 @@ class Kind:
 
 
 def shown(text: str) -> str:
-    """A value as messages show it: quoted, cut short, and without what stands before an @ (user:password@host)."""
-    # Sought where a word begins: from each of its letters on, a long text of a peer's would take minutes.
+    """Format a value for an error: quoted, at most 200 characters, without credentials (user:password@host)."""
+    # The pattern starts at word boundaries: trying each letter takes minutes for a long text from a peer.
     quoted = repr(re.sub(r"(?<![^,\s/])[^,\s/]*@", "***@", text))
     return quoted if len(quoted) <= _MOST_SHOWN else f"{quoted[:_MOST_SHOWN]}... ({len(text)} characters)"
 
 
 def integer(minimum: int = 0, maximum: int = MAX_INT32, *, also: Mapping[int, Any] | None = None) -> Kind:
-    """Whole numbers of a range; `also` maps values outside of it to what they mean."""
+    """Make the kind of whole numbers in a range; `also` maps further numbers to their meanings."""
     others = dict(also or {})
 
     def parse(text: str) -> Any:
@@ -67,7 +76,17 @@ def integer(minimum: int = 0, maximum: int = MAX_INT32, *, also: Mapping[int, An
 
 
 def one_of(*words: str, meanings: Mapping[str, Any] | None = None, otherwise: str = "") -> Kind:
-    """Words, in upper or lower case, that stand for themselves or for a meaning. `otherwise`: why not another."""
+    """Make the kind of a fixed set of words, ignoring case.
+
+    Parameters
+    ----------
+    *words : str
+        Words that are their own values.
+    meanings : mapping, optional
+        Further words and their values.
+    otherwise : str
+        Explanation in the error for any other word.
+    """
     known: dict[str, Any] = {**{word: word for word in words}, **(meanings or {})}
     by_lower = {word.lower(): meaning for word, meaning in known.items()}
 
@@ -87,8 +106,8 @@ def _nonempty(text: str) -> str:
 
 def _secret(text: str) -> Secret:
     if _HALF_A_CHARACTER.search(text):
-        # What encodes it later would have all of it in its error.
-        raise ValueError("no text in UTF-8")
+        # A later encoding error would contain the whole secret.
+        raise ValueError("not valid UTF-8 text")
     return Secret(_nonempty(text))
 
 
@@ -97,13 +116,13 @@ _ADDRESS = re.compile(r"(?:[\w.%-]+://)?(?:\[(?P<ipv6>[0-9A-Fa-f:.%]+)\]|(?P<hos
 
 
 def _addresses(text: str) -> tuple[tuple[str, int], ...]:
-    """`host:port,[ipv6]:port` -> pairs in the order given, each once."""
+    """Parse `host:port,[ipv6]:port` into pairs in the given order, without duplicates."""
     found: dict[tuple[str, int], None] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         match = _ADDRESS.fullmatch(item)
         if not match:
             raise ValueError("an entry is not host:port")
-        # As Java's clients, no notice is taken of what else stands there: a listener's name, or http from a habit.
+        # As in Java's clients, a prefix such as a listener name or `http://` is ignored.
         if int(match["port"]) not in range(1, 65536):
             raise ValueError("a port is 1 to 65535")
         if match["host"]:
@@ -132,7 +151,7 @@ ADDRESSES = Kind("host:port[,host:port...]", _addresses)
 ACKS = one_of(meanings={"all": -1, "-1": -1, "1": 1, "0": 0})
 SECURITY_PROTOCOL = one_of(
     *("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"),
-    otherwise="nothing falls back to another one in silence",
+    otherwise="there is no fallback to another protocol",
 )
 PARTITIONER = one_of(
     *("murmur2", "fnv1a", "fnv1a_reference", "crc32", "random", "round_robin", "manual"),

@@ -1,8 +1,7 @@
-"""A value that nobody should see: a password, a key, a token.
+"""Values that must not be shown: passwords, keys, tokens.
 
-Made where properties are read, revealed where it is sent to a broker, and nowhere in between: whatever prints, logs,
-copies or pickles what it is part of shows `[hidden]`, or fails. Only `pickled_with_secrets` takes it to another
-process, for `config`.
+Created when properties are parsed, and revealed only when sent to a broker. Printing, logging, copying or pickling an
+object that contains a secret shows `[hidden]` or fails. Only `pickled_with_secrets` passes secrets to another process.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ T = TypeVar("T")
 
 HIDDEN = "[hidden]"
 
-# Equal secrets have equal digests in this process only. Without a key, a logged hash would let anyone try passwords.
+# Digests are comparable only within this process: a logged hash without a random key would allow guessing passwords.
 _KEY = os.urandom(32)
 
 
 class Secret:
-    """Text that only `reveal` gives out. Hashable, so that a configuration with secrets can be a key."""
+    """Text that only `reveal` returns. Hashable, so that a configuration with secrets can be a dict key."""
 
     __slots__ = ("_digest", "_text")
 
@@ -34,7 +33,7 @@ class Secret:
         self._digest = hmac.digest(_KEY, text.encode("utf-8", "surrogatepass"), "sha256")
 
     def reveal(self) -> str:
-        """The text. Not to be kept: call it where it is used."""
+        """Return the text. Call it at the place of use, and do not keep the result."""
         return self._text
 
     def __repr__(self) -> str:
@@ -53,18 +52,18 @@ class Secret:
         return self
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a secret is not pickled with what it is part of; see protocol.secret.pickled_with_secrets")
+        raise TypeError("a Secret cannot be pickled with its owner; see protocol.secret.pickled_with_secrets")
 
 
 class SecretBytes(bytes):
-    """Bytes on their way to a broker: who prints the variables of a failure does not see them."""
+    """Bytes to send to a broker, hidden from tools that print local variables."""
 
     def __repr__(self) -> str:
         return HIDDEN
 
 
 def pickled_with_secrets(value: object) -> bytes:
-    """`value` for `pickle.loads` in another process, with its secrets, in readable form: so nowhere but on its way."""
+    """Pickle `value` with its secrets in plain text. Only for transfer to another process, never for storage."""
     file = io.BytesIO()
     _RevealingPickler(file, pickle.HIGHEST_PROTOCOL).dump(value)
     return file.getvalue()
@@ -76,9 +75,9 @@ class _RevealingPickler(pickle.Pickler):
 
 
 def hide_variables(function: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a function that handles secrets as plain text: its errors have no traceback into it.
+    """Decorate a function that handles secrets as plain text: its errors carry no traceback into it.
 
-    Error collectors record the local variables of every frame in a traceback, and those of the causes.
+    Error collectors record the local variables of every frame of an error and of its causes.
     """
 
     @wraps(function)
@@ -95,7 +94,7 @@ def hide_variables(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def forget_frames(error: BaseException | None) -> None:
-    """Drop the tracebacks of an error and of its causes, with all that their local variables hold."""
+    """Drop the tracebacks of an error and of its causes, and with them the local variables of all frames."""
     chain, seen = [error], set[int]()
     while chain:
         each = chain.pop()

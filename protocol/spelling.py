@@ -1,4 +1,4 @@
-"""Which known name was probably meant by one that is not known. Pure; used by `properties` and by Spark's options."""
+"""Suggest the known name for a misspelt one. Used for Kafka's properties and Spark's options."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ _SHORT = 8
 
 
 def meant(name: str, known: Iterable[str]) -> str | None:
-    """The known name that `name` is a slip of, if any: letters swapped, missing, added or wrong.
+    """Return the known name that is closest to `name`, or None if no name is close.
 
-    Two such slips, one in a short name. Upper and lower case and what stands between words (`.`, `_`, `-`) do not
-    count: `group_id` is `group.id`. Nor does a minimum become a maximum by a slip.
+    Two letters may be swapped, missing, added or wrong; one in names shorter than eight letters. Case and separators
+    (`.`, `_`, `-`) are ignored: `group_id` matches `group.id`. A "min" never matches a "max".
     """
     letters = _letters(name)
     best: tuple[int, str] | None = None
@@ -27,7 +27,7 @@ def meant(name: str, known: Iterable[str]) -> str | None:
 
 
 def same(name: str, other: str) -> bool:
-    """Whether two names differ in case and in what stands between words at most."""
+    """Return True if two names differ only in case and separators."""
     return _letters(name) == _letters(other)
 
 
@@ -40,7 +40,7 @@ def _letters(name: str) -> str:
 
 
 def _slips(one: str, other: str) -> int:
-    """How many letters were missed, added, replaced or swapped with their neighbour (optimal string alignment)."""
+    """Count missing, added, replaced and swapped letters (optimal string alignment distance)."""
     before: list[int] = []
     row = list(range(len(other) + 1))
     for i, letter in enumerate(one, 1):

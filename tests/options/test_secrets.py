@@ -90,7 +90,7 @@ class TestKind:
         with pytest.raises(ConfigurationError, match=r"kafka.sasl.password is \[hidden\] \(empty\); allowed: any text"):
             SECRET.read("kafka.sasl.password", "")
         # Undecodable bytes of the environment become such characters in Python.
-        with pytest.raises(ConfigurationError, match=r"is \[hidden\] \(no text in UTF-8\)") as refused:
+        with pytest.raises(ConfigurationError, match=r"is \[hidden\] \(not valid UTF-8 text\)") as refused:
             SECRET.read("kafka.sasl.password", JAAS + "\udcff")
         assert "hunter2" not in "".join(everything_of(refused.value))
 

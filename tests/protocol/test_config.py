@@ -126,11 +126,11 @@ def test_a_wrong_value_is_refused_with_name_value_and_what_is_allowed(
     ("given", "words"),
     [
         ({"group.protocol": "classic"}, "there is no group; set kafka.group.id"),
-        ({"group.protocol": "classic", "group.remote.assignor": "range"}, "only consumer heed it"),
-        ({"group.protocol": "consumer", "session.timeout.ms": 9000}, "only classic heed it"),
-        ({"group.protocol": "consumer", "heartbeat.interval.ms": 9000}, "only classic heed it"),
-        ({"group.protocol": "consumer", "partition.assignment.strategy": "range"}, "only classic heed it"),
-        ({"group.instance.id": "a"}, "kafka.group.protocol is none, and only classic and consumer heed it"),
+        ({"group.protocol": "classic", "group.remote.assignor": "range"}, "only consumer use it"),
+        ({"group.protocol": "consumer", "session.timeout.ms": 9000}, "only classic use it"),
+        ({"group.protocol": "consumer", "heartbeat.interval.ms": 9000}, "only classic use it"),
+        ({"group.protocol": "consumer", "partition.assignment.strategy": "range"}, "only classic use it"),
+        ({"group.instance.id": "a"}, "kafka.group.protocol is none, and only classic and consumer use it"),
         (
             {"group.protocol": "classic", "session.timeout.ms": 3000},
             "kafka.heartbeat.interval.ms is 3000, which is not below kafka.session.timeout.ms (3000)",
@@ -297,7 +297,7 @@ def test_who_sends_a_password_unencrypted_is_told(caplog: pytest.LogCaptureFixtu
         assert not caplog.messages
         parse_client({**BROKERS, **who, "security.protocol": "SASL_PLAINTEXT"}, prefix="kafka.")
     assert caplog.messages == [
-        "kafka.security.protocol is SASL_PLAINTEXT: PLAIN sends what it signs in with unencrypted"
+        "kafka.security.protocol is SASL_PLAINTEXT: PLAIN sends credentials unencrypted; use SASL_SSL"
     ]
 
 

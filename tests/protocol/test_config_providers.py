@@ -45,8 +45,8 @@ def test_a_reference_is_what_it_refers_to(folder: Path, text: str, value: str) -
         ("${file:FOLDER/secrets.properties:other}", "no such name in that file"),
         ("${file:FOLDER/none.properties:other}", "No such file or directory"),
         ("${dir:FOLDER:none}", "No such file or directory"),
-        ("${dir:FOLDER:../token}", "a file is named without a path"),
-        ("${dir:FOLDER:a\0b}", "no text in UTF-8"),
+        ("${dir:FOLDER:../token}", "the file name must not contain a path"),
+        ("${dir:FOLDER:a\0b}", "not UTF-8 text"),
     ],
 )
 def test_one_that_leads_nowhere_is_an_error_that_says_where(folder: Path, text: str, why: str) -> None:

@@ -110,7 +110,7 @@ class TestPickling:
     def test_it_does_not_pickle_by_chance(self, holder: object, protocol: int) -> None:
         for pickler in (pickle.Pickler, cloudpickle.Pickler):
             file = io.BytesIO()
-            with pytest.raises(TypeError, match="a secret is not pickled with what it is part of"):
+            with pytest.raises(TypeError, match="a Secret cannot be pickled with its owner"):
                 pickler(file, protocol).dump(holder)
             assert b"hunter2" not in file.getvalue()
 
