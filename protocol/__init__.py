@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from protocol.group.offset_manager import OffsetManager
     from protocol.group.offsets import CommittedOffset
     from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
-    from protocol.producer.async_producer import AsyncProducer
-    from protocol.producer.sync_producer import SyncProducer
+    from protocol.producer.partitioner import by_each_key
+    from protocol.producer.producer import Producer
     from protocol.producer.transactional_producer import TransactionalProducer
     from protocol.tables import read, write
 
 _MODULES = {
     "Admin": "protocol.admin.admin",
-    "AsyncProducer": "protocol.producer.async_producer",
+    "Producer": "protocol.producer.producer",
     "Client": "protocol.cluster.client",
     "CommittedOffset": "protocol.group.offsets",
     "Consumer": "protocol.consumer.consumer",
@@ -52,9 +52,9 @@ _MODULES = {
     "KafkaConsumer": "protocol.consumer_group.kafka_consumer",
     "LATEST": "protocol.kafka_terms",
     "OffsetManager": "protocol.group.offset_manager",
-    "SyncProducer": "protocol.producer.sync_producer",
     "TopicPartition": "protocol.kafka_terms",
     "TransactionalProducer": "protocol.producer.transactional_producer",
+    "by_each_key": "protocol.producer.partitioner",
     "read": "protocol.tables",
     "write": "protocol.tables",
     **dict.fromkeys(
@@ -77,7 +77,6 @@ __all__ = [
     "EARLIEST",
     "LATEST",
     "Admin",
-    "AsyncProducer",
     "BrokerError",
     "Client",
     "CommittedOffset",
@@ -90,13 +89,14 @@ __all__ = [
     "KafkaConsumer",
     "KafkaError",
     "OffsetManager",
+    "Producer",
     "ProtocolError",
     "SecurityError",
-    "SyncProducer",
     "TopicPartition",
     "TransactionalProducer",
     "TransportError",
     "UsageError",
+    "by_each_key",
     "read",
     "write",
 ]

@@ -173,6 +173,12 @@ class ProducerConfig:
 
 
 @hide_variables
+def named_properties(properties: Mapping[str, object] | None, named: Mapping[str, object]) -> dict[str, object]:
+    """Return properties with those given by keyword, whose names have underscores for dots: `bootstrap_servers`."""
+    return {**(properties or {}), **{name.replace("_", "."): value for name, value in named.items()}}
+
+
+@hide_variables
 def parse_client(properties: Mapping[str, object], *, prefix: str = "") -> ClientConfig:
     """Parse the connection part of Kafka's properties.
 

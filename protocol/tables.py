@@ -23,8 +23,8 @@ from protocol.consumer_group.config import GroupConsumerConfig, parse_group_cons
 from protocol.errors import NoOffset, UsageError
 from protocol.group.offsets import fetch_offsets
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
-from protocol.producer.async_producer import AsyncProducer
 from protocol.producer.delivery import ProducedRange
+from protocol.producer.producer import Producer
 from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.records.decode import SCHEMA
 
@@ -263,7 +263,7 @@ def write(properties: Mapping[str, object], topic: str, data: Any) -> dict[Topic
     rows = pa.RecordBatchReader.from_stream(data)
     with Client(parse_client(properties)) as client:
         if config.transactional_id is None:
-            with AsyncProducer(client, config) as producer:
+            with Producer(client, config) as producer:
                 return _write(producer, topic, rows)
         with TransactionalProducer(client, config) as producer:  # its end aborts a transaction that is still open
             producer.init_transactions()
@@ -273,7 +273,7 @@ def write(properties: Mapping[str, object], topic: str, data: Any) -> dict[Topic
             return written
 
 
-def _write(producer: AsyncProducer, topic: str, rows: pa.RecordBatchReader) -> dict[TopicPartition, ProducedRange]:
+def _write(producer: Producer, topic: str, rows: pa.RecordBatchReader) -> dict[TopicPartition, ProducedRange]:
     for batch in rows:
         partitions = batch["partition"] if "partition" in batch.schema.names else None
         others = [name for name in batch.schema.names if name != "partition"]

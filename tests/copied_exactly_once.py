@@ -23,8 +23,8 @@ from pyspark.sql.streaming import StreamingQuery
 
 from protocol.admin.topics import NewTopic, create_topic
 from protocol.cluster.client import Client
-from protocol.config import parse_client, parse_producer
-from protocol.producer.sync_producer import SyncProducer
+from protocol.config import parse_client
+from protocol.producer.producer import Producer
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
@@ -46,7 +46,7 @@ def write_numbers(kafka: LocalKafka, topic: str, partitions: int, rows: int, rep
         create_topic(client, NewTopic(topic, partitions, replication_factor))
         numbers = pa.array([b"%d" % n for n in range(rows)], pa.binary())
         places = pa.array([n % partitions for n in range(rows)], pa.int32())
-        with SyncProducer(client, parse_producer({})) as producer:
+        with Producer(client) as producer:
             producer.send_columns(topic, pa.record_batch({"value": numbers}), places)
     return topic
 

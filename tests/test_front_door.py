@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 
@@ -11,6 +13,9 @@ import protocol
 import protocol.admin
 import spark_kafka_source
 import spark_kafka_source.sink
+from tests.documents import ROOT, blocks
+
+PUBLIC = {"protocol", "protocol.admin", "protocol.errors", "spark_kafka_source"}
 
 
 @pytest.mark.parametrize(
@@ -40,3 +45,14 @@ def test_old_name_of_foreach_batch_writer_warns() -> None:
     with pytest.warns(DeprecationWarning, match="foreach_batch_writer"):
         old = spark_kafka_source.sink.kafka_batches
     assert old is spark_kafka_source.foreach_batch_writer
+
+
+def test_examples_import_only_public_modules() -> None:
+    texts = [(each.page, each.text) for each in blocks() if each.language == "python"]
+    for notebook in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        cells = json.loads(notebook.read_text())["cells"]
+        texts += [(notebook.name, "".join(cell["source"])) for cell in cells if cell["cell_type"] == "code"]
+    imports = re.compile(r"^\s*(?:from|import) ((?:protocol|spark_kafka_source)[\w.]*)", re.MULTILINE)
+    named = [(page, module) for page, text in texts for module in imports.findall(text)]
+    assert len(named) > 10
+    assert [each for each in named if each[1] not in PUBLIC] == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from protocol.admin.acls import AclOperations
 from protocol.admin.cluster import ClusterOperations
@@ -12,9 +11,7 @@ from protocol.admin.partitions import PartitionOperations
 from protocol.admin.topics import TopicOperations
 from protocol.admin.transactions import TransactionOperations
 from protocol.admin.users import UserOperations
-from protocol.cluster.client import Client
-from protocol.config import parse_client
-from protocol.errors import UsageError
+from protocol.cluster.client import Client, open_client
 
 
 class Admin(
@@ -30,10 +27,15 @@ class Admin(
 
     Parameters
     ----------
-    properties
-        Kafka's client properties, at least `bootstrap.servers`.
-    client
-        An open client to use in place of `properties`; `close` leaves it open.
+    client : Client or mapping
+        Kafka's client properties, at least `bootstrap.servers`; or an open client, which `close` leaves open.
+    **properties
+        Further properties, with underscores for dots: `bootstrap_servers="broker-1:9092"`.
+
+    Raises
+    ------
+    ConfigurationError
+        A property is missing or wrong.
 
     Notes
     -----
@@ -48,11 +50,9 @@ class Admin(
     ...     admin.create_topics([NewTopic("orders", partitions=6, replication_factor=3)])
     """
 
-    def __init__(self, properties: Mapping[str, Any] | None = None, *, client: Client | None = None) -> None:
-        if (properties is None) == (client is None):
-            raise UsageError("Admin needs either a dict of properties or a client")
-        super().__init__(client if client is not None else Client(parse_client(dict(properties or {}))))
-        self._owns_client = client is None
+    def __init__(self, client: Client | Mapping[str, object] | None = None, **properties: object) -> None:
+        shared, self._owns_client, _ = open_client(client, None, properties, lambda given: None)
+        super().__init__(shared)
 
     def __enter__(self) -> Admin:
         return self

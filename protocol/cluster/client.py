@@ -17,7 +17,7 @@ from protocol.clock import SYSTEM_CLOCK, Backoff, Clock, Deadline
 from protocol.cluster import dispatch
 from protocol.cluster.coordinators import CoordinatorKey
 from protocol.cluster.metadata import Broker, Metadata, Partition, Topic
-from protocol.config import ClientConfig
+from protocol.config import ClientConfig, named_properties, parse_client
 from protocol.errors import (
     AuthenticationFailed,
     BrokerError,
@@ -67,8 +67,15 @@ class Client:
     """
 
     def __init__(
-        self, config: ClientConfig, clock: Clock = SYSTEM_CLOCK, *, words: Callable[[KafkaError], str] = str
+        self,
+        config: ClientConfig | Mapping[str, object] | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        *,
+        words: Callable[[KafkaError], str] = str,
+        **properties: object,
     ) -> None:
+        if not isinstance(config, ClientConfig):
+            config = parse_client(named_properties(config, properties))
         self.config = config
         self.clock = clock
         self.words = words
@@ -488,3 +495,35 @@ def _never_answered(error: DeadlineExceeded) -> DeadlineExceeded:
         f"{error}. No broker has answered since the start: check {' and '.join(settings)}",
         **{**error.context, "settings": settings},
     )
+
+
+C = TypeVar("C")
+
+
+def open_client(
+    client: Client | Mapping[str, object] | None,
+    config: C | Mapping[str, object] | None,
+    properties: Mapping[str, object],
+    parse: Callable[[Mapping[str, object]], C],
+) -> tuple[Client, bool, C]:
+    """Return the client of a consumer or producer, whether that owns it, and its configuration.
+
+    Parameters
+    ----------
+    client : Client or mapping
+        A client that is shared, and that its creator closes; or Kafka's properties, of which a client is made.
+    config : mapping, optional
+        Properties of the consumer or producer, or the result of `parse`.
+    properties : mapping
+        Further properties, with underscores for dots in their names.
+    parse : callable
+        Makes the configuration of all properties.
+    """
+    shared = client if isinstance(client, Client) else None
+    if shared is not None and config is not None and not isinstance(config, Mapping):
+        return shared, False, config
+    given = named_properties(None if isinstance(client, Client) else client, properties)
+    if isinstance(config, Mapping):
+        given.update(config)
+    parsed = parse(given) if config is None or isinstance(config, Mapping) else config
+    return (shared, False, parsed) if shared is not None else (Client(given), True, parsed)

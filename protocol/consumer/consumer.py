@@ -17,19 +17,12 @@ import pyarrow as pa
 
 from protocol.broker_errors import Refresh
 from protocol.clock import Backoff, Deadline
-from protocol.cluster.client import Client
-from protocol.cluster.dispatch import what_to_refresh
+from protocol.cluster.client import Client, open_client
+from protocol.cluster.dispatch import is_retriable, what_to_refresh
 from protocol.cluster.metadata import Broker
 from protocol.condition import Condition
-from protocol.config import ConsumerConfig
-from protocol.consumer.broker_consumer import (
-    BrokerConsumer,
-    FetchResult,
-    is_retriable_fetch,
-    log_retry,
-    look_up,
-    send_fetch,
-)
+from protocol.config import ConsumerConfig, parse_consumer
+from protocol.consumer.broker_consumer import BrokerConsumer, FetchResult, look_up, send_fetch
 from protocol.consumer.fetch_schedule import Asked, BrokerState, Fetch, FetchSchedule
 from protocol.consumer.leader_epochs import look_up_log_bounds
 from protocol.consumer.list_offsets import list_offsets
@@ -65,14 +58,15 @@ class Consumer:
 
     def __init__(
         self,
-        client: Client,
-        config: ConsumerConfig,
+        client: Client | Mapping[str, object] | None = None,
+        config: ConsumerConfig | Mapping[str, object] | None = None,
         *,
         columns: Collection[str] = ALL_COLUMNS,
         buffer_memory_bytes: int = BUFFER_MEMORY_BYTES,
+        **properties: object,
     ) -> None:
-        self._client = client
-        self._config = config
+        self._client, self._owns_client, settings = open_client(client, config, properties, parse_consumer)
+        self._config = settings
         self._columns = frozenset(columns) | {"offset"}
         # Connections of its own: replies on one connection come in order, and another consumer's Fetch may wait.
         self._purpose = f"consumer-{next(_numbers)}"
@@ -83,7 +77,9 @@ class Consumer:
         self._arrived: dict[PartitionStream, None] = {}
         self._looked_for_late_s = 0.0
         self._streams: dict[TopicPartition, PartitionStream] = {}
-        self._schedule = FetchSchedule(self._streams, config, buffer_memory_bytes, client.config.metadata_max_age_ms)
+        self._schedule = FetchSchedule(
+            self._streams, settings, buffer_memory_bytes, self._client.config.metadata_max_age_ms
+        )
         self._threads: dict[Broker, _BrokerThread] = {}
         self._closed = False
         # Why no brokers are looked for any more.
@@ -248,6 +244,8 @@ class Consumer:
             each.join(deadline.remaining_s())
             if each.is_alive():
                 log.warning("%s still waits for a broker; it ends when that answers or its time is over", each.name)
+        if self._owns_client:
+            self._client.close()
 
     # -- between streams and threads, under the lock -------------------------------------------
 
@@ -295,16 +293,16 @@ class Consumer:
                 continue
             # A follower may be behind: the leader knows.
             behind = partition.preferred_replica != NO_REPLICA and is_about_the_log(error)
-            if behind or is_retriable_fetch(error):
-                log_retry(partition, error)
+            if behind or is_retriable(error):
+                log.debug("%s: %s", stream.name, error)
                 stream.postpone(error, self._client.clock.now_s())
                 if not behind and what_to_refresh(error) is Refresh.METADATA:
                     self._client.expire_metadata([stream.topic])
             else:
-                self._stop(stream, error, retry=not isinstance(error, DataLoss))
+                self._stop(stream, error)
 
-    def _stop(self, stream: PartitionStream, error: KafkaError, *, retry: bool = False) -> None:
-        stream.stop(error, retry=retry)
+    def _stop(self, stream: PartitionStream, error: KafkaError) -> None:
+        stream.stop(error)
         self._announce(stream)
 
     # -- the thread that finds leaders ---------------------------------------------------------

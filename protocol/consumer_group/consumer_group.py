@@ -9,14 +9,14 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
 from protocol.clock import Deadline
-from protocol.cluster.client import Client
+from protocol.cluster.client import Client, open_client
 from protocol.consumer_group.commits import Commits, Offsets
-from protocol.consumer_group.config import GroupConsumerConfig
+from protocol.consumer_group.config import GroupConsumerConfig, parse_group_consumer
 from protocol.consumer_group.group_streams import GroupStreams
 from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.errors import CommitFailed, KafkaError, UsageError
@@ -65,19 +65,20 @@ class ConsumerGroup:
 
     def __init__(
         self,
-        client: Client,
-        config: GroupConsumerConfig,
+        client: Client | Mapping[str, object] | None = None,
+        config: GroupConsumerConfig | Mapping[str, object] | None = None,
         *,
         columns: Collection[str] = ALL_COLUMNS,
         on_error: Handles = _log,
+        **properties: object,
     ) -> None:
-        if config.consumer.group_id is None:
+        self._client, self._owns_client, settings = open_client(client, config, properties, parse_group_consumer)
+        if settings.consumer.group_id is None:
             raise UsageError("a consumer group needs group.id", settings=("group.id",))
-        self._client = client
-        self._config = config
+        self._config = settings
         self._on_error = on_error
-        self._streams = GroupStreams(client, config, columns)
-        self._commits = Commits(client, config)
+        self._streams = GroupStreams(self._client, settings, columns)
+        self._commits = Commits(self._client, settings)
         self._subscription: TopicSubscription | None = None
         self._membership: Membership | None = None
         self._closed = False
@@ -198,6 +199,8 @@ class ConsumerGroup:
                 self._membership.close()
             self._streams.close()
             self._commits.close()
+            if self._owns_client:
+                self._client.close()
         finally:
             self._releasing = False
 

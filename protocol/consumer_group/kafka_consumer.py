@@ -19,13 +19,13 @@ from typing import Concatenate, ParamSpec, TypeVar
 import pyarrow as pa
 
 from protocol.clock import Deadline
-from protocol.cluster.client import Client
+from protocol.cluster.client import Client, open_client
 from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.listed_offset import ListedOffset
 from protocol.consumer.partition_stream import PartitionStream
 from protocol.consumer_group.begin_offsets import committed_offsets
 from protocol.consumer_group.commits import Commits, Offsets, OnCommit
-from protocol.consumer_group.config import GroupConsumerConfig
+from protocol.consumer_group.config import GroupConsumerConfig, parse_group_consumer
 from protocol.consumer_group.consumer_records import ConsumerRecords
 from protocol.consumer_group.group_streams import GroupStreams
 from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
@@ -66,11 +66,18 @@ def _for_one_thread(method: Callable[Concatenate[KafkaConsumer, P], T]) -> Calla
 class KafkaConsumer:
     """`columns`: as of `Consumer`. Raises `KafkaError` in `poll` when it cannot be a member of its group for good."""
 
-    def __init__(self, client: Client, config: GroupConsumerConfig, *, columns: Collection[str] = ALL_COLUMNS) -> None:
-        self._client = client
-        self._config = config
-        self._streams = GroupStreams(client, config, columns)
-        self._commits = Commits(client, config)
+    def __init__(
+        self,
+        client: Client | Mapping[str, object] | None = None,
+        config: GroupConsumerConfig | Mapping[str, object] | None = None,
+        *,
+        columns: Collection[str] = ALL_COLUMNS,
+        **properties: object,
+    ) -> None:
+        self._client, self._owns_client, settings = open_client(client, config, properties, parse_group_consumer)
+        self._config = settings
+        self._streams = GroupStreams(self._client, settings, columns)
+        self._commits = Commits(self._client, settings)
         self._membership: Membership | None = None
         self._member = NO_MEMBER
         self._listener = ConsumerRebalanceListener()
@@ -446,6 +453,8 @@ class KafkaConsumer:
                 self._closed = True
                 self._streams.close(deadline)
                 self._commits.close()
+                if self._owns_client:
+                    self._client.close()
             self._call(self._commits.tell)
             self._raise()
 

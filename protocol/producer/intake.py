@@ -1,6 +1,6 @@
 """Rows and messages in, record batches out: what a producer does with them before they wait for a broker.
 
-Called by `async_producer` in its callers' threads, and by `sender` in its own for what has waited for `linger.ms`.
+Called by `producer` in its callers' threads, and by `sender` in its own for what has waited for `linger.ms`.
 Chooses partitions, gathers, encodes, and hands over. One thread at a time, so that the rows of each partition stay in
 the order in which they came. The sender never waits for that: when a caller is at it, that one hands over what is due.
 """
@@ -80,7 +80,7 @@ class Intake:
     # -- in -----------------------------------------------------------------------------------
 
     def take_columns(self, topic: str, columns: pa.RecordBatch, given: GivenPartitions | None) -> SentColumns:
-        """As `AsyncProducer.send_columns`."""
+        """As `Producer.send_columns`."""
         rows = record_columns(columns, self._clock.wall_ms())
         if not rows.num_rows:
             return SentColumns(topic, np.empty(0, np.int32), np.empty(0, np.int64))

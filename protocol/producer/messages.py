@@ -1,6 +1,6 @@
 """Single messages, gathered by topic until they are worth columns: the thin way in for who has one at a time.
 
-Filled by `async_producer` in callers' threads, emptied by `intake`. Thread-safe. Knows neither partitions nor brokers.
+Filled by `producer` in callers' threads, emptied by `intake`. Thread-safe. Knows neither partitions nor brokers.
 """
 
 from __future__ import annotations

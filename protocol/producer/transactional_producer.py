@@ -14,15 +14,16 @@ from typing import Any
 import pyarrow as pa
 
 from protocol.clock import Deadline
-from protocol.cluster.client import Client
+from protocol.cluster.client import Client, open_client
 from protocol.condition import Condition
-from protocol.config import ProducerConfig
+from protocol.config import ProducerConfig, parse_producer
 from protocol.errors import DeadlineExceeded, KafkaError, UsageError
 from protocol.group.member import ConsumerGroupMetadata
 from protocol.group.offsets import CommittedOffset
 from protocol.kafka_terms import TopicPartition
-from protocol.producer.async_producer import AsyncProducer
 from protocol.producer.partition_choice import GivenPartitions
+from protocol.producer.partitioner import PartitionFunction
+from protocol.producer.producer import Producer
 from protocol.producer.results import RecordMetadata, SentColumns
 from protocol.producer.transaction_session import TransactionSession
 from protocol.transaction.identity import TransactionalIdentity
@@ -31,12 +32,12 @@ from protocol.transaction.states import TransactionState
 _S = TransactionState
 
 
-class TransactionalProducer(AsyncProducer):
+class TransactionalProducer(Producer):
     """Writes columns in transactions: `init_transactions` once, then `begin_transaction`, …, `commit_transaction`.
 
     Both protocols are spoken: since KIP-890 (`transaction.version` 2) each transaction has an epoch of its own.
 
-    Errors, beside those of `AsyncProducer`:
+    Errors, beside those of `Producer`:
 
     TransactionFailed : the transaction that is open cannot be committed: `abort_transaction`, then begin the next.
     ProducerFenced : a newer producer has come: close this one. Nothing of the open transaction is visible.
@@ -46,12 +47,21 @@ class TransactionalProducer(AsyncProducer):
 
     _session: TransactionSession
 
-    def __init__(self, client: Client, config: ProducerConfig, **options: Any) -> None:
-        """`options` as of `AsyncProducer`. Raises `UsageError` without `transactional.id`."""
-        if config.transactional_id is None:
+    def __init__(
+        self,
+        client: Client | Mapping[str, object] | None = None,
+        config: ProducerConfig | Mapping[str, object] | None = None,
+        *,
+        partitioner: PartitionFunction | None = None,
+        **properties: object,
+    ) -> None:
+        """Arguments are those of `Producer`. Raises `UsageError` without `transactional.id`."""
+        own_or_shared, owns_client, settings = open_client(client, config, properties, parse_producer)
+        if settings.transactional_id is None:
             raise UsageError("a producer of transactions needs transactional.id", settings=("transactional.id",))
-        session = TransactionSession(client, config.transactional_id, config.transaction_timeout_ms)
-        super().__init__(client, config, session=session, **options)
+        session = TransactionSession(own_or_shared, settings.transactional_id, settings.transaction_timeout_ms)
+        super().__init__(own_or_shared, settings, partitioner=partitioner, session=session)
+        self._owns_client = owns_client
         self._sends = 0
         self._aborted = False
         self._no_send = Condition()
@@ -86,12 +96,12 @@ class TransactionalProducer(AsyncProducer):
     def send_columns(
         self, topic: str, columns: pa.RecordBatch, partitions: GivenPartitions | None = None
     ) -> SentColumns:
-        """As `AsyncProducer.send_columns`, within a transaction. After any error that must be aborted."""
+        """As `Producer.send_columns`, within a transaction. After any error that must be aborted."""
         with self._in_transaction():
             return super().send_columns(topic, columns, partitions)
 
     def send(self, topic: str, value: bytes | str | None, **fields: Any) -> Future[RecordMetadata]:
-        """As `AsyncProducer.send`, within a transaction. After any error, also of its future, that must be aborted."""
+        """As `Producer.send`, within a transaction. After any error, also of its future, that must be aborted."""
         with self._in_transaction():
             return super().send(topic, value, **fields)
 

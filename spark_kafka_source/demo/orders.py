@@ -19,7 +19,7 @@ import pyarrow as pa
 from protocol.clock import SYSTEM_CLOCK
 from protocol.cluster.client import Client
 from protocol.config import ProducerConfig
-from protocol.producer.async_producer import AsyncProducer
+from protocol.producer.producer import Producer
 
 _INTERVAL_S = 0.1
 # Orders arrive with a delay: event times are up to 1.5 s old and slightly out of order.
@@ -99,7 +99,7 @@ class OrderStream:
         self.topic = topic
         self.sent = 0
         self.sums: dict[SumKey, Sum] = defaultdict(Sum)
-        self._producer = AsyncProducer(client, ProducerConfig(compression_type="lz4"))
+        self._producer = Producer(client, ProducerConfig(compression_type="lz4"))
         self._per_second = per_second
         self._window_s = window_s
         self._ended = threading.Event()

@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 
 from protocol.cluster.client import Client
 from protocol.config import ClientConfig, ProducerConfig
-from protocol.producer.async_producer import AsyncProducer
+from protocol.producer.producer import Producer
 from spark_kafka_source.clients import client_for
 
 _MOST_IDLE = 16
 
-P = TypeVar("P", bound=AsyncProducer)
-_Key = tuple[int, Client, ProducerConfig, Callable[[Client, ProducerConfig], AsyncProducer]]
+P = TypeVar("P", bound=Producer)
+_Key = tuple[int, Client, ProducerConfig, Callable[[Client, ProducerConfig], Producer]]
 
 # With the process id in the key a forked child never finds its parent's producers.
 _idle: dict[_Key, Any] = {}
@@ -47,7 +47,7 @@ def borrowed_producer(
     _put_back(key, producer)
 
 
-def _put_back(key: _Key, producer: AsyncProducer) -> None:
+def _put_back(key: _Key, producer: Producer) -> None:
     surplus = _idle.pop(key, None)
     _idle[key] = producer
     if surplus is None and len(_idle) > _MOST_IDLE:

@@ -16,8 +16,8 @@ from pyspark.sql.datasource import WriterCommitMessage
 from protocol.config import ClientConfig, ProducerConfig
 from protocol.errors import KafkaError
 from protocol.kafka_terms import TopicPartition
-from protocol.producer.async_producer import AsyncProducer
 from protocol.producer.delivery import ProducedRange
+from protocol.producer.producer import Producer
 from spark_kafka_source.remedies import with_remedies
 from spark_kafka_source.sink.columns import SinkPlan, topic_columns
 from spark_kafka_source.sink.producers import borrowed_producer
@@ -59,11 +59,11 @@ class TaskWriter:
     def write(self, batches: Iterable[pa.RecordBatch]) -> TaskWritten:
         """Sends every row and waits for its acknowledgement.
 
-        Raises `UsageError` for rows that Kafka cannot take, and what `AsyncProducer` raises. Rows sent before the
+        Raises `UsageError` for rows that Kafka cannot take, and what `Producer` raises. Rows sent before the
         error stay in Kafka (at least once), and the error counts them: Spark runs the task again, or fails the batch.
         A task whose query is stopped raises nothing: its process is killed.
         """
-        with borrowed_producer(self.client, self.producer, AsyncProducer) as producer:
+        with borrowed_producer(self.client, self.producer, Producer) as producer:
             try:
                 send_rows(producer, self.plan, batches)
                 producer.flush()
@@ -77,7 +77,7 @@ class TaskWriter:
         return written
 
 
-def send_rows(producer: AsyncProducer, plan: SinkPlan, batches: Iterable[pa.RecordBatch]) -> None:
+def send_rows(producer: Producer, plan: SinkPlan, batches: Iterable[pa.RecordBatch]) -> None:
     """Hands all rows to the producer. Raises `UsageError` for those that Kafka cannot take."""
     for batch in batches:
         for rows in topic_columns(plan, batch):

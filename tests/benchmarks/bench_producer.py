@@ -110,7 +110,7 @@ def _cpu_s(whose: int = resource.RUSAGE_SELF) -> float:
 def _protocol(job: Job, topic: Topic, pairs: Pairs) -> Iterator[Write]:
     from protocol.cluster.client import Client
     from protocol.config import parse_client, parse_producer
-    from protocol.producer.async_producer import AsyncProducer
+    from protocol.producer.producer import Producer
 
     # The defaults otherwise: batches of 1 MiB, idempotence, five requests in flight.
     known = {
@@ -119,7 +119,7 @@ def _protocol(job: Job, topic: Topic, pairs: Pairs) -> Iterator[Write]:
         "linger.ms": LINGER_MS,
     }
     columns = _columns(pairs)
-    with Client(parse_client(known)) as client, AsyncProducer(client, parse_producer(known)) as producer:
+    with Client(parse_client(known)) as client, Producer(client, parse_producer(known)) as producer:
 
         def write(chunks: int) -> None:
             for _ in range(chunks):

@@ -17,7 +17,7 @@ from protocol.config import parse_consumer, parse_producer
 from protocol.consumer.range import Range
 from protocol.consumer.range_consumer import RangeConsumer
 from protocol.kafka_terms import EARLIEST, LATEST
-from protocol.producer.async_producer import AsyncProducer
+from protocol.producer.producer import Producer
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m01_fetch import FETCH
 from tests.contract.asking import (
@@ -39,7 +39,7 @@ from tests.encoded import encode
 class TestRecords:
     def test_records_written_by_our_producer_are_read_by_our_consumer(self, client: Client, new_topic: Any) -> None:
         name, values = new_topic(3), [b"%04d" % number for number in range(1_000)]
-        with AsyncProducer(client, parse_producer({"batch.size": 1_000})) as producer:
+        with Producer(client, parse_producer({"batch.size": 1_000})) as producer:
             rows = pa.RecordBatch.from_pydict({"value": pa.array(values, pa.binary())})
             producer.send_columns(name, rows, np.arange(1_000, dtype=np.int32) % 3)
         ranges = [Range(name, number, 0, len(range(number, 1_000, 3))) for number in range(3)]

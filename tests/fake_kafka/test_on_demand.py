@@ -19,7 +19,7 @@ from protocol.consumer.range_consumer import RangeConsumer
 from protocol.errors import BrokerError, ConnectionLost, DeadlineExceeded
 from protocol.group.offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.kafka_terms import EARLIEST, LATEST
-from protocol.producer.async_producer import AsyncProducer
+from protocol.producer.producer import Producer
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
@@ -92,7 +92,7 @@ class TestFaults:
 
     def test_producer_with_lost_replies_writes_once(self, fake: FakeKafka, client: Client) -> None:
         fake.lose_replies(PRODUCE, 3)
-        with AsyncProducer(client, parse_producer({"batch.size": 1_000})) as producer:
+        with Producer(client, parse_producer({"batch.size": 1_000})) as producer:
             producer.send_columns("orders", numbered(0, 100), None)
         assert fake.log("orders").end_offset == 100
 

@@ -15,7 +15,7 @@ from protocol.clock import SYSTEM_CLOCK, Clock, Deadline
 from protocol.cluster.client import Client
 from protocol.config import parse_client, parse_producer
 from protocol.errors import KafkaError
-from protocol.producer.async_producer import AsyncProducer
+from protocol.producer.producer import Producer
 from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
@@ -46,7 +46,7 @@ def rows(count: int = 1, size: int = 10, key: bool = False) -> pa.RecordBatch:
 
 def produce(cluster: TenRecords, given: Properties, written: pa.RecordBatch, clock: Clock = SYSTEM_CLOCK) -> str:
     """Write rows, without keys to partition 0. Return the outcome."""
-    producer = AsyncProducer(client_of(cluster, client_part(given), clock), parse_producer(given))
+    producer = Producer(client_of(cluster, client_part(given), clock), parse_producer(given))
     here = None if "key" in written.schema.names else np.zeros(written.num_rows, np.int32)
 
     def write() -> None:
@@ -105,7 +105,7 @@ def requests_of_many_rows(cluster: TenRecords, given: dict[str, str]) -> bool:
 
 def goes_out_by_itself(cluster: TenRecords, given: dict[str, str]) -> bool:
     """Return whether rows are soon written without a flush."""
-    producer = AsyncProducer(client_of(cluster, {}), parse_producer(given))
+    producer = Producer(client_of(cluster, {}), parse_producer(given))
     sent = producer.send_columns("orders", rows(), np.zeros(1, np.int32))
     written = outcome(lambda: sent.result(Deadline.after_ms(BETWEEN_S * 1_000))) == "done"
     producer.abort()
@@ -116,7 +116,7 @@ def under_way(cluster: TenRecords, given: dict[str, str]) -> int:
     """Return the number of requests in flight at once."""
     # One record batch in each request.
     small = {**given, "batch.size": "1000", "max.request.size": "1000"}
-    producer = AsyncProducer(client_of(cluster, {}), parse_producer(small))
+    producer = Producer(client_of(cluster, {}), parse_producer(small))
     here = np.zeros(100, np.int32)
     producer.send_columns("orders", rows(100, size=100), here)
     producer.flush()
@@ -181,7 +181,7 @@ def held(cluster: TenRecords, given: dict[str, str]) -> bool:
     """Return whether 5 kB and then 50 kB are accepted while no batch is acknowledged."""
     cluster.silent_to(PRODUCE)
     limits = {"batch.size": "1000", "max.block.ms": SHORT}
-    producer = AsyncProducer(client_that_knows_orders(cluster), parse_producer({**given, **limits}))
+    producer = Producer(client_that_knows_orders(cluster), parse_producer({**given, **limits}))
     try:
         producer.send_columns("orders", rows(50, size=100), np.zeros(50, np.int32))
         return outcome(lambda: producer.send_columns("orders", rows(500, size=100), np.zeros(500, np.int32))) == "done"
@@ -193,7 +193,7 @@ def blocks_for_long(cluster: TenRecords, given: dict[str, str]) -> bool:
     """Return whether a send with full memory blocks for long."""
     cluster.silent_to(PRODUCE)
     limits = {"batch.size": "1000", "buffer.memory": "5000", "delivery.timeout.ms": "100000"}
-    producer = AsyncProducer(client_that_knows_orders(cluster), parse_producer({**given, **limits}))
+    producer = Producer(client_that_knows_orders(cluster), parse_producer({**given, **limits}))
     here = np.zeros(50, np.int32)
     try:
         producer.send_columns("orders", rows(50, size=100), here)
@@ -216,7 +216,7 @@ def share_of_the_silent(cluster: TenRecords, given: dict[str, str]) -> float:
         with Client(parse_client(known)) as client:
             leader = client.leader("orders", 0)[0]
             two.listeners[leader.node_id].handlers[PRODUCE.key] = lambda body, version: None
-            producer = AsyncProducer(client, parse_producer(known))
+            producer = Producer(client, parse_producer(known))
             producer.send_columns("orders", rows(40, size=100), np.zeros(40, np.int32))
             wait_until(lambda: two.asked(PRODUCE))
             time.sleep(0.2)  # longer than partitioner.availability.timeout.ms

@@ -31,7 +31,7 @@ PYTHON = {
     ("README.md", "orders = ("): HERE + "test_the_first_query_its_counts_and_its_lag",
     ("README.md", "foreach_batch_writer("): HERE + "test_the_first_query_its_counts_and_its_lag",
     ("README.md", "lag_of_query("): HERE + "test_the_first_query_its_counts_and_its_lag",
-    ("architecture.md", "RangeConsumer("): HERE + "test_a_range_is_read_without_spark",
+    ("architecture.md", "protocol.read("): HERE + "test_a_range_is_read_without_spark",
     ("consuming.md", "protocol.read("): "tests/protocol/consumer/test_examples.py::test_a_topic_as_a_table",
     ("consuming.md", "stream = consumer"): "tests/protocol/consumer/test_examples.py::test_the_first_one",
     ("consuming.md", "class Printer"): "tests/protocol/consumer/test_examples.py::test_a_group_reads_and_commits",
@@ -65,7 +65,7 @@ PYTHON = {
             "protocol.write(",
             "producer.flush()",
             "add_done_callback",
-            "SyncProducer(client",
+            "send_and_wait(",
             "def by_length",
         )
     },
@@ -203,7 +203,7 @@ def test_a_range_is_read_without_spark(
 ) -> None:
     name = topic1()
     produce(kafka1, name, range(1_000))
-    text = block("architecture.md", "RangeConsumer(").with_names(
+    text = block("architecture.md", "protocol.read(").with_names(
         {"127.0.0.1:9092": kafka1.bootstrap_servers, '"orders"': f'"{name}"'}
     )
     exec(text, {})

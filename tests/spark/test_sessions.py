@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from protocol.cluster.client import Client
-from protocol.config import parse_client, parse_producer
-from protocol.producer.sync_producer import SyncProducer
+from protocol.producer.producer import Producer
 from tests import read_committed
 from tests.background import background
 from tests.conftest import TopicFactory, topic_factory
@@ -73,12 +71,9 @@ def renew(store: Path, secured: SecuredKafka, ended: threading.Event) -> None:
 def write_numbers(secured: SecuredKafka, topic: str) -> int:
     """Some rows ten times a second; how many in the end."""
     count, until_s = 0, time.monotonic() + RUN_S
-    with (
-        Client(parse_client({"bootstrap.servers": secured.kafka.bootstrap_servers})) as client,
-        SyncProducer(client, parse_producer({})) as producer,
-    ):
+    with Producer({"bootstrap.servers": secured.kafka.bootstrap_servers}, linger_ms=0) as producer:
         while time.monotonic() < until_s:
-            producer.send_columns(topic, numbered(count, 20))
+            producer.send_columns(topic, numbered(count, 20)).result()
             count += 20
             time.sleep(0.1)
     return count

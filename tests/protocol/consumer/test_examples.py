@@ -48,8 +48,9 @@ def test_a_group_reads_and_commits(
     names = {"bootstrap_servers": kafka.bootstrap_servers, "topic": name, "group": name}
     if example == HANDLER:
         # As whoever closes it from another thread would.
-        closing = "ConsumerGroup(client, config) as members:\n    close_soon(members)"
-        example = example.replace("ConsumerGroup(client, config) as members:", closing)
+        closing = "ConsumerGroup(properties) as members:\n    close_soon(members)"
+        assert "ConsumerGroup(properties) as members:" in example
+        example = example.replace("ConsumerGroup(properties) as members:", closing)
         names["close_soon"] = lambda members: threading.Timer(0.1, close_when_read, (members,)).start()
 
     def has_committed() -> bool:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from protocol.clock import SYSTEM_CLOCK, Clock
 from protocol.cluster.client import Client
 from protocol.config import parse_client, parse_producer
-from protocol.producer.async_producer import AsyncProducer
+from protocol.producer.producer import Producer
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.read_back import read_back
 
@@ -24,10 +24,10 @@ def producer_of(
     properties: Mapping[str, object] | None = None,
     clock: Clock = SYSTEM_CLOCK,
     **options: Any,
-) -> AsyncProducer:
+) -> Producer:
     """With small record batches, so that a few thousand rows are many requests, unless `properties` say otherwise."""
     known = {"bootstrap.servers": bootstrap_servers, "batch.size": 4_096, **(properties or {})}
-    return AsyncProducer(Client(parse_client(known), clock), parse_producer(known), **options)
+    return Producer(Client(parse_client(known), clock), parse_producer(known), **options)
 
 
 def servers(addresses: Sequence[tuple[str, int]]) -> str:
@@ -40,7 +40,7 @@ def numbered(first: int, count: int, size: int = 100) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"value": pa.array(values, pa.binary())})
 
 
-def send_numbered(producer: AsyncProducer, topic: str, first: int, count: int, partitions: int) -> None:
+def send_numbered(producer: Producer, topic: str, first: int, count: int, partitions: int) -> None:
     """The rows first..first+count-1, each to partition (number modulo partitions)."""
     chosen = (np.arange(first, first + count) % partitions).astype(np.int32)
     producer.send_columns(topic, numbered(first, count), chosen)

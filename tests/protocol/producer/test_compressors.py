@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from protocol.producer.async_producer import AsyncProducer
+from protocol.producer.producer import Producer
 from tests.fake_kafka.server import FakeKafka
 from tests.protocol.producer.producing import numbered, producer_of
 from tests.wait_until import wait_until
@@ -49,7 +49,7 @@ def broker() -> Iterator[FakeKafka]:
         yield kafka
 
 
-def one_that_has_compressed(broker: FakeKafka) -> AsyncProducer:
+def one_that_has_compressed(broker: FakeKafka) -> Producer:
     producer = producer_of(broker.bootstrap_servers, {"compression.type": "lz4"})
     producer.send_columns(TOPIC, numbered(0, MANY), PARTITION).result()
     assert compressors()

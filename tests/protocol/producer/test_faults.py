@@ -12,8 +12,8 @@ import pytest
 
 from protocol.broker_errors import ErrorCode
 from protocol.errors import BrokerError, DeadlineExceeded, KafkaError
-from protocol.producer.async_producer import AsyncProducer
 from protocol.producer.idempotence import ProducerIdentity
+from protocol.producer.producer import Producer
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m03_metadata import METADATA
 from spark_kafka_source.local_kafka import LocalKafka
@@ -42,11 +42,11 @@ def proxy(kafka: LocalKafka) -> Iterator[KafkaProxy]:
         yield running
 
 
-def leader_of(producer: AsyncProducer, topic: str, partition: int) -> int:
+def leader_of(producer: Producer, topic: str, partition: int) -> int:
     return producer._client.leader(topic, partition)[0].node_id
 
 
-def in_flight(producer: AsyncProducer) -> int:
+def in_flight(producer: Producer) -> int:
     return sum(broker.in_flight for broker in list(producer._sender._brokers.values()))
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from protocol.errors import DeadlineExceeded, KafkaError, UsageError
-from protocol.producer.async_producer import AsyncProducer
+from protocol.producer.producer import Producer
 from protocol.producer.results import RecordMetadata
 from tests.fake_kafka.server import FakeKafka
 from tests.protocol.producer.producing import producer_of
@@ -33,7 +33,7 @@ def broker() -> Iterator[FakeKafka]:
 
 
 @pytest.fixture
-def producer(broker: FakeKafka) -> Iterator[AsyncProducer]:
+def producer(broker: FakeKafka) -> Iterator[Producer]:
     with producer_of(broker.bootstrap_servers, {"linger.ms": 50, "delivery.timeout.ms": 40_000}) as producer:
         yield producer
 
@@ -54,7 +54,7 @@ def producer(broker: FakeKafka) -> Iterator[AsyncProducer]:
     ],
 )
 def test_what_is_no_message_is_refused_and_its_neighbours_are_written(
-    broker: FakeKafka, producer: AsyncProducer, fields: dict[str, Any], words: str
+    broker: FakeKafka, producer: Producer, fields: dict[str, Any], words: str
 ) -> None:
     first = producer.send(TOPIC, b"first")
     with pytest.raises(UsageError, match=words):
@@ -64,7 +64,7 @@ def test_what_is_no_message_is_refused_and_its_neighbours_are_written(
 
 
 def test_a_failure_that_futures_have_told_is_not_told_again(
-    broker: FakeKafka, producer: AsyncProducer, monkeypatch: pytest.MonkeyPatch
+    broker: FakeKafka, producer: Producer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run_out_of_memory(*_: object) -> None:
         raise MemoryError("as if")
@@ -76,7 +76,7 @@ def test_a_failure_that_futures_have_told_is_not_told_again(
     assert producer.send(TOPIC, b"next").result(WAIT_S).offset == 0
 
 
-def test_what_is_changed_after_it_was_sent_is_written_as_it_was(broker: FakeKafka, producer: AsyncProducer) -> None:
+def test_what_is_changed_after_it_was_sent_is_written_as_it_was(broker: FakeKafka, producer: Producer) -> None:
     value = bytearray(b"before")
     sent = producer.send(TOPIC, value)  # type: ignore[arg-type]
     value[:] = b"after!"
@@ -84,7 +84,7 @@ def test_what_is_changed_after_it_was_sent_is_written_as_it_was(broker: FakeKafk
     assert values_of(broker) == [b"before"]
 
 
-def test_a_topic_that_is_gone_holds_up_no_other(broker: FakeKafka, producer: AsyncProducer) -> None:
+def test_a_topic_that_is_gone_holds_up_no_other(broker: FakeKafka, producer: Producer) -> None:
     producer.send("gone", b"written").result(WAIT_S)
     broker.delete_topic("gone")
     producer._client.expire_metadata(["gone"])
@@ -99,7 +99,7 @@ def test_a_topic_that_is_gone_holds_up_no_other(broker: FakeKafka, producer: Asy
 
 
 def test_a_callback_is_told_at_once_of_a_partition_or_a_topic_that_is_not_there(
-    broker: FakeKafka, producer: AsyncProducer
+    broker: FakeKafka, producer: Producer
 ) -> None:
     told: list[KafkaError] = []
 
@@ -119,7 +119,7 @@ def test_a_callback_is_told_at_once_of_a_partition_or_a_topic_that_is_not_there(
     assert "UNKNOWN_TOPIC_OR_PARTITION" in str(told[1])
 
 
-def test_a_callback_cannot_close_the_producer(broker: FakeKafka, producer: AsyncProducer) -> None:
+def test_a_callback_cannot_close_the_producer(broker: FakeKafka, producer: Producer) -> None:
     told: list[KafkaError] = []
 
     def on_written(future: Future[RecordMetadata]) -> None:
@@ -136,7 +136,7 @@ def test_a_callback_cannot_close_the_producer(broker: FakeKafka, producer: Async
 
 
 def test_a_callback_cannot_end_the_producer_s_thread(
-    broker: FakeKafka, producer: AsyncProducer, caplog: pytest.LogCaptureFixture
+    broker: FakeKafka, producer: Producer, caplog: pytest.LogCaptureFixture
 ) -> None:
     told: list[int] = []
     with nothing_written(broker):
@@ -151,8 +151,8 @@ def test_a_callback_cannot_end_the_producer_s_thread(
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("call", [AsyncProducer.flush, AsyncProducer.close])
-def test_a_call_within_send_columns_is_refused(broker: FakeKafka, call: Callable[[AsyncProducer], None]) -> None:
+@pytest.mark.parametrize("call", [Producer.flush, Producer.close])
+def test_a_call_within_send_columns_is_refused(broker: FakeKafka, call: Callable[[Producer], None]) -> None:
     """A signal handler may interrupt `send_columns` anywhere; a partitioner always does so."""
     told: list[str] = []
 
@@ -164,7 +164,7 @@ def test_a_call_within_send_columns_is_refused(broker: FakeKafka, call: Callable
 
     producer = producer_of(broker.bootstrap_servers, {"linger.ms": 0}, partitioner=choose)
     sent = producer.send_columns(TOPIC, columns_of(b"value"))
-    if call is AsyncProducer.flush:
+    if call is Producer.flush:
         assert sent.result()["offset"].to_pylist() == [0]
     producer.abort()
     assert len(told) == 1
@@ -174,7 +174,7 @@ class TestMemory:
     """`buffer.memory` while no broker answers."""
 
     @pytest.fixture
-    def full(self, broker: FakeKafka) -> Iterator[AsyncProducer]:
+    def full(self, broker: FakeKafka) -> Iterator[Producer]:
         small = {"buffer.memory": 20_000, "max.request.size": 10_000, "max.block.ms": 1_000}
         with producer_of(broker.bootstrap_servers, small) as producer:
             producer.send(TOPIC, b"first").result(WAIT_S)
@@ -183,7 +183,7 @@ class TestMemory:
             with suppress(KafkaError):
                 producer.flush()
 
-    def test_messages_wait_for_room_also_while_a_failure_of_columns_is_untold(self, full: AsyncProducer) -> None:
+    def test_messages_wait_for_room_also_while_a_failure_of_columns_is_untold(self, full: Producer) -> None:
         full.send_columns(TOPIC, columns_of(bytes(12_000)))  # too large: fails alone, and its caller does not ask
         with pytest.raises(DeadlineExceeded, match=r"buffer\.memory is 20000"):
             list(map(partial(full.send, TOPIC), [bytes(1_000)] * 100))
@@ -191,7 +191,7 @@ class TestMemory:
         with pytest.raises(UsageError, match=r"more than max\.request\.size"):
             full.flush()
 
-    def test_columns_that_wait_for_room_are_refused_by_an_untold_failure(self, full: AsyncProducer) -> None:
+    def test_columns_that_wait_for_room_are_refused_by_an_untold_failure(self, full: Producer) -> None:
         full.send_columns(TOPIC, columns_of(*[bytes(1_000)] * 18))
         with ThreadPoolExecutor(1) as other:
             sent = other.submit(full.send_columns, TOPIC, columns_of(*[bytes(1_000)] * 5))

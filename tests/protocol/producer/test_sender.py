@@ -19,9 +19,9 @@ import pytest
 from protocol.broker_errors import ErrorCode
 from protocol.clock import Clock, Deadline
 from protocol.errors import BrokerError, DeadlineExceeded, KafkaError, UsageError
-from protocol.producer.async_producer import AsyncProducer
 from protocol.producer.delivery import Delivery
 from protocol.producer.partition_producer import ProducerBatch
+from protocol.producer.producer import Producer
 from protocol.producer.results import RecordMetadata
 from protocol.producer.sender import Sender
 from protocol.records.decode import decode
@@ -63,7 +63,7 @@ def values_of(broker: FakeKafka) -> list[bytes]:
     return [value for batch in batches for value in batch.column("value").to_pylist()]
 
 
-def trouble(producer: AsyncProducer, topic: str, partition: int) -> str:
+def trouble(producer: Producer, topic: str, partition: int) -> str:
     """What went wrong last with what is not written yet."""
     busy = producer._sender.busy.get((topic, partition))
     return busy.trouble if busy else ""
@@ -284,8 +284,8 @@ def test_what_comes_between_fails_rows_of_earlier_calls_too(
 
 
 class TestTheEnd:
-    @pytest.mark.parametrize("end", [AsyncProducer.close, AsyncProducer.abort])
-    def test_neither_thread_nor_socket_is_left(self, broker: FakeKafka, end: Callable[[AsyncProducer], None]) -> None:
+    @pytest.mark.parametrize("end", [Producer.close, Producer.abort])
+    def test_neither_thread_nor_socket_is_left(self, broker: FakeKafka, end: Callable[[Producer], None]) -> None:
         producer = producer_of(broker.bootstrap_servers)
         producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
         producer.flush()
@@ -362,7 +362,7 @@ class TestTheEnd:
         assert broker.log(TOPIC).end_offset == 6
 
 
-def _in_the_child(producer: AsyncProducer) -> None:
+def _in_the_child(producer: Producer) -> None:
     code = 1
     try:
         for call in (

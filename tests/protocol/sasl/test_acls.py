@@ -17,7 +17,7 @@ from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.errors import KafkaError
 from protocol.group.offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.kafka_terms import LATEST
-from protocol.producer.async_producer import AsyncProducer
+from protocol.producer.producer import Producer
 from protocol.producer.transactional_producer import TransactionalProducer
 from spark_kafka_source.local_kafka.config import version_numbers
 from tests.conftest import KAFKA_VERSION, topic_factory
@@ -64,7 +64,7 @@ def lag(client: Client, topic: str, group: str) -> None:
 
 
 def write(client: Client, topic: str, group: str) -> None:
-    producer = AsyncProducer(client, parse_producer({}))
+    producer = Producer(client, parse_producer({}))
     producer.send_columns(topic, pa.RecordBatch.from_pydict({"value": pa.array([b"v"])}))
     producer.close()
 

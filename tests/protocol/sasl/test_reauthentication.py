@@ -12,7 +12,7 @@ import pytest
 from protocol.config import parse_consumer, parse_producer
 from protocol.consumer.consumer import Consumer
 from protocol.kafka_terms import EARLIEST
-from protocol.producer.async_producer import AsyncProducer
+from protocol.producer.producer import Producer
 from protocol.secret import Secret
 from spark_kafka_source.local_kafka.users import signed_in
 from tests.background import background
@@ -64,7 +64,7 @@ def write_and_read(asking: object, topic: str) -> tuple[int, list[int]]:
     until_s = time.monotonic() + RUN_S
 
     def write() -> None:
-        producer = AsyncProducer(asking, parse_producer({"batch.size": "2000"}))  # type: ignore[arg-type]
+        producer = Producer(asking, parse_producer({"batch.size": "2000"}))  # type: ignore[arg-type]
         while time.monotonic() < until_s:
             send_numbered(producer, topic, written[0], 100, 2)
             written[0] += 100

@@ -9,9 +9,9 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from protocol.admin.groups import list_groups
 from protocol.cluster.client import Client
-from protocol.config import parse_client, parse_producer
+from protocol.config import parse_client
 from protocol.group.offsets import CommittedOffset, commit_offsets
-from protocol.producer.sync_producer import SyncProducer
+from protocol.producer.producer import Producer
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.lag.of_group import lag_of_group
 from spark_kafka_source.local_kafka import LocalKafka
@@ -41,7 +41,7 @@ def source(properties: Properties) -> None:
 
 def sink(properties: Properties) -> None:
     rows = pa.RecordBatch.from_pydict({"value": pa.array([b"a", b"b"], pa.binary())})
-    with Client(parse_client(properties)) as client, SyncProducer(client, parse_producer({})) as producer:
+    with Producer(properties) as producer:
         producer.send_columns(TOPIC, rows)
 
 

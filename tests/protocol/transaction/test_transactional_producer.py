@@ -23,7 +23,7 @@ from protocol.errors import (
 )
 from protocol.group.member import ConsumerGroupMetadata, GroupMember
 from protocol.group.offsets import CommittedOffset, fetch_offsets
-from protocol.producer.async_producer import AsyncProducer
+from protocol.producer.producer import Producer
 from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.transaction.end_transaction import Outcome, end_transaction
 from protocol.transaction.states import TransactionState
@@ -178,7 +178,7 @@ class TestOrder:
 
     def test_which_producer_for_which_properties(self, client: Client) -> None:
         with pytest.raises(UsageError, match=r"transactional\.id is for a TransactionalProducer"):
-            AsyncProducer(client, parse_producer({"transactional.id": "etl-0"}))
+            Producer(client, parse_producer({"transactional.id": "etl-0"}))
         with pytest.raises(UsageError, match=r"needs transactional\.id"):
             TransactionalProducer(client, parse_producer({}))
         with pytest.raises(ConfigurationError, match=r"enable\.idempotence is off"):

@@ -17,7 +17,7 @@ from protocol.config import parse_client
 from protocol.errors import DeadlineExceeded, KafkaError, TransactionFailed, UsageError
 from protocol.group.offsets import CommittedOffset, fetch_offsets
 from protocol.producer import transaction_session
-from protocol.producer.async_producer import AsyncProducer
+from protocol.producer.producer import Producer
 from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.transaction.end_transaction import end_transaction
 from protocol.transaction.states import TransactionState
@@ -56,7 +56,7 @@ class TestWhileOthersSend:
     def test_who_was_let_in_before_it_ends_belongs_to_it(
         self, client: Client, producer: TransactionalProducer, monkeypatch: pytest.MonkeyPatch, commit: bool
     ) -> None:
-        let_in, go_on, send, aborted = threading.Event(), threading.Event(), AsyncProducer.send, threading.Event()
+        let_in, go_on, send, aborted = threading.Event(), threading.Event(), Producer.send, threading.Event()
 
         def stand_still(*arguments: Any) -> object:
             let_in.set()
@@ -71,7 +71,7 @@ class TestWhileOthersSend:
                 aborted.set()
             producer.begin_transaction()
 
-        monkeypatch.setattr(AsyncProducer, "send", stand_still)
+        monkeypatch.setattr(Producer, "send", stand_still)
         producer.begin_transaction()
         with ThreadPoolExecutor(2) as threads:
             threads.submit(producer.send, "orders", b"%09d" % 0)
@@ -168,7 +168,7 @@ class TestWhileOthersSend:
                 producer.commit_transaction(client.deadline(50))
 
         producer.begin_transaction()
-        monkeypatch.setattr(AsyncProducer, "send", end_within)
+        monkeypatch.setattr(Producer, "send", end_within)
         producer.send("orders", b"")
         assert producer.transaction_state is TransactionState.IN_TRANSACTION
 

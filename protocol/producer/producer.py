@@ -11,16 +11,17 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from protocol.clock import Deadline
-from protocol.cluster.client import Client
-from protocol.config import ProducerConfig
+from protocol.cluster.client import Client, open_client
+from protocol.config import ProducerConfig, parse_producer
 from protocol.errors import DeadlineExceeded, UsageError
 from protocol.kafka_terms import TopicPartition
 from protocol.producer.delivery import Deliveries, Delivery, ProducedRange
@@ -43,7 +44,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class AsyncProducer:
+class Producer:
     """Writes columns, and single messages, to topics.
 
     With idempotence (the default) every row is written once, and in order within its partition, whatever breaks on
@@ -58,25 +59,34 @@ class AsyncProducer:
 
     def __init__(
         self,
-        client: Client,
-        config: ProducerConfig,
+        client: Client | Mapping[str, object] | None = None,
+        config: ProducerConfig | Mapping[str, object] | None = None,
         *,
         partitioner: PartitionFunction | None = None,
         session: ProducerSession | None = None,
+        **properties: object,
     ) -> None:
-        if config.transactional_id is not None and session is None:
+        self._client, self._owns_client, settings = open_client(client, config, properties, parse_producer)
+        if settings.transactional_id is not None and session is None:
             raise UsageError("transactional.id is for a TransactionalProducer", settings=("transactional.id",))
-        self._client = client
-        self._config = config
-        self._session = session or (IdempotentSession(client) if config.enable_idempotence else AnonymousSession())
-        self._deliveries = Deliveries(client.words)
-        encode = partial(encode_batches, compression=config.compression_type, level=config.compression_level)
+        self._config = settings
+        self._session = session or (
+            IdempotentSession(self._client) if settings.enable_idempotence else AnonymousSession()
+        )
+        self._deliveries = Deliveries(self._client.words)
+        encode = partial(encode_batches, compression=settings.compression_type, level=settings.compression_level)
         self._compressors = ThreadPoolExecutor(_MOST_COMPRESSORS, "produce-compress")
         encode_together = partial(encode, map_each=partial(_map_by, self._compressors))
-        self._sender = Sender(client, config, self._session, self._deliveries, encode)
-        choice = PartitionChoice(client, config, self._sender.busy, partitioner)
+        self._sender = Sender(self._client, settings, self._session, self._deliveries, encode)
+        choice = PartitionChoice(self._client, settings, self._sender.busy, partitioner)
         self._intake = Intake(
-            config, client.clock, choice, encode_together, self._deliveries, self._sender.put, self._session.failed
+            settings,
+            self._client.clock,
+            choice,
+            encode_together,
+            self._deliveries,
+            self._sender.put,
+            self._session.failed,
         )
         self._flushed = False
         self._closed = False
@@ -85,7 +95,7 @@ class AsyncProducer:
         # may still flush.
         weakref.finalize(self, _stop, self._sender, self._compressors).atexit = False
 
-    def __enter__(self) -> AsyncProducer:
+    def __enter__(self) -> Producer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -148,6 +158,35 @@ class AsyncProducer:
             self._sender.wake()
         return future
 
+    def send_and_wait(
+        self, topic: str, value: bytes | str | None, *, deadline: Deadline | None = None, **fields: Any
+    ) -> RecordMetadata:
+        """Send one message without waiting for `linger.ms`, and return where it was written.
+
+        Parameters
+        ----------
+        topic, value, **fields
+            As of `send`.
+        deadline : Deadline, optional
+            By default as of `flush`.
+
+        Raises
+        ------
+        KafkaError
+            The message was not written.
+        DeadlineExceeded
+            It is not acknowledged in time, and may still be written.
+        """
+        self._require_caller("send_and_wait")
+        deadline = deadline or self._flush_deadline()
+        future = self.send(topic, value, **fields)
+        self._intake.drain()
+        self._sender.wake()
+        try:
+            return future.result(deadline.remaining_s())
+        except FutureTimeout as error:
+            raise DeadlineExceeded(f"a message for {topic} is not acknowledged in time", topic=topic) from error
+
     # -- out ----------------------------------------------------------------------------------
 
     @property
@@ -194,6 +233,8 @@ class AsyncProducer:
         self._closed = True
         _stop(self._sender, self._compressors)
         self._sender.join(self._client.deadline(_STOP_MS))
+        if self._owns_client and self._sender.in_this_process:
+            self._client.close()
 
     def begin_anew(self) -> None:
         """Drops what is not sent yet, and waits for the answers to what is; then every partition counts from 0 again.
@@ -213,9 +254,7 @@ class AsyncProducer:
         self._require_caller("flush")
         self._require_alive()
         self._begin_account()
-        # A batch may outlast delivery.timeout.ms by the request that it is in.
-        patience_ms = self._config.delivery_timeout_ms + self._client.config.request_timeout_ms
-        deadline = deadline or self._client.deadline(patience_ms)
+        deadline = deadline or self._flush_deadline()
         self._intake.drain()
         # It may have come in vain for what others have sent meanwhile.
         self._sender.wake()
@@ -226,6 +265,10 @@ class AsyncProducer:
             # What ended the wait is a failure that another thread has been told of meanwhile.
         self._raise_if_unusable("flush")
         self._flushed = True
+
+    def _flush_deadline(self) -> Deadline:
+        # A batch may outlast delivery.timeout.ms by the request that it is in.
+        return self._client.deadline(self._config.delivery_timeout_ms + self._client.config.request_timeout_ms)
 
     def _begin_account(self) -> None:
         if self._flushed:

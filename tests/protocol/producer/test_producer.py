@@ -5,20 +5,17 @@ from __future__ import annotations
 import random
 import time
 
+import confluent_kafka
 import numpy as np
 import pyarrow as pa
 import pytest
-from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from protocol.broker_errors import ErrorCode
-from protocol.cluster.client import Client
-from protocol.config import ProducerConfig, parse_client
 from protocol.errors import BrokerError, DeadlineExceeded, UsageError
-from protocol.producer.async_producer import AsyncProducer
 from protocol.producer.delivery import ProducedRange
+from protocol.producer.producer import Producer
 from protocol.producer.results import RecordMetadata
-from protocol.producer.sync_producer import SyncProducer
 from protocol.records.batch_header import HEADER_BYTES
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
@@ -109,7 +106,7 @@ class TestWhatOthersRead:
         keys = [rng.randbytes(rng.randrange(1, 40)) for _ in range(10_000)]
         for ours, theirs in (("murmur2", "murmur2_random"), ("fnv1a", "fnv1a_random"), ("crc32", "consistent_random")):
             name = topic(7)
-            other = Producer({"bootstrap.servers": kafka.bootstrap_servers, "partitioner": theirs})
+            other = confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap_servers, "partitioner": theirs})
             for key in keys:
                 other.produce(name, key=key, value=b"theirs")
             assert other.flush(30) == 0
@@ -194,7 +191,7 @@ class TestWaiting:
     def test_two_producers_of_a_client_do_not_disturb_each_other(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         names = [topic(3), topic(3)]
         first = producer_of(kafka.bootstrap_servers)
-        second = AsyncProducer(first._client, first._config)
+        second = Producer(first._client, first._config)
         for number in range(0, 3_000, 200):
             for name, producer in zip(names, (first, second), strict=True):
                 send_numbered(producer, name, number, 200, 3)
@@ -204,13 +201,15 @@ class TestWaiting:
             assert_all_once_in_order(kafka, name, 3_000, 3)
 
 
-def test_the_sync_producer_says_where_each_call_s_rows_are(kafka: LocalKafka, topic: TopicFactory) -> None:
+def test_synchronous_sends_return_where_their_rows_are(kafka: LocalKafka, topic: TopicFactory) -> None:
     name = topic(2)
-    client = Client(parse_client({"bootstrap.servers": kafka.bootstrap_servers}))
-    with client, SyncProducer(client, ProducerConfig()) as producer:
-        first = producer.send_columns(name, numbered(0, 3), np.zeros(3, np.int32))
-        second = producer.send_columns(name, numbered(3, 3), np.array([1, 0, 1], np.int32))
-        third = producer.send(name, "single", key=b"k", partition=1, timestamp_ms=5)
+    with Producer({"bootstrap.servers": kafka.bootstrap_servers}, linger_ms=600_000) as producer:
+        first, second = (
+            producer.send_columns(name, numbered(at, 3), np.array(partitions, np.int32))
+            for at, partitions in ((0, [0, 0, 0]), (3, [1, 0, 1]))
+        )
+        third = producer.send_and_wait(name, "single", key=b"k", partition=1, timestamp_ms=5)
+        first, second = first.result(), second.result()
     assert (first["partition"].to_pylist(), first["offset"].to_pylist()) == ([0, 0, 0], [0, 1, 2])
     assert (second["partition"].to_pylist(), second["offset"].to_pylist()) == ([1, 0, 1], [0, 3, 1])
     assert third == RecordMetadata(name, 1, 2, 5)

@@ -1,0 +1,69 @@
+"""Clients, consumers and producers are constructed from properties, keyword arguments or a shared client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import pytest
+
+import protocol
+from protocol.errors import ConfigurationError
+from tests.ten_records import TenRecords
+from tests.wait_until import wait_until
+
+
+def connections_to(fake: TenRecords) -> int:
+    port = int(fake.bootstrap_servers.rpartition(":")[2])
+    return sum(bool(each.raddr) and each.raddr[1] == port for each in psutil.Process().net_connections())
+
+
+def assign(consumer: protocol.KafkaConsumer) -> None:
+    consumer.assign([("orders", 0)])
+    consumer.poll(timeout_ms=0)
+
+
+USES: dict[str, Callable[[Any], object]] = {
+    "Admin": lambda admin: admin.list_topics(),
+    "Consumer": lambda consumer: consumer.consume_partition("orders", 0),
+    "ConsumerGroup": lambda group: None,
+    "KafkaConsumer": assign,
+    "Producer": lambda producer: producer.send_and_wait("orders", b"1"),
+    "TransactionalProducer": lambda producer: producer.init_transactions(),
+}
+PROPERTIES = {"ConsumerGroup": {"group.id": "g"}, "TransactionalProducer": {"transactional.id": "t"}}
+
+
+@pytest.mark.parametrize("name", USES)
+def test_own_client_is_closed_with_its_user(name: str) -> None:
+    with TenRecords() as fake:
+        properties = {"bootstrap.servers": fake.bootstrap_servers, **PROPERTIES.get(name, {})}
+        with getattr(protocol, name)(properties) as user:
+            USES[name](user)
+            assert connections_to(fake) > 0 or name == "ConsumerGroup"
+        wait_until(lambda: connections_to(fake) == 0)
+
+
+@pytest.mark.parametrize("name", USES)
+def test_keywords_are_properties_with_underscores_for_dots(name: str) -> None:
+    with TenRecords() as fake:
+        given = {key.replace(".", "_"): value for key, value in PROPERTIES.get(name, {}).items()}
+        with getattr(protocol, name)(bootstrap_servers=fake.bootstrap_servers, **given) as user:
+            USES[name](user)
+
+
+@pytest.mark.parametrize("name", sorted(set(USES) - {"Admin"}))
+def test_shared_client_stays_open(name: str) -> None:
+    with TenRecords() as fake, protocol.Client(bootstrap_servers=fake.bootstrap_servers) as client:
+        with getattr(protocol, name)(client, PROPERTIES.get(name)) as user:
+            USES[name](user)
+        assert client.metadata(["orders"])
+
+
+@pytest.mark.parametrize("name", [*USES, "Client"])
+def test_missing_address_and_wrong_value_are_refused(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"bootstrap\.servers is missing"):
+        getattr(protocol, name)(PROPERTIES.get(name))
+    with pytest.raises(ConfigurationError, match=r"request\.timeout\.ms is 'soon'"):
+        getattr(protocol, name)(PROPERTIES.get(name), bootstrap_servers="127.0.0.1:1", request_timeout_ms="soon")
