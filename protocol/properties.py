@@ -316,14 +316,14 @@ def read(properties: Mapping[str, object], role: Role, *, prefix: str = "") -> d
     Raises
     ------
     ConfigurationError
-        A property is forbidden, not supported yet, or has a wrong value. An unknown property is only a warning, as
-        with Kafka's own clients.
+        A property is forbidden or not supported yet, has a wrong value, or is a misspelling of a property that applies.
+        Any other unknown property is only a warning, as with Kafka's own clients.
     """
     values: dict[str, Any] = {}
     for name, raw in properties.items():
         row = find(name)
         if row is None:
-            _warn_of_unknown(name, prefix)
+            _refuse_or_warn(name, role, prefix)
             continue
         if row.effect in (Effect.FORBIDDEN, Effect.NOT_YET) and row.role & (role | Role.CLIENT):
             raise ConfigurationError(f"{prefix}{name} is {row.effect.value}: {row.doc}.", name=f"{prefix}{name}")
@@ -335,7 +335,7 @@ def read(properties: Mapping[str, object], role: Role, *, prefix: str = "") -> d
                 value = text if kept else resolved(text)
                 # Hide resolved values in errors: a reference may point to a secret by mistake.
                 kind = row.kind if value == text else replace(row.kind, secret=True)
-                values[row.field] = kind.read(f"{prefix}{name}", value, "Leave it out for the default.")
+                values[row.field] = kind.read(f"{prefix}{name}", value)
             elif row.effect is Effect.NO_EFFECT:
                 warn_once(f"{prefix}{name} has no effect: {row.doc}")
         elif role is not Role.CLIENT and row.role is not Role.CLIENT:
@@ -348,10 +348,18 @@ def find(name: str) -> Property | None:
     return BY_NAME.get(name)
 
 
-def _warn_of_unknown(name: str, prefix: str) -> None:
+def _refuse_or_warn(name: str, role: Role, prefix: str) -> None:
+    """Treat a misspelled property as the one that it resembles, and any other unknown property as foreign."""
     like = meant(name, BY_NAME)
-    hint = f"; did you mean {prefix}{like}?" if like else ""
-    warn_once(f"{prefix}{name} has no effect: it is not a known Kafka property{hint}")
+    row = find(like) if like else None
+    if row is None:
+        warn_once(f"{prefix}{name} has no effect: it is not a known Kafka property")
+    elif row.effect is Effect.APPLIES and row.role & (role | Role.CLIENT):
+        raise ConfigurationError(
+            f"{prefix}{name} is not a Kafka property; did you mean {prefix}{like}?", name=f"{prefix}{name}"
+        )
+    elif role is not Role.CLIENT:
+        warn_once(f"{prefix}{name} has no effect: it is not a known Kafka property; did you mean {prefix}{like}?")
 
 
 def _text(name: str, raw: object) -> str:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from protocol.errors import ConfigurationError
-from protocol.secret import HIDDEN, Secret
+from protocol.secret import Secret
+from protocol.spelling import meant
 
 MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
@@ -39,16 +40,14 @@ class Kind:
     secret: bool = False
     exact: bool = False
 
-    def read(self, name: str, text: str, remedy: str = "") -> Any:
-        """Parse a value. Raises `ConfigurationError` with the property, the value, the allowed values and `remedy`."""
+    def read(self, name: str, text: str) -> Any:
+        """Parse a value. Raises `ConfigurationError` with the property, the value and the allowed values."""
         try:
             return self.parse(text if self.exact else text.strip())
         except ValueError as error:
             detail = f" ({error})" if str(error) else ""
-            given = HIDDEN if self.secret else shown(text)
-            raise ConfigurationError(
-                f"{name} is {given}{detail}; allowed: {self.allowed}.{' ' + remedy if remedy else ''}", name=name
-            ) from error
+            given = "has a wrong value, which is not shown" if self.secret else f"is {shown(text)}"
+            raise ConfigurationError(f"{name} {given}{detail}; allowed: {self.allowed}.", name=name) from error
 
 
 def shown(text: str) -> str:
@@ -92,7 +91,8 @@ def one_of(*words: str, meanings: Mapping[str, Any] | None = None, otherwise: st
 
     def parse(text: str) -> Any:
         if text.lower() not in by_lower:
-            raise ValueError(otherwise)
+            like = meant(text, known)
+            raise ValueError(f"did you mean {like}?" if like else otherwise)
         return by_lower[text.lower()]
 
     return Kind(", ".join(known), parse)

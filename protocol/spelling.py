@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+_SHORTEST = 3
 _SHORT = 8
 
 
@@ -17,6 +18,8 @@ def meant(name: str, known: Iterable[str]) -> str | None:
     best: tuple[int, str] | None = None
     for other in known:
         theirs = _letters(other)
+        if min(len(letters), len(theirs)) < _SHORTEST:
+            continue
         most = 1 if min(len(letters), len(theirs)) < _SHORT else 2
         if abs(len(letters) - len(theirs)) > most or _opposite(letters, theirs) or _opposite(theirs, letters):
             continue

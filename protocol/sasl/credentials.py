@@ -15,6 +15,7 @@ from protocol.config_providers import is_reference
 from protocol.errors import ConfigurationError
 from protocol.sasl.jaas import LoginModule, parse_jaas
 from protocol.secret import Secret
+from protocol.spelling import meant
 
 if TYPE_CHECKING:
     from protocol.sasl.config import SaslConfig
@@ -157,8 +158,9 @@ def _module(config: SaslConfig, mechanism: str) -> LoginModule | None:
 def _password(config: SaslConfig, options: Mapping[str, Secret]) -> Password:
     username, password = options.get("username", config.username), options.get("password", config.password)
     if username is None or password is None:
-        raise _missing(
-            "sasl.jaas.config",
+        raise _incomplete(
+            options,
+            {"username": username, "password": password},
             'username="…" and password="…" in it, or sasl.username and sasl.password',
             "sasl.username",
             "sasl.password",
@@ -225,7 +227,8 @@ def _token_endpoint(config: SaslConfig, options: Mapping[str, Secret], url: str)
     client_id = config.client_id or options.get("clientId")
     client_secret = config.client_secret or options.get("clientSecret")
     if client_id is None or client_secret is None:
-        raise _missing("sasl.jaas.config", 'clientId="…" and clientSecret="…" in it, for the token endpoint')
+        wanted = {"clientId": client_id, "clientSecret": client_secret}
+        raise _incomplete(options, wanted, 'clientId="…" and clientSecret="…" in it, for the token endpoint')
     extensions = {match[1]: value.reveal() for name, value in options.items() if (match := _EXTENSION.fullmatch(name))}
     tls = {name: value for name, value in options.items() if name.startswith("ssl.")}
     return TokenEndpoint(url, client_id, client_secret, config.scope or _text(options.get("scope")), extensions, tls)
@@ -233,6 +236,21 @@ def _token_endpoint(config: SaslConfig, options: Mapping[str, Secret], url: str)
 
 def _text(value: Secret | None) -> str | None:
     return None if value is None else value.reveal()
+
+
+def _incomplete(
+    options: Mapping[str, Secret], wanted: Mapping[str, Secret | None], give: str, *others: str
+) -> ConfigurationError:
+    """Return the error for settings that no login module and no property has; `wanted` has None for these."""
+    name = "sasl.jaas.config"
+    if not options:
+        return _missing(name, give, *others)
+    lacking = [each for each, value in wanted.items() if value is None]
+    slip = next((each for each in options if each not in wanted and meant(each, lacking)), None)
+    hint = f"is {slip} a misspelling of {meant(slip, lacking)}?" if slip else f"give {give}."
+    return ConfigurationError(
+        f"{name} is [hidden], which lacks {' and '.join(lacking)}; {hint}", settings=(name, *others)
+    )
 
 
 def _missing(name: str, give: str, *others: str) -> ConfigurationError:

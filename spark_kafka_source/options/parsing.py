@@ -18,7 +18,7 @@ from protocol.property import Effect, Role
 from protocol.secret import hide_variables
 from spark_kafka_source.options import selection
 from spark_kafka_source.options.rules import check_source
-from spark_kafka_source.options.stray_options import PREFIX, why_ignored
+from spark_kafka_source.options.stray_options import PREFIX, property_names, refuse_other_name, why_ignored
 from spark_kafka_source.options.table import OPTIONS, READ, USE_WORDS, Option, SinkOptions, SourceOptions, Use
 
 # What Spark puts among the options by itself: for streams, and for tables of SQL (which also repeat every option).
@@ -164,6 +164,8 @@ def _read(options: Mapping[str, str], use: Use) -> tuple[dict[str, Any], dict[st
             name = lower.removeprefix(PREFIX)
             if name in FORBIDDEN and BY_NAME[name].role & _role(use):
                 raise ConfigurationError(f"{lower} is forbidden: {FORBIDDEN[name]}.", name=lower)
+            if name not in BY_NAME:
+                refuse_other_name(key, [*_applying(use), *property_names(_role(use))])
             kafka[name] = text
         elif row := _row(key, use):
             value = row.kind.read(row.name, str(text))
@@ -186,14 +188,19 @@ def _row(key: str, use: Use) -> Option | None:
     """Return the entry of an option of reads, or of writes; None, with a warning, for any other option."""
     rows = [row for row in OPTIONS if row.name.lower() == key.lower()]
     if not rows:
-        applying = (each.name for each in OPTIONS if each.use & use and each.effect is Effect.APPLIES)
-        warn_once(f"{key} has no effect: {why_ignored(key, applying, _role(use), FORBIDDEN)}")
+        warn_once(f"{key} has no effect: {why_ignored(key, _applying(use), _role(use), FORBIDDEN)}")
         return None
     side = Use.WRITE if use & Use.WRITE else READ
     row = next((each for each in rows if each.use & side), None)
     if row is None:
         _warn_of_other_use(rows[0], use)
     return row
+
+
+def _applying(use: Use) -> list[str]:
+    """Return the options of reads, or of writes."""
+    side = Use.WRITE if use & Use.WRITE else READ
+    return [each.name for each in OPTIONS if each.use & side and each.effect is Effect.APPLIES]
 
 
 def _applies(row: Option, use: Use) -> bool:

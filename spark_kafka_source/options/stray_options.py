@@ -7,7 +7,7 @@ lacks it: the query would run with something else than was asked for. Pure; used
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from protocol.errors import ConfigurationError
 from protocol.properties import PROPERTIES, find
@@ -17,7 +17,28 @@ from protocol.spelling import meant, same
 PREFIX = "kafka."
 
 # So often written without the prefix that other spellings of them are recognised, too.
-_OFTEN_BARE = ("group.id", "bootstrap.servers")
+_OFTEN_BARE = ("group.id", "bootstrap.servers", "auto.offset.reset", "security.protocol")
+# Names that mean an option, and are too far from it for a slip: with or without `kafka.`, in any spelling of `same`.
+_OTHER_NAMES = {
+    "subscribe": "topics topicName topicNames topicList",
+    "subscribePattern": "topicPattern topicsPattern topicRegex topicsRegex",
+    "assign": "partitions topicPartitions",
+    "startingOffsets": "startOffsets startOffset fromOffsets fromOffset",
+    "startingOffsetsByTimestamp": "startOffsetsByTimestamp",
+    "startingTimestamp": "startTimestamp startTime startingTime fromTimestamp",
+    "endingOffsets": "endOffsets endOffset untilOffsets untilOffset toOffsets",
+    "endingOffsetsByTimestamp": "endOffsetsByTimestamp",
+    "endingTimestamp": "endTimestamp endTime endingTime untilTimestamp toTimestamp",
+    "maxOffsetsPerTrigger": "maxOffsets maxRecordsPerTrigger maxRowsPerTrigger maxMessagesPerTrigger",
+    "minOffsetsPerTrigger": "minOffsets minRecordsPerTrigger minRowsPerTrigger",
+    "maxBytesPerTrigger": "maxBytes",
+    "failOnDataLoss": "failOnLoss dataLoss",
+    "topic": "topicName",
+    "deliveryGuarantee": "guarantee semantic semantics",
+    f"{PREFIX}group.id": "group groupName consumerGroup consumerGroupId consumerGroupName",
+    f"{PREFIX}bootstrap.servers": "brokers broker.list servers bootstrap metadata.broker.list",
+    f"{PREFIX}acks": "request.required.acks",
+}
 # Databricks signs in to Kafka with these; to leave them out would be to connect in another way than was asked for.
 _SIGNING_IN = "databricks.servicecredential"
 
@@ -41,11 +62,26 @@ def why_ignored(name: str, options: Iterable[str], role: Role, otherwise: dict[s
     bare = lower if row is not None else next((each for each in _OFTEN_BARE if same(each, lower)), None)
     if bare is not None:
         raise _not_ours(name, f"Kafka's properties take a prefix: {PREFIX}{bare}{_instead(bare)}")
-    properties = [PREFIX + each.name for each in PROPERTIES if _applies(each, role)]
-    like = meant(lower, [*options, *properties])
+    applying = [*options, *property_names(role)]
+    refuse_other_name(name, applying)
+    like = meant(lower, applying)
     if like is not None:
         raise _not_ours(name, f"did you mean {like}?")
     return "it is not an option of this source and sink"
+
+
+def property_names(role: Role) -> list[str]:
+    """Return the names of Kafka's properties that apply to clients of `role`, with their prefix."""
+    return [PREFIX + each.name for each in PROPERTIES if _applies(each, role)]
+
+
+def refuse_other_name(name: str, applying: Collection[str]) -> None:
+    """Raise `ConfigurationError` for a name that means one of the options `applying`, also behind `kafka.`."""
+    bare = name.lower().removeprefix(PREFIX)
+    for option in applying:
+        names = (option, *_OTHER_NAMES.get(option, "").split())
+        if any(same(bare, each) for each in names):
+            raise _not_ours(name, f"did you mean {option}?")
 
 
 def _applies(row: Property, role: Role) -> bool:

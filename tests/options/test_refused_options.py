@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 
 import pytest
 
@@ -51,6 +52,23 @@ def test_invalid_value_is_refused_with_name_value_and_allowed_values(name: str, 
         ("maxOffsetsPerTriger", "did you mean maxOffsetsPerTrigger?"),
         ("maxOffestsPerTirgger", "did you mean maxOffsetsPerTrigger?"),
         ("includeHeader", "did you mean includeHeaders?"),
+        ("startTimestamp", "did you mean startingTimestamp?"),
+        ("endTimestamp", "did you mean endingTimestamp?"),
+        ("endingTimestmp", "did you mean endingTimestamp?"),
+        ("startOffsets", "did you mean startingOffsets?"),
+        ("startoffset", "did you mean startingOffsets?"),
+        ("kafka.startingOffsets", "did you mean startingOffsets?"),
+        ("topics", "did you mean subscribe?"),
+        ("topic_pattern", "did you mean subscribePattern?"),
+        ("kafka.subscribe", "did you mean subscribe?"),
+        ("maxOffsets", "did you mean maxOffsetsPerTrigger?"),
+        ("maxRecordsPerTrigger", "did you mean maxOffsetsPerTrigger?"),
+        ("group", "did you mean kafka.group.id?"),
+        ("kafka.group", "did you mean kafka.group.id?"),
+        ("consumer_group", "did you mean kafka.group.id?"),
+        ("brokers", "did you mean kafka.bootstrap.servers?"),
+        ("kafka.metadata.broker.list", "did you mean kafka.bootstrap.servers?"),
+        ("autoOffsetReset", "Kafka's properties take a prefix: kafka.auto.offset.reset"),
         ("kafkaConsumer.pollTimeout", "did you mean kafkaConsumer.pollTimeoutMs?"),
         ("kafk.group.id", "did you mean kafka.group.id?"),
         ("kafka_group_id", "did you mean kafka.group.id?"),
@@ -67,10 +85,33 @@ def test_invalid_value_is_refused_with_name_value_and_allowed_values(name: str, 
         ),
     ],
 )
-def test_misspelt_or_unprefixed_option_is_refused_with_a_suggestion(name: str, hint: str) -> None:
-    message = refusal({"subscribe": "orders", name: "secret"})
+@pytest.mark.parametrize("streaming", [True, False])
+def test_misspelt_or_unprefixed_option_is_refused_with_a_suggestion(name: str, hint: str, streaming: bool) -> None:
+    message = refusal({"subscribe": "orders", name: "secret"}, streaming=streaming)
     assert f"{name} is not an option of this source and sink; {hint}" in message
     assert "secret" not in message
+    with pytest.raises(ConfigurationError, match=re.escape(hint)):
+        check_read_options({**ORDERS, name: "secret"})
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("kafka.grop.id", "kafka.group.id"),
+        ("kafka.isolation.levl", "kafka.isolation.level"),
+        ("kafka.security.protocl", "kafka.security.protocol"),
+        ("kafka.auto.offset.rest", "kafka.auto.offset.reset"),
+        ("kafka.groupId", "kafka.group.id"),
+        ("kafka.bootstrap.server", "kafka.bootstrap.servers"),
+        ("kafka.sasl.jaas.confg", "kafka.sasl.jaas.config"),
+        ("kafka.max.poll.interval", "kafka.max.poll.interval.ms"),
+    ],
+)
+def test_misspelt_kafka_property_is_refused_with_its_name(name: str, meant: str) -> None:
+    said = f"{name.lower()} is not a Kafka property; did you mean {meant}?"
+    assert refusal({"subscribe": "orders", name: "secret"}) == said
+    with pytest.raises(ConfigurationError, match=re.escape(said)):
+        check_read_options({**ORDERS, name: "secret"})
 
 
 def test_misspelt_option_is_an_error_only_where_the_option_applies(caplog: pytest.LogCaptureFixture) -> None:
@@ -78,10 +119,14 @@ def test_misspelt_option_is_an_error_only_where_the_option_applies(caplog: pytes
     assert "did you mean topic?" in sink_refusal({"topics": "orders"})
     assert "kafka.acks" in sink_refusal({"acks": "1"})
     with caplog.at_level(logging.WARNING):
-        parse_source_options({**ORDERS, "topics": "a", "acks": "1", "linger.ms": "5"}, streaming=True)
-        parse_source_options({**ORDERS, "maxOffsetsPerTriger": "5"}, streaming=False)
-        parse_sink_options({**BROKERS, "startingOffset": "latest", "group.id": "g"})
-    assert len(caplog.messages) == 6
+        parse_source_options({**ORDERS, "deliveryGarantee": "a", "acks": "1", "linger.ms": "5"}, streaming=True)
+        parse_source_options({**ORDERS, "kafka.linger.m": "5"}, streaming=True)
+        parse_sink_options({**BROKERS, "startingOffset": "latest", "group": "g", "kafka.grop.id": "g"})
+    assert len(caplog.messages) == 7
+    assert {record.levelname for record in caplog.records} == {"WARNING"}
+    assert (
+        sink_refusal({"kafka.linger.m": "5"}) == "kafka.linger.m is not a Kafka property; did you mean kafka.linger.ms?"
+    )
 
 
 def test_databricks_credential_option_is_refused() -> None:
@@ -119,7 +164,7 @@ STRAYS = """
     spark.sql.shuffle.partitions offsets outputMode trigger key.deserializer value.deserializer key.serializer
     value.serializer enable.auto.commit max.poll.records auto.commit.interval.ms metric.reporters
     kafka.fetch.message.max.bytes kafka.poll.timeout.ms kafka.queue.buffering.max.messages kafka.zookeeper.connect
-    kafka.timeout.ms kafka.metadata.fetch.timeout.ms kafka.max.poll.interval kafka.isolation.levle overwriteSchema
+    kafka.timeout.ms kafka.metadata.fetch.timeout.ms kafka.foo.bar overwriteSchema
     triggerInterval window hi format name type key value timeZone
 """
 

@@ -28,10 +28,16 @@ def test_one_or_two_slips_are_recognised(name: str, known: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["maxPartitions", "maxFilesPerTrigger", "toppings", "tonics", "subscription", "a", "", "ask", "topicName"]
+    "name",
+    ["maxPartitions", "maxFilesPerTrigger", "toppings", "tonics", "subscription", "a", "", "ask", "topicName"],
 )
 def test_other_words_are_not(name: str) -> None:
     assert meant(name, KNOWN) is None
+
+
+def test_no_slip_is_seen_in_one_or_two_letters() -> None:
+    assert meant("2", ["1", "0", "all"]) is None
+    assert meant("xy", ["xz"]) is None
 
 
 def test_the_nearest_is_named() -> None:
