@@ -111,7 +111,8 @@ def _wanted_offsets(
                     )
             return {key: committed[key] + count for key in keys}
         case (way, ms):
-            time_ms = ms if way == "to_datetime" else client.clock.wall_ms() - ms
+            # Brokers read negative times as words such as "latest".
+            time_ms = ms if way == "to_datetime" else max(0, client.clock.wall_ms() - ms)
             listed = list_offsets(client, dict.fromkeys(keys, time_ms), deadline=deadline)
             # Where no record is so young, all have been read.
             return {key: found.offset if found.offset >= 0 else MAX_INT64 for key, found in listed.items()}

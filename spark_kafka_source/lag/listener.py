@@ -19,7 +19,7 @@ from protocol.once import log_once
 from spark_kafka_source.lag.of_query import lag_of_query
 from spark_kafka_source.lag.plot import lines
 from spark_kafka_source.lag.seconds import SAMPLE_MS, Options, configs
-from spark_kafka_source.lag.table import SCHEMA, Lag
+from spark_kafka_source.lag.table import SCHEMA, Lag, to_pandas
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -216,7 +216,8 @@ class LagListener(StreamingQueryListener):
         return pa.concat_tables(tables)
 
     def to_pandas(self) -> pd.DataFrame:
-        return self.to_arrow().to_pandas()
+        """The rows of `to_arrow`. Needs pandas, as `Lag.to_pandas`."""
+        return to_pandas(self.to_arrow())
 
     def plot(self, axes: Axes | None = None) -> Axes:
         """A line per query, of all its partitions together. Needs matplotlib, as `Lag.plot`."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
+from protocol.errors import UsageError
 from spark_kafka_source.lag.plot import bars
 
 if TYPE_CHECKING:
@@ -120,7 +121,8 @@ class Lag:
         return cls(tuple(PartitionLag(*row) for row in zip(*columns, strict=True)))
 
     def to_pandas(self) -> pd.DataFrame:
-        return self.to_arrow().to_pandas()
+        """The rows of `to_arrow`. Needs pandas: `pip install 'spark-kafka-source[notebook]'`."""
+        return to_pandas(self.to_arrow())
 
     def plot(self, axes: Axes | None = None) -> Axes:
         """A bar per partition. Needs matplotlib: `pip install 'spark-kafka-source[notebook]'`."""
@@ -147,6 +149,15 @@ class Lag:
 
     def _known(self) -> list[int]:
         return [row.offsets_behind for row in self if row.offsets_behind is not None]
+
+
+def to_pandas(table: pa.Table) -> pd.DataFrame:
+    """Convert a table; raise `UsageError` that names the extra if pandas is missing."""
+    try:
+        import pandas  # noqa: F401
+    except ImportError as error:
+        raise UsageError("to_pandas() needs pandas: pip install 'spark-kafka-source[notebook]'") from error
+    return table.to_pandas()
 
 
 def _cell(value: Any) -> str:

@@ -75,7 +75,15 @@ def whole_number(item: object, minimum: int = 0, maximum: int = 2**63 - 1) -> in
 
 def json_object(text: str) -> dict[str, Any]:
     """A JSON object of topics, each there once."""
-    rows = json.loads(text, object_pairs_hook=_no_duplicates)
+    try:
+        rows = json.loads(text, object_pairs_hook=_no_duplicates)
+    except json.JSONDecodeError as error:
+        if not text.lstrip().startswith("{"):
+            raise ValueError("not a JSON object of topics") from error
+        quotes = "; write names in double quotes, as json.dumps does" if "'" in text and '"' not in text else ""
+        raise ValueError(f"not JSON: {error.msg} at character {error.pos + 1}{quotes}") from error
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
     if not isinstance(rows, dict):
         raise ValueError("not a JSON object of topics")
     if not rows:

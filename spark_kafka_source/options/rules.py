@@ -48,11 +48,12 @@ def _warn_of_what_does_nothing(options: SourceOptions, texts: Mapping[str, str])
 def _check_topics(options: SourceOptions) -> None:
     topics = {"subscribe": options.subscribe, "subscribePattern": options.subscribe_pattern, "assign": options.assign}
     given = [name for name, value in topics.items() if value is not None]
-    if len(given) != 1:
+    if not given:
         raise ConfigurationError(
-            f"{' and '.join(given) or 'None'} of subscribe, subscribePattern and assign "
-            f"{'are' if given else 'is'} given; give exactly one of them to say what to read."
+            "There is no subscribe, subscribePattern or assign; give exactly one of them to say what to read."
         )
+    if len(given) > 1:
+        raise ConfigurationError(f"{' and '.join(given)} exclude each other; give exactly one of them.")
 
 
 def _check_group(options: SourceOptions) -> None:

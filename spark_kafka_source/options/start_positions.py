@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
+from protocol.spelling import meant
 from spark_kafka_source.options.partitions import ByPartition, by_partition, json_object, name, whole_number
 from spark_kafka_source.options.selection import Assignment
-from spark_kafka_source.options.times import MAX_TIME_MS, timestamp_ms
+from spark_kafka_source.options.times import MAX_TIME_MS, number_ms, timestamp_ms
 
 
 @dataclass(frozen=True)
@@ -45,28 +46,29 @@ OffsetSpec = Literal["earliest", "latest", "group"] | ByPartition | AtTime
 def starting_offsets(text: str) -> OffsetSpec:
     """`earliest`, `latest`, `group` in any case, or JSON."""
     words: dict[str, OffsetSpec] = {"earliest": "earliest", "latest": "latest", "group": "group"}
-    return words.get(text.lower()) or _by_partition(text)
+    return words.get(text.lower()) or _offsets(text, words)
 
 
 def ending_offsets(text: str) -> OffsetSpec:
     """`latest` in any case, or JSON without -2: a batch that ends at the start of the log reads nothing."""
     if text.lower() == "latest":
         return "latest"
-    spec = _by_partition(text)
+    if text.lower() == "earliest":
+        raise ValueError("nothing can end at the earliest offset")
+    spec = _offsets(text, ["latest"])
     _refuse_offset(spec, EARLIEST, "nothing can end at the earliest offset")
     return spec
 
 
 def offsets_by_timestamp(text: str) -> ByPartition:
     """`{"orders": {"0": 1767225600000, "1": "2026-01-01T00:00:00Z"}}` -> topic -> partition -> milliseconds."""
-    return _by_partition(text, _timestamp)
+    return _by_partition(json_object(text), _timestamp)
 
 
 def _timestamp(item: object) -> int:
-    if not isinstance(item, str):
-        return whole_number(item, 0, MAX_TIME_MS)
+    number = None if isinstance(item, str) else whole_number(item, 0, MAX_TIME_MS)
     try:
-        return timestamp_ms(item)
+        return timestamp_ms(str(item)) if number is None else number_ms(number)
     except ValueError as error:
         raise ValueError(f"is {item!r}: {error}") from error
 
@@ -75,8 +77,18 @@ def _offset(item: object) -> int:
     return whole_number(item, EARLIEST)
 
 
-def _by_partition(text: str, number: Callable[[object], int] = _offset) -> ByPartition:
-    rows = json_object(text)
+def _offsets(text: str, words: Iterable[str]) -> ByPartition:
+    """Offsets from JSON, which may be a copy of this source's own from a checkpoint or from a query's progress."""
+    if not text.startswith("{"):
+        like = meant(text, words)
+        raise ValueError(f"did you mean {like}?" if like else "")
+    # No topic has an @ in its name: these keys hold what only a replay needs.
+    return _by_partition({key: value for key, value in json_object(text).items() if not key.startswith("@")}, _offset)
+
+
+def _by_partition(rows: Mapping[str, object], number: Callable[[object], int]) -> ByPartition:
+    if not rows:
+        raise ValueError("names no topic")
     empty = [topic for topic, partitions in rows.items() if partitions == {}]
     if empty:
         raise ValueError(f"{empty[0]} names no partition")

@@ -6,6 +6,8 @@ import re
 from datetime import datetime, timedelta, timezone
 
 MAX_TIME_MS = 2**63 - 1
+# Numbers that are more probably seconds: from 1973 on as seconds, before 2001 as milliseconds.
+_SECONDS = range(100_000_000, 978_307_200_000)
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MILLISECOND = timedelta(milliseconds=1)
@@ -31,11 +33,22 @@ def timestamp_ms(text: str) -> int:
     """
     text = text.strip()
     if re.fullmatch(r"[+-]?[0-9]{1,20}", text):
-        return _in_range(int(text))
+        return number_ms(int(text))
     moment = datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text))
     if moment.tzinfo is None:
         raise ValueError("a time without a time zone; end it with Z, or with an offset such as +02:00")
     return at_or_after_ms(moment)
+
+
+def number_ms(milliseconds: int) -> int:
+    """Check milliseconds since 1970 that a user gave as a number."""
+    if milliseconds in _SECONDS:
+        date = _EPOCH + milliseconds * _MILLISECOND
+        raise ValueError(
+            f"as milliseconds this is {date:%Y-%m-%d}; append 000 to a time in seconds, and write a time before 2001 "
+            "such as 1999-12-31T00:00:00Z"
+        )
+    return _in_range(milliseconds)
 
 
 def at_or_after_ms(moment: datetime) -> int:

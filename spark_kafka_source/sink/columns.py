@@ -20,6 +20,7 @@ from pyspark.sql.types import (
     BinaryType,
     DataType,
     IntegerType,
+    MapType,
     StringType,
     StructField,
     StructType,
@@ -100,7 +101,12 @@ def _check_type(field: StructField) -> None:
     found = _type_name(field.dataType)
     allowed = _ALLOWED[field.name]
     if found not in allowed:
-        remedy = "Cast it" if field.name in ("value", "key", "topic") else "Cast it, or drop or rename the column"
+        if field.name not in ("value", "key", "topic"):
+            remedy = "Cast it, or drop or rename the column"
+        elif isinstance(field.dataType, (ArrayType, MapType, StructType)):
+            remedy = f'Convert it to JSON: selectExpr("to_json({field.name}) AS {field.name}")'
+        else:
+            remedy = "Cast it"
         raise UsageError(
             f"{field.name} attribute unsupported type {found}. {field.name} must be a(n) {' or '.join(allowed)}. "
             f"{remedy}."

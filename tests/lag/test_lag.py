@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 import tracemalloc
@@ -222,6 +223,15 @@ def test_lag_is_plotted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     with pytest.raises(UsageError, match=r"spark-kafka-source\[notebook\]"):
         TABLE.plot()
+
+
+def test_to_pandas_without_pandas_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    for lag in (TABLE, LagListener()):
+        with pytest.raises(
+            UsageError, match=r"to_pandas\(\) needs pandas: pip install 'spark-kafka-source\[notebook\]'"
+        ):
+            lag.to_pandas()
 
 
 def test_silent_broker_loses_seconds_behind_within_the_deadline() -> None:

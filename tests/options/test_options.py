@@ -85,10 +85,10 @@ def test_assigned_partitions_are_sorted() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "None of subscribe, subscribePattern and assign is given"),
+        ({}, "There is no subscribe, subscribePattern or assign; give exactly one of them"),
         (
             {"subscribe": "a", "assign": '{"a": [0]}'},
-            "subscribe and assign of subscribe, subscribePattern and assign are",
+            "subscribe and assign exclude each other; give exactly one",
         ),
         ({"subscribe": " , "}, "subscribe is ' , ' (names no topic)"),
         ({"subscribe": "a b"}, "'a b' is no topic name"),
@@ -97,7 +97,7 @@ def test_assigned_partitions_are_sorted() -> None:
             {"subscribePattern": "a["},
             "subscribePattern is 'a[' (from character 2 on, '[', Java and Python may not read the same); allowed: a ",
         ),
-        ({"assign": "orders"}, "assign is 'orders' (Expecting value"),
+        ({"assign": "orders"}, "assign is 'orders' (not a JSON object of topics)"),
         ({"assign": "{}"}, "assign is '{}' (names no topic)"),
         ({"assign": "[]"}, "not a JSON object"),
         ({"assign": '{"a": []}'}, "a has no list of partitions"),

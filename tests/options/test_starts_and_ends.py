@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 
 import pytest
 
 from spark_kafka_source.options.start_positions import AtTime
+from spark_kafka_source.plan.offsets import Offsets
 from tests.options.parsed import batch, refusal, stream
 
 # -- start and end of a query ---------------------------------------------------------------------
@@ -41,6 +43,24 @@ def test_batch_can_begin_at_group_offsets_or_else_earliest() -> None:
     assert none.consumer.auto_offset_reset == "none"
 
 
+CHECKPOINT = Offsets(
+    ends={("orders", 0): 23, ("orders", 1): 9},
+    ids={"orders": bytes(16)},
+    epochs={("orders", 0): 4},
+    joined={("orders", 0): 20, ("orders", 1): 9},
+    leaders={("orders", 1): 2},
+    skipped={("orders", 0): 3, ("bills", 0): 7},
+)
+
+
+@pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])
+def test_offsets_from_a_checkpoint_are_accepted_with_their_at_keys(option: str) -> None:
+    text = json.dumps(CHECKPOINT.to_json_dict())
+    assert text.count("@") == 6
+    options = batch(**{option: text})
+    assert {"startingOffsets": options.start, "endingOffsets": options.end}[option] == {"orders": {0: 23, 1: 9}}
+
+
 @pytest.mark.parametrize("word", ["earliest", "Latest", " GROUP "])
 def test_keywords_are_case_insensitive(word: str) -> None:
     assert stream(kafka_group_id="etl", startingOffsets=word).start == word.strip().lower()
@@ -55,8 +75,11 @@ def test_json_has_an_offset_per_partition() -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("oldest", "Expecting value"),
-        ('{"orders"', "Expecting ':'"),
+        ("oldest", "is 'oldest'; allowed: "),
+        ("latset", "(did you mean latest?)"),
+        ('{"orders"', "(not JSON: Expecting ':' delimiter at character 10)"),
+        ("{'orders': {'0': 1}}", "at character 2; write names in double quotes, as json.dumps does)"),
+        ('{"@ids": {}}', "names no topic"),
         ("{}", "names no topic"),
         ('{"orders": {}}', "orders names no partition"),
         ('{"orders": 5}', "orders has no JSON object of partitions"),
@@ -83,7 +106,7 @@ def test_invalid_json_is_refused_with_the_option_name(option: str, value: str, m
     [
         ({"startingOffsets": "latest"}, "startingOffsets is 'latest', which does not fit: a batch cannot start at the"),
         ({"startingOffsets": '{"orders": {"0": -1}}'}, "orders-0 is -1: a batch cannot start at the latest offset"),
-        ({"endingOffsets": "earliest"}, "endingOffsets is 'earliest'"),
+        ({"endingOffsets": "earliest"}, "endingOffsets is 'earliest' (nothing can end at the earliest offset)"),
         ({"endingOffsets": '{"orders": {"0": -2}}'}, "orders-0 is -2: nothing can end at the earliest offset"),
         (
             {"startingOffsets": '{"orders": {"0": 5}}', "endingOffsets": '{"orders": {"0": 4}}'},
@@ -196,6 +219,12 @@ def test_timestamp_precedes_group_offsets() -> None:
             {"startingTimestamp": "yesterday"},
             "allowed: milliseconds since 1970, or a time such as 2026-01-31T12:00:00Z",
         ),
+        (
+            {"startingTimestamp": "1767225600"},
+            "(as milliseconds this is 1970-01-21; append 000 to a",
+        ),
+        ({"endingTimestamp": "978307199999"}, "(as milliseconds this is 2000-12-31"),
+        ({"startingOffsetsByTimestamp": '{"orders": {"0": 1767225600}}'}, "(orders-0 is 1767225600: as milliseconds"),
         ({"startingTimestamp": "-1"}, "startingTimestamp is '-1' (Kafka's timestamps begin with 1970)"),
         ({"startingOffsetsByTimestamp": '{"orders": {"0": -2}}'}, "orders-0 is -2, not a whole number from 0"),
         ({"startingOffsetsByTimestamp": '{"orders": {"0": "noon"}}'}, "orders-0 is 'noon': Invalid isoformat"),

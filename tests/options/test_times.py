@@ -15,6 +15,9 @@ from spark_kafka_source.options.times import at_or_after_ms, duration_ms, timest
     ("text", "milliseconds"),
     [
         ("0", 0),
+        ("99999999", 99_999_999),
+        ("978307200000", 978_307_200_000),
+        ("1999-12-31T00:00:00Z", 946_598_400_000),
         ("1767225600000", 1_767_225_600_000),
         (str(2**63 - 1), 2**63 - 1),
         ("2026-01-01T00:00:00Z", 1_767_225_600_000),
@@ -37,6 +40,8 @@ def test_time_is_milliseconds_or_iso_text_with_its_zone(text: str, milliseconds:
         ("2026-01-01", "without a time zone"),
         ("1969-12-31T23:59:59Z", "begin with 1970"),
         ("-1", "begin with 1970"),
+        ("100000000", "as milliseconds this is 1970-01-02; append 000"),
+        ("978307199999", "as milliseconds this is 2000-12-31"),
         (str(2**63), "out of range"),
         ("now", "Invalid isoformat"),
         ("", "Invalid isoformat"),

@@ -97,11 +97,13 @@ class TestPlan:
     ) -> None:
         with pytest.raises(UsageError) as error:
             plan_sink(schema(**{"value": StringType(), "topic": StringType(), name: kind}), None)
-        optional = name in ("partition", "timestamp", "headers")
-        assert str(error.value) == (
-            f"{name} attribute unsupported type {found}. {name} must be a(n) {allowed}. "
-            + ("Cast it, or drop or rename the column." if optional else "Cast it.")
-        )
+        if name in ("partition", "timestamp", "headers"):
+            remedy = "Cast it, or drop or rename the column."
+        elif found.startswith(("array", "map", "struct")):
+            remedy = f'Convert it to JSON: selectExpr("to_json({name}) AS {name}").'
+        else:
+            remedy = "Cast it."
+        assert str(error.value) == f"{name} attribute unsupported type {found}. {name} must be a(n) {allowed}. {remedy}"
 
 
 class TestColumns:

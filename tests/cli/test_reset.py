@@ -1,0 +1,37 @@
+"""`pykafka groups reset` on the model of a Kafka: limits of times and offsets."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from spark_kafka_source.cli.pykafka import pykafka
+from tests.fake_kafka.server import FakeKafka
+from tests.protocol.consumer.consuming import records
+
+
+@pytest.mark.parametrize(
+    ("way", "new_offset"),
+    [
+        (("--by-duration", "99999d"), 0),
+        (("--by-duration", "P99999D"), 0),
+        (("--to-datetime", "9999-12-31T23:59:59Z"), 9),
+        (("--to-offset", "9" * 22), 9),
+    ],
+)
+def test_reset_beyond_the_log_or_before_1970_takes_the_nearest_offset(way: tuple[str, str], new_offset: int) -> None:
+    with FakeKafka() as kafka:
+        kafka.create_topic("orders", 1)
+        kafka.write("orders", 0, records(0, 9))
+        arguments = ("groups", "reset", "etl", "--topic", "orders", *way, "--output", "json")
+        result = CliRunner().invoke(pykafka, [*arguments, "--bootstrap-server", kafka.bootstrap_servers])
+    assert result.exit_code == 0, result.output
+    assert [row["new_offset"] for row in json.loads(result.stdout)] == [new_offset]
+
+
+def test_reset_to_a_time_in_seconds_is_a_wrong_usage() -> None:
+    arguments = ("groups", "reset", "etl", "--topic", "orders", "--to-datetime", "1767225600")
+    result = CliRunner().invoke(pykafka, [*arguments, "--bootstrap-server", "127.0.0.1:1"])
+    assert (result.exit_code, "append 000 to a time in seconds" in " ".join(result.stderr.split())) == (2, True)
