@@ -34,8 +34,8 @@ Names of options are case-insensitive. `{PREFIX}bootstrap.servers` is always nee
 * A value that is wrong is an error, and so is what is forbidden or not supported yet (below).
 * What does nothing in a query is a warning, said once: options of other formats (`mode`, `inferSchema`), those of a
   source given to the sink and the other way round, and properties that Kafka does not have.
-* A slip in the name of an option (`startingOffset`) is an error that says what was probably meant, and so is a property
-  without the prefix `{PREFIX}` (`group.id`): the query would run with something else than was asked for.
+* A misspelled option or property (`startingOffset`, `{PREFIX}grop.id`) is an error that names the right one. So are
+  other names for one (`topics`, `endTimestamp`, `group`) and properties without the prefix `{PREFIX}` (`group.id`).
 
 `df.write.format("pykafka-group")` needs `.mode("append")`. Without it Spark itself refuses every Python data source
 (`UNSUPPORTED_DATA_SOURCE_SAVE_MODE`), before this one is asked; it also refuses `outputMode("update")`, for which there
@@ -62,7 +62,8 @@ _PROPERTIES = f"""\
 ## Kafka properties
 
 Written with the prefix `{PREFIX}`, with Kafka's names. For a source, properties of clients and consumers apply; for a
-sink, those of clients and producers. Properties of the other side, and those that Kafka does not have, are warnings."""
+sink, those of clients and producers. Properties of the other side are warnings. So are names that Kafka does not have,
+unless they misspell a property that applies."""
 
 
 def markdown() -> str:
