@@ -22,6 +22,7 @@ MAY_IMPORT = {
         "protocol.property",
         "protocol.property_kinds",
         "protocol.secret",
+        "protocol.spelling",
     },
     "protocol/group/assignors": {"protocol.errors", "protocol.kafka_terms", "protocol.wire"},
 }
