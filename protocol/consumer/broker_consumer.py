@@ -7,6 +7,7 @@ bodies of replies; `send_fetch` and `look_up` ask brokers. Used by `range_consum
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
 from protocol.cluster.client import FETCH as FETCH_PURPOSE
 from protocol.cluster.client import Client
+from protocol.cluster.dispatch import is_retriable
 from protocol.cluster.metadata import Broker, Metadata, is_another_topic, topic_id_text
 from protocol.config import ConsumerConfig
 from protocol.consumer.fetch_session import FINAL_EPOCH, SESSION_ERRORS, FetchSession, Key, Row, keys_of, topic_rows
@@ -28,6 +30,8 @@ from protocol.wire.messages.m01_fetch import (
     FIRST_WITH_SESSIONS,
     LAST_WITH_TOPIC_NAMES,
 )
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -152,6 +156,25 @@ def _known_to(version: int, rows: Mapping[Key, Row]) -> Mapping[Key, Row]:
         return rows
     unknown = {"last_fetched_epoch"} if version >= 9 else {"last_fetched_epoch", "current_leader_epoch"}
     return {key: {name: value for name, value in row.items() if name not in unknown} for key, row in rows.items()}
+
+
+def is_retriable_fetch(error: KafkaError) -> bool:
+    """Return True if the same Fetch may succeed later.
+
+    UNKNOWN_SERVER_ERROR is among the retriable errors here, as in Java's consumer: a disk or a remote storage that
+    fails for a moment causes it.
+    """
+    return is_retriable(error) or _is_unknown_server_error(error)
+
+
+def log_retry(partition: PartitionConsumer, error: KafkaError) -> None:
+    """Log a failed Fetch that is retried. Warn once if only the broker's own log says what is wrong."""
+    warns = _is_unknown_server_error(error) and partition.failure is None
+    log.log(logging.WARNING if warns else logging.DEBUG, "%s is retried: %s", partition.name, error)
+
+
+def _is_unknown_server_error(error: KafkaError) -> bool:
+    return isinstance(error, BrokerError) and error.code == ErrorCode.UNKNOWN_SERVER_ERROR
 
 
 def newest_version(partitions: Collection[PartitionConsumer]) -> int | None:

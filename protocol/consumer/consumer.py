@@ -18,11 +18,18 @@ import pyarrow as pa
 from protocol.broker_errors import Refresh
 from protocol.clock import Backoff, Deadline
 from protocol.cluster.client import Client, open_client
-from protocol.cluster.dispatch import is_retriable, what_to_refresh
+from protocol.cluster.dispatch import what_to_refresh
 from protocol.cluster.metadata import Broker
 from protocol.condition import Condition
 from protocol.config import ConsumerConfig, parse_consumer
-from protocol.consumer.broker_consumer import BrokerConsumer, FetchResult, look_up, send_fetch
+from protocol.consumer.broker_consumer import (
+    BrokerConsumer,
+    FetchResult,
+    is_retriable_fetch,
+    log_retry,
+    look_up,
+    send_fetch,
+)
 from protocol.consumer.fetch_schedule import Asked, BrokerState, Fetch, FetchSchedule
 from protocol.consumer.leader_epochs import look_up_log_bounds
 from protocol.consumer.list_offsets import list_offsets
@@ -293,16 +300,16 @@ class Consumer:
                 continue
             # A follower may be behind: the leader knows.
             behind = partition.preferred_replica != NO_REPLICA and is_about_the_log(error)
-            if behind or is_retriable(error):
-                log.debug("%s: %s", stream.name, error)
+            if behind or is_retriable_fetch(error):
+                log_retry(partition, error)
                 stream.postpone(error, self._client.clock.now_s())
                 if not behind and what_to_refresh(error) is Refresh.METADATA:
                     self._client.expire_metadata([stream.topic])
             else:
-                self._stop(stream, error)
+                self._stop(stream, error, retry=not isinstance(error, DataLoss))
 
-    def _stop(self, stream: PartitionStream, error: KafkaError) -> None:
-        stream.stop(error)
+    def _stop(self, stream: PartitionStream, error: KafkaError, *, retry: bool = False) -> None:
+        stream.stop(error, retry=retry)
         self._announce(stream)
 
     # -- the thread that finds leaders ---------------------------------------------------------

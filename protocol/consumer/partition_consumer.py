@@ -202,11 +202,15 @@ class PartitionConsumer:
                 partition=self.partition,
                 offset=self.position,
             )
+        self.high_watermark = row["high_watermark"]
+        self.last_stable_offset = row["last_stable_offset"]
+        fetched = self._read(row, broker)
         if self.failure is not None:
             self.failure = None
             self._backoff.reset()
-        self.high_watermark = row["high_watermark"]
-        self.last_stable_offset = row["last_stable_offset"]
+        return fetched
+
+    def _read(self, row: Mapping[str, Any], broker: object) -> Fetched | None:
         data = row["records"]
         if not data:
             self._handle_empty(row, broker)

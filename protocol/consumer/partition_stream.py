@@ -53,9 +53,10 @@ class PartitionStream:
     """The records of one partition from some offset on; made by `Consumer.consume_partition`.
 
     Iterating yields `pyarrow.RecordBatch`es (columns of `protocol.records.decode`, `offset` always among them) for
-    ever. An error that does not pass (`DataLoss`, `Corrupt`, no permission) is raised to who reads, every time, until
-    `seek` says where to go on. Brokers that fail for longer than `default.api.timeout.ms` raise `DeadlineExceeded`;
-    they are asked on meanwhile, and reading may go on.
+    ever. `DataLoss`, and `Corrupt` for records that cannot be decoded, are raised to the reader every time until `seek`
+    says where to continue. Any other error of a broker (a missing ACL) is raised once; the next read makes the stream
+    fetch again after `retry.backoff.ms`. Brokers that fail for longer than `default.api.timeout.ms` raise
+    `DeadlineExceeded`; the stream keeps fetching meanwhile.
 
     Attributes
     ----------
@@ -106,6 +107,8 @@ class PartitionStream:
         self.paused = False
         self.closed = False
         self.error: KafkaError | None = None
+        # The error is raised once, and then the partition is fetched again after a back-off.
+        self._retry = False
 
     def __repr__(self) -> str:
         return f"<PartitionStream {self.name} at offset {self.position}>"
@@ -244,8 +247,13 @@ class PartitionStream:
         return failing and self._user_clock.now_s() - self._failing_since_s > self._patience_s
 
     def _raise_if_failed(self) -> None:
-        if self.error is not None:
-            raise self.error
+        if (error := self.error) is not None:
+            if self._retry:
+                self.error = None
+                self._failing_since_s = self._user_clock.now_s()
+                self.source.postpone(error, self._clock.now_s())
+                self._on_change(self)
+            raise error
         if self.overdue:
             self._failing_since_s = self._user_clock.now_s()
             raise DeadlineExceeded(
@@ -381,8 +389,9 @@ class PartitionStream:
             self.error = None
             self._on_change(self)
 
-    def stop(self, error: KafkaError) -> None:
-        self.error = error
+    def stop(self, error: KafkaError, *, retry: bool = False) -> None:
+        """Stop fetching, and raise `error` to the reader: until `seek`, or with `retry` once."""
+        self.error, self._retry = error, retry
         self._arrival.notify_all()
 
 

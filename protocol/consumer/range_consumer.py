@@ -14,12 +14,19 @@ import pyarrow as pa
 from protocol.broker_errors import ErrorCode, Refresh
 from protocol.clock import Backoff, Deadline, PausableClock
 from protocol.cluster.client import Client
-from protocol.cluster.dispatch import is_retriable, what_to_refresh
+from protocol.cluster.dispatch import what_to_refresh
 from protocol.cluster.metadata import Broker
 from protocol.cluster.unknown_topic import UnknownTopicPatience
 from protocol.config import ConsumerConfig
 from protocol.consumer import position_validation
-from protocol.consumer.broker_consumer import BrokerConsumer, FetchResult, look_up, send_fetch
+from protocol.consumer.broker_consumer import (
+    BrokerConsumer,
+    FetchResult,
+    is_retriable_fetch,
+    log_retry,
+    look_up,
+    send_fetch,
+)
 from protocol.consumer.leader_epochs import look_up_log_bounds
 from protocol.consumer.partition_consumer import Fetched, PartitionConsumer, is_about_the_log, to_look_up
 from protocol.consumer.position_validation import InvalidPosition
@@ -362,8 +369,9 @@ class RangeConsumer:
             self._reset_position(reading, outcome, error)
             return
         error = outcome
-        if isinstance(error, DeadlineExceeded) or not is_retriable(error):
+        if isinstance(error, DeadlineExceeded) or not is_retriable_fetch(error):
             raise error
+        log_retry(reading, error)
         now_s = self._client.clock.now_s()
         reading.postpone(error, now_s)
         reading.retry_at_s = now_s + reading.unknown.wait_s(reading.retry_at_s - now_s)
