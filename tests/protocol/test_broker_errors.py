@@ -10,7 +10,7 @@ import pytest
 from protocol.broker_errors import BY_CODE, Breaks, Ends, ErrorCode, Refresh, broker_error, error_row
 from protocol.errors import BrokerError
 
-# Refreshed though Java's exception is no InvalidMetadataException; its callers refresh by hand.
+# Metadata is refreshed although Java's exception is no InvalidMetadataException; Java's callers refresh explicitly.
 REFRESHED_BY_HAND = {ErrorCode.NOT_CONTROLLER, ErrorCode.OFFSET_NOT_AVAILABLE, ErrorCode.REBOOTSTRAP_REQUIRED}
 
 
@@ -61,7 +61,8 @@ def test_what_a_member_cures_by_rejoining_or_retrying_is_not_fatal_for_it() -> N
 
 
 def test_what_a_refused_commit_ends_is_not_tried_again() -> None:
-    """As in Java's `OffsetCommitResponseHandler`; a stale epoch is tried again with the next one (KIP-848)."""
+    """As in Java's `OffsetCommitResponseHandler`; a commit with a stale epoch is retried with the next one
+    (KIP-848)."""
     assert codes_that_end(Ends.MARK) == {ErrorCode.OFFSET_METADATA_TOO_LARGE, ErrorCode.INVALID_COMMIT_OFFSET_SIZE}
     assert codes_that_end(Ends.CLAIMS) == {
         ErrorCode.ILLEGAL_GENERATION,
@@ -73,7 +74,7 @@ def test_what_a_refused_commit_ends_is_not_tried_again() -> None:
 
 
 def test_what_ends_a_producer_of_transactions_is_what_does_in_java() -> None:
-    """As in its `TransactionManager`."""
+    """As in Java's `TransactionManager`."""
     broken = {what: {row.code for row in BY_CODE.values() if row.breaks is what} for what in Breaks}
     assert broken[Breaks.FENCED] == {
         ErrorCode.INVALID_PRODUCER_EPOCH,
@@ -134,7 +135,7 @@ def test_codes_and_retriability_agree_with_kafka_python() -> None:
     refreshed = {code for code, kind in theirs.items() if kind.invalid_metadata}
     ours = {code: BY_CODE[code] for code in theirs}
 
-    # In these two it is alone: Java retries the one, and refreshes nothing for the other.
+    # In these two kafka-python differs from Java: it does not retry the first, and refreshes metadata for the second.
     assert {code for code, row in ours.items() if row.retriable} == retried | {ErrorCode.CORRUPT_MESSAGE}
     assert refreshed - {row.code for row in ours.values() if row.refresh is Refresh.METADATA} == {
         ErrorCode.UNKNOWN_LEADER_EPOCH

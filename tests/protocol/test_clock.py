@@ -1,4 +1,4 @@
-"""A clock that stands while a caller is away, and deadlines on it."""
+"""A pausable clock, a stoppable clock, and deadlines on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ctrl-C in a wait leaves the lock as it must be, wherever it comes."""
+"""Ctrl-C during a wait leaves the lock in the expected state, at any point of the wait."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from protocol.condition import Condition, Event
 from tests.wait_until import wait_until
 
-# What is interrupted: the wait has just given the lock up, or is about to take it back.
+# Points of the interrupt: the wait has just released the lock, or is about to acquire it again.
 WINDOWS = ("_release_save", "_acquire_restore")
 
 

@@ -1,4 +1,4 @@
-"""Kafka's properties become frozen values, or an error that says which, why and what to do."""
+"""Kafka's properties become frozen values, or an error with the property, the reason and the remedy."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_configurations_pickle_and_can_be_keys() -> None:
     assert len(set(configs)) == 3
 
 
-# -- the table ------------------------------------------------------------------------------------
+# -- the property table ---------------------------------------------------------------------------
 
 
 def test_every_property_that_applies_has_a_field_and_every_field_a_property() -> None:

@@ -1,4 +1,4 @@
-"""References to secrets that stand elsewhere."""
+"""References to external secrets in property values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of properties, as the documentation of `java.util.Properties.load` has them."""
+"""Properties files, with the syntax documented for `java.util.Properties.load`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A secret is seen by nobody who does not ask for it by name."""
+"""A secret is visible only through `reveal()`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TEXT = "hunter2-маркер"
 
 @dataclass(frozen=True)
 class SignedIn(ClientConfig):
-    """A configuration as one with SASL will be."""
+    """A configuration with a password."""
 
     password: Secret | None = None
 
@@ -97,7 +97,7 @@ class TestKeys:
         assert client_for(SIGNED_IN) is not client_for(replace(SIGNED_IN, password=Secret("other")))
 
     def test_a_hash_that_was_seen_says_nothing_in_another_process(self) -> None:
-        """Spark gives all of its Pythons the same seed for the hashes of text."""
+        """Spark sets the same PYTHONHASHSEED for all its Python processes."""
         program = f"from protocol.secret import Secret; print(hash(Secret({TEXT!r})))"
         command, environment = [sys.executable, "-c", program], {**os.environ, "PYTHONHASHSEED": "0"}
         hashes = {subprocess.run(command, env=environment, capture_output=True, check=True).stdout for _ in range(2)}
@@ -115,7 +115,7 @@ class TestPickling:
             assert b"hunter2" not in file.getvalue()
 
     def test_with_a_configuration_it_gets_to_another_process(self) -> None:
-        """As Spark carries it to its executors."""
+        """As Spark sends a configuration to its executors."""
         program = (
             "import pickle, sys; config = pickle.load(sys.stdin.buffer)[0]; print(config)\n"
             "assert {config: 1}[pickle.loads(pickle.dumps(config))] == 1; print(ascii(config.password.reveal()))"

@@ -1,4 +1,4 @@
-"""Slips are recognised, and other words are not taken for them."""
+"""Misspelt names are matched to known ones; other words are not."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def properties(fake: Any, **others: object) -> dict[str, object]:
 
 
 def offsets(reader: pa.RecordBatchReader) -> dict[int, list[int]]:
-    """Offsets by partition."""
+    """Return the offsets by partition."""
     found: dict[int, list[int]] = {}
     for row in reader.read_all().select(["partition", "offset"]).to_pylist():
         found.setdefault(row["partition"], []).append(row["offset"])

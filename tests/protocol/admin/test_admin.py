@@ -1,4 +1,4 @@
-"""`Admin` on a real cluster; librdkafka's AdminClient and Kafka's own tools read back what it changed."""
+"""`Admin` on a real cluster; librdkafka's AdminClient and Kafka's own tools read the changes back."""
 
 from __future__ import annotations
 
@@ -353,11 +353,11 @@ def test_reassignment_and_election_move_the_leader(kafka: LocalKafka, topic: Top
         assert set(codes(caught.value).values()) == {"UNKNOWN_TOPIC_OR_PARTITION"}
         wait_until(lambda: not admin.list_partition_reassignments())
         wait_until(lambda: admin.describe_topics([name])[name].partitions[0].replicas == (2, 3))
-        admin.elect_leaders([(name, 0)])  # nothing to do where the preferred replica leads already
+        admin.elect_leaders([(name, 0)])  # no effect where the preferred replica already leads
         wait_until(lambda: admin.describe_topics([name])[name].partitions[0].leader == 2)
         with pytest.raises(AdminFailed, match="NO_REASSIGNMENT_IN_PROGRESS"):
             admin.alter_partition_reassignments({(name, 0): None})
-        # The preferred replica becomes the other one, which does not lead yet.
+        # Make the other replica, which does not lead yet, the preferred one.
         admin.alter_partition_reassignments({(name, 0): [3, 2]})
         wait_until(lambda: admin.describe_topics([name])[name].partitions[0].replicas == (3, 2))
         wait_until(lambda: admin.elect_leaders([(name, 0)]) or leader_of(admin, name) == 3)

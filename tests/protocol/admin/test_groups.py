@@ -1,4 +1,4 @@
-"""Groups from outside, as far as a single real broker cannot show it."""
+"""Administration of groups, in cases that a single real broker does not show."""
 
 from __future__ import annotations
 

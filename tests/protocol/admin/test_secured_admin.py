@@ -1,4 +1,4 @@
-"""`Admin` on a broker with an authorizer and SASL: ACLs, delegation tokens, and what a user must not do."""
+"""`Admin` on a broker with an authorizer and SASL: ACLs, delegation tokens, and refused operations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topics that are created: what is waited for. On a model of a cluster."""
+"""Waiting for created topics, on the model of a cluster."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.protocol.consumer.consuming import client_of
 
 
 def test_a_topic_that_had_the_name_before_is_not_taken_for_it() -> None:
-    """A broker may be behind the controller that has deleted the one, and created the other."""
+    """A broker may lag behind the controller, which has deleted the first topic and created the second."""
     before = bytes(15) + b"\1"
 
     def behind(body: Any) -> Any:

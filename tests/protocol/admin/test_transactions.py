@@ -1,4 +1,5 @@
-"""Transactions from outside, on a model: whom is asked of many, what is asked again. `tests/contract` has the rest."""
+"""Administration of transactions on the model: routing to coordinators, and retries. `tests/contract` covers the
+rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One call: whom it asks, by the message alone; what error codes in its reply come to; what is asked again."""
+"""One call: its broker, chosen from the message alone; the meaning of error codes in its reply; retries."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class Cluster(FakeKafka):
         self.move_coordinator("etl", THREE, TRANSACTION)
 
     def who_was_asked(self, api: Api) -> list[int]:
-        """Which brokers were, the first one's requests first."""
+        """Return the brokers that received a request, in broker order."""
         return [number for number, each in self.listeners.items() for name, *_ in each.requests if name == api.name]
 
     def asked(self, api: Api) -> list[dict[str, Any]]:
-        """What, in the same order."""
+        """Return the request bodies, in broker order."""
         every = [each for listener in self.listeners.values() for each in listener.requests]
         return [body for name, _, body in every if name == api.name]
 
@@ -77,7 +77,7 @@ def both() -> Iterator[tuple[Cluster, Client]]:
 Both = tuple[Cluster, Client]
 
 
-# -- whom it asks ---------------------------------------------------------------------------------
+# -- routing --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_the_time_that_is_left_is_told_to_a_broker_that_takes_it(both: Both) -> 
     assert 1_000 < cluster.asked(CREATE_TOPICS)[0]["timeout_ms"] <= 9_000
 
 
-# -- a group and a transactional id of one name ---------------------------------------------------
+# -- a group and a transactional id with the same name --------------------------------------------
 
 
 def test_their_coordinators_are_kept_apart(both: Both) -> None:
@@ -181,7 +181,7 @@ def test_errors_name_what_has_no_coordinator(both: Both) -> None:
 
 
 def test_a_broker_that_knows_only_groups_is_not_asked_for_a_transaction(both: Both) -> None:
-    """It would tell the coordinator of the group of that name."""
+    """It would return the coordinator of the group with that name."""
     cluster, client = both
     kinds = [(api, 0, api.last) for api in (API_VERSIONS, METADATA, END_TXN)] + [(FIND_COORDINATOR, 0, 0)]
     rows = [{"api_key": api.key, "min_version": first, "max_version": last} for api, first, last in kinds]
@@ -190,7 +190,7 @@ def test_a_broker_that_knows_only_groups_is_not_asked_for_a_transaction(both: Bo
         call(client, END_TXN, {"transactional_id": "etl"}, client.deadline())
 
 
-# -- what an error code comes to ------------------------------------------------------------------
+# -- error codes ----------------------------------------------------------------------------------
 
 
 def test_an_error_code_in_a_row_is_raised_with_what_it_is_about(both: Both) -> None:
@@ -223,7 +223,7 @@ ALL = {("orders", number): {"timestamp": 10 + number} for number in range(3)}
 
 
 def offsets_of(body: dict[str, Any], **codes: int) -> dict[str, Any]:
-    """The offset of each is its timestamp."""
+    """Return for each partition an offset that equals the requested timestamp."""
     rows = [
         {"partition_index": row["partition_index"], "offset": row["timestamp"], "error_code": 0}
         for row in body["topics"][0]["partitions"]
@@ -257,7 +257,7 @@ def test_what_has_failed_is_asked_again_and_nothing_else(both: Both) -> None:
         [row["partition_index"] for row in body["topics"][0]["partitions"]] for body in cluster.asked(LIST_OFFSETS)
     ]
     assert asked == [[0], [1, 2], [1], [1]]
-    assert len(cluster.who_was_asked(METADATA)) == 3, "once at first, and once for each refusal"
+    assert len(cluster.who_was_asked(METADATA)) == 3, "one request, and one for each refusal"
 
 
 def test_a_row_may_be_refused_by_who_asked_for_it(both: Both) -> None:

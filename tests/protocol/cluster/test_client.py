@@ -1,4 +1,4 @@
-"""The client and the retry loop: bootstrap, refresh, back-off and the words of failures; no real broker."""
+"""The client and the retry loop: bootstrap, refresh, back-off and error texts; no real broker."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ from tests.fake_kafka.server import FakeKafka
 
 @pytest.fixture
 def kafka_of_two() -> Iterator[FakeKafka]:
-    """Both have orders-0, the first one leads it."""
+    """Yield two brokers with replicas of orders-0; the first leads it."""
     with FakeKafka(2) as kafka:
         kafka.create_topic("orders", 1, 2)
         yield kafka
 
 
 def client_of(kafka: FakeKafka, **settings: int) -> Client:
-    """It knows no broker but the first one."""
+    """Return a client that knows only the first broker."""
     return Client(ClientConfig((kafka.addresses[1],), **settings))
 
 
@@ -135,7 +135,7 @@ def test_a_topic_without_a_leader_is_asked_for_again_until_it_has_one(kafka_of_t
 
 
 def test_an_older_leader_epoch_does_not_replace_a_newer_one(kafka_of_two: FakeKafka) -> None:
-    """A broker that lags behind the others may answer, too."""
+    """A broker with older metadata may answer, too."""
     kafka_of_two.isolate(1)
     kafka_of_two.move_leader("orders", 0, 2)
     wanted = {"topics": [{"name": "orders"}]}
@@ -222,7 +222,8 @@ def test_a_transaction_that_is_being_ended_is_looked_at_soon() -> None:
 
 
 def silent_address() -> socket.socket:
-    """Takes connections as the system of a stopped process does, and says nothing. `getsockname()` is where."""
+    """Return a socket that accepts connections and never replies, like a stopped process; `getsockname()` has its
+    address."""
     return socket.create_server(("127.0.0.1", 0), backlog=50)
 
 
@@ -249,7 +250,7 @@ class TestOneOfSeveralIsWrong:
             closed = kept.getsockname()
             servers = ((wrong.host, wrong.port), closed, silent.getsockname(), ("a..b", 9092))
             with Client(ClientConfig(servers)) as client:
-                client.has_answered = True  # else it tries again
+                client.has_answered = True  # otherwise the client retries
                 with pytest.raises(ConnectFailed) as caught:
                     client.ask_any(METADATA, {"topics": []}, client.deadline(2_000))
         words = str(caught.value)
@@ -280,7 +281,7 @@ class TestSilentBrokers:
             assert time.monotonic() - started_s < 15
 
     def test_a_coordinator_that_is_silent_until_the_deadline_is_looked_for_again(self, kafka_of_two: FakeKafka) -> None:
-        """As often as the offsets of a group are committed: a call of five seconds, and then the next."""
+        """Like periodic commits of group offsets: a call of five seconds, and then the next."""
         kafka_of_two.move_coordinator("etl", 2)
         kafka_of_two.silence(2)
         with client_of(kafka_of_two) as client:

@@ -1,4 +1,4 @@
-"""When a topic counts as unknown for good: by answers in a row, and not by time alone."""
+"""A topic counts as deleted after consecutive replies over time, not by time alone."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_long_back_off_would_be_a_silence() -> None:
 
 
 def loop(answers: list[tuple[float, Answer]], backoff_ms: int = 1_000) -> float:
-    """Each attempt takes so many seconds and ends so, at last the last; when it was over."""
+    """Run the loop with attempts of given durations and results, the last one repeated; return its end in seconds."""
     clock = ManualClock()
     left = list(answers)
 
@@ -112,7 +112,7 @@ def test_the_retry_loop_ends_with_a_topic_that_stays_unknown(backoff_ms: int) ->
 
 
 def test_what_a_call_within_did_not_find_is_a_reason_to_look_again() -> None:
-    """It was looked up before, and has been deleted meanwhile: the next look will find that."""
+    """A topic found before has been deleted since: the next lookup will tell."""
     assert 10 < loop([(10.0, TopicUnknown("deleted since it was found")), (0.0, None)]) < 12
     with pytest.raises(DeadlineExceeded, match="deleted since"):
         loop([(10.0, TopicUnknown("deleted since it was found"))])
