@@ -20,20 +20,20 @@ def java_rows() -> list[tuple[int, str, bool, bool]]:
     return [(int(code), name, retriable == "true", metadata == "true") for code, name, retriable, metadata in rows]
 
 
-def test_codes_names_and_retriability_are_those_of_java() -> None:
+def test_codes_names_and_retriability_match_java() -> None:
     ours = [(row.code, row.name, row.retriable) for row in BY_CODE.values()]
 
     assert ours == [(code, name, retriable) for code, name, retriable, _ in java_rows()]
 
 
-def test_metadata_is_refreshed_where_java_does() -> None:
+def test_metadata_is_refreshed_as_in_java() -> None:
     java = {code for code, _, _, invalid_metadata in java_rows() if invalid_metadata}
     ours = {row.code for row in BY_CODE.values() if row.refresh is Refresh.METADATA}
 
     assert ours == java | REFRESHED_BY_HAND
 
 
-def test_the_coordinator_is_looked_up_again_when_it_has_moved_but_not_while_it_loads() -> None:
+def test_coordinator_is_looked_up_again_after_a_move_but_not_while_loading() -> None:
     moved = {row.code for row in BY_CODE.values() if row.refresh is Refresh.COORDINATOR}
 
     assert moved == {ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR}
@@ -44,7 +44,7 @@ def codes_that_end(what: Ends) -> set[int]:
     return {row.code for row in BY_CODE.values() if row.ends is what}
 
 
-def test_what_a_member_cures_by_rejoining_or_retrying_is_not_fatal_for_it() -> None:
+def test_errors_cured_by_rejoin_or_retry_are_not_fatal_for_members() -> None:
     fatal = codes_that_end(Ends.MEMBER)
     cured_by_rejoining = {
         ErrorCode.ILLEGAL_GENERATION,
@@ -60,7 +60,7 @@ def test_what_a_member_cures_by_rejoining_or_retrying_is_not_fatal_for_it() -> N
     assert {ErrorCode.FENCED_INSTANCE_ID, ErrorCode.GROUP_AUTHORIZATION_FAILED, ErrorCode.UNSUPPORTED_ASSIGNOR} <= fatal
 
 
-def test_what_a_refused_commit_ends_is_not_tried_again() -> None:
+def test_errors_that_end_commits_are_not_retriable() -> None:
     """As in Java's `OffsetCommitResponseHandler`; a commit with a stale epoch is retried with the next one
     (KIP-848)."""
     assert codes_that_end(Ends.MARK) == {ErrorCode.OFFSET_METADATA_TOO_LARGE, ErrorCode.INVALID_COMMIT_OFFSET_SIZE}
@@ -73,7 +73,7 @@ def test_what_a_refused_commit_ends_is_not_tried_again() -> None:
     assert not any(row.retriable for row in BY_CODE.values() if row.ends is not Ends.NOTHING)
 
 
-def test_what_ends_a_producer_of_transactions_is_what_does_in_java() -> None:
+def test_errors_fatal_for_transactional_producers_match_java() -> None:
     """As in Java's `TransactionManager`."""
     broken = {what: {row.code for row in BY_CODE.values() if row.breaks is what} for what in Breaks}
     assert broken[Breaks.FENCED] == {
@@ -143,7 +143,7 @@ def test_codes_and_retriability_agree_with_kafka_python() -> None:
     assert len(theirs) > 90
 
 
-def test_every_code_has_a_text_of_its_own() -> None:
+def test_codes_have_distinct_texts() -> None:
     texts = [row.text for row in BY_CODE.values()]
 
     assert all(texts)
@@ -151,7 +151,7 @@ def test_every_code_has_a_text_of_its_own() -> None:
     assert [int(code) for code in ErrorCode] == list(BY_CODE)
 
 
-def test_an_error_says_what_was_done_and_what_the_code_means_and_survives_pickling() -> None:
+def test_error_has_operation_and_meaning_and_pickles() -> None:
     error = broker_error(6, "Fetch v12 of orders-3 at kafka1:9092", topic="orders", partition=3)
     copy = pickle.loads(pickle.dumps(error))
 
@@ -164,7 +164,7 @@ def test_an_error_says_what_was_done_and_what_the_code_means_and_survives_pickli
         assert each.context["partition"] == 3
 
 
-def test_a_code_newer_than_the_table_is_an_error_that_is_not_retried() -> None:
+def test_code_newer_than_the_table_is_not_retried() -> None:
     row = error_row(999)
 
     assert 999 not in BY_CODE

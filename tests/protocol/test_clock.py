@@ -21,7 +21,7 @@ def clock(real: ManualClock) -> PausableClock:
     return PausableClock(real)
 
 
-def test_a_deadline_comes_no_nearer_while_its_clock_is_paused(real: ManualClock, clock: PausableClock) -> None:
+def test_deadline_does_not_advance_while_its_clock_is_paused(real: ManualClock, clock: PausableClock) -> None:
     deadline = Deadline.after_ms(10_000, clock)
     real.at_s += 4
     with clock.paused():
@@ -35,7 +35,7 @@ def test_a_deadline_comes_no_nearer_while_its_clock_is_paused(real: ManualClock,
     assert deadline.passed
 
 
-def test_it_goes_on_when_what_it_was_paused_for_fails(real: ManualClock, clock: PausableClock) -> None:
+def test_clock_resumes_after_an_error_in_the_pause(real: ManualClock, clock: PausableClock) -> None:
     began_s = clock.now_s()
     with contextlib.suppress(ZeroDivisionError), clock.paused():
         real.at_s += 50
@@ -44,7 +44,7 @@ def test_it_goes_on_when_what_it_was_paused_for_fails(real: ManualClock, clock: 
     assert clock.now_s() - began_s == 2
 
 
-def test_after_the_stop_every_deadline_has_passed(real: ManualClock) -> None:
+def test_deadlines_have_passed_after_the_clock_stops(real: ManualClock) -> None:
     clock = StoppableClock(real)
     deadline = Deadline.after_ms(1_000, clock)
     real.at_s += 0.5
@@ -56,7 +56,7 @@ def test_after_the_stop_every_deadline_has_passed(real: ManualClock) -> None:
     assert not real.slept
 
 
-def test_timestamps_are_those_of_the_other_clock(real: ManualClock, clock: PausableClock) -> None:
+def test_pausable_clock_keeps_wall_time(real: ManualClock, clock: PausableClock) -> None:
     before_ms = real.wall_ms()
     with clock.paused():
         assert 0 <= clock.wall_ms() - before_ms < 60_000

@@ -27,9 +27,7 @@ def interrupt(condition: threading.Condition, window: str, patch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("window", WINDOWS)
-def test_an_interrupted_wait_leaves_the_lock_free_behind_its_block(
-    window: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_wait_releases_the_lock_after_its_block(window: str, monkeypatch: pytest.MonkeyPatch) -> None:
     condition = Condition()
     interrupt(condition, window, monkeypatch)
     with pytest.raises(KeyboardInterrupt), condition:
@@ -40,7 +38,7 @@ def test_an_interrupted_wait_leaves_the_lock_free_behind_its_block(
 
 
 @pytest.mark.parametrize("window", WINDOWS)
-def test_an_interrupted_wait_takes_no_notification_from_another(window: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_wait_takes_no_notification_of_another_thread(window: str, monkeypatch: pytest.MonkeyPatch) -> None:
     condition = Condition()
     interrupt(condition, window, monkeypatch)
     with pytest.raises(KeyboardInterrupt), condition:
@@ -62,7 +60,7 @@ def test_an_interrupted_wait_takes_no_notification_from_another(window: str, mon
 
 
 @pytest.mark.parametrize("window", WINDOWS)
-def test_an_event_is_set_for_others_after_an_interrupted_wait(window: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_event_wakes_others_after_an_interrupted_wait(window: str, monkeypatch: pytest.MonkeyPatch) -> None:
     event = Event()
     interrupt(event._cond, window, monkeypatch)
     with pytest.raises(KeyboardInterrupt):

@@ -28,7 +28,7 @@ PARSERS: dict[Role, Callable[..., object]] = {
 
 
 @pytest.fixture(autouse=True)
-def _warnings_of_one_test_only() -> Iterator[None]:
+def _reset_warnings() -> Iterator[None]:
     once.log_once.cache_clear()
     yield
     once.log_once.cache_clear()
@@ -43,13 +43,13 @@ def refusal(parse: Callable[..., object], given: dict[str, object]) -> str:
 # -- values ---------------------------------------------------------------------------------------
 
 
-def test_nothing_but_brokers_gives_the_defaults() -> None:
+def test_bootstrap_servers_alone_give_the_defaults() -> None:
     assert parse_client(BROKERS) == ClientConfig((("localhost", 9092),))
     assert parse_consumer(BROKERS) == ConsumerConfig()
     assert parse_producer(BROKERS) == ProducerConfig()
 
 
-def test_values_come_as_text_numbers_or_booleans() -> None:
+def test_values_may_be_text_numbers_or_booleans() -> None:
     config = parse_consumer({"fetch.min.bytes": " 7 ", "fetch.max.wait.ms": 9, "check.crcs": False, "group.id": "g"})
     assert (config.fetch_min_bytes, config.fetch_max_wait_ms, config.check_crcs, config.group_id) == (7, 9, False, "g")
     assert parse_consumer({"check.crcs": "TRUE"}).check_crcs is True
@@ -65,23 +65,23 @@ def test_values_come_as_text_numbers_or_booleans() -> None:
         ("http://a:1,EXTERNAL-2://b:2", (("a", 1), ("b", 2))),
     ],
 )
-def test_bootstrap_servers_are_hosts_and_ports(text: str, pairs: tuple[tuple[str, int], ...]) -> None:
+def test_bootstrap_servers_are_parsed_as_hosts_and_ports(text: str, pairs: tuple[tuple[str, int], ...]) -> None:
     assert parse_client({"bootstrap.servers": text}).bootstrap_servers == pairs
 
 
 @pytest.mark.parametrize("text", ["", ",", "localhost", "localhost:", ":9092", "a:0", "a:65536", "a:b", "http://a/:1"])
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_invalid_bootstrap_address_is_refused(text: str) -> None:
     message = refusal(parse_client, {"bootstrap.servers": text})
     assert f"kafka.bootstrap.servers is {text!r}" in message
     assert "host:port[,host:port...]" in message
 
 
 @pytest.mark.parametrize("host", ["a..b", "x" * 64, f"broker.{'y' * 64}.example"])
-def test_a_name_that_no_resolver_could_be_asked_for_is_refused(host: str) -> None:
+def test_invalid_host_name_is_refused(host: str) -> None:
     assert f"{host} cannot be a host name" in refusal(parse_client, {"bootstrap.servers": f"a:1,{host}:9092"})
 
 
-def test_the_longest_wait_before_connecting_again_is_not_shorter_than_the_first() -> None:
+def test_reconnect_backoff_max_is_at_least_the_initial_backoff() -> None:
     client = parse_client({**BROKERS, "reconnect.backoff.ms": 5_000})
     assert (client.reconnect_backoff_ms, client.reconnect_backoff_max_ms) == (5_000, 5_000)
     assert parse_client({**BROKERS, "reconnect.backoff.ms": 20}).reconnect_backoff_max_ms == 1_000
@@ -113,7 +113,7 @@ def test_bootstrap_servers_are_required() -> None:
         (parse_producer, "partitioner.class", "com.example.Mine", "murmur2"),
     ],
 )
-def test_a_wrong_value_is_refused_with_name_value_and_what_is_allowed(
+def test_invalid_value_is_refused_with_name_value_and_allowed_values(
     parse: Callable[..., object], name: str, value: str, allowed: str
 ) -> None:
     message = refusal(parse, {**BROKERS, name: value})
@@ -136,29 +136,29 @@ def test_a_wrong_value_is_refused_with_name_value_and_what_is_allowed(
         ),
     ],
 )
-def test_what_members_of_a_group_cannot_mean_is_refused_as_by_java(given: dict[str, object], words: str) -> None:
+def test_invalid_combination_for_group_members_is_refused_as_in_java(given: dict[str, object], words: str) -> None:
     group = {} if "no group" in words else {"group.id": "g"}
     with pytest.raises(ConfigurationError, match=re.escape(words)):
         parse_consumer({**group, **given}, prefix="kafka.")
 
 
-def test_who_does_not_join_is_told_what_only_members_heed(caplog: pytest.LogCaptureFixture) -> None:
+def test_member_properties_without_membership_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         parse_consumer({"group.id": "g", "max.poll.interval.ms": 900_001}, prefix="kafka.")
     (told,) = caplog.messages
     assert "kafka.max.poll.interval.ms has no effect: kafka.group.protocol is none" in told
 
 
-def test_a_value_of_another_type_is_refused() -> None:
+def test_value_of_wrong_type_is_refused() -> None:
     assert "given as list" in refusal(parse_client, {"bootstrap.servers": ["a:1"]})
     assert "given as NoneType" in refusal(parse_client, {**BROKERS, "client.id": None})
 
 
-def test_idle_connections_can_be_kept_for_ever() -> None:
+def test_idle_connections_may_be_kept_forever() -> None:
     assert parse_client({**BROKERS, "connections.max.idle.ms": "-1"}).connections_max_idle_ms > 10**18
 
 
-def test_configurations_pickle_and_can_be_keys() -> None:
+def test_configurations_are_picklable_and_hashable() -> None:
     configs = (parse_client(BROKERS), parse_consumer({"group.id": "g"}), parse_producer({"acks": "1"}))
     assert pickle.loads(pickle.dumps(configs)) == configs
     assert len(set(configs)) == 3
@@ -167,7 +167,7 @@ def test_configurations_pickle_and_can_be_keys() -> None:
 # -- the property table ---------------------------------------------------------------------------
 
 
-def test_every_property_that_applies_has_a_field_and_every_field_a_property() -> None:
+def test_applied_properties_and_config_fields_correspond() -> None:
     others = {"gzip_level", "lz4_level", "zstd_level", "librdkafka_partitioner"}
     for role, config in (
         (Role.CLIENT, ClientConfig),
@@ -180,12 +180,12 @@ def test_every_property_that_applies_has_a_field_and_every_field_a_property() ->
         assert fields == set(config.__dataclass_fields__) - {"compression_level", "tls", "sasl"} | tls | sasl
 
 
-def test_names_are_in_the_table_once() -> None:
+def test_property_names_are_unique() -> None:
     assert len({row.name for row in PROPERTIES}) == len(PROPERTIES)
 
 
 @pytest.mark.parametrize("row", [row for row in PROPERTIES if row.effect is Effect.NO_EFFECT], ids=lambda row: row.name)
-def test_what_has_no_effect_is_accepted_with_one_warning(row: Property, caplog: pytest.LogCaptureFixture) -> None:
+def test_property_without_effect_is_accepted_with_one_warning(row: Property, caplog: pytest.LogCaptureFixture) -> None:
     parse = PARSERS[row.role]
     with caplog.at_level(logging.WARNING):
         parse({**BROKERS, row.name: "x"}, prefix="kafka.")
@@ -196,7 +196,7 @@ def test_what_has_no_effect_is_accepted_with_one_warning(row: Property, caplog: 
 @pytest.mark.parametrize(
     "row", [row for row in PROPERTIES if row.effect in (Effect.FORBIDDEN, Effect.NOT_YET)], ids=lambda row: row.name
 )
-def test_what_is_forbidden_or_not_there_yet_is_an_error_that_says_so(row: Property) -> None:
+def test_forbidden_or_unsupported_property_is_refused(row: Property) -> None:
     parse = next(parse for role, parse in PARSERS.items() if role & row.role)
     message = refusal(parse, {**BROKERS, row.name: "value-of-it"})
     assert message == f"kafka.{row.name} is {row.effect.value}: {row.doc}."
@@ -300,25 +300,25 @@ PASSWORD = f'{JAAS} username="me" password="hunter2";'
         ({"sasl.login.class": "hunter2"}, "kafka.sasl.login.class is forbidden"),
     ],
 )
-def test_who_cannot_be_told_from_it_is_said_at_once(given: dict[str, str], says: str) -> None:
+def test_incomplete_sasl_properties_are_refused_at_once(given: dict[str, str], says: str) -> None:
     message = refusal(parse_client, {**BROKERS, "security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", **given})
     assert says in message
     assert "hunter2" not in message
 
 
-def test_what_stands_elsewhere_is_not_looked_up_yet() -> None:
+def test_references_to_external_secrets_are_resolved_later() -> None:
     for jaas in ("${env:NOT_THERE_OF_A_TEST}", f'{JAAS} username="me" password="${{file:/no/such/file:name}}";'):
         who = {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.jaas.config": jaas}
         assert parse_client({**BROKERS, **who}).sasl.jaas_config == Secret(jaas)
 
 
 @pytest.mark.parametrize("prefix", ["kafkashaded.", "shadeddatabricks.v2."])
-def test_login_modules_may_have_been_moved(prefix: str) -> None:
+def test_login_modules_of_shaded_packages_are_recognised(prefix: str) -> None:
     who = {"security.protocol": "SASL_SSL", "sasl.mechanism": "scram-sha-512", "sasl.jaas.config": prefix + PASSWORD}
     assert credentials(parse_client({**BROKERS, **who}).sasl) == Password(Secret("me"), Secret("hunter2"))
 
 
-def test_who_sends_a_password_unencrypted_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_password_over_an_unencrypted_connection_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     who = {"sasl.mechanism": "PLAIN", "sasl.username": "me", "sasl.password": "hunter2"}
     with caplog.at_level(logging.WARNING):
         parse_client({**BROKERS, **who, "security.protocol": "SASL_SSL"}, prefix="kafka.")
@@ -329,12 +329,12 @@ def test_who_sends_a_password_unencrypted_is_told(caplog: pytest.LogCaptureFixtu
     ]
 
 
-def test_plain_text_can_be_asked_for() -> None:
+def test_explicit_plaintext_is_accepted() -> None:
     assert parse_client({**BROKERS, "security.protocol": "plaintext"}).security_protocol == "PLAINTEXT"
 
 
 @pytest.mark.parametrize("scheme", ["SSL", "SASL_PLAINTEXT", "https"])
-def test_what_stands_before_an_address_says_nothing_as_in_java(scheme: str) -> None:
+def test_scheme_before_an_address_is_ignored_as_in_java(scheme: str) -> None:
     config = parse_client({"bootstrap.servers": f"{scheme}://localhost:9093"})
     assert config.bootstrap_servers == (("localhost", 9093),)
     assert config.security_protocol == "PLAINTEXT"
@@ -342,7 +342,7 @@ def test_what_stands_before_an_address_says_nothing_as_in_java(scheme: str) -> N
 
 @pytest.mark.parametrize("name", ["sasl.jaas.config", "sasl.password", "sasl.jaas.other"])
 @pytest.mark.parametrize("parse", PARSERS.values())
-def test_what_does_nothing_without_sasl_is_a_warning_that_does_not_show_it(
+def test_sasl_property_without_sasl_is_a_warning_without_its_value(
     parse: Callable[..., object], name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -351,13 +351,13 @@ def test_what_does_nothing_without_sasl_is_a_warning_that_does_not_show_it(
     assert "hunter2" not in caplog.text
 
 
-def test_a_password_in_an_address_is_not_shown() -> None:
+def test_password_in_an_address_is_not_shown() -> None:
     message = refusal(parse_client, {"bootstrap.servers": "kafka://me:hunter2@broker:9092"})
     assert "***@broker:9092" in message
     assert "hunter2" not in message
 
 
-def test_an_error_s_whole_traceback_is_free_of_secrets() -> None:
+def test_error_traceback_has_no_secrets() -> None:
     with pytest.raises(ConfigurationError) as raised:
         parse_client({"bootstrap.servers": "me:hunter2@broker"})
     causes = [raised.value, raised.value.__cause__, raised.value.__context__]
@@ -367,7 +367,7 @@ def test_an_error_s_whole_traceback_is_free_of_secrets() -> None:
 # -- rules between properties ---------------------------------------------------------------------
 
 
-def test_idempotence_that_nobody_asked_for_gives_way_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_default_idempotence_is_disabled_with_a_warning_by_conflicts(caplog: pytest.LogCaptureFixture) -> None:
     for given in ({"acks": "1"}, {"retries": "0"}, {"max.in.flight.requests.per.connection": "6"}):
         with caplog.at_level(logging.WARNING):
             assert not parse_producer(given, prefix="kafka.").enable_idempotence
@@ -375,14 +375,14 @@ def test_idempotence_that_nobody_asked_for_gives_way_with_a_warning(caplog: pyte
     assert len(caplog.messages) == 3
 
 
-def test_idempotence_that_was_asked_for_does_not_give_way() -> None:
+def test_explicit_idempotence_conflicts_are_refused() -> None:
     message = refusal(parse_producer, {"enable.idempotence": "true", "acks": "1"})
     assert message == ("kafka.enable.idempotence is true, but kafka.acks is 1, not all. Leave out one of the two.")
     with pytest.raises(ConfigurationError, match="retries is 0"):
         ProducerConfig(retries=0)
 
 
-def test_idempotence_can_be_switched_off_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_idempotence_is_disabled_explicitly_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert not parse_producer({"enable.idempotence": "false", "acks": "0"}).enable_idempotence
     assert not caplog.records
@@ -391,16 +391,16 @@ def test_idempotence_can_be_switched_off_without_a_warning(caplog: pytest.LogCap
 @pytest.mark.parametrize(
     ("codec", "level"), [("gzip", 1), ("lz4", 2), ("zstd", 3), ("snappy", None), ("none", None), (None, None)]
 )
-def test_the_compression_level_is_that_of_the_codec(codec: str | None, level: int | None) -> None:
+def test_compression_level_is_that_of_the_codec(codec: str | None, level: int | None) -> None:
     given = {"compression.gzip.level": "1", "compression.lz4.level": "2", "compression.zstd.level": "3"}
     assert parse_producer({**given, **({"compression.type": codec} if codec else {})}).compression_level == level
 
 
-def test_gzip_s_default_level_has_a_number_in_kafka() -> None:
+def test_gzip_default_level_is_kafkas_number() -> None:
     assert parse_producer({"compression.type": "gzip", "compression.gzip.level": "-1"}).compression_level is None
 
 
-def test_a_record_batch_is_never_larger_than_a_request(caplog: pytest.LogCaptureFixture) -> None:
+def test_batch_size_is_limited_to_the_request_size(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert parse_producer({"max.request.size": "1000"}).batch_size_bytes == 1000
         assert not caplog.records
@@ -408,19 +408,19 @@ def test_a_record_batch_is_never_larger_than_a_request(caplog: pytest.LogCapture
     assert caplog.messages == ["kafka.batch.size is cut to kafka.max.request.size (1048576)"]
 
 
-def test_a_write_is_given_time_for_at_least_one_request() -> None:
+def test_delivery_timeout_covers_at_least_one_request() -> None:
     message = refusal(parse_producer, {"delivery.timeout.ms": "30000", "linger.ms": "1"})
     assert "kafka.delivery.timeout.ms is 30000, less than" in message
     assert "(30001)" in message
     assert parse_producer({"request.timeout.ms": "200000"}).delivery_timeout_ms == 200_000
 
 
-def test_an_idle_fetch_ends_before_its_request_times_out() -> None:
+def test_fetch_max_wait_is_below_the_request_timeout() -> None:
     message = refusal(parse_consumer, {"request.timeout.ms": "400"})
     assert "kafka.fetch.max.wait.ms is 500, which is not below kafka.request.timeout.ms (400)" in message
 
 
-def test_a_partitioner_has_one_name() -> None:
+def test_partitioner_is_given_by_one_property() -> None:
     assert parse_producer({"partitioner": "consistent_random"}).partitioner == "consistent_random"
     with pytest.raises(ConfigurationError, match=r"kafka\.partitioner and kafka\.partitioner\.class"):
         parse_producer({"partitioner": "fnv1a", "partitioner.class": "fnv1a"}, prefix="kafka.")
@@ -448,7 +448,7 @@ def test_a_partitioner_has_one_name() -> None:
         ),
     ],
 )
-def test_what_another_property_of_a_producer_makes_idle_is_a_warning(
+def test_producer_property_disabled_by_another_is_a_warning(
     given: dict[str, str], said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):

@@ -34,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("${env:PASSWORD_OF_A_TEST", "${env:PASSWORD_OF_A_TEST"),
     ],
 )
-def test_a_reference_is_what_it_refers_to(folder: Path, text: str, value: str) -> None:
+def test_reference_is_replaced_by_its_value(folder: Path, text: str, value: str) -> None:
     assert resolved(text.replace("FOLDER", str(folder))) == value
 
 
@@ -49,7 +49,7 @@ def test_a_reference_is_what_it_refers_to(folder: Path, text: str, value: str) -
         ("${dir:FOLDER:a\0b}", "not UTF-8 text"),
     ],
 )
-def test_one_that_leads_nowhere_is_an_error_that_says_where(folder: Path, text: str, why: str) -> None:
+def test_broken_reference_is_refused_with_its_location(folder: Path, text: str, why: str) -> None:
     text = text.replace("FOLDER", str(folder))
     with pytest.raises(ConfigurationError, match=why) as refused:
         resolved(text)
@@ -57,7 +57,7 @@ def test_one_that_leads_nowhere_is_an_error_that_says_where(folder: Path, text: 
 
 
 @pytest.mark.parametrize("text", ["${dir:FOLDER:binary}", "${env:BINARY_OF_A_TEST}"])
-def test_what_is_read_is_not_shown_when_it_is_no_text(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_value_that_is_not_text_is_not_shown(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setitem(os.environb, b"BINARY_OF_A_TEST", b"hunter2\xff")
     (folder / "binary").write_bytes(b"hunter2\xff")
     with pytest.raises(ConfigurationError) as refused:
@@ -68,6 +68,6 @@ def test_what_is_read_is_not_shown_when_it_is_no_text(folder: Path, monkeypatch:
         error = error.__cause__ or error.__context__
 
 
-def test_whether_all_of_it_stands_elsewhere() -> None:
+def test_reference_must_be_the_whole_value() -> None:
     assert is_reference(" ${env:A} ")
     assert not is_reference('x password="${env:A}";')

@@ -22,5 +22,5 @@ from protocol.java_properties import parse_java_properties
         ("", {}),
     ],
 )
-def test_they_are_read_as_java_reads_them(text: str, found: dict[str, str]) -> None:
+def test_properties_file_is_read_as_by_java(text: str, found: dict[str, str]) -> None:
     assert parse_java_properties(text) == found

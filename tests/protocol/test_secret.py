@@ -36,12 +36,12 @@ PASSWORD = Secret(TEXT)
 SIGNED_IN = SignedIn((("localhost", 9092),), password=PASSWORD)
 
 
-def test_it_is_given_out_to_who_asks_for_it() -> None:
+def test_secret_is_returned_by_reveal() -> None:
     assert PASSWORD.reveal() == TEXT
 
 
 @pytest.mark.parametrize("holder", [Secret(TEXT), SIGNED_IN, [Secret(TEXT)], {"password": Secret(TEXT)}])
-def test_whatever_prints_it_shows_that_it_is_hidden(holder: object, caplog: pytest.LogCaptureFixture) -> None:
+def test_secret_is_hidden_in_any_output(holder: object, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     logging.getLogger("any").warning("%s %r", holder, holder)
     shown = [f"{holder} {holder!r} {holder!s} {holder!a}", "%s %r" % (holder, holder), pprint.pformat(holder)]  # noqa: UP031
@@ -51,7 +51,7 @@ def test_whatever_prints_it_shows_that_it_is_hidden(holder: object, caplog: pyte
         assert "[hidden]" in text
 
 
-def test_what_takes_a_configuration_apart_finds_it_hidden() -> None:
+def test_secret_is_hidden_in_copies_of_a_configurations_fields() -> None:
     for parts in (asdict(SIGNED_IN), astuple(SIGNED_IN), vars(SIGNED_IN), replace(SIGNED_IN, client_id="other")):
         assert "hunter2" not in repr(parts)
     assert asdict(SIGNED_IN)["password"] == PASSWORD
@@ -61,7 +61,7 @@ def test_what_takes_a_configuration_apart_finds_it_hidden() -> None:
         vars(PASSWORD)
 
 
-def test_a_traceback_with_the_values_of_variables_shows_it_hidden() -> None:
+def test_secret_is_hidden_in_tracebacks_with_local_variables() -> None:
     def fail(config: ClientConfig, password: Secret) -> None:
         raise ValueError("broken")
 
@@ -73,7 +73,7 @@ def test_a_traceback_with_the_values_of_variables_shows_it_hidden() -> None:
     assert "hunter2" not in text
 
 
-def test_a_copy_is_the_same_secret() -> None:
+def test_copy_is_the_same_secret() -> None:
     for duplicate in (copy.copy, copy.deepcopy):
         assert duplicate(PASSWORD) is PASSWORD
         assert duplicate(SIGNED_IN) == SIGNED_IN
@@ -87,7 +87,7 @@ class TestKeys:
         assert len({Secret(TEXT), Secret(TEXT), Secret("")}) == 2
         assert Secret("\udc80") != Secret("\udc81")
 
-    def test_a_configuration_with_one_is_a_key_of_a_cache(self) -> None:
+    def test_configuration_with_a_secret_is_a_cache_key(self) -> None:
         @lru_cache
         def client_for(config: ClientConfig) -> object:
             return object()
@@ -96,7 +96,7 @@ class TestKeys:
         assert client_for(SIGNED_IN) is client_for(again)
         assert client_for(SIGNED_IN) is not client_for(replace(SIGNED_IN, password=Secret("other")))
 
-    def test_a_hash_that_was_seen_says_nothing_in_another_process(self) -> None:
+    def test_hash_of_a_secret_differs_between_processes(self) -> None:
         """Spark sets the same PYTHONHASHSEED for all its Python processes."""
         program = f"from protocol.secret import Secret; print(hash(Secret({TEXT!r})))"
         command, environment = [sys.executable, "-c", program], {**os.environ, "PYTHONHASHSEED": "0"}
@@ -107,14 +107,14 @@ class TestKeys:
 class TestPickling:
     @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
     @pytest.mark.parametrize("holder", [PASSWORD, {"password": PASSWORD}, UsageError("broken", password=PASSWORD)])
-    def test_it_does_not_pickle_by_chance(self, holder: object, protocol: int) -> None:
+    def test_secret_is_not_pickled_as_part_of_another_object(self, holder: object, protocol: int) -> None:
         for pickler in (pickle.Pickler, cloudpickle.Pickler):
             file = io.BytesIO()
             with pytest.raises(TypeError, match="a Secret cannot be pickled with its owner"):
                 pickler(file, protocol).dump(holder)
             assert b"hunter2" not in file.getvalue()
 
-    def test_with_a_configuration_it_gets_to_another_process(self) -> None:
+    def test_secret_is_pickled_with_its_configuration(self) -> None:
         """As Spark sends a configuration to its executors."""
         program = (
             "import pickle, sys; config = pickle.load(sys.stdin.buffer)[0]; print(config)\n"

@@ -23,7 +23,7 @@ KNOWN = ["subscribe", "topic", "minPartitions", "maxBytesPerTrigger", "maxOffset
         ("ack", "acks"),
     ],
 )
-def test_one_or_two_slips_are_recognised(name: str, known: str) -> None:
+def test_one_or_two_typos_are_recognised(name: str, known: str) -> None:
     assert meant(name, KNOWN) == known
 
 
@@ -31,7 +31,7 @@ def test_one_or_two_slips_are_recognised(name: str, known: str) -> None:
     "name",
     ["maxPartitions", "maxFilesPerTrigger", "toppings", "tonics", "subscription", "a", "", "ask", "topicName"],
 )
-def test_other_words_are_not(name: str) -> None:
+def test_other_words_are_not_matched(name: str) -> None:
     assert meant(name, KNOWN) is None
 
 
@@ -40,11 +40,11 @@ def test_no_slip_is_seen_in_one_or_two_letters() -> None:
     assert meant("xy", ["xz"]) is None
 
 
-def test_the_nearest_is_named() -> None:
+def test_closest_name_is_suggested() -> None:
     assert meant("abcdefghi", ["abcdefgxx", "abcdefghx", "abcdefxhx"]) == "abcdefghx"
 
 
-def test_what_stands_between_words_does_not_count() -> None:
+def test_separators_between_words_are_ignored() -> None:
     assert same("group.id", "groupId")
     assert same("bootstrap_servers", "bootstrap.servers")
     assert not same("group.id", "groups.id")

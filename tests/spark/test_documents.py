@@ -27,7 +27,7 @@ from tests.wait_until import wait_until
 # (page, words of the block) -> the test that runs it.
 HERE = "tests/spark/test_documents.py::"
 PYTHON = {
-    ("admin.md", "admin.create_topics("): "tests/protocol/admin/test_admin.py::test_the_example_of_the_docs_runs",
+    ("admin.md", "admin.create_topics("): "tests/protocol/admin/test_admin.py::test_example_of_the_docs_runs",
     ("README.md", "orders = ("): HERE + "test_the_first_query_its_counts_and_its_lag",
     ("README.md", "foreach_batch_writer("): HERE + "test_the_first_query_its_counts_and_its_lag",
     ("README.md", "lag_of_query("): HERE + "test_the_first_query_its_counts_and_its_lag",

@@ -44,7 +44,7 @@ def admin(kafka1: LocalKafka) -> Iterator[Admin]:
 
 
 @pytest.fixture
-def judge(kafka1: LocalKafka) -> librdkafka.AdminClient:
+def librdkafka_admin(kafka1: LocalKafka) -> librdkafka.AdminClient:
     return librdkafka.AdminClient({"bootstrap.servers": kafka1.bootstrap_servers})
 
 
@@ -59,8 +59,8 @@ def codes(failed: AdminFailed) -> dict[object, str]:
 # Topics
 
 
-def test_create_topics_of_which_one_is_refused_creates_the_others(
-    admin: Admin, judge: librdkafka.AdminClient, topic1: TopicFactory
+def test_create_topics_with_one_refused_creates_the_others(
+    admin: Admin, librdkafka_admin: librdkafka.AdminClient, topic1: TopicFactory
 ) -> None:
     existing, name, assigned = topic1(), new_name(), new_name()
     with pytest.raises(AdminFailed, match=f"{existing}.*already exists") as caught:
@@ -74,21 +74,23 @@ def test_create_topics_of_which_one_is_refused_creates_the_others(
     assert codes(caught.value) == {existing: "TOPIC_ALREADY_EXISTS"}
     created = caught.value.results
     assert (created[name].partitions, created[name].configs["retention.ms"]) == (3, "3600000")
-    seen = judge.list_topics().topics
+    seen = librdkafka_admin.list_topics().topics
     assert (len(seen[name].partitions), len(seen[assigned].partitions)) == (3, 2)
     admin.delete_topics([name], ids=[created[assigned].topic_id])
-    wait_until(lambda: not {name, assigned} & judge.list_topics().topics.keys())
+    wait_until(lambda: not {name, assigned} & librdkafka_admin.list_topics().topics.keys())
 
 
-def test_create_topics_that_is_only_validated_creates_nothing(admin: Admin, judge: librdkafka.AdminClient) -> None:
+def test_create_topics_with_validate_only_creates_nothing(
+    admin: Admin, librdkafka_admin: librdkafka.AdminClient
+) -> None:
     name = new_name()
     assert set(admin.create_topics([NewTopic(name, 1, 1)], validate_only=True)) == {name}
     with pytest.raises(AdminFailed, match="INVALID_REPLICATION_FACTOR"):
         admin.create_topics([NewTopic(name, 1, 7)], validate_only=True)
-    assert name not in judge.list_topics().topics
+    assert name not in librdkafka_admin.list_topics().topics
 
 
-def test_delete_topics_with_an_unknown_one_names_it_at_once(admin: Admin, topic1: TopicFactory) -> None:
+def test_delete_topics_with_an_unknown_topic_fails_at_once_for_it(admin: Admin, topic1: TopicFactory) -> None:
     name, unknown = topic1(), new_name()
     with pytest.raises(AdminFailed) as caught:
         admin.delete_topics([name, unknown])
@@ -97,11 +99,11 @@ def test_delete_topics_with_an_unknown_one_names_it_at_once(admin: Admin, topic1
 
 
 def test_describe_topics_by_name_and_id_agrees_with_librdkafka(
-    admin: Admin, judge: librdkafka.AdminClient, topic1: TopicFactory
+    admin: Admin, librdkafka_admin: librdkafka.AdminClient, topic1: TopicFactory
 ) -> None:
     name = topic1(2, config={"max.message.bytes": "4096"})
     topic = admin.describe_topics([name], configs=True)[name]
-    seen = judge.list_topics(name).topics[name].partitions
+    seen = librdkafka_admin.list_topics(name).topics[name].partitions
     assert {
         number: (part.leader, list(part.replicas), list(part.isr)) for number, part in topic.partitions.items()
     } == {number: (part.leader, part.replicas, part.isrs) for number, part in seen.items()}
@@ -116,12 +118,12 @@ def test_describe_topics_by_name_and_id_agrees_with_librdkafka(
 
 
 def test_create_partitions_and_delete_records_change_the_topic(
-    admin: Admin, kafka1: LocalKafka, judge: librdkafka.AdminClient, topic1: TopicFactory
+    admin: Admin, kafka1: LocalKafka, librdkafka_admin: librdkafka.AdminClient, topic1: TopicFactory
 ) -> None:
     name, other = topic1(), topic1()
     produce(kafka1, name, range(10))
     admin.create_partitions({name: 2, other: NewPartitions(2, [[1]])})
-    wait_until(lambda: len(judge.list_topics(name).topics[name].partitions) == 2)
+    wait_until(lambda: len(librdkafka_admin.list_topics(name).topics[name].partitions) == 2)
     with pytest.raises(AdminFailed) as caught:
         admin.create_partitions({name: 1})
     assert codes(caught.value) == {name: "INVALID_PARTITIONS"}
@@ -129,7 +131,7 @@ def test_create_partitions_and_delete_records_change_the_topic(
     assert admin.list_offsets({(name, 0): EARLIEST})[name, 0].offset == 4
 
 
-def test_the_example_of_the_docs_runs(kafka1: LocalKafka, capsys: pytest.CaptureFixture[str]) -> None:
+def test_example_of_the_docs_runs(kafka1: LocalKafka, capsys: pytest.CaptureFixture[str]) -> None:
     name = new_name()
     text = block("admin.md", "admin.create_topics(").with_names({'"orders"': f'"{name}"'})
     exec(text, {"bootstrap_servers": kafka1.bootstrap_servers})
@@ -139,8 +141,8 @@ def test_the_example_of_the_docs_runs(kafka1: LocalKafka, capsys: pytest.Capture
 # Configurations
 
 
-def test_incremental_changes_are_what_librdkafka_describes(
-    admin: Admin, judge: librdkafka.AdminClient, topic1: TopicFactory
+def test_incremental_config_changes_agree_with_librdkafka(
+    admin: Admin, librdkafka_admin: librdkafka.AdminClient, topic1: TopicFactory
 ) -> None:
     resource = topic_resource(topic1(config={"retention.ms": "1000"}))
     admin.incremental_alter_configs(
@@ -155,7 +157,7 @@ def test_incremental_changes_are_what_librdkafka_describes(
     asked = librdkafka.ConfigResource(librdkafka.RESOURCE_TOPIC, resource.name)
 
     def described() -> dict[str, str]:
-        seen = judge.describe_configs([asked])[asked].result(30)
+        seen = librdkafka_admin.describe_configs([asked])[asked].result(30)
         return {key: seen[key].value for key in ("retention.ms", "cleanup.policy", "max.message.bytes")}
 
     expected = {"retention.ms": "604800000", "cleanup.policy": "delete,compact", "max.message.bytes": "5000"}
@@ -167,7 +169,7 @@ def test_incremental_changes_are_what_librdkafka_describes(
     wait_until(lambda: described() == {**expected, "cleanup.policy": "delete", "max.message.bytes": "6000"}, described)
 
 
-def test_a_wrong_change_fails_for_its_resource_alone(admin: Admin, topic1: TopicFactory) -> None:
+def test_invalid_config_change_fails_only_for_its_resource(admin: Admin, topic1: TopicFactory) -> None:
     good, bad = topic_resource(topic1()), topic_resource(topic1())
     with pytest.raises(AdminFailed, match="nonsense") as caught:
         admin.incremental_alter_configs(
@@ -177,7 +179,7 @@ def test_a_wrong_change_fails_for_its_resource_alone(admin: Admin, topic1: Topic
     assert set(caught.value.results) == {good}
 
 
-def test_brokers_and_their_loggers_are_described_by_the_broker_itself(admin: Admin) -> None:
+def test_configs_of_brokers_and_loggers_are_described_by_that_broker(admin: Admin) -> None:
     logger = ConfigResource(ConfigResourceType.BROKER_LOGGER, "1")
     found = admin.describe_configs([broker_resource(1), broker_resource(), logger], documentation=True)
     assert found[broker_resource(1)]["broker.id" if version_numbers(KAFKA_VERSION) < (3, 3) else "node.id"].value == "1"
@@ -195,13 +197,13 @@ def test_resources_with_a_configuration_are_listed(admin: Admin, topic1: TopicFa
 # Groups
 
 
-def test_offsets_of_a_group_are_what_librdkafka_lists(
-    admin: Admin, judge: librdkafka.AdminClient, topic1: TopicFactory
+def test_group_offsets_agree_with_librdkafka(
+    admin: Admin, librdkafka_admin: librdkafka.AdminClient, topic1: TopicFactory
 ) -> None:
     name, group = topic1(2), new_name()
     admin.alter_consumer_group_offsets(group, {(name, 0): 3, (name, 1): CommittedOffset(4, metadata="mine")})
     asked = ConsumerGroupTopicPartitions(group)
-    seen = judge.list_consumer_group_offsets([asked])[group].result(30).topic_partitions
+    seen = librdkafka_admin.list_consumer_group_offsets([asked])[group].result(30).topic_partitions
     assert {(each.topic, each.partition, each.offset) for each in seen} == {(name, 0, 3), (name, 1, 4)}
     assert admin.list_consumer_group_offsets(group)[name, 1] == CommittedOffset(4, metadata="mine")
     admin.delete_consumer_group_offsets(group, [(name, 0)])
@@ -219,7 +221,9 @@ def test_offsets_of_a_group_are_what_librdkafka_lists(
     assert set(caught.value.results) == {group}
 
 
-def test_remove_members_ends_dynamic_and_static_ones(admin: Admin, kafka1: LocalKafka, topic1: TopicFactory) -> None:
+def test_remove_members_removes_dynamic_and_static_members(
+    admin: Admin, kafka1: LocalKafka, topic1: TopicFactory
+) -> None:
     from confluent_kafka import Consumer
 
     name, group = topic1(2), new_name()
@@ -247,8 +251,8 @@ def test_remove_members_ends_dynamic_and_static_ones(admin: Admin, kafka1: Local
 # The cluster
 
 
-def test_describe_cluster_agrees_with_librdkafka(admin: Admin, judge: librdkafka.AdminClient) -> None:
-    seen = judge.describe_cluster().result(30)
+def test_describe_cluster_agrees_with_librdkafka(admin: Admin, librdkafka_admin: librdkafka.AdminClient) -> None:
+    seen = librdkafka_admin.describe_cluster().result(30)
     found = admin.describe_cluster()
     assert (found.cluster_id, sorted(found.brokers)) == (seen.cluster_id, [node.id for node in seen.nodes])
     with pytest.raises(ConfigurationError, match=r"bootstrap\.servers is missing"):
@@ -271,7 +275,7 @@ def test_features_and_quorum_agree_with_kafkas_tools(admin: Admin, kafka1: Local
         admin.update_features({"metadata.version": FeatureUpdate(1, UpgradeType.SAFE_DOWNGRADE)}, validate_only=True)
 
 
-def test_an_operation_that_the_broker_lacks_names_the_api_and_the_versions() -> None:
+def test_operation_unsupported_by_the_broker_names_api_and_versions() -> None:
     with (
         FakeKafka(1) as fake,
         Admin({"bootstrap.servers": fake.bootstrap_servers}) as admin,
@@ -283,8 +287,8 @@ def test_an_operation_that_the_broker_lacks_names_the_api_and_the_versions() -> 
 # Users and quotas
 
 
-def test_scram_users_and_quotas_are_what_librdkafka_and_kafkas_tool_describe(
-    admin: Admin, kafka1: LocalKafka, judge: librdkafka.AdminClient
+def test_scram_users_and_quotas_agree_with_librdkafka_and_kafkas_tool(
+    admin: Admin, kafka1: LocalKafka, librdkafka_admin: librdkafka.AdminClient
 ) -> None:
     user = new_name()
     if version_numbers(KAFKA_VERSION) >= (3, 5):
@@ -292,7 +296,7 @@ def test_scram_users_and_quotas_are_what_librdkafka_and_kafkas_tool_describe(
         assert "hunter2" not in repr(new)
         admin.alter_user_scram_credentials([new])
         wait_until(lambda: user in admin.describe_user_scram_credentials())
-        (info,) = judge.describe_user_scram_credentials([user])[user].result(30).scram_credential_infos
+        (info,) = librdkafka_admin.describe_user_scram_credentials([user])[user].result(30).scram_credential_infos
         assert (info.mechanism.name, info.iterations) == ("SCRAM_SHA_256", 4096)
         assert admin.describe_user_scram_credentials([user]) == {user: {ScramMechanism.SCRAM_SHA_256: 4096}}
         admin.alter_user_scram_credentials([ScramDeletion(user, ScramMechanism.SCRAM_SHA_256)])
@@ -319,7 +323,9 @@ def test_scram_users_and_quotas_are_what_librdkafka_and_kafkas_tool_describe(
 # Partitions
 
 
-def test_list_offsets_finds_ends_and_the_newest_record(admin: Admin, kafka1: LocalKafka, topic1: TopicFactory) -> None:
+def test_list_offsets_finds_log_ends_and_the_newest_record(
+    admin: Admin, kafka1: LocalKafka, topic1: TopicFactory
+) -> None:
     name = topic1()
     produce(kafka1, name, range(5))
     key = (name, 0)
@@ -330,7 +336,7 @@ def test_list_offsets_finds_ends_and_the_newest_record(admin: Admin, kafka1: Loc
         assert admin.list_offsets({key: EARLIEST_LOCAL})[key].offset == 0
 
 
-def test_log_dirs_hold_the_replicas_and_refuse_an_unknown_path(
+def test_log_dirs_have_the_replicas_and_refuse_an_unknown_path(
     admin: Admin, kafka1: LocalKafka, topic1: TopicFactory
 ) -> None:
     name = topic1()
@@ -373,7 +379,7 @@ def leader_of(admin: Admin, name: str) -> int:
 # Transactions
 
 
-def test_fence_producers_makes_a_producer_of_librdkafka_fail(
+def test_fence_producers_fences_a_producer_of_librdkafka(
     admin: Admin, kafka1: LocalKafka, topic1: TopicFactory
 ) -> None:
     from confluent_kafka import KafkaException, Producer

@@ -15,7 +15,7 @@ from tests.fake_kafka.server import FakeKafka
 from tests.protocol.consumer.consuming import client_of
 
 
-def test_every_broker_is_asked_for_its_groups() -> None:
+def test_groups_of_all_brokers_are_listed() -> None:
     with FakeKafka(3) as kafka, client_of(kafka.bootstrap_servers) as client:
         kafka.create_topic("t", 1)
         for group in ("c", "b", "a"):
@@ -24,7 +24,7 @@ def test_every_broker_is_asked_for_its_groups() -> None:
         assert list_groups(client) == [ListedGroup(group, "classic", "Empty") for group in "abc"]
 
 
-def test_only_groups_of_consumers_are_listed() -> None:
+def test_consumer_groups_alone_are_listed() -> None:
     def row(group: str, protocol_type: str, type: str) -> dict[str, str]:
         return {"group_id": group, "protocol_type": protocol_type, "group_state": "Stable", "group_type": type}
 
@@ -49,7 +49,7 @@ def test_only_groups_of_consumers_are_listed() -> None:
         ("connect", encode_assignment([("t", 1)]), set()),
     ],
 )
-def test_whatever_a_leader_has_written_the_members_are_told(protocol_type: str, written: bytes, read: set[Any]) -> None:
+def test_members_are_described_with_any_assignment_bytes(protocol_type: str, written: bytes, read: set[Any]) -> None:
     member = {"member_id": "m-1", "client_id": "m", "client_host": "/h", "member_metadata": b""}
     row = {"group_id": "g", "group_state": "Stable", "protocol_type": protocol_type, "protocol_data": "range"}
     with FakeKafka() as kafka, client_of(kafka.bootstrap_servers) as client:

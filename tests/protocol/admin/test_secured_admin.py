@@ -22,17 +22,17 @@ from tests.wait_until import wait_until
 SINCE_3_6 = pytest.mark.skipif(version_numbers(KAFKA_VERSION) < (3, 6), reason="KRaft has tokens since Kafka 3.6")
 
 
-def signed_in(secured: SecuredKafka, credentials: dict[str, str]) -> dict[str, str]:
+def properties_of(secured: SecuredKafka, credentials: dict[str, str]) -> dict[str, str]:
     return {**secured.properties("SASL_PLAINTEXT"), **credentials}
 
 
 @pytest.fixture
 def admin(secured: SecuredKafka) -> Iterator[Admin]:
-    with Admin(signed_in(secured, ALICE)) as one:
+    with Admin(properties_of(secured, ALICE)) as one:
         yield one
 
 
-def test_acls_are_created_described_and_deleted_as_librdkafka_sees_them(admin: Admin, secured: SecuredKafka) -> None:
+def test_acls_are_created_described_and_deleted_as_by_librdkafka(admin: Admin, secured: SecuredKafka) -> None:
     prefix = f"acl-{uuid.uuid4().hex[:8]}"
     reads = AclBinding(
         ResourceType.TOPIC, prefix, "User:erin", AclOperation.READ, pattern_type=PatternType.PREFIXED, host="127.0.0.1"
@@ -64,8 +64,8 @@ def test_acls_are_created_described_and_deleted_as_librdkafka_sees_them(admin: A
     wait_until(lambda: admin.describe_acls(erin) == [])
 
 
-def test_a_user_without_the_right_is_told_which_one_is_missing(secured: SecuredKafka) -> None:
-    with Admin(signed_in(secured, BOB)) as bob:
+def test_refused_operation_names_the_missing_acl(secured: SecuredKafka) -> None:
+    with Admin(properties_of(secured, BOB)) as bob:
         with pytest.raises(BrokerError, match=r"CLUSTER_AUTHORIZATION_FAILED.*it needs Describe on Cluster"):
             bob.describe_acls()
         with pytest.raises(AdminFailed, match="it needs AlterConfigs on Cluster"):
@@ -75,7 +75,7 @@ def test_a_user_without_the_right_is_told_which_one_is_missing(secured: SecuredK
 
 
 @SINCE_3_6
-def test_a_delegation_token_is_created_used_renewed_and_expired(admin: Admin, secured: SecuredKafka) -> None:
+def test_delegation_token_is_created_used_renewed_and_expired(admin: Admin, secured: SecuredKafka) -> None:
     token = admin.create_delegation_token(renewers=["User:bob"])
     assert (token.owner, token.renewers) == ("User:alice", ("User:bob",))
     assert token.hmac.reveal() not in repr(token)
@@ -84,7 +84,7 @@ def test_a_delegation_token_is_created_used_renewed_and_expired(admin: Admin, se
     assert found == token
     with Admin(
         {
-            **signed_in(secured, ALICE),
+            **properties_of(secured, ALICE),
             "sasl.mechanism": "SCRAM-SHA-256",
             "sasl.jaas.config": "org.apache.kafka.common.security.scram.ScramLoginModule required "
             f'username="{token.token_id}" password="{token.hmac.reveal()}" tokenauth="true";',
@@ -98,12 +98,12 @@ def test_a_delegation_token_is_created_used_renewed_and_expired(admin: Admin, se
     wait_until(lambda: token.token_id not in {each.token_id for each in admin.describe_delegation_tokens()})
 
 
-def test_a_new_scram_user_can_sign_in(admin: Admin, secured: SecuredKafka) -> None:
+def test_new_scram_user_can_authenticate(admin: Admin, secured: SecuredKafka) -> None:
     user, password = f"user-{uuid.uuid4().hex[:8]}", "secret-of-a-new-user"
     admin.alter_user_scram_credentials([ScramUpsertion(user, password, ScramMechanism.SCRAM_SHA_512)])
     wait_until(lambda: user in admin.describe_user_scram_credentials())
     properties = {
-        **signed_in(secured, ALICE),
+        **properties_of(secured, ALICE),
         "sasl.mechanism": "SCRAM-SHA-512",
         "sasl.jaas.config": "org.apache.kafka.common.security.scram.ScramLoginModule required "
         f'username="{user}" password="{password}";',

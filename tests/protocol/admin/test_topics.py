@@ -19,7 +19,7 @@ from tests.fake_kafka.server import FakeKafka
 from tests.protocol.consumer.consuming import client_of
 
 
-def test_a_topic_that_had_the_name_before_is_not_taken_for_it() -> None:
+def test_deleted_topic_of_the_same_name_is_not_taken_for_the_new_one() -> None:
     """A broker may lag behind the controller, which has deleted the first topic and created the second."""
     before = bytes(15) + b"\1"
 
@@ -35,7 +35,7 @@ def test_a_topic_that_had_the_name_before_is_not_taken_for_it() -> None:
             assert len(kafka.asked(METADATA)) > 3
 
 
-def test_a_topic_that_a_quota_refuses_is_requested_again_and_the_others_are_not() -> None:
+def test_topic_refused_by_a_quota_is_requested_again_without_the_others() -> None:
     asked: list[list[str]] = []
 
     def handler(body: dict[str, Any], version: int) -> dict[str, Any]:
@@ -50,14 +50,14 @@ def test_a_topic_that_a_quota_refuses_is_requested_again_and_the_others_are_not(
     assert asked == [["a", "b", "c"], ["b"]]
 
 
-def test_a_reply_that_leaves_a_topic_out_is_an_error_of_that_topic() -> None:
+def test_topic_missing_in_the_reply_is_an_error_of_that_topic() -> None:
     with FakeKafka() as kafka, client_of(kafka.bootstrap_servers) as client:
         kafka.handlers[CREATE_TOPICS] = lambda body, version: {"topics": [{"name": "a", "error_code": 0}]}
         with pytest.raises(Corrupt, match="leaves out b"):
             Admin(client=client).create_topics([NewTopic("a"), NewTopic("b")], wait_for_leaders=False)
 
 
-def test_a_failed_batch_pickles_with_its_errors() -> None:
+def test_failed_operation_pickles_with_its_errors() -> None:
     failed = AdminFailed("x", errors={"a": KafkaError("no")}, results={"b": 1})
     copy = pickle.loads(pickle.dumps(failed))
     assert (str(copy.errors["a"]), copy.results) == ("no", {"b": 1})

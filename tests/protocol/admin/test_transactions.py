@@ -36,7 +36,7 @@ def client(fake: FakeKafka) -> Iterator[Client]:
         yield client
 
 
-def test_each_coordinator_is_asked_once(fake: FakeKafka, client: Client) -> None:
+def test_coordinators_are_asked_once_each(fake: FakeKafka, client: Client) -> None:
     found = describe_transactions(client, [*NAMES, "nobody-knows"])
     assert set(found) == set(NAMES)
     assert {each.timeout_ms for each in found.values()} == {5_000}
@@ -47,7 +47,7 @@ def test_each_coordinator_is_asked_once(fake: FakeKafka, client: Client) -> None
     assert describe_transactions(client, []) == {}
 
 
-def test_what_has_moved_or_is_being_loaded_is_asked_for_again(fake: FakeKafka, client: Client) -> None:
+def test_transactions_of_moved_or_loading_coordinators_are_asked_again(fake: FakeKafka, client: Client) -> None:
     describe_transactions(client, NAMES)
     for name in NAMES[:4]:
         fake.move_coordinator(name, fake.coordinator(TRANSACTION, name) % 3 + 1, TRANSACTION)
@@ -59,13 +59,13 @@ def test_what_has_moved_or_is_being_loaded_is_asked_for_again(fake: FakeKafka, c
     }
 
 
-def test_a_user_who_may_not_know(fake: FakeKafka, client: Client) -> None:
+def test_describe_without_authorisation_is_an_error(fake: FakeKafka, client: Client) -> None:
     fake.refuse(DESCRIBE_TRANSACTIONS, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
     with pytest.raises(BrokerError, match="TRANSACTIONAL_ID_AUTHORIZATION_FAILED"):
         describe_transactions(client, NAMES)
 
 
-def test_an_abort_fences_and_makes_no_id(client: Client) -> None:
+def test_abort_fences_without_a_new_producer_id(client: Client) -> None:
     identity = init_producer_id(client, "etl-0", 5_000, client.deadline())
     add_partitions(client, identity, [("orders", 0)], client.deadline())
     after = abort_transaction(client, "etl-0")

@@ -50,7 +50,7 @@ class Cluster(FakeKafka):
         self.move_coordinator("etl", TWO, GROUP)
         self.move_coordinator("etl", THREE, TRANSACTION)
 
-    def who_was_asked(self, api: Api) -> list[int]:
+    def brokers_asked(self, api: Api) -> list[int]:
         """Return the brokers that received a request, in broker order."""
         return [number for number, each in self.listeners.items() for name, *_ in each.requests if name == api.name]
 
@@ -91,23 +91,23 @@ Both = tuple[Cluster, Client]
     ],
     ids=["a group", "a list of one", "a transactional id", "a transactional id again", "the controller"],
 )
-def test_the_message_says_whom_to_ask(both: Both, api: Api, body: dict[str, Any], asked: int) -> None:
+def test_message_determines_the_broker(both: Both, api: Api, body: dict[str, Any], asked: int) -> None:
     cluster, client = both
     cluster.handlers[api] = lambda *_: {}
     for _ in range(3):
         call(client, api, body, client.deadline())
-    assert cluster.who_was_asked(api) == [asked] * 3
-    assert len(cluster.who_was_asked(FIND_COORDINATOR)) == (asked != ONE)
+    assert cluster.brokers_asked(api) == [asked] * 3
+    assert len(cluster.brokers_asked(FIND_COORDINATOR)) == (asked != ONE)
 
 
-def test_who_asks_may_name_a_broker_or_a_coordinator(both: Both) -> None:
+def test_caller_may_choose_broker_or_coordinator(both: Both) -> None:
     cluster, client = both
     cluster.handlers[LIST_GROUPS] = lambda *_: {}
     cluster.handlers[OFFSET_FETCH] = lambda *_: {}
     with pytest.raises(UsageError, match="ListGroups goes to one broker"):
         call(client, LIST_GROUPS, {}, client.deadline())
     call(client, LIST_GROUPS, {}, client.deadline(), to=client.brokers()[THREE])
-    assert cluster.who_was_asked(LIST_GROUPS) == [THREE]
+    assert cluster.brokers_asked(LIST_GROUPS) == [THREE]
 
     def by_version(version: int) -> dict[str, Any]:
         return {"groups": [{"group_id": "etl", "topics": None}]}
@@ -115,22 +115,22 @@ def test_who_asks_may_name_a_broker_or_a_coordinator(both: Both) -> None:
     with pytest.raises(UsageError, match="OffsetFetch goes to the coordinator of the group, and only some versions"):
         call(client, OFFSET_FETCH, by_version, client.deadline())
     call(client, OFFSET_FETCH, by_version, client.deadline(), to=group_coordinator("etl"), at_least=8, at_most=9)
-    assert cluster.who_was_asked(OFFSET_FETCH) == [TWO]
+    assert cluster.brokers_asked(OFFSET_FETCH) == [TWO]
 
 
-def test_any_broker_numbers_a_producer_without_transactions(both: Both) -> None:
+def test_producer_id_without_transactions_comes_from_any_broker(both: Both) -> None:
     cluster, client = both
     cluster.handlers[INIT_PRODUCER_ID] = lambda *_: {"producer_id": 5}
     assert call(client, INIT_PRODUCER_ID, {"transactional_id": None}, client.deadline())["producer_id"] == 5
-    assert cluster.who_was_asked(FIND_COORDINATOR) == []
+    assert cluster.brokers_asked(FIND_COORDINATOR) == []
 
 
-def test_partitions_have_leaders_and_only_a_call_of_their_own_finds_them(both: Both) -> None:
+def test_call_about_partitions_needs_call_partitions(both: Both) -> None:
     with pytest.raises(UsageError, match="ListOffsets goes to the leader of the partition"):
         call(both[1], LIST_OFFSETS, {}, both[1].deadline())
 
 
-def test_the_time_that_is_left_is_told_to_a_broker_that_takes_it(both: Both) -> None:
+def test_remaining_time_is_sent_as_timeout_ms(both: Both) -> None:
     cluster, client = both
     cluster.handlers[CREATE_TOPICS] = lambda *_: {}
     call(client, CREATE_TOPICS, {"topics": []}, client.deadline(9_000))
@@ -140,7 +140,7 @@ def test_the_time_that_is_left_is_told_to_a_broker_that_takes_it(both: Both) -> 
 # -- a group and a transactional id with the same name --------------------------------------------
 
 
-def test_their_coordinators_are_kept_apart(both: Both) -> None:
+def test_coordinators_of_group_and_transactional_id_are_cached_separately(both: Both) -> None:
     cluster, client = both
     group, transaction = group_coordinator("etl"), transaction_coordinator("etl")
     deadline = client.deadline()
@@ -153,7 +153,7 @@ def test_their_coordinators_are_kept_apart(both: Both) -> None:
     assert client.coordinator(transaction, deadline).node_id == THREE
 
 
-def test_a_refused_one_is_looked_for_again_and_not_the_other(both: Both) -> None:
+def test_coordinator_that_moved_is_looked_up_again_without_the_other(both: Both) -> None:
     cluster, client = both
     client.coordinator(group_coordinator("etl"), client.deadline())
     cluster.handlers[END_TXN] = lambda *_: {}
@@ -164,11 +164,11 @@ def test_a_refused_one_is_looked_for_again_and_not_the_other(both: Both) -> None
 
     cluster.listeners[THREE].handlers[END_TXN.key] = moved
     call(client, END_TXN, {"transactional_id": "etl"}, client.deadline())
-    assert sorted(cluster.who_was_asked(END_TXN)) == [ONE, THREE]
+    assert sorted(cluster.brokers_asked(END_TXN)) == [ONE, THREE]
     assert [body["key_type"] for body in cluster.asked(FIND_COORDINATOR)].count(GROUP) == 1
 
 
-def test_errors_name_what_has_no_coordinator(both: Both) -> None:
+def test_coordinator_errors_name_the_group_or_transactional_id(both: Both) -> None:
     cluster, client = both
     refused = {"key": "etl", "error_code": int(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)}
     cluster.handlers[FIND_COORDINATOR] = lambda *_: {"coordinators": [refused]}
@@ -180,7 +180,7 @@ def test_errors_name_what_has_no_coordinator(both: Both) -> None:
     assert caught.value.context["group"] == "etl"
 
 
-def test_a_broker_that_knows_only_groups_is_not_asked_for_a_transaction(both: Both) -> None:
+def test_old_broker_is_not_asked_for_a_transaction_coordinator(both: Both) -> None:
     """It would return the coordinator of the group with that name."""
     cluster, client = both
     kinds = [(api, 0, api.last) for api in (API_VERSIONS, METADATA, END_TXN)] + [(FIND_COORDINATOR, 0, 0)]
@@ -193,7 +193,7 @@ def test_a_broker_that_knows_only_groups_is_not_asked_for_a_transaction(both: Bo
 # -- error codes ----------------------------------------------------------------------------------
 
 
-def test_an_error_code_in_a_row_is_raised_with_what_it_is_about(both: Both) -> None:
+def test_error_code_in_a_row_is_raised_with_its_topic(both: Both) -> None:
     cluster, client = both
     rows = [
         {"name": "bills", "error_code": 0},
@@ -207,7 +207,7 @@ def test_an_error_code_in_a_row_is_raised_with_what_it_is_about(both: Both) -> N
     assert caught.value.context["topic"] == "orders"
 
 
-def test_what_is_accepted_is_an_answer(both: Both) -> None:
+def test_accepted_error_code_is_returned(both: Both) -> None:
     cluster, client = both
     answer = {"error_code": int(ErrorCode.MEMBER_ID_REQUIRED), "member_id": "m-1", "members": []}
     cluster.handlers[JOIN_GROUP] = lambda *_: answer
@@ -238,14 +238,14 @@ def listed(client: Client, **options: Any) -> dict[tuple[str, int], int]:
     return {key: row["offset"] for key, row in rows.items()}
 
 
-def test_each_leader_is_asked_once_for_all_of_its_partitions(both: Both) -> None:
+def test_leaders_get_one_request_for_all_their_partitions(both: Both) -> None:
     cluster, client = both
     cluster.handlers[LIST_OFFSETS] = lambda body, version: offsets_of(body)
     assert listed(client) == {("orders", 0): 10, ("orders", 1): 11, ("orders", 2): 12}
-    assert cluster.who_was_asked(LIST_OFFSETS) == [ONE, TWO]
+    assert cluster.brokers_asked(LIST_OFFSETS) == [ONE, TWO]
 
 
-def test_what_has_failed_is_asked_again_and_nothing_else(both: Both) -> None:
+def test_failed_partitions_alone_are_asked_again(both: Both) -> None:
     cluster, client = both
     refusals = [{"p1": int(ErrorCode.NOT_LEADER_OR_FOLLOWER)}, {"p1": int(ErrorCode.KAFKA_STORAGE_ERROR)}]
     cluster.handlers[LIST_OFFSETS] = lambda body, version: offsets_of(body)
@@ -257,10 +257,10 @@ def test_what_has_failed_is_asked_again_and_nothing_else(both: Both) -> None:
         [row["partition_index"] for row in body["topics"][0]["partitions"]] for body in cluster.asked(LIST_OFFSETS)
     ]
     assert asked == [[0], [1, 2], [1], [1]]
-    assert len(cluster.who_was_asked(METADATA)) == 3, "one request, and one for each refusal"
+    assert len(cluster.brokers_asked(METADATA)) == 3, "one request, and one for each refusal"
 
 
-def test_a_row_may_be_refused_by_who_asked_for_it(both: Both) -> None:
+def test_handler_may_refuse_a_row(both: Both) -> None:
     cluster, client = both
     cluster.handlers[LIST_OFFSETS] = lambda body, version: offsets_of(body)
 
@@ -272,7 +272,7 @@ def test_a_row_may_be_refused_by_who_asked_for_it(both: Both) -> None:
         listed(client, handle=handle)
 
 
-def test_an_error_may_be_an_answer_to_who_asked_and_is_not_asked_again(both: Both) -> None:
+def test_handler_may_accept_an_error_as_the_answer(both: Both) -> None:
     cluster, client = both
     codes = {"p1": int(ErrorCode.NOT_LEADER_OR_FOLLOWER), "p2": int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)}
     cluster.handlers[LIST_OFFSETS] = lambda body, version: offsets_of(body, **codes)
@@ -292,7 +292,7 @@ def test_an_error_may_be_an_answer_to_who_asked_and_is_not_asked_again(both: Bot
     ]
 
 
-def test_an_error_of_a_partition_has_it_in_its_context(both: Both) -> None:
+def test_partition_error_has_topic_and_partition_in_its_context(both: Both) -> None:
     cluster, client = both
     cluster.handlers[LIST_OFFSETS] = lambda body, version: offsets_of(
         body, p2=int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
@@ -302,7 +302,7 @@ def test_an_error_of_a_partition_has_it_in_its_context(both: Both) -> None:
     assert (caught.value.context["topic"], caught.value.context["partition"]) == ("orders", 2)
 
 
-def test_a_leader_of_another_epoch_must_refuse_if_it_is_to_be_fenced(both: Both) -> None:
+def test_fenced_call_sends_the_current_leader_epoch(both: Both) -> None:
     cluster, client = both
 
     def ends(body: dict[str, Any], version: int) -> dict[str, Any]:
@@ -316,7 +316,7 @@ def test_a_leader_of_another_epoch_must_refuse_if_it_is_to_be_fenced(both: Both)
     assert row == {"partition": 0, "current_leader_epoch": 7, "leader_epoch": 3}
 
 
-def test_a_coordinator_is_asked_about_all_partitions_and_again_for_those_that_failed(both: Both) -> None:
+def test_coordinator_is_asked_about_all_and_then_failed_partitions(both: Both) -> None:
     cluster, client = both
     busy = [int(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)]
 
@@ -329,11 +329,11 @@ def test_a_coordinator_is_asked_about_all_partitions_and_again_for_those_that_fa
     offsets = {("orders", number): {"committed_offset": 5, "committed_metadata": ""} for number in range(3)}
     rows = call_partitions(client, OFFSET_COMMIT, {"group_id": "etl"}, offsets, client.deadline(), at_most=9)
     assert rows.keys() == offsets.keys()
-    assert cluster.who_was_asked(OFFSET_COMMIT) == [TWO, TWO]
+    assert cluster.brokers_asked(OFFSET_COMMIT) == [TWO, TWO]
     assert [len(body["topics"][0]["partitions"]) for body in cluster.asked(OFFSET_COMMIT)] == [3, 1]
 
 
-def test_what_a_reply_leaves_out_is_named_and_what_it_adds_is_not_looked_at(both: Both) -> None:
+def test_partition_missing_in_a_reply_is_named_and_extra_one_ignored(both: Both) -> None:
     cluster, client = both
     added = {"partition_index": 9, "offset": 1, "error_code": int(ErrorCode.UNKNOWN_SERVER_ERROR)}
 
@@ -349,10 +349,10 @@ def test_what_a_reply_leaves_out_is_named_and_what_it_adds_is_not_looked_at(both
         listed(client)
 
 
-def test_brokers_that_fail_for_long_are_told_in_the_words_of_the_call(both: Both) -> None:
+def test_deadline_error_names_the_call_and_its_partitions(both: Both) -> None:
     cluster, client = both
     codes = {f"p{number}": int(ErrorCode.NOT_LEADER_OR_FOLLOWER) for number in range(3)}
     cluster.handlers[LIST_OFFSETS] = lambda body, version: offsets_of(body, **codes)
     with pytest.raises(DeadlineExceeded, match=r"ListOffsets of orders-0, orders-1, orders-2 did not succeed in .*"):
         listed(client, max_attempts=3)
-    assert cluster.who_was_asked(LIST_OFFSETS) == [ONE, ONE, ONE, TWO, TWO, TWO]
+    assert cluster.brokers_asked(LIST_OFFSETS) == [ONE, ONE, ONE, TWO, TWO, TWO]

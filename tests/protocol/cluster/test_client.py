@@ -51,7 +51,7 @@ def client_of(kafka: FakeKafka, **settings: int) -> Client:
     return Client(ClientConfig((kafka.addresses[1],), **settings))
 
 
-def test_one_dead_bootstrap_address_of_three_does_no_harm(kafka_of_two: FakeKafka) -> None:
+def test_two_dead_bootstrap_addresses_of_three_do_no_harm(kafka_of_two: FakeKafka) -> None:
     with kept_port() as one, kept_port() as other:
         servers = (one.getsockname(), kafka_of_two.addresses[1], other.getsockname())
         for _ in range(5):
@@ -59,7 +59,7 @@ def test_one_dead_bootstrap_address_of_three_does_no_harm(kafka_of_two: FakeKafk
                 assert client.leader("orders", 0)[0].port == kafka_of_two.addresses[1][1]
 
 
-def test_no_reachable_broker_names_every_address_and_the_option_after_the_deadline() -> None:
+def test_unreachable_brokers_are_named_with_the_option_after_the_deadline() -> None:
     with kept_port() as one, kept_port() as other:
         servers = one.getsockname(), other.getsockname()
         with Client(ClientConfig(bootstrap_servers=servers)) as client, pytest.raises(DeadlineExceeded) as caught:
@@ -71,7 +71,7 @@ def test_no_reachable_broker_names_every_address_and_the_option_after_the_deadli
     assert "attempt" in str(caught.value)
 
 
-def test_who_waits_for_brokers_for_long_is_told_once_which(caplog: pytest.LogCaptureFixture) -> None:
+def test_long_wait_for_brokers_logs_one_warning_with_addresses(caplog: pytest.LogCaptureFixture) -> None:
     with kept_port() as kept:
         host, port = kept.getsockname()
         client = Client(ClientConfig(bootstrap_servers=((host, port),)), ManualClock())
@@ -94,7 +94,7 @@ QUESTIONS: dict[str, Callable[[Client, Deadline], object]] = {
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_a_client_that_no_broker_has_answered_gives_up_after_30_s(question: str) -> None:
+def test_client_without_any_reply_gives_up_after_30_s(question: str) -> None:
     clock = ManualClock()
     with kept_port() as kept, Client(ClientConfig(bootstrap_servers=(kept.getsockname(),)), clock) as client:
         for _ in range(2):
@@ -105,7 +105,7 @@ def test_a_client_that_no_broker_has_answered_gives_up_after_30_s(question: str)
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_a_client_that_a_broker_has_answered_is_as_patient_as_its_caller(question: str) -> None:
+def test_client_with_an_earlier_reply_waits_until_the_callers_deadline(question: str) -> None:
     clock = ManualClock()
     with FakeKafka(1) as kafka, Client(ClientConfig((kafka.addresses[1],)), clock) as client:
         client.metadata([])
@@ -118,7 +118,7 @@ def test_a_client_that_a_broker_has_answered_is_as_patient_as_its_caller(questio
         kafka.start(1)
 
 
-def test_a_topic_without_a_leader_is_asked_for_again_until_it_has_one(kafka_of_two: FakeKafka) -> None:
+def test_partition_without_a_leader_is_retried_until_it_has_one(kafka_of_two: FakeKafka) -> None:
     kafka_of_two.move_leader("orders", 0, -1)
 
     def elect(body: dict[str, Any]) -> None:
@@ -134,7 +134,7 @@ def test_a_topic_without_a_leader_is_asked_for_again_until_it_has_one(kafka_of_t
     assert len(kafka_of_two.asked(METADATA)) == 3
 
 
-def test_an_older_leader_epoch_does_not_replace_a_newer_one(kafka_of_two: FakeKafka) -> None:
+def test_older_leader_epoch_does_not_replace_a_newer_one(kafka_of_two: FakeKafka) -> None:
     """A broker with older metadata may answer, too."""
     kafka_of_two.isolate(1)
     kafka_of_two.move_leader("orders", 0, 2)
@@ -145,7 +145,7 @@ def test_an_older_leader_epoch_does_not_replace_a_newer_one(kafka_of_two: FakeKa
     assert old.updated_by(new).topics["orders"].partitions[0].leader == 2
 
 
-def test_the_retry_loop_backs_off_refreshes_what_the_table_says_and_stops_at_the_deadline() -> None:
+def test_retry_loop_backs_off_refreshes_and_stops_at_the_deadline() -> None:
     clock = ManualClock()
     refreshed: list[Refresh] = []
 
@@ -166,7 +166,7 @@ def test_the_retry_loop_backs_off_refreshes_what_the_table_says_and_stops_at_the
     assert clock.at_s <= 5.0
 
 
-def test_an_error_that_no_retry_can_mend_is_raised_at_once() -> None:
+def test_non_retriable_error_is_raised_at_once() -> None:
     attempts: list[int] = []
 
     def fail() -> None:
@@ -184,7 +184,7 @@ def test_an_error_that_no_retry_can_mend_is_raised_at_once() -> None:
     assert attempts == [1]
 
 
-def test_a_lost_connection_is_tried_again() -> None:
+def test_lost_connection_is_retried() -> None:
     failures: list[KafkaError] = [ConnectionLost("gone"), ConnectionLost("gone again")]
 
     def attempt() -> str:
@@ -204,7 +204,7 @@ def test_a_lost_connection_is_tried_again() -> None:
     )
 
 
-def test_a_transaction_that_is_being_ended_is_looked_at_soon() -> None:
+def test_concurrent_transactions_error_is_retried_soon() -> None:
     clock, ended = ManualClock(), iter([False] * 4 + [True])
 
     def attempt() -> None:
@@ -227,11 +227,11 @@ def silent_address() -> socket.socket:
     return socket.create_server(("127.0.0.1", 0), backlog=50)
 
 
-class TestOneOfSeveralIsWrong:
+class TestBadBootstrapAddresses:
     @pytest.mark.parametrize(
         "greeting", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x15\x03\x03\x00\x02\x02\x46", b"\0\0\0\x06no Kafka"]
     )
-    def test_a_peer_that_is_no_broker_does_no_harm(self, kafka_of_two: FakeKafka, greeting: bytes) -> None:
+    def test_peer_that_is_no_broker_does_no_harm(self, kafka_of_two: FakeKafka, greeting: bytes) -> None:
         with FakeBroker(greeting=greeting) as wrong:
             servers = ((wrong.host, wrong.port), kafka_of_two.addresses[1])
             for _ in range(8):
@@ -239,12 +239,12 @@ class TestOneOfSeveralIsWrong:
                     assert client.leader("orders", 0)[0].port == kafka_of_two.addresses[1][1]
 
     @pytest.mark.parametrize("host", ["a..b", "x" * 64])
-    def test_a_name_that_cannot_be_encoded_does_no_harm(self, kafka_of_two: FakeKafka, host: str) -> None:
+    def test_host_name_that_cannot_be_encoded_does_no_harm(self, kafka_of_two: FakeKafka, host: str) -> None:
         for _ in range(8):
             with Client(ClientConfig(((host, 9092), kafka_of_two.addresses[1]))) as client:
                 assert client.leader("orders", 0)[0].port == kafka_of_two.addresses[1][1]
 
-    def test_when_nobody_answers_each_is_named_with_its_own_trouble(self) -> None:
+    def test_addresses_without_reply_are_named_with_their_errors(self) -> None:
         wrong = FakeBroker(greeting=b"HTTP/1.1 400 Bad Request")
         with wrong, kept_port() as kept, silent_address() as silent:
             closed = kept.getsockname()
@@ -259,7 +259,7 @@ class TestOneOfSeveralIsWrong:
         assert f"{servers[2][0]}:{servers[2][1]}: no reply to ApiVersions" in words
         assert "a..b:9092: the host name cannot be resolved" in words
 
-    def test_nothing_but_peers_that_are_no_brokers_is_told_at_once(self) -> None:
+    def test_peers_that_are_no_brokers_fail_at_once(self) -> None:
         with FakeBroker(greeting=b"HTTP/1.1 400 Bad Request") as one, FakeBroker(greeting=b"HTTP/1.1 400") as two:
             servers = ((one.host, one.port), (two.host, two.port))
             with Client(ClientConfig(servers)) as client, pytest.raises(FrameTooLarge) as caught:
@@ -268,9 +268,7 @@ class TestOneOfSeveralIsWrong:
 
 
 class TestSilentBrokers:
-    def test_a_silent_one_takes_a_share_of_the_time_and_is_asked_last_from_then_on(
-        self, kafka_of_two: FakeKafka
-    ) -> None:
+    def test_silent_broker_takes_a_share_of_the_time_and_is_then_asked_last(self, kafka_of_two: FakeKafka) -> None:
         kafka_of_two.silence(2)
         with Client(ClientConfig(tuple(kafka_of_two.addresses.values()))) as client:
             while client._pool.failed_at_s(*kafka_of_two.addresses[2]) < 0:
@@ -280,7 +278,7 @@ class TestSilentBrokers:
                 client.ask_any(METADATA, {"topics": []}, client.deadline(60_000))
             assert time.monotonic() - started_s < 15
 
-    def test_a_coordinator_that_is_silent_until_the_deadline_is_looked_for_again(self, kafka_of_two: FakeKafka) -> None:
+    def test_coordinator_silent_until_the_deadline_is_looked_up_again(self, kafka_of_two: FakeKafka) -> None:
         """Like periodic commits of group offsets: a call of five seconds, and then the next."""
         kafka_of_two.move_coordinator("etl", 2)
         kafka_of_two.silence(2)
@@ -294,7 +292,7 @@ class TestSilentBrokers:
         assert len(kafka_of_two.asked(FIND_COORDINATOR)) == 2
 
     @pytest.mark.parametrize("others_know", ["the others", "all", "none yet"])
-    def test_a_broker_that_is_silent_is_given_up_when_the_others_say_that_it_is_gone(
+    def test_request_to_silent_broker_fails_when_metadata_omits_the_broker(
         self, kafka_of_two: FakeKafka, monkeypatch: pytest.MonkeyPatch, others_know: str
     ) -> None:
         monkeypatch.setattr("protocol.net.connection._LATE_S", 0.1)
@@ -318,7 +316,7 @@ class TestSilentBrokers:
                     waiting.result(client.deadline(2_000))
             assert len(kafka_of_two.asked(METADATA)) > 2
 
-    def test_a_question_about_one_that_is_silent_ends_with_the_time_of_who_waits_for_it(
+    def test_metadata_request_about_silent_broker_ends_at_the_waiters_deadline(
         self, kafka_of_two: FakeKafka, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("protocol.net.connection._LATE_S", 0.1)
@@ -333,7 +331,7 @@ class TestSilentBrokers:
                 client.ask(broker, FIND_COORDINATOR, {"coordinator_keys": ["etl"]}, client.deadline(500))
             assert time.monotonic() - began_s < 10
 
-    def test_who_waits_for_several_replies_asks_about_the_silent_only_if_it_has_time_for_that(
+    def test_wait_for_several_replies_checks_a_silent_broker_only_if_time_remains(
         self, kafka_of_two: FakeKafka, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("protocol.net.connection._LATE_S", 0.01)
@@ -350,7 +348,7 @@ class TestSilentBrokers:
                 assert time.monotonic() - began_s < 10
                 assert (client._pool.failed_at_s(*kafka_of_two.addresses[2]) > 0) == asks
 
-    def test_what_is_out_of_date_is_expired_before_anything_is_raised(self) -> None:
+    def test_stale_metadata_is_expired_before_an_error_is_raised(self) -> None:
         refreshed: list[Refresh] = []
         errors = [
             ConnectionLost("with no time for another try"),

@@ -65,18 +65,18 @@ def each_second(begin: int, end: int, answer: Answer = None) -> list[tuple[float
         "nothing heard",
     ],
 )
-def test_it_is_over_after_answers_in_a_row(answers: list[tuple[float, Answer]], over: bool) -> None:
+def test_topic_is_lost_after_consecutive_unknown_replies(answers: list[tuple[float, Answer]], over: bool) -> None:
     assert after(answers).over is over
 
 
-def test_it_knows_since_when_there_was_no_other_answer() -> None:
+def test_timer_has_the_time_of_the_first_unknown_reply() -> None:
     assert after([]).began_s is None
     assert after([*each_second(5, 8), (40.0, unknown())]).began_s == 5.0
     assert after([*each_second(5, 8), (9.0, NOBODY)]).began_s == 5.0
     assert after([*each_second(5, 8), (9.0, NO_LEADER)]).began_s is None
 
 
-def test_a_long_back_off_would_be_a_silence() -> None:
+def test_back_off_is_shortened_while_a_topic_is_unknown() -> None:
     assert after([]).wait_s(20.0) == 20.0
     assert after([(0.0, unknown())]).wait_s(20.0) == 1.5
     assert after([(0.0, unknown())]).wait_s(0.1) == 0.1
@@ -107,11 +107,11 @@ def loop(answers: list[tuple[float, Answer]], backoff_ms: int = 1_000) -> float:
 
 
 @pytest.mark.parametrize("backoff_ms", [100, 1_000, 60_000])
-def test_the_retry_loop_ends_with_a_topic_that_stays_unknown(backoff_ms: int) -> None:
+def test_retry_loop_ends_for_a_topic_that_stays_unknown(backoff_ms: int) -> None:
     assert -12.5 < loop([(0.0, unknown())], backoff_ms) < -9.9
 
 
-def test_what_a_call_within_did_not_find_is_a_reason_to_look_again() -> None:
+def test_topic_unknown_to_an_inner_call_is_retried() -> None:
     """A topic found before has been deleted since: the next lookup will tell."""
     assert 10 < loop([(10.0, TopicUnknown("deleted since it was found")), (0.0, None)]) < 12
     with pytest.raises(DeadlineExceeded, match="deleted since"):
@@ -120,14 +120,14 @@ def test_what_a_call_within_did_not_find_is_a_reason_to_look_again() -> None:
         loop([(1.0, DeadlineExceeded("no time")), (0.0, None)])
 
 
-def test_a_call_that_tells_a_deleted_topic_has_the_time_for_it() -> None:
+def test_call_that_detects_a_deleted_topic_has_time_for_it() -> None:
     clock = ManualClock()
     patience = UnknownTopicPatience(10.0)
     assert patience.prolonged(Deadline.after_ms(1_000, clock)).remaining_s() == patience.longest_s
     assert patience.prolonged(Deadline.after_ms(240_000, clock)).remaining_s() == 240
 
 
-def test_the_retry_loop_goes_on_while_answers_are_rare_or_others() -> None:
+def test_retry_loop_continues_while_unknown_replies_are_rare_or_mixed() -> None:
     assert loop([(0.0, unknown()), (30.0, unknown()), (0.0, None)]) > 30
     assert loop([*[(0.0, unknown()), (0.0, NO_LEADER)] * 30, (0.0, None)]) > 30
     assert loop([(20.0, unknown())] * 5 + [(0.0, None)]) > 100
