@@ -1,4 +1,4 @@
-"""Commits in the background go on whatever happens to one of them, and to the coordinator; what is over is over."""
+"""Background commits continue after failures of a commit or of the coordinator; late replies change nothing."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def committed(client: Client) -> dict[Any, CommittedOffset]:
 
 
 def asked(fake: FakeKafka) -> list[list[int]]:
-    """Of each OffsetCommit the partitions."""
+    """Return the partitions of each OffsetCommit."""
     return [
         sorted(row["partition_index"] for topic in body["topics"] for row in topic["partitions"])
         for body in fake.asked(OFFSET_COMMIT)
@@ -74,7 +74,7 @@ def asked(fake: FakeKafka) -> list[list[int]]:
 
 
 class Held:
-    """The next OffsetCommit is held back by the broker, from when it has come (`come`) until `release`."""
+    """The broker delays the next OffsetCommit, from its arrival (`come`) until `release`."""
 
     def __init__(self, fake: FakeKafka) -> None:
         self.come, self._released = threading.Event(), threading.Event()
@@ -201,8 +201,8 @@ def test_a_late_answer_about_what_was_revoked_changes_nothing(
     manager.mark(MARKS)
     assert held.come.wait(10)
     manager.keep([("orders", 1)])
-    assert flushed(client, manager), "nothing is left to be committed"
-    # Claimed again, and read to the same place.
+    assert flushed(client, manager), "no offset is left to commit"
+    # The partition is assigned again, and read to the same offset.
     manager.mark(BOTH)
     held.release()
     assert flushed(client, manager)
@@ -227,7 +227,7 @@ def test_a_late_answer_about_what_was_revoked_is_not_told(
 def test_a_late_answer_to_an_older_generation_changes_nothing(
     fake: FakeKafka, client: Client, manager: OffsetManager
 ) -> None:
-    """It is fenced, and by then its partition is claimed again, in the next generation."""
+    """The commit is fenced after its partition is assigned again, in the next generation."""
     (joined,) = stable(client, GROUP)
     now = GroupMember(joined.member_id, joined.generation)
     before = GroupMember(joined.member_id, joined.generation - 1)
@@ -247,7 +247,8 @@ def test_a_late_answer_to_an_older_generation_changes_nothing(
 def test_a_commit_that_is_overtaken_by_the_next_generation_is_made_in_that_one(
     fake: FakeKafka, client: Client, manager: OffsetManager
 ) -> None:
-    """Members of cooperative rebalances keep claims in it; until it is there, nobody knows what comes of the commit."""
+    """Members of cooperative rebalances keep partitions in the next generation; until then the commit's result is
+    open."""
     (joined,) = stable(client, GROUP)
     before = GroupMember(joined.member_id, joined.generation - 1, claimed_in=0)
     manager.join(before)
@@ -278,7 +279,7 @@ def test_a_commit_that_is_overtaken_by_a_generation_without_its_claims_is_refuse
 
 
 def test_who_is_in_no_generation_is_refused_at_once(fake: FakeKafka, client: Client, manager: OffsetManager) -> None:
-    """It waits to be let in, perhaps for long, and had no claims before."""
+    """The member waits to join, perhaps for long, and owned no partitions before."""
     (joined,) = stable(client, GROUP)
     nowhere = GroupMember(joined.member_id)
     manager.join(nowhere)
@@ -305,7 +306,7 @@ def test_a_member_s_commits_go_to_the_coordinator_that_there_is(
 
 
 class TestConsumerProtocol:
-    """KIP-848: the epoch of a member moves on while it keeps what it owns."""
+    """KIP-848: a member's epoch changes while it keeps its partitions."""
 
     OLD, NEW = (GroupMember("m-1", member_epoch=epoch) for epoch in (3, 4))
 
@@ -349,7 +350,7 @@ class TestConsumerProtocol:
 
 @NEEDS_KIP_848
 def test_a_member_of_the_consumer_protocol_commits_across_epochs(kafka1: LocalKafka, topic1: TopicFactory) -> None:
-    """As `TestConsumerProtocol`, of a real coordinator."""
+    """As `TestConsumerProtocol`, with a real coordinator."""
     name, group, member_id = topic1(2), f"group-{uuid.uuid4().hex[:8]}", str(uuid.uuid4())
     with client_of(kafka1) as client:
         manager = OffsetManager(client, group)
@@ -358,7 +359,7 @@ def test_a_member_of_the_consumer_protocol_commits_across_epochs(kafka1: LocalKa
         manager.mark({(name, 0): CommittedOffset(5)}, old)
         assert flushed(client, manager)
         other = heartbeat(client, group, GroupMember(str(uuid.uuid4()), member_epoch=0), name)
-        # The first one gives up a partition, and only then has the next epoch.
+        # The first member revokes a partition, and only then gets the next epoch.
         new = heartbeat(client, group, old, name, owned=(0, 1))
         new = heartbeat(client, group, new, name, owned=(0,))
         assert (other.member_epoch, new.member_epoch) == (old.member_epoch + 1,) * 2
@@ -373,7 +374,7 @@ def test_a_member_of_the_consumer_protocol_commits_across_epochs(kafka1: LocalKa
 
 
 def heartbeat(client: Client, group: str, member: GroupMember, topic: str, *, owned: Sequence[int] = ()) -> GroupMember:
-    """With the epoch of the answer."""
+    """Return the member with the epoch of the reply."""
     body = {
         "group_id": group,
         "member_id": member.member_id,
@@ -387,7 +388,7 @@ def heartbeat(client: Client, group: str, member: GroupMember, topic: str, *, ow
 
 
 def test_commits_go_on_while_the_coordinator_s_host_is_dark(kafka: LocalKafka, topic: TopicFactory) -> None:
-    """No reset, no answer. The cluster itself takes some seconds to see that."""
+    """No reset, no reply. The cluster itself needs some seconds to notice."""
     name, group = topic(1, replication_factor=3), f"group-{uuid.uuid4().hex[:8]}"
     with client_of(kafka) as client:
         manager = OffsetManager(client, group)

@@ -1,4 +1,4 @@
-"""What a coordinator leaves out of a reply is neither committed nor uncommitted."""
+"""Partitions missing in a coordinator's reply count neither as committed nor as uncommitted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BOTH = {("orders", 0): CommittedOffset(5, 1), ("orders", 1): CommittedOffset(6, 
 
 
 def coordinator_that_answers_for(partitions: list[int]) -> FakeKafka:
-    """Of a topic with two partitions it leaves the others out."""
+    """Return a cluster whose replies omit the other partitions of a topic with two."""
     kafka = FakeKafka()
     kafka.create_topic("orders", 2)
 
@@ -48,5 +48,5 @@ def test_a_partition_that_is_left_out_is_named() -> None:
             commit_offsets(client, GROUP, BOTH, client.deadline())
         with pytest.raises(Corrupt, match=r"OffsetFetch for group etl at .*: the reply leaves out orders-1"):
             fetch_offsets(client, GROUP, BOTH, client.deadline())
-        # All there are: then nothing can be missing.
+        # A request for all partitions: a reply with fewer is complete.
         assert fetch_offsets(client, GROUP, None, client.deadline()) == {("orders", 0): CommittedOffset(5, 1)}

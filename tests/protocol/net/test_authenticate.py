@@ -1,4 +1,4 @@
-"""What many connections of a client do together: who tries, and who does not try again."""
+"""Authentication shared by a client's connections: which connection tries, and when a refusal is retried."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REFUSED = {**TAKEN, "error_code": 58, "error_message": "no such user"}
 
 
 class Broker:
-    """Answers SaslAuthenticate with `answer`, or raises it; counts."""
+    """Answer SaslAuthenticate with `answer`, or raise it; count the requests."""
 
     def __init__(self, answer: Mapping[str, Any] | Exception = TAKEN) -> None:
         self.answer = answer
@@ -89,10 +89,10 @@ def test_a_password_that_is_just_being_replaced_is_the_one_before(
     sign_in(authenticator, broker, clock)
     assert "leads nowhere" in caplog.text
     assert "What was there before is still used" in caplog.text
-    # Who has not got in yet is told.
+    # A connection without earlier success gets the error.
     with pytest.raises(ConfigurationError, match="leads nowhere"):
         sign_in(Authenticator(config, clock), broker, clock)
-    # Nor is a password kept that is refused.
+    # A refused password is not kept either.
     broker.answer = REFUSED
     with pytest.raises(AuthenticationFailed):
         sign_in(authenticator, broker, clock)
@@ -102,7 +102,7 @@ def test_a_password_that_is_just_being_replaced_is_the_one_before(
 
 
 def test_a_token_that_was_refused_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys that sign tokens change, long before a token says that it ends."""
+    """Keys that sign tokens may change long before a token expires."""
     given: list[str] = []
 
     def token() -> tuple[str, float]:

@@ -1,4 +1,4 @@
-"""AWS_MSK_IAM: what goes over the wire is the token that AWS's own signer makes."""
+"""AWS_MSK_IAM: the client sends the token that AWS's own signer creates."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ADDRESS = "b-1.orders.abc123.c2.kafka.eu-north-1.amazonaws.com:9098"
 
 
 def sent(jaas: str, address: str) -> tuple[str, str]:
-    """The mechanism and the token that a broker at `address` gets to see."""
+    """Return the mechanism and the token that a broker at `address` receives."""
     seen: list[str] = []
 
     def ask(api: Api, at_least: int, body: dict[str, Any], deadline: Deadline) -> Mapping[str, Any]:
@@ -50,7 +50,7 @@ def test_the_token_is_the_signer_s(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(keys))
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIATEST")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of-a-test")
-    while True:  # until both are of the same second
+    while True:  # until both have the same second
         mechanism, token = sent(f'{MODULE} awsProfileName="{profile}";' if profile else f"{MODULE};", ADDRESS)
         if profile:
             expected, _ = signer.generate_auth_token_from_profile("eu-north-1", profile)

@@ -1,4 +1,4 @@
-"""What a `Connection` may expect of the stream below it, whatever kind that is: as it is, or over TLS."""
+"""Guarantees of the stream below a `Connection`, over plain TCP and over TLS."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> Ends:
 
 @pytest.fixture(params=["plain", *TLS_VERSIONS])
 def pair(request: pytest.FixtureRequest, ends: Ends) -> Iterator[Pair]:
-    """Makes two streams that are connected with each other: ours, and the peer's."""
+    """Return a function that creates two connected streams: ours, and the peer's."""
     with ExitStack() as open_streams, ThreadPoolExecutor() as threads:
 
         def connected() -> tuple[ByteStream, ByteStream]:
@@ -82,7 +82,7 @@ def received(stream: ByteStream, count: int, deadline: Deadline | None = None) -
 
 
 def readable(stream: ByteStream, timeout_s: float = 0.0) -> bool:
-    """Whether the socket itself shows anything."""
+    """Return whether the socket itself is readable."""
     poll = select.poll()
     poll.register(stream.fileno(), select.POLLIN)
     return bool(poll.poll(timeout_s * 1000))
@@ -115,7 +115,7 @@ class TestBytes:
                 each.result()
 
     def test_one_thread_sends_while_another_receives(self, pair: Pair) -> None:
-        """As a connection is used: small requests and larger replies, many under way."""
+        """As in a connection: small requests and larger replies, many in flight."""
         ours, peers = pair()
         chance = random.Random(3)
         requests = [chance.randbytes(chance.choice([5, 60, 20_000])) for _ in range(1_500)]
@@ -213,7 +213,7 @@ class TestEnds:
             ours.send([bytes(64 * MIB)], after(20_000))
 
     def test_the_peer_is_cut_off(self, pair: Pair) -> None:
-        """No end of TLS, and no end of TCP either."""
+        """The peer ends neither TLS nor TCP."""
         ours, peers = pair()
         peers._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         peers._socket.close()
@@ -254,7 +254,7 @@ class TestEnds:
 
 class TestReplies:
     def test_two_that_come_together_are_both_ready(self, pair: Pair) -> None:
-        """Over TLS the second is out of the socket when the first is taken: no poll would ever show it."""
+        """Over TLS the second reply leaves the socket with the first: no poll would ever report it."""
         ours, peers = pair()
         connection = Connection(ours, "test", clock=SYSTEM_CLOCK, max_response_bytes=MIB)
         replies = [connection.send(METADATA, 9, {"topics": []}, after(5_000)) for _ in range(2)]
@@ -267,9 +267,9 @@ class TestReplies:
 
 
 def test_to_receive_may_mean_to_send(ends: Ends) -> None:
-    """A peer that changes its keys wants ours to be changed, too: OpenSSL answers in the middle of a read."""
+    """A peer that updates its TLS keys requests an update of ours: OpenSSL answers in the middle of a read."""
     if not subprocess.run(["openssl", "version"], capture_output=True, text=True).stdout.startswith("OpenSSL"):
-        pytest.skip("the command openssl is another implementation, which cannot be told to change its keys")
+        pytest.skip("the command openssl is another implementation, which cannot update its keys")
     command = ["openssl", "s_server", "-accept", "127.0.0.1:0", "-tls1_3", "-msg", "-cert", ends.certificate]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as server:
         assert server.stdin

@@ -19,7 +19,7 @@ NUMERIC = socket.getaddrinfo
 
 
 def resolves_to(monkeypatch: pytest.MonkeyPatch, *addresses: tuple[str, int]) -> None:
-    """Every name has these addresses, in this order."""
+    """Resolve all names to these addresses, in this order."""
 
     def getaddrinfo(host: str, port: int, *_: Any, flags: int = 0, **__: Any) -> list[Any]:
         if flags & socket.AI_NUMERICHOST:
@@ -31,7 +31,7 @@ def resolves_to(monkeypatch: pytest.MonkeyPatch, *addresses: tuple[str, int]) ->
 
 @pytest.fixture
 def black_hole() -> Iterator[tuple[str, int]]:
-    """An address that answers no attempt to connect: its queue is full."""
+    """Yield an address that answers no connection attempt, because its queue is full."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
         address = server.getsockname()
         waiting = []

@@ -152,7 +152,7 @@ def test_connection_idle_for_too_long_is_closed_when_another_one_is_used(broker:
         connections = ConnectionPool(ClientConfig(bootstrap_servers=(("127.0.0.1", 1),)), clock)
         idle = connections.get(departed.host, departed.port, "fetch", after(2000))
         busy = connections.get(departed.host, departed.port, "group", after(2000))
-        busy.send(METADATA, 9, {"topics": []}, after(60_000))  # which is not answered
+        busy.send(METADATA, 9, {"topics": []}, after(60_000))  # gets no reply
         for _ in range(10):
             clock.advance(60)
             used = connections.get(broker.host, broker.port, "fetch", after(2000))
@@ -181,7 +181,7 @@ def test_a_long_poll_does_not_hold_up_another_purpose(broker: FakeBroker) -> Non
 
 
 class TestThreadsThatWait:
-    """Several threads use one connection; each has a time of its own."""
+    """Several threads use one connection; each has its own deadline."""
 
     def test_for_one_that_reads_for_longer_than_they_may(self, broker: FakeBroker) -> None:
         connection = connect(broker)
@@ -264,14 +264,14 @@ class TestThreadsThatWait:
 
 
 def wait_for_a_reader(connection: Connection) -> None:
-    """Until a thread waits for what the broker sends."""
+    """Wait until a thread reads from the broker."""
     asked = threading.Event()
     connection._stream.on_silence = lambda deadline: asked.set()
     assert asked.wait(10)
 
 
 class Interrupting(ByteStream):
-    """As if Ctrl-C was pressed when `step` of the calls of `method` have been made."""
+    """A stream that raises KeyboardInterrupt at call number `step` of `method`, like Ctrl-C."""
 
     def __init__(self, inner: ByteStream, method: str, step: int) -> None:
         super().__init__(inner._socket, inner.address)
@@ -387,7 +387,7 @@ class TestDepartedBrokers:
         connections = ConnectionPool(ClientConfig((address,)), clock)
         kept = connections.get(*address, "control", Deadline.after_ms(5_000, clock))
         clock.advance(4)
-        assert connections.close_departed([address]) == {address}, "a caller may be about to use it"
+        assert connections.close_departed([address]) == {address}, "a caller may be about to use the connection"
         clock.advance(2)
         assert connections.close_departed([]) == set()
         assert not kept.closed

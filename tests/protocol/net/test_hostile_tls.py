@@ -1,4 +1,4 @@
-"""Servers that speak TLS badly, or not at all, to a client that speaks it: refused in time, and with little work."""
+"""Servers with broken TLS, or none, and a TLS client: refused in time, and with little work."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> Ends:
 
 @contextmanager
 def server(talk: Talk) -> Iterator[tuple[int, list[float]]]:
-    """Its port, and when each client came. `talk` has the client's socket, which is closed behind it."""
+    """Yield the port and the times of connections. `talk` gets the client's socket, which is closed afterwards."""
     came: list[float] = []
 
     def accept() -> None:
@@ -56,7 +56,7 @@ def server(talk: Talk) -> Iterator[tuple[int, list[float]]]:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         threading.Thread(target=accept, daemon=True).start()
         yield listening.getsockname()[1], came
-        # Else `accept` would wait on.
+        # Otherwise `accept` would continue to wait.
         listening.shutdown(socket.SHUT_RDWR)
 
 
@@ -79,7 +79,7 @@ def floods(data: bytes) -> Talk:
 
 
 def drips(sock: socket.socket) -> None:
-    """The beginning of a message that is announced to be long, slowly."""
+    """Send the start of a message announced as long, slowly."""
     sock.sendall(b"\x16\x03\x03\x40\x00\x02\x00\x3f\xfc\x03\x03")
     while True:
         time.sleep(0.05)
@@ -125,7 +125,7 @@ def test_a_hostile_server_is_refused(ends: Ends, how: str) -> None:
 
 
 def test_an_address_among_the_names_of_hosts_is_pointed_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nobody looks for it: "not for 127.0.0.1, but for 127.0.0.1" would help nobody."""
+    """The IP address is a DNS name of the certificate: "not for 127.0.0.1, but for 127.0.0.1" would not help."""
     monkeypatch.setattr(certificates, "_host", x509.DNSName)
     ends = make_ends(tmp_path)
 
@@ -140,7 +140,7 @@ def test_an_address_among_the_names_of_hosts_is_pointed_out(tmp_path: Path, monk
 
 @contextmanager
 def established(ends: Ends, talk: Callable[[socket.socket, TLSStream], None]) -> Iterator[TLSStream]:
-    """Our end of a connection after its handshake; the peer goes on with `talk`."""
+    """Yield our end of a connection after its handshake; the peer continues with `talk`."""
 
     def serve(sock: socket.socket) -> None:
         with closing(TLSStream(sock, "us", ends.server_context(), server_side=True)) as theirs:

@@ -1,4 +1,4 @@
-"""Members of real groups and of the model's, by both protocols."""
+"""Members of real and modelled groups, in both group protocols."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROTOCOLS = ("classic", "consumer")
 
 
 class Owner:
-    """Who has a member: takes up what is pending, and notes what it is told."""
+    """Owner of a member: it handles pending rebalances and records revocations and identities."""
 
     def __init__(self, client: Client, group: str, subscription: TopicSubscription, **properties: Any) -> None:
         self.client = client
@@ -42,7 +42,7 @@ class Owner:
 
 
 def settle(*owners: Owner, until: Callable[[], bool], timeout_ms: float = 20_000) -> None:
-    """Every owner takes up what is pending, until this is so."""
+    """Let all owners handle pending rebalances until the condition holds."""
     deadline = owners[0].client.deadline(timeout_ms)
     while True:
         for owner in owners:
@@ -56,7 +56,7 @@ def settle(*owners: Owner, until: Callable[[], bool], timeout_ms: float = 20_000
 
 @pytest.fixture(params=PROTOCOLS)
 def protocol(request: pytest.FixtureRequest) -> str:
-    """With real brokers, where these speak it."""
+    """Return each group protocol; with real brokers, those that they support."""
     real = {"kafka", "kafka1"} & set(request.fixturenames)
     if request.param == "consumer" and real and version_numbers(KAFKA_VERSION) < (4, 0):
         pytest.skip("the consumer protocol begins with Kafka 4.0")
@@ -70,7 +70,7 @@ def group() -> str:
 
 @pytest.fixture
 def owners() -> Iterator[list[Owner]]:
-    """Closed after the test."""
+    """Yield a list of owners that are closed after the test."""
     made: list[Owner] = []
     yield made
     for owner in made:
@@ -79,9 +79,9 @@ def owners() -> Iterator[list[Owner]]:
 
 @pytest.fixture
 def new_member(owners: list[Owner], protocol: str, group: str) -> NewMember:
-    """`new_member(client, "orders", "paid", **properties)`: a member that has not joined yet.
+    """Return `new_member(client, "orders", "paid", **properties)`, which creates a member that has not joined yet.
 
-    Of a classic group with frequent heartbeats; in the consumer protocol that is the coordinator's to say.
+    Classic members send frequent heartbeats; in the consumer protocol the coordinator sets the interval.
     """
 
     def create(client: Client, *topics: str, subscription: TopicSubscription | None = None, **given: Any) -> Owner:

@@ -1,6 +1,6 @@
-"""Members without sockets or threads, against the model of a cluster, in one thread: every order of events is a test's.
+"""Members without sockets or threads, against the model of a cluster, in one thread: a test can choose any order.
 
-What a member asks is heard at once and answered when the model answers, or is lost, by choice of who drives it.
+The test decides for each request when it is handled, and whether its reply is delivered or lost.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CLIENT = parse_client({"bootstrap.servers": "127.0.0.1:9092", "retry.backoff.ms"
 
 
 def machine(protocol: str, now_s: float = 0.0, *, subscription: TopicSubscription = ORDERS, **given: Any) -> Any:
-    """A machine of one protocol; `given` are properties with _ for the dots."""
+    """Return a state machine of one group protocol; `given` are properties with _ for dots."""
     properties = {name.replace("_", "."): value for name, value in given.items()}
     config = parse_consumer({"group.id": GROUP, "group.protocol": protocol, **properties})
     kind: type[MemberMachine] = {"classic": ClassicMember, "consumer": ConsumerMember}[protocol]
@@ -40,7 +40,7 @@ def machine(protocol: str, now_s: float = 0.0, *, subscription: TopicSubscriptio
 
 @dataclass
 class Driven:
-    """One member, its owner, and the request that it waits for."""
+    """One member, its owner, and the request in flight."""
 
     cluster: Cluster
     machine: MemberMachine
@@ -54,12 +54,13 @@ class Driven:
         return self.cluster.clock.now_s()
 
     def act(self, *, lose: bool = False, refuse: ErrorCode | None = None) -> bool:
-        """One step of its thread; whether there was anything to do. `lose`: no answer, though the request is heard."""
+        """Run one step of the member's thread; return whether there was any. `lose`: the request is handled, the
+        reply is lost."""
         if self._asked is not None:
             return self._take_answer(lose)
         step = self.machine.next_step(self.now_s)
         if isinstance(step, Wait):
-            assert step.until_s > self.now_s, "it would spin"
+            assert step.until_s > self.now_s, "the state machine must not spin"
             return False
         if isinstance(step, LookUp):
             names = None if step.topics is None else [{"name": name} for name in sorted(step.topics)]
@@ -99,13 +100,13 @@ class Driven:
             self.machine.failed(ask, broker_error(code, ask.api.name), self.now_s)
 
     def hang_up(self) -> None:
-        """Whatever it waits for does not come."""
+        """Fail the request in flight."""
         if self._asked is not None:
             ask, self._asked = self._asked[0], None
             self.machine.failed(ask, ConnectionLost("as if"), self.now_s)
 
     def own(self) -> frozenset[TopicPartition]:
-        """What its owner does when it calls `take_up`, as far as it can get by itself; what it has then."""
+        """Do the owner's part of `take_up`, as far as possible without waiting; return the owned partitions."""
         while self.begin_to_give_up():
             assert self.giving_up is not None
             self.revoked.append(self.giving_up)
@@ -115,14 +116,15 @@ class Driven:
         return self.machine.owned
 
     def begin_to_give_up(self) -> bool:
-        """Its owner is told what it has to give up, and commits; `own` goes on with that. False: nothing."""
+        """Pass a pending revocation to the owner, which commits; `own` continues with it. Return False if there is
+        none."""
         self.machine.progress(self.now_s)
         self.giving_up = self.giving_up or self.machine.revocation(self.now_s)
         return self.giving_up is not None
 
     @property
     def may_commit(self) -> bool:
-        """Whether the coordinator takes what is committed of that, unless it has forgotten this member."""
+        """Return whether the coordinator accepts the commits, unless it has forgotten this member."""
         group, member = self.cluster.groups.groups.get(GROUP), self.machine.member
         if self.giving_up is None or self.machine.state is MemberState.LOST or group is None:
             return True
@@ -130,13 +132,13 @@ class Driven:
 
     @property
     def claims(self) -> frozenset[TopicPartition]:
-        """What its owner may believe to have: nothing, if by its own clock the session is over."""
+        """Return the partitions that the owner may assume to own: none after the session timeout by its own clock."""
         self.machine.tick(self.now_s)
         return frozenset() if self.machine.state is MemberState.LOST else self.machine.owned
 
 
 def until_settled(*members: Driven, partitions: int = 4, rounds: int = 400) -> None:
-    """All act in turn, owners too, until nothing more happens and all partitions are owned, each once."""
+    """Let members and owners act in turn until no event is left and each partition has one owner."""
     for _ in range(rounds):
         moved = [member.act() for member in members]
         for member in members:

@@ -1,8 +1,8 @@
-"""A member in a process of its own, which can be stopped and killed: takes up what is pending, and says what it has.
+"""A member in a separate process, which can be stopped and killed; it reports its partitions.
 
-`python -m tests.protocol.group.membership.in_a_process BOOTSTRAP TOPIC PROPERTIES`, where the properties are JSON. Each
-line it prints is JSON: `owned` are partitions, `lost` is why claims have ended, `committed` is whether a commit of
-what it had read went through. It commits offset 1 of all that it owns, ten times a second.
+`python -m tests.protocol.group.membership.in_a_process BOOTSTRAP TOPIC PROPERTIES`, where the properties are JSON.
+Each printed line is JSON: `owned` are partitions, `lost` is the reason of their loss, `committed` is the result of a
+commit of processed offsets. The process commits offset 1 of all owned partitions, ten times a second.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main(bootstrap: str, topic: str, properties: str) -> None:
     while True:
         if membership.rebalance_pending:
             if read_by is not None:
-                # What it has read under claims that may have ended: it tries all the same.
+                # Processed offsets of partitions that may be lost: it tries to commit them all the same.
                 say(committed=commits(client, str(config.group_id), topic, read_by))
             assignment = membership.take_up(client.deadline(1_000), before_revoke)
             read_by = assignment.member if assignment.owned else None

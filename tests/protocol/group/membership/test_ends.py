@@ -1,4 +1,4 @@
-"""Every end of a session, and what follows it: error by error, deadline by deadline, with the cause that is told."""
+"""Ends of a session and their consequences: by each error and each timeout, with the reported cause."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def cluster() -> Cluster:
 
 
 def member_of(cluster: Cluster, **given: Any) -> Driven:
-    """One that has all four partitions."""
+    """Return a member that owns all four partitions."""
     member = Driven(cluster, machine(now_s=cluster.clock.now_s(), **given))
     until_settled(member)
     return member
 
 
 def next_request(member: Driven) -> Ask:
-    """What it sends next, at its time."""
+    """Return the next request, sent when it is due."""
     while True:
         step = member.machine.next_step(member.now_s)
         if isinstance(step, Ask):
@@ -49,7 +49,7 @@ def next_request(member: Driven) -> Ask:
 
 
 def refused(member: Driven, code: ErrorCode) -> str:
-    """The next request is answered with this code; what its owner is told."""
+    """Refuse the next request with this code; return the message for the owner."""
     member.machine.failed(next_request(member), broker_error(code, "as if"), member.now_s)
     return str(member.machine.pending(member.now_s))
 
@@ -108,7 +108,7 @@ def test_what_ends_a_member_for_good_names_the_setting(
     assert isinstance(member.machine.error, BrokerError)
     assert setting in str(member.machine.error)
     assert member.machine.error.settings == ({setting} if setting else set())
-    assert not member.act(), "nothing more is sent"
+    assert not member.act(), "no further request is sent"
 
 
 def test_an_instance_id_that_is_never_released_ends_the_member_after_a_minute(cluster: Cluster) -> None:
@@ -136,7 +136,7 @@ def test_a_group_of_the_other_protocol_that_brokers_do_not_convert_is_told_of_wi
     member.own()
     refused(member, ErrorCode.GROUP_ID_NOT_FOUND)
     assert "group.protocol: the group has members of the classic protocol" in str(member.machine.error)
-    assert not member.act(), "nothing more is sent"
+    assert not member.act(), "no further request is sent"
 
 
 @pytest.mark.parametrize("given", [CLASSIC, CONSUMER], ids=["classic", "consumer"])
@@ -185,7 +185,7 @@ def test_an_answer_that_has_waited_while_the_process_stood_still_is_too_late(clu
     member = member_of(cluster, **CLASSIC)
     request = next_request(member)
     sent_s = member.now_s
-    member.machine._session_ends_s = float("inf")  # as if an answer had come in between
+    member.machine._session_ends_s = float("inf")  # as if a reply had arrived in between
     member.machine.answered(request, {"error_code": 0}, sent_s, sent_s + 11)
     assert "stood still for 11 s" in str(member.machine.pending(sent_s + 11))
     assert member.machine.member.generation_id == -1
@@ -213,7 +213,7 @@ def test_an_owner_that_does_nothing_for_too_long_has_its_member_leave(
     member.act()
     member.act()
     cluster.clock.advance(100)  # type: ignore[attr-defined]
-    assert not member.act(), "it stays out until its owner is there again"
+    assert not member.act(), "the member stays out until its owner polls again"
     member.own()
     until_settled(member)
     assert [revocation.lost for revocation in member.revoked] == [True]
@@ -260,7 +260,7 @@ def test_who_leaves_says_so_unless_it_may_come_back(
 
 
 def test_who_leaves_before_it_was_let_in_says_so_too(cluster: Cluster) -> None:
-    """The coordinator may have let it in, and would wait for it until the session is over."""
+    """The coordinator may have added the member, and would otherwise wait until its session timeout."""
     member = Driven(cluster, machine(**CONSUMER))
     member.own()
     next_request(member)
@@ -293,7 +293,7 @@ def _epoch(member: Driven, epoch: int | None = None) -> dict[str, Any]:
 
 
 def test_a_topic_that_was_recreated_is_given_up_and_taken_anew(cluster: Cluster) -> None:
-    """Its name is the same, and so are its partitions' numbers."""
+    """The recreated topic has the same name and partition numbers."""
     member = member_of(cluster, **CONSUMER)
     cluster.delete_topic("orders")
     cluster.create_topic("orders", 4)
@@ -330,7 +330,7 @@ def test_a_static_leader_that_was_started_again_leaves_the_assignment_as_it_was_
 
 
 class TestRequests:
-    """What is asked, and how long for."""
+    """Bodies and timeouts of requests."""
 
     def test_only_what_is_answered_when_others_have_acted_may_take_long(self, cluster: Cluster) -> None:
         member = member_of(cluster, **CLASSIC)
@@ -340,7 +340,7 @@ class TestRequests:
         assert seen[JOIN_GROUP] == seen[SYNC_GROUP] == (True, 65_000)
         held, timeout_ms = seen[HEARTBEAT]
         assert not held
-        assert timeout_ms < 10_000 / 2, "there is time to find another coordinator"
+        assert timeout_ms < 10_000 / 2, "time remains to find another coordinator"
 
     def test_the_consumer_protocol_says_again_only_what_is_new_or_may_not_have_been_heard(
         self, cluster: Cluster

@@ -1,4 +1,4 @@
-"""Whatever happens to members, and in whichever order: no partition has two owners, and in the end all have one."""
+"""For any sequence of events: no partition has two owners, and finally each has one."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=2 * settings.default.max_examples)
 @given(seed=st.integers(0, 2**32))
-@example(seed=82581)  # a farewell is tried again, and its owner's time was over long ago
-@example(seed=3369576723)  # the group rebalances again while an owner gives up partitions
-@example(seed=5289)  # SyncGroup, answered by a group that was stable, begins no session
+@example(seed=82581)  # a LeaveGroup is retried after the owner exceeded max.poll.interval.ms
+@example(seed=3369576723)  # the group rebalances again while an owner revokes partitions
+@example(seed=5289)  # SyncGroup answered by a stable group starts no session
 def test_no_partition_has_two_owners_and_in_the_end_each_has_one(kind: str, seed: int) -> None:
     chance, cluster = random.Random(seed), new_cluster(partitions=5)
     options = {"session_timeout_ms": 10_000, "max_poll_interval_ms": 60_000} if kind != "consumer" else {}

@@ -1,4 +1,4 @@
-"""The thread of a member and its owner's calls, against the model behind sockets: who waits for whom."""
+"""The thread of a member and its owner's calls, against the model behind sockets: waits between the two."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def client(fake: FakeKafka) -> Iterator[Client]:
 
 @pytest.fixture
 def joined(client: Client, new_member: NewMember) -> Callable[..., Owner]:
-    """`joined(**properties)`: a member that has all partitions, and whose heartbeats are frequent."""
+    """Return `joined(**properties)`, which creates a member with all partitions and frequent heartbeats."""
 
     def join(**properties: object) -> Owner:
         owner = new_member(client, "orders", **properties)
@@ -75,13 +75,13 @@ def test_heartbeats_go_on_while_the_owner_is_at_work(fake: FakeKafka, joined: Ca
 def test_who_waits_for_others_is_told_so_and_comes_in_without_waiting(
     client: Client, joined: Callable[..., Owner], new_member: NewMember
 ) -> None:
-    """Both use one client: the JoinGroup of one does not stand before the heartbeats of the other."""
+    """Both members use one client: the JoinGroup of one must not delay the heartbeats of the other."""
     one, two = joined(), new_member(client, "orders")
     began_s = time.monotonic()
     assignment = two.take_up(200)
     assert 0.2 <= time.monotonic() - began_s < 15
     assert (assignment.owned, str(assignment.joining)) == (frozenset(), "it joins for the first time")
-    assert two.membership.rebalance_pending is None, "there is nothing yet to be taken up"
+    assert two.membership.rebalance_pending is None, "no rebalance is pending yet"
     wait_until(lambda: one.membership.rebalance_pending)
     one.take_up()
     wait_until(lambda: two.membership.rebalance_pending)
@@ -89,7 +89,7 @@ def test_who_waits_for_others_is_told_so_and_comes_in_without_waiting(
 
 
 def assert_leaves_at_once(owner: Owner, fake: FakeKafka) -> None:
-    """One member is left."""
+    """Assert that the owner leaves at once, and one member remains."""
     began_s = time.monotonic()
     owner.membership.close(timeout_ms=30_000)
     assert time.monotonic() - began_s < 15
@@ -116,7 +116,7 @@ def test_who_is_closed_just_before_it_asks_to_be_let_in_leaves_at_once(
     group: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What is sent after the connection was hung up is not waited for, either."""
+    """A request sent after the connection was closed is not awaited, either."""
     joined()
     two, hung_up, named = new_member(client, "orders"), threading.Event(), threading.Event()
     send, hang_up = client.send, client.hang_up
@@ -138,7 +138,7 @@ def test_who_is_closed_just_before_it_asks_to_be_let_in_leaves_at_once(
 def test_who_does_not_wait_for_its_name_does_not_join(
     fake: FakeKafka, client: Client, new_member: NewMember, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As with Ctrl-C while it is closed."""
+    """As with Ctrl-C during close."""
     asked, answered = threading.Event(), threading.Event()
     fake.before[JOIN_GROUP] = lambda body: asked.set() or answered.wait(20)
     owner = new_member(client, "orders")
@@ -207,7 +207,7 @@ def test_brokers_that_are_away_for_long_are_told_of_once(
     caplog: pytest.LogCaptureFixture,
     protocol: str,
 ) -> None:
-    """An owner that waits for its partitions would just see that none come."""
+    """An owner that waits for its partitions would otherwise only see that none are assigned."""
     monkeypatch.setattr(membership, "_FAILING_S", 0.3)
     joined(**{"group.protocol": protocol})
     for broker in (1, 2, 3):
@@ -249,7 +249,7 @@ def test_nothing_is_left_of_who_has_left(fake: FakeKafka, client: Client, joined
     owner = joined()
     owner.membership.close()
     owner.membership.close()
-    wait_until(lambda: threading.active_count() <= before + 6)  # the model's, of at most two for each broker
+    wait_until(lambda: threading.active_count() <= before + 6)  # the model's threads, at most two per broker
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("member ")]
     with pytest.raises(UsageError, match="was closed"):
         owner.take_up()
@@ -259,7 +259,7 @@ def test_nothing_is_left_of_who_has_left(fake: FakeKafka, client: Client, joined
 def test_who_waits_long_for_others_keeps_what_it_has(
     fake: FakeKafka, client: Client, new_member: NewMember, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cooperative. While the coordinator holds JoinGroup back it counts no session, and nor does the member."""
+    """Cooperative. While the coordinator delays JoinGroup, neither it nor the member counts the session timeout."""
     monkeypatch.setattr(membership, "_STILL_WAITING_S", 0.05)
     strategy = {"partition_assignment_strategy": "cooperative-sticky"}
     owner = new_member(client, "orders", session_timeout_ms=2_500, **strategy)
@@ -283,7 +283,7 @@ def test_who_waits_long_for_others_keeps_what_it_has(
 def test_commits_outlast_a_generation_that_leaves_the_claims_as_they_were(
     fake: FakeKafka, client: Client, new_member: NewMember, group: str
 ) -> None:
-    """Cooperative: what was read in one generation is committed in the next, also if the first one was refused."""
+    """Cooperative: offsets read in one generation are committed in the next, also if the first commit was refused."""
     given = {"partition_assignment_strategy": "cooperative-sticky"}
     owner = new_member(client, "orders", **given)
     offsets = OffsetManager(client, group)

@@ -1,4 +1,4 @@
-"""Members of one group: this client's, librdkafka's and Java's. Each partition has one owner, whoever leads."""
+"""Groups with members of this client, librdkafka and Java. Each partition has one owner, whichever client leads."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def strategy(request: pytest.FixtureRequest) -> dict[str, str]:
 
 
 class Librdkafka:
-    """A consumer of librdkafka, which lives as long as it is asked for something."""
+    """A consumer of librdkafka; it polls whenever its partitions are requested."""
 
     def __init__(self, kafka: LocalKafka, group: str, topic: str, given: dict[str, str]) -> None:
         settings = {"bootstrap.servers": kafka.bootstrap_servers, "group.id": group, "log_level": 0, **given}
@@ -71,7 +71,7 @@ def test_partitions_are_shared_with_librdkafka_and_come_back(
     try:
         settle(ours, until=lambda: len(theirs.numbers) == 3 == len(ours.numbers))
         assert sorted(ours.numbers + theirs.numbers) == PARTITIONS
-        # Theirs may lead from now on.
+        # librdkafka's member may lead from now on.
         ours.membership.close()
         ours = new_member(client, name, **{key.replace(".", "_"): value for key, value in strategy.items()})
         settle(ours, until=lambda: len(theirs.numbers) == 3 == len(ours.numbers))
@@ -97,7 +97,7 @@ def test_partitions_are_shared_with_java(
     settle(ours, until=lambda: len(ours.numbers) == 3, timeout_ms=60_000)
     assert described(kafka1, group, ours) == set(ours.numbers)
     producer = confluent_kafka.Producer({"bootstrap.servers": kafka1.bootstrap_servers})
-    for number in PARTITIONS:  # one of them is theirs, and ends them
+    for number in PARTITIONS:  # one of these partitions belongs to the Java consumer, and ends it
         producer.produce(name, b"one", partition=number)
     assert producer.flush(20) == 0
     theirs.join()
@@ -106,6 +106,6 @@ def test_partitions_are_shared_with_java(
 
 
 def described(kafka: LocalKafka, group: str, owner: Owner) -> set[int]:
-    """The partitions that Kafka's tool says a member has."""
+    """Return the partitions of a member according to Kafka's tool."""
     rows = [line.split() for line in kafka.describe_group(group).splitlines()]
     return {int(row[2]) for row in rows if row[6:7] == [owner.membership.member.member_id]}

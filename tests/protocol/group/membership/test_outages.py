@@ -1,4 +1,4 @@
-"""Coordinators that are killed or go dark, members that stand still: claims survive, or end before others have them."""
+"""Killed or unreachable coordinators, paused members: partitions are kept, or lost before other members get them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def commit_as_member(client: Client, group: str, topic: str, number: int, owner:
 
 
 class InAProcess:
-    """`in_a_process` with a member of its own."""
+    """Runs `in_a_process` as a subprocess."""
 
     def __init__(self, kafka: LocalKafka, topic: str, properties: dict[str, Any]) -> None:
         module = "tests.protocol.group.membership.in_a_process"
@@ -76,7 +76,7 @@ class InAProcess:
             self._said.put(json.loads(line))
 
     def says(self, what: str, timeout_s: float = 30) -> Any:
-        """The next thing of this kind that it says."""
+        """Return the next value of this kind that the process prints."""
         while True:
             said = self._said.get(timeout=timeout_s)
             if what in said:
@@ -88,7 +88,7 @@ class InAProcess:
 def test_a_member_that_has_stood_still_knows_that_its_claims_are_gone_and_rewinds_nobody(
     client: Client, kafka: LocalKafka, topic: TopicFactory, group: str, new_member: NewMember, protocol: str
 ) -> None:
-    """In the consumer protocol the session is the brokers' to say: it is over before the client's own one."""
+    """In the consumer protocol the brokers set the session timeout: it expires before the client's own one."""
     name = topic(len(PARTITIONS))
     quick = {"session_timeout_ms": "2000", "heartbeat_interval_ms": "200"} if protocol == "classic" else {}
     properties = {each.replace("_", "."): value for each, value in quick.items()}

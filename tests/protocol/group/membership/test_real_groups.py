@@ -1,4 +1,4 @@
-"""Members of groups that a real broker coordinates, by both protocols."""
+"""Members of groups with a real coordinator, in both group protocols."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_two_members_share_and_who_leaves_is_missed_at_once(
 def test_who_is_closed_while_it_joins_for_the_first_time_holds_up_nobody(
     client: Client, topic1: TopicFactory, new_member: NewMember
 ) -> None:
-    """KIP-394: the coordinator has an id for it by then, and would wait for it until its session is over."""
+    """KIP-394: the coordinator already has an id for the member, and would wait for it until the session timeout."""
     name = topic1(4)
     one = new_member(client, name)
     one.take_up(20_000)
@@ -77,7 +77,7 @@ def test_who_is_closed_while_it_joins_for_the_first_time_holds_up_nobody(
 
 @pytest.fixture
 def curious(kafka1: LocalKafka) -> Iterator[Client]:
-    """Whose members see soon that topics have changed."""
+    """Yield a client whose members notice topic changes soon."""
     with client_of(kafka1, metadata_max_age_ms=200) as client:
         yield client
 
@@ -158,7 +158,7 @@ def test_another_member_under_the_same_instance_id_ends_the_first_one(
 def test_an_instance_id_is_waited_for_until_the_member_that_holds_it_is_gone(
     client: Client, topic1: TopicFactory, new_member: NewMember
 ) -> None:
-    """As after a kill: with KIP-848 the older one has it until it has left, or its session is over."""
+    """As after a kill: with KIP-848 the older member keeps the instance id until it leaves or its session times out."""
     name = topic1(1)
     one, two = (new_member(client, name, group_instance_id="a") for _ in range(2))
     settle(one, until=lambda: one.numbers == [0])
@@ -181,7 +181,7 @@ def test_members_without_a_strategy_in_common_are_told_which_setting_it_is(
 def test_a_group_changes_from_eager_to_cooperative_member_by_member(
     client: Client, topic1: TopicFactory, new_member: NewMember
 ) -> None:
-    """KIP-429: first all have both strategies, then each is started again with the cooperative one alone."""
+    """KIP-429: first all members have both strategies, then each restarts with the cooperative one alone."""
     name = topic1(4)
     both = {"partition_assignment_strategy": "range,cooperative-sticky"}
     alone = {"partition_assignment_strategy": "cooperative-sticky"}
@@ -195,4 +195,4 @@ def test_a_group_changes_from_eager_to_cooperative_member_by_member(
     two.revoked.clear()
     one = new_member(client, name, **alone)
     settle(one, two, until=lambda: len(one.numbers) == len(two.numbers) == 2)
-    assert [len(each.partitions) for each in two.revoked] == [2], "what stays is not given up for a while"
+    assert [len(each.partitions) for each in two.revoked] == [2], "kept partitions are not revoked temporarily"

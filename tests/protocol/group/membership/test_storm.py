@@ -1,6 +1,6 @@
-"""Members that come and go all the time: no partition has two owners, no offset goes back, and in the end all is owned.
+"""Members join and leave all the time: no partition has two owners, no offset decreases, and finally all are owned.
 
-`make soak` has it go on for a minute each.
+`make soak` runs each case for a minute.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ KINDS = {
 
 
 class Ledger:
-    """Who has what, and which offsets were committed. Notes what must not be."""
+    """Owners of partitions and committed offsets; it records violations."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -70,7 +70,7 @@ class Ledger:
 
 
 class Worker(threading.Thread):
-    """An owner: takes up what is pending, works a little, commits one offset more of all that it has."""
+    """An owner: handles pending rebalances, works a little, and commits the next offset of all owned partitions."""
 
     def __init__(self, client: Client, ledger: Ledger, topic: str, given: dict[str, str]) -> None:
         super().__init__(daemon=True)
@@ -110,7 +110,7 @@ class Worker(threading.Thread):
         self.offsets = {key: offset for key, offset in self.offsets.items() if key not in revocation.partitions}
 
     def commit(self) -> None:
-        """Of the classic protocol a generation may be completing, or have moved on: then nothing is committed."""
+        """A generation of the classic protocol may be completing or superseded: then no offset is committed."""
         newer = {key: offset + 1 for key, offset in self.offsets.items()}
         offsets = {key: CommittedOffset(offset) for key, offset in newer.items()}
         try:
