@@ -88,7 +88,7 @@ class Held:
         self._released.set()
 
 
-def test_a_fault_in_this_client_is_told_and_the_commit_is_tried_again(
+def test_unexpected_error_in_a_commit_is_logged_and_retried(
     client: Client, manager: OffsetManager, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tries: list[dict[Any, CommittedOffset]] = []
@@ -113,7 +113,7 @@ def test_a_fault_in_this_client_is_told_and_the_commit_is_tried_again(
     assert "go through again" in second.message
 
 
-def test_without_a_thread_the_next_mark_tries_again(
+def test_commit_without_a_thread_is_retried_by_the_next_mark(
     client: Client, manager: OffsetManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
@@ -127,14 +127,14 @@ def test_without_a_thread_the_next_mark_tries_again(
     assert manager.healthy
 
 
-def test_nothing_is_sent_that_has_not_changed(fake: FakeKafka, client: Client, manager: OffsetManager) -> None:
+def test_unchanged_offsets_are_not_sent(fake: FakeKafka, client: Client, manager: OffsetManager) -> None:
     for offsets in (BOTH, BOTH, {**BOTH, ("orders", 1): CommittedOffset(7)}):
         manager.mark(offsets)
         assert flushed(client, manager)
     assert asked(fake) == [[0, 1], [1]]
 
 
-def test_what_fails_for_a_partition_holds_up_no_other(fake: FakeKafka, client: Client, manager: OffsetManager) -> None:
+def test_failed_partition_does_not_delay_others(fake: FakeKafka, client: Client, manager: OffsetManager) -> None:
     fake.refuse(OFFSET_COMMIT, ErrorCode.TOPIC_AUTHORIZATION_FAILED, 2, partition=("orders", 0))
     fake.refuse(OFFSET_COMMIT, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 1, partition=("orders", 0))
     manager.mark(BOTH)
@@ -144,7 +144,7 @@ def test_what_fails_for_a_partition_holds_up_no_other(fake: FakeKafka, client: C
 
 
 @pytest.mark.parametrize(("who", "times"), [(NO_MEMBER, 3), (GroupMember("m-1", 4), 1)], ids=["no member", "a member"])
-def test_who_may_not_use_the_group_waits_for_the_right_unless_a_member(
+def test_commit_without_group_acl_is_retried_unless_by_a_member(
     fake: FakeKafka, client: Client, manager: OffsetManager, who: GroupMember, times: int
 ) -> None:
     fake.refuse(OFFSET_COMMIT, ErrorCode.GROUP_AUTHORIZATION_FAILED, 2)
@@ -154,7 +154,7 @@ def test_who_may_not_use_the_group_waits_for_the_right_unless_a_member(
     assert len(asked(fake)) == times
 
 
-def test_what_is_refused_for_good_is_not_repeated_with_the_others(fake: FakeKafka, client: Client) -> None:
+def test_permanently_refused_partition_is_not_committed_again(fake: FakeKafka, client: Client) -> None:
     fake.refuse(OFFSET_COMMIT, ErrorCode.INVALID_COMMIT_OFFSET_SIZE, partition=("orders", 0))
     manager = OffsetManager(client, GROUP, refresh_ms=10)
     manager.mark(BOTH)
@@ -169,7 +169,7 @@ def test_what_is_refused_for_good_is_not_repeated_with_the_others(fake: FakeKafk
 
 
 @pytest.mark.parametrize("said", [ErrorCode.INVALID_COMMIT_OFFSET_SIZE, ErrorCode.UNKNOWN_SERVER_ERROR])
-def test_what_is_too_large_for_one_request_goes_in_halves(
+def test_commit_too_large_for_one_request_is_split_in_halves(
     fake: FakeKafka, client: Client, manager: OffsetManager, said: ErrorCode
 ) -> None:
     fake.create_topic("many", 5)
@@ -192,7 +192,7 @@ def test_what_is_too_large_for_one_request_goes_in_halves(
 @pytest.mark.parametrize(
     "answer", [ErrorCode.NONE, ErrorCode.OFFSET_METADATA_TOO_LARGE, ErrorCode.UNKNOWN_SERVER_ERROR]
 )
-def test_a_late_answer_about_what_was_revoked_changes_nothing(
+def test_late_reply_about_a_revoked_partition_changes_nothing(
     fake: FakeKafka, client: Client, manager: OffsetManager, answer: ErrorCode
 ) -> None:
     held = Held(fake)
@@ -210,7 +210,7 @@ def test_a_late_answer_about_what_was_revoked_changes_nothing(
     assert committed(client) == BOTH
 
 
-def test_a_late_answer_about_what_was_revoked_is_not_told(
+def test_late_error_about_a_revoked_partition_is_not_reported(
     fake: FakeKafka, client: Client, manager: OffsetManager, caplog: pytest.LogCaptureFixture
 ) -> None:
     held = Held(fake)
@@ -224,7 +224,7 @@ def test_a_late_answer_about_what_was_revoked_is_not_told(
     assert (manager.counts.succeeded, manager.counts.failed, caplog.records) == (1, 0, [])
 
 
-def test_a_late_answer_to_an_older_generation_changes_nothing(
+def test_late_reply_to_an_older_generation_changes_nothing(
     fake: FakeKafka, client: Client, manager: OffsetManager
 ) -> None:
     """The commit is fenced after its partition is assigned again, in the next generation."""
@@ -244,7 +244,7 @@ def test_a_late_answer_to_an_older_generation_changes_nothing(
     assert committed(client) == MARKS
 
 
-def test_a_commit_that_is_overtaken_by_the_next_generation_is_made_in_that_one(
+def test_commit_refused_for_a_stale_generation_is_retried_in_the_next(
     fake: FakeKafka, client: Client, manager: OffsetManager
 ) -> None:
     """Members of cooperative rebalances keep partitions in the next generation; until then the commit's result is
@@ -264,7 +264,7 @@ def test_a_commit_that_is_overtaken_by_the_next_generation_is_made_in_that_one(
     assert committed(client) == MARKS
 
 
-def test_a_commit_that_is_overtaken_by_a_generation_without_its_claims_is_refused(
+def test_commit_refused_for_a_stale_generation_fails_if_partitions_were_lost(
     fake: FakeKafka, client: Client, manager: OffsetManager
 ) -> None:
     (joined,) = stable(client, GROUP)
@@ -278,7 +278,9 @@ def test_a_commit_that_is_overtaken_by_a_generation_without_its_claims_is_refuse
     assert committed(client) == {}
 
 
-def test_who_is_in_no_generation_is_refused_at_once(fake: FakeKafka, client: Client, manager: OffsetManager) -> None:
+def test_commit_of_a_member_without_generation_is_refused_at_once(
+    fake: FakeKafka, client: Client, manager: OffsetManager
+) -> None:
     """The member waits to join, perhaps for long, and owned no partitions before."""
     (joined,) = stable(client, GROUP)
     nowhere = GroupMember(joined.member_id)
@@ -289,9 +291,7 @@ def test_who_is_in_no_generation_is_refused_at_once(fake: FakeKafka, client: Cli
     assert "ILLEGAL_GENERATION" in str(manager.failure(MARKS))
 
 
-def test_a_member_s_commits_go_to_the_coordinator_that_there_is(
-    fake: FakeKafka, client: Client, manager: OffsetManager
-) -> None:
+def test_member_commits_go_to_the_current_coordinator(fake: FakeKafka, client: Client, manager: OffsetManager) -> None:
     (joined,) = stable(client, GROUP)
     who = GroupMember(joined.member_id, joined.generation)
     manager.join(who)
@@ -310,7 +310,7 @@ class TestConsumerProtocol:
 
     OLD, NEW = (GroupMember("m-1", member_epoch=epoch) for epoch in (3, 4))
 
-    def test_a_stale_epoch_is_tried_again_with_the_newer_one(
+    def test_commit_with_a_stale_epoch_is_retried_with_the_newer_one(
         self, fake: FakeKafka, client: Client, manager: OffsetManager
     ) -> None:
         fake.handlers[OFFSET_COMMIT] = self.answer
@@ -322,7 +322,7 @@ class TestConsumerProtocol:
         manager.join(self.NEW)
         assert flushed(client, manager)
 
-    def test_what_is_marked_under_the_old_epoch_counts(
+    def test_offset_marked_in_the_old_epoch_is_committed(
         self, fake: FakeKafka, client: Client, manager: OffsetManager
     ) -> None:
         fake.handlers[OFFSET_COMMIT] = self.answer
@@ -332,7 +332,7 @@ class TestConsumerProtocol:
         assert flushed(client, manager)
         assert asked(fake) == [[0]]
 
-    def test_a_fenced_epoch_ends_all_marks(self, fake: FakeKafka, client: Client, manager: OffsetManager) -> None:
+    def test_fenced_epoch_drops_all_marks(self, fake: FakeKafka, client: Client, manager: OffsetManager) -> None:
         fake.refuse(OFFSET_COMMIT, ErrorCode.FENCED_MEMBER_EPOCH)
         manager.join(self.OLD)
         manager.mark(BOTH, self.OLD)
@@ -349,7 +349,7 @@ class TestConsumerProtocol:
 
 
 @NEEDS_KIP_848
-def test_a_member_of_the_consumer_protocol_commits_across_epochs(kafka1: LocalKafka, topic1: TopicFactory) -> None:
+def test_consumer_protocol_member_commits_across_epochs(kafka1: LocalKafka, topic1: TopicFactory) -> None:
     """As `TestConsumerProtocol`, with a real coordinator."""
     name, group, member_id = topic1(2), f"group-{uuid.uuid4().hex[:8]}", str(uuid.uuid4())
     with client_of(kafka1) as client:
@@ -387,7 +387,7 @@ def heartbeat(client: Client, group: str, member: GroupMember, topic: str, *, ow
     return replace(member, member_epoch=reply["member_epoch"])
 
 
-def test_commits_go_on_while_the_coordinator_s_host_is_dark(kafka: LocalKafka, topic: TopicFactory) -> None:
+def test_commits_continue_while_the_coordinators_host_is_unreachable(kafka: LocalKafka, topic: TopicFactory) -> None:
     """No reset, no reply. The cluster itself needs some seconds to notice."""
     name, group = topic(1, replication_factor=3), f"group-{uuid.uuid4().hex[:8]}"
     with client_of(kafka) as client:

@@ -17,7 +17,7 @@ GROUP = "etl"
 BOTH = {("orders", 0): CommittedOffset(5, 1), ("orders", 1): CommittedOffset(6, 1)}
 
 
-def coordinator_that_answers_for(partitions: list[int]) -> FakeKafka:
+def coordinator_answering_for(partitions: list[int]) -> FakeKafka:
     """Return a cluster whose replies omit the other partitions of a topic with two."""
     kafka = FakeKafka()
     kafka.create_topic("orders", 2)
@@ -36,14 +36,14 @@ def coordinator_that_answers_for(partitions: list[int]) -> FakeKafka:
     return kafka
 
 
-def test_what_is_answered_for_is_committed_and_fetched() -> None:
-    with coordinator_that_answers_for([0, 1]) as kafka, client_of(kafka.bootstrap_servers) as client:
+def test_partitions_in_the_reply_are_committed_and_fetched() -> None:
+    with coordinator_answering_for([0, 1]) as kafka, client_of(kafka.bootstrap_servers) as client:
         commit_offsets(client, GROUP, BOTH, client.deadline())
         assert fetch_offsets(client, GROUP, BOTH, client.deadline()) == BOTH
 
 
-def test_a_partition_that_is_left_out_is_named() -> None:
-    with coordinator_that_answers_for([0]) as kafka, client_of(kafka.bootstrap_servers) as client:
+def test_partition_missing_in_the_reply_is_named() -> None:
+    with coordinator_answering_for([0]) as kafka, client_of(kafka.bootstrap_servers) as client:
         with pytest.raises(Corrupt, match=r"OffsetCommit for group etl at .*: the reply leaves out orders-1"):
             commit_offsets(client, GROUP, BOTH, client.deadline())
         with pytest.raises(Corrupt, match=r"OffsetFetch for group etl at .*: the reply leaves out orders-1"):

@@ -51,7 +51,7 @@ def sign_in(
 @pytest.mark.parametrize(
     ("lifetime_ms", "again_in_s"), [(0, None), (3_600_000, 2_880), (2_000, 1.6), (1_000, 1.05), (10, 1.05)]
 )
-def test_a_session_is_renewed_before_it_ends_but_not_within_a_second(
+def test_session_is_renewed_before_it_expires_but_not_within_a_second(
     lifetime_ms: int, again_in_s: float | None
 ) -> None:
     clock = ManualClock()
@@ -59,7 +59,7 @@ def test_a_session_is_renewed_before_it_ends_but_not_within_a_second(
     assert sign_in(Authenticator(ALICE, clock), broker, clock) == again_in_s
 
 
-def test_what_was_refused_is_tried_again_later_and_later() -> None:
+def test_refused_credentials_are_retried_with_growing_delays() -> None:
     clock, broker = ManualClock(), Broker(REFUSED)
     authenticator, seen = Authenticator(ALICE, clock), []
     for _ in range(200):
@@ -76,7 +76,7 @@ def test_what_was_refused_is_tried_again_later_and_later() -> None:
     assert sign_in(authenticator, broker, clock) is None
 
 
-def test_a_password_that_is_just_being_replaced_is_the_one_before(
+def test_password_file_missing_during_replacement_keeps_the_old_password(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "password"
@@ -101,7 +101,7 @@ def test_a_password_that_is_just_being_replaced_is_the_one_before(
         sign_in(authenticator, broker, clock)
 
 
-def test_a_token_that_was_refused_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_token_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys that sign tokens may change long before a token expires."""
     given: list[str] = []
 
@@ -126,7 +126,7 @@ def test_a_token_that_was_refused_is_not_sent_again(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("failure", [ConnectionLost("gone"), RequestTimedOut("late")])
-def test_a_connection_that_breaks_is_no_refusal(failure: Exception) -> None:
+def test_lost_connection_does_not_count_as_refusal(failure: Exception) -> None:
     clock, broker = ManualClock(), Broker(failure)
     authenticator = Authenticator(ALICE, clock)
     with pytest.raises(type(failure)):
@@ -135,7 +135,7 @@ def test_a_connection_that_breaks_is_no_refusal(failure: Exception) -> None:
     assert sign_in(authenticator, broker, clock) is None
 
 
-def test_one_tries_until_one_has_got_in() -> None:
+def test_connections_wait_for_the_first_authentication() -> None:
     clock, first, second = ManualClock(), Broker(), Broker()
     authenticator = Authenticator(ALICE, clock)
     asked, answered = threading.Event(), threading.Event()
@@ -160,9 +160,7 @@ def test_one_tries_until_one_has_got_in() -> None:
 @pytest.mark.parametrize(
     ("mechanism", "package"), [("GSSAPI", "kerberos"), ("AWS_MSK_IAM", "msk-iam")], ids=["Kerberos", "AWS"]
 )
-def test_a_package_that_is_not_installed_is_named(
-    mechanism: str, package: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_package_is_named(mechanism: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("gssapi", "aws_msk_iam_sasl_signer"):
         monkeypatch.setitem(__import__("sys").modules, name, None)
     clock, broker = ManualClock(), Broker()

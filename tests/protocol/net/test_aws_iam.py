@@ -44,7 +44,7 @@ def signed_at(token: str) -> str:
 
 
 @pytest.mark.parametrize("profile", [None, "other"])
-def test_the_token_is_the_signer_s(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, profile: str | None) -> None:
+def test_token_equals_the_signers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, profile: str | None) -> None:
     keys = tmp_path / "credentials"
     keys.write_text("[other]\naws_access_key_id = AKIAOTHER\naws_secret_access_key = of-the-other\n")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(keys))
@@ -61,7 +61,7 @@ def test_the_token_is_the_signer_s(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert (mechanism, token) == ("OAUTHBEARER", expected)
 
 
-def test_where_the_name_of_a_broker_says_no_region_the_environment_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_region_comes_from_the_environment_if_the_host_name_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIATEST")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of-a-test")
     monkeypatch.setenv("AWS_REGION", "us-west-2")

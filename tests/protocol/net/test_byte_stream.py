@@ -89,7 +89,7 @@ def readable(stream: ByteStream, timeout_s: float = 0.0) -> bool:
 
 
 class TestBytes:
-    def test_many_buffers_arrive_in_order_whatever_their_sizes(self, pair: Pair) -> None:
+    def test_buffers_of_any_size_arrive_in_order(self, pair: Pair) -> None:
         ours, peers = pair()
         chance = random.Random(7)
         sizes = [0, 1, 4, 0, 70_000, 16_384, 300_000, 1, *(chance.randrange(40) for _ in range(2_000)), 0]
@@ -100,7 +100,7 @@ class TestBytes:
             assert received(peers, sum(sizes)) == b"".join(buffers)
             sent.result()
 
-    def test_both_send_more_than_any_buffer_holds_while_they_receive(self, pair: Pair) -> None:
+    def test_both_peers_send_more_than_the_socket_buffers_hold(self, pair: Pair) -> None:
         ours, peers = pair()
         there, back = random.Random(1).randbytes(24 * MIB), random.Random(2).randbytes(24 * MIB)
         with ThreadPoolExecutor() as threads:
@@ -114,7 +114,7 @@ class TestBytes:
             for each in sent:
                 each.result()
 
-    def test_one_thread_sends_while_another_receives(self, pair: Pair) -> None:
+    def test_threads_send_and_receive_concurrently(self, pair: Pair) -> None:
         """As in a connection: small requests and larger replies, many in flight."""
         ours, peers = pair()
         chance = random.Random(3)
@@ -137,7 +137,7 @@ class TestBytes:
                 each.result()
 
     @pytest.mark.parametrize("sends", [1, 3])
-    def test_what_is_left_after_a_short_read_shows_in_the_socket_or_is_pending(self, pair: Pair, sends: int) -> None:
+    def test_unread_bytes_are_in_the_socket_or_pending(self, pair: Pair, sends: int) -> None:
         ours, peers = pair()
         for _ in range(sends):
             peers.send([b"0123456789" * 100], after(5_000))
@@ -149,7 +149,7 @@ class TestBytes:
         assert not ours.pending()
         assert not readable(ours)
 
-    def test_nothing_is_pending_while_nothing_came(self, pair: Pair) -> None:
+    def test_pending_is_false_without_bytes(self, pair: Pair) -> None:
         ours, peers = pair()
         assert not ours.pending()
         ours.send([b"ping"], after(5_000))
@@ -159,7 +159,7 @@ class TestBytes:
 
 
 class TestDeadlines:
-    def test_in_the_middle_of_what_is_received(self, pair: Pair) -> None:
+    def test_deadline_during_receive_times_out(self, pair: Pair) -> None:
         ours, peers = pair()
         peers.send([b"half"], after(5_000))
         started_s = time.monotonic()
@@ -167,14 +167,14 @@ class TestDeadlines:
             received(ours, 8, after(300))
         assert 0.25 < time.monotonic() - started_s < 15
 
-    def test_in_the_middle_of_what_is_sent(self, pair: Pair) -> None:
+    def test_deadline_during_send_times_out(self, pair: Pair) -> None:
         ours, _ = pair()
         started_s = time.monotonic()
         with pytest.raises(RequestTimedOut, match="peer:9092: the bytes could not be sent before the deadline"):
             ours.send([bytes(64 * MIB)], after(300))
         assert 0.25 < time.monotonic() - started_s < 15
 
-    def test_one_that_has_passed_takes_what_is_there_and_waits_for_nothing(self, pair: Pair) -> None:
+    def test_passed_deadline_returns_available_bytes_without_waiting(self, pair: Pair) -> None:
         ours, peers = pair()
         peers.send([b"there"], after(5_000))
         while not readable(ours):
@@ -185,7 +185,7 @@ class TestDeadlines:
             received(ours, 1, after(0))
         assert time.monotonic() - started_s < 5
 
-    def test_a_silence_is_told_to_who_knows_what_it_may_mean(self, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_silence_calls_the_handler_of_the_stream(self, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("protocol.net.byte_stream._SILENCE_MS", 20)
         ours, _ = pair()
         told: list[Deadline] = []
@@ -202,8 +202,8 @@ class TestDeadlines:
         assert told == [deadline] * 3
 
 
-class TestEnds:
-    def test_the_peer_closes_in_the_middle(self, pair: Pair) -> None:
+class TestClose:
+    def test_peer_closing_midway_is_a_lost_connection(self, pair: Pair) -> None:
         ours, peers = pair()
         peers.send([b"half"], after(5_000))
         peers.close()
@@ -212,7 +212,7 @@ class TestEnds:
         with pytest.raises(ConnectionLost):
             ours.send([bytes(64 * MIB)], after(20_000))
 
-    def test_the_peer_is_cut_off(self, pair: Pair) -> None:
+    def test_peer_cut_off_is_a_lost_connection(self, pair: Pair) -> None:
         """The peer ends neither TLS nor TCP."""
         ours, peers = pair()
         peers._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
@@ -221,7 +221,7 @@ class TestEnds:
             received(ours, 1)
 
     @pytest.mark.parametrize("waiting_for", ["bytes", "room"])
-    def test_whoever_waits_is_woken_when_another_thread_closes(self, pair: Pair, waiting_for: str) -> None:
+    def test_waiting_thread_is_woken_by_close_in_another_thread(self, pair: Pair, waiting_for: str) -> None:
         ours, peers = pair()
         silent = threading.Event()
         ours.on_silence = lambda deadline: silent.set()
@@ -240,7 +240,7 @@ class TestEnds:
             assert time.monotonic() - started_s < 15
         assert ours.fileno() == -1
 
-    def test_once_closed_it_neither_sends_nor_receives_not_even_what_was_there(self, pair: Pair) -> None:
+    def test_closed_stream_neither_sends_nor_receives(self, pair: Pair) -> None:
         ours, peers = pair()
         peers.send([b"there"], after(5_000))
         assert readable(ours, 5)
@@ -253,7 +253,7 @@ class TestEnds:
 
 
 class TestReplies:
-    def test_two_that_come_together_are_both_ready(self, pair: Pair) -> None:
+    def test_two_replies_that_arrive_together_are_both_ready(self, pair: Pair) -> None:
         """Over TLS the second reply leaves the socket with the first: no poll would ever report it."""
         ours, peers = pair()
         connection = Connection(ours, "test", clock=SYSTEM_CLOCK, max_response_bytes=MIB)
@@ -266,7 +266,7 @@ class TestReplies:
             assert reply.result(after(5_000))["cluster_id"] == f"c{reply.correlation_id}"
 
 
-def test_to_receive_may_mean_to_send(ends: Ends) -> None:
+def test_receive_answers_a_tls_key_update(ends: Ends) -> None:
     """A peer that updates its TLS keys requests an update of ours: OpenSSL answers in the middle of a read."""
     if not subprocess.run(["openssl", "version"], capture_output=True, text=True).stdout.startswith("OpenSSL"):
         pytest.skip("the command openssl is another implementation, which cannot update its keys")

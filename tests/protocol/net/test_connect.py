@@ -47,7 +47,9 @@ def black_hole() -> Iterator[tuple[str, int]]:
             each.close()
 
 
-def test_the_first_address_is_a_black_hole(monkeypatch: pytest.MonkeyPatch, black_hole: tuple[str, int]) -> None:
+def test_connect_uses_the_next_address_if_the_first_is_a_black_hole(
+    monkeypatch: pytest.MonkeyPatch, black_hole: tuple[str, int]
+) -> None:
     with FakeBroker() as fake:
         resolves_to(monkeypatch, black_hole, (fake.host, fake.port))
         started_s = time.monotonic()
@@ -55,7 +57,7 @@ def test_the_first_address_is_a_black_hole(monkeypatch: pytest.MonkeyPatch, blac
         assert time.monotonic() - started_s < 15
 
 
-def test_every_address_is_named_with_what_became_of_it(
+def test_failed_addresses_are_named_with_their_errors(
     monkeypatch: pytest.MonkeyPatch, black_hole: tuple[str, int]
 ) -> None:
     monkeypatch.setattr("protocol.net.connect._BETWEEN_ATTEMPTS_MS", 1)
@@ -69,7 +71,7 @@ def test_every_address_is_named_with_what_became_of_it(
     assert 1.4 < time.monotonic() - started_s < 15
 
 
-def test_who_has_failed_before_begins_with_the_next_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connect_after_a_failure_starts_with_the_next_address(monkeypatch: pytest.MonkeyPatch) -> None:
     with FakeBroker() as one, FakeBroker() as two:
         resolves_to(monkeypatch, (one.host, one.port), (two.host, two.port))
         for first, fake in enumerate([one, two, one]):
@@ -77,7 +79,7 @@ def test_who_has_failed_before_begins_with_the_next_address(monkeypatch: pytest.
                 assert sock.getpeername()[1] == fake.port
 
 
-def test_a_resolver_that_hangs_is_waited_for_until_the_deadline_and_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_resolver_is_called_once_and_awaited_until_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
     asked: list[str] = []
 
@@ -102,12 +104,12 @@ def test_a_resolver_that_hangs_is_waited_for_until_the_deadline_and_asked_once(m
 
 
 @pytest.mark.parametrize("host", ["a..b", "x" * 64, "nul\0l", ""])
-def test_a_name_that_cannot_be_one_is_our_own_error(host: str) -> None:
+def test_invalid_host_name_is_a_connect_failure(host: str) -> None:
     with pytest.raises(ConnectFailed, match="9092: the host name cannot be resolved"):
         connect(host, 9092, Deadline.after_ms(5_000))
 
 
 @pytest.mark.parametrize("port", [-1, 99_999, 2**40])
-def test_a_port_that_cannot_be_one_is_our_own_error(port: int) -> None:
+def test_invalid_port_is_a_connect_failure(port: int) -> None:
     with pytest.raises(ConnectFailed):
         connect("127.0.0.1", port, Deadline.after_ms(500))

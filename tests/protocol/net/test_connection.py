@@ -54,7 +54,7 @@ def connect(fake: FakeBroker, **settings: Any) -> Connection:
     return pool(**settings).get(fake.host, fake.port, "control", after(5000))
 
 
-def test_pipelined_replies_reach_the_one_that_asked_also_when_waited_for_out_of_order(broker: FakeBroker) -> None:
+def test_pipelined_replies_match_their_requests_in_any_order_of_waiting(broker: FakeBroker) -> None:
     counter = iter(range(100))
     broker.handlers[METADATA.key] = lambda body, version: metadata(f"c{next(counter)}")
     connection = connect(broker)
@@ -86,7 +86,7 @@ def test_threads_share_one_connection(broker: FakeBroker) -> None:
     assert wrong == []
 
 
-def test_a_silent_broker_costs_the_deadline_and_no_more(broker: FakeBroker) -> None:
+def test_silent_broker_fails_the_request_at_the_deadline(broker: FakeBroker) -> None:
     connection = connect(broker)
     started = time.monotonic()
     with pytest.raises(RequestTimedOut, match=r"127\.0\.0\.1:\d+: no reply to Metadata v9 in time"):
@@ -95,7 +95,7 @@ def test_a_silent_broker_costs_the_deadline_and_no_more(broker: FakeBroker) -> N
     assert connection.closed
 
 
-def test_a_cut_connection_fails_everything_in_flight(broker: FakeBroker) -> None:
+def test_lost_connection_fails_all_requests_in_flight(broker: FakeBroker) -> None:
     connection = connect(broker)
     replies = [connection.send(METADATA, 9, {"topics": []}, after(5000)) for _ in range(3)]
     broker.cut()
@@ -113,7 +113,7 @@ def test_a_cut_connection_fails_everything_in_flight(broker: FakeBroker) -> None
         (b"\xff\xff\xff\xff" + b"\0" * 16, "announces -1 bytes"),
     ],
 )
-def test_a_peer_that_is_no_broker_is_told_apart_at_once(greeting: bytes, words: str) -> None:
+def test_peer_that_is_no_broker_is_recognised_at_once(greeting: bytes, words: str) -> None:
     with FakeBroker(greeting=greeting) as fake:
         started = time.monotonic()
         with pytest.raises(FrameTooLarge, match=words):
@@ -121,7 +121,7 @@ def test_a_peer_that_is_no_broker_is_told_apart_at_once(greeting: bytes, words: 
         assert time.monotonic() - started < 4
 
 
-def test_a_reply_to_another_request_is_refused(broker: FakeBroker) -> None:
+def test_reply_to_another_request_is_refused(broker: FakeBroker) -> None:
     broker.handlers[METADATA.key] = lambda body, version: b"\0\0\0\x08" + b"\0\0\x7f\xff" + b"\0" * 4
     connection = connect(broker)
     with pytest.raises(Corrupt, match="reply 32767 came where"):
@@ -129,14 +129,14 @@ def test_a_reply_to_another_request_is_refused(broker: FakeBroker) -> None:
     assert connection.closed
 
 
-def test_nobody_listening_names_the_address() -> None:
+def test_refused_connection_names_the_address() -> None:
     with kept_port() as kept:
         host, port = kept.getsockname()
         with pytest.raises(ConnectFailed, match=f"{host}:{port}"):
             pool().get(host, port, "control", after(2000))
 
 
-def test_purposes_have_connections_of_their_own_and_idle_ones_are_replaced(broker: FakeBroker) -> None:
+def test_purposes_have_separate_connections_and_idle_ones_are_replaced(broker: FakeBroker) -> None:
     connections = pool(connections_max_idle_ms=50)
     first = connections.get(broker.host, broker.port, "fetch", after(2000))
     assert connections.get(broker.host, broker.port, "group", after(2000)) is not first
@@ -161,7 +161,7 @@ def test_connection_idle_for_too_long_is_closed_when_another_one_is_used(broker:
     assert (len(connections), busy.closed, used.closed) == (2, False, False)
 
 
-def test_a_long_poll_does_not_hold_up_another_purpose(broker: FakeBroker) -> None:
+def test_long_poll_does_not_hold_up_another_purpose(broker: FakeBroker) -> None:
     release = threading.Event()
 
     def slow(body: dict[str, Any], version: int) -> dict[str, Any]:
@@ -180,10 +180,10 @@ def test_a_long_poll_does_not_hold_up_another_purpose(broker: FakeBroker) -> Non
     assert waiting.result(after(5000))["cluster_id"] == "slow"
 
 
-class TestThreadsThatWait:
+class TestWaitingThreads:
     """Several threads use one connection; each has its own deadline."""
 
-    def test_for_one_that_reads_for_longer_than_they_may(self, broker: FakeBroker) -> None:
+    def test_waiter_times_out_while_another_thread_reads_longer(self, broker: FakeBroker) -> None:
         connection = connect(broker)
         patient, hasty = (connection.send(METADATA, 9, {"topics": []}, after(5_000)) for _ in range(2))
         with ThreadPoolExecutor() as threads:
@@ -197,7 +197,7 @@ class TestThreadsThatWait:
                 reading.result(10)
         assert connection.closed
 
-    def test_get_their_replies_when_they_come_though_another_goes_on_reading(self, broker: FakeBroker) -> None:
+    def test_waiter_gets_its_reply_while_another_thread_continues_reading(self, broker: FakeBroker) -> None:
         release = threading.Event()
 
         def answer(body: dict[str, Any], version: int) -> dict[str, Any]:
@@ -217,7 +217,7 @@ class TestThreadsThatWait:
             release.set()
             assert reading.result(10)["cluster_id"] == "last"
 
-    def test_read_on_when_the_one_that_reads_has_its_reply(self, broker: FakeBroker) -> None:
+    def test_waiter_takes_over_reading_when_the_reader_has_its_reply(self, broker: FakeBroker) -> None:
         release = threading.Event()
 
         def answer(body: dict[str, Any], version: int) -> dict[str, Any]:
@@ -233,7 +233,7 @@ class TestThreadsThatWait:
             release.set()
             assert [each.result(10)["cluster_id"] for each in waiting] == ["c"] * 5
 
-    def test_are_told_of_a_connection_that_breaks(self, broker: FakeBroker) -> None:
+    def test_waiters_fail_when_the_connection_breaks(self, broker: FakeBroker) -> None:
         connection = connect(broker)
         replies = [connection.send(METADATA, 9, {"topics": []}, after(5_000)) for _ in range(4)]
         with ThreadPoolExecutor() as threads:
@@ -244,7 +244,7 @@ class TestThreadsThatWait:
                 with pytest.raises(ConnectionLost, match="the broker closed the connection"):
                     each.result(10)
 
-    def test_to_send_behind_a_request_that_the_broker_does_not_take(self, broker: FakeBroker) -> None:
+    def test_send_behind_a_blocked_request_times_out(self, broker: FakeBroker) -> None:
         release = threading.Event()
         broker.handlers[METADATA.key] = lambda body, version: metadata(str(release.wait(20)))
         connection = connect(broker)
@@ -297,9 +297,7 @@ class Interrupting(ByteStream):
 
 
 @pytest.mark.parametrize(("method", "step"), [("send", 0), ("receive_into", 0), ("receive_into", 1)])
-def test_ctrl_c_in_the_middle_of_a_frame_leaves_no_broken_connection_behind(
-    broker: FakeBroker, method: str, step: int
-) -> None:
+def test_ctrl_c_in_the_middle_of_a_frame_closes_the_connection(broker: FakeBroker, method: str, step: int) -> None:
     broker.handlers[METADATA.key] = lambda body, version: metadata("c")
     connections = pool()
     first = connections.get(broker.host, broker.port, "control", after(5000))
@@ -311,14 +309,14 @@ def test_ctrl_c_in_the_middle_of_a_frame_leaves_no_broken_connection_behind(
     assert second is not first
 
 
-def test_a_tls_listener_is_answered_with_the_property_that_it_takes(broker: FakeBroker) -> None:
+def test_plaintext_to_a_tls_listener_names_security_protocol(broker: FakeBroker) -> None:
     with FakeBroker(greeting=b"\x15\x03\x03\x00\x02\x02\x46") as fake, pytest.raises(FrameTooLarge) as caught:
         connect(fake)
     assert "set security.protocol to SSL or SASL_SSL" in str(caught.value)
 
 
 class TestReconnecting:
-    def test_an_address_that_fails_is_left_alone_for_longer_and_longer(self) -> None:
+    def test_failed_address_is_retried_with_growing_delays(self) -> None:
         reachability = Reachability(50, 1_000)
         address, now_s, tries = ("b", 9092), 100.0, []
         while now_s < 110:
@@ -339,7 +337,9 @@ class TestReconnecting:
         with kept_port() as kept:
             yield kept.getsockname()
 
-    def test_until_then_every_purpose_fails_at_once_with_the_reason(self, dead_address: tuple[str, int]) -> None:
+    def test_connect_during_reconnect_backoff_fails_at_once_with_the_reason(
+        self, dead_address: tuple[str, int]
+    ) -> None:
         host, port = dead_address
         clock = StandingClock()
         connections = ConnectionPool(
@@ -356,7 +356,7 @@ class TestReconnecting:
         with pytest.raises(ConnectFailed, match="not connected to again"):
             connections.get(host, port, "fetch", after(5_000))
 
-    def test_what_is_being_opened_while_the_pool_closes_is_closed_too(self, broker: FakeBroker) -> None:
+    def test_connection_opened_while_the_pool_closes_is_closed(self, broker: FakeBroker) -> None:
         connections = pool()
 
         def answer(body: dict[str, Any], version: int) -> dict[str, Any]:
@@ -368,7 +368,7 @@ class TestReconnecting:
             connections.get(broker.host, broker.port, "control", after(5_000))
         assert len(connections) == 0
 
-    def test_a_broker_that_is_back_is_used_and_forgiven(self, broker: FakeBroker) -> None:
+    def test_returned_broker_is_used_and_its_failures_are_forgotten(self, broker: FakeBroker) -> None:
         broker.handlers[METADATA.key] = lambda body, version: metadata("c")
         connections = pool(reconnect_backoff_ms=1)
         lost = connections.get(broker.host, broker.port, "control", after(5_000))
@@ -382,7 +382,7 @@ class TestReconnecting:
 
 
 class TestDepartedBrokers:
-    def test_an_idle_connection_to_one_is_closed_soon(self, broker: FakeBroker) -> None:
+    def test_idle_connection_to_a_departed_broker_is_closed_soon(self, broker: FakeBroker) -> None:
         clock, address = ManualClock(), (broker.host, broker.port)
         connections = ConnectionPool(ClientConfig((address,)), clock)
         kept = connections.get(*address, "control", Deadline.after_ms(5_000, clock))
@@ -394,7 +394,7 @@ class TestDepartedBrokers:
         assert connections.close_departed([address]) == set()
         assert (kept.closed, len(connections)) == (True, 0)
 
-    def test_a_connection_with_a_request_in_flight_is_kept(self, broker: FakeBroker) -> None:
+    def test_connection_to_a_departed_broker_is_kept_while_a_request_is_in_flight(self, broker: FakeBroker) -> None:
         broker.handlers[METADATA.key] = lambda body, version: None
         clock, address = ManualClock(), (broker.host, broker.port)
         connections = ConnectionPool(ClientConfig((address,)), clock)

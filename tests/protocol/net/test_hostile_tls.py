@@ -103,7 +103,7 @@ HOSTILE: dict[str, tuple[Talk, type[KafkaError], str]] = {
 
 
 @pytest.mark.parametrize("how", HOSTILE)
-def test_a_hostile_server_is_refused(ends: Ends, how: str) -> None:
+def test_hostile_server_is_refused(ends: Ends, how: str) -> None:
     talk, kind, words = HOSTILE[how]
     setup_ms = 5_000 if kind is TLSFailed else 1_000
     with server(talk) as (port, came):
@@ -124,7 +124,7 @@ def test_a_hostile_server_is_refused(ends: Ends, how: str) -> None:
             assert len(came) <= 3
 
 
-def test_an_address_among_the_names_of_hosts_is_pointed_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ip_address_among_dns_names_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The IP address is a DNS name of the certificate: "not for 127.0.0.1, but for 127.0.0.1" would not help."""
     monkeypatch.setattr(certificates, "_host", x509.DNSName)
     ends = make_ends(tmp_path)
@@ -160,7 +160,7 @@ def established(ends: Ends, talk: Callable[[socket.socket, TLSStream], None]) ->
 
 
 @pytest.mark.parametrize("data", [ALERT + b"\x50", b"\x17\x03\x03\x00\x20" + bytes(32), b"plain text"])
-def test_what_breaks_in_the_middle_is_a_lost_connection(ends: Ends, data: bytes) -> None:
+def test_broken_record_after_the_handshake_is_a_lost_connection(ends: Ends, data: bytes) -> None:
     def talk(sock: socket.socket, theirs: TLSStream) -> None:
         sock.setblocking(True)
         sock.sendall(data)
@@ -170,7 +170,7 @@ def test_what_breaks_in_the_middle_is_a_lost_connection(ends: Ends, data: bytes)
         received(ours, 1)
 
 
-def test_a_frame_of_two_gibibytes_is_refused(ends: Ends) -> None:
+def test_frame_of_two_gibibytes_is_refused(ends: Ends) -> None:
     def talk(sock: socket.socket, theirs: TLSStream) -> None:
         received(theirs, 4)
         theirs.send([b"\x7f\xff\xff\xff"], after(10_000))

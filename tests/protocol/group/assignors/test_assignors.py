@@ -31,7 +31,7 @@ def owning(assignor: Assignor, *owned: TopicPartition, generation: int = 1) -> S
 
 
 @EACH
-def test_each_partition_has_one_member_that_has_subscribed_to_it(assignor: Assignor) -> None:
+def test_partitions_have_one_subscribed_member_each(assignor: Assignor) -> None:
     for seed in range(GROUPS):
         group = random_group(assignor, random.Random(seed))
         subscribed = {topic for member in group.said.values() for topic in member.topics}
@@ -49,7 +49,7 @@ def test_each_partition_has_one_member_that_has_subscribed_to_it(assignor: Assig
             assert given_out == sorted(there), seed
 
 
-def test_the_cooperative_one_gives_what_the_other_one_does_but_for_what_another_member_still_has() -> None:
+def test_cooperative_assignment_is_the_sticky_one_without_partitions_owned_by_others() -> None:
     kept_back = 0
     for seed in range(GROUPS):
         eager, group = (random_group(each, random.Random(seed)) for each in (STICKY, COOPERATIVE_STICKY))
@@ -65,7 +65,7 @@ def test_the_cooperative_one_gives_what_the_other_one_does_but_for_what_another_
 
 
 @STICKY_ONES
-def test_who_is_not_alone_with_its_claim_loses_the_partition(assignor: Assignor) -> None:
+def test_contested_partition_is_lost_by_both_members(assignor: Assignor) -> None:
     both = {"a": owning(assignor, ("t", 0), ("t", 1)), "b": owning(assignor, ("t", 0), ("t", 2))}
     assigned = assignor.assign(both, topics(t=4))
 
@@ -76,7 +76,7 @@ def test_who_is_not_alone_with_its_claim_loses_the_partition(assignor: Assignor)
 
 
 @STICKY_ONES
-def test_a_newer_generation_is_believed(assignor: Assignor) -> None:
+def test_ownership_of_a_newer_generation_wins(assignor: Assignor) -> None:
     for generations in ((1, 2), (2, 1)):
         a, b = (owning(assignor, ("t", 0), ("t", 1), generation=each) for each in generations)
         assigned = assignor.assign({"a": a, "b": b, "c": owning(assignor)}, topics(t=3))
@@ -87,7 +87,7 @@ def test_a_newer_generation_is_believed(assignor: Assignor) -> None:
 
 
 @STICKY_ONES
-def test_claims_of_what_is_not_there_are_passed_over(assignor: Assignor) -> None:
+def test_ownership_of_unknown_partitions_is_ignored(assignor: Assignor) -> None:
     """A topic was recreated with fewer partitions, another was deleted; the bytes may contain anything."""
     odd = owning(assignor, ("t", 0), ("t", 7), ("t", -1), ("gone", 0), generation=-5)
 
@@ -95,13 +95,13 @@ def test_claims_of_what_is_not_there_are_passed_over(assignor: Assignor) -> None
 
 
 @EACH
-def test_nothing_to_give_and_nobody_to_get_it(assignor: Assignor) -> None:
+def test_group_without_members_or_partitions_gets_empty_assignments(assignor: Assignor) -> None:
     assert assignor.assign({}, topics(t=1)) == {}
     assert assignor.assign({"a": Subscription(frozenset())}, topics(t=1)) == {"a": []}
     assert assignor.assign({"a": Subscription(frozenset({"t", "u"}))}, topics(u=0)) == {"a": []}
 
 
-def test_a_static_member_has_the_same_range_under_its_next_member_id() -> None:
+def test_static_member_with_a_new_member_id_keeps_its_range() -> None:
     def assigned(member_id: str) -> list[TopicPartition]:
         subscription = Subscription(frozenset({"t"}), instance_id="first")
         members = {"m": Subscription(frozenset({"t"})), member_id: subscription}
@@ -117,7 +117,7 @@ def group_of(members: dict[str, Subscription], topics: Topics) -> Group:
     return Group(COOPERATIVE_STICKY, topics, members, dict.fromkeys(members, 3))
 
 
-def test_who_has_topics_of_its_own_lets_go_of_those_that_others_may_have() -> None:
+def test_member_with_an_exclusive_topic_releases_shared_topics() -> None:
     members = {
         "a": Subscription(frozenset({"own", "both"}), frozenset({("both", 0), ("both", 1)}), 1),
         "b": Subscription(frozenset({"both"})),
@@ -127,7 +127,7 @@ def test_who_has_topics_of_its_own_lets_go_of_those_that_others_may_have() -> No
     assert settled == {"a": [("own", 0), ("own", 1)], "b": [("both", 0), ("both", 1)]}
 
 
-def test_nobody_loses_a_partition_and_gets_another_one_of_that_topic() -> None:
+def test_members_do_not_swap_partitions_of_one_topic() -> None:
     """`b` gets `u`, so `b` first has one too many, and then takes one of `a`."""
     members = {
         "a": Subscription(frozenset({"t", "u"}), frozenset({("t", 1), ("t", 2), ("t", 3)}), 1),
@@ -139,7 +139,7 @@ def test_nobody_loses_a_partition_and_gets_another_one_of_that_topic() -> None:
     assert settled == {"a": [("t", 2), ("t", 3)], "b": [("t", 0), ("u", 0)], "c": [("t", 1)]}
 
 
-def test_what_must_move_goes_to_a_member_that_had_it_earlier() -> None:
+def test_moved_partition_goes_to_an_earlier_owner() -> None:
     """An earlier owner, `b`, is preferred although `c` has fewer partitions."""
     members = {
         "a": Subscription(frozenset({"t", "u"}), frozenset(("t", number) for number in range(6)), 5),
@@ -152,7 +152,7 @@ def test_what_must_move_goes_to_a_member_that_had_it_earlier() -> None:
     assert [len(partitions) for partitions in assigned.values()] == [3, 2, 2]
 
 
-def test_partitions_come_near_if_loads_stay_as_alike() -> None:
+def test_partitions_move_to_their_rack_if_loads_stay_balanced() -> None:
     racks = {"t": [frozenset({"west"}), frozenset({"east"})]}
     members = {
         "a": Subscription(frozenset({"t"}), frozenset({("t", 0)}), 1, "east"),
@@ -162,7 +162,7 @@ def test_partitions_come_near_if_loads_stay_as_alike() -> None:
     assert group_of(members, racks).settled() == {"a": [("t", 1)], "b": [("t", 0)]}
 
 
-def test_all_is_given_out_in_the_end_and_then_nothing_moves() -> None:
+def test_cooperative_rebalances_end_with_all_partitions_assigned() -> None:
     for seed in range(GROUPS):
         group = random_group(COOPERATIVE_STICKY, random.Random(seed))
         said = {name: replace(member, rack=None) for name, member in group.said.items()}
@@ -174,12 +174,12 @@ def test_all_is_given_out_in_the_end_and_then_nothing_moves() -> None:
 
 
 @pytest.mark.parametrize("seed", [319, 1115, 1321])
-def test_it_also_ends_where_nobody_near_has_room(seed: int) -> None:
+def test_cooperative_rebalances_end_if_racks_are_full(seed: int) -> None:
     """In these groups, always reassigning partitions far from their owners would move them forever."""
     random_group(COOPERATIVE_STICKY, random.Random(seed)).settled()
 
 
-def test_a_strategy_is_a_list_of_names_or_of_java_s_classes() -> None:
+def test_strategy_is_a_list_of_names_or_java_classes() -> None:
     names = [each.name for each in parse_strategy(" org.apache.kafka.clients.consumer.RangeAssignor, sticky")]
 
     assert names == ["range", "sticky"]
@@ -190,6 +190,6 @@ def test_a_strategy_is_a_list_of_names_or_of_java_s_classes() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "range,", "Range", "com.example.Own", "range, range", "sticky,range,sticky"])
-def test_a_strategy_that_is_not_known_or_stands_there_twice_is_refused(text: str) -> None:
+def test_unknown_or_repeated_strategy_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match=r"^partition\.assignment\.strategy is .*cooperative-sticky"):
         parse_strategy(text)

@@ -26,7 +26,7 @@ SUBSCRIPTION = Subscription(
 )
 
 
-def test_a_subscription_comes_back_as_it_was_sent_as_far_as_its_version_knows() -> None:
+def test_subscription_round_trips_with_the_fields_of_its_version() -> None:
     def sent(version: int) -> Subscription:
         return decode_subscription(encode_subscription(SUBSCRIPTION, version), "static-1")
 
@@ -36,17 +36,17 @@ def test_a_subscription_comes_back_as_it_was_sent_as_far_as_its_version_knows() 
     assert sent(0) == replace(SUBSCRIPTION, rack=None, generation=NO_GENERATION, owned=frozenset())
 
 
-def test_a_newer_subscription_is_read_as_far_as_it_is_known() -> None:
+def test_newer_subscription_is_read_with_the_known_fields() -> None:
     data = encode_subscription(SUBSCRIPTION)
 
     assert decode_subscription(b"\0\7" + data[2:] + b"what comes then", "static-1") == SUBSCRIPTION
 
 
-def test_an_empty_rack_is_none() -> None:
+def test_empty_rack_is_none() -> None:
     assert decode_subscription(encode_subscription(replace(SUBSCRIPTION, rack=""))).rack is None
 
 
-def test_an_assignment_comes_back_and_no_bytes_are_no_partitions() -> None:
+def test_assignment_round_trips_and_empty_bytes_are_no_partitions() -> None:
     assert decode_assignment(encode_assignment(SUBSCRIPTION.owned)) == SUBSCRIPTION.owned
     assert decode_assignment(encode_assignment([])) == decode_assignment(b"") == frozenset()
 
@@ -56,7 +56,7 @@ def test_an_assignment_comes_back_and_no_bytes_are_no_partitions() -> None:
     [(decode_subscription, encode_subscription(SUBSCRIPTION)), (decode_assignment, encode_assignment([("t", 1)]))],
     ids=["subscription", "assignment"],
 )
-def test_spoilt_bytes_are_our_errors_at_once_and_take_hardly_any_memory(
+def test_corrupt_bytes_are_protocol_errors_with_little_memory(
     decode: Callable[[bytes], object], written: bytes
 ) -> None:
     with tracing():
@@ -65,7 +65,7 @@ def test_spoilt_bytes_are_our_errors_at_once_and_take_hardly_any_memory(
         assert [cut for cut in range(1, len(written)) if provoke(decode, written[:cut])] == []
 
 
-def test_more_partitions_than_anybody_has_are_refused() -> None:
+def test_implausible_number_of_partitions_is_refused() -> None:
     numbers = struct.pack(">i", MAX_PARTITIONS + 1) + bytes(4 * (MAX_PARTITIONS + 1))
     with pytest.raises(Corrupt, match="partitions of one member"):
         decode_assignment(bytes.fromhex("0000 00000001 0001 74") + numbers + b"\xff\xff\xff\xff")
@@ -74,7 +74,7 @@ def test_more_partitions_than_anybody_has_are_refused() -> None:
 # -- user data ------------------------------------------------------------------------------------
 
 
-def test_the_sticky_ones_write_as_java_does() -> None:
+def test_sticky_user_data_equals_javas() -> None:
     owned = [("t", 2), ("t", 0)]
 
     assert STICKY.user_data(owned, 5) == bytes.fromhex("00000001 0001 74 00000002 00000000 00000002 00000005")
@@ -82,7 +82,7 @@ def test_the_sticky_ones_write_as_java_does() -> None:
 
 
 @pytest.mark.parametrize("assignor", [STICKY, COOPERATIVE_STICKY], ids=lambda each: each.name)
-def test_user_data_that_cannot_be_read_is_passed_over(assignor: Assignor) -> None:
+def test_unreadable_user_data_is_ignored(assignor: Assignor) -> None:
     """User data of a custom assignor with the same name must not prevent the assignment."""
     data = assignor.user_data([("t", 0)], 5)
     assert data is not None
@@ -92,14 +92,14 @@ def test_user_data_that_cannot_be_read_is_passed_over(assignor: Assignor) -> Non
         assert assignor.assign({"a": member}, {"t": [frozenset()] * 2}) == {"a": [("t", 0), ("t", 1)]}
 
 
-def test_an_older_sticky_member_says_no_generation() -> None:
+def test_older_sticky_member_has_no_generation() -> None:
     older = bytes.fromhex("00000001 0001 74 00000001 00000000")
     members = {"a": Subscription(frozenset({"t"})), "b": Subscription(frozenset({"t"}), user_data=older)}
 
     assert STICKY.assign(members, {"t": [frozenset()] * 2}) == {"a": [("t", 1)], "b": [("t", 0)]}
 
 
-def test_a_cooperative_member_without_the_field_says_its_generation_in_user_data() -> None:
+def test_cooperative_member_without_generation_field_has_it_in_user_data() -> None:
     both = frozenset({("t", 0), ("t", 1)})
     members = {
         name: Subscription(frozenset({"t"}), both, user_data=COOPERATIVE_STICKY.user_data(both, generation))

@@ -29,14 +29,14 @@ def java() -> Iterator[JavaAssignors]:
 
 
 @pytest.mark.parametrize("assignor", [RANGE, ROUNDROBIN], ids=lambda each: each.name)
-def test_the_same_assignments(java: JavaAssignors, assignor: Assignor) -> None:
+def test_assignments_equal_javas(java: JavaAssignors, assignor: Assignor) -> None:
     for seed in range(GROUPS):
         group = random_group(assignor, random.Random(seed))
         assert group.assign() == java.assign(group), (seed, group)
 
 
 @pytest.mark.parametrize("assignor", [STICKY, COOPERATIVE_STICKY], ids=lambda each: each.name)
-def test_no_less_balanced_and_no_more_moved(java: JavaAssignors, assignor: Assignor) -> None:
+def test_assignments_are_as_balanced_and_stable_as_javas(java: JavaAssignors, assignor: Assignor) -> None:
     """Assignments are equal if subscriptions are equal, and mostly otherwise."""
     outcomes: Counter[str] = Counter()
     for seed in range(GROUPS):
@@ -54,7 +54,9 @@ def test_no_less_balanced_and_no_more_moved(java: JavaAssignors, assignor: Assig
 
 @pytest.mark.parametrize("alike", [True, False], ids=["alike", "differing"])
 @pytest.mark.parametrize("name", ASSIGNORS)
-def test_200_members_and_2000_partitions_take_a_second_or_two(java: JavaAssignors, name: str, alike: bool) -> None:
+def test_assignment_of_2000_partitions_to_200_members_takes_a_second_or_two(
+    java: JavaAssignors, name: str, alike: bool
+) -> None:
     """First with a new group, then without a tenth of its members."""
     by = random.Random(7)
     topics = {f"topic-{number:03}": [frozenset[str]()] * 20 for number in range(100)}

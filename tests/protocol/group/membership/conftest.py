@@ -28,10 +28,10 @@ class Owner:
     def __init__(self, client: Client, group: str, subscription: TopicSubscription, **properties: Any) -> None:
         self.client = client
         self.group = group
-        self.told: list[GroupMember] = []
+        self.identities: list[GroupMember] = []
         self.revoked: list[Revocation] = []
         config = parse_consumer({"group.id": group, **properties})
-        self.membership = Membership(client, config, subscription, self.told.append)
+        self.membership = Membership(client, config, subscription, self.identities.append)
 
     def take_up(self, timeout_ms: float = 0) -> Assignment:
         return self.membership.take_up(self.client.deadline(timeout_ms), self.revoked.append)

@@ -65,7 +65,7 @@ def refused(member: Driven, code: ErrorCode) -> str:
         (CONSUMER, ErrorCode.GROUP_ID_NOT_FOUND),
     ],
 )
-def test_claims_that_have_ended_are_lost_and_the_member_joins_again(
+def test_error_that_ends_the_session_loses_partitions_and_rejoins(
     cluster: Cluster, given: dict[str, Any], code: ErrorCode
 ) -> None:
     member = member_of(cluster, **given)
@@ -99,9 +99,7 @@ def test_claims_that_have_ended_are_lost_and_the_member_joins_again(
         (CONSUMER, ErrorCode.INVALID_REGULAR_EXPRESSION, "the pattern"),
     ],
 )
-def test_what_ends_a_member_for_good_names_the_setting(
-    cluster: Cluster, given: dict[str, Any], code: ErrorCode, setting: str
-) -> None:
+def test_fatal_error_names_the_setting(cluster: Cluster, given: dict[str, Any], code: ErrorCode, setting: str) -> None:
     member = member_of(cluster, **given)
     assert code.name in refused(member, code)
     assert member.machine.state is MemberState.FAILED
@@ -111,7 +109,7 @@ def test_what_ends_a_member_for_good_names_the_setting(
     assert not member.act(), "no further request is sent"
 
 
-def test_an_instance_id_that_is_never_released_ends_the_member_after_a_minute(cluster: Cluster) -> None:
+def test_instance_id_never_released_fails_the_member_after_a_minute(cluster: Cluster) -> None:
     member = Driven(cluster, machine(**CONSUMER, group_instance_id="a"))
     while member.machine.state is not MemberState.FAILED:
         assert member.now_s < 61
@@ -122,7 +120,7 @@ def test_an_instance_id_that_is_never_released_ends_the_member_after_a_minute(cl
     assert member.machine.error.settings == {"group.instance.id"}  # type: ignore[union-attr]
 
 
-def test_brokers_that_do_not_speak_the_protocol_are_told_of_with_the_remedy(cluster: Cluster) -> None:
+def test_unsupported_group_protocol_is_an_error_with_a_remedy(cluster: Cluster) -> None:
     member = Driven(cluster, machine(**CONSUMER))
     member.own()
     member.machine.failed(next_request(member), UnsupportedVersion("the broker does not know it"), 0.0)
@@ -131,7 +129,7 @@ def test_brokers_that_do_not_speak_the_protocol_are_told_of_with_the_remedy(clus
     assert member.machine.error.settings == {"group.protocol"}
 
 
-def test_a_group_of_the_other_protocol_that_brokers_do_not_convert_is_told_of_with_the_remedy(cluster: Cluster) -> None:
+def test_group_of_the_other_protocol_is_an_error_with_a_remedy(cluster: Cluster) -> None:
     member = Driven(cluster, machine(**CONSUMER))
     member.own()
     refused(member, ErrorCode.GROUP_ID_NOT_FOUND)
@@ -140,7 +138,7 @@ def test_a_group_of_the_other_protocol_that_brokers_do_not_convert_is_told_of_wi
 
 
 @pytest.mark.parametrize("given", [CLASSIC, CONSUMER], ids=["classic", "consumer"])
-def test_who_is_not_let_in_asks_again_after_a_while(cluster: Cluster, given: dict[str, Any]) -> None:
+def test_refused_join_is_retried_after_the_back_off(cluster: Cluster, given: dict[str, Any]) -> None:
     member = Driven(cluster, machine(**given))
     member.own()
     for _ in range(3):
@@ -154,7 +152,7 @@ def test_who_is_not_let_in_asks_again_after_a_while(cluster: Cluster, given: dic
     [ConnectionLost("as if"), *(broker_error(code, "") for code in (14, 15, 16))],
     ids=["connection", "loading", "not available", "not coordinator"],
 )
-def test_what_may_mend_itself_is_tried_again_after_a_while_and_costs_nothing(
+def test_transient_error_is_retried_after_the_back_off_without_loss(
     cluster: Cluster, given: dict[str, Any], error: Any
 ) -> None:
     member = member_of(cluster, **given)
@@ -167,7 +165,7 @@ def test_what_may_mend_itself_is_tried_again_after_a_while_and_costs_nothing(
 
 
 @pytest.mark.parametrize(("given", "session_s"), [(CLASSIC, 10), (COOPERATIVE, 10), (CONSUMER, 45)])
-def test_a_coordinator_that_is_silent_ends_the_session_by_the_members_own_clock(
+def test_silent_coordinator_ends_the_session_by_the_members_clock(
     cluster: Cluster, given: dict[str, Any], session_s: float
 ) -> None:
     member = member_of(cluster, **given)
@@ -181,7 +179,7 @@ def test_a_coordinator_that_is_silent_ends_the_session_by_the_members_own_clock(
     assert member.claims == frozenset()
 
 
-def test_an_answer_that_has_waited_while_the_process_stood_still_is_too_late(cluster: Cluster) -> None:
+def test_reply_read_after_a_process_pause_is_too_late(cluster: Cluster) -> None:
     member = member_of(cluster, **CLASSIC)
     request = next_request(member)
     sent_s = member.now_s
@@ -192,9 +190,7 @@ def test_an_answer_that_has_waited_while_the_process_stood_still_is_too_late(clu
 
 
 @pytest.mark.parametrize(("given", "api"), [(CLASSIC, LEAVE_GROUP), (CONSUMER, CONSUMER_GROUP_HEARTBEAT)])
-def test_an_owner_that_does_nothing_for_too_long_has_its_member_leave(
-    cluster: Cluster, given: dict[str, Any], api: object
-) -> None:
+def test_member_leaves_after_max_poll_interval(cluster: Cluster, given: dict[str, Any], api: object) -> None:
     member = member_of(cluster, **given)
     began_s = member.now_s
     while member.now_s < began_s + 59:
@@ -219,7 +215,7 @@ def test_an_owner_that_does_nothing_for_too_long_has_its_member_leave(
     assert [revocation.lost for revocation in member.revoked] == [True]
 
 
-def test_a_static_member_whose_owner_does_nothing_is_just_not_heard_of(cluster: Cluster) -> None:
+def test_static_member_over_max_poll_interval_stops_heartbeats_without_leaving(cluster: Cluster) -> None:
     member = member_of(cluster, **CLASSIC, group_instance_id="a")
     cluster.clock.advance(9)  # type: ignore[attr-defined]
     member.act()
@@ -242,7 +238,7 @@ def test_a_static_member_whose_owner_does_nothing_is_just_not_heard_of(cluster: 
         ({**CONSUMER, "group_instance_id": "a"}, True, -1),
     ],
 )
-def test_who_leaves_says_so_unless_it_may_come_back(
+def test_leaving_member_notifies_the_coordinator_unless_it_may_return(
     cluster: Cluster, given: dict[str, Any], leave: bool | None, told: Any
 ) -> None:
     member = member_of(cluster, **given)
@@ -259,7 +255,7 @@ def test_who_leaves_says_so_unless_it_may_come_back(
     assert member.machine.state is MemberState.LEFT
 
 
-def test_who_leaves_before_it_was_let_in_says_so_too(cluster: Cluster) -> None:
+def test_member_leaving_before_it_joined_notifies_the_coordinator(cluster: Cluster) -> None:
     """The coordinator may have added the member, and would otherwise wait until its session timeout."""
     member = Driven(cluster, machine(**CONSUMER))
     member.own()
@@ -270,14 +266,14 @@ def test_who_leaves_before_it_was_let_in_says_so_too(cluster: Cluster) -> None:
     assert step.body["member_epoch"] == -1  # type: ignore[index]
 
 
-def test_no_state_follows_another_but_by_the_table() -> None:
+def test_state_transitions_are_those_of_the_table() -> None:
     life = Lifecycle("member", CLASSIC_MOVES)
     with pytest.raises(UsageError, match="STABLE may not follow UNJOINED"):
         life.transition(MemberState.STABLE, Cause("as if"))
     assert life.state is MemberState.UNJOINED
 
 
-def test_late_answers_of_a_session_that_is_over_are_nobodys(cluster: Cluster) -> None:
+def test_late_replies_of_an_ended_session_are_dropped(cluster: Cluster) -> None:
     member = member_of(cluster, **CONSUMER)
     late = next_request(member)
     cluster.clock.advance(50)  # type: ignore[attr-defined]
@@ -292,7 +288,7 @@ def _epoch(member: Driven, epoch: int | None = None) -> dict[str, Any]:
     return {"member_epoch": epoch, "heartbeat_interval_ms": 5_000, "assignment": None}
 
 
-def test_a_topic_that_was_recreated_is_given_up_and_taken_anew(cluster: Cluster) -> None:
+def test_recreated_topic_is_revoked_and_assigned_again(cluster: Cluster) -> None:
     """The recreated topic has the same name and partition numbers."""
     member = member_of(cluster, **CONSUMER)
     cluster.delete_topic("orders")
@@ -305,7 +301,7 @@ def test_a_topic_that_was_recreated_is_given_up_and_taken_anew(cluster: Cluster)
     assert row == {"topic_id": cluster.controller.topic("orders").topic_id, "partitions": [0, 1, 2, 3]}
 
 
-def test_a_topic_that_is_deleted_before_its_name_was_known_is_nobodys(cluster: Cluster) -> None:
+def test_topic_deleted_before_its_name_is_known_is_not_owned(cluster: Cluster) -> None:
     member = Driven(cluster, machine(**CONSUMER))
     member.own()
     unknown = {"topic_partitions": [{"topic_id": b"\1" * 16, "partitions": [0]}]}
@@ -315,7 +311,7 @@ def test_a_topic_that_is_deleted_before_its_name_was_known_is_nobodys(cluster: C
     assert (member.machine.state, member.machine.owned) == (MemberState.ACKNOWLEDGING, frozenset())
 
 
-def test_a_static_leader_that_was_started_again_leaves_the_assignment_as_it_was_and_leads_on(cluster: Cluster) -> None:
+def test_restarted_static_leader_keeps_the_assignment_and_leads(cluster: Cluster) -> None:
     """KIP-814."""
     first, other = (Driven(cluster, machine(**CLASSIC, group_instance_id=each)) for each in "ab")
     until_settled(first, other)
@@ -332,7 +328,7 @@ def test_a_static_leader_that_was_started_again_leaves_the_assignment_as_it_was_
 class TestRequests:
     """Bodies and timeouts of requests."""
 
-    def test_only_what_is_answered_when_others_have_acted_may_take_long(self, cluster: Cluster) -> None:
+    def test_requests_that_wait_for_other_members_alone_have_long_timeouts(self, cluster: Cluster) -> None:
         member = member_of(cluster, **CLASSIC)
         cluster.clock.advance(5)  # type: ignore[attr-defined]
         member.act()
@@ -342,9 +338,7 @@ class TestRequests:
         assert not held
         assert timeout_ms < 10_000 / 2, "time remains to find another coordinator"
 
-    def test_the_consumer_protocol_says_again_only_what_is_new_or_may_not_have_been_heard(
-        self, cluster: Cluster
-    ) -> None:
+    def test_consumer_heartbeat_repeats_only_changed_or_unacknowledged_fields(self, cluster: Cluster) -> None:
         member = member_of(cluster, **CONSUMER)
         always = {"group_id", "member_id", "instance_id", "member_epoch"}
         request = next_request(member)

@@ -37,7 +37,7 @@ KINDS = {
 @example(seed=82581)  # a LeaveGroup is retried after the owner exceeded max.poll.interval.ms
 @example(seed=3369576723)  # the group rebalances again while an owner revokes partitions
 @example(seed=5289)  # SyncGroup answered by a stable group starts no session
-def test_no_partition_has_two_owners_and_in_the_end_each_has_one(kind: str, seed: int) -> None:
+def test_partitions_have_at_most_one_owner_and_finally_exactly_one(kind: str, seed: int) -> None:
     chance, cluster = random.Random(seed), new_cluster(partitions=5)
     options = {"session_timeout_ms": 10_000, "max_poll_interval_ms": 60_000} if kind != "consumer" else {}
     protocol = KINDS[kind]["protocol"]

@@ -64,7 +64,7 @@ def beats(fake: FakeKafka) -> int:
     return len(fake.asked(HEARTBEAT)) + len(fake.asked(CONSUMER_GROUP_HEARTBEAT))
 
 
-def test_heartbeats_go_on_while_the_owner_is_at_work(fake: FakeKafka, joined: Callable[..., Owner]) -> None:
+def test_heartbeats_continue_while_the_owner_works(fake: FakeKafka, joined: Callable[..., Owner]) -> None:
     owner = joined()
     before = beats(fake)
     wait_until(lambda: beats(fake) >= before + 3)
@@ -72,7 +72,7 @@ def test_heartbeats_go_on_while_the_owner_is_at_work(fake: FakeKafka, joined: Ca
 
 
 @pytest.mark.parametrize("protocol", ["classic"])
-def test_who_waits_for_others_is_told_so_and_comes_in_without_waiting(
+def test_joining_member_reports_its_wait_and_joins_when_others_rejoin(
     client: Client, joined: Callable[..., Owner], new_member: NewMember
 ) -> None:
     """Both members use one client: the JoinGroup of one must not delay the heartbeats of the other."""
@@ -97,7 +97,7 @@ def assert_leaves_at_once(owner: Owner, fake: FakeKafka) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["classic"])
-def test_who_is_closed_while_it_waits_for_others_leaves_at_once(
+def test_close_during_join_leaves_at_once(
     fake: FakeKafka, client: Client, joined: Callable[..., Owner], new_member: NewMember, group: str
 ) -> None:
     joined()
@@ -108,7 +108,7 @@ def test_who_is_closed_while_it_waits_for_others_leaves_at_once(
 
 
 @pytest.mark.parametrize("protocol", ["classic"])
-def test_who_is_closed_just_before_it_asks_to_be_let_in_leaves_at_once(
+def test_close_just_before_join_leaves_at_once(
     fake: FakeKafka,
     client: Client,
     joined: Callable[..., Owner],
@@ -135,7 +135,7 @@ def test_who_is_closed_just_before_it_asks_to_be_let_in_leaves_at_once(
 
 
 @pytest.mark.parametrize("protocol", ["classic"])
-def test_who_does_not_wait_for_its_name_does_not_join(
+def test_close_interrupted_before_the_member_id_arrives_does_not_join(
     fake: FakeKafka, client: Client, new_member: NewMember, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with Ctrl-C during close."""
@@ -157,7 +157,7 @@ def test_who_does_not_wait_for_its_name_does_not_join(
     assert len(fake.asked(JOIN_GROUP)) == 1
 
 
-def test_a_coordinator_that_moves_is_found_again(
+def test_coordinator_that_moves_is_found_again(
     fake: FakeKafka, client: Client, joined: Callable[..., Owner], group: str
 ) -> None:
     owner = joined()
@@ -169,7 +169,7 @@ def test_a_coordinator_that_moves_is_found_again(
     assert not any(each.lost for each in owner.revoked)
 
 
-def test_what_the_owner_raises_is_its_own_and_nothing_is_given_up(
+def test_error_of_the_owners_callback_is_raised_without_revocation(
     client: Client, joined: Callable[..., Owner], new_member: NewMember
 ) -> None:
     one = joined()
@@ -187,7 +187,7 @@ def test_what_the_owner_raises_is_its_own_and_nothing_is_given_up(
     settle(one, two, until=lambda: len(one.numbers) == len(two.numbers) == 2)
 
 
-def test_what_ends_the_member_is_raised_where_its_owner_looks(
+def test_fatal_error_is_raised_in_the_owners_calls(
     fake: FakeKafka, client: Client, joined: Callable[..., Owner]
 ) -> None:
     owner = joined()
@@ -200,7 +200,7 @@ def test_what_ends_the_member_is_raised_where_its_owner_looks(
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_brokers_that_are_away_for_long_are_told_of_once(
+def test_unreachable_brokers_are_logged_once(
     fake: FakeKafka,
     joined: Callable[..., Owner],
     monkeypatch: pytest.MonkeyPatch,
@@ -222,7 +222,7 @@ def test_brokers_that_are_away_for_long_are_told_of_once(
 
 @pytest.mark.parametrize("protocol", ["classic"])
 @pytest.mark.parametrize("nonsense", [b"", b"\x00\x01", b"\x00\x03\x7f\xff\xff\xff", b"\xff" * 40])
-def test_a_leader_says_whose_bytes_make_no_sense(
+def test_leader_names_the_member_with_invalid_metadata(
     client: Client, new_member: NewMember, group: str, nonsense: bytes
 ) -> None:
     owner = new_member(client, "orders", partition_assignment_strategy="range")
@@ -234,9 +234,7 @@ def test_a_leader_says_whose_bytes_make_no_sense(
         owner.take_up(10_000)
 
 
-def test_a_fault_of_this_client_is_told_to_the_owner(
-    joined: Callable[..., Owner], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unexpected_error_is_raised_to_the_owner(joined: Callable[..., Owner], monkeypatch: pytest.MonkeyPatch) -> None:
     owner = joined()
     monkeypatch.setattr(MemberMachine, "next_step", lambda *given: 1 / 0)
     wait_until(lambda: owner.membership.rebalance_pending)
@@ -244,7 +242,7 @@ def test_a_fault_of_this_client_is_told_to_the_owner(
         owner.take_up()
 
 
-def test_nothing_is_left_of_who_has_left(fake: FakeKafka, client: Client, joined: Callable[..., Owner]) -> None:
+def test_closed_member_leaves_no_threads(fake: FakeKafka, client: Client, joined: Callable[..., Owner]) -> None:
     before = threading.active_count()
     owner = joined()
     owner.membership.close()
@@ -256,7 +254,7 @@ def test_nothing_is_left_of_who_has_left(fake: FakeKafka, client: Client, joined
 
 
 @pytest.mark.parametrize("protocol", ["classic"])
-def test_who_waits_long_for_others_keeps_what_it_has(
+def test_member_waiting_long_in_a_cooperative_rebalance_keeps_its_partitions(
     fake: FakeKafka, client: Client, new_member: NewMember, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cooperative. While the coordinator delays JoinGroup, neither it nor the member counts the session timeout."""
@@ -280,7 +278,7 @@ def test_who_waits_long_for_others_keeps_what_it_has(
 
 
 @pytest.mark.parametrize("protocol", ["classic"])
-def test_commits_outlast_a_generation_that_leaves_the_claims_as_they_were(
+def test_commits_survive_a_generation_with_unchanged_assignment(
     fake: FakeKafka, client: Client, new_member: NewMember, group: str
 ) -> None:
     """Cooperative: offsets read in one generation are committed in the next, also if the first commit was refused."""
@@ -306,7 +304,7 @@ def test_commits_outlast_a_generation_that_leaves_the_claims_as_they_were(
     assert (owner.numbers, owner.revoked) == ([0, 1, 2, 3], [])
 
 
-def test_claims_hold_by_the_generation_since_which_they_have_been_kept() -> None:
+def test_partitions_are_kept_across_generations_since_claimed_in() -> None:
     eager = [GroupMember("m", generation) for generation in (1, 2)]
     cooperative = [GroupMember("m", generation, claimed_in=1) for generation in (1, 2)]
     epochs = [GroupMember("m", member_epoch=epoch, claimed_in=1) for epoch in (1, 2)]

@@ -56,7 +56,7 @@ class Librdkafka:
 
 @pytest.mark.parametrize("strategy", KINDS, indirect=True)
 @pytest.mark.parametrize("protocol", [""])
-def test_partitions_are_shared_with_librdkafka_and_come_back(
+def test_partitions_are_shared_with_librdkafka_and_return(
     client: Client,
     kafka1: LocalKafka,
     topic1: TopicFactory,

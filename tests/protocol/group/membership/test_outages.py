@@ -37,7 +37,7 @@ def client(kafka: LocalKafka) -> Iterator[Client]:
     [("classic", "killed"), ("consumer", "dark"), *([("classic", "dark"), ("consumer", "killed")] if SOAK else [])],
     indirect=["protocol"],
 )
-def test_a_member_outlives_its_coordinator(
+def test_member_survives_a_killed_coordinator(
     client: Client, kafka: LocalKafka, topic: TopicFactory, group: str, new_member: NewMember, how: str
 ) -> None:
     name = topic(len(PARTITIONS), replication_factor=3)
@@ -60,7 +60,7 @@ def commit_as_member(client: Client, group: str, topic: str, number: int, owner:
     assert fetch_offsets(client, group, None, client.deadline())[topic, number].offset == 7
 
 
-class InAProcess:
+class MemberProcess:
     """Runs `in_a_process` as a subprocess."""
 
     def __init__(self, kafka: LocalKafka, topic: str, properties: dict[str, Any]) -> None:
@@ -85,14 +85,14 @@ class InAProcess:
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("protocol", ["classic", "consumer"], indirect=True)
-def test_a_member_that_has_stood_still_knows_that_its_claims_are_gone_and_rewinds_nobody(
+def test_paused_member_loses_its_partitions_and_rewinds_no_offset(
     client: Client, kafka: LocalKafka, topic: TopicFactory, group: str, new_member: NewMember, protocol: str
 ) -> None:
     """In the consumer protocol the brokers set the session timeout: it expires before the client's own one."""
     name = topic(len(PARTITIONS))
     quick = {"session_timeout_ms": "2000", "heartbeat_interval_ms": "200"} if protocol == "classic" else {}
     properties = {each.replace("_", "."): value for each, value in quick.items()}
-    zombie = InAProcess(kafka, name, {"group.id": group, "group.protocol": protocol, **properties})
+    zombie = MemberProcess(kafka, name, {"group.id": group, "group.protocol": protocol, **properties})
     try:
         while zombie.says("owned") != PARTITIONS:
             pass

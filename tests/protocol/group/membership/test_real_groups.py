@@ -27,7 +27,7 @@ def client(kafka1: LocalKafka) -> Iterator[Client]:
         yield client
 
 
-def test_one_member_has_all_and_commits_as_the_one_it_is(
+def test_single_member_owns_all_partitions_and_commits_with_its_identity(
     client: Client, kafka1: LocalKafka, topic1: TopicFactory, group: str, new_member: NewMember
 ) -> None:
     name, one = topic1(3), None
@@ -47,7 +47,7 @@ def test_one_member_has_all_and_commits_as_the_one_it_is(
     assert row[6:] == [assignment.member.member_id, "/127.0.0.1", "spark-kafka-source"]
 
 
-def test_two_members_share_and_who_leaves_is_missed_at_once(
+def test_two_members_share_and_the_second_leaving_rebalances_at_once(
     client: Client, topic1: TopicFactory, new_member: NewMember
 ) -> None:
     name = topic1(4)
@@ -61,7 +61,7 @@ def test_two_members_share_and_who_leaves_is_missed_at_once(
     settle(one, until=lambda: one.numbers == [0, 1, 2, 3])
 
 
-def test_who_is_closed_while_it_joins_for_the_first_time_holds_up_nobody(
+def test_member_closed_during_its_first_join_does_not_delay_others(
     client: Client, topic1: TopicFactory, new_member: NewMember
 ) -> None:
     """KIP-394: the coordinator already has an id for the member, and would wait for it until the session timeout."""
@@ -76,34 +76,34 @@ def test_who_is_closed_while_it_joins_for_the_first_time_holds_up_nobody(
 
 
 @pytest.fixture
-def curious(kafka1: LocalKafka) -> Iterator[Client]:
+def fast_metadata_client(kafka1: LocalKafka) -> Iterator[Client]:
     """Yield a client whose members notice topic changes soon."""
     with client_of(kafka1, metadata_max_age_ms=200) as client:
         yield client
 
 
-def test_new_partitions_and_topics_of_a_pattern_are_shared_and_deleted_ones_given_up(
-    curious: Client, kafka1: LocalKafka, topic1: TopicFactory, new_member: NewMember
+def test_pattern_subscription_follows_new_and_deleted_topics_and_partitions(
+    fast_metadata_client: Client, kafka1: LocalKafka, topic1: TopicFactory, new_member: NewMember
 ) -> None:
     first = topic1(1)
     pattern = TopicSubscription(pattern=re.compile(f"{first}.*"))
-    one, two = (new_member(curious, subscription=pattern) for _ in range(2))
+    one, two = (new_member(fast_metadata_client, subscription=pattern) for _ in range(2))
     both = (one, two)
 
     def owned() -> set[TopicPartition]:
         return set(one.membership.owned | two.membership.owned)
 
     settle(*both, until=lambda: owned() == {(first, 0)})
-    create_partitions(curious, first, 2)
+    create_partitions(fast_metadata_client, first, 2)
     settle(*both, until=lambda: owned() == {(first, 0), (first, 1)})
-    create_topic(curious, NewTopic(f"{first}-more", 1))
+    create_topic(fast_metadata_client, NewTopic(f"{first}-more", 1))
     settle(*both, until=lambda: owned() == {(first, 0), (first, 1), (f"{first}-more", 0)})
-    delete_topic(curious, f"{first}-more")
+    delete_topic(fast_metadata_client, f"{first}-more")
     settle(*both, until=lambda: owned() == {(first, 0), (first, 1)})
 
 
 @pytest.mark.parametrize("protocol", ["consumer"], indirect=True)
-def test_a_pattern_that_brokers_match(client: Client, topic1: TopicFactory, new_member: NewMember) -> None:
+def test_pattern_matched_by_brokers_is_assigned(client: Client, topic1: TopicFactory, new_member: NewMember) -> None:
     first = topic1(2)
     pattern = TopicSubscription(pattern=re.compile("never"), re2=f"{first}.*")
     owner = new_member(client, subscription=pattern)
@@ -115,7 +115,7 @@ def test_a_pattern_that_brokers_match(client: Client, topic1: TopicFactory, new_
         settle(owner, until=lambda: False)
 
 
-def test_who_subscribes_to_something_else_gives_up_what_it_had(
+def test_changed_subscription_revokes_the_former_topic(
     client: Client, topic1: TopicFactory, new_member: NewMember
 ) -> None:
     first, second = topic1(2), topic1(1)
@@ -126,7 +126,7 @@ def test_who_subscribes_to_something_else_gives_up_what_it_had(
     assert not any(each.lost for each in owner.revoked)
 
 
-def test_a_static_member_that_is_started_again_has_what_it_had_and_nobody_else_notices(
+def test_restarted_static_member_keeps_its_partitions_without_a_rebalance(
     client: Client, topic1: TopicFactory, new_member: NewMember
 ) -> None:
     name = topic1(4)
@@ -143,7 +143,7 @@ def test_a_static_member_that_is_started_again_has_what_it_had_and_nobody_else_n
 
 
 @pytest.mark.parametrize("protocol", ["classic"])
-def test_another_member_under_the_same_instance_id_ends_the_first_one(
+def test_second_member_with_the_same_instance_id_fences_the_first(
     client: Client, topic1: TopicFactory, new_member: NewMember
 ) -> None:
     name = topic1(1)
@@ -155,7 +155,7 @@ def test_another_member_under_the_same_instance_id_ends_the_first_one(
 
 
 @pytest.mark.parametrize("protocol", ["consumer"], indirect=True)
-def test_an_instance_id_is_waited_for_until_the_member_that_holds_it_is_gone(
+def test_instance_id_is_awaited_until_its_member_is_removed(
     client: Client, topic1: TopicFactory, new_member: NewMember
 ) -> None:
     """As after a kill: with KIP-848 the older member keeps the instance id until it leaves or its session times out."""
@@ -168,9 +168,7 @@ def test_an_instance_id_is_waited_for_until_the_member_that_holds_it_is_gone(
 
 
 @pytest.mark.parametrize("protocol", ["classic"])
-def test_members_without_a_strategy_in_common_are_told_which_setting_it_is(
-    client: Client, topic1: TopicFactory, new_member: NewMember
-) -> None:
+def test_inconsistent_strategies_name_the_property(client: Client, topic1: TopicFactory, new_member: NewMember) -> None:
     name = topic1(1)
     new_member(client, name, partition_assignment_strategy="range").take_up(10_000)
     with pytest.raises(BrokerError, match=r"INCONSISTENT_GROUP_PROTOCOL.*partition\.assignment\.strategy"):
@@ -178,7 +176,7 @@ def test_members_without_a_strategy_in_common_are_told_which_setting_it_is(
 
 
 @pytest.mark.parametrize("protocol", ["classic"])
-def test_a_group_changes_from_eager_to_cooperative_member_by_member(
+def test_group_changes_from_eager_to_cooperative_member_by_member(
     client: Client, topic1: TopicFactory, new_member: NewMember
 ) -> None:
     """KIP-429: first all members have both strategies, then each restarts with the cooperative one alone."""

@@ -126,7 +126,9 @@ class Worker(threading.Thread):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.timeout(STORM_S + 60)
-def test_members_come_and_go(kafka1: LocalKafka, topic1: TopicFactory, group: str, kind: str) -> None:
+def test_members_join_and_leave_without_shared_ownership(
+    kafka1: LocalKafka, topic1: TopicFactory, group: str, kind: str
+) -> None:
     if kind == "consumer" and version_numbers(KAFKA_VERSION) < (4, 0):
         pytest.skip("the consumer protocol begins with Kafka 4.0")
     ledger, name = Ledger(), topic1(PARTITIONS)
