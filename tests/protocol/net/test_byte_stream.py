@@ -267,7 +267,7 @@ class TestReplies:
 
 
 def test_receive_answers_a_tls_key_update(ends: Ends) -> None:
-    """A peer that updates its TLS keys requests an update of ours: OpenSSL answers in the middle of a read."""
+    """A peer that updates its TLS keys asks us to do the same: OpenSSL answers in the middle of a read."""
     if not subprocess.run(["openssl", "version"], capture_output=True, text=True).stdout.startswith("OpenSSL"):
         pytest.skip("the command openssl is another implementation, which cannot update its keys")
     command = ["openssl", "s_server", "-accept", "127.0.0.1:0", "-tls1_3", "-msg", "-cert", ends.certificate]

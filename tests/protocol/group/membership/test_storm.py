@@ -62,7 +62,7 @@ class Ledger:
         with self._lock:
             for key in partitions:
                 if self.owners.pop(key, None) is not worker:
-                    self.faults.append(f"{key} is given up by who does not have it")
+                    self.faults.append(f"{key} is released by a worker without it")
 
     def note_commit(self, offsets: Mapping[TopicPartition, int]) -> None:
         with self._lock:
