@@ -1,4 +1,4 @@
-"""What the tests of consumers share."""
+"""Fixtures of the consumer tests."""
 
 from __future__ import annotations
 

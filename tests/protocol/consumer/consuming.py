@@ -1,4 +1,4 @@
-"""Builders for tests of consumers: rows of Fetch replies, record batches, and producers for a real Kafka."""
+"""Builders for consumer tests: rows of Fetch replies, record batches, and producers for a real Kafka."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ TOPIC_ID = b"0123456789abcdef"
 
 
 def skip_loss(loss: DataLoss, skipped: Range) -> None:
-    """Goes on with what is there."""
+    """Continue with the next existing records."""
 
 
 def skip_recreated(loss: DataLoss, skipped: Range) -> None:
-    """The same for a topic that was created again."""
+    """As `skip_loss`, for a recreated topic."""
     if not isinstance(loss, TopicRecreated):
         raise loss
 
 
 def records(first_offset: int, count: int, *, last_offset: int | None = None, epoch: int = 0, size: int = 10) -> bytes:
-    """One record batch; with `last_offset` beyond its last record, as the cleaner leaves it."""
+    """Return one record batch; with `last_offset` beyond its last record, as the log cleaner leaves it."""
     values = [b"%0*d" % (size, number) for number in range(first_offset, first_offset + count)]
     columns = {"value": pa.array(values, pa.binary()), "timestamp_ms": pa.array([0] * count, pa.int64())}
     batch = bytearray(encode(pa.RecordBatch.from_pydict(columns)))
@@ -51,7 +51,7 @@ def records(first_offset: int, count: int, *, last_offset: int | None = None, ep
 
 
 def reply_row(partition: int = 0, data: bytes = b"", **fields: Any) -> dict[str, Any]:
-    """A partition's row of a Fetch reply, decoded."""
+    """Return a partition's row of a Fetch reply, decoded."""
     return {
         "partition_index": partition,
         "error_code": 0,
@@ -67,7 +67,7 @@ def reply_row(partition: int = 0, data: bytes = b"", **fields: Any) -> dict[str,
 
 
 def reply(*rows: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    """A Fetch reply, decoded, about one topic."""
+    """Return a Fetch reply about one topic, decoded."""
     responses = [{"topic": "orders", "topic_id": TOPIC_ID, "partitions": list(rows)}] if rows else []
     return {"throttle_time_ms": 0, "error_code": 0, "session_id": 0, "responses": responses, **fields}
 
@@ -83,7 +83,7 @@ def consumer_of(client: Client, properties: Mapping[str, object] | None = None, 
 
 
 def ranges_of(client: Client, topic: str, partitions: int) -> list[Range]:
-    """All of the topic."""
+    """Return ranges of all records in the topic."""
     keys = [(topic, number) for number in range(partitions)]
     starts = list_offsets(client, dict.fromkeys(keys, EARLIEST))
     ends = list_offsets(client, dict.fromkeys(keys, LATEST))
@@ -95,7 +95,7 @@ def reader(client: Client, ranges: Sequence[Range], properties: dict[str, object
 
 
 def rows_of(consumer: RangeConsumer) -> dict[Range, list[tuple[int, bytes]]]:
-    """Offset and value of each row, by range."""
+    """Return the offset and value of each row, by range."""
     rows: dict[Range, list[tuple[int, bytes]]] = {}
     for each, batch in consumer:
         columns = batch.column("offset").to_pylist(), batch.column("value").to_pylist()
@@ -112,11 +112,12 @@ def produce(
     size: int = 10,
     settings: Mapping[str, object] | None = None,
 ) -> None:
-    """Values that begin with their number, each to partition (number modulo partitions), all acknowledged."""
+    """Produce values that start with their number, each to partition (number modulo partitions); await
+    acknowledgements."""
     limits = {"queue.buffering.max.messages": 1_000_000, "message.max.bytes": 20 << 20, "linger.ms": 5}
     where = {"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0}
     producer = Producer({**where, **limits, **(settings or {})})
-    # One that learns of a topic while it flushes cuts what it has into more batches.
+    # A producer that learns of a topic during its flush splits the records into more batches.
     producer.list_topics(topic, timeout=30)
     for number in numbers:
         value = b"%09d" % number
@@ -125,7 +126,7 @@ def produce(
 
 
 def move_leader(kafka: LocalKafka, topic: str, partition: int, broker: int, folder: Path) -> None:
-    """Gives the partition of an unreplicated topic to another broker, by Kafka's own tool."""
+    """Reassign the partition of an unreplicated topic to another broker, with Kafka's own tool."""
     plan = folder / "plan.json"
     moved = [{"topic": topic, "partition": partition, "replicas": [broker]}]
     plan.write_text(json.dumps({"version": 1, "partitions": moved}))
@@ -136,7 +137,7 @@ def move_leader(kafka: LocalKafka, topic: str, partition: int, broker: int, fold
 
 
 def read_all(consumer: Consumer, rows: int, timeout_ms: float = 20_000) -> dict[int, list[tuple[int, bytes | None]]]:
-    """(offset, value) by partition, of all streams together, until there are so many."""
+    """Return (offset, value) by partition, of all streams, once there are `rows` of them."""
     found: dict[int, list[tuple[int, bytes | None]]] = {}
     left = rows
     while left > 0:

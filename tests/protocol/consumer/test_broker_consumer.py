@@ -1,4 +1,4 @@
-"""One broker's requests and replies, row by row; no broker."""
+"""One broker's requests and replies, row by row, without a broker."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_request_can_be_said_in_every_version(version: int, sessions: bool) 
     [topic] = read["topics"]
     assert [row["fetch_offset"] for row in topic["partitions"]] == [0, 10, 20]
     assert read["isolation_level"] == 1
-    assert read["max_bytes"] == 8 << 20, "at least what the largest partition may bring"
+    assert read["max_bytes"] == 8 << 20, "at least max.partition.fetch.bytes"
     if version >= 12:
         assert topic["partitions"][1]["last_fetched_epoch"] == 4
     if version >= 11:
@@ -135,7 +135,7 @@ def test_an_error_of_the_session_costs_one_full_request_and_no_position(code: in
     body = ask(consumer, wanted)
     assert body["session_epoch"] == 0
     assert [row["fetch_offset"] for row in body["topics"][0]["partitions"]] == [5, 15, 25]
-    # A broker that says so to a full request too makes no sense; that must not become a loop without a pause.
+    # A broker that refuses a full request too is faulty; that must not become a loop without delays.
     result = consumer.handle_response(reply(error_code=code))
     assert [partition.partition for partition, _ in result.failed] == [0, 1, 2]
 
@@ -154,7 +154,7 @@ def test_the_leader_can_name_a_replica_to_read_from() -> None:
     result = consumer.handle_response(reply(reply_row(0, preferred_read_replica=3)))
     assert (result.fetched, result.failed) == ([], [])
     assert (partition.preferred_replica, partition.broker) == (3, None)
-    # That replica cannot send us on, or two of them could do so for ever.
+    # That replica cannot name another one: two replicas could name each other forever.
     partition.broker = BROKER
     ask(consumer, [partition])
     consumer.handle_response(reply(reply_row(0, preferred_read_replica=2)))

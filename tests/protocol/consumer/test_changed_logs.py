@@ -1,4 +1,4 @@
-"""Ranges of logs that are not what they were: the cleaner has been at them, or their topic was created again."""
+"""Ranges of logs that have changed since planning: compacted, or of a recreated topic."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.topic_writers import Topic
 
 
 def only_by_name(exchange: Exchange) -> Fate | bytes:
-    """As a broker of Kafka 3.0, whose Fetch knows no topic ids, though its Metadata does."""
+    """Behave as a broker of Kafka 3.0, whose Fetch has no topic ids although its Metadata has."""
     if exchange.frame[4:6] != b"\0\0":
         # An old broker refuses this version, in the format of another one.
         return Fate.PASS
@@ -40,7 +40,7 @@ def only_by_name(exchange: Exchange) -> Fate | bytes:
 def test_a_topic_recreated_after_it_was_looked_up_is_skipped_whatever_its_length(
     kafka1: LocalKafka, topic1: TopicFactory, by_name: bool
 ) -> None:
-    """What is known of the leaders is still of the old one. Of the new one not a record is read in its place."""
+    """The cached leaders are those of the old topic. No record of the new topic is read instead."""
     names = [topic1(1) for _ in range(3)]
     for name in names:
         produce(kafka1, name, range(15))
@@ -60,12 +60,13 @@ def test_a_topic_recreated_after_it_was_looked_up_is_skipped_whatever_its_length
             assert sum(each.until_offset - each.from_offset for each in consumer.skipped) == 15
 
 
-# -- logs that the cleaner has been at ------------------------------------------------------------
+# -- compacted logs -------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def cleaned(kafka1: LocalKafka) -> Iterator[tuple[Client, str, str]]:
-    """A client, a topic with a gap of 2,000 offsets at the end of a batch, and one with an empty control batch."""
+    """Yield a client, a topic with a gap of 2,000 offsets at the end of a batch, and one with an empty control
+    batch."""
     folder = kafka1.data_folder(1)
     with pytest.MonkeyPatch.context() as patch, client_of(kafka1) as client:
         for name in ("COMPACTED", "EMPTY_CONTROL_BATCHES"):
@@ -84,7 +85,7 @@ def cleaned(kafka1: LocalKafka) -> Iterator[tuple[Client, str, str]]:
 
 def test_a_gap_of_2000_offsets_costs_at_most_3_fetches(cleaned: tuple[Client, str, str]) -> None:
     client, name, _ = cleaned
-    # Fetches so small that the batch behind the gap does not fit in with the one before it.
+    # Fetches are too small for the batch before the gap and the batch behind it.
     consumer = reader(client, [Range(name, 0, 0, 2_001)], {"max.partition.fetch.bytes": 100})
     rows = rows_of(consumer)
     assert rows[Range(name, 0, 0, 2_001)][0][0] == 0
@@ -101,7 +102,7 @@ def test_ranges_without_a_visible_row_end_at_once(
     client, _, name = cleaned
     controls = [batch for batch in stored_batches(kafka1.data_folder(1), name) if batch.control]
     empty = [batch for batch in controls if not batch.records]
-    assert empty, "the cleaner has left no empty control batch"
+    assert empty, "the log cleaner left no empty control batch"
     for batch in [*controls[:3], *empty[:3]]:
         wanted = Range(name, 0, batch.base_offset, batch.last_offset + 1)
         started_s = time.monotonic()

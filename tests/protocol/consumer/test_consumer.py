@@ -1,4 +1,4 @@
-"""The consumer without a group, against a real Kafka: rows, requests, and a clean end."""
+"""The consumer without a group, on a real Kafka: rows, requests, and closing."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from tests.read_back import read_back
 from tests.soak import SOAK
 from tests.wait_until import wait_until
 
-# `make soak` asks for a thousand.
+# `make soak` sets a thousand.
 CYCLES = int(os.environ.get("SPARK_KAFKA_SOURCE_CYCLES", "50"))
-# Of one topic. What takes long is that brokers make them.
+# Partitions of one topic; brokers need long to create them.
 MANY = 1_000 if SOAK else 300
 
 
@@ -46,7 +46,7 @@ class TestRows:
     def test_transactions(
         self, kafka: LocalKafka, topic: TopicFactory, client: Client, isolation_level: str, values: int
     ) -> None:
-        """Three committed, three aborted, three not decided: behind these the position stands still."""
+        """Three committed, three aborted, three open transactions: the position stays before the open ones."""
         name = topic(1)
         settings = {"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": name, "log_level": 0}
         producer = Producer(settings)
@@ -67,7 +67,7 @@ class TestRows:
         producer.abort_transaction()
 
     def test_messages_are_what_a_producer_sent(self, kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
-        name = topic(1, config={"retention.ms": "-1"})  # they are years old
+        name = topic(1, config={"retention.ms": "-1"})  # the records are years old
         producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
         producer.produce(name, b"value", b"key", headers=[("a", b"1"), ("b", None)], timestamp=1_700_000_000_123)
         producer.produce(name, None, None, timestamp=1_700_000_000_456)
@@ -98,7 +98,7 @@ class TestRows:
             consumer.consume_partitions({(name, number): EARLIEST for number in (1, 2, 3)})
             stream.seek(0)
             assert sum(len(rows) for rows in read_all(consumer, 401).values()) == 401
-            # A broker without news is asked twice a second.
+            # A broker without new records is asked twice a second.
             assert consumer.fetches - before <= 30 + 6 * (time.monotonic() - started_s)
 
 
@@ -129,7 +129,7 @@ class TestRequests:
     def test_many_partitions_on_three_brokers_cost_three_requests_a_round(
         self, kafka: LocalKafka, topic: TopicFactory
     ) -> None:
-        """Caught up. A round is fetch.max.wait.ms long, half a second; the first one may have begun before."""
+        """Caught up. A round lasts fetch.max.wait.ms, half a second; the first one may have begun before."""
         name = topic(MANY)
         seen: list[tuple[int, int, int]] = []
 
@@ -156,22 +156,23 @@ class TestRequests:
         assert measured["fetches"] <= 3 * (measured["seconds"] / 0.5 + 1)
         assert measured["rss_mib"] < 250
         full = [rows for session, epoch, rows in seen if epoch == 0]
-        assert (len(full), sum(full)) == (3, MANY), "each broker was asked for everything once"
-        assert {rows for _, epoch, rows in seen if epoch > 0} == {0}, "afterwards nothing has changed"
-        assert all(session > 0 for session, epoch, _ in seen if epoch == -1), "the sessions were ended"
+        assert (len(full), sum(full)) == (3, MANY), "each broker got one full request"
+        assert {rows for _, epoch, rows in seen if epoch > 0} == {0}, "later requests name no changes"
+        assert all(session > 0 for session, epoch, _ in seen if epoch == -1), "the sessions are closed"
 
     def test_a_broker_that_waits_delays_no_other(self, kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
-        """One broker has a partition without news; what comes at another arrives while that one is still waiting."""
+        """One broker has a partition without new records; records of another broker arrive while it is still
+        waiting."""
         name = topic(3, replication_factor=1)
 
         def leaders() -> set[int]:
             return {client.leader(name, number)[0].node_id for number in range(3)}
 
-        # Not every broker knows a new topic at once.
+        # Brokers learn of a new topic at different times.
         assert len(client.retrying("the leaders", leaders, client.deadline(), topics=[name])) == 3
         with consumer_of(client, {"fetch.max.wait.ms": 20_000}) as consumer:
             streams = consumer.consume_partitions({(name, number): LATEST for number in range(3)})
-            wait_until(lambda: consumer.fetches >= 6)  # each broker has begun its second Fetch, the one that waits
+            wait_until(lambda: consumer.fetches >= 6)  # each broker has its second Fetch, which waits
             for number in (0, 1, 2, 0, 1, 2):
                 produce(kafka, name, range(number, number + 1), 3)
                 started_s = time.monotonic()
@@ -189,7 +190,7 @@ class TestEnd:
                 return threading.active_count(), len(os.listdir("/proc/self/fd")), len(client._pool)
 
             def no_more_than(before: tuple[int, int, int]) -> bool:
-                # Whether a broker that was slow once is alive is asked by a connection of its own, which stays.
+                # The check of a broker that was slow once has a separate connection, which stays.
                 return all(now <= then + 3 for now, then in zip(left(), before, strict=True))
 
             first: tuple[int, int, int] | None = None
@@ -199,9 +200,9 @@ class TestEnd:
                     if cycle % 2:
                         read_all(consumer, 30)
                 assert not [thread for thread in threading.enumerate() if "consumer-" in thread.name]
-                if cycle == 5:  # the client's own connections are there by now
+                if cycle == 5:  # the client's own connections are open by now
                     first = left()
-            # librdkafka, in this process too, may still be closing what earlier tests have left to it.
+            # librdkafka, in the same process, may still be closing threads of earlier tests.
             wait_until(lambda: first is not None and no_more_than(first))
 
     def test_close_wakes_who_reads_and_waits_for_no_fetch(self, topic: TopicFactory, client: Client) -> None:
@@ -242,7 +243,7 @@ class TestEnd:
 def test_a_follower_in_our_rack_serves_us_and_when_it_cannot_the_leader_is_asked(
     kafka: LocalKafka, topic: TopicFactory
 ) -> None:
-    """KIP-392. A follower that is behind says that the offset is out of range, or the log cut; that moves nothing."""
+    """KIP-392. A lagging follower reports an offset out of range or a truncated log; neither moves the position."""
     name = topic(6, replication_factor=3)
     produce(kafka, name, range(6_000), 6, settings={"batch.size": 1_000})
     served: dict[int, int] = dict.fromkeys(kafka.broker_ids, 0)

@@ -1,4 +1,4 @@
-"""Brokers die, leaders move, sessions and connections get lost: every row comes once and in order."""
+"""Killed brokers, moved leaders, lost sessions and connections: each row arrives once and in order."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from tests.protocol.consumer.consuming import (
     skip_loss,
 )
 
-# `make soak` kills: the cluster takes nine seconds to notice that, and one to see a broker off.
+# `make soak` kills brokers: the cluster notices after nine seconds, and a clean shutdown after one.
 KILLS = "SPARK_KAFKA_SOURCE_KILLS" in os.environ
 
 SESSION_ERRORS = [
@@ -53,7 +53,7 @@ SESSION_ERRORS = [
 
 
 class Rows:
-    """What has come, by partition; every offset must be the one after the last."""
+    """The rows read, by partition; each offset must follow the last one."""
 
     def __init__(self, consumer: Consumer) -> None:
         self.consumer = consumer
@@ -140,12 +140,12 @@ class TestBrokers:
                 finally:
                     stop.set()
             rows.read(lambda: rows.all_at(sent, 2))
-            # The old leader may have answered the last of it before it let go.
+            # The old leader may have served the last records before it released the partition.
             rows.read(lambda: client.leader(name, 0)[0].node_id == new)
 
-    @pytest.mark.skipif(not KILLS, reason="takes half a minute; `make soak` runs it")
+    @pytest.mark.skipif(not KILLS, reason="takes half a minute; run by `make soak`")
     def test_a_log_that_an_unclean_election_has_cut_is_data_loss(self, kafka: LocalKafka, topic: TopicFactory) -> None:
-        """A hundred records are read that only the leader has; then a replica without them takes over, and goes on."""
+        """A hundred records exist only on the leader when they are read; then a replica without them becomes leader."""
         name = topic(1, replication_factor=2, config={"unclean.leader.election.enable": "true"})
         with client_of(kafka) as client, consumer_of(client) as consumer:
             stream = consumer.consume_partition(name, 0, EARLIEST)
@@ -197,7 +197,7 @@ class TestSessions:
         with KafkaProxy.of(kafka) as proxy, client_of(proxy.servers) as client:
             proxy.replies[FETCH] = break_some
             proxy.requests[FETCH] = note
-            # Not so long that an error meets only requests that wait.
+            # Sessions are short enough for errors to meet requests other than waiting ones.
             with consumer_of(client, {"fetch.max.wait.ms": 50}) as consumer:
                 consumer.consume_partitions({(name, number): EARLIEST for number in range(3)})
                 rows = Rows(consumer)
@@ -247,14 +247,14 @@ class TestConnections:
 class TestBadReplies:
     @pytest.fixture
     def fake(self) -> Iterator[FakeKafka]:
-        """Leads two partitions of "orders"."""
+        """Yield a broker that leads two partitions of "orders"."""
         with FakeKafka() as fake:
             fake.create_topic("orders", 2, topic_id=TOPIC_ID)
             yield fake
 
     @staticmethod
     def answers(fake: FakeKafka, *replies: Callable[[dict[str, Any]], Any]) -> None:
-        """One after the other, the last of them for ever; `replies` get the request."""
+        """Answer Fetch with `replies` in turn, the last repeated; each is called with the request."""
         left = list(replies)
 
         def fetch(body: dict[str, Any], version: int) -> Any:
@@ -276,7 +276,7 @@ class TestBadReplies:
         self.answers(
             fake,
             lambda body: reply(*rows, session_id=5),
-            # In a session, a partition that is still wanted at the same offset is not named again.
+            # In a session, an unchanged partition at the same offset is not named again.
             lambda body: self.idle(body) if _asks_for(body, 0, 5) else reply(reply_row(0, whole), session_id=5),
         )
         with client_of(fake.bootstrap_servers) as client, consumer_of(client) as consumer:
@@ -292,7 +292,7 @@ class TestBadReplies:
 
     @pytest.mark.parametrize("epoch_end", [10, -1], ids=["keeps epochs", "keeps none"])
     def test_an_offset_refused_because_of_the_epoch_before_it(self, fake: FakeKafka, epoch_end: int) -> None:
-        """The log has offsets 0 to 9. Five were read, of epoch 3; the leader has epoch 0, or a log without epochs."""
+        """The log has offsets 0 to 9. Five were read, in epoch 3; the leader has epoch 0, or a log without epochs."""
 
         def refuse(body: dict[str, Any]) -> dict[str, Any]:
             rows = [row for topic in body["topics"] for row in topic["partitions"]]
@@ -317,7 +317,7 @@ class TestBadReplies:
 
     @pytest.mark.parametrize("position", [7, 3], ids=["beyond its end", "within its log"])
     def test_an_old_leader_has_lost_nothing(self, fake: FakeKafka, position: int) -> None:
-        """It leads by epoch 4 and has offsets 0 to 4; the others were read from, or seen at, a leader of epoch 5."""
+        """The stale leader has epoch 4 and offsets 0 to 4; the position comes from a leader of epoch 5."""
         refused = 0
 
         def refuse_some(body: dict[str, Any], version: int) -> dict[str, Any]:
@@ -380,7 +380,7 @@ class TestBadReplies:
         properties = ConsumerConfig(fetch_max_wait_ms=100)
         ranges = [Range("orders", 0, 0, 10, TOPIC_ID)]
         with client_of(fake.bootstrap_servers) as client:
-            client.leader("orders", 0)  # which may take longer than the reader's patience
+            client.leader("orders", 0)  # may take longer than the reader's timeout
             reading = RangeConsumer(client, properties, ranges, poll_timeout_ms=300, on_loss=skip_loss)
             with pytest.raises(DeadlineExceeded, match=r"orders-0: .* sends no records at offset 0"):
                 list(reading)
@@ -414,14 +414,14 @@ class TestBadReplies:
 
 
 def list_offsets(body: dict[str, Any], *, end: int, epoch: int = -1) -> dict[str, Any]:
-    """Of a log [0, end) of orders-0, whose leader says that it leads by `epoch`."""
+    """Return the reply for a log [0, end) of orders-0, whose leader reports the leader epoch `epoch`."""
     offset, leader_epoch = (0, 0) if body["topics"][0]["partitions"][0]["timestamp"] == -2 else (end, epoch)
     row = {"partition_index": 0, "offset": offset, "leader_epoch": leader_epoch}
     return {"topics": [{"name": "orders", "partitions": [row]}]}
 
 
 def end_of_epoch(body: dict[str, Any], ends: dict[int, int]) -> dict[str, Any]:
-    """Of a log of orders-0 that knows the epochs of `ends`."""
+    """Return the reply for a log of orders-0 with the epochs of `ends`."""
     asked = body["topics"][0]["partitions"][0]["leader_epoch"]
     row = {"partition": 0, "error_code": 0, "end_offset": ends.get(asked, -1), "leader_epoch": asked}
     return {"topics": [{"topic": "orders", "partitions": [row]}]}

@@ -1,4 +1,4 @@
-"""The examples of docs/consuming.md run, and do what the page says."""
+"""The examples of docs/consuming.md run as the page describes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_group_reads_and_commits(
     produce(kafka, name, range(10))
     names = {"bootstrap_servers": kafka.bootstrap_servers, "topic": name, "group": name}
     if example == HANDLER:
-        # As whoever closes it from another thread would.
+        # As a caller that closes it from another thread.
         closing = "ConsumerGroup(properties) as members:\n    close_soon(members)"
         assert "ConsumerGroup(properties) as members:" in example
         example = example.replace("ConsumerGroup(properties) as members:", closing)
@@ -71,7 +71,7 @@ def test_a_group_reads_and_commits(
 
 
 def test_what_is_handled_is_committed_and_what_is_not_comes_again(kafka: LocalKafka, topic: TopicFactory) -> None:
-    """A handler that fails ends the first run; the second one goes on where the commits are, and misses nothing."""
+    """A failing handler ends the first run; the second run resumes at the commits, and misses no record."""
     name = topic(3)
     produce(kafka, name, range(3_000), 3, settings={"batch.size": 2_000})
     namespace: dict[str, Any] = {}
@@ -85,7 +85,7 @@ def test_what_is_handled_is_committed_and_what_is_not_comes_again(kafka: LocalKa
     def handle(batch: Any) -> None:
         values = batch.column("value").to_pylist()
         threads.add(threading.get_ident())
-        if failing.is_set():  # the one that fails, and another
+        if failing.is_set():  # the failing handler, and another
             if b"000001501." in values:
                 at_it.set()
                 wait_until(lambda: handled)

@@ -1,4 +1,4 @@
-"""What is fetched next, rule by rule: no threads, no sockets, and the time is what a test says."""
+"""The schedule of fetches, rule by rule, without threads and sockets, on a manual clock."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def one_batch(part: Fetched, where: str) -> Iterator[pa.RecordBatch]:
 
 
 class Reading:
-    """Streams of "orders", the schedule of their fetches, and who was told of a change by which stream."""
+    """Streams of "orders", the schedule of their fetches, and the streams whose changes were signalled."""
 
     def __init__(self, config: ConsumerConfig = CONFIG) -> None:
-        # Whoever has threads calls under the lock: this thread has it all the time.
+        # The consumer's threads call under the lock: here one thread always holds it.
         self.lock: Any = threading.RLock()
         self.lock.acquire()
         self.clock = ManualClock()
@@ -99,7 +99,7 @@ def test_a_broker_is_asked_for_all_of_its_streams_that_want_more(reading: Readin
 
 
 def test_what_is_asked_for_is_known_by_what_it_was_read_with_then(reading: Reading) -> None:
-    """After a seek, or when it is closed, the reply is nobody's: a partition may be given up under a Fetch."""
+    """After a seek or close the reply is dropped: a stream may be closed during a Fetch."""
     moved, closed, kept = reading.add(3)
     fetch = reading.next()
     assert isinstance(fetch, Fetch)
@@ -126,7 +126,7 @@ class TestOneRequest:
         assert fetch.max_bytes == 3_000
 
     def test_the_first_one_does_not_wait(self, reading: Reading) -> None:
-        """A session whose id is not known cannot be ended."""
+        """A session without a known id cannot be closed."""
         reading.add()
         reading.states[NEAR] = BrokerState(NEAR)
         waits = []
@@ -141,7 +141,7 @@ class TestOneRequest:
     def test_it_waits_for_less_when_a_stream_is_left_out(
         self, reading: Reading, broker: Broker, max_wait_ms: int
     ) -> None:
-        """That one's user may be back at any time; those of other brokers are not held up."""
+        """The user of the stream may return at any time; streams of other brokers are not delayed."""
         reading.add()
         [left_out] = reading.add(1, broker)
         reading.put(left_out)
@@ -163,7 +163,7 @@ class TestFullStreams:
         assert reading.asked() == [full, hungry]
 
     def test_who_has_read_wakes_nobody_before_the_last_one(self, reading: Reading) -> None:
-        """A decision looks through all streams, so it is not made for each reply that is read."""
+        """A decision inspects all streams, so it is not made for each reply that is read."""
         streams = reading.add(1_000)
         [far] = reading.add(1, FAR)
         for stream in (*streams, far):
@@ -174,7 +174,7 @@ class TestFullStreams:
         assert [state.was_read(stream) for stream in streams] == [False] * 999 + [True]
 
     def test_who_reads_another_one_wakes_nobody(self, reading: Reading) -> None:
-        """Such as a thread that is left alone by a broker that throttles, or one with nothing to ask for."""
+        """For example a thread paused by throttling, or one without streams to fetch."""
         [idle] = reading.add()
         idle.pause()
         [other] = reading.add()
@@ -194,7 +194,7 @@ class TestFullStreams:
         reading.put(full, 2)
         assert isinstance(reading.next(), float)
         full.pause()
-        assert reading.told == [full], "the broker's thread waits, and is to decide again"
+        assert reading.told == [full], "the broker's waiting thread must decide again"
         assert reading.asked() == [hungry]
 
 
@@ -206,7 +206,7 @@ class TestExpired:
         assert isinstance(reading.next(), float)
         reading.clock.at_s = 0.1
         assert reading.asked() == [hungry]
-        assert reading.told == [stuck], "threads that wait for memory are to decide again"
+        assert reading.told == [stuck], "threads that wait for memory must decide again"
         stuck.poll_reply()
         assert reading.asked() == [stuck, hungry]
 
@@ -219,7 +219,7 @@ class TestExpired:
         assert reading.told == []
 
     def test_one_thread_may_notice_it_of_another_s_streams(self, reading: Reading) -> None:
-        """That one's may be in a Fetch that waits."""
+        """The broker's own thread may be waiting in a Fetch."""
         reading.add()
         [stuck] = reading.add(1, FAR)
         reading.put(stuck)
@@ -242,7 +242,7 @@ class TestExpired:
 
 
 class TestMemory:
-    """It is full of what one stream has ahead; another one is hungry."""
+    """Memory is full of one stream's unread replies; another stream has none."""
 
     @pytest.fixture
     def unread(self, reading: Reading) -> PartitionStream:
@@ -261,7 +261,7 @@ class TestMemory:
         assert reading.next() == LONGEST_S
         assert unread.expired
         assert unread.ahead
-        assert reading.states[NEAR].was_read(unread), "whoever reads gives back memory"
+        assert reading.states[NEAR].was_read(unread), "a read frees memory"
 
     @pytest.mark.parametrize("waits_for", ["memory", "nothing", "a user"])
     def test_what_changes_at_another_broker_matters_to_who_lacks_it(
@@ -278,14 +278,14 @@ class TestMemory:
         assert near.was_read(unread) == (waits_for == "memory")
         assert near.was_changed(hungry)
         unread.close()
-        assert far.was_changed(unread), "its own one, always"
+        assert far.was_changed(unread), "its own broker, always"
 
     def test_what_is_read_makes_room(self, reading: Reading, unread: PartitionStream, hungry: PartitionStream) -> None:
         assert isinstance(reading.next(), float)
         unread.poll_reply()
         assert reading.asked() == [hungry]
 
-    @pytest.mark.parametrize("who", ["its user", "who reads all of them"])
+    @pytest.mark.parametrize("who", ["its user", "a user of all streams"])
     @pytest.mark.parametrize("left", ["expired", "paused"])
     def test_what_nobody_reads_makes_room_for_what_somebody_waits_for(
         self, reading: Reading, unread: PartitionStream, hungry: PartitionStream, who: str, left: str
@@ -304,7 +304,7 @@ class TestMemory:
         assert list(fetch.asked.values()) == [hungry]
         assert fetch.max_bytes == MEMORY_BYTES
         assert not unread.ahead
-        assert unread.source.position == 0, "it is fetched again"
+        assert unread.source.position == 0, "the dropped stream is fetched again"
         assert unread in reading.told
 
     def test_what_may_be_read_yet_makes_none(
@@ -317,7 +317,7 @@ class TestMemory:
     def test_who_waits_at_another_broker_gets_it_there(
         self, reading: Reading, unread: PartitionStream, hungry: PartitionStream
     ) -> None:
-        """What is dropped for it would be filled here by those that nobody waits for."""
+        """Memory freed here would be filled by streams of this broker that no user waits for."""
         [other] = reading.add(1, FAR)
         reading.clock.at_s = 1.0
         assert hungry.poll(0) is None
@@ -371,7 +371,7 @@ class TestABrokerWithoutStreams:
         assert reading.asked() == [stream]
         stream.postpone(ConnectionLost("broken"), 4.0)
         reading.clock.at_s = 34.0
-        assert reading.next() == LONGEST_S, "it has been idle since the request failed, however long that took"
+        assert reading.next() == LONGEST_S, "idle since the request failed"
         reading.clock.at_s = 39.0
         assert reading.next() is None
 
@@ -395,10 +395,10 @@ class TestPreferredReplica:
         reading.clock.at_s = 1_300.1
         assert reading.next() == LONGEST_S
         assert (followed.source.broker, followed.source.preferred_replica) == (None, NO_REPLICA)
-        assert reading.told == [followed], "who finds brokers has something to do"
+        assert reading.told == [followed], "the router must resolve the leader"
 
     def test_a_thread_leaves_those_of_others_alone(self, reading: Reading, followed: PartitionStream) -> None:
-        """Their reply may be on its way, and is read by what they are now."""
+        """Their reply may be in flight, and is read with their current state."""
         reading.clock.at_s = 2_000.0
         reading.next(FAR)
         assert followed.source.broker == NEAR

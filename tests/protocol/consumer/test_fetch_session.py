@@ -1,4 +1,5 @@
-"""Fetch sessions (KIP-227), against a broker's side of them written from the KIP: what it believes is what we want."""
+"""Fetch sessions (KIP-227) against a broker model made from the KIP: the broker's session has the requested
+partitions."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def forgotten(fields: dict[str, Any]) -> list[int]:
 
 @pytest.fixture
 def session() -> FetchSession:
-    """After a full request for partitions 0, 1 and 2, accepted as session 7."""
+    """Return a session after a full request for partitions 0, 1 and 2, accepted as session 7."""
     session = FetchSession()
     session.request(wanted(0, 1, 2), by_id=True)
     session.accept(ErrorCode.NONE, 7)
@@ -122,7 +123,7 @@ def test_close_ends_the_session_once(session: FetchSession) -> None:
 
 
 class Broker:
-    """One broker's sessions. `asks` gives the reply's error code and session id, and what it would then read."""
+    """One broker's sessions. `asks` returns the error code and session id of the reply, and the partitions read."""
 
     def __init__(self) -> None:
         self.sessions: dict[int, dict[Key, dict[str, Any]]] = {}
@@ -170,7 +171,7 @@ def test_whatever_happens_the_broker_reads_exactly_what_is_wanted(seed: int) -> 
             continue
         code, session_id, read = broker.asks(fields)
         if fate < 0.1:
-            session.restart()  # the reply was lost, and with it the id of a session that it started
+            session.restart()  # the reply was lost, and with it the id of a new session
             orphans += session.full
             continue
         session.accept(code, session_id)

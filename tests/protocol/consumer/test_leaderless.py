@@ -1,4 +1,4 @@
-"""Many partitions without a leader cost one question about all of them for each attempt, and no thread dies of them."""
+"""Many partitions without a leader cost one Metadata request per attempt, and end no thread."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EVERY = [(topic, number) for topic in ("orders", "returns") for number in range(
 
 @pytest.fixture
 def cluster() -> Iterator[FakeKafka]:
-    """Two topics of a hundred partitions each, none of which has a leader."""
+    """Yield two topics of a hundred partitions each, all without a leader."""
     with FakeKafka() as kafka:
         for topic in ("orders", "returns"):
             kafka.create_topic(topic, PARTITIONS // 2)
@@ -64,7 +64,7 @@ def test_looks_ask_once(cluster: FakeKafka) -> None:
 
 
 def test_ranges_are_looked_up_together_again_and_again(cluster: FakeKafka) -> None:
-    """Five waits of 0.1, 0.2, 0.4, 0.8 and 1 s, give or take a fifth, are two seconds."""
+    """Five waits of 0.1, 0.2, 0.4, 0.8 and 1 s, each ± 20 %, are two seconds."""
     ranges = [Range(topic, number, 0, 10) for topic, number in EVERY]
     with client_of(cluster.bootstrap_servers) as client:
         with pytest.raises(DeadlineExceeded):

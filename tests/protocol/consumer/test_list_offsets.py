@@ -1,4 +1,4 @@
-"""A reply that does not answer what was asked is an error: nothing may be missing without a word."""
+"""A ListOffsets reply without a requested partition is an error: no result may be missing silently."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.protocol.consumer.consuming import TOPIC_ID, client_of
 
 
 def broker_that_answers_for(partitions: list[int]) -> FakeKafka:
-    """It leads orders-0 and orders-1, whatever else it says of them."""
+    """Return a broker that leads orders-0 and orders-1, and answers for `partitions`."""
     kafka = FakeKafka()
     kafka.create_topic("orders", 2, topic_id=TOPIC_ID)
     rows = [{"partition_index": each, "offset": 7, "timestamp": -1, "leader_epoch": 3} for each in partitions]

@@ -1,4 +1,4 @@
-"""One partition's position and fetch size, and what each kind of reply does to them; no broker."""
+"""One partition's position and fetch size, and their changes by each kind of reply; no broker."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_an_empty_reply_is_no_error_and_tells_the_end_of_the_log(throttled: dict
 
 
 def test_a_cut_record_batch_doubles_the_fetch_size_until_it_fits() -> None:
-    """8 MiB behind 64 KiB: 64, 128, ... 8192, 16384 KiB would be nine; a header tells the size, then it is two."""
+    """8 MiB behind 64 KiB: doubling 64, 128, … 8192, 16384 KiB would take nine fetches; with the header's size, two."""
     whole = records(0, 1, size=8 << 20)
     partition = partition_at(max_partition_fetch_bytes=64 * KIB)
     sizes = []
@@ -42,7 +42,7 @@ def test_a_cut_record_batch_doubles_the_fetch_size_until_it_fits() -> None:
         sizes.append(partition.fetch_bytes())
         partition.handle_response(reply_row(data=whole[: sizes[-1]]), "broker")
     assert sizes == [64 * KIB, len(whole)]
-    assert partition.fetch_bytes() == 64 * KIB, "the next one is small again"
+    assert partition.fetch_bytes() == 64 * KIB, "the next fetch is small again"
 
 
 def test_a_cut_header_doubles_the_fetch_size() -> None:
@@ -94,7 +94,7 @@ def test_an_error_code_says_where_it_happened() -> None:
 
 
 class TestLeaderEpochs:
-    """KIP-320: each fetch says of which leader epoch the last record was; the broker says up to where it agrees."""
+    """KIP-320: each fetch has the leader epoch of the last record read; the broker reports where the logs diverge."""
 
     def test_the_epoch_of_what_was_read_is_sent(self) -> None:
         partition = partition_at(0, last_epoch=2)

@@ -1,4 +1,4 @@
-"""A stream between its user and the consumer's threads, without either: nothing is lost, repeated or kept too long."""
+"""A stream between its user and the consumer's threads, without either: no row is lost, repeated or kept too long."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ManualClock(Clock):
 
 
 def decoded(fetched: Fetched, where: str) -> Iterator[pa.RecordBatch]:
-    """Five rows at a time, from the bytes."""
+    """Decode five rows at a time."""
     for batch in decode(
         fetched.records, first_offset=fetched.position, end_offset=fetched.next_offset, columns=["offset"], where=where
     ):
@@ -39,7 +39,7 @@ def decoded(fetched: Fetched, where: str) -> Iterator[pa.RecordBatch]:
 
 
 def stream_of(decode_: Decode = decoded, clock: Clock | None = None) -> PartitionStream:
-    # What the consumer's threads call is called under the lock: this thread has it all the time.
+    # The consumer's threads call under the lock: here one thread always holds it.
     lock: Any = threading.RLock()
     lock.acquire()
     return PartitionStream(
@@ -55,7 +55,7 @@ def stream_of(decode_: Decode = decoded, clock: Clock | None = None) -> Partitio
 
 
 def fetched(first: int, count: int = 10, *, before: int = 0, epoch: int = 7) -> Fetched:
-    """A reply's part of so many records, with `before` bytes of other partitions in front of it."""
+    """Return a reply's part of `count` records, with `before` bytes of other partitions in front."""
     frame = memoryview(bytes(before) + records(first, count))
     return Fetched(read_batch_headers(frame[before:]), first, first + count, epoch, None)
 
@@ -74,7 +74,7 @@ def read(stream: PartitionStream) -> list[int]:
 
 
 def test_after_a_reply_that_is_corrupt_nothing_behind_it_is_read() -> None:
-    """Neither what is ahead nor what is on its way: the error stays until the user says where to go on."""
+    """Neither replies ahead nor those in flight: the error stays until the user seeks."""
     stream = stream_of()
     stream.put(corrupt(fetched(0)), 0)
     stream.put(fetched(10), 0)
@@ -82,12 +82,12 @@ def test_after_a_reply_that_is_corrupt_nothing_behind_it_is_read() -> None:
     for _ in range(2):
         with pytest.raises(Corrupt):
             stream.poll(0)
-    assert stream.source is not on_its_way, "a reply to it is nobody's"
+    assert stream.source is not on_its_way, "a reply to the old state is dropped"
     assert (stream.position, stream.source.position, list(stream.ahead)) == (0, 0, [])
 
 
 def test_an_error_that_is_dropped_with_what_came_before_it_is_told_again() -> None:
-    """Not at once: the records before it would be skipped by who goes on behind it."""
+    """The error is not repeated at once: a user that continues behind it would skip the records before it."""
     stream = stream_of()
     stream.put(fetched(0), 0)
     stream.put(fetched(10), 0)
@@ -118,7 +118,7 @@ def test_what_is_left_of_a_reply_is_read_after_ctrl_c() -> None:
 
 @pytest.mark.parametrize("at", ["decode", "name"])
 def test_ctrl_c_before_the_first_row_of_a_reply_loses_nothing(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever it comes in `_begin`."""
+    """At any point in `_begin`."""
     stream = stream_of()
     stream.put(fetched(0), 0)
     with monkeypatch.context() as patched:
@@ -177,7 +177,7 @@ def test_a_closed_stream_has_nothing_to_say() -> None:
 
 
 def test_brokers_that_were_not_asked_meanwhile_have_not_failed_for_so_long() -> None:
-    """One Fetch failed; then nobody was asked, since the user did not read."""
+    """One Fetch failed; then no request was sent, since the user did not read."""
     clock = ManualClock()
     stream = stream_of(clock=clock)
     stream.put(fetched(0), 0)
@@ -190,7 +190,7 @@ def test_brokers_that_were_not_asked_meanwhile_have_not_failed_for_so_long() -> 
 
 @pytest.mark.parametrize("seek", [False, True])
 def test_brokers_that_are_asked_again_have_failed_for_so_long(seek: bool) -> None:
-    """There is nothing that the user has not read, or it has said where else to read: then nobody is waited for."""
+    """All replies are read, or the user has sought: then the fetch does not wait for the user."""
     clock = ManualClock()
     stream = stream_of(clock=clock)
     stream.postpone(ConnectionLost("broken"), clock.now_s())
@@ -201,7 +201,7 @@ def test_brokers_that_are_asked_again_have_failed_for_so_long(seek: bool) -> Non
     if seek:
         clock.at_s = 1_000
         stream.seek(5)
-        assert stream.poll(0) is None, "it was away, and not the brokers"
+        assert stream.poll(0) is None, "the user was away, not the brokers"
     clock.at_s += 61
     with pytest.raises(DeadlineExceeded):
         stream.poll(0)
@@ -224,7 +224,7 @@ def test_pauses_do_not_put_off_for_ever_that_brokers_fail() -> None:
 
 
 def test_who_asks_in_vain_is_awaited_until_something_comes() -> None:
-    """However short it waits: what others do not read makes room for it."""
+    """However short the poll is: replies that other users do not read make room for it."""
     stream = stream_of()
     assert stream.poll(0) is None
     assert stream.wanted

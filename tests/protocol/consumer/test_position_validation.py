@@ -1,4 +1,4 @@
-"""What is lost, and what is not, when a leader has refused a position."""
+"""Positions refused by a leader: data loss, or another error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def seen(start: int, end: int, epoch: int = 5, *, lacks_epoch: bool = False) -> 
 
 
 def at(position: int, until: int = UNBOUNDED, topic_id: bytes = TOPIC_ID) -> PartitionConsumer:
-    """Whoever has read up to there, in leader epoch 5."""
+    """Return a partition read up to `position`, in leader epoch 5."""
     config = ConsumerConfig()
     return PartitionConsumer("t", 0, position, config, until_offset=until, topic_id=topic_id, last_epoch=5)
 

@@ -1,4 +1,4 @@
-"""Ranges of several partitions, read from a real Kafka: what comes, in how many requests, and what is said when not."""
+"""Ranges of several partitions, read from a real Kafka: rows, number of requests, errors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_many_ranges_are_the_rows_that_librdkafka_reads(kafka: LocalKafka, topic
     consumer = reader(client, ranges_of(client, name, 12))
     found = {each.partition: rows for each, rows in rows_of(consumer).items()}
     assert found == expected
-    assert consumer.fetches <= 6, "small ranges of one leader share a Fetch"
+    assert consumer.fetches <= 6, "small ranges of one leader share a Fetch request"
 
 
 def test_pieces_of_ranges_also_two_of_one_partition(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
@@ -70,12 +70,12 @@ def test_one_range_has_the_next_fetch_under_way_while_it_is_decoded(kafka: Local
         assert consumer.fetches == 1
         rows = sum(batch.num_rows for _, batch in batches)
         assert 2_000 < rows < 3_000
-        # 330 KB, and nothing asked for behind the end
+        # 330 KB, and no fetch beyond the end
         assert proxy.seen["Fetch", "request"] == consumer.fetches <= 5
 
 
 def test_a_large_range_begins_with_a_small_fetch_if_asked_to(kafka: LocalKafka, topic: TopicFactory) -> None:
-    """So its first records are handed on while the next ones come, and later replies are large."""
+    """The first records are delivered early, while later and larger replies are in flight."""
     name = topic(1)
     produce(kafka, name, range(8_000), size=1_000, settings={"batch.size": 100_000})
     asked: list[int] = []
@@ -90,11 +90,11 @@ def test_a_large_range_begins_with_a_small_fetch_if_asked_to(kafka: LocalKafka, 
             consumer = reader(client, ranges_of(client, name, 1), first_fetch_bytes=first_fetch_bytes)
             assert sum(len(rows) for rows in rows_of(consumer).values()) == 8_000
     assert asked[:3] == [1 << 20, 2 << 20, 4 << 20]
-    assert 8 << 20 in asked[3:], "all that a partition may bring, from the first one on"
+    assert 8 << 20 in asked[3:], "max.partition.fetch.bytes from the first fetch on"
 
 
 def test_requests_stay_as_small_as_one_for_a_single_range(kafka: LocalKafka, topic: TopicFactory) -> None:
-    """What is in memory at once must not grow with the number of ranges."""
+    """The memory must not grow with the number of ranges."""
     name = topic(8)
     produce(kafka, name, range(8_000), 8, size=500)
     asked: list[int] = []
@@ -115,7 +115,7 @@ def test_requests_stay_as_small_as_one_for_a_single_range(kafka: LocalKafka, top
 def test_a_leader_that_moves_while_it_is_read(
     kafka: LocalKafka, topic: TopicFactory, client: Client, tmp_path: Path
 ) -> None:
-    """Nothing is missing, nothing comes twice. Its epochs then show what a truncated log looks like."""
+    """No record is missing or repeated. The epochs then show a truncated log."""
     name = topic(2, replication_factor=1)
     produce(kafka, name, range(4_000), 2, size=100, settings={"batch.size": 10_000})
     wanted = ranges_of(client, name, 2)
@@ -131,11 +131,11 @@ def test_a_leader_that_moves_while_it_is_read(
     assert sorted(rows) == [(partition, offset) for partition in range(2) for offset in range(2_000)]
 
     produce(kafka, name, range(0, 20, 2), 2)
-    # Not of `client`: the old leader may have served it to the end. Another broker may still be behind.
+    # Not with `client`: the old leader may have served it to the end. Another broker may still lag.
     wait_until(lambda: _partition_now(client, name).leader_epoch > 0)
     end = 2_000 + 10
     assert len(rows_of(reader(client, [Range(name, 0, 2_000, end, from_epoch=0)]))) == 1
-    # Somebody who has read up to 2,005 in epoch 0: his last five records are not those that are there now.
+    # A reader that has read up to 2,005 in epoch 0: its last five records are not those of the current log.
     truncated = Range(name, 0, 2_005, end, from_epoch=0)
     with pytest.raises(DataLoss, match=rf"{name}-0: .* below offset 2005: .* up to offset 2000 "):
         rows_of(reader(client, [truncated]))
@@ -147,7 +147,7 @@ def test_a_leader_that_moves_while_it_is_read(
 
 
 def _partition_now(client: Client, topic: str) -> Partition:
-    # Another client's look: the consumer must find out by itself.
+    # Ask with another client: the consumer must notice on its own.
     with Client(client.config) as other:
         return other.topic(topic).partitions[0]
 
@@ -202,7 +202,7 @@ def test_another_topic_of_that_name_is_data_loss(kafka: LocalKafka, topic: Topic
 def test_a_topic_that_is_deleted_while_it_is_read(
     kafka: LocalKafka, topic: TopicFactory, monkeypatch: pytest.MonkeyPatch, on_loss: OnLoss
 ) -> None:
-    """Its rest is lost, after some patience; what is read beside it is read to the end."""
+    """The rest of the topic is lost after the timeout; other partitions are read to their end."""
     monkeypatch.setattr(unknown_topic, "TRANSIENT_UNKNOWN_MS", 1_000)
     kept, gone = topic(1), topic(1)
     with client_of(kafka) as client:
@@ -230,7 +230,7 @@ def test_a_topic_that_is_deleted_while_it_is_read(
 
 
 def test_records_that_never_come_are_an_error_in_time(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
-    """And the range beside it is read all the same."""
+    """The range of another partition is read all the same."""
     name = topic(2)
     produce(kafka, name, range(20), 2)
     consumer = reader(client, [Range(name, 0, 0, 11), Range(name, 1, 0, 10)], poll_timeout_ms=700)
@@ -244,7 +244,7 @@ def test_records_that_never_come_are_an_error_in_time(kafka: LocalKafka, topic: 
 
 
 def test_a_slow_caller_is_no_slow_broker(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
-    """What is under way meanwhile is larger than the sockets' buffers, so it is there only when somebody takes it."""
+    """The replies in flight exceed the sockets' buffers, so they arrive only when they are read."""
     name = topic(1)
     produce(kafka, name, range(30), size=500_000, settings={"batch.size": 400_000})
     properties = {"max.partition.fetch.bytes": 7_000_000, "fetch.max.wait.ms": 100}
@@ -266,7 +266,7 @@ def test_a_partition_without_a_leader_does_not_hold_up_the_others(kafka: LocalKa
         body = exchange.reply()
         for row in (row for each in body["responses"] for row in each["partitions"]):
             answered.add(row["partition_index"])
-            # Until those of the other brokers are on their way, too, however slow these are.
+            # Until requests to the other brokers are in flight, too, however slow these are.
             if row["partition_index"] == 1 and (failing["left"] > 0 or len(answered) < 3):
                 failing["left"] -= 1
                 row.update(error_code=ErrorCode.NOT_LEADER_OR_FOLLOWER, records=b"")

@@ -1,4 +1,4 @@
-"""Bytes per offset: worked out from batch headers, and against what lies on the disks of a real Kafka."""
+"""Bytes per offset: computed from batch headers, and compared with the disks of a real Kafka."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ def test_old_messages_that_are_compressed_do_not_say_where_they_begin() -> None:
     assert bytes_per_offset(found) == len(data) / (found.next_offset - 10_000)
 
 
-# -- what is asked, and what is remembered --------------------------------------------------------
+# -- requests, and cached sizes -------------------------------------------------------------------
 
 
 @contextmanager
 def cluster(partitions: int, *answers: Any) -> Iterator[FakeKafka]:
-    """A broker that leads topic `orders`, and answers one Fetch after the other."""
+    """Yield a broker that leads topic `orders` and answers Fetch with `answers` in turn."""
     left = list(answers)
     with FakeKafka() as kafka:
         kafka.create_topic("orders", partitions, topic_id=TOPIC_ID)
@@ -88,7 +88,7 @@ def cluster(partitions: int, *answers: Any) -> Iterator[FakeKafka]:
 
 
 def fetches(broker: FakeKafka) -> list[list[int]]:
-    """The partitions that each Fetch has asked for."""
+    """Return the partitions of each Fetch."""
     return [
         [row["partition"] for topic in body["topics"] for row in topic["partitions"]] for body in broker.asked(FETCH)
     ]
@@ -111,7 +111,7 @@ def test_a_partition_without_records_is_asked_again_until_it_was_first() -> None
     with cluster(4, *answers) as broker:
         assert look(broker, RecordSizes(ConsumerConfig(client_rack="a")), 4) == dict.fromkeys(range(4), len(data) / 10)
         assert fetches(broker) == [[0, 1, 2, 3], [1, 3], [3]]
-        # A rack may be answered with another replica's name.
+        # With a rack, the reply may name another replica.
         assert {body["rack_id"] for body in broker.asked(FETCH)} == {""}
 
 
@@ -149,7 +149,7 @@ def test_what_was_known_counts_half_and_stands_in_for_what_cannot_be_learnt(capl
         assert look(broker, sizes, 2) == {0: 1024, 1: 1024}
     assert "orders-0: its log could not be looked at; 1024 bytes per offset are assumed" in caplog.text
     with cluster(2, reply(reply_row(0, small), reply_row(1, error_code=ErrorCode.NOT_LEADER_OR_FOLLOWER))) as broker:
-        assert look(broker, sizes, 2) == {0: len(small) / 10, 1: len(small) / 10}, "the topic's mean"
+        assert look(broker, sizes, 2) == {0: len(small) / 10, 1: len(small) / 10}, "the mean of the topic"
     with cluster(2, reply(reply_row(0, large), reply_row(1, small))) as broker:
         assert look(broker, sizes, 2) == {0: (len(small) + len(large)) / 20, 1: len(small) / 10}
     with cluster(2, b"\0\0\0\4\0\0\0\2") as broker:
@@ -168,7 +168,7 @@ def test_a_broker_that_is_silent_costs_no_more_than_the_deadline() -> None:
 
 
 def test_sizes_are_those_on_the_brokers_disks(kafka: LocalKafka, topic: TopicFactory) -> None:
-    """Also of partitions whose batches are larger than a sample: with one replica each, several share a leader."""
+    """Also for partitions whose batches are larger than a sample: with one replica each, several share a leader."""
     name = topic(9, replication_factor=1)
     large: dict[str, object] = {"batch.size": 900_000, "linger.ms": 1_000}
     small: dict[str, object] = {"batch.size": 16_384}
@@ -180,7 +180,7 @@ def test_sizes_are_those_on_the_brokers_disks(kafka: LocalKafka, topic: TopicFac
     ]
     for partition, (size, count, settings) in enumerate(shapes):
         producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0, "linger.ms": 20, **settings})
-        # One that learns of a topic while it flushes cuts what it has into more batches.
+        # A producer that learns of a topic during its flush splits the records into more batches.
         producer.list_topics(name, timeout=30)
         for _ in range(count):
             producer.produce(name, os.urandom(size // 2).ljust(size, b"."), partition=partition)
@@ -196,6 +196,6 @@ def test_sizes_are_those_on_the_brokers_disks(kafka: LocalKafka, topic: TopicFac
             batches for broker in kafka.broker_ids if (batches := stored_batches(kafka.data_folder(broker), *key))
         )
         if key[1] >= 3:
-            assert stored[0].bytes > 100_000, "larger than a sample"
+            assert stored[0].bytes > 100_000, "a batch larger than a sample"
         truly = sum(batch.bytes for batch in stored) / (stored[-1].last_offset + 1)
         assert found[key] == pytest.approx(truly, rel=0.25), key

@@ -1,4 +1,4 @@
-"""Users that are slow, or do not read at all: they hold up nobody else, and their memory is given to others."""
+"""Users that read slowly, or not at all, delay no other user, and their memory is given to others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TestSlowUsers:
     def test_one_of_ten_that_does_not_read_keeps_nobody_waiting(
         self, kafka: LocalKafka, topic: TopicFactory, client: Client
     ) -> None:
-        """The nine others read to their end meanwhile; then it is read too, and nothing is missing."""
+        """The nine others are read to their end meanwhile; then the slow one is read too, completely."""
         name = topic(10, replication_factor=1)
         produce(kafka, name, range(20_000), 10, size=200)
         properties = {"max.partition.fetch.bytes": 20_000, "max.processing.time.ms": 50}
@@ -60,7 +60,7 @@ class TestSlowUsers:
             wait_until(lambda: consumer._schedule.room_bytes() <= 0)
             for stream in streams:
                 wait_until(lambda stream=stream: stream.poll(0) is not None)  # type: ignore[misc]
-            # And by all of them in one thread: the others are paused now.
+            # And by one thread for all streams: the others are paused now.
             for stream in streams[1:]:
                 stream.pause()
             produce(kafka, name, range(6), 6)
@@ -74,7 +74,7 @@ class TestSlowUsers:
             wait_until(read_on)
 
     def test_who_reads_is_not_waited_for(self, kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
-        """As soon as everybody has read, the next request goes out, and as soon as there is memory."""
+        """The next request is sent as soon as all streams are read, and as soon as memory is free."""
         name = topic(6, replication_factor=1)
         produce(kafka, name, range(12_000), 6, size=100, settings={"batch.size": 2_000})
         properties = {"max.partition.fetch.bytes": 10_000, "max.processing.time.ms": 30_000}
@@ -86,7 +86,7 @@ class TestSlowUsers:
             assert consumer.fetches > 60
 
     def test_partitions_take_turns_reply_by_reply(self, kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
-        """So that a broker is asked for all of them again as soon as the first reply of each is being read."""
+        """Then a broker is asked for all partitions again as soon as the first reply of each is being read."""
         name = topic(3, replication_factor=1)
         produce(kafka, name, range(150), 3, settings={"batch.num.messages": 10})
         with consumer_of(client, {"max.partition.fetch.bytes": 1, "max.processing.time.ms": 60_000}) as consumer:
@@ -99,7 +99,7 @@ class TestSlowUsers:
     def test_a_slow_user_of_many_partitions_reads_all_of_them(
         self, kafka: LocalKafka, topic: TopicFactory, client: Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Memory is full and everybody has waited too long: what is fetched waits for its turn and is not dropped."""
+        """Memory is full and all streams have expired: fetched replies wait for their turn and are not dropped."""
         name = topic(6, replication_factor=1)
         produce(kafka, name, range(12_000), 6, size=100, settings={"batch.size": 2_000})
         properties = {"max.partition.fetch.bytes": 10_000, "max.processing.time.ms": 1}

@@ -1,4 +1,4 @@
-"""Seek, pause, partitions that come and go, and what is told on the way: the consumer without a group."""
+"""Seek, pause, added and closed partitions, and their errors: the consumer without a group."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class TestSteering:
             messages = stream.messages(5_000)
             assert next(messages).offset == 10
             stream.seek(500)
-            # What was begun at 10 ends there.
+            # The iteration that started at offset 10 ends there.
             assert next(messages).offset == 500
             stream.seek(0)
             stream.pause()
@@ -80,7 +80,7 @@ class TestSteering:
             stream = consumer.consume_partition(name, 0, EARLIEST)
             assert stream.poll(5_000) is not None
             stream.pause()
-            # The request that was under way, or about to be sent, ends; no other follows.
+            # The request in flight, or about to be sent, ends; no other follows.
             assert stream.poll(300) is None
             wait_until(lambda: proxy.seen["Fetch", "reply"] == proxy.seen["Fetch", "request"])
             sent = proxy.seen["Fetch", "request"]
@@ -170,7 +170,7 @@ class TestSteering:
     def test_a_fault_while_a_broker_is_looked_for_is_told(
         self, kafka: LocalKafka, topic: TopicFactory, client: Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """And the thread that looks for brokers goes on."""
+        """The router thread continues."""
         name = topic(1)
         produce(kafka, name, range(10))
         faults = iter([RuntimeError("a fault")])

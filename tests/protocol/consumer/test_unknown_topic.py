@@ -1,6 +1,6 @@
-"""When a range reader takes a topic for deleted, on a clock that only moves by waiting: not too early.
+"""When a bounded read treats a topic as deleted, on a clock that only waiting advances.
 
-What is skipped does not come back. So brokers must have said so again and again, with nothing else in between.
+Skipped records are lost to the query. So brokers must report the topic as unknown repeatedly, and consecutively.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ WANTED = Range("orders", 0, 5, 15)
 
 
 class Broker(FakeKafka):
-    """Leads orders-0, which has offsets 5 to 15, and says of it what `says` has, one after the other, at last the last.
+    """Leads orders-0 with offsets 5 to 15; Metadata replies follow `says` in turn, the last repeated.
 
-    A number is no answer: for so many seconds nobody can be reached before the next one.
+    A number means no reply: brokers are unreachable for so many seconds before the next reply.
     """
 
     def __init__(self, clock: ManualClock, *says: str | float, settings: Mapping[str, str] | None = None) -> None:
@@ -38,7 +38,7 @@ class Broker(FakeKafka):
         self.create_topic("orders", topic_id=TOPIC_ID)
         self.write("orders", 0, records(5, 10))
         self.before[METADATA] = self._next
-        # The client waits for the reply by then, and need not know how long that took.
+        # The client waits for the reply by then, whatever its duration.
         self.edit_replies(METADATA, self._late)
         self._waits_on = clock
         self._late_s = 0.0
@@ -88,7 +88,7 @@ def rows(consumer: RangeConsumer) -> int:
 
 @pytest.mark.parametrize("poll_timeout_ms", [400, 120_000])
 def test_a_topic_that_stays_unknown_is_lost_after_half_a_minute(clock: ManualClock, poll_timeout_ms: int) -> None:
-    """Also for those who have less patience for records: an error that says less would come back for ever."""
+    """Also with a shorter poll timeout: a less specific error would be retried forever."""
     with Broker(clock, KNOWN, UNKNOWN) as broker, client_on(broker, clock) as client:
         client.topic("orders")
         client.expire_metadata(["orders"])
@@ -124,7 +124,7 @@ def test_it_is_skipped_by_who_may_go_on(clock: ManualClock) -> None:
         assert clock.at_s > 30
 
 
-# -- there ----------------------------------------------------------------------------------------
+# -- existing topics ------------------------------------------------------------------------------
 
 FOR_A_WHILE = [UNKNOWN] * 25
 """With the back-off of 0.1 to 1 s between them some 22 s."""
@@ -150,8 +150,8 @@ def test_nothing_is_skipped_of_a_topic_that_comes_back(clock: ManualClock, says:
 
 
 def test_brokers_that_answer_once_in_a_while_are_not_believed(clock: ManualClock) -> None:
-    """Each may have just started. So nothing is skipped, and it ends as if there were none."""
-    # The time is over while no answer is under way.
+    """Each broker may have just started. So no range is skipped, and the read ends as without brokers."""
+    # The time passes while no request is in flight.
     with Broker(clock, *[16.0, UNKNOWN] * 8, UNKNOWN) as broker, client_on(broker, clock) as client:
         with pytest.raises(DeadlineExceeded, match="orders-0"):
             rows(consumer_of(client, on_loss=skip_loss, poll_timeout_ms=2_000))
@@ -161,7 +161,7 @@ def test_brokers_that_answer_once_in_a_while_are_not_believed(clock: ManualClock
 def test_leader_that_does_not_know_a_topic_of_the_metadata_is_asked_for_longer_than_the_poll_timeout(
     clock: ManualClock,
 ) -> None:
-    """The metadata decide whether it was deleted: of two brokers the leader may have forgotten it first."""
+    """The metadata decide whether the topic is deleted: one of two brokers, the leader, may have forgotten it first."""
     with Broker(clock, KNOWN) as broker, client_on(broker, clock) as client:
         broker.refuse(FETCH, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 5)
         assert rows(consumer_of(client, poll_timeout_ms=1_000)) == 10
