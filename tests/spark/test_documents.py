@@ -32,13 +32,13 @@ PYTHON = {
     ("README.md", "foreach_batch_writer("): HERE + "test_the_first_query_its_counts_and_its_lag",
     ("README.md", "lag_of_query("): HERE + "test_the_first_query_its_counts_and_its_lag",
     ("architecture.md", "protocol.read("): HERE + "test_a_range_is_read_without_spark",
-    ("consuming.md", "protocol.read("): "tests/protocol/consumer/test_examples.py::test_a_topic_as_a_table",
-    ("consuming.md", "stream = consumer"): "tests/protocol/consumer/test_examples.py::test_the_first_one",
-    ("consuming.md", "class Printer"): "tests/protocol/consumer/test_examples.py::test_a_group_reads_and_commits",
+    ("consuming.md", "protocol.read("): "tests/protocol/consumer/test_examples.py::test_topic_is_read_as_a_table",
+    ("consuming.md", "stream = consumer"): "tests/protocol/consumer/test_examples.py::test_first_example_runs",
+    ("consuming.md", "class Printer"): "tests/protocol/consumer/test_examples.py::test_group_reads_and_commits",
     ("consuming.md", "consumer.commit_sync()"): "tests/protocol/consumer/test_examples.py::"
-    "test_a_group_reads_and_commits",
+    "test_group_reads_and_commits",
     ("consuming.md", "def consume("): "tests/protocol/consumer/test_examples.py::"
-    "test_what_is_handled_is_committed_and_what_is_not_comes_again",
+    "test_handled_records_are_committed_and_others_are_redelivered",
     ("delivery.md", "exactly-once"): "tests/spark/sink/test_exactly_once.py::test_the_example_of_the_docs",
     ("groups.md", "group.protocol"): "tests/spark/driver/test_membership.py::test_the_example_shares_a_topic",
     ("migrating.md", 'mode("append")'): HERE + "test_batch_writes_and_updates_after_the_move",

@@ -36,7 +36,7 @@ def ask(consumer: BrokerConsumer, wanted: list[PartitionConsumer], version: int 
 
 @pytest.mark.parametrize("version", range(FETCH.first, FETCH.last + 1))
 @pytest.mark.parametrize("sessions", [False, True])
-def test_the_request_can_be_said_in_every_version(version: int, sessions: bool) -> None:
+def test_request_is_encoded_in_each_version(version: int, sessions: bool) -> None:
     wanted = partitions(3)
     wanted[1].last_epoch, wanted[1].leader_epoch = 4, 5
     _, body = asked(wanted, sessions=sessions, version=version, isolation_level="read_committed", client_rack="a")
@@ -54,14 +54,14 @@ def test_the_request_can_be_said_in_every_version(version: int, sessions: bool) 
         assert read["session_epoch"] == (0 if sessions else -1)
 
 
-def test_topics_without_an_id_need_a_version_that_names_them() -> None:
+def test_topics_without_an_id_need_a_version_with_names() -> None:
     wanted = partitions(2)
     assert newest_version(wanted) is None
     wanted[0].topic_id = bytes(16)
     assert newest_version(wanted) == 12
 
 
-def test_every_row_is_handled_by_itself() -> None:
+def test_rows_of_a_reply_are_handled_independently() -> None:
     wanted = partitions(4)
     wanted[3].last_epoch = 2
     consumer, _ = asked(wanted)
@@ -81,7 +81,7 @@ def test_every_row_is_handled_by_itself() -> None:
     assert [partition.position for partition in wanted] == [5, 10, 20, 30]
 
 
-def test_one_broken_record_batch_leaves_the_other_partitions_alone() -> None:
+def test_broken_record_batch_fails_only_its_partition() -> None:
     consumer, _ = asked(partitions(2))
     result = consumer.handle_response(reply(reply_row(0, b"\xff" * 100), reply_row(1, records(10, 5))))
     assert [partition.partition for partition, _ in result.fetched] == [1]
@@ -89,14 +89,14 @@ def test_one_broken_record_batch_leaves_the_other_partitions_alone() -> None:
 
 
 @pytest.mark.parametrize("sessions", [False, True])
-def test_a_throttled_empty_reply_is_no_error(sessions: bool) -> None:
+def test_throttled_empty_reply_is_no_error(sessions: bool) -> None:
     consumer, _ = asked(partitions(2), sessions=sessions)
     result = consumer.handle_response(reply(throttle_time_ms=1_200))
     assert (result.fetched, result.failed, result.throttle_ms) == ([], [], 1_200)
 
 
 @pytest.mark.parametrize("sessions", [False, True])
-def test_an_incomplete_reply_is_an_error_of_what_it_leaves_out(sessions: bool) -> None:
+def test_partition_missing_in_a_reply_fails(sessions: bool) -> None:
     consumer, _ = asked(partitions(2), sessions=sessions)
     result = consumer.handle_response(reply(reply_row(0)))
     [(partition, error)] = result.failed
@@ -105,7 +105,7 @@ def test_an_incomplete_reply_is_an_error_of_what_it_leaves_out(sessions: bool) -
     assert "without orders-1" in str(error)
 
 
-def test_in_a_session_what_has_not_changed_is_neither_asked_nor_answered() -> None:
+def test_session_omits_unchanged_partitions() -> None:
     wanted = partitions(3)
     consumer, _ = asked(wanted, sessions=True)
     consumer.handle_response(reply(*(reply_row(n) for n in range(3)), session_id=7))
@@ -125,7 +125,7 @@ def test_in_a_session_what_has_not_changed_is_neither_asked_nor_answered() -> No
         ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
     ],
 )
-def test_an_error_of_the_session_costs_one_full_request_and_no_position(code: int) -> None:
+def test_session_error_costs_one_full_request_and_keeps_positions(code: int) -> None:
     wanted = partitions(3)
     consumer, _ = asked(wanted, sessions=True)
     consumer.handle_response(reply(*(reply_row(n, records(10 * n, 5)) for n in range(3)), session_id=7))
@@ -140,14 +140,14 @@ def test_an_error_of_the_session_costs_one_full_request_and_no_position(code: in
     assert [partition.partition for partition, _ in result.failed] == [0, 1, 2]
 
 
-def test_any_other_error_of_the_whole_reply_is_one_of_each_partition() -> None:
+def test_other_top_level_error_fails_all_partitions() -> None:
     consumer, _ = asked(partitions(2))
     result = consumer.handle_response(reply(error_code=ErrorCode.UNKNOWN_SERVER_ERROR))
     assert all(isinstance(error, BrokerError) for _, error in result.failed)
     assert len(result.failed) == 2
 
 
-def test_the_leader_can_name_a_replica_to_read_from() -> None:
+def test_leader_may_name_a_preferred_read_replica() -> None:
     [partition] = partitions(1)
     partition.broker = BROKER
     consumer, _ = asked([partition])
@@ -161,7 +161,7 @@ def test_the_leader_can_name_a_replica_to_read_from() -> None:
     assert (partition.preferred_replica, partition.broker) == (3, BROKER)
 
 
-def test_a_lost_reply_gives_the_partitions_back_and_ends_the_session() -> None:
+def test_lost_reply_releases_the_partitions_and_ends_the_session() -> None:
     wanted = partitions(2)
     consumer, _ = asked(wanted, sessions=True)
     consumer.handle_response(reply(reply_row(0), reply_row(1), session_id=7))

@@ -37,7 +37,7 @@ def only_by_name(exchange: Exchange) -> Fate | bytes:
 
 
 @pytest.mark.parametrize("by_name", [False, True], ids=["asked by id", "asked by name"])
-def test_a_topic_recreated_after_it_was_looked_up_is_skipped_whatever_its_length(
+def test_topic_recreated_after_planning_is_skipped_at_any_length(
     kafka1: LocalKafka, topic1: TopicFactory, by_name: bool
 ) -> None:
     """The cached leaders are those of the old topic. No record of the new topic is read instead."""
@@ -64,7 +64,7 @@ def test_a_topic_recreated_after_it_was_looked_up_is_skipped_whatever_its_length
 
 
 @pytest.fixture(scope="module")
-def cleaned(kafka1: LocalKafka) -> Iterator[tuple[Client, str, str]]:
+def compacted(kafka1: LocalKafka) -> Iterator[tuple[Client, str, str]]:
     """Yield a client, a topic with a gap of 2,000 offsets at the end of a batch, and one with an empty control
     batch."""
     folder = kafka1.data_folder(1)
@@ -83,8 +83,8 @@ def cleaned(kafka1: LocalKafka) -> Iterator[tuple[Client, str, str]]:
         yield client, gaps.name, controls.name
 
 
-def test_a_gap_of_2000_offsets_costs_at_most_3_fetches(cleaned: tuple[Client, str, str]) -> None:
-    client, name, _ = cleaned
+def test_gap_of_2000_offsets_costs_at_most_3_fetches(compacted: tuple[Client, str, str]) -> None:
+    client, name, _ = compacted
     # Fetches are too small for the batch before the gap and the batch behind it.
     consumer = reader(client, [Range(name, 0, 0, 2_001)], {"max.partition.fetch.bytes": 100})
     rows = rows_of(consumer)
@@ -96,10 +96,10 @@ def test_a_gap_of_2000_offsets_costs_at_most_3_fetches(cleaned: tuple[Client, st
 
 
 @pytest.mark.parametrize("isolation_level", ["read_committed", "read_uncommitted"])
-def test_ranges_without_a_visible_row_end_at_once(
-    kafka1: LocalKafka, cleaned: tuple[Client, str, str], isolation_level: str
+def test_ranges_without_visible_rows_end_at_once(
+    kafka1: LocalKafka, compacted: tuple[Client, str, str], isolation_level: str
 ) -> None:
-    client, _, name = cleaned
+    client, _, name = compacted
     controls = [batch for batch in stored_batches(kafka1.data_folder(1), name) if batch.control]
     empty = [batch for batch in controls if not batch.records]
     assert empty, "the log cleaner left no empty control batch"
@@ -113,10 +113,10 @@ def test_ranges_without_a_visible_row_end_at_once(
 
 
 @pytest.mark.parametrize("isolation_level", ["read_committed", "read_uncommitted"])
-def test_cleaned_logs_read_as_by_librdkafka(
-    cleaned: tuple[Client, str, str], kafka1: LocalKafka, isolation_level: str
+def test_compacted_logs_are_read_as_by_librdkafka(
+    compacted: tuple[Client, str, str], kafka1: LocalKafka, isolation_level: str
 ) -> None:
-    client, gaps, controls = cleaned
+    client, gaps, controls = compacted
     for name, partitions in ((gaps, 3), (controls, 1)):
         ranges = ranges_of(client, name, partitions)
         found = rows_of(reader(client, ranges, {"isolation.level": isolation_level}))

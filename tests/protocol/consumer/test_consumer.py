@@ -32,7 +32,7 @@ MANY = 1_000 if SOAK else 300
 
 
 class TestRows:
-    def test_they_are_those_that_librdkafka_reads(self, kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
+    def test_rows_equal_those_of_librdkafka(self, kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
         name = topic(9)
         produce(kafka, name, range(9_000), 9, settings={"batch.size": 4_096, "compression.type": "lz4"})
         expected: dict[int, list[tuple[int, bytes | None]]] = {number: [] for number in range(9)}
@@ -43,7 +43,7 @@ class TestRows:
             assert read_all(consumer, 9_000) == expected
 
     @pytest.mark.parametrize(("isolation_level", "values"), [("read_committed", 3), ("read_uncommitted", 9)])
-    def test_transactions(
+    def test_committed_rows_of_transactions_are_read(
         self, kafka: LocalKafka, topic: TopicFactory, client: Client, isolation_level: str, values: int
     ) -> None:
         """Three committed, three aborted, three open transactions: the position stays before the open ones."""
@@ -66,7 +66,7 @@ class TestRows:
             assert stream.lag == 0
         producer.abort_transaction()
 
-    def test_messages_are_what_a_producer_sent(self, kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
+    def test_messages_equal_those_produced(self, kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
         name = topic(1, config={"retention.ms": "-1"})  # the records are years old
         producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
         producer.produce(name, b"value", b"key", headers=[("a", b"1"), ("b", None)], timestamp=1_700_000_000_123)
@@ -81,7 +81,7 @@ class TestRows:
             )
             assert next(messages) == (name, 0, 1, 1_700_000_000_456, 0, None, None, None)
 
-    def test_a_large_record_behind_a_small_fetch_size(
+    def test_large_record_is_read_with_a_small_fetch_size(
         self, kafka: LocalKafka, topic: TopicFactory, client: Client
     ) -> None:
         name = topic(4, config={"max.message.bytes": str(10 << 20)})
@@ -160,7 +160,7 @@ class TestRequests:
         assert {rows for _, epoch, rows in seen if epoch > 0} == {0}, "later requests name no changes"
         assert all(session > 0 for session, epoch, _ in seen if epoch == -1), "the sessions are closed"
 
-    def test_a_broker_that_waits_delays_no_other(self, kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
+    def test_waiting_broker_does_not_delay_others(self, kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
         """One broker has a partition without new records; records of another broker arrive while it is still
         waiting."""
         name = topic(3, replication_factor=1)
@@ -180,8 +180,8 @@ class TestRequests:
                 assert time.monotonic() - started_s < 15
 
 
-class TestEnd:
-    def test_nothing_is_left_after_many(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+class TestClose:
+    def test_closed_consumers_leave_no_threads_and_sockets(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(3, replication_factor=1)
         produce(kafka, name, range(30), 3)
         with client_of(kafka) as client:
@@ -205,7 +205,7 @@ class TestEnd:
             # librdkafka, in the same process, may still be closing threads of earlier tests.
             wait_until(lambda: first is not None and no_more_than(first))
 
-    def test_close_wakes_who_reads_and_waits_for_no_fetch(self, topic: TopicFactory, client: Client) -> None:
+    def test_close_wakes_readers_without_waiting_for_fetches(self, topic: TopicFactory, client: Client) -> None:
         name = topic(1)
         consumer = consumer_of(client, {"fetch.max.wait.ms": 20_000})
         stream = consumer.consume_partition(name, 0, LATEST)
@@ -240,9 +240,7 @@ class TestEnd:
             wait_until(lambda: not any("consumer-" in thread.name for thread in threading.enumerate()), timeout_s=5)
 
 
-def test_a_follower_in_our_rack_serves_us_and_when_it_cannot_the_leader_is_asked(
-    kafka: LocalKafka, topic: TopicFactory
-) -> None:
+def test_follower_in_the_clients_rack_is_read_and_else_the_leader(kafka: LocalKafka, topic: TopicFactory) -> None:
     """KIP-392. A lagging follower reports an offset out of range or a truncated log; neither moves the position."""
     name = topic(6, replication_factor=3)
     produce(kafka, name, range(6_000), 6, settings={"batch.size": 1_000})

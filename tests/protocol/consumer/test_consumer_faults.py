@@ -90,7 +90,7 @@ def running(kafka: LocalKafka) -> set[int]:
 
 
 class TestBrokers:
-    def test_a_leader_ends_under_load_and_comes_back(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+    def test_leader_is_restarted_under_load(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(6, replication_factor=3, config={"min.insync.replicas": "2"})
         settings = {"enable.idempotence": True, "acks": "all"}
         with client_of(kafka) as client, consumer_of(client) as consumer:
@@ -112,9 +112,7 @@ class TestBrokers:
             produce(kafka, name, range(600), 6, settings=settings)
             rows.read(lambda: rows.all_at(1_100, 6))
 
-    def test_a_partition_is_moved_to_another_broker_under_load(
-        self, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
-    ) -> None:
+    def test_partition_is_reassigned_under_load(self, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path) -> None:
         name = topic(2, replication_factor=1)
         stop = threading.Event()
         sent = 0
@@ -144,7 +142,7 @@ class TestBrokers:
             rows.read(lambda: client.leader(name, 0)[0].node_id == new)
 
     @pytest.mark.skipif(not KILLS, reason="takes half a minute; run by `make soak`")
-    def test_a_log_that_an_unclean_election_has_cut_is_data_loss(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+    def test_truncation_by_unclean_election_is_data_loss(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         """A hundred records exist only on the leader when they are read; then a replica without them becomes leader."""
         name = topic(1, replication_factor=2, config={"unclean.leader.election.enable": "true"})
         with client_of(kafka) as client, consumer_of(client) as consumer:
@@ -177,7 +175,7 @@ class TestBrokers:
 
 class TestSessions:
     @pytest.mark.parametrize("code", SESSION_ERRORS)
-    def test_a_lost_session_is_built_again_without_losing_a_position(
+    def test_lost_session_is_restarted_with_the_same_positions(
         self, kafka: LocalKafka, topic: TopicFactory, code: int
     ) -> None:
         name = topic(3)
@@ -210,7 +208,7 @@ class TestSessions:
 
 
 class TestConnections:
-    def test_replies_and_connections_get_lost_all_the_time(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+    def test_lost_replies_and_connections_lose_no_rows(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(6, replication_factor=1)
         produce(kafka, name, range(12_000), 6, settings={"batch.size": 2_000})
         chance = random.Random(7)
@@ -231,7 +229,7 @@ class TestConnections:
                 rows.read(lambda: rows.all_at(2_000, 6))
         assert cut > 5
 
-    def test_a_topic_that_is_not_there_yet_is_read_when_it_is(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+    def test_topic_created_later_is_read(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         with client_of(kafka, default_api_timeout_ms=1_000) as client, consumer_of(client) as consumer:
             stream = consumer.consume_partition("not-there", 0, 0)
             assert stream.poll(100) is None
@@ -269,7 +267,7 @@ class TestBadReplies:
         time.sleep(body["max_wait_ms"] / 1000)
         return reply(session_id=5)
 
-    def test_a_corrupt_record_batch_is_told_and_read_again_after_a_seek(self, fake: FakeKafka) -> None:
+    def test_corrupt_record_batch_is_raised_and_read_again_after_a_seek(self, fake: FakeKafka) -> None:
         whole = records(0, 5)
         broken = whole[:-1] + bytes([whole[-1] ^ 1])
         rows = [reply_row(0, broken), reply_row(1, records(0, 5))]
@@ -291,7 +289,9 @@ class TestBadReplies:
             assert batch.num_rows == 5
 
     @pytest.mark.parametrize("epoch_end", [10, -1], ids=["keeps epochs", "keeps none"])
-    def test_an_offset_refused_because_of_the_epoch_before_it(self, fake: FakeKafka, epoch_end: int) -> None:
+    def test_offset_refused_for_its_epoch_is_data_loss_unless_the_log_has_none(
+        self, fake: FakeKafka, epoch_end: int
+    ) -> None:
         """The log has offsets 0 to 9. Five were read, in epoch 3; the leader has epoch 0, or a log without epochs."""
 
         def refuse(body: dict[str, Any]) -> dict[str, Any]:
@@ -316,7 +316,7 @@ class TestBadReplies:
                     next(messages)
 
     @pytest.mark.parametrize("position", [7, 3], ids=["beyond its end", "within its log"])
-    def test_an_old_leader_has_lost_nothing(self, fake: FakeKafka, position: int) -> None:
+    def test_stale_leader_is_no_data_loss(self, fake: FakeKafka, position: int) -> None:
         """The stale leader has epoch 4 and offsets 0 to 4; the position comes from a leader of epoch 5."""
         refused = 0
 
@@ -349,7 +349,7 @@ class TestBadReplies:
                 assert reading.skipped == []
                 assert refused == 3
 
-    def test_an_old_leader_is_waited_for_in_time(self, fake: FakeKafka) -> None:
+    def test_stale_leader_is_awaited_until_the_timeout(self, fake: FakeKafka) -> None:
         fake.handlers[FETCH] = lambda body, version: reply(reply_row(0, error_code=ErrorCode.OFFSET_OUT_OF_RANGE))
         fake.handlers[LIST_OFFSETS] = lambda body, version: list_offsets(body, end=5, epoch=4)
         ranges = [Range("orders", 0, 7, 10, TOPIC_ID, until_epoch=5)]
@@ -359,7 +359,7 @@ class TestBadReplies:
                 list(reading)
             assert reading.skipped == []
 
-    def test_a_reply_that_leaves_a_partition_out_is_asked_again(self, fake: FakeKafka) -> None:
+    def test_partition_missing_in_a_reply_is_fetched_again(self, fake: FakeKafka) -> None:
         self.answers(
             fake,
             lambda body: reply(reply_row(0)),
@@ -371,7 +371,7 @@ class TestBadReplies:
             assert batch is not None
             assert batch.num_rows == 5
 
-    def test_a_broker_that_has_nothing_may_say_so_a_little_late(self, fake: FakeKafka) -> None:
+    def test_empty_reply_slightly_after_max_wait_is_accepted(self, fake: FakeKafka) -> None:
         def wait_longer(body: Any, version: int) -> Any:
             time.sleep(0.6)
             return reply(reply_row(0))
@@ -385,7 +385,7 @@ class TestBadReplies:
             with pytest.raises(DeadlineExceeded, match=r"orders-0: .* sends no records at offset 0"):
                 list(reading)
 
-    def test_a_throttled_reply_is_waited_out(self, fake: FakeKafka) -> None:
+    def test_throttle_time_is_awaited(self, fake: FakeKafka) -> None:
         self.answers(
             fake,
             lambda body: reply(throttle_time_ms=400),
@@ -398,7 +398,7 @@ class TestBadReplies:
             assert batch is not None
             assert time.monotonic() - started_s >= 0.4
 
-    def test_a_fault_of_our_own_reaches_the_user(
+    def test_unexpected_error_is_raised_to_the_user(
         self, fake: FakeKafka, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         def fail(*_: object) -> None:

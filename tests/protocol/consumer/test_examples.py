@@ -21,7 +21,7 @@ PAGE = Path(ROOT / "docs" / "consuming.md").read_text()
 TABLE, FIRST, HANDLER, POLLING, DECOUPLED = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
-def test_a_topic_as_a_table(kafka: LocalKafka, topic: TopicFactory, capsys: pytest.CaptureFixture[str]) -> None:
+def test_topic_is_read_as_a_table(kafka: LocalKafka, topic: TopicFactory, capsys: pytest.CaptureFixture[str]) -> None:
     name = topic(3)
     produce(kafka, name, range(10), 3)
     exec(TABLE, {"bootstrap_servers": kafka.bootstrap_servers, "topic": name})
@@ -30,7 +30,7 @@ def test_a_topic_as_a_table(kafka: LocalKafka, topic: TopicFactory, capsys: pyte
     assert counts == str([{"partition": number, "offset_count": count} for number, count in enumerate((4, 3, 3))])
 
 
-def test_the_first_one(kafka: LocalKafka, topic: TopicFactory, capsys: pytest.CaptureFixture[str]) -> None:
+def test_first_example_runs(kafka: LocalKafka, topic: TopicFactory, capsys: pytest.CaptureFixture[str]) -> None:
     name = topic(1)
     produce(kafka, name, range(10))
     example = FIRST.replace("timeout_ms=1_000", "timeout_ms=5_000")
@@ -40,7 +40,7 @@ def test_the_first_one(kafka: LocalKafka, topic: TopicFactory, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize("example", [HANDLER, POLLING], ids=["a handler", "polling"])
-def test_a_group_reads_and_commits(
+def test_group_reads_and_commits(
     kafka: LocalKafka, topic: TopicFactory, capsys: pytest.CaptureFixture[str], example: str
 ) -> None:
     name = topic(1)
@@ -70,7 +70,7 @@ def test_a_group_reads_and_commits(
     assert [(row.current_offset, row.lag) for row in describe(kafka, name)] == [(10, 0)]
 
 
-def test_what_is_handled_is_committed_and_what_is_not_comes_again(kafka: LocalKafka, topic: TopicFactory) -> None:
+def test_handled_records_are_committed_and_others_are_redelivered(kafka: LocalKafka, topic: TopicFactory) -> None:
     """A failing handler ends the first run; the second run resumes at the commits, and misses no record."""
     name = topic(3)
     produce(kafka, name, range(3_000), 3, settings={"batch.size": 2_000})

@@ -89,7 +89,7 @@ def reading() -> Reading:
     return Reading()
 
 
-def test_a_broker_is_asked_for_all_of_its_streams_that_want_more(reading: Reading) -> None:
+def test_broker_is_asked_for_all_its_streams_that_are_not_full(reading: Reading) -> None:
     first, paused, failed, second = reading.add(4)
     [far] = reading.add(1, FAR)
     paused.pause()
@@ -98,7 +98,7 @@ def test_a_broker_is_asked_for_all_of_its_streams_that_want_more(reading: Readin
     assert reading.asked(FAR) == [far]
 
 
-def test_what_is_asked_for_is_known_by_what_it_was_read_with_then(reading: Reading) -> None:
+def test_reply_is_matched_to_the_state_at_the_request(reading: Reading) -> None:
     """After a seek or close the reply is dropped: a stream may be closed during a Fetch."""
     moved, closed, kept = reading.add(3)
     fetch = reading.next()
@@ -109,7 +109,7 @@ def test_what_is_asked_for_is_known_by_what_it_was_read_with_then(reading: Readi
 
 
 class TestOneRequest:
-    def test_it_may_bring_what_there_is_memory_for(self, reading: Reading) -> None:
+    def test_fetch_is_limited_to_free_memory(self, reading: Reading) -> None:
         reader, other = reading.add(2)
         reading.put(other, size=500)
         held = other.ahead[0].records.buffer.nbytes
@@ -118,14 +118,14 @@ class TestOneRequest:
         assert list(fetch.asked.values()) == [reader, other]
         assert fetch.max_bytes == MEMORY_BYTES - held
 
-    def test_it_may_bring_no_more_than_is_configured(self) -> None:
+    def test_fetch_is_limited_to_fetch_max_bytes(self) -> None:
         reading = Reading(ConsumerConfig(fetch_max_bytes=3_000))
         reading.add()
         fetch = reading.next()
         assert isinstance(fetch, Fetch)
         assert fetch.max_bytes == 3_000
 
-    def test_the_first_one_does_not_wait(self, reading: Reading) -> None:
+    def test_first_fetch_does_not_wait(self, reading: Reading) -> None:
         """A session without a known id cannot be closed."""
         reading.add()
         reading.states[NEAR] = BrokerState(NEAR)
@@ -138,7 +138,7 @@ class TestOneRequest:
         assert waits == [0, 500]
 
     @pytest.mark.parametrize(("broker", "max_wait_ms"), [(NEAR, 100), (FAR, 500)])
-    def test_it_waits_for_less_when_a_stream_is_left_out(
+    def test_fetch_waits_shorter_when_a_stream_is_left_out(
         self, reading: Reading, broker: Broker, max_wait_ms: int
     ) -> None:
         """The user of the stream may return at any time; streams of other brokers are not delayed."""
@@ -154,7 +154,7 @@ class TestOneRequest:
 
 
 class TestFullStreams:
-    def test_their_users_are_waited_for(self, reading: Reading) -> None:
+    def test_fetch_waits_for_users_of_full_streams(self, reading: Reading) -> None:
         full, hungry = reading.add(2)
         reading.put(full, 2)
         reading.clock.at_s = 0.03
@@ -162,7 +162,7 @@ class TestFullStreams:
         full.poll_reply()
         assert reading.asked() == [full, hungry]
 
-    def test_who_has_read_wakes_nobody_before_the_last_one(self, reading: Reading) -> None:
+    def test_reads_wake_the_thread_after_the_last_full_stream(self, reading: Reading) -> None:
         """A decision inspects all streams, so it is not made for each reply that is read."""
         streams = reading.add(1_000)
         [far] = reading.add(1, FAR)
@@ -173,7 +173,7 @@ class TestFullStreams:
         assert not state.was_read(far)
         assert [state.was_read(stream) for stream in streams] == [False] * 999 + [True]
 
-    def test_who_reads_another_one_wakes_nobody(self, reading: Reading) -> None:
+    def test_read_of_an_awaited_stream_alone_wakes_the_thread(self, reading: Reading) -> None:
         """For example a thread paused by throttling, or one without streams to fetch."""
         [idle] = reading.add()
         idle.pause()
@@ -183,13 +183,13 @@ class TestFullStreams:
         assert isinstance(reading.next(), float)
         assert not reading.states[NEAR].was_read(other)
 
-    def test_only_those_of_that_broker(self, reading: Reading) -> None:
+    def test_full_streams_of_other_brokers_are_not_awaited(self, reading: Reading) -> None:
         [full] = reading.add(1, FAR)
         [hungry] = reading.add()
         reading.put(full, 2)
         assert reading.asked() == [hungry]
 
-    def test_a_paused_one_is_not_waited_for(self, reading: Reading) -> None:
+    def test_paused_stream_is_not_awaited(self, reading: Reading) -> None:
         full, hungry = reading.add(2)
         reading.put(full, 2)
         assert isinstance(reading.next(), float)
@@ -199,7 +199,7 @@ class TestFullStreams:
 
 
 class TestExpired:
-    def test_who_does_not_read_in_time_is_left_out_until_it_does(self, reading: Reading) -> None:
+    def test_unread_stream_is_left_out_after_max_processing_time(self, reading: Reading) -> None:
         stuck, hungry = reading.add(2)
         reading.put(stuck, 2)
         reading.clock.at_s = 0.099
@@ -210,7 +210,7 @@ class TestExpired:
         stuck.poll_reply()
         assert reading.asked() == [stuck, hungry]
 
-    def test_who_reads_slowly_what_came_last_is_fetched_for(self, reading: Reading) -> None:
+    def test_stream_with_its_last_reply_being_read_is_fetched(self, reading: Reading) -> None:
         [slow] = reading.add()
         reading.put(slow)
         slow.poll_reply()
@@ -218,7 +218,7 @@ class TestExpired:
         assert reading.asked() == [slow]
         assert reading.told == []
 
-    def test_one_thread_may_notice_it_of_another_s_streams(self, reading: Reading) -> None:
+    def test_thread_may_expire_streams_of_another_broker(self, reading: Reading) -> None:
         """The broker's own thread may be waiting in a Fetch."""
         reading.add()
         [stuck] = reading.add(1, FAR)
@@ -227,7 +227,7 @@ class TestExpired:
         reading.next(NEAR)
         assert stuck.expired
 
-    def test_the_wait_ends_with_the_time_of_the_next_one(self, reading: Reading) -> None:
+    def test_wait_ends_when_the_next_stream_expires(self, reading: Reading) -> None:
         first, second = reading.add(2)
         reading.put(first, 2)
         reading.clock.at_s = 0.06
@@ -254,7 +254,7 @@ class TestMemory:
     def hungry(self, reading: Reading, unread: PartitionStream) -> PartitionStream:
         return reading.add()[0]
 
-    def test_nothing_is_fetched_while_nobody_waits(
+    def test_memory_is_not_freed_while_no_user_waits(
         self, reading: Reading, unread: PartitionStream, hungry: PartitionStream
     ) -> None:
         reading.clock.at_s = 1.0
@@ -264,7 +264,7 @@ class TestMemory:
         assert reading.states[NEAR].was_read(unread), "a read frees memory"
 
     @pytest.mark.parametrize("waits_for", ["memory", "nothing", "a user"])
-    def test_what_changes_at_another_broker_matters_to_who_lacks_it(
+    def test_changes_at_another_broker_wake_threads_that_lack_memory(
         self, reading: Reading, unread: PartitionStream, hungry: PartitionStream, waits_for: str
     ) -> None:
         assert isinstance(reading.next(), float)
@@ -280,14 +280,14 @@ class TestMemory:
         unread.close()
         assert far.was_changed(unread), "its own broker, always"
 
-    def test_what_is_read_makes_room(self, reading: Reading, unread: PartitionStream, hungry: PartitionStream) -> None:
+    def test_read_frees_memory(self, reading: Reading, unread: PartitionStream, hungry: PartitionStream) -> None:
         assert isinstance(reading.next(), float)
         unread.poll_reply()
         assert reading.asked() == [hungry]
 
     @pytest.mark.parametrize("who", ["its user", "a user of all streams"])
     @pytest.mark.parametrize("left", ["expired", "paused"])
-    def test_what_nobody_reads_makes_room_for_what_somebody_waits_for(
+    def test_unread_reply_is_dropped_for_a_stream_with_a_waiting_user(
         self, reading: Reading, unread: PartitionStream, hungry: PartitionStream, who: str, left: str
     ) -> None:
         if left == "paused":
@@ -307,14 +307,14 @@ class TestMemory:
         assert unread.source.position == 0, "the dropped stream is fetched again"
         assert unread in reading.told
 
-    def test_what_may_be_read_yet_makes_none(
+    def test_unexpired_reply_is_not_dropped(
         self, reading: Reading, unread: PartitionStream, hungry: PartitionStream
     ) -> None:
         assert hungry.poll(0) is None
         assert reading.next() == pytest.approx(0.1)
         assert unread.ahead
 
-    def test_who_waits_at_another_broker_gets_it_there(
+    def test_memory_is_freed_by_the_thread_of_the_waiting_streams_broker(
         self, reading: Reading, unread: PartitionStream, hungry: PartitionStream
     ) -> None:
         """Memory freed here would be filled by streams of this broker that no user waits for."""
@@ -325,7 +325,7 @@ class TestMemory:
         assert unread.ahead
         assert other not in reading.told
 
-    def test_nothing_is_dropped_when_there_is_nothing_to_ask_for(
+    def test_replies_are_kept_if_no_stream_can_be_fetched(
         self, reading: Reading, unread: PartitionStream, hungry: PartitionStream
     ) -> None:
         hungry.pause()
@@ -335,8 +335,8 @@ class TestMemory:
         assert unread.ahead
 
 
-class TestMuted:
-    def test_a_broker_that_throttles_is_left_alone_for_as_long_as_it_says(self, reading: Reading) -> None:
+class TestThrottled:
+    def test_throttling_broker_gets_no_fetch_until_throttle_time_ends(self, reading: Reading) -> None:
         [stream] = reading.add()
         [far] = reading.add(1, FAR)
         reading.states[NEAR].answered(400, 0.0)
@@ -346,7 +346,7 @@ class TestMuted:
         reading.clock.at_s = 0.4
         assert reading.asked() == [stream]
 
-    def test_nobody_s_memory_is_dropped_meanwhile(self, reading: Reading) -> None:
+    def test_replies_are_kept_during_throttling(self, reading: Reading) -> None:
         [hungry] = reading.add()
         [unread] = reading.add(1, FAR)
         reading.fill_memory(unread)
@@ -357,14 +357,14 @@ class TestMuted:
         assert unread.ahead
 
 
-class TestABrokerWithoutStreams:
-    def test_it_lingers_and_ends(self, reading: Reading) -> None:
+class TestBrokerWithoutStreams:
+    def test_thread_lingers_and_ends(self, reading: Reading) -> None:
         waits = []
         for reading.clock.at_s in (100.0, 102.0, 104.9, 105.0):
             waits.append(reading.next())
         assert waits == [LONGEST_S, LONGEST_S, LONGEST_S, None]
 
-    def test_what_comes_back_finds_it(self, reading: Reading) -> None:
+    def test_returning_stream_reuses_the_thread(self, reading: Reading) -> None:
         assert reading.next() == LONGEST_S
         reading.clock.at_s = 4.0
         [stream] = reading.add()
@@ -386,7 +386,7 @@ class TestPreferredReplica:
         stream.source.routed_at_s = 1_000.0
         return stream
 
-    def test_it_is_asked_until_what_is_known_of_it_is_too_old(
+    def test_preferred_replica_is_used_until_metadata_max_age(
         self, reading: Reading, followed: PartitionStream
     ) -> None:
         reading.clock.at_s = 1_300.0
@@ -397,13 +397,13 @@ class TestPreferredReplica:
         assert (followed.source.broker, followed.source.preferred_replica) == (None, NO_REPLICA)
         assert reading.told == [followed], "the router must resolve the leader"
 
-    def test_a_thread_leaves_those_of_others_alone(self, reading: Reading, followed: PartitionStream) -> None:
+    def test_thread_leaves_streams_of_other_brokers_alone(self, reading: Reading, followed: PartitionStream) -> None:
         """Their reply may be in flight, and is read with their current state."""
         reading.clock.at_s = 2_000.0
         reading.next(FAR)
         assert followed.source.broker == NEAR
 
-    def test_a_leader_is_not_left(self, reading: Reading) -> None:
+    def test_leader_is_not_left(self, reading: Reading) -> None:
         [stream] = reading.add()
         reading.clock.at_s = 2_000.0
         assert reading.asked() == [stream]

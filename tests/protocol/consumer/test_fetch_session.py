@@ -39,7 +39,7 @@ def session() -> FetchSession:
     return session
 
 
-def test_the_first_request_names_everything() -> None:
+def test_first_request_is_full() -> None:
     session = FetchSession()
     fields = session.request(wanted(0, 1, 2), by_id=True)
     assert (fields["session_id"], fields["session_epoch"]) == (0, 0)
@@ -47,7 +47,7 @@ def test_the_first_request_names_everything() -> None:
     assert session.full
 
 
-def test_then_only_what_changed_is_sent(session: FetchSession) -> None:
+def test_later_request_has_only_changes(session: FetchSession) -> None:
     fields = session.request({**wanted(0, 2), **wanted(1, offset=5)}, by_id=True)
     assert (fields["session_id"], fields["session_epoch"]) == (7, 1)
     assert (named(fields), forgotten(fields)) == ([1], [])
@@ -57,7 +57,7 @@ def test_then_only_what_changed_is_sent(session: FetchSession) -> None:
     assert not session.full
 
 
-def test_what_is_not_wanted_any_more_is_forgotten_and_can_come_back(session: FetchSession) -> None:
+def test_removed_partition_is_forgotten_and_may_return(session: FetchSession) -> None:
     fields = session.request(wanted(0, 2), by_id=True)
     assert (named(fields), forgotten(fields)) == ([], [1])
     assert fields["forgotten_topics_data"] == [{"topic_id": ORDERS, "partitions": [1]}]
@@ -66,7 +66,7 @@ def test_what_is_not_wanted_any_more_is_forgotten_and_can_come_back(session: Fet
     assert (named(fields), forgotten(fields)) == ([1], [])
 
 
-def test_the_epoch_after_the_largest_is_1(session: FetchSession) -> None:
+def test_session_epoch_wraps_to_1(session: FetchSession) -> None:
     session._epoch = 2**31 - 1
     assert session.request(wanted(0), by_id=True)["session_epoch"] == 2**31 - 1
     session.accept(ErrorCode.NONE, 7)
@@ -83,7 +83,7 @@ def test_the_epoch_after_the_largest_is_1(session: FetchSession) -> None:
         (ErrorCode.UNKNOWN_SERVER_ERROR, 7),
     ],
 )
-def test_after_an_error_everything_is_named_again_and_the_old_session_ends(
+def test_request_after_an_error_is_full_and_ends_the_old_session(
     session: FetchSession, code: int, session_id: int
 ) -> None:
     session.request(wanted(0, 1, 2, offset=9), by_id=True)
@@ -93,14 +93,14 @@ def test_after_an_error_everything_is_named_again_and_the_old_session_ends(
     assert (named(fields), forgotten(fields)) == ([0, 1, 2], [])
 
 
-def test_a_lost_reply_leaves_nothing_known(session: FetchSession) -> None:
+def test_request_after_a_lost_reply_is_full(session: FetchSession) -> None:
     session.request(wanted(0, 1), by_id=True)
     session.restart()
     fields = session.request(wanted(0, 1), by_id=True)
     assert (fields["session_id"], fields["session_epoch"], named(fields)) == (7, 0, [0, 1])
 
 
-def test_a_broker_that_keeps_no_sessions_is_asked_for_everything_each_time() -> None:
+def test_requests_to_a_broker_without_sessions_are_full() -> None:
     session = FetchSession()
     for _ in range(3):
         fields = session.request(wanted(0, 1), by_id=True)
@@ -108,7 +108,7 @@ def test_a_broker_that_keeps_no_sessions_is_asked_for_everything_each_time() -> 
         session.accept(ErrorCode.NONE, 0)
 
 
-def test_names_and_ids_are_never_mixed_in_a_session(session: FetchSession) -> None:
+def test_session_never_mixes_topic_names_and_ids(session: FetchSession) -> None:
     by_name: dict[Key, dict[str, Any]] = {("orders", 0): row(0)}
     fields = session.request(by_name, by_id=False)
     assert (fields["session_id"], fields["session_epoch"]) == (7, 0)
@@ -154,7 +154,7 @@ class Broker:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_happens_the_broker_reads_exactly_what_is_wanted(seed: int) -> None:
+def test_broker_reads_exactly_the_requested_partitions_after_any_faults(seed: int) -> None:
     chance = random.Random(seed)
     session, broker = FetchSession(), Broker()
     answered = orphans = 0

@@ -25,7 +25,7 @@ from tests.protocol.consumer.consuming import client_of, consumer_of, records
 from tests.wait_until import wait_until
 
 PARTITIONS = 200
-EVERY = [(topic, number) for topic in ("orders", "returns") for number in range(PARTITIONS // 2)]
+ALL_PARTITIONS = [(topic, number) for topic in ("orders", "returns") for number in range(PARTITIONS // 2)]
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def cluster() -> Iterator[FakeKafka]:
     with FakeKafka() as kafka:
         for topic in ("orders", "returns"):
             kafka.create_topic(topic, PARTITIONS // 2)
-        for topic, number in EVERY:
+        for topic, number in ALL_PARTITIONS:
             kafka.move_leader(topic, number, NO_LEADER)
         yield kafka
 
@@ -43,38 +43,41 @@ def metadata_requests(cluster: FakeKafka) -> int:
     return len(cluster.asked(METADATA))
 
 
-def test_two_attempts_to_list_offsets_ask_twice(cluster: FakeKafka) -> None:
+def test_two_attempts_to_list_offsets_send_two_metadata_requests(cluster: FakeKafka) -> None:
     with client_of(cluster.bootstrap_servers) as client:
         with pytest.raises(DeadlineExceeded, match=r"2 attempt.*LEADER_NOT_AVAILABLE"):
-            list_offsets(client, dict.fromkeys(EVERY, LATEST), max_attempts=2)
+            list_offsets(client, dict.fromkeys(ALL_PARTITIONS, LATEST), max_attempts=2)
         assert metadata_requests(cluster) == 2
 
 
-def test_looks_ask_once(cluster: FakeKafka) -> None:
+def test_leader_lookup_sends_one_metadata_request(cluster: FakeKafka) -> None:
     with client_of(cluster.bootstrap_servers) as client:
-        assert leaders(client, EVERY, client.deadline()) == {}
+        assert leaders(client, ALL_PARTITIONS, client.deadline()) == {}
         assert metadata_requests(cluster) == 1
         sizes = {"partition_max_bytes": 1_000, "partitions_per_request": 10}
-        assert list(log_samples(client, ConsumerConfig(), dict.fromkeys(EVERY, 0), client.deadline(), **sizes)) == []
+        assert (
+            list(log_samples(client, ConsumerConfig(), dict.fromkeys(ALL_PARTITIONS, 0), client.deadline(), **sizes))
+            == []
+        )
         assert metadata_requests(cluster) == 2
         with pytest.raises(DeadlineExceeded):
-            delete_records(client, dict.fromkeys(EVERY, 0), client.deadline(50))
+            delete_records(client, dict.fromkeys(ALL_PARTITIONS, 0), client.deadline(50))
         wait_until(lambda: metadata_requests(cluster) >= 3)
         assert metadata_requests(cluster) == 3
 
 
-def test_ranges_are_looked_up_together_again_and_again(cluster: FakeKafka) -> None:
+def test_leaders_of_ranges_are_retried_in_one_request(cluster: FakeKafka) -> None:
     """Five waits of 0.1, 0.2, 0.4, 0.8 and 1 s, each ± 20 %, are two seconds."""
-    ranges = [Range(topic, number, 0, 10) for topic, number in EVERY]
+    ranges = [Range(topic, number, 0, 10) for topic, number in ALL_PARTITIONS]
     with client_of(cluster.bootstrap_servers) as client:
         with pytest.raises(DeadlineExceeded):
             list(RangeConsumer(client, ConsumerConfig(), ranges, poll_timeout_ms=2_000))
         assert 2 <= metadata_requests(cluster) <= 10
 
 
-def test_streams_are_looked_up_together_again_and_again(cluster: FakeKafka) -> None:
+def test_leaders_of_streams_are_retried_in_one_request(cluster: FakeKafka) -> None:
     with client_of(cluster.bootstrap_servers) as client, consumer_of(client) as consumer:
-        streams = consumer.consume_partitions(dict.fromkeys(EVERY, 0))
+        streams = consumer.consume_partitions(dict.fromkeys(ALL_PARTITIONS, 0))
         give_up_s = time.monotonic() + 20
         while min(each.source.attempts for each in streams.values()) < 4:
             assert time.monotonic() < give_up_s
@@ -82,7 +85,7 @@ def test_streams_are_looked_up_together_again_and_again(cluster: FakeKafka) -> N
         assert metadata_requests(cluster) <= 3 * max(each.source.attempts for each in streams.values())
 
 
-class TestTheThreadThatLooksForBrokers:
+class TestRouterThread:
     @pytest.fixture
     def consumer(self, cluster: FakeKafka) -> Iterator[Consumer]:
         cluster.move_leader("orders", 1, 1)
@@ -90,7 +93,7 @@ class TestTheThreadThatLooksForBrokers:
         with client_of(cluster.bootstrap_servers) as client, consumer_of(client) as consumer:
             yield consumer
 
-    def test_it_outlives_a_partition_that_is_to_wait_for_ever(self, consumer: Consumer) -> None:
+    def test_router_survives_a_partition_that_waits_forever(self, consumer: Consumer) -> None:
         failing = consumer.consume_partition("orders", 0, 0)
         with consumer._lock:
             failing.postpone(ConnectionLost("as if"), time.monotonic())
@@ -99,7 +102,7 @@ class TestTheThreadThatLooksForBrokers:
         assert consumer.consume_partition("orders", 1, 0).poll(10_000) is not None
         assert consumer._router.is_alive()
 
-    def test_when_it_dies_everybody_is_told(self, consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_router_failure_is_raised_in_all_streams(self, consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> None:
         waiting = consumer.consume_partition("orders", 0, 0)
 
         def faulty(*_: Any) -> None:

@@ -18,7 +18,7 @@ from tests.fake_kafka.server import FakeKafka
 from tests.protocol.consumer.consuming import TOPIC_ID, client_of
 
 
-def broker_that_answers_for(partitions: list[int]) -> FakeKafka:
+def broker_answering_for(partitions: list[int]) -> FakeKafka:
     """Return a broker that leads orders-0 and orders-1, and answers for `partitions`."""
     kafka = FakeKafka()
     kafka.create_topic("orders", 2, topic_id=TOPIC_ID)
@@ -30,7 +30,7 @@ def broker_that_answers_for(partitions: list[int]) -> FakeKafka:
 TIMES = {("orders", 0): LATEST, ("orders", 1): LATEST}
 
 
-def test_what_is_unknown_for_long_is_told_whatever_else_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_topic_unknown_for_long_is_raised_despite_other_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     codes = {0: ErrorCode.NOT_LEADER_OR_FOLLOWER, 1: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
 
     def refused(body: dict[str, Any], version: int) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def test_what_is_unknown_for_long_is_told_whatever_else_is_wrong(monkeypatch: py
         rows = [{"partition_index": each, "error_code": int(codes[each]), "offset": -1} for each in asked]
         return {"topics": [{"name": "orders", "partitions": rows}]}
 
-    with broker_that_answers_for([]) as kafka, client_of(kafka.bootstrap_servers) as client:
+    with broker_answering_for([]) as kafka, client_of(kafka.bootstrap_servers) as client:
         kafka.handlers[LIST_OFFSETS] = refused
         with pytest.raises(DeadlineExceeded, match="did not succeed in"):
             list_offsets(client, TIMES, deadline=Deadline.after_ms(400))
@@ -47,16 +47,16 @@ def test_what_is_unknown_for_long_is_told_whatever_else_is_wrong(monkeypatch: py
             list_offsets(client, TIMES)
 
 
-def test_a_partition_that_is_left_out_is_named() -> None:
+def test_partition_missing_in_the_reply_is_named() -> None:
     words = r"ListOffsets at .*: the reply leaves out orders-1"
     with (
-        broker_that_answers_for([0]) as kafka,
+        broker_answering_for([0]) as kafka,
         client_of(kafka.bootstrap_servers) as client,
         pytest.raises(Corrupt, match=words),
     ):
         list_offsets(client, TIMES)
 
 
-def test_what_was_not_asked_for_is_not_taken() -> None:
-    with broker_that_answers_for([0, 1, 2]) as kafka, client_of(kafka.bootstrap_servers) as client:
+def test_partitions_not_requested_are_ignored() -> None:
+    with broker_answering_for([0, 1, 2]) as kafka, client_of(kafka.bootstrap_servers) as client:
         assert list_offsets(client, TIMES) == dict.fromkeys(TIMES, ListedOffset(7, 3, -1))

@@ -19,7 +19,7 @@ def partition_at(offset: int = 0, until: int = UNBOUNDED, *, last_epoch: int = -
     return PartitionConsumer("orders", 3, offset, ConsumerConfig(**config), until_offset=until, last_epoch=last_epoch)
 
 
-def test_the_position_moves_past_what_came_also_where_records_are_missing() -> None:
+def test_position_moves_past_received_batches_and_gaps() -> None:
     partition = partition_at(5)
     fetched = partition.handle_response(reply_row(data=records(0, 10) + records(10, 1, last_offset=1_999)), "broker")
     assert fetched is not None
@@ -27,13 +27,13 @@ def test_the_position_moves_past_what_came_also_where_records_are_missing() -> N
 
 
 @pytest.mark.parametrize("throttled", [reply_row(), reply_row(data=None)])
-def test_an_empty_reply_is_no_error_and_tells_the_end_of_the_log(throttled: dict[str, Any]) -> None:
+def test_empty_reply_is_no_error_and_has_the_high_watermark(throttled: dict[str, Any]) -> None:
     partition = partition_at(5)
     assert partition.handle_response(throttled, "broker") is None
     assert (partition.position, partition.high_watermark) == (5, 1_000)
 
 
-def test_a_cut_record_batch_doubles_the_fetch_size_until_it_fits() -> None:
+def test_partial_record_batch_doubles_the_fetch_size_until_it_fits() -> None:
     """8 MiB behind 64 KiB: doubling 64, 128, … 8192, 16384 KiB would take nine fetches; with the header's size, two."""
     whole = records(0, 1, size=8 << 20)
     partition = partition_at(max_partition_fetch_bytes=64 * KIB)
@@ -45,14 +45,14 @@ def test_a_cut_record_batch_doubles_the_fetch_size_until_it_fits() -> None:
     assert partition.fetch_bytes() == 64 * KIB, "the next fetch is small again"
 
 
-def test_a_cut_header_doubles_the_fetch_size() -> None:
+def test_partial_header_doubles_the_fetch_size() -> None:
     partition = partition_at(max_partition_fetch_bytes=64 * KIB)
     for expected in (64, 128, 256, 512):
         assert partition.fetch_bytes() == expected * KIB
         partition.handle_response(reply_row(data=b"\0" * 11), "broker")
 
 
-def test_a_record_batch_above_the_maximum_is_an_error_that_names_size_and_option() -> None:
+def test_record_batch_above_the_maximum_names_size_and_option() -> None:
     whole = records(0, 1, size=2 << 20)
     partition = partition_at(max_partition_fetch_bytes=64 * KIB, fetch_max_bytes=1 << 20)
     assert partition.handle_response(reply_row(data=whole[: 64 * KIB]), "broker") is None
@@ -63,7 +63,7 @@ def test_a_record_batch_above_the_maximum_is_an_error_that_names_size_and_option
         partition.handle_response(reply_row(data=whole[: 1 << 20]), "broker")
 
 
-def test_a_small_range_asks_for_little_once_the_size_of_records_is_known() -> None:
+def test_small_range_is_fetched_with_a_small_size_once_record_sizes_are_known() -> None:
     sizes: dict[str, float] = {}
     config = ConsumerConfig()
     first = PartitionConsumer("orders", 0, 0, config, until_offset=100_000, record_bytes=sizes)
@@ -74,7 +74,7 @@ def test_a_small_range_asks_for_little_once_the_size_of_records_is_known() -> No
 
 
 @pytest.mark.parametrize("there", [60, 100_000])
-def test_a_cut_record_batch_does_not_count_as_size_of_the_records_before_it(there: int) -> None:
+def test_partial_record_batch_does_not_count_in_the_record_size(there: int) -> None:
     sizes: dict[str, float] = {}
     whole, cut = records(0, 1_000, size=100), records(1_000, 9_000, size=100)[:there]
     first = PartitionConsumer("orders", 0, 0, ConsumerConfig(), until_offset=100_000, record_bytes=sizes)
@@ -82,12 +82,12 @@ def test_a_cut_record_batch_does_not_count_as_size_of_the_records_before_it(ther
     assert sizes["orders"] == pytest.approx(len(whole) / 1_000, rel=0.02)
 
 
-def test_only_records_before_the_position_are_a_broken_broker() -> None:
+def test_reply_with_only_earlier_records_is_a_protocol_error() -> None:
     with pytest.raises(ProtocolError, match="orders-3: broker sent only records before offset 50"):
         partition_at(50).handle_response(reply_row(data=records(0, 10)), "broker")
 
 
-def test_an_error_code_says_where_it_happened() -> None:
+def test_error_code_names_partition_offset_and_broker() -> None:
     with pytest.raises(BrokerError, match="Fetch of orders-3 at offset 7 from broker: NOT_LEADER") as raised:
         partition_at(7).handle_response(reply_row(error_code=ErrorCode.NOT_LEADER_OR_FOLLOWER), "broker")
     assert (raised.value.context["topic"], raised.value.context["partition"]) == ("orders", 3)
@@ -96,24 +96,24 @@ def test_an_error_code_says_where_it_happened() -> None:
 class TestLeaderEpochs:
     """KIP-320: each fetch has the leader epoch of the last record read; the broker reports where the logs diverge."""
 
-    def test_the_epoch_of_what_was_read_is_sent(self) -> None:
+    def test_epoch_of_the_last_record_is_sent(self) -> None:
         partition = partition_at(0, last_epoch=2)
         assert partition.request_row()["last_fetched_epoch"] == 2
         partition.handle_response(reply_row(data=records(0, 3, epoch=4) + records(3, 3, epoch=5)), "broker")
         assert partition.request_row()["last_fetched_epoch"] == 5
 
-    def test_a_log_that_is_shorter_now_is_an_error(self) -> None:
+    def test_truncated_log_is_an_error(self) -> None:
         partition = partition_at(100, last_epoch=5)
         with pytest.raises(LogTruncated, match=r"orders-3: .* below offset 100: .* up to offset 60 \(leader epoch 4"):
             partition.handle_response(reply_row(diverging_epoch={"epoch": 4, "end_offset": 60}), "broker")
         assert partition.position == 100
 
-    def test_an_epoch_that_nothing_was_written_in_is_none(self) -> None:
+    def test_diverging_epoch_at_the_position_is_accepted(self) -> None:
         partition = partition_at(100, last_epoch=5)
         assert partition.handle_response(reply_row(diverging_epoch={"epoch": 4, "end_offset": 100}), "broker") is None
         assert partition.request_row()["last_fetched_epoch"] == 4
 
-    def test_after_a_seek_nothing_is_claimed(self) -> None:
+    def test_seek_clears_the_last_fetched_epoch(self) -> None:
         partition = partition_at(100, last_epoch=5)
         assert partition.at(50).request_row() == {
             **partition.request_row(),
@@ -122,7 +122,7 @@ class TestLeaderEpochs:
         }
 
 
-def test_failures_wait_longer_each_time_and_a_good_reply_ends_that() -> None:
+def test_failures_back_off_until_a_good_reply() -> None:
     partition = partition_at()
     waits = []
     for now_s in (10.0, 20.0, 30.0):

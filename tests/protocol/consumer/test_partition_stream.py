@@ -73,7 +73,7 @@ def read(stream: PartitionStream) -> list[int]:
     return offsets
 
 
-def test_after_a_reply_that_is_corrupt_nothing_behind_it_is_read() -> None:
+def test_corrupt_reply_stops_the_stream_at_its_position() -> None:
     """Neither replies ahead nor those in flight: the error stays until the user seeks."""
     stream = stream_of()
     stream.put(corrupt(fetched(0)), 0)
@@ -86,7 +86,7 @@ def test_after_a_reply_that_is_corrupt_nothing_behind_it_is_read() -> None:
     assert (stream.position, stream.source.position, list(stream.ahead)) == (0, 0, [])
 
 
-def test_an_error_that_is_dropped_with_what_came_before_it_is_told_again() -> None:
+def test_error_dropped_with_earlier_replies_is_raised_again() -> None:
     """The error is not repeated at once: a user that continues behind it would skip the records before it."""
     stream = stream_of()
     stream.put(fetched(0), 0)
@@ -98,7 +98,7 @@ def test_an_error_that_is_dropped_with_what_came_before_it_is_told_again() -> No
     assert (stream.source.position, stream.source.last_epoch) == (0, 7)
 
 
-def test_what_is_left_of_a_reply_is_read_after_ctrl_c() -> None:
+def test_rest_of_a_reply_is_read_after_ctrl_c() -> None:
     interrupts = iter([KeyboardInterrupt()])
 
     def interrupted(part: Fetched, where: str) -> Iterator[pa.RecordBatch]:
@@ -136,7 +136,7 @@ def test_ctrl_c_before_the_first_row_of_a_reply_loses_nothing(at: str, monkeypat
 
 
 @pytest.mark.parametrize("leave", [PartitionStream.expire, PartitionStream.pause])
-def test_who_leaves_in_the_middle_of_a_reply_keeps_only_its_own_bytes(leave: Callable[[PartitionStream], None]) -> None:
+def test_unread_rest_of_a_reply_keeps_only_its_own_bytes(leave: Callable[[PartitionStream], None]) -> None:
     seen: list[Fetched] = []
 
     def noted(part: Fetched, where: str) -> Iterator[pa.RecordBatch]:
@@ -154,7 +154,7 @@ def test_who_leaves_in_the_middle_of_a_reply_keeps_only_its_own_bytes(leave: Cal
     assert [part.records.buffer.nbytes == len(part.records.buffer.obj) for part in seen[:2]] == [False, True]
 
 
-def test_who_reads_slowly_and_has_nothing_ahead_is_fetched_for() -> None:
+def test_stream_without_replies_ahead_is_fetched_while_its_user_is_slow() -> None:
     stream = stream_of()
     stream.put(fetched(0), 0)
     read(stream)
@@ -167,7 +167,7 @@ def test_who_reads_slowly_and_has_nothing_ahead_is_fetched_for() -> None:
     assert not stream.expired
 
 
-def test_a_closed_stream_has_nothing_to_say() -> None:
+def test_closed_stream_has_no_rows_and_errors() -> None:
     stream = stream_of()
     stream.stop(DataLoss("gone"))
     assert stream.readable
@@ -176,7 +176,7 @@ def test_a_closed_stream_has_nothing_to_say() -> None:
     assert stream.poll(0) is None
 
 
-def test_brokers_that_were_not_asked_meanwhile_have_not_failed_for_so_long() -> None:
+def test_time_without_requests_does_not_count_as_broker_failure() -> None:
     """One Fetch failed; then no request was sent, since the user did not read."""
     clock = ManualClock()
     stream = stream_of(clock=clock)
@@ -189,7 +189,7 @@ def test_brokers_that_were_not_asked_meanwhile_have_not_failed_for_so_long() -> 
 
 
 @pytest.mark.parametrize("seek", [False, True])
-def test_brokers_that_are_asked_again_have_failed_for_so_long(seek: bool) -> None:
+def test_time_with_requests_counts_as_broker_failure(seek: bool) -> None:
     """All replies are read, or the user has sought: then the fetch does not wait for the user."""
     clock = ManualClock()
     stream = stream_of(clock=clock)
@@ -207,7 +207,7 @@ def test_brokers_that_are_asked_again_have_failed_for_so_long(seek: bool) -> Non
         stream.poll(0)
 
 
-def test_pauses_do_not_put_off_for_ever_that_brokers_fail() -> None:
+def test_pauses_do_not_postpone_a_broker_failure_forever() -> None:
     clock = ManualClock()
     stream = stream_of(clock=clock)
     stream.postpone(ConnectionLost("broken"), clock.now_s())
@@ -223,7 +223,7 @@ def test_pauses_do_not_put_off_for_ever_that_brokers_fail() -> None:
         stream.poll(0)
 
 
-def test_who_asks_in_vain_is_awaited_until_something_comes() -> None:
+def test_empty_poll_marks_the_stream_as_wanted_until_a_reply_arrives() -> None:
     """However short the poll is: replies that other users do not read make room for it."""
     stream = stream_of()
     assert stream.poll(0) is None

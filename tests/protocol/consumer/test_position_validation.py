@@ -42,7 +42,9 @@ def at(position: int, until: int = UNBOUNDED, topic_id: bytes = TOPIC_ID) -> Par
         (at(10, 30), seen(0, 8, -1), 30, "offsets 10 to 30 are"),
     ],
 )
-def test_what_is_lost(partition: PartitionConsumer, log: LogBounds, resume: int, reason: str) -> None:
+def test_invalid_position_has_resume_offset_and_reason(
+    partition: PartitionConsumer, log: LogBounds, resume: int, reason: str
+) -> None:
     outcome = validate_position(partition, log)
     assert isinstance(outcome, InvalidPosition)
     assert outcome.resume == resume
@@ -59,13 +61,13 @@ def test_what_is_lost(partition: PartitionConsumer, log: LogBounds, resume: int,
         (seen(0, 10), ErrorCode.OFFSET_NOT_AVAILABLE),
     ],
 )
-def test_what_passes(log: LogBounds, code: ErrorCode) -> None:
+def test_position_refused_by_a_lagging_leader_is_a_retriable_error(log: LogBounds, code: ErrorCode) -> None:
     outcome = validate_position(at(10, 30), log)
     assert isinstance(outcome, BrokerError)
     assert outcome.code == code
 
 
-def test_a_truncated_log_goes_on_where_others_begin_but_not_before_what_is_ours() -> None:
+def test_truncated_log_resumes_at_the_divergence_within_the_range() -> None:
     error = LogTruncated("t-0: the log was truncated", offset=10, end_offset=5)
     assert log_truncated(error, 0) == InvalidPosition(5, "t-0: the log was truncated")
     assert log_truncated(error, 7) == InvalidPosition(7, "t-0: the log was truncated")

@@ -37,7 +37,7 @@ from tests.wait_for_brokers import wait_until_gone
 from tests.wait_until import wait_until
 
 
-def test_many_ranges_are_the_rows_that_librdkafka_reads(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
+def test_ranges_have_the_rows_of_librdkafka(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
     name = topic(12)
     produce(kafka, name, range(6_000), 12, settings={"batch.size": 4_096})
     expected: dict[int, list[tuple[int, bytes | None]]] = {number: [] for number in range(12)}
@@ -49,7 +49,7 @@ def test_many_ranges_are_the_rows_that_librdkafka_reads(kafka: LocalKafka, topic
     assert consumer.fetches <= 6, "small ranges of one leader share a Fetch request"
 
 
-def test_pieces_of_ranges_also_two_of_one_partition(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
+def test_partial_ranges_of_one_partition_are_read(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
     name = topic(2)
     produce(kafka, name, range(2_000), 2)
     wanted = [Range(name, 0, 100, 400), Range(name, 0, 400, 450), Range(name, 1, 999, 1_000), Range(name, 1, 5, 5)]
@@ -59,7 +59,7 @@ def test_pieces_of_ranges_also_two_of_one_partition(kafka: LocalKafka, topic: To
     }
 
 
-def test_one_range_has_the_next_fetch_under_way_while_it_is_decoded(kafka: LocalKafka, topic: TopicFactory) -> None:
+def test_next_fetch_is_in_flight_while_a_range_is_decoded(kafka: LocalKafka, topic: TopicFactory) -> None:
     name = topic(1)
     produce(kafka, name, range(3_000), size=100, settings={"batch.size": 20_000})
     with KafkaProxy.of(kafka) as proxy, client_of(proxy.servers) as client:
@@ -74,7 +74,7 @@ def test_one_range_has_the_next_fetch_under_way_while_it_is_decoded(kafka: Local
         assert proxy.seen["Fetch", "request"] == consumer.fetches <= 5
 
 
-def test_a_large_range_begins_with_a_small_fetch_if_asked_to(kafka: LocalKafka, topic: TopicFactory) -> None:
+def test_large_range_starts_with_a_small_fetch_if_requested(kafka: LocalKafka, topic: TopicFactory) -> None:
     """The first records are delivered early, while later and larger replies are in flight."""
     name = topic(1)
     produce(kafka, name, range(8_000), size=1_000, settings={"batch.size": 100_000})
@@ -93,7 +93,7 @@ def test_a_large_range_begins_with_a_small_fetch_if_asked_to(kafka: LocalKafka, 
     assert 8 << 20 in asked[3:], "max.partition.fetch.bytes from the first fetch on"
 
 
-def test_requests_stay_as_small_as_one_for_a_single_range(kafka: LocalKafka, topic: TopicFactory) -> None:
+def test_fetches_of_many_ranges_are_as_small_as_of_one(kafka: LocalKafka, topic: TopicFactory) -> None:
     """The memory must not grow with the number of ranges."""
     name = topic(8)
     produce(kafka, name, range(8_000), 8, size=500)
@@ -112,7 +112,7 @@ def test_requests_stay_as_small_as_one_for_a_single_range(kafka: LocalKafka, top
     assert len(asked) > 3
 
 
-def test_a_leader_that_moves_while_it_is_read(
+def test_leader_moving_during_a_read_loses_no_rows(
     kafka: LocalKafka, topic: TopicFactory, client: Client, tmp_path: Path
 ) -> None:
     """No record is missing or repeated. The epochs then show a truncated log."""
@@ -152,7 +152,7 @@ def _partition_now(client: Client, topic: str) -> Partition:
         return other.topic(topic).partitions[0]
 
 
-def test_a_hole_in_one_of_several_ranges(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
+def test_deleted_records_in_one_range_are_data_loss(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
     name = topic(3)
     produce(kafka, name, range(300), 3)
     wanted = ranges_of(client, name, 3)
@@ -172,9 +172,7 @@ def test_a_hole_in_one_of_several_ranges(kafka: LocalKafka, topic: TopicFactory,
     assert consumer.skipped == [Range(name, 1, 0, 40)]
 
 
-def test_a_range_behind_the_end_of_the_log_is_skipped_whole(
-    kafka: LocalKafka, topic: TopicFactory, client: Client
-) -> None:
+def test_range_behind_the_log_end_is_skipped_whole(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
     name = topic(1)
     produce(kafka, name, range(10))
     beyond = Range(name, 0, 50, 60)
@@ -185,7 +183,7 @@ def test_a_range_behind_the_end_of_the_log_is_skipped_whole(
     assert consumer.skipped == [Range(name, 0, 50, 60)]
 
 
-def test_another_topic_of_that_name_is_data_loss(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
+def test_recreated_topic_is_data_loss(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
     name = topic(1)
     produce(kafka, name, range(10))
     wanted = Range(name, 0, 3, 10, topic_id=b"\1" * 16)
@@ -199,7 +197,7 @@ def test_another_topic_of_that_name_is_data_loss(kafka: LocalKafka, topic: Topic
 
 
 @pytest.mark.parametrize("on_loss", [raise_loss, skip_loss])
-def test_a_topic_that_is_deleted_while_it_is_read(
+def test_topic_deleted_during_a_read_is_data_loss(
     kafka: LocalKafka, topic: TopicFactory, monkeypatch: pytest.MonkeyPatch, on_loss: OnLoss
 ) -> None:
     """The rest of the topic is lost after the timeout; other partitions are read to their end."""
@@ -229,7 +227,7 @@ def test_a_topic_that_is_deleted_while_it_is_read(
             assert consumer.skipped == [Range(gone, 0, rows[gone], 100)]
 
 
-def test_records_that_never_come_are_an_error_in_time(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
+def test_records_that_never_arrive_time_out(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
     """The range of another partition is read all the same."""
     name = topic(2)
     produce(kafka, name, range(20), 2)
@@ -243,7 +241,7 @@ def test_records_that_never_come_are_an_error_in_time(kafka: LocalKafka, topic: 
     assert time.monotonic() - started_s < 15
 
 
-def test_a_slow_caller_is_no_slow_broker(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
+def test_slow_caller_causes_no_timeout(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
     """The replies in flight exceed the sockets' buffers, so they arrive only when they are read."""
     name = topic(1)
     produce(kafka, name, range(30), size=500_000, settings={"batch.size": 400_000})
@@ -256,7 +254,7 @@ def test_a_slow_caller_is_no_slow_broker(kafka: LocalKafka, topic: TopicFactory,
     assert rows == 30
 
 
-def test_a_partition_without_a_leader_does_not_hold_up_the_others(kafka: LocalKafka, topic: TopicFactory) -> None:
+def test_partition_without_a_leader_does_not_delay_others(kafka: LocalKafka, topic: TopicFactory) -> None:
     name = topic(3)
     produce(kafka, name, range(300), 3)
     failing = {"left": 3}

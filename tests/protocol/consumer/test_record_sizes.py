@@ -41,34 +41,34 @@ def bytes_per_offset(found: Fetched) -> float:
     return found.records.bytes_per_offset(found.position)
 
 
-def test_batches_are_their_bytes_by_their_offsets() -> None:
+def test_bytes_per_offset_is_batch_bytes_by_offsets() -> None:
     one, two = records(0, 10, size=100), records(10, 30, size=5)
     assert bytes_per_offset(fetched(one + two)) == len(one + two) / 40
 
 
-def test_a_batch_that_begins_before_the_position_counts_whole() -> None:
+def test_batch_starting_before_the_position_counts_whole() -> None:
     data = records(0, 10, size=100)
     assert bytes_per_offset(fetched(data, position=9)) == len(data) / 10
 
 
-def test_offsets_that_the_cleaner_has_emptied_count() -> None:
+def test_compacted_offsets_count() -> None:
     data = records(50, 10, last_offset=99) + records(200, 10)
     assert bytes_per_offset(fetched(data, position=40)) == len(data) / 170
 
 
-def test_a_batch_that_is_cut_says_its_size_in_its_header() -> None:
+def test_partial_batch_counts_with_the_size_in_its_header() -> None:
     small, large = records(0, 10), records(10, 30, size=10_000)
     assert bytes_per_offset(fetched(small + large[:61])) == (len(small) + len(large)) / 40
     assert bytes_per_offset(fetched(small + large[:60])) == len(small) / 10
 
 
-def test_a_cut_batch_whose_header_makes_no_sense_does_not_count() -> None:
+def test_partial_batch_with_invalid_header_does_not_count() -> None:
     small, large = records(0, 10), records(10, 30, size=10_000)
     for spoilt in (records(3, 5, size=10_000), large[:16] + b"\1" + large[17:]):
         assert bytes_per_offset(fetched(small + spoilt[:100])) == len(small) / 10
 
 
-def test_old_messages_that_are_compressed_do_not_say_where_they_begin() -> None:
+def test_compressed_legacy_messages_have_no_start_offset() -> None:
     data = write(wrap(some(1, first=10_000, count=100), "gzip"))
     found = fetched(data, position=10_000)
     assert bytes_per_offset(found) == len(data) / (found.next_offset - 10_000)
@@ -101,7 +101,7 @@ def look(broker: FakeKafka, sizes: RecordSizes, partitions: int, timeout_ms: flo
     return {partition: size for (_, partition), size in sizes.of(keys).items()}
 
 
-def test_a_partition_without_records_is_asked_again_until_it_was_first() -> None:
+def test_partition_without_records_is_asked_again_until_it_was_first() -> None:
     data = records(0, 10)
     answers = [
         reply(reply_row(0), reply_row(1), reply_row(2, data), reply_row(3)),
@@ -115,13 +115,13 @@ def test_a_partition_without_records_is_asked_again_until_it_was_first() -> None
         assert {body["rack_id"] for body in broker.asked(FETCH)} == {""}
 
 
-def test_a_broker_that_throttles_is_not_asked_again() -> None:
+def test_throttling_broker_is_not_asked_again() -> None:
     with cluster(2, reply(throttle_time_ms=1_000)) as broker:
         look(broker, RecordSizes(CONFIG), 2)
         assert fetches(broker) == [[0, 1]]
 
 
-def test_whoever_had_no_turn_is_first_the_next_time() -> None:
+def test_partition_without_a_sample_is_first_next_time() -> None:
     sizes, data = RecordSizes(CONFIG), records(0, 10)
     with cluster(2, reply(reply_row(0, data), reply_row(1, error_code=ErrorCode.OFFSET_OUT_OF_RANGE))) as broker:
         look(broker, sizes, 2)
@@ -130,7 +130,7 @@ def test_whoever_had_no_turn_is_first_the_next_time() -> None:
         assert fetches(broker) == [[1, 0]]
 
 
-def test_no_more_is_asked_for_once_enough_bytes_have_come() -> None:
+def test_sampling_stops_after_enough_bytes() -> None:
     data = records(0, 10)
     with (
         cluster(3, *[reply(reply_row(number, data)) for number in range(3)]) as broker,
@@ -142,7 +142,7 @@ def test_no_more_is_asked_for_once_enough_bytes_have_come() -> None:
         assert [key for key, _ in samples] == [("orders", 0), ("orders", 1)]
 
 
-def test_what_was_known_counts_half_and_stands_in_for_what_cannot_be_learnt(caplog: pytest.LogCaptureFixture) -> None:
+def test_earlier_size_counts_half_and_replaces_unknown_sizes(caplog: pytest.LogCaptureFixture) -> None:
     sizes = RecordSizes(CONFIG)
     small, large = records(0, 10, size=100), records(0, 10, size=10_000)
     with cluster(2, reply(error_code=ErrorCode.UNKNOWN_SERVER_ERROR)) as broker, caplog.at_level(logging.WARNING):
@@ -156,7 +156,7 @@ def test_what_was_known_counts_half_and_stands_in_for_what_cannot_be_learnt(capl
         assert look(broker, sizes, 2) == {0: (len(small) + len(large)) / 20, 1: len(small) / 10}
 
 
-def test_a_broker_that_is_silent_costs_no_more_than_the_deadline() -> None:
+def test_silent_broker_costs_no_more_than_the_deadline() -> None:
     with cluster(100, None, None) as broker:
         started_s = time.monotonic()
         assert look(broker, RecordSizes(CONFIG), 100, timeout_ms=1_000)[99] == 1024
@@ -167,7 +167,7 @@ def test_a_broker_that_is_silent_costs_no_more_than_the_deadline() -> None:
 # -- on a real Kafka ------------------------------------------------------------------------------
 
 
-def test_sizes_are_those_on_the_brokers_disks(kafka: LocalKafka, topic: TopicFactory) -> None:
+def test_sizes_equal_those_on_the_brokers_disks(kafka: LocalKafka, topic: TopicFactory) -> None:
     """Also for partitions whose batches are larger than a sample: with one replica each, several share a leader."""
     name = topic(9, replication_factor=1)
     large: dict[str, object] = {"batch.size": 900_000, "linger.ms": 1_000}

@@ -19,7 +19,7 @@ from tests.wait_until import wait_until
 
 
 class TestSlowUsers:
-    def test_one_of_ten_that_does_not_read_keeps_nobody_waiting(
+    def test_unread_stream_of_ten_does_not_delay_others(
         self, kafka: LocalKafka, topic: TopicFactory, client: Client
     ) -> None:
         """The nine others are read to their end meanwhile; then the slow one is read too, completely."""
@@ -35,7 +35,7 @@ class TestSlowUsers:
             assert self.read(stuck, 2_000) == list(range(2_000))
             assert not stuck.expired
 
-    def test_who_does_not_read_gives_its_memory_back_and_reads_everything_later(
+    def test_unread_stream_releases_its_memory_and_is_read_completely_later(
         self, kafka: LocalKafka, topic: TopicFactory, client: Client
     ) -> None:
         name = topic(10, replication_factor=1)
@@ -49,7 +49,7 @@ class TestSlowUsers:
             for stream in streams.values():
                 assert self.read(stream, 2_000) == list(range(2_000))
 
-    def test_who_asks_without_waiting_gets_the_memory_of_those_who_do_not(
+    def test_poll_without_waiting_gets_the_memory_of_unread_streams(
         self, kafka: LocalKafka, topic: TopicFactory, client: Client
     ) -> None:
         name = topic(6, replication_factor=1)
@@ -73,7 +73,9 @@ class TestSlowUsers:
 
             wait_until(read_on)
 
-    def test_who_reads_is_not_waited_for(self, kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
+    def test_fetches_do_not_wait_for_streams_that_are_read(
+        self, kafka: LocalKafka, topic: TopicFactory, client: Client
+    ) -> None:
         """The next request is sent as soon as all streams are read, and as soon as memory is free."""
         name = topic(6, replication_factor=1)
         produce(kafka, name, range(12_000), 6, size=100, settings={"batch.size": 2_000})
@@ -96,7 +98,7 @@ class TestSlowUsers:
                 turns = [read[0].partition for read in (consumer.poll(10_000) for _ in range(3)) if read is not None]
                 assert sorted(turns) == [0, 1, 2]
 
-    def test_a_slow_user_of_many_partitions_reads_all_of_them(
+    def test_slow_user_of_many_partitions_reads_all_of_them(
         self, kafka: LocalKafka, topic: TopicFactory, client: Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Memory is full and all streams have expired: fetched replies wait for their turn and are not dropped."""
@@ -114,7 +116,7 @@ class TestSlowUsers:
                 time.sleep(0.005)
         assert not dropped
 
-    def test_what_waits_for_a_user_holds_no_bytes_of_other_partitions(
+    def test_unread_reply_holds_no_bytes_of_other_partitions(
         self, kafka: LocalKafka, topic: TopicFactory, client: Client
     ) -> None:
         name = topic(6, replication_factor=1)

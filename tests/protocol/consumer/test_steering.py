@@ -27,7 +27,7 @@ from tests.wait_until import wait_until
 
 
 class TestSteering:
-    def test_seek_pause_resume(self, kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
+    def test_stream_is_sought_paused_and_resumed(self, kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
         name = topic(1)
         produce(kafka, name, range(1_000))
         with consumer_of(client, {"fetch.max.wait.ms": 100}) as consumer:
@@ -53,7 +53,7 @@ class TestSteering:
             with pytest.raises(UsageError, match="-5"):
                 stream.seek(-5)
 
-    def test_what_was_asked_for_before_a_seek_is_not_read(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+    def test_reply_to_a_fetch_before_a_seek_is_dropped(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(1)
         produce(kafka, name, range(1_000), settings={"batch.size": 2_000})
         sought = threading.Event()
@@ -73,7 +73,7 @@ class TestSteering:
                 sought.set()
                 assert next(stream.messages(5_000)).offset == 500
 
-    def test_a_paused_stream_is_not_fetched(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+    def test_paused_stream_is_not_fetched(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(1)
         produce(kafka, name, range(10))
         with KafkaProxy.of(kafka) as proxy, client_of(proxy.servers) as client, consumer_of(client) as consumer:
@@ -90,7 +90,7 @@ class TestSteering:
             stream.resume()
             assert stream.poll(5_000) is not None
 
-    def test_partitions_come_and_go(self, kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
+    def test_partitions_are_added_and_closed(self, kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
         name = topic(6)
         produce(kafka, name, range(600), 6)
         with consumer_of(client) as consumer:
@@ -108,7 +108,7 @@ class TestSteering:
         with pytest.raises(UsageError, match="closed"):
             consumer.consume_partition(name, 0, 0)
 
-    def test_an_offset_that_is_gone_is_told_until_the_user_says_where_to_go_on(
+    def test_deleted_offset_is_raised_until_the_user_seeks(
         self, kafka: LocalKafka, topic: TopicFactory, client: Client
     ) -> None:
         name = topic(1)
@@ -126,7 +126,7 @@ class TestSteering:
                 assert stream.poll(200) is None
                 stream.close()
 
-    def test_what_came_before_the_offset_that_is_gone_is_read_first(
+    def test_records_before_a_deleted_offset_are_read_first(
         self, kafka: LocalKafka, topic: TopicFactory, client: Client
     ) -> None:
         """Two replies are ahead of the user when the third is refused."""
@@ -145,9 +145,7 @@ class TestSteering:
             stream.seek(told.value.context["log_start_offset"])
             assert offsets_of(stream.poll(10_000)) == list(range(60, 70))
 
-    def test_after_ctrl_c_the_rest_of_a_reply_is_read(
-        self, kafka: LocalKafka, topic: TopicFactory, client: Client
-    ) -> None:
+    def test_rest_of_a_reply_is_read_after_ctrl_c(self, kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
         name = topic(1)
         produce(kafka, name, range(100))
         with consumer_of(client) as consumer:
@@ -167,7 +165,7 @@ class TestSteering:
             assert read is not None
             assert offsets_of(read[1]) == list(range(100))
 
-    def test_a_fault_while_a_broker_is_looked_for_is_told(
+    def test_unexpected_error_of_a_leader_lookup_is_raised(
         self, kafka: LocalKafka, topic: TopicFactory, client: Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The router thread continues."""
@@ -188,9 +186,7 @@ class TestSteering:
             stream.seek(4)
             assert offsets_of(stream.poll(10_000)) == list(range(4, 10))
 
-    def test_brokers_that_fail_one_partition_are_told_beside_busy_ones(
-        self, kafka: LocalKafka, topic: TopicFactory
-    ) -> None:
+    def test_failure_of_one_partition_is_raised_beside_busy_ones(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(2)
         produce(kafka, name, range(40_000), 2, size=100, settings={"batch.num.messages": 10})
         with (

@@ -87,7 +87,7 @@ def rows(consumer: RangeConsumer) -> int:
 
 
 @pytest.mark.parametrize("poll_timeout_ms", [400, 120_000])
-def test_a_topic_that_stays_unknown_is_lost_after_half_a_minute(clock: ManualClock, poll_timeout_ms: int) -> None:
+def test_topic_unknown_for_half_a_minute_is_lost(clock: ManualClock, poll_timeout_ms: int) -> None:
     """Also with a shorter poll timeout: a less specific error would be retried forever."""
     with Broker(clock, KNOWN, UNKNOWN) as broker, client_on(broker, clock) as client:
         client.topic("orders")
@@ -97,7 +97,7 @@ def test_a_topic_that_stays_unknown_is_lost_after_half_a_minute(clock: ManualClo
         assert 30 < clock.at_s < 33
 
 
-def test_a_long_back_off_makes_no_other_error(clock: ManualClock) -> None:
+def test_long_back_off_raises_the_same_error(clock: ManualClock) -> None:
     with Broker(clock, UNKNOWN) as broker:
         properties = {"retry.backoff.ms": "60000", "retry.backoff.max.ms": "60000"}
         with client_on(broker, clock, **properties) as client, pytest.raises(DataLoss, match="deleted"):
@@ -116,7 +116,7 @@ def test_deleted_topic_of_a_kraft_cluster_is_skipped_within_two_seconds(clock: M
         assert 0.5 <= clock.at_s < 2
 
 
-def test_it_is_skipped_by_who_may_go_on(clock: ManualClock) -> None:
+def test_deleted_topic_is_skipped_with_a_loss_handler(clock: ManualClock) -> None:
     with Broker(clock, UNKNOWN) as broker, client_on(broker, clock) as client:
         consumer = consumer_of(client, on_loss=skip_loss)
         assert rows(consumer) == 0
@@ -141,7 +141,7 @@ FOR_A_WHILE = [UNKNOWN] * 25
     ],
     ids=["an election", "another answer between", "a cluster that comes and goes", "one that was away", "at last"],
 )
-def test_nothing_is_skipped_of_a_topic_that_comes_back(clock: ManualClock, says: list[str | float]) -> None:
+def test_topic_that_returns_is_read_completely(clock: ManualClock, says: list[str | float]) -> None:
     with Broker(clock, *says) as broker, client_on(broker, clock) as client:
         consumer = consumer_of(client, on_loss=skip_loss, poll_timeout_ms=300_000)
         assert rows(consumer) == 10
@@ -149,7 +149,7 @@ def test_nothing_is_skipped_of_a_topic_that_comes_back(clock: ManualClock, says:
         assert broker.looks >= len([each for each in says if isinstance(each, str)]) - 2
 
 
-def test_brokers_that_answer_once_in_a_while_are_not_believed(clock: ManualClock) -> None:
+def test_rare_unknown_replies_do_not_skip_the_topic(clock: ManualClock) -> None:
     """Each broker may have just started. So no range is skipped, and the read ends as without brokers."""
     # The time passes while no request is in flight.
     with Broker(clock, *[16.0, UNKNOWN] * 8, UNKNOWN) as broker, client_on(broker, clock) as client:
@@ -158,7 +158,7 @@ def test_brokers_that_answer_once_in_a_while_are_not_believed(clock: ManualClock
         assert clock.at_s < 200
 
 
-def test_leader_that_does_not_know_a_topic_of_the_metadata_is_asked_for_longer_than_the_poll_timeout(
+def test_leader_without_a_topic_of_the_metadata_is_retried_beyond_the_poll_timeout(
     clock: ManualClock,
 ) -> None:
     """The metadata decide whether the topic is deleted: one of two brokers, the leader, may have forgotten it first."""
@@ -168,13 +168,13 @@ def test_leader_that_does_not_know_a_topic_of_the_metadata_is_asked_for_longer_t
         assert clock.at_s > 1
 
 
-def test_patience_for_records_begins_when_the_topic_is_known(clock: ManualClock) -> None:
+def test_poll_timeout_starts_when_the_topic_is_known(clock: ManualClock) -> None:
     with Broker(clock, *FOR_A_WHILE, KNOWN) as broker, client_on(broker, clock) as client:
         assert rows(consumer_of(client, poll_timeout_ms=2_000)) == 10
         assert clock.at_s > 20
 
 
-def test_a_topic_that_comes_and_goes_has_an_end(clock: ManualClock) -> None:
+def test_topic_that_alternates_between_known_and_unknown_ends(clock: ManualClock) -> None:
     with Broker(clock, *[UNKNOWN, NO_LEADER] * 200) as broker, client_on(broker, clock) as client:
         with pytest.raises(DeadlineExceeded, match=r"orders-0 at offset 5 did not succeed in \d+\.\d s") as caught:
             rows(consumer_of(client, poll_timeout_ms=20_000))
