@@ -98,7 +98,7 @@ class TestRows:
             consumer.consume_partitions({(name, number): EARLIEST for number in (1, 2, 3)})
             stream.seek(0)
             assert sum(len(rows) for rows in read_all(consumer, 401).values()) == 401
-            # A broker without new records is asked twice a second.
+            # A broker without new records gets two fetches per second.
             assert consumer.fetches - before <= 30 + 6 * (time.monotonic() - started_s)
 
 

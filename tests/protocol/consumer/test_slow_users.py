@@ -88,7 +88,7 @@ class TestSlowUsers:
             assert consumer.fetches > 60
 
     def test_partitions_take_turns_reply_by_reply(self, kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
-        """Then a broker is asked for all partitions again as soon as the first reply of each is being read."""
+        """Then a broker gets a fetch of all partitions as soon as the first reply of each is being read."""
         name = topic(3, replication_factor=1)
         produce(kafka, name, range(150), 3, settings={"batch.num.messages": 10})
         with consumer_of(client, {"max.partition.fetch.bytes": 1, "max.processing.time.ms": 60_000}) as consumer:
