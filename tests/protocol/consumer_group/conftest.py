@@ -1,4 +1,4 @@
-"""Consumers that are members of groups of a real Kafka, by both protocols."""
+"""Consumers in groups of a real Kafka, in both group protocols."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def lasting_topic(kafka1: LocalKafka) -> Iterator[TopicFactory]:
     params=[EAGER, COOPERATIVE, pytest.param(KIP_848, marks=NEEDS_KIP_848)], ids=["eager", "cooperative", "kip848"]
 )
 def protocol(request: pytest.FixtureRequest) -> dict[str, object]:
-    """How a group rebalances."""
+    """Return properties of each kind of rebalance."""
     return dict(request.param)
 
 
@@ -50,7 +50,8 @@ def group() -> str:
 
 @pytest.fixture
 def new_consumer(client: Client, group: str) -> Iterator[NewConsumer]:
-    """`new_consumer(**{"auto.offset.reset": "latest"})`: in the test's group, which begins at the earliest offset."""
+    """Yield `new_consumer(**{"auto.offset.reset": "latest"})`, in the test's group; by default it starts at the
+    earliest offset."""
     made: list[KafkaConsumer] = []
 
     def create(**properties: object) -> KafkaConsumer:
@@ -65,7 +66,7 @@ def new_consumer(client: Client, group: str) -> Iterator[NewConsumer]:
 
 @pytest.fixture
 def new_member(client: Client, group: str) -> Iterator[Callable[..., Member]]:
-    """`new_member("orders", **properties)`, in the test's group."""
+    """Yield `new_member("orders", **properties)`, in the test's group."""
     made: list[Member] = []
 
     def create(topic: str, **properties: object) -> Member:

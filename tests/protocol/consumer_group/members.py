@@ -1,4 +1,4 @@
-"""Members of groups that handle in threads of their own what they are given, and who looks at a group from outside."""
+"""Members of groups that consume in threads, and an observer of a group."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.wait_until import wait_until
 
 
 class Member:
-    """A `ConsumerGroup` that consumes in a thread until it is closed, and notes what it sees: a handler, too."""
+    """A `ConsumerGroup` that consumes in a thread until it is closed, and records its calls; also the handler."""
 
     def __init__(self, client: Client, group: str, topic: str, **properties: object) -> None:
         given = {"group.id": group, "auto.offset.reset": "earliest", "auto.commit.interval.ms": 100, **properties}
@@ -28,7 +28,7 @@ class Member:
         self.group = ConsumerGroup(client, parse_group_consumer(given), on_error=self.errors.append)
         self.setups: list[ConsumerGroupSession] = []
         self.cleanups: list[dict[str, list[int]]] = []
-        self.claimed: list[tuple[int, int, int]] = []  # generation, partition, offset at which it began
+        self.claimed: list[tuple[int, int, int]] = []  # generation, partition, start offset
         self.handled: list[tuple[int, int]] = []  # partition, offset
         self.values: list[bytes] = []
         self.causes: list[Cause] = []
@@ -57,7 +57,7 @@ class Member:
 
     @property
     def numbers(self) -> list[int]:
-        """The partitions that it has."""
+        """Return the assigned partitions."""
         if not self.setups or self.setups[-1].ended.is_set():
             return []
         return [number for numbers in self.setups[-1].claims.values() for number in numbers]
@@ -92,9 +92,9 @@ class Polling:
 
 
 class Watch:
-    """Looks at a group from outside, again and again: its owners, and that no committed offset goes back.
+    """Describes a group repeatedly: its owners, and that no committed offset decreases.
 
-    `by_partition`: the committed offsets, as `owned` has seen them last.
+    `by_partition`: the committed offsets at the last call of `owned`.
     """
 
     def __init__(self, kafka: LocalKafka, client: Client, group: str) -> None:
@@ -104,9 +104,9 @@ class Watch:
         self.by_partition: dict[tuple[str, int], int] = {}
 
     def owned(self) -> list[list[int]]:
-        """Of each member the partitions, in which no other one is."""
+        """Return the partitions of each member; no partition has two owners."""
         for key, each in fetch_offsets(self._client, self._group, None, self._client.deadline()).items():
-            assert each.offset >= self.by_partition.get(key, 0), f"{key} has gone back"
+            assert each.offset >= self.by_partition.get(key, 0), f"{key} has decreased"
             self.by_partition[key] = each.offset
         members = self._admin.describe_consumer_groups([self._group])[self._group].result(20).members
         owned = [sorted(each.partition for each in member.assignment.topic_partitions) for member in members]
@@ -116,12 +116,12 @@ class Watch:
 
     @property
     def committed(self) -> int:
-        """How many records, as `owned` has seen it last."""
+        """Return the number of committed records at the last call of `owned`."""
         return sum(self.by_partition.values())
 
 
 def read(consumer: KafkaConsumer, count: int, timeout_s: float = 30) -> list[tuple[int, int]]:
-    """So many records: partition and offset of each."""
+    """Return partition and offset of `count` records."""
     found: list[tuple[int, int]] = []
     wait_until(
         lambda: (

@@ -1,4 +1,4 @@
-"""Commits that are made again, that fail for one partition, and that the coordinator does not answer."""
+"""Commits that are repeated, that fail for one partition, or that the coordinator does not answer."""
 
 from __future__ import annotations
 
@@ -123,11 +123,11 @@ def test_session_commit_after_a_refusal_asks_again(fake: TenRecords, client: Cli
     assert (len(raised), committed(client)) == (1, 5)
 
 
-# -- without being asked --------------------------------------------------------------------------
+# -- automatic commits ----------------------------------------------------------------------------
 
 
 def test_idle_partition_of_an_assigned_consumer_is_committed_again(fake: TenRecords, client: Client) -> None:
-    """Brokers forget the offsets of a group without members, some time after the last commit of each."""
+    """Brokers expire the offsets of a group without members, some time after the last commit of each."""
     commit_offsets(client, GROUP, {FIRST: CommittedOffset(END)}, client.deadline())
     with consumer_of(client, **AUTOMATIC) as consumer:
         consumer.assign([FIRST])
@@ -201,7 +201,7 @@ def test_partition_that_is_unknown_for_a_moment_is_committed(
 def test_polling_goes_on_when_a_subscribed_topic_is_deleted(
     fake: TenRecords, client: Client, protocol: dict[str, object]
 ) -> None:
-    """What was read of the deleted topic cannot be committed before its partitions are given up."""
+    """Offsets of the deleted topic cannot be committed before its partitions are revoked."""
     with consumer_of(client, **protocol, **{"enable.auto.commit": True}) as consumer:
         consumer.subscribe(["orders", "returns"])
         read(consumer, 4 * END)
@@ -292,7 +292,7 @@ def test_unanswered_commits_cost_a_poll_nothing(
     fake.refuse(OFFSET_COMMIT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALWAYS)
     for offset in range(100):
         consumer.commit_async({FIRST: CommittedOffset(offset)})
-    assert not consumer._commits._unanswered, "nobody wants to hear of them"
+    assert not consumer._commits._unanswered, "no callback is registered"
     looked, failure = [], OffsetManager.failure
     monkeypatch.setattr(
         OffsetManager, "failure", lambda manager, offsets: looked.append(1) or failure(manager, offsets)
@@ -300,7 +300,7 @@ def test_unanswered_commits_cost_a_poll_nothing(
     for offset in range(100):
         consumer.commit_async({FIRST: CommittedOffset(offset)}, lambda offsets, error: None)
         consumer.poll(0)
-    assert len(looked) < 1_000, "some look through all, when the coordinator has answered"
+    assert len(looked) < 1_000, "some polls look through all, when the coordinator has replied"
     fake.faults.clear()
     wait_until(lambda: consumer.poll(20) or not consumer._commits._unanswered)
 

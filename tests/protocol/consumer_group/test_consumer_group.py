@@ -1,4 +1,4 @@
-"""Handlers in groups: every record is handled, by who owns its partition, whatever becomes of members and sessions."""
+"""Handlers in groups: each record is handled by the owner of its partition, through changes of members and sessions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PARTITIONS, COUNT = 4, 400
 
 @pytest.fixture(scope="module")
 def orders(kafka1: LocalKafka, lasting_topic: TopicFactory) -> str:
-    """Four partitions with 100 records each, in many record batches."""
+    """Return a topic of four partitions with 100 records each, in many record batches."""
     name = lasting_topic(PARTITIONS)
     produce(kafka1, name, range(COUNT), PARTITIONS, settings={"batch.num.messages": 10})
     return name
@@ -57,7 +57,7 @@ def test_a_rebalance_in_the_middle_of_messages_loses_none(
     two.slow_s = 0.005
     wait_until(lambda: len(one.numbers) == len(two.numbers) == 2, lambda: (one.numbers, two.numbers))
     wait_until(lambda: len(all_records(one, two)) == COUNT)
-    # What was handled before the revocation was committed: the next owner begins behind it, and nothing comes twice.
+    # Records handled before the revocation are committed: the next owner starts after them, and no record is repeated.
     assert len(one.handled) + len(two.handled) == COUNT
     owners: dict[tuple[int, int], int] = {}
     for member in (one, two):
@@ -67,7 +67,7 @@ def test_a_rebalance_in_the_middle_of_messages_loses_none(
         assert [sorted(claims[orders]) for claims in one.cleanups] == [[0, 1, 2, 3]]
         assert "rebalances" in str(one.causes[0])
     else:
-        # What stays claimed goes on in the same session and the same threads.
+        # Kept partitions continue in the same session and the same threads.
         assert (len(one.setups), one.cleanups, one.causes) == (1, [], [])
         assert len(one.claimed) == PARTITIONS
     two.close()
@@ -80,7 +80,7 @@ def test_a_rebalance_in_the_middle_of_messages_loses_none(
 
 
 class Handler:
-    """One session, of which a test says what its parts do."""
+    """Handler of one session; tests override its methods."""
 
     def __init__(self) -> None:
         self.sessions: list[ConsumerGroupSession] = []
@@ -118,7 +118,7 @@ def test_what_a_handler_raises_ends_the_session_and_is_raised(client: Client, gr
             members.consume([orders], handler)
         assert handler.cleaned == 1
         assert f"consume_claim of {orders}-2 has failed" in str(handler.sessions[0].cause)
-        # The claims are still this member's; the next session has them at once.
+        # The partitions still belong to this member; the next session has them at once.
         with pytest.raises(ZeroDivisionError):
             members.consume([orders], handler)
         assert [session.claims for session in handler.sessions] == [{orders: [0, 1, 2, 3]}] * 2
@@ -159,7 +159,7 @@ def test_setup_may_say_where_to_begin(client: Client, group: str, orders: str) -
 
         def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
             self.claims[claim.partition] = claim.initial_offset
-            session.mark_offset(orders, 0, 40)  # before where it began: changes nothing
+            session.mark_offset(orders, 0, 40)  # before its start offset: no effect
             if len(self.claims) < PARTITIONS:
                 session.ended.wait(20)
 
@@ -190,7 +190,7 @@ def test_paused_claims_wait(kafka1: LocalKafka, topic1: TopicFactory, new_member
 def test_a_handler_that_is_too_slow_to_end_is_told_of_and_commits_nothing_late(
     client: Client, group: str, orders: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A second member waits for no longer than the first one may take; what that marks afterwards is dropped."""
+    """A second member waits no longer than the rebalance timeout of the first; later marks of the first are dropped."""
     asked_to_end, come_back = threading.Event(), threading.Event()
     refused: list[Exception] = []
 
@@ -217,7 +217,7 @@ def test_a_handler_that_is_too_slow_to_end_is_told_of_and_commits_nothing_late(
         other = threading.Thread(target=second.consume, args=([orders], handler))
         other.start()
         assert asked_to_end.wait(20)
-        wait_until(lambda: len(handler.claims) == PARTITIONS)  # all, without the first one
+        wait_until(lambda: len(handler.claims) == PARTITIONS)  # all but the first
         wait_until(lambda: "raise max.poll.interval.ms" in caplog.text)
         come_back.set()
         ending.join(20)
@@ -239,9 +239,9 @@ def test_marks_are_committed_in_time(client: Client, group: str, orders: str, ne
     wait_until(lambda: committed() == [100] * PARTITIONS)
     manager = one.group._commits._manager
     assert manager is not None
-    assert manager.flush(client.deadline())  # what a broker has is counted when its reply is there
+    assert manager.flush(client.deadline())  # the broker's commit is counted when its reply arrives
     before = manager.counts.succeeded
-    time.sleep(0.2)  # several intervals: nothing dirty, nothing sent
+    time.sleep(0.2)  # several intervals: no dirty offset, no commit
     assert manager.counts.succeeded == before
 
 
@@ -271,7 +271,7 @@ def test_brokers_that_fail_for_long_are_told_of_and_reading_goes_on() -> None:
 
 
 def test_a_commit_that_is_still_tried_again_ends_before_a_claim_is_given_up() -> None:
-    """The timer has handed it on, and so it is not new when the partition is revoked."""
+    """The timer has already sent the commit, so the offset is not dirty when the partition is revoked."""
     with TenRecords() as fake, client_of(fake.bootstrap_servers) as client:
         fake.refuse(OFFSET_COMMIT, ErrorCode.REBALANCE_IN_PROGRESS, 3)
         one = Member(client, "etl", "orders", **COOPERATIVE, **{"auto.commit.interval.ms": 10})
@@ -284,7 +284,7 @@ def test_a_commit_that_is_still_tried_again_ends_before_a_claim_is_given_up() ->
 
 
 def test_what_could_not_be_committed_is_not_committed_for_who_is_next() -> None:
-    """It goes on from where the group is, and would be set back."""
+    """The next owner starts at the group's offset, and a late commit would reset it."""
 
     class OnlyMarks(Handler):
         def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
@@ -334,7 +334,7 @@ def test_a_claim_that_ended_in_a_long_sleep_hands_out_nothing(
 def test_who_had_nothing_at_first_reads_what_it_is_given_later(
     client: Client, kafka1: LocalKafka, topic1: TopicFactory, group: str, protocol: dict[str, object], forgotten: bool
 ) -> None:
-    """Also if the coordinator forgets it meanwhile: it joins again, and there is nothing that it has to be told."""
+    """Also if the coordinator forgets the member meanwhile: it rejoins, and has no partitions to lose."""
     name = topic1()
     produce(kafka1, name, range(3))
     one = Member(client, group, name, **protocol)

@@ -1,4 +1,5 @@
-"""The member under which a consumer sends offsets to a transaction: the one that has fetched the records (KIP-447)."""
+"""The member identity with which a consumer sends offsets to a transaction: the one that fetched the records
+(KIP-447)."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ def consumer_of(client: Client, protocol: dict[str, object]) -> KafkaConsumer:
 
 
 def remove(client: Client, member: GroupMember) -> None:
-    """As an administrator does, and as the coordinator does at the end of a session."""
+    """Remove a member, as an administrator does, and as the coordinator does at the session timeout."""
     who = {"member_id": member.member_id, "group_instance_id": None}
     if member.member_epoch >= 0:
         leaves = {"group_id": GROUP, "member_id": member.member_id, "member_epoch": -1, "instance_id": None}
@@ -125,7 +126,7 @@ def test_offsets_are_refused_after_the_consumer_has_left(
 def test_offsets_are_taken_in_a_generation_that_begins_while_records_are_handled(
     fake: TenRecords, client: Client, protocol: dict[str, object]
 ) -> None:
-    """A cooperative member keeps its partitions, and the coordinator takes the present generation or epoch only."""
+    """A cooperative member keeps its partitions, and the coordinator accepts only the current generation or epoch."""
     producer = started(client, "etl-0")
     with consumer_of(client, protocol) as consumer, client_of(fake.bootstrap_servers) as another:
         consumer.subscribe(["orders"])

@@ -1,4 +1,4 @@
-"""Members that are interrupted in a rebalance, that sleep for long, and that other threads pause."""
+"""Members interrupted during a rebalance, members that sleep for long, and claims paused by other threads."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def consumer_of(client: Client, protocol: dict[str, object]) -> KafkaConsumer:
 
 
 def sleep(fake: TenRecords, membership: Membership) -> Callable[[], None]:
-    """As after a long sleep: the coordinator has to say whether the claims hold, and does when this is called."""
+    """Simulate a long sleep: the coordinator must confirm the assignment, and does when the result is called."""
     answering = threading.Event()
     fake.before[CONSUMER_GROUP_HEARTBEAT] = lambda body: answering.wait(20)
     with membership._changed:

@@ -1,4 +1,4 @@
-"""Every method of the consumer that polls, beside librdkafka's same call where it has one."""
+"""Every method of the polling consumer, next to the same call of librdkafka if there is one."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ from tests.protocol.consumer_group.members import read
 from tests.wait_until import wait_until
 
 FIRST_MS, GONE, COUNT, FIRST_EPOCH = 1_700_000_000_000, 4, 20, 0
-# No longer than a test may wait, no shorter than a busy machine may stand still.
+# No longer than a test may wait, no shorter than a busy machine may pause.
 SLEEPY = {**EAGER, "max.poll.interval.ms": 3_000}
 
 
 @pytest.fixture(scope="module")
 def orders(kafka1: LocalKafka, lasting_topic: TopicFactory) -> str:
-    """Partitions 0 and 1 with 20 records each, one per second; the first four of partition 0 are deleted."""
-    name = lasting_topic(2, config={"retention.ms": "-1"})  # these times are long ago
+    """Return a topic whose partitions 0 and 1 have 20 records each, one per second; the first four of partition 0
+    are deleted."""
+    name = lasting_topic(2, config={"retention.ms": "-1"})  # the timestamps are old
     producer = other.Producer({"bootstrap.servers": kafka1.bootstrap_servers})
     for number in range(2 * COUNT):
         when_ms = FIRST_MS + number // 2 * 1_000
@@ -50,7 +51,7 @@ def orders(kafka1: LocalKafka, lasting_topic: TopicFactory) -> str:
 
 @pytest.fixture
 def theirs(kafka1: LocalKafka, group: str) -> Iterator[other.Consumer]:
-    """librdkafka's consumer, of the same group."""
+    """Yield librdkafka's consumer, of the same group."""
     settings = {"bootstrap.servers": kafka1.bootstrap_servers, "group.id": group, "enable.auto.commit": False}
     consumer = other.Consumer({**settings, "auto.offset.reset": "earliest", "log_level": 0})
     yield consumer
@@ -74,7 +75,7 @@ class Noted(ConsumerRebalanceListener):
         self._note("lost", partitions)
 
 
-# -- questions ------------------------------------------------------------------------------------
+# -- queries --------------------------------------------------------------------------------------
 
 
 def test_where_logs_begin_and_end(orders: str, new_consumer: NewConsumer, theirs: other.Consumer) -> None:
@@ -98,13 +99,13 @@ def test_offsets_by_time(orders: str, new_consumer: NewConsumer, theirs: other.C
         new_consumer().offsets_for_times({(orders, 0): -1})
 
 
-# -- partitions of one's choice -------------------------------------------------------------------
+# -- assigned partitions --------------------------------------------------------------------------
 
 
 def test_partitions_that_are_assigned_by_hand(orders: str, new_consumer: NewConsumer, theirs: other.Consumer) -> None:
     ours = new_consumer()
     ours.assign([(orders, 0)])
-    theirs.assign([other.TopicPartition(orders, 0, other.OFFSET_BEGINNING)])  # whoever coordinates its group just now
+    theirs.assign([other.TopicPartition(orders, 0, other.OFFSET_BEGINNING)])  # needs no coordinator
     assert (ours.assignment, len(theirs.assignment())) == ({(orders, 0)}, 1)
     messages = theirs.consume(COUNT - GONE, timeout=20)
     records = ours.poll(20_000)
@@ -126,7 +127,7 @@ def test_partitions_that_are_assigned_by_hand(orders: str, new_consumer: NewCons
 def test_seeks(orders: str, new_consumer: NewConsumer, theirs: other.Consumer) -> None:
     ours, key = new_consumer(), (orders, 0)
     ours.assign([key])
-    ours.seek(key, 15)  # before anything was read, and so not to where it begins otherwise
+    ours.seek(key, 15)  # before any read, so the default start offset is not used
     theirs.assign([other.TopicPartition(orders, 0, 15)])
     message = theirs.poll(20)
     assert message is not None
@@ -166,10 +167,10 @@ def test_who_waits_is_woken_by_another_thread(orders: str, new_consumer: NewCons
         ours.poll(60_000)
     assert 0.15 < time.monotonic() - began_s < 30
     waker.join()
-    assert not ours.poll(0)  # once
+    assert not ours.poll(0)  # once only
 
 
-# -- where to begin -------------------------------------------------------------------------------
+# -- start offsets --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -189,7 +190,7 @@ def test_a_duration_counts_from_now(orders: str, new_consumer: NewConsumer) -> N
     ours = new_consumer(**{"auto.offset.reset": f"by_duration:PT{ago_s:.1f}S"})
     ours.assign([(orders, 0)])
     position = ours.position((orders, 0))
-    # What it begins at is a second a record later than when this was asked.
+    # Its start offset is one second per record later than at the time of the call.
     assert 10 <= position <= 11 + time.time() - FIRST_MS / 1000 - 9.5 - ago_s
 
 
@@ -227,7 +228,7 @@ def test_commits_are_seen_by_others_and_theirs_are_seen_here(
     ours.commit_sync({keys[0]: CommittedOffset(7, metadata="seven")})
     seen, none = theirs.committed([other.TopicPartition(*key) for key in keys], timeout=20)
     assert (seen.offset, none.offset) == (7, other.OFFSET_INVALID)
-    # confluent-kafka adds a zero byte to what it commits, and reads on behind the end.
+    # confluent-kafka adds a zero byte to the metadata, and reads beyond the end.
     assert str(seen.metadata).startswith("seven")
     theirs.commit(offsets=[other.TopicPartition(orders, 1, 3, "three")], asynchronous=False)
     assert ours.committed(keys)[keys[1]] == CommittedOffset(3, metadata="three\x00")
@@ -250,7 +251,7 @@ def test_a_commit_with_a_callback(orders: str, new_consumer: NewConsumer) -> Non
 def test_positions_are_committed_with_the_leader_epoch_of_what_was_read(
     orders: str, new_consumer: NewConsumer, theirs: other.Consumer
 ) -> None:
-    """KIP-320: who begins there is told when the log was truncated meanwhile. librdkafka commits the same."""
+    """KIP-320: a reader that starts there is notified of a truncation. librdkafka commits the same epoch."""
     ours, key = new_consumer(), (orders, 0)
     ours.assign([key])
     read(ours, COUNT - GONE)
@@ -258,7 +259,7 @@ def test_positions_are_committed_with_the_leader_epoch_of_what_was_read(
     assert ours.committed([key]) == {key: CommittedOffset(COUNT, FIRST_EPOCH)}
     ours.seek(key, 7)
     ours.commit_sync()
-    assert ours.committed([key]) == {key: CommittedOffset(7)}, "nobody has seen the record before it"
+    assert ours.committed([key]) == {key: CommittedOffset(7)}, "no reader has read the record before it"
     theirs.assign([other.TopicPartition(orders, 0, 7)])
     read_by_them = theirs.consume(COUNT - 7, timeout=30)
     theirs.commit(message=read_by_them[-1], asynchronous=False)
@@ -283,7 +284,9 @@ def test_a_log_that_was_truncated_and_has_grown_again_is_noticed_by_who_begins_a
                 with pytest.raises(LogTruncated, match="truncated below offset 10"):
                     read(ours, 8)
             else:
-                assert [offset for _, offset in read(ours, 8)] == list(range(6, 14)), "not what lies behind 10 now"
+                assert [offset for _, offset in read(ours, 8)] == list(range(6, 14)), (
+                    "not the records now after offset 10"
+                )
 
 
 def test_a_commit_that_is_under_way_ends_before_the_consumer_does(client: Client, group: str, orders: str) -> None:
@@ -345,7 +348,7 @@ def test_a_listener_hears_of_every_rebalance_and_commits_before(
         assert noted.told[1:] == [("revoked", [0, 1]), ("assigned", kept)]
     else:
         assert noted.told[1:] == [("revoked", given)]
-    # What the first one has read was committed before, so the other one reads nothing anew.
+    # The first member's offsets were committed before, so the other one reads no record again.
     assert (two.position((orders, given[0])), sum(again)) == (COUNT, 0)
     two.close()
     wait_until(lambda: one.poll(20) or len(one.assignment) == 2)
@@ -364,7 +367,7 @@ def test_who_does_not_poll_loses_its_partitions(orders: str, new_consumer: NewCo
         ours.commit_sync()
     ours.poll(0)
     assert noted.told[:2] == [("assigned", [0, 1]), ("lost", [0, 1])]
-    assert len(read(ours, 2 * COUNT - GONE)) == 2 * COUNT - GONE  # nothing was committed
+    assert len(read(ours, 2 * COUNT - GONE)) == 2 * COUNT - GONE  # no offset was committed
 
 
 def test_a_pattern_finds_topics_that_are_new(
@@ -417,7 +420,7 @@ def test_the_member_that_it_says_it_is(
 def test_what_was_fetched_before_a_long_sleep_is_not_given_out(
     orders: str, new_consumer: NewConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process stands still within `poll`, and the partitions may be another member's when it wakes."""
+    """The process pauses within `poll`, and another member may own the partitions when it resumes."""
     noted, ours = Noted(), new_consumer(**SLEEPY)
     ours.subscribe([orders], noted)
     streams, slept = ours._streams, threading.Event()
@@ -433,5 +436,5 @@ def test_what_was_fetched_before_a_long_sleep_is_not_given_out(
         return read
 
     monkeypatch.setattr(streams, "poll", asleep)
-    assert len(set(read(ours, 2 * COUNT - GONE))) == 2 * COUNT - GONE  # each of them once
+    assert len(set(read(ours, 2 * COUNT - GONE))) == 2 * COUNT - GONE  # each once
     assert noted.told == [("assigned", [0, 1]), ("lost", [0, 1]), ("assigned", [0, 1])]

@@ -1,4 +1,4 @@
-"""Rebalance listeners that raise: the member goes on, and the exception is raised once."""
+"""Rebalance listeners that raise: the member continues, and the exception is raised once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PROTOCOLS = pytest.mark.parametrize("protocol", [EAGER, COOPERATIVE, KIP_848], i
 
 
 class Raising(ConsumerRebalanceListener):
-    """Raises in the method `name`, each time."""
+    """Raises in the method `name`, at each call."""
 
     def __init__(self, name: str) -> None:
         self.told: list[str] = []
@@ -67,7 +67,7 @@ def consumer_of(client: Client, protocol: dict[str, object], **properties: objec
 
 
 def polled(consumer: KafkaConsumer, until: int) -> tuple[int, list[Exception]]:
-    """Rows and exceptions of polls, until so many rows are there."""
+    """Poll until there are `until` rows; return the rows and the exceptions."""
     rows, raised = 0, []
     until_s = time.monotonic() + 25
     while rows < until:

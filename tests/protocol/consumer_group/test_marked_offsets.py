@@ -1,4 +1,5 @@
-"""Marks go as sarama's do: `MarkOffset` only forward, `ResetOffset` only backward, and what is not new is not dirty."""
+"""Marks behave as in sarama: `MarkOffset` only increases, `ResetOffset` only decreases, and unchanged offsets are
+not dirty."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""One group of this project's two consumers and another client's: all records are handled, each by who owns it."""
+"""One group of this project's two consumers and another client's: each record is handled by the owner of its
+partition."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ class Other(Protocol):
     """Another client's member of the group."""
 
     def close(self) -> list[bytes]:
-        """It leaves; the values that it was given."""
+        """Leave the group; return the values received."""
 
 
 class Librdkafka:

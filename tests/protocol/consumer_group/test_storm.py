@@ -1,4 +1,4 @@
-"""Members come and go while records keep coming: none is lost, none is handled twice, and no offset goes back."""
+"""Members join and leave during production: no record is lost or handled twice, and no offset decreases."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Source:
             self._producer.poll(0)
 
     def close(self) -> int:
-        """How many were written."""
+        """Return the number of records written."""
         self._closing.set()
         self._thread.join()
         assert self._producer.flush(60) == 0

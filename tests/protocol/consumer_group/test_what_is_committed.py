@@ -1,4 +1,4 @@
-"""What a consumer that polls commits after a seek, and when it is interrupted or closed."""
+"""Commits of a polling consumer after a seek, an interrupt or close."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Read = tuple[TopicPartition, pa.RecordBatch] | None
 
 @pytest.fixture
 def key(kafka1: LocalKafka, topic1: TopicFactory) -> TopicPartition:
-    """A partition with 20 records."""
+    """Return a partition with 20 records."""
     name = topic1(1)
     fill(kafka1, name, 1, COUNT)
     return name, 0
@@ -58,7 +58,7 @@ def test_who_goes_back_to_where_the_group_was_commits_that(key: TopicPartition, 
 def test_what_an_interrupted_poll_has_read_is_not_committed(
     key: TopicPartition, new_consumer: NewConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C may come when something was read that nobody has seen."""
+    """Ctrl-C may arrive after a read whose records were not returned."""
     ours = new_consumer(**{"enable.auto.commit": True})
     ours.assign([key])
     monkeypatch.setattr(ours._streams, "poll", interrupted_after_a_batch(ours._streams.poll))
@@ -78,7 +78,7 @@ class Later(Clock):
 
 
 def test_what_others_commit_later_stands() -> None:
-    """Offsets are not committed again to have them kept for longer."""
+    """Offsets are not committed again to extend their retention."""
     with TenRecords() as fake:
         clock, first, second = Later(), ("orders", 0), ("orders", 1)
         with Client(parse_client({"bootstrap.servers": fake.bootstrap_servers}), clock) as client:
@@ -92,7 +92,7 @@ def test_what_others_commit_later_stands() -> None:
 
 
 def test_a_commit_into_a_group_with_members_is_refused_once_and_for_all() -> None:
-    """When they have left, it would set them back."""
+    """After the members have left, the commit would reset their offsets."""
     with TenRecords() as fake, client_of(fake.bootstrap_servers) as client:
         key, config = ("orders", 0), parse_group_consumer({"group.id": "etl", "enable.auto.commit": False})
         with KafkaConsumer(client, config) as ours:
@@ -119,7 +119,7 @@ def interrupted_after_a_batch(poll: Callable[[float], Read]) -> Callable[[float]
 
 
 def every_call(consumer: KafkaConsumer, key: TopicPartition) -> dict[str, Callable[[], object]]:
-    """All public methods and properties, except `wakeup` and `close`, with arguments that they take."""
+    """Return all public methods and properties, except `wakeup` and `close`, with valid arguments."""
     given: dict[str, tuple[object, ...]] = {
         **dict.fromkeys(("position", "current_lag"), (key,)),
         **dict.fromkeys(("assign", "pause", "resume", "committed", "beginning_offsets", "end_offsets"), ([key],)),
@@ -140,7 +140,7 @@ def every_call(consumer: KafkaConsumer, key: TopicPartition) -> dict[str, Callab
 def test_calls_of_another_thread_are_refused_during_a_poll(
     key: TopicPartition, new_consumer: NewConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They would commit what the poll has not returned yet, or drop partitions that it begins to read."""
+    """They would commit records that the poll has not returned, or close partitions that it starts to read."""
     ours, poll, told = new_consumer(), GroupStreams.poll, dict[str, str]()
 
     def seen_by_another_thread(streams: GroupStreams, timeout_ms: float) -> Read:
@@ -180,7 +180,7 @@ def test_a_listener_commits_before_partitions_are_given_up(end: str, waits: bool
             else:
                 ours.commit_async(offsets, lambda offsets, error: told.append(error))
             if end == "close":
-                ours.close()  # once more, which does nothing
+                ours.close()  # again, without effect
 
     with TenRecords() as fake, client_of(fake.bootstrap_servers) as client:
         given = {"group.id": "etl", **EAGER, "auto.offset.reset": "earliest", "enable.auto.commit": False}

@@ -1,4 +1,4 @@
-"""A model of a cluster, with transactions as before KIP-890 and as since then."""
+"""A model of a cluster, with transactions before KIP-890 and since."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUICK = {"retry.backoff.ms": 10, "reconnect.backoff.ms": 0}
 
 @pytest.fixture(autouse=True)
 def _no_thread_is_left() -> Iterator[None]:
-    """Of producers that are closed or dropped; those that are neither are closed here."""
+    """Assert that producers that are closed or dropped leave no thread; close all others."""
     before = set(threading.enumerate())
     yield
     for producer in list(MADE):
@@ -37,13 +37,13 @@ def transaction_version(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def clock() -> ManualClock:
-    """The cluster's own."""
+    """Return the cluster's clock."""
     return ManualClock()
 
 
 @pytest.fixture
 def fake(transaction_version: str, clock: ManualClock) -> Iterator[FakeKafka]:
-    """Three brokers; topic `orders` has three partitions."""
+    """Yield three brokers; topic `orders` has three partitions."""
     with FakeKafka(3, clock=clock, settings={"transaction.version": transaction_version}) as fake:
         fake.create_topic("orders", 3)
         yield fake

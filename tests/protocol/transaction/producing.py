@@ -1,4 +1,4 @@
-"""Transactional producers of tests, and what a reader of committed records sees."""
+"""Transactional producers of tests, and the records that a reader of committed records gets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def new_id() -> str:
 
 
 def producer_of(client: Client, transactional_id: str, **properties: object) -> TransactionalProducer:
-    """`properties` with `_` for `.`; small record batches."""
+    """Return a producer with small record batches; `properties` with `_` for `.`."""
     given = {name.replace("_", "."): value for name, value in properties.items()}
     config = parse_producer({"transactional.id": transactional_id, "batch.size": 4_096, **given})
     producer = TransactionalProducer(client, config)
@@ -41,7 +41,7 @@ def started(client: Client, transactional_id: str, **properties: object) -> Tran
 
 
 def numbers_in(client: Client, topic: str, partitions: int, isolation_level: str = "read_committed") -> list[list[int]]:
-    """By partition, the numbers that the values begin with."""
+    """Return the numbers at the start of the values, by partition."""
     config = parse_consumer({"isolation.level": isolation_level})
     keys: Mapping[tuple[str, int], int] = {(topic, number): LATEST for number in range(partitions)}
     ends = list_offsets(client, keys, isolation_level=config.isolation_level)
@@ -53,7 +53,7 @@ def numbers_in(client: Client, topic: str, partitions: int, isolation_level: str
 
 
 def visible(client: Client) -> list[int]:
-    """The numbers in the three partitions of `orders`."""
+    """Return the numbers in the three partitions of `orders`."""
     return sorted(number for numbers in numbers_in(client, "orders", 3) for number in numbers)
 
 

@@ -1,4 +1,4 @@
-"""What a coordinator is asked before a transaction ends."""
+"""Requests to the coordinator before the end of a transaction."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_what_an_older_producer_left_open_is_waited_for(fake: FakeKafka, client:
     asked = iter(range(10))
     fake.before[INIT_PRODUCER_ID] = lambda _: fake.hold_markers(next(asked) < 3)
     new = init(client)
-    assert new.producer_epoch > old.producer_epoch + 1, "one epoch was for the abort"
+    assert new.producer_epoch > old.producer_epoch + 1, "the abort bumped the epoch once"
     assert end_transaction(client, old, commit=True, deadline=client.deadline()).outcome is Outcome.FENCED
 
 

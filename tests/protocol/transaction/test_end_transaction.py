@@ -1,4 +1,4 @@
-"""How transactions end: every outcome, when answers are lost, and how many are ended at once."""
+"""Ends of transactions: every outcome, lost replies, and many transactions at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MARKER = {("orders", 0): CommittedOffset(7)}
 
 
 def begun(client: Client, transactional_id: str = "etl-0") -> TransactionalIdentity:
-    """A transaction that commits an offset of the group of the same name."""
+    """Begin a transaction that commits an offset of the group with the same name."""
     identity = init_producer_id(client, transactional_id, 10_000, client.deadline())
     add_offsets(client, identity, transactional_id, MARKER, client.deadline())
     return identity
@@ -47,7 +47,7 @@ class TestWhatWasWanted:
         fake.lose_replies(END_TXN, 2)
         ended = end_transaction(client, identity, commit=commit, deadline=client.deadline())
         assert ended.outcome is (Outcome.COMMITTED if commit else Outcome.ABORTED)
-        assert ended.repeated, "an earlier request may still be on its way"
+        assert ended.repeated, "an earlier request may still be in flight"
         again = end_transaction(client, identity, commit=commit, deadline=client.deadline(), asked_before=True)
         assert (again.outcome, again.identity) == (ended.outcome, ended.identity)
         assert committed(client) is commit
@@ -77,7 +77,7 @@ class TestWhatWasNot:
         ended = end_transaction(client, old, commit=True, deadline=client.deadline())
         assert ended.outcome is Outcome.FENCED
         assert "PRODUCER_FENCED" in str(ended.cause)
-        assert not committed(client), "the newer one is still open"
+        assert not committed(client), "the newer transaction is still open"
 
     def test_the_broker_has_timed_it_out(self, client: Client, fake: FakeKafka, clock: ManualClock) -> None:
         identity = begun(client)
@@ -102,7 +102,7 @@ class TestWhatWasNot:
     def test_what_may_have_been_done_before_is_never_denied(
         self, fake: FakeKafka, client: Client, earlier: str
     ) -> None:
-        """A newer producer comes after the transaction was committed, and before that is heard."""
+        """A newer producer starts after the commit, and before its reply."""
         identity = begun(client)
         if earlier == "another process":
             end_transaction(client, identity, commit=True, deadline=client.deadline())

@@ -1,4 +1,4 @@
-"""The example of docs/transactions.md runs, and does what the page says."""
+"""The example of docs/transactions.md runs as the page describes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COUNT, PARTITIONS = 3_000, 3
 
 
 def test_every_record_is_copied_once_while_copiers_come_and_go(kafka1: LocalKafka, topic1: TopicFactory) -> None:
-    """A second one joins and takes partitions over, the first one is fenced by a third, which has its id."""
+    """A second copier joins and takes partitions over; a third one with the id of the first fences the first."""
     source, target, group, ids = topic1(PARTITIONS), topic1(PARTITIONS), new_id(), [new_id(), new_id()]
     namespace: dict[str, Any] = {}
     exec(block("transactions.md", "def copy(").text, namespace)
@@ -65,5 +65,5 @@ def test_every_record_is_copied_once_while_copiers_come_and_go(kafka1: LocalKafk
     wait_until_decided(kafka1, [(target, number) for number in range(PARTITIONS)])
     assert sorted(copied()) == list(range(3 * COUNT))
     assert set(fenced) <= {ids[0]}
-    # The group's coordinator hears of the end of the last transaction on its own.
+    # The group's coordinator learns of the end of the last transaction on its own.
     wait_until(lambda: sum(row.lag or 0 for row in describe(kafka1, group)) == 0, every_s=0.1)

@@ -1,6 +1,5 @@
-"""Random transactions on a model of a cluster that loses answers, fences, times out and moves: none is ever torn, and
-what a producer says of one is what readers of committed records see.
-"""
+"""Random transactions on a model of a cluster with lost replies, fencing, timeouts and moves: each is atomic, and
+readers of committed records see the reported results."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ FAULTS = (
     "the coordinator moves",
     "leaders move",
 )
-# Transactions are mostly whole; faults come in between.
+# Transactions are mostly undisturbed; faults occur in between.
 EVENTS = st.lists(
     st.one_of(
         st.just(("begin", "send", "commit")),
@@ -50,7 +49,7 @@ EVENTS = st.lists(
 
 
 class Program:
-    """A producer and what it was told: each transaction is the numbers in it."""
+    """A producer and the results it reported: each transaction is the list of its numbers."""
 
     def __init__(self, fake: FakeKafka, clock: ManualClock, client: Client) -> None:
         self.fake = fake
@@ -100,7 +99,7 @@ class Program:
             raise
 
     def restart(self) -> None:
-        """As after a crash: nobody ends what is open but the next one's `init_transactions`."""
+        """As after a crash: only the next `init_transactions` ends the open transaction."""
         TransactionalProducer.abort(self.producer)
         self.fake.faults.clear()
         self.producer = started(self.client, ID)
@@ -164,10 +163,10 @@ def test_what_is_said_of_a_transaction_is_what_readers_see(version: str, events:
             seen = numbers_in(client, "orders", PARTITIONS)
     numbers = [number for partition in seen for number in partition]
     visible = set(numbers)
-    assert len(numbers) == len(visible), "nothing is there twice"
-    assert all(partition == sorted(partition) for partition in seen), "nor out of order"
+    assert len(numbers) == len(visible), "no number is repeated"
+    assert all(partition == sorted(partition) for partition in seen), "numbers are in order"
     known = set().union(*program.committed)
-    assert known <= visible, "what was said to be committed is there"
+    assert known <= visible, "reported commits are visible"
     for transaction in program.unknown:
-        assert transaction <= visible or not transaction & visible, "all of it or nothing"
-    assert visible <= known.union(*program.unknown), "and nothing else"
+        assert transaction <= visible or not transaction & visible, "each transaction is atomic"
+    assert visible <= known.union(*program.unknown), "no other number is visible"

@@ -1,4 +1,4 @@
-"""Transactions on a real Kafka, with both protocols; the judges are librdkafka, Kafka's own tools and our consumer."""
+"""Transactions on a real Kafka, in both protocols; verified with librdkafka, Kafka's own tools and our consumer."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def one_broker(request: pytest.FixtureRequest, kafka1: LocalKafka) -> Iterator[L
 def _no_transaction_is_left_open(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if version_numbers(KAFKA_VERSION) < (3, 0):
-        return  # nobody tells
+        return  # no tool shows it
     which = "one_broker" if "one_broker" in request.fixturenames else "kafka"
     kafka: LocalKafka = request.getfixturevalue(which)
     with Client(parse_client({"bootstrap.servers": kafka.bootstrap_servers})) as client:
@@ -141,7 +141,7 @@ def test_what_is_said_of_each_commit_and_message_is_so_while_other_threads_send(
 
 
 def seen_by_java(kafka: LocalKafka, topic: str, count: int) -> list[int]:
-    """The numbers that Kafka's console consumer prints, sorted."""
+    """Return the numbers that Kafka's console consumer prints, sorted."""
     command = console_command(kafka, topic, new_id(), isolation_level="read_committed")
     done = subprocess.run(
         [*command, "--max-messages", str(count), "--timeout-ms", "30000"],
@@ -238,7 +238,7 @@ def test_a_commit_that_nobody_answers_is_unknown_until_somebody_does(
 def test_a_late_request_does_not_end_the_next_transaction(
     one_broker: LocalKafka, proxy: KafkaProxy, through_proxy: Client, client: Client, topic1: TopicFactory
 ) -> None:
-    """As Jepsen has it: the EndTxn whose answer was lost reaches the coordinator once more, later."""
+    """As found by Jepsen: the EndTxn whose reply was lost reaches the coordinator again, later."""
     name, transactional_id = topic1(), new_id()
     producer, late = started(through_proxy, transactional_id), []
 
@@ -300,7 +300,7 @@ def test_records_that_are_too_large_break_one_transaction(
     assert numbers_in(client, name, 1) == [list(range(20, 30))]
 
 
-@pytest.mark.skipif(not SOAK, reason="32,764 requests; the model of a cluster shows it at once")
+@pytest.mark.skipif(not SOAK, reason="32,764 requests; the model of a cluster covers it at once")
 def test_after_the_last_epoch_comes_another_producer_id(
     one_broker: LocalKafka, proxy: KafkaProxy, through_proxy: Client, client: Client, topic1: TopicFactory
 ) -> None:
@@ -336,7 +336,7 @@ def test_another_process_ends_it(one_broker: LocalKafka, client: Client, topic1:
 
 
 def test_the_coordinator_is_killed(kafka: LocalKafka, topic: TopicFactory) -> None:
-    """Between the records and the commit: whoever takes over knows of the transaction."""
+    """Between the records and the commit: the next coordinator knows the transaction."""
     name, transactional_id = topic(3, 3), new_id()
     with Client(parse_client({"bootstrap.servers": kafka.bootstrap_servers})) as client:
         producer: TransactionalProducer = started(client, transactional_id)
@@ -356,10 +356,10 @@ def test_the_coordinator_is_killed(kafka: LocalKafka, topic: TopicFactory) -> No
         assert numbers_in(client, name, 3) == [list(range(number, 600, 3)) for number in range(3)]
 
 
-@pytest.mark.skipif(not SOAK, reason="takes minutes; one kill is above")
+@pytest.mark.skipif(not SOAK, reason="takes minutes; one kill is tested above")
 @pytest.mark.timeout(900)
 def test_brokers_are_killed_one_after_the_other(kafka: LocalKafka, topic: TopicFactory) -> None:
-    """A program that aborts and writes again what failed, and looks where nobody could say what became of a commit."""
+    """A program that aborts and rewrites failed records, and checks commits with an unknown outcome."""
     name, kills, transactional_id = topic(6, 3), int(os.environ.get("SPARK_KAFKA_SOURCE_KILLS", "9")), new_id()
     stopped = threading.Event()
 
@@ -387,7 +387,7 @@ def test_brokers_are_killed_one_after_the_other(kafka: LocalKafka, topic: TopicF
                 producer = started(client, transactional_id)
                 continue
             except OutcomeUnknown:
-                # Committed or aborted by now: a new producer has the coordinator say that it is over.
+                # Committed or aborted by now: for a new producer the coordinator completes the transaction.
                 producer.close()
                 producer = started(client, transactional_id)
                 wait_until_decided(kafka, [(name, number) for number in range(6)])

@@ -1,4 +1,4 @@
-"""Under which identity a producer of transactions goes on, or that it cannot: fenced, out of epochs, forgotten."""
+"""Identity of a transactional producer after fencing, epoch exhaustion, or expiry of its id."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class TestFencing:
         assert visible(client) == []
 
     def test_one_that_hears_of_the_abort_alone(self, fake: FakeKafka, producer: TransactionalProducer) -> None:
-        """Since KIP-890 the coordinator says no more, if a newer producer has come in this moment."""
+        """Since KIP-890 the coordinator replies no more than this if a newer producer has just started."""
         producer.begin_transaction()
         send_and_flush(producer, 0, 10)
         fake.refuse(END_TXN, ErrorCode.INVALID_TXN_STATE)
@@ -77,7 +77,7 @@ class TestFencing:
 
 
 class TestTheLastEpochs:
-    """After 32,766 comes another producer id."""
+    """After epoch 32,766 follows another producer id."""
 
     @pytest.mark.parametrize("lost", [0, 1], ids=["answered", "an answer is lost"])
     def test_a_producer_goes_on_under_another_id(self, fake: FakeKafka, client: Client, lost: int) -> None:
@@ -93,7 +93,7 @@ class TestTheLastEpochs:
             else:
                 producer.commit_transaction()
         assert visible(client) == [*range(10), *range(20, 30), *range(40, 60)]
-        assert fake.transactions.transactions["etl-0"].producer_epoch < 100, "it began anew"
+        assert fake.transactions.transactions["etl-0"].producer_epoch < 100, "a new producer id starts at sequence 0"
         assert_replaced(first)
 
     def test_a_new_producer_has_it_at_once(self, fake: FakeKafka, client: Client) -> None:
@@ -108,7 +108,7 @@ class TestTheLastEpochs:
 
 
 class TestForgotten:
-    """Where nothing has happened for a week (`transactional.id.expiration.ms`) nobody knows the producer any more."""
+    """After a week without use (`transactional.id.expiration.ms`) the coordinator forgets the producer."""
 
     def test_it_aborts_and_goes_on_under_another_id(
         self, fake: FakeKafka, client: Client, producer: TransactionalProducer
@@ -152,7 +152,7 @@ class TestForgotten:
 
 
 def assert_replaced(producer: TransactionalProducer) -> None:
-    """Its producer id is not that of the transactional id any more, and another producer has that one."""
+    """Assert that another producer has replaced this one under its transactional id."""
     producer.begin_transaction()
     with pytest.raises(BrokerError, match="INVALID_PRODUCER_ID_MAPPING"):
         producer.send_offsets_to_transaction({("orders", 0): CommittedOffset(1)}, GROUP)

@@ -1,4 +1,4 @@
-"""The producer of transactions on a model of a cluster: what it may do when, what breaks it, and what it never does."""
+"""The transactional producer on a model of a cluster: valid calls in each state, errors, and guarantees."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class TestTransactions:
         send_numbered(again, "orders", 10, 10, 3)
         again.prepare_transaction()
         again.init_transactions()
-        assert visible(client) == list(range(10)), "what was not ended by then is aborted"
+        assert visible(client) == list(range(10)), "a transaction not ended by then is aborted"
 
     def test_who_has_handed_over_goes_on_under_another_transactional_id(
         self, client: Client, producer: TransactionalProducer
@@ -150,7 +150,7 @@ class TestTransactions:
 
 
 class TestOrder:
-    """Each call in a state in which it makes no sense."""
+    """Calls in a wrong state."""
 
     def test_before_init(self, client: Client) -> None:
         producer = producer_of(client, "etl-0")
@@ -207,7 +207,7 @@ class TestErrors:
     def test_partitions_that_were_never_added_do_not_keep_it_from_going_on(
         self, fake: FakeKafka, client: Client, producer: TransactionalProducer, answered: bool
     ) -> None:
-        """Before KIP-890 the coordinator has nothing to abort then, and says so."""
+        """Before KIP-890 the coordinator then has no transaction to abort, and replies so."""
         for first in (0, 10):
             producer.begin_transaction()
             if first and answered:
@@ -253,7 +253,7 @@ class TestErrors:
     def test_numbers_that_broke_off_never_begin_anew_within_it(
         self, fake: FakeKafka, client: Client, producer: TransactionalProducer, code: ErrorCode
     ) -> None:
-        """Under a new epoch what was written before would be lost, and the rest be committed alone."""
+        """With a new epoch the earlier records would be lost, and the rest committed alone."""
         producer.begin_transaction()
         send_numbered(producer, "orders", 0, 30, 3)
         producer.flush()
@@ -320,7 +320,7 @@ class TestUnknownOutcomes:
     def test_one_that_is_late_does_not_end_the_next_transaction(
         self, fake: FakeKafka, client: Client, producer: TransactionalProducer
     ) -> None:
-        """What Jepsen found: the request whose answer was lost is still on its way."""
+        """Found by Jepsen: the request whose reply was lost is still in flight."""
         producer.begin_transaction()
         send_numbered(producer, "orders", 0, 10, 3)
         fake.lose_replies(END_TXN)
@@ -363,4 +363,4 @@ class TestUnknownOutcomes:
         for _ in range(2):
             with pytest.raises(OutcomeUnknown, match="PRODUCER_FENCED"):
                 producer.commit_transaction()
-        assert producer.transaction_state is TransactionState.FATAL_ERROR, "to ask again is of no use"
+        assert producer.transaction_state is TransactionState.FATAL_ERROR, "another request would not help"

@@ -1,4 +1,4 @@
-"""What other threads send while a transaction begins or ends, on a model of a cluster."""
+"""Sends of other threads while a transaction begins or ends, on a model of a cluster."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.wait_until import wait_until
 
 
 class TestWhileOthersSend:
-    """What comes while a transaction begins or ends is refused: it changes nothing of what is said of that."""
+    """Sends during begin or end are refused, and do not change the reported result."""
 
     @pytest.mark.parametrize(
         "end", [TransactionalProducer.commit_transaction, TransactionalProducer.prepare_transaction]
@@ -79,7 +79,7 @@ class TestWhileOthersSend:
             begun = threads.submit(end_and_begin)
             with pytest.raises(TimeoutError):
                 begun.result(0.2)
-            assert commit or aborted.wait(20), "an abort waits for nobody"
+            assert commit or aborted.wait(20), "an abort does not wait for senders"
             go_on.set()
             begun.result(20)
         monkeypatch.undo()
@@ -139,7 +139,7 @@ class TestWhileOthersSend:
     def test_an_abort_does_not_wait_for_who_waits_for_room(
         self, fake: FakeKafka, call: Callable[[TransactionalProducer], object]
     ) -> None:
-        """What takes the room is not sent before the next retry, long after. What has waited for it is not written."""
+        """The record in memory is not sent before the next retry, long after. The waiting record is not written."""
         slow = {"bootstrap.servers": fake.bootstrap_servers, "retry.backoff.ms": 30_000, "retry.backoff.max.ms": 30_000}
         with Client(parse_client(slow)) as client, ThreadPoolExecutor(1) as threads:
             producer = started(client, "etl-0", buffer_memory=10_000)
@@ -203,7 +203,8 @@ class TestWhileOthersSend:
     def test_nothing_is_sent_before_its_numbers_begin(
         self, producer: TransactionalProducer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Else the same numbers came twice under one epoch, and brokers would take the second for a repetition."""
+        """Otherwise sequence numbers would repeat in one epoch, and brokers would treat the second batch as a
+        duplicate."""
         begin_anew, states = producer.begin_anew, []
 
         def look() -> None:
