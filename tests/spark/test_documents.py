@@ -58,7 +58,7 @@ PYTHON = {
     "test_second_action_reads_the_offsets_of_the_first_and_a_new_load_the_topic",
     ("migrating.md", "crc"): "tests/spark/test_migrating.py::test_a_checkpoint_is_taken_over_and_given_back",
     ("transactions.md", "def copy("): "tests/protocol/transaction/test_examples.py::"
-    "test_every_record_is_copied_once_while_copiers_come_and_go",
+    "test_records_are_copied_once_while_copiers_join_and_leave",
     **{
         ("producing.md", words): "tests/protocol/producer/test_examples.py::test_an_example_of_the_page"
         for words in (

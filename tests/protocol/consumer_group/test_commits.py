@@ -71,7 +71,7 @@ def commits(fake: TenRecords) -> int:
 # -- the same offset again ------------------------------------------------------------------------
 
 
-def test_commit_of_the_same_offset_after_another_program_moved_the_group_is_made(
+def test_commit_of_the_same_offset_after_another_programs_commit_is_sent(
     client: Client, consumer: KafkaConsumer
 ) -> None:
     consumer.commit_sync(OF_FIRST)
@@ -80,7 +80,7 @@ def test_commit_of_the_same_offset_after_another_program_moved_the_group_is_made
     assert committed(client) == 5
 
 
-def test_commit_of_positions_that_the_group_had_at_first_is_made(client: Client, consumer: KafkaConsumer) -> None:
+def test_commit_of_the_groups_initial_positions_is_sent(client: Client, consumer: KafkaConsumer) -> None:
     commit_offsets(client, GROUP, OF_FIRST, client.deadline())
     consumer.assign([FIRST])
     assert consumer.position(FIRST) == 5
@@ -89,7 +89,7 @@ def test_commit_of_positions_that_the_group_had_at_first_is_made(client: Client,
     assert committed(client) == 5
 
 
-def test_commit_after_a_refusal_asks_again(fake: TenRecords, client: Client, consumer: KafkaConsumer) -> None:
+def test_commit_after_a_refusal_is_sent_again(fake: TenRecords, client: Client, consumer: KafkaConsumer) -> None:
     fake.refuse(OFFSET_COMMIT, ErrorCode.GROUP_AUTHORIZATION_FAILED)
     with pytest.raises(CommitFailed, match="GROUP_AUTHORIZATION_FAILED"):
         consumer.commit_sync(OF_FIRST)
@@ -98,7 +98,7 @@ def test_commit_after_a_refusal_asks_again(fake: TenRecords, client: Client, con
 
 
 @pytest.mark.parametrize("code", [ErrorCode.GROUP_AUTHORIZATION_FAILED, ErrorCode.TOPIC_AUTHORIZATION_FAILED])
-def test_session_commit_after_a_refusal_asks_again(fake: TenRecords, client: Client, code: ErrorCode) -> None:
+def test_session_commit_after_a_refusal_is_sent_again(fake: TenRecords, client: Client, code: ErrorCode) -> None:
     raised: list[Exception] = []
 
     class Handler:
@@ -158,8 +158,8 @@ def test_commit_of_a_healthy_topic_does_not_wait_for_a_deleted_one(
     fake: TenRecords, client: Client, consumer: KafkaConsumer
 ) -> None:
     fake.delete_topic("returns")
-    told: list[str] = []
-    consumer.commit_async({("returns", 0): CommittedOffset(5)}, lambda offsets, error: told.append(str(error)))
+    errors: list[str] = []
+    consumer.commit_async({("returns", 0): CommittedOffset(5)}, lambda offsets, error: errors.append(str(error)))
     wait_until(lambda: commits(fake) >= 2)
     for offset in (5, 6):
         since_s = time.monotonic()
@@ -171,7 +171,7 @@ def test_commit_of_a_healthy_topic_does_not_wait_for_a_deleted_one(
 @pytest.mark.parametrize(
     ("code", "times"), [(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ALWAYS), (ErrorCode.TOPIC_AUTHORIZATION_FAILED, 1)]
 )
-def test_commit_that_fails_for_one_partition_names_it_and_makes_the_others(
+def test_commit_failing_for_one_partition_names_it_and_commits_others(
     fake: TenRecords,
     client: Client,
     consumer: KafkaConsumer,
@@ -189,7 +189,7 @@ def test_commit_that_fails_for_one_partition_names_it_and_makes_the_others(
     assert committed(client, SECOND) == 5
 
 
-def test_partition_that_is_unknown_for_a_moment_is_committed(
+def test_commit_of_a_briefly_unknown_partition_succeeds(
     fake: TenRecords, client: Client, consumer: KafkaConsumer
 ) -> None:
     fake.refuse(OFFSET_COMMIT, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 3, partition=SECOND)
@@ -198,7 +198,7 @@ def test_partition_that_is_unknown_for_a_moment_is_committed(
 
 
 @PROTOCOLS
-def test_polling_goes_on_when_a_subscribed_topic_is_deleted(
+def test_polling_continues_when_a_subscribed_topic_is_deleted(
     fake: TenRecords, client: Client, protocol: dict[str, object]
 ) -> None:
     """Offsets of the deleted topic cannot be committed before its partitions are revoked."""
@@ -215,7 +215,7 @@ def test_polling_goes_on_when_a_subscribed_topic_is_deleted(
 
 
 @PROTOCOLS
-def test_claims_go_on_when_a_subscribed_topic_is_deleted(
+def test_claims_continue_when_a_subscribed_topic_is_deleted(
     fake: TenRecords, client: Client, protocol: dict[str, object]
 ) -> None:
     seen: set[tuple[str, int, int]] = set()
@@ -260,15 +260,15 @@ def test_claims_go_on_when_a_subscribed_topic_is_deleted(
 # -- the coordinator does not answer --------------------------------------------------------------
 
 
-def test_callback_is_called_with_an_error_when_the_coordinator_takes_no_commits(
+def test_callback_gets_an_error_when_the_coordinator_refuses_commits(
     fake: TenRecords, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(offset_manager, "_ONE_COMMIT_MS", 200)
     fake.refuse(OFFSET_COMMIT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALWAYS)
-    told: list[tuple[int, str]] = []
+    errors: list[tuple[int, str]] = []
 
     def on_commit(offsets: Offsets, error: CommitFailed | None) -> None:
-        told.append((offsets[FIRST].offset, str(error)))
+        errors.append((offsets[FIRST].offset, str(error)))
 
     with (
         client_of(fake.bootstrap_servers, request_timeout_ms=1_000) as client,
@@ -277,16 +277,16 @@ def test_callback_is_called_with_an_error_when_the_coordinator_takes_no_commits(
         for offset in range(3):
             consumer.commit_async({FIRST: CommittedOffset(offset)}, on_commit)
         consumer.poll(0)
-        assert not told
-        wait_until(lambda: consumer.poll(20) or len(told) == 3)
-        assert [offset for offset, _ in told] == [0, 1, 2]
-        assert all("COORDINATOR_LOAD_IN_PROGRESS" in words for _, words in told)
+        assert not errors
+        wait_until(lambda: consumer.poll(20) or len(errors) == 3)
+        assert [offset for offset, _ in errors] == [0, 1, 2]
+        assert all("COORDINATOR_LOAD_IN_PROGRESS" in words for _, words in errors)
         assert not consumer._commits._unanswered
         fake.faults.clear()
         wait_until(lambda: committed(client) == 2)
 
 
-def test_unanswered_commits_cost_a_poll_nothing(
+def test_unanswered_commits_do_not_slow_polls(
     fake: TenRecords, consumer: KafkaConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake.refuse(OFFSET_COMMIT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALWAYS)
@@ -306,11 +306,11 @@ def test_unanswered_commits_cost_a_poll_nothing(
 
 
 def test_callback_of_an_empty_commit_is_called(consumer: KafkaConsumer) -> None:
-    told: list[object] = []
+    errors: list[object] = []
     consumer.poll(0)
-    consumer.commit_async({}, lambda offsets, error: told.append(error))
+    consumer.commit_async({}, lambda offsets, error: errors.append(error))
     consumer.poll(0)
-    assert told == [None]
+    assert errors == [None]
 
 
 def records_at(fake: TenRecords, key: TopicPartition) -> bytes:

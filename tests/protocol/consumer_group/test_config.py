@@ -11,7 +11,7 @@ from protocol.consumer_group.config import parse_group_consumer
 from protocol.errors import ConfigurationError
 
 
-def test_who_names_a_group_is_a_member_of_it_as_in_java() -> None:
+def test_group_id_alone_implies_membership_as_in_java() -> None:
     config = parse_group_consumer({"group.id": "etl"})
     assert (config.consumer.group_protocol, config.auto_offset_reset) == ("classic", "latest")
     assert (config.enable_auto_commit, config.auto_commit_interval_ms) == (True, 5_000)
@@ -19,7 +19,7 @@ def test_who_names_a_group_is_a_member_of_it_as_in_java() -> None:
     assert parse_group_consumer({}).consumer.group_protocol == "none"
 
 
-def test_who_commits_by_itself_refuses_a_commit_on_a_timer() -> None:
+def test_auto_commit_is_forbidden_for_a_plain_consumer() -> None:
     assert parse_group_consumer({"enable.auto.commit": "false"}).enable_auto_commit is False
     with pytest.raises(ConfigurationError, match=r"enable\.auto\.commit is forbidden"):
         parse_consumer({"enable.auto.commit": "false"})
@@ -34,17 +34,17 @@ def test_who_commits_by_itself_refuses_a_commit_on_a_timer() -> None:
         ("pt0,25s", timedelta(milliseconds=250)),
     ],
 )
-def test_a_duration_is_read_as_java_does(text: str, length: timedelta) -> None:
+def test_duration_has_javas_syntax(text: str, length: timedelta) -> None:
     assert parse_group_consumer({"auto.offset.reset": f"by_duration:{text}"}).auto_offset_reset == length
 
 
 @pytest.mark.parametrize("text", ["first", "by_duration", "by_duration:", "by_duration:P", "by_duration:PT", "P1D"])
-def test_what_is_no_reset_is_refused(text: str) -> None:
+def test_invalid_offset_reset_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="allowed: earliest, latest, none, by_duration"):
         parse_group_consumer({"auto.offset.reset": text})
 
 
 @pytest.mark.parametrize("text", ["by_duration:-P1D", "by_duration:P1Y", "by_duration:P1DT"])
-def test_a_length_of_time_that_kafka_refuses_is_refused(text: str) -> None:
+def test_duration_invalid_in_kafka_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="not a duration"):
         parse_group_consumer({"auto.offset.reset": text})

@@ -47,7 +47,7 @@ def all_records(*members: Member) -> set[tuple[int, int]]:
     return {each for member in members for each in member.handled}
 
 
-def test_a_rebalance_in_the_middle_of_messages_loses_none(
+def test_rebalance_in_the_middle_of_messages_loses_none(
     client: Client, group: str, orders: str, new_member: NewMember, protocol: dict[str, object]
 ) -> None:
     one, two = new_member(orders, **protocol), None
@@ -105,7 +105,7 @@ def consumer_group(client: Client, group: str, **properties: object) -> Consumer
     )
 
 
-def test_what_a_handler_raises_ends_the_session_and_is_raised(client: Client, group: str, orders: str) -> None:
+def test_error_in_a_handler_ends_the_session_and_is_raised(client: Client, group: str, orders: str) -> None:
     class Failing(Handler):
         def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
             if claim.partition == 2:
@@ -127,7 +127,7 @@ def test_what_a_handler_raises_ends_the_session_and_is_raised(client: Client, gr
         members.consume([orders], handler)
 
 
-def test_a_handler_that_returns_ends_the_session(client: Client, group: str, orders: str) -> None:
+def test_handler_that_returns_ends_the_session(client: Client, group: str, orders: str) -> None:
     all_have_committed = threading.Barrier(PARTITIONS, timeout=30)
 
     class Ending(Handler):
@@ -147,7 +147,7 @@ def test_a_handler_that_returns_ends_the_session(client: Client, group: str, ord
     assert committed[orders, 1].offset > 0
 
 
-def test_setup_may_say_where_to_begin(client: Client, group: str, orders: str) -> None:
+def test_setup_may_set_the_start_offset(client: Client, group: str, orders: str) -> None:
     begun = {(orders, 0): CommittedOffset(50), (orders, 1): CommittedOffset(60)}
     commit_offsets(client, group, begun, client.deadline())
 
@@ -187,19 +187,19 @@ def test_paused_claims_wait(kafka1: LocalKafka, topic1: TopicFactory, new_member
     wait_until(lambda: len(one.handled) == 22)
 
 
-def test_a_handler_that_is_too_slow_to_end_is_told_of_and_commits_nothing_late(
+def test_handler_too_slow_to_end_is_reported_and_its_late_marks_are_dropped(
     client: Client, group: str, orders: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A second member waits no longer than the rebalance timeout of the first; later marks of the first are dropped."""
-    asked_to_end, come_back = threading.Event(), threading.Event()
+    end_requested, resume = threading.Event(), threading.Event()
     refused: list[Exception] = []
 
     class Slow(Handler):
         def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
             if claim.partition == 0:
                 session.ended.wait(20)
-                asked_to_end.set()
-                come_back.wait(30)
+                end_requested.set()
+                resume.wait(30)
                 session.mark_offset(orders, 0, 77)
                 try:
                     session.commit()
@@ -216,10 +216,10 @@ def test_a_handler_that_is_too_slow_to_end_is_told_of_and_commits_nothing_late(
         handler = Handler()
         other = threading.Thread(target=second.consume, args=([orders], handler))
         other.start()
-        assert asked_to_end.wait(20)
+        assert end_requested.wait(20)
         wait_until(lambda: len(handler.claims) == PARTITIONS)  # all but the first
         wait_until(lambda: "raise max.poll.interval.ms" in caplog.text)
-        come_back.set()
+        resume.set()
         ending.join(20)
         assert not ending.is_alive()
         assert f"the handler of claim {orders}-0 goes on" in caplog.text
@@ -229,7 +229,9 @@ def test_a_handler_that_is_too_slow_to_end_is_told_of_and_commits_nothing_late(
     assert (orders, 0) not in fetch_offsets(client, group, None, client.deadline())
 
 
-def test_marks_are_committed_in_time(client: Client, group: str, orders: str, new_member: NewMember) -> None:
+def test_marks_are_committed_within_the_interval(
+    client: Client, group: str, orders: str, new_member: NewMember
+) -> None:
     one = new_member(orders, **{"auto.commit.interval.ms": 50})
     wait_until(lambda: len(one.handled) == COUNT)
 
@@ -245,7 +247,7 @@ def test_marks_are_committed_in_time(client: Client, group: str, orders: str, ne
     assert manager.counts.succeeded == before
 
 
-def test_a_commit_that_is_refused_is_told_and_ends_nothing(
+def test_refused_commit_is_reported_and_the_session_continues(
     client: Client, group: str, orders: str, new_member: NewMember
 ) -> None:
     one = new_member(orders)
@@ -256,7 +258,7 @@ def test_a_commit_that_is_refused_is_told_and_ends_nothing(
     assert not one.setups[0].ended.is_set()
 
 
-def test_brokers_that_fail_for_long_are_told_of_and_reading_goes_on() -> None:
+def test_long_broker_failure_is_reported_and_reading_continues() -> None:
     with TenRecords() as fake, client_of(fake.bootstrap_servers, default_api_timeout_ms=2_000) as client:
         fake.refuse(FETCH, ErrorCode.KAFKA_STORAGE_ERROR, ALWAYS)
         one = Member(client, "etl", "orders", **EAGER)
@@ -270,7 +272,7 @@ def test_brokers_that_fail_for_long_are_told_of_and_reading_goes_on() -> None:
         assert len(one.setups) == 1
 
 
-def test_a_commit_that_is_still_tried_again_ends_before_a_claim_is_given_up() -> None:
+def test_commit_in_retry_ends_before_its_partition_is_revoked() -> None:
     """The timer has already sent the commit, so the offset is not dirty when the partition is revoked."""
     with TenRecords() as fake, client_of(fake.bootstrap_servers) as client:
         fake.refuse(OFFSET_COMMIT, ErrorCode.REBALANCE_IN_PROGRESS, 3)
@@ -283,7 +285,7 @@ def test_a_commit_that_is_still_tried_again_ends_before_a_claim_is_given_up() ->
         assert [begin for _, _, begin in two.claimed] == [END]
 
 
-def test_what_could_not_be_committed_is_not_committed_for_who_is_next() -> None:
+def test_uncommitted_offset_is_dropped_when_the_next_owner_starts() -> None:
     """The next owner starts at the group's offset, and a late commit would reset it."""
 
     class OnlyMarks(Handler):
@@ -308,7 +310,7 @@ def test_what_could_not_be_committed_is_not_committed_for_who_is_next() -> None:
         other.close()
 
 
-def test_a_claim_that_ended_in_a_long_sleep_hands_out_nothing(
+def test_claim_lost_during_a_long_sleep_yields_no_records(
     client: Client, group: str, orders: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Asleep(Handler):
@@ -331,7 +333,7 @@ def test_a_claim_that_ended_in_a_long_sleep_hands_out_nothing(
 
 @pytest.mark.parametrize("protocol", [EAGER, COOPERATIVE], ids=["eager", "cooperative"])
 @pytest.mark.parametrize("forgotten", [False, True])
-def test_who_had_nothing_at_first_reads_what_it_is_given_later(
+def test_member_without_initial_partitions_reads_those_assigned_later(
     client: Client, kafka1: LocalKafka, topic1: TopicFactory, group: str, protocol: dict[str, object], forgotten: bool
 ) -> None:
     """Also if the coordinator forgets the member meanwhile: it rejoins, and has no partitions to lose."""
@@ -359,13 +361,13 @@ def test_who_had_nothing_at_first_reads_what_it_is_given_later(
 
 
 @pytest.fixture
-def ten_records() -> Iterator[TenRecords]:
+def fake() -> Iterator[TenRecords]:
     with TenRecords() as fake:
         yield fake
 
 
 @pytest.mark.timeout(60)
-def test_close_in_a_signal_handler_ends_consume_and_leaves_the_group(ten_records: TenRecords) -> None:
+def test_close_in_a_signal_handler_ends_consume_and_leaves_the_group(fake: TenRecords) -> None:
     """The signal interrupts the thread of `consume`, and again while that thread leaves the group."""
 
     class Signalling(Handler):
@@ -376,26 +378,26 @@ def test_close_in_a_signal_handler_ends_consume_and_leaves_the_group(ten_records
     def send_signal(*_: object) -> None:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 
-    with client_of(ten_records.bootstrap_servers) as client:
+    with client_of(fake.bootstrap_servers) as client:
         members, handler = consumer_group(client, "etl", **EAGER), Signalling()
         before = signal.signal(signal.SIGUSR1, lambda *_: members.close())
-        ten_records.before[LEAVE_GROUP] = send_signal
+        fake.before[LEAVE_GROUP] = send_signal
         try:
             while not members.closed:
                 members.consume(["orders"], handler)
         finally:
             signal.signal(signal.SIGUSR1, before)
-    assert (handler.cleaned, len(ten_records.asked(LEAVE_GROUP))) == (1, 1)
+    assert (handler.cleaned, len(fake.asked(LEAVE_GROUP))) == (1, 1)
 
 
 @pytest.mark.timeout(60)
-def test_close_in_a_handler_ends_consume_and_leaves_the_group(ten_records: TenRecords) -> None:
+def test_close_in_a_handler_ends_consume_and_leaves_the_group(fake: TenRecords) -> None:
     class Closing(Handler):
         def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
             members.close()
             super().consume_claim(session, claim)
 
-    with client_of(ten_records.bootstrap_servers) as client:
+    with client_of(fake.bootstrap_servers) as client:
         members, handler = consumer_group(client, "etl", **EAGER), Closing()
         assert "was closed" in str(members.consume(["orders"], handler))
-    assert (handler.cleaned, len(ten_records.asked(LEAVE_GROUP))) == (1, 1)
+    assert (handler.cleaned, len(fake.asked(LEAVE_GROUP))) == (1, 1)

@@ -123,7 +123,7 @@ def test_offsets_are_refused_after_the_consumer_has_left(
 
 
 @PROTOCOLS
-def test_offsets_are_taken_in_a_generation_that_begins_while_records_are_handled(
+def test_offsets_are_accepted_in_a_generation_that_starts_during_handling(
     fake: TenRecords, client: Client, protocol: dict[str, object]
 ) -> None:
     """A cooperative member keeps its partitions, and the coordinator accepts only the current generation or epoch."""
@@ -143,7 +143,7 @@ def test_offsets_are_taken_in_a_generation_that_begins_while_records_are_handled
 
 
 @PROTOCOLS
-def test_a_session_of_a_removed_member_keeps_its_generation(client: Client, protocol: dict[str, object]) -> None:
+def test_session_of_a_removed_member_keeps_its_generation(client: Client, protocol: dict[str, object]) -> None:
     producer, told = started(client, "etl-0"), []
 
     class Handler:

@@ -60,7 +60,7 @@ def sleep(fake: TenRecords, membership: Membership) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("protocol", [EAGER, COOPERATIVE, KIP_848], ids=["eager", "cooperative", "kip848"])
-def test_partitions_are_read_after_an_interrupt_that_came_when_they_were_taken(
+def test_partitions_are_read_after_an_interrupt_during_their_assignment(
     client: Client, protocol: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take_up, interrupted = Membership.take_up, []
@@ -83,7 +83,7 @@ def test_partitions_are_read_after_an_interrupt_that_came_when_they_were_taken(
 
 
 @pytest.mark.parametrize("when", ["before the poll", "within the poll"])
-def test_poll_returns_nothing_while_the_assignment_is_in_doubt(
+def test_poll_returns_no_records_while_the_assignment_is_unconfirmed(
     fake: TenRecords, client: Client, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with consumer_of(client, KIP_848) as consumer:
@@ -108,7 +108,7 @@ def test_poll_returns_nothing_while_the_assignment_is_in_doubt(
         assert sorted(read(consumer, 2 * END)) == ALL
 
 
-def test_claim_yields_nothing_while_the_assignment_is_in_doubt(fake: TenRecords, client: Client) -> None:
+def test_claim_yields_no_records_while_the_assignment_is_unconfirmed(fake: TenRecords, client: Client) -> None:
     seen: list[tuple[int, int]] = []
     waiting, doubted = threading.Barrier(3), threading.Event()
 
@@ -141,7 +141,7 @@ def test_claim_yields_nothing_while_the_assignment_is_in_doubt(fake: TenRecords,
     assert not consuming.is_alive()
 
 
-def test_pausing_all_claims_in_a_rebalance_raises_nothing(
+def test_pausing_all_claims_in_a_rebalance_succeeds(
     client: Client, fake: TenRecords, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another thread pauses a claim that is dropped meanwhile."""
@@ -163,7 +163,7 @@ def test_pausing_all_claims_in_a_rebalance_raises_nothing(
         member.close()
 
 
-def test_close_without_a_limit_of_time_ends(client: Client) -> None:
+def test_close_without_a_deadline_ends(client: Client) -> None:
     consumer = consumer_of(client, EAGER)
     consumer.subscribe(["orders"])
     assert consumer.poll(math.inf)

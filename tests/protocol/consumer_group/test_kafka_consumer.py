@@ -28,7 +28,7 @@ from tests.protocol.consumer_group.conftest import EAGER, KIP_848, NewConsumer
 from tests.protocol.consumer_group.members import read
 from tests.wait_until import wait_until
 
-FIRST_MS, GONE, COUNT, FIRST_EPOCH = 1_700_000_000_000, 4, 20, 0
+FIRST_MS, DELETED, COUNT, FIRST_EPOCH = 1_700_000_000_000, 4, 20, 0
 # No longer than a test may wait, no shorter than a busy machine may pause.
 SLEEPY = {**EAGER, "max.poll.interval.ms": 3_000}
 
@@ -44,13 +44,13 @@ def orders(kafka1: LocalKafka, lasting_topic: TopicFactory) -> str:
         producer.produce(name, b"%d" % number, partition=number % 2, timestamp=when_ms)
     assert producer.flush(30) == 0
     admin = other.admin.AdminClient({"bootstrap.servers": kafka1.bootstrap_servers})
-    for deleted in admin.delete_records([other.TopicPartition(name, 0, GONE)]).values():
+    for deleted in admin.delete_records([other.TopicPartition(name, 0, DELETED)]).values():
         deleted.result(30)
     return name
 
 
 @pytest.fixture
-def theirs(kafka1: LocalKafka, group: str) -> Iterator[other.Consumer]:
+def librdkafka_consumer(kafka1: LocalKafka, group: str) -> Iterator[other.Consumer]:
     """Yield librdkafka's consumer, of the same group."""
     settings = {"bootstrap.servers": kafka1.bootstrap_servers, "group.id": group, "enable.auto.commit": False}
     consumer = other.Consumer({**settings, "auto.offset.reset": "earliest", "log_level": 0})
@@ -58,12 +58,12 @@ def theirs(kafka1: LocalKafka, group: str) -> Iterator[other.Consumer]:
     consumer.close()
 
 
-class Noted(ConsumerRebalanceListener):
+class RecordingListener(ConsumerRebalanceListener):
     def __init__(self) -> None:
-        self.told: list[tuple[str, list[int]]] = []
+        self.calls: list[tuple[str, list[int]]] = []
 
     def _note(self, what: str, partitions: Collection[TopicPartition]) -> None:
-        self.told.append((what, sorted(number for _, number in partitions)))
+        self.calls.append((what, sorted(number for _, number in partitions)))
 
     def on_partitions_assigned(self, partitions: Collection[TopicPartition]) -> None:
         self._note("assigned", partitions)
@@ -78,19 +78,25 @@ class Noted(ConsumerRebalanceListener):
 # -- queries --------------------------------------------------------------------------------------
 
 
-def test_where_logs_begin_and_end(orders: str, new_consumer: NewConsumer, theirs: other.Consumer) -> None:
+def test_log_start_and_end_offsets_equal_librdkafkas(
+    orders: str, new_consumer: NewConsumer, librdkafka_consumer: other.Consumer
+) -> None:
     ours, keys = new_consumer(), [(orders, 0), (orders, 1)]
     begins, ends = ours.beginning_offsets(keys), ours.end_offsets(keys)
-    watermarks = {key: theirs.get_watermark_offsets(other.TopicPartition(*key), timeout=20) for key in keys}
+    watermarks = {
+        key: librdkafka_consumer.get_watermark_offsets(other.TopicPartition(*key), timeout=20) for key in keys
+    }
     assert {key: (begins[key], ends[key]) for key in keys} == watermarks == {keys[0]: (4, 20), keys[1]: (0, 20)}
 
 
-def test_offsets_by_time(orders: str, new_consumer: NewConsumer, theirs: other.Consumer) -> None:
+def test_offsets_by_timestamp_equal_librdkafkas(
+    orders: str, new_consumer: NewConsumer, librdkafka_consumer: other.Consumer
+) -> None:
     late_ms = FIRST_MS + 10**9
     times_ms = {(orders, 0): FIRST_MS + 9_500, (orders, 1): late_ms}
     ours = new_consumer().offsets_for_times(times_ms)
     asked = [other.TopicPartition(*key, time_ms) for key, time_ms in times_ms.items()]
-    first, none = theirs.offsets_for_times(asked, timeout=20)
+    first, none = librdkafka_consumer.offsets_for_times(asked, timeout=20)
     found = ours[orders, 0]
     assert found is not None
     assert (found.offset, found.timestamp_ms) == (first.offset, FIRST_MS + 10_000)
@@ -102,19 +108,23 @@ def test_offsets_by_time(orders: str, new_consumer: NewConsumer, theirs: other.C
 # -- assigned partitions --------------------------------------------------------------------------
 
 
-def test_partitions_that_are_assigned_by_hand(orders: str, new_consumer: NewConsumer, theirs: other.Consumer) -> None:
+def test_manually_assigned_partitions_are_read(
+    orders: str, new_consumer: NewConsumer, librdkafka_consumer: other.Consumer
+) -> None:
     ours = new_consumer()
     ours.assign([(orders, 0)])
-    theirs.assign([other.TopicPartition(orders, 0, other.OFFSET_BEGINNING)])  # needs no coordinator
-    assert (ours.assignment, len(theirs.assignment())) == ({(orders, 0)}, 1)
-    messages = theirs.consume(COUNT - GONE, timeout=20)
+    librdkafka_consumer.assign([other.TopicPartition(orders, 0, other.OFFSET_BEGINNING)])  # needs no coordinator
+    assert (ours.assignment, len(librdkafka_consumer.assignment())) == ({(orders, 0)}, 1)
+    messages = librdkafka_consumer.consume(COUNT - DELETED, timeout=20)
     records = ours.poll(20_000)
     assert [(each.offset, each.value, each.timestamp_ms) for each in records.messages()] == [
         (each.offset(), each.value(), each.timestamp()[1]) for each in messages
     ]
     assert list(records) == [(orders, 0)]
     assert [batch.schema.names[0] for batch in records[orders, 0]] == ["key"]
-    assert ours.position((orders, 0)) == theirs.position([other.TopicPartition(orders, 0)])[0].offset == COUNT
+    assert (
+        ours.position((orders, 0)) == librdkafka_consumer.position([other.TopicPartition(orders, 0)])[0].offset == COUNT
+    )
     assert ours.current_lag((orders, 0)) == 0
     ours.assign([(orders, 1)])
     assert read(ours, COUNT) == [(1, offset) for offset in range(COUNT)]
@@ -124,28 +134,28 @@ def test_partitions_that_are_assigned_by_hand(orders: str, new_consumer: NewCons
         ours.subscribe([orders])
 
 
-def test_seeks(orders: str, new_consumer: NewConsumer, theirs: other.Consumer) -> None:
+def test_seeks_move_the_position(orders: str, new_consumer: NewConsumer, librdkafka_consumer: other.Consumer) -> None:
     ours, key = new_consumer(), (orders, 0)
     ours.assign([key])
     ours.seek(key, 15)  # before any read, so the default start offset is not used
-    theirs.assign([other.TopicPartition(orders, 0, 15)])
-    message = theirs.poll(20)
+    librdkafka_consumer.assign([other.TopicPartition(orders, 0, 15)])
+    message = librdkafka_consumer.poll(20)
     assert message is not None
     assert read(ours, 5)[0][1] == message.offset() == 15
     ours.seek(key, 10)
-    theirs.seek(other.TopicPartition(orders, 0, 10))
-    message = theirs.poll(20)
+    librdkafka_consumer.seek(other.TopicPartition(orders, 0, 10))
+    message = librdkafka_consumer.poll(20)
     assert message is not None
     assert read(ours, 10)[0][1] == message.offset() == 10
     ours.seek_to_beginning()
-    assert ours.position(key) == GONE
-    assert read(ours, 16)[0][1] == GONE
+    assert ours.position(key) == DELETED
+    assert read(ours, 16)[0][1] == DELETED
     ours.seek_to_end([key])
     assert ours.position(key) == COUNT
     assert not ours.poll(0)
 
 
-def test_what_is_paused_is_not_given(orders: str, new_consumer: NewConsumer) -> None:
+def test_paused_partition_is_not_returned(orders: str, new_consumer: NewConsumer) -> None:
     ours = new_consumer()
     ours.assign([(orders, 0), (orders, 1)])
     ours.pause([(orders, 0)])
@@ -153,10 +163,10 @@ def test_what_is_paused_is_not_given(orders: str, new_consumer: NewConsumer) -> 
     assert {partition for partition, _ in read(ours, COUNT)} == {1}
     assert not ours.poll(100)
     ours.resume([(orders, 0)])
-    assert (ours.paused, read(ours, COUNT - GONE)[0]) == (frozenset(), (0, GONE))
+    assert (ours.paused, read(ours, COUNT - DELETED)[0]) == (frozenset(), (0, DELETED))
 
 
-def test_who_waits_is_woken_by_another_thread(orders: str, new_consumer: NewConsumer) -> None:
+def test_wakeup_interrupts_a_waiting_poll(orders: str, new_consumer: NewConsumer) -> None:
     ours = new_consumer()
     ours.assign([(orders, 0)])
     ours.seek_to_end()
@@ -175,9 +185,9 @@ def test_who_waits_is_woken_by_another_thread(orders: str, new_consumer: NewCons
 
 @pytest.mark.parametrize(
     ("reset", "begins"),
-    [("earliest", [GONE, 0]), ("latest", [COUNT, COUNT]), ("by_duration:PT1S", [COUNT, COUNT])],
+    [("earliest", [DELETED, 0]), ("latest", [COUNT, COUNT]), ("by_duration:PT1S", [COUNT, COUNT])],
 )
-def test_a_group_without_offsets_begins_where_the_reset_says(
+def test_group_without_offsets_starts_at_the_reset(
     orders: str, new_consumer: NewConsumer, reset: str, begins: list[int]
 ) -> None:
     ours = new_consumer(**{"auto.offset.reset": reset})
@@ -185,7 +195,7 @@ def test_a_group_without_offsets_begins_where_the_reset_says(
     assert [ours.position((orders, number)) for number in range(2)] == begins
 
 
-def test_a_duration_counts_from_now(orders: str, new_consumer: NewConsumer) -> None:
+def test_reset_by_duration_counts_from_now(orders: str, new_consumer: NewConsumer) -> None:
     ago_s = time.time() - FIRST_MS / 1000 - 9.5
     ours = new_consumer(**{"auto.offset.reset": f"by_duration:PT{ago_s:.1f}S"})
     ours.assign([(orders, 0)])
@@ -194,7 +204,7 @@ def test_a_duration_counts_from_now(orders: str, new_consumer: NewConsumer) -> N
     assert 10 <= position <= 11 + time.time() - FIRST_MS / 1000 - 9.5 - ago_s
 
 
-def test_none_fails_until_somebody_says_where(orders: str, new_consumer: NewConsumer) -> None:
+def test_reset_none_fails_until_a_seek(orders: str, new_consumer: NewConsumer) -> None:
     ours = new_consumer(**{"auto.offset.reset": "none"})
     ours.assign([(orders, 1)])
     with pytest.raises(NoOffset, match=rf"{orders}-1: .*auto.offset.reset is none"):
@@ -204,7 +214,7 @@ def test_none_fails_until_somebody_says_where(orders: str, new_consumer: NewCons
 
 
 @pytest.mark.parametrize(("committed", "reset", "begin"), [(2, "latest", 20), (99, "earliest", 4), (99, "none", None)])
-def test_a_group_offset_that_is_not_in_the_log_is_reset(
+def test_committed_offset_outside_the_log_is_reset(
     client: Client, group: str, orders: str, new_consumer: NewConsumer, committed: int, reset: str, begin: int | None
 ) -> None:
     commit_offsets(client, group, {(orders, 0): CommittedOffset(committed)}, client.deadline())
@@ -220,54 +230,54 @@ def test_a_group_offset_that_is_not_in_the_log_is_reset(
 # -- commits --------------------------------------------------------------------------------------
 
 
-def test_commits_are_seen_by_others_and_theirs_are_seen_here(
-    orders: str, new_consumer: NewConsumer, theirs: other.Consumer
+def test_commits_are_exchanged_with_librdkafka(
+    orders: str, new_consumer: NewConsumer, librdkafka_consumer: other.Consumer
 ) -> None:
     ours, keys = new_consumer(), [(orders, 0), (orders, 1)]
     assert ours.committed(keys) == dict.fromkeys(keys)
     ours.commit_sync({keys[0]: CommittedOffset(7, metadata="seven")})
-    seen, none = theirs.committed([other.TopicPartition(*key) for key in keys], timeout=20)
+    seen, none = librdkafka_consumer.committed([other.TopicPartition(*key) for key in keys], timeout=20)
     assert (seen.offset, none.offset) == (7, other.OFFSET_INVALID)
     # confluent-kafka adds a zero byte to the metadata, and reads beyond the end.
     assert str(seen.metadata).startswith("seven")
-    theirs.commit(offsets=[other.TopicPartition(orders, 1, 3, "three")], asynchronous=False)
+    librdkafka_consumer.commit(offsets=[other.TopicPartition(orders, 1, 3, "three")], asynchronous=False)
     assert ours.committed(keys)[keys[1]] == CommittedOffset(3, metadata="three\x00")
     ours.assign(keys)
     assert [ours.position(key) for key in keys] == [7, 3]
 
 
-def test_a_commit_with_a_callback(orders: str, new_consumer: NewConsumer) -> None:
+def test_commit_async_calls_its_callback(orders: str, new_consumer: NewConsumer) -> None:
     ours, key = new_consumer(), (orders, 0)
     ours.assign([key])
-    read(ours, COUNT - GONE)
-    told: list[object] = []
-    ours.commit_async(callback=lambda offsets, error: told.append((dict(offsets), error)))
-    assert told == []
-    wait_until(lambda: ours.poll(0) or told)
-    assert told == [({key: CommittedOffset(COUNT, FIRST_EPOCH)}, None)]
+    read(ours, COUNT - DELETED)
+    calls: list[object] = []
+    ours.commit_async(callback=lambda offsets, error: calls.append((dict(offsets), error)))
+    assert calls == []
+    wait_until(lambda: ours.poll(0) or calls)
+    assert calls == [({key: CommittedOffset(COUNT, FIRST_EPOCH)}, None)]
     assert ours.committed([key]) == {key: CommittedOffset(COUNT, FIRST_EPOCH)}
 
 
-def test_positions_are_committed_with_the_leader_epoch_of_what_was_read(
-    orders: str, new_consumer: NewConsumer, theirs: other.Consumer
+def test_positions_are_committed_with_the_leader_epoch_of_the_last_record(
+    orders: str, new_consumer: NewConsumer, librdkafka_consumer: other.Consumer
 ) -> None:
     """KIP-320: a reader that starts there is notified of a truncation. librdkafka commits the same epoch."""
     ours, key = new_consumer(), (orders, 0)
     ours.assign([key])
-    read(ours, COUNT - GONE)
+    read(ours, COUNT - DELETED)
     ours.commit_sync()
     assert ours.committed([key]) == {key: CommittedOffset(COUNT, FIRST_EPOCH)}
     ours.seek(key, 7)
     ours.commit_sync()
     assert ours.committed([key]) == {key: CommittedOffset(7)}, "no reader has read the record before it"
-    theirs.assign([other.TopicPartition(orders, 0, 7)])
-    read_by_them = theirs.consume(COUNT - 7, timeout=30)
-    theirs.commit(message=read_by_them[-1], asynchronous=False)
+    librdkafka_consumer.assign([other.TopicPartition(orders, 0, 7)])
+    read_by_them = librdkafka_consumer.consume(COUNT - 7, timeout=30)
+    librdkafka_consumer.commit(message=read_by_them[-1], asynchronous=False)
     assert ours.committed([key])[key].leader_epoch == FIRST_EPOCH
 
 
 @pytest.mark.parametrize("reset", ["earliest", "none"])
-def test_a_log_that_was_truncated_and_has_grown_again_is_noticed_by_who_begins_at_a_commit(reset: str) -> None:
+def test_truncated_and_regrown_log_is_detected_from_the_committed_epoch(reset: str) -> None:
     given = {"group.id": "readers", "auto.offset.reset": reset, "enable.auto.commit": False}
     key = ("orders", 0)
     with FakeKafka() as fake, client_of(fake.address(1)) as client:
@@ -289,33 +299,33 @@ def test_a_log_that_was_truncated_and_has_grown_again_is_noticed_by_who_begins_a
                 )
 
 
-def test_a_commit_that_is_under_way_ends_before_the_consumer_does(client: Client, group: str, orders: str) -> None:
-    told: list[object] = []
+def test_close_awaits_a_commit_in_flight(client: Client, group: str, orders: str) -> None:
+    calls: list[object] = []
     given = {"group.id": group, "auto.offset.reset": "earliest", "enable.auto.commit": False}
     with KafkaConsumer(client, parse_group_consumer(given)) as ours:
         ours.subscribe([orders])
-        read(ours, 2 * COUNT - GONE)
-        ours.commit_async(callback=lambda offsets, error: told.append(error))
-    assert told == [None]
+        read(ours, 2 * COUNT - DELETED)
+        ours.commit_async(callback=lambda offsets, error: calls.append(error))
+    assert calls == [None]
     committed = fetch_offsets(client, group, None, client.deadline())
     assert {each.offset for each in committed.values()} == {COUNT}
 
 
-def test_a_commit_that_is_refused(orders: str, new_consumer: NewConsumer) -> None:
+def test_refused_commit_is_raised(orders: str, new_consumer: NewConsumer) -> None:
     ours, key = new_consumer(), (orders, 0)
     too_long = {key: CommittedOffset(5, metadata="x" * 5_000)}
     with pytest.raises(CommitFailed, match="OFFSET_METADATA_TOO_LARGE"):
         ours.commit_sync(too_long)
-    told: list[str] = []
-    ours.commit_async(too_long, lambda offsets, error: told.append(str(error)))
-    wait_until(lambda: ours.poll(0) or told)
-    assert "OFFSET_METADATA_TOO_LARGE" in told[0]
+    calls: list[str] = []
+    ours.commit_async(too_long, lambda offsets, error: calls.append(str(error)))
+    wait_until(lambda: ours.poll(0) or calls)
+    assert "OFFSET_METADATA_TOO_LARGE" in calls[0]
 
 
-def test_nothing_is_committed_without_a_group(client: Client, orders: str) -> None:
+def test_commits_without_a_group_are_refused(client: Client, orders: str) -> None:
     with KafkaConsumer(client, parse_group_consumer({"auto.offset.reset": "earliest"})) as ours:
         ours.assign([(orders, 0)])
-        assert len(read(ours, COUNT - GONE)) == COUNT - GONE
+        assert len(read(ours, COUNT - DELETED)) == COUNT - DELETED
         for refused in (ours.commit_sync, ours.group_metadata, lambda: ours.committed([(orders, 0)])):
             with pytest.raises(UsageError, match=r"set group\.id"):
                 refused()
@@ -324,14 +334,14 @@ def test_nothing_is_committed_without_a_group(client: Client, orders: str) -> No
 # -- membership -----------------------------------------------------------------------------------
 
 
-def test_a_listener_hears_of_every_rebalance_and_commits_before(
+def test_listener_is_called_for_each_rebalance_and_commits_before(
     client: Client, orders: str, group: str, new_consumer: NewConsumer, protocol: dict[str, object]
 ) -> None:
-    noted, automatic = Noted(), {**protocol, "enable.auto.commit": True}
+    listener, automatic = RecordingListener(), {**protocol, "enable.auto.commit": True}
     one, two = new_consumer(**automatic), new_consumer(**automatic)
-    one.subscribe([orders], noted)
-    assert len(read(one, 2 * COUNT - GONE)) == 2 * COUNT - GONE
-    assert (one.subscription.names, noted.told) == ({orders}, [("assigned", [0, 1])])
+    one.subscribe([orders], listener)
+    assert len(read(one, 2 * COUNT - DELETED)) == 2 * COUNT - DELETED
+    assert (one.subscription.names, listener.calls) == ({orders}, [("assigned", [0, 1])])
     assert one.assignment == {(orders, 0), (orders, 1)}
     two.subscribe([orders])
     again: list[int] = []
@@ -345,20 +355,20 @@ def test_a_listener_hears_of_every_rebalance_and_commits_before(
     given = [number for _, number in two.assignment]
     assert sorted(kept + given) == [0, 1]
     if protocol == EAGER:
-        assert noted.told[1:] == [("revoked", [0, 1]), ("assigned", kept)]
+        assert listener.calls[1:] == [("revoked", [0, 1]), ("assigned", kept)]
     else:
-        assert noted.told[1:] == [("revoked", given)]
+        assert listener.calls[1:] == [("revoked", given)]
     # The first member's offsets were committed before, so the other one reads no record again.
     assert (two.position((orders, given[0])), sum(again)) == (COUNT, 0)
     two.close()
     wait_until(lambda: one.poll(20) or len(one.assignment) == 2)
     one.close()
-    assert noted.told[-1] == ("revoked", [0, 1])
+    assert listener.calls[-1] == ("revoked", [0, 1])
 
 
-def test_who_does_not_poll_loses_its_partitions(orders: str, new_consumer: NewConsumer) -> None:
-    noted, ours = Noted(), new_consumer(**SLEEPY)
-    ours.subscribe([orders], noted)
+def test_consumer_over_max_poll_interval_loses_its_partitions(orders: str, new_consumer: NewConsumer) -> None:
+    listener, ours = RecordingListener(), new_consumer(**SLEEPY)
+    ours.subscribe([orders], listener)
     read(ours, 1)
     membership = ours._membership
     assert membership is not None
@@ -366,11 +376,11 @@ def test_who_does_not_poll_loses_its_partitions(orders: str, new_consumer: NewCo
     with pytest.raises(CommitFailed, match="claims under which they were read have ended"):
         ours.commit_sync()
     ours.poll(0)
-    assert noted.told[:2] == [("assigned", [0, 1]), ("lost", [0, 1])]
-    assert len(read(ours, 2 * COUNT - GONE)) == 2 * COUNT - GONE  # no offset was committed
+    assert listener.calls[:2] == [("assigned", [0, 1]), ("lost", [0, 1])]
+    assert len(read(ours, 2 * COUNT - DELETED)) == 2 * COUNT - DELETED  # no offset was committed
 
 
-def test_a_pattern_finds_topics_that_are_new(
+def test_pattern_subscription_finds_new_topics(
     client: Client, kafka1: LocalKafka, topic1: TopicFactory, new_consumer: NewConsumer
 ) -> None:
     first = topic1(prefix="pattern-a")
@@ -388,7 +398,7 @@ def test_a_pattern_finds_topics_that_are_new(
     assert (ours.assignment, ours.subscription.names) == (frozenset(), frozenset())
 
 
-def test_brokers_match_a_pattern_of_theirs(orders: str, new_consumer: NewConsumer) -> None:
+def test_broker_side_pattern_is_matched_by_brokers(orders: str, new_consumer: NewConsumer) -> None:
     if version_numbers(KAFKA_VERSION) < (4, 1):
         pytest.skip("brokers match patterns since Kafka 4.1")
     ours = new_consumer(**KIP_848)
@@ -396,7 +406,7 @@ def test_brokers_match_a_pattern_of_theirs(orders: str, new_consumer: NewConsume
     wait_until(lambda: ours.poll(20) or len(ours.assignment) == 2)
 
 
-def test_the_member_that_it_says_it_is(
+def test_group_metadata_is_that_of_the_described_member(
     kafka1: LocalKafka, orders: str, group: str, new_consumer: NewConsumer, protocol: dict[str, object]
 ) -> None:
     ours = new_consumer(**protocol)
@@ -417,12 +427,12 @@ def test_the_member_that_it_says_it_is(
     assert described() == []
 
 
-def test_what_was_fetched_before_a_long_sleep_is_not_given_out(
+def test_records_fetched_before_a_long_sleep_are_dropped(
     orders: str, new_consumer: NewConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process pauses within `poll`, and another member may own the partitions when it resumes."""
-    noted, ours = Noted(), new_consumer(**SLEEPY)
-    ours.subscribe([orders], noted)
+    listener, ours = RecordingListener(), new_consumer(**SLEEPY)
+    ours.subscribe([orders], listener)
     streams, slept = ours._streams, threading.Event()
     poll = streams.poll
 
@@ -436,5 +446,5 @@ def test_what_was_fetched_before_a_long_sleep_is_not_given_out(
         return read
 
     monkeypatch.setattr(streams, "poll", asleep)
-    assert len(set(read(ours, 2 * COUNT - GONE))) == 2 * COUNT - GONE  # each once
-    assert noted.told == [("assigned", [0, 1]), ("lost", [0, 1]), ("assigned", [0, 1])]
+    assert len(set(read(ours, 2 * COUNT - DELETED))) == 2 * COUNT - DELETED  # each once
+    assert listener.calls == [("assigned", [0, 1]), ("lost", [0, 1]), ("assigned", [0, 1])]

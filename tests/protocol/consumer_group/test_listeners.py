@@ -26,7 +26,7 @@ BOTH = frozenset({("orders", 0), ("orders", 1)})
 PROTOCOLS = pytest.mark.parametrize("protocol", [EAGER, COOPERATIVE, KIP_848], ids=["eager", "cooperative", "kip848"])
 
 
-class Raising(ConsumerRebalanceListener):
+class RaisingListener(ConsumerRebalanceListener):
     """Raises in the method `name`, at each call."""
 
     def __init__(self, name: str) -> None:
@@ -81,7 +81,7 @@ def polled(consumer: KafkaConsumer, until: int) -> tuple[int, list[Exception]]:
 
 @PROTOCOLS
 @pytest.mark.parametrize("commits", [False, True], ids=["raises", "commits"])
-def test_listener_raises_when_partitions_are_lost_and_the_member_joins_again(
+def test_listener_raising_on_lost_partitions_does_not_prevent_rejoin(
     client: Client, protocol: dict[str, object], commits: bool
 ) -> None:
     """By default `on_partitions_lost` calls `on_partitions_revoked`, where most listeners commit."""
@@ -90,7 +90,7 @@ def test_listener_raises_when_partitions_are_lost_and_the_member_joins_again(
         def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> None:
             consumer.commit_sync()
 
-    listener: ConsumerRebalanceListener = Committing() if commits else Raising("lost")
+    listener: ConsumerRebalanceListener = Committing() if commits else RaisingListener("lost")
     with consumer_of(client, protocol) as consumer:
         consumer.subscribe(["orders"], listener)
         read(consumer, 2 * END)
@@ -107,10 +107,10 @@ def test_listener_raises_when_partitions_are_lost_and_the_member_joins_again(
 
 
 @PROTOCOLS
-def test_listener_raises_when_partitions_are_revoked_and_another_member_gets_them(
+def test_listener_raising_on_revocation_does_not_keep_partitions(
     fake: TenRecords, client: Client, protocol: dict[str, object]
 ) -> None:
-    listener = Raising("revoked")
+    listener = RaisingListener("revoked")
     with consumer_of(client, protocol, **{"enable.auto.commit": True}) as consumer:
         consumer.subscribe(["orders"], listener)
         read(consumer, 2 * END)
@@ -136,10 +136,8 @@ def test_listener_raises_when_partitions_are_revoked_and_another_member_gets_the
 
 
 @PROTOCOLS
-def test_listener_raises_when_partitions_are_assigned_and_they_are_read(
-    client: Client, protocol: dict[str, object]
-) -> None:
-    listener = Raising("assigned")
+def test_listener_raising_on_assignment_does_not_prevent_reads(client: Client, protocol: dict[str, object]) -> None:
+    listener = RaisingListener("assigned")
     with consumer_of(client, protocol) as consumer:
         consumer.subscribe(["orders"], listener)
         assert [str(error) for error in polled(consumer, 2 * END)[1]] == ["assigned"]
@@ -147,9 +145,9 @@ def test_listener_raises_when_partitions_are_assigned_and_they_are_read(
 
 
 @pytest.mark.parametrize("end", ["close", "unsubscribe", "enforce_rebalance"])
-def test_listener_raises_when_the_consumer_leaves_and_it_has_left(fake: TenRecords, client: Client, end: str) -> None:
+def test_listener_raising_on_close_does_not_prevent_leaving(fake: TenRecords, client: Client, end: str) -> None:
     consumer = consumer_of(client, EAGER)
-    consumer.subscribe(["orders"], Raising("revoked"))
+    consumer.subscribe(["orders"], RaisingListener("revoked"))
     read(consumer, 2 * END)
     with pytest.raises(ZeroDivisionError, match="revoked"):
         getattr(consumer, end)()

@@ -9,7 +9,7 @@ from protocol.group.offsets import CommittedOffset
 KEY = ("orders", 0)
 
 
-def test_marks_go_forward_and_resets_back() -> None:
+def test_mark_increases_and_reset_decreases_the_offset() -> None:
     marked = MarkedOffsets()
     marked.begin(KEY, 10)
     marked.mark(KEY, CommittedOffset(9))
@@ -22,7 +22,7 @@ def test_marks_go_forward_and_resets_back() -> None:
     assert marked.take() == {KEY: CommittedOffset(5)}
 
 
-def test_what_was_handed_on_is_not_dirty() -> None:
+def test_taken_offset_is_not_dirty() -> None:
     marked = MarkedOffsets()
     marked.mark(KEY, CommittedOffset(1))
     assert marked.dirty == marked.take()
@@ -31,7 +31,7 @@ def test_what_was_handed_on_is_not_dirty() -> None:
     assert marked.taken == {KEY: CommittedOffset(1)}
 
 
-def test_what_was_given_up_is_forgotten() -> None:
+def test_dropped_partition_is_forgotten() -> None:
     marked = MarkedOffsets()
     marked.mark(KEY, CommittedOffset(7))
     marked.drop([KEY])

@@ -52,7 +52,7 @@ class Source:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=PROTOCOLS)
-def test_nothing_is_lost_while_members_come_and_go(
+def test_records_are_handled_once_while_members_join_and_leave(
     kafka1: LocalKafka, client: Client, topic1: TopicFactory, group: str, protocol: dict[str, object]
 ) -> None:
     name, dice = topic1(PARTITIONS), random.Random(4)
@@ -60,7 +60,7 @@ def test_nothing_is_lost_while_members_come_and_go(
     members: list[Member | Polling] = []
     gone: list[Member | Polling] = []
 
-    def come(handles: bool) -> None:
+    def add_member(handles: bool) -> None:
         given = {**COMMITS, **protocol}
         if handles:
             members.append(Member(client, group, name, **given))
@@ -76,11 +76,11 @@ def test_nothing_is_lost_while_members_come_and_go(
         wait_until(lambda: watch.owned() and handled().total() >= enough)
 
     try:
-        come(True)
+        add_member(True)
         for step in range(STEPS):
             wait_for_more(50)
             if len(members) == 1 or (len(members) < MOST and dice.random() < 0.6):
-                come(step % 2 == 0)
+                add_member(step % 2 == 0)
             else:
                 gone.append(members.pop(dice.randrange(len(members))))
                 gone[-1].close()

@@ -44,7 +44,7 @@ def key(kafka1: LocalKafka, topic1: TopicFactory) -> TopicPartition:
     return name, 0
 
 
-def test_who_goes_back_to_where_the_group_was_commits_that(key: TopicPartition, new_consumer: NewConsumer) -> None:
+def test_seek_to_the_committed_offset_is_committed(key: TopicPartition, new_consumer: NewConsumer) -> None:
     ours = new_consumer()
     ours.commit_sync({key: CommittedOffset(5)})
     ours.assign([key])
@@ -55,7 +55,7 @@ def test_who_goes_back_to_where_the_group_was_commits_that(key: TopicPartition, 
     assert ours.committed([key]) == {key: CommittedOffset(5)}
 
 
-def test_what_an_interrupted_poll_has_read_is_not_committed(
+def test_records_of_an_interrupted_poll_are_not_committed(
     key: TopicPartition, new_consumer: NewConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C may arrive after a read whose records were not returned."""
@@ -77,7 +77,7 @@ class Later(Clock):
         return super().now_s() + self.by_s
 
 
-def test_what_others_commit_later_stands() -> None:
+def test_later_commit_of_another_client_is_kept() -> None:
     """Offsets are not committed again to extend their retention."""
     with TenRecords() as fake:
         clock, first, second = Later(), ("orders", 0), ("orders", 1)
@@ -91,7 +91,7 @@ def test_what_others_commit_later_stands() -> None:
             ours.close()
 
 
-def test_a_commit_into_a_group_with_members_is_refused_once_and_for_all() -> None:
+def test_commit_to_a_group_with_members_is_refused_without_retry() -> None:
     """After the members have left, the commit would reset their offsets."""
     with TenRecords() as fake, client_of(fake.bootstrap_servers) as client:
         key, config = ("orders", 0), parse_group_consumer({"group.id": "etl", "enable.auto.commit": False})
@@ -118,7 +118,7 @@ def interrupted_after_a_batch(poll: Callable[[float], Read]) -> Callable[[float]
     return interrupted
 
 
-def every_call(consumer: KafkaConsumer, key: TopicPartition) -> dict[str, Callable[[], object]]:
+def all_calls(consumer: KafkaConsumer, key: TopicPartition) -> dict[str, Callable[[], object]]:
     """Return all public methods and properties, except `wakeup` and `close`, with valid arguments."""
     given: dict[str, tuple[object, ...]] = {
         **dict.fromkeys(("position", "current_lag"), (key,)),
@@ -145,7 +145,7 @@ def test_calls_of_another_thread_are_refused_during_a_poll(
 
     def seen_by_another_thread(streams: GroupStreams, timeout_ms: float) -> Read:
         read = poll(streams, timeout_ms)
-        for name, call in {**every_call(ours, key), "close": ours.close}.items():
+        for name, call in {**all_calls(ours, key), "close": ours.close}.items():
             with ThreadPoolExecutor() as threads:
                 told[name] = str(threads.submit(call).exception())
         return read
@@ -162,14 +162,14 @@ def test_calls_after_close_are_refused(key: TopicPartition, new_consumer: NewCon
     ours.assign([key])
     ours.close()
     ours.close()
-    for call in every_call(ours, key).values():
+    for call in all_calls(ours, key).values():
         with pytest.raises(UsageError, match="this consumer is closed"):
             call()
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["sync", "async"])
 @pytest.mark.parametrize("end", ["close", "unsubscribe", "rebalance"])
-def test_a_listener_commits_before_partitions_are_given_up(end: str, waits: bool) -> None:
+def test_listener_commits_before_revocation(end: str, waits: bool) -> None:
     offset, told = CommittedOffset(7), []
 
     class Commits(ConsumerRebalanceListener):
@@ -212,7 +212,7 @@ def test_close_ends_by_its_deadline() -> None:
 
 
 @pytest.mark.parametrize("end", ["poll", "close"])
-def test_callbacks_after_one_that_raises_are_called(end: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_callbacks_after_a_raising_one_are_called(end: str, caplog: pytest.LogCaptureFixture) -> None:
     told: list[int] = []
 
     def mistake(offsets: Offsets, error: CommitFailed | None) -> None:
@@ -235,7 +235,7 @@ def test_callbacks_after_one_that_raises_are_called(end: str, caplog: pytest.Log
         ours.close()
 
 
-def test_polling_goes_on_after_an_interrupt_that_comes_as_a_poll_begins_to_wait(
+def test_polling_continues_after_an_interrupt_at_the_start_of_a_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def interrupted() -> None:

@@ -22,11 +22,11 @@ def init(client: Client, held: TransactionalIdentity | None = None) -> Transacti
     return init_producer_id(client, "etl-0", 10_000, client.deadline(), held=held)
 
 
-def test_the_cluster_says_which_protocol_it_speaks(client: Client, transaction_version: str) -> None:
+def test_cluster_reports_its_transaction_version(client: Client, transaction_version: str) -> None:
     assert speaks_v2(client, "etl-0", client.deadline()) is (transaction_version == "2")
 
 
-def test_every_producer_fences_those_before_it(client: Client) -> None:
+def test_new_producer_fences_earlier_ones(client: Client) -> None:
     first, second = init(client), init(client)
     assert (second.producer_id, second.producer_epoch) == (first.producer_id, first.producer_epoch + 1)
     with pytest.raises(BrokerError, match="PRODUCER_FENCED"):
@@ -35,13 +35,13 @@ def test_every_producer_fences_those_before_it(client: Client) -> None:
     assert third.producer_epoch == second.producer_epoch + 1
 
 
-def test_an_answer_that_was_lost_costs_no_producer_its_identity(fake: FakeKafka, client: Client) -> None:
+def test_lost_init_reply_keeps_the_identity(fake: FakeKafka, client: Client) -> None:
     held = init(client)
     fake.lose_replies(INIT_PRODUCER_ID)
     assert init(client, held).producer_epoch == held.producer_epoch + 1
 
 
-def test_what_an_older_producer_left_open_is_waited_for(fake: FakeKafka, client: Client) -> None:
+def test_init_waits_for_the_abort_of_an_open_transaction(fake: FakeKafka, client: Client) -> None:
     old = init(client)
     add_partitions(client, old, [("orders", 0)], client.deadline())
     fake.hold_markers()
@@ -52,7 +52,7 @@ def test_what_an_older_producer_left_open_is_waited_for(fake: FakeKafka, client:
     assert end_transaction(client, old, commit=True, deadline=client.deadline()).outcome is Outcome.FENCED
 
 
-def test_partitions_are_added_together(fake: FakeKafka, client: Client) -> None:
+def test_partitions_are_added_in_one_request(fake: FakeKafka, client: Client) -> None:
     identity = init(client)
     fake.create_topic("bills", 2)
     partitions = {("orders", 0), ("orders", 2), ("bills", 1)}
@@ -61,7 +61,7 @@ def test_partitions_are_added_together(fake: FakeKafka, client: Client) -> None:
     assert len(fake.asked(ADD_PARTITIONS_TO_TXN)) == 1
 
 
-def test_a_partition_that_is_not_there_yet_is_asked_for_again(fake: FakeKafka, client: Client) -> None:
+def test_unknown_partition_is_added_again(fake: FakeKafka, client: Client) -> None:
     identity = init(client)
     asked = iter(range(10))
     fake.before[ADD_PARTITIONS_TO_TXN] = lambda _: next(asked) == 2 and fake.create_topic("bills")
@@ -70,14 +70,14 @@ def test_a_partition_that_is_not_there_yet_is_asked_for_again(fake: FakeKafka, c
 
 
 @pytest.mark.parametrize("code", [ErrorCode.PRODUCER_FENCED, ErrorCode.TOPIC_AUTHORIZATION_FAILED])
-def test_partitions_that_are_refused(fake: FakeKafka, client: Client, code: ErrorCode) -> None:
+def test_refused_partitions_are_an_error(fake: FakeKafka, client: Client, code: ErrorCode) -> None:
     identity = init(client)
     fake.refuse(ADD_PARTITIONS_TO_TXN, code)
     with pytest.raises(BrokerError, match=code.name):
         add_partitions(client, identity, [("orders", 0)], client.deadline())
 
 
-def test_offsets_count_when_the_transaction_is_committed(
+def test_offsets_become_visible_when_the_transaction_commits(
     fake: FakeKafka, client: Client, transaction_version: str
 ) -> None:
     identity = init(client)
@@ -89,7 +89,7 @@ def test_offsets_count_when_the_transaction_is_committed(
     assert fetch_offsets(client, "etl", None, client.deadline()) == offsets
 
 
-def test_offsets_of_a_member_that_is_none(client: Client) -> None:
+def test_offsets_of_an_unknown_member_are_refused(client: Client) -> None:
     stranger = GroupMember("nobody", generation_id=3)
     with pytest.raises(BrokerError) as refused:
         add_offsets(

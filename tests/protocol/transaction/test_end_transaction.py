@@ -33,8 +33,8 @@ def committed(client: Client, group: str = "etl-0") -> bool:
 
 
 @pytest.mark.parametrize("commit", [True, False])
-class TestWhatWasWanted:
-    def test_is_done_once(self, client: Client, transaction_version: str, commit: bool) -> None:
+class TestExpectedEnd:
+    def test_end_is_performed_once(self, client: Client, transaction_version: str, commit: bool) -> None:
         identity = begun(client)
         ended = end_transaction(client, identity, commit=commit, deadline=client.deadline())
         raised = 1 if transaction_version == "2" else 0
@@ -42,7 +42,7 @@ class TestWhatWasWanted:
         assert ended.identity == replace(identity, producer_epoch=identity.producer_epoch + raised)
         assert (ended.cause, ended.repeated, committed(client)) == (None, False, commit)
 
-    def test_is_asked_again_when_the_answer_was_lost(self, fake: FakeKafka, client: Client, commit: bool) -> None:
+    def test_end_is_requested_again_after_a_lost_reply(self, fake: FakeKafka, client: Client, commit: bool) -> None:
         identity = begun(client)
         fake.lose_replies(END_TXN, 2)
         ended = end_transaction(client, identity, commit=commit, deadline=client.deadline())
@@ -52,7 +52,9 @@ class TestWhatWasWanted:
         assert (again.outcome, again.identity) == (ended.outcome, ended.identity)
         assert committed(client) is commit
 
-    def test_is_asked_again_until_the_markers_are_written(self, fake: FakeKafka, client: Client, commit: bool) -> None:
+    def test_end_is_requested_again_until_the_markers_are_written(
+        self, fake: FakeKafka, client: Client, commit: bool
+    ) -> None:
         identity = begun(client)
         fake.lose_replies(END_TXN)
         fake.hold_markers()
@@ -62,7 +64,7 @@ class TestWhatWasWanted:
         assert ended.outcome is (Outcome.COMMITTED if commit else Outcome.ABORTED)
         assert next(asked) > 3
 
-    def test_is_done_by_a_coordinator_that_has_moved(self, fake: FakeKafka, client: Client, commit: bool) -> None:
+    def test_end_is_performed_by_a_moved_coordinator(self, fake: FakeKafka, client: Client, commit: bool) -> None:
         identity = begun(client)
         here = client.coordinator(transaction_coordinator("etl-0"), client.deadline()).node_id
         fake.move_coordinator("etl-0", here % 3 + 1, TRANSACTION)
@@ -70,8 +72,8 @@ class TestWhatWasWanted:
         assert ended.outcome is (Outcome.COMMITTED if commit else Outcome.ABORTED)
 
 
-class TestWhatWasNot:
-    def test_a_newer_producer_has_come(self, client: Client) -> None:
+class TestOtherEnd:
+    def test_end_after_a_newer_producer_is_fenced(self, client: Client) -> None:
         old = begun(client)
         begun(client)
         ended = end_transaction(client, old, commit=True, deadline=client.deadline())
@@ -79,19 +81,21 @@ class TestWhatWasNot:
         assert "PRODUCER_FENCED" in str(ended.cause)
         assert not committed(client), "the newer transaction is still open"
 
-    def test_the_broker_has_timed_it_out(self, client: Client, fake: FakeKafka, clock: ManualClock) -> None:
+    def test_end_after_the_transaction_timeout_is_fenced(
+        self, client: Client, fake: FakeKafka, clock: ManualClock
+    ) -> None:
         identity = begun(client)
         clock.advance(11)
         ended = end_transaction(client, identity, commit=True, deadline=client.deadline())
         assert ended.outcome in (Outcome.FENCED, Outcome.ABORTED)
         assert not committed(client)
 
-    def test_it_was_aborted_before(self, client: Client) -> None:
+    def test_commit_after_an_abort_is_aborted(self, client: Client) -> None:
         identity = begun(client)
         end_transaction(client, identity, commit=False, deadline=client.deadline())
         assert end_transaction(client, identity, commit=True, deadline=client.deadline()).outcome is Outcome.ABORTED
 
-    def test_the_coordinator_refuses(self, fake: FakeKafka, client: Client) -> None:
+    def test_end_refused_by_the_coordinator_is_an_error(self, fake: FakeKafka, client: Client) -> None:
         identity = begun(client)
         fake.refuse(END_TXN, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
         ended = end_transaction(client, identity, commit=True, deadline=client.deadline())
@@ -99,7 +103,7 @@ class TestWhatWasNot:
         assert "TRANSACTIONAL_ID_AUTHORIZATION_FAILED" in str(ended.cause)
 
     @pytest.mark.parametrize("earlier", ["lost", "not available", "another process"])
-    def test_what_may_have_been_done_before_is_never_denied(
+    def test_possible_earlier_commit_is_reported_as_unknown(
         self, fake: FakeKafka, client: Client, earlier: str
     ) -> None:
         """A newer producer starts after the commit, and before its reply."""
@@ -119,7 +123,7 @@ class TestWhatWasNot:
         assert ended.outcome is Outcome.UNKNOWN
         assert committed(client)
 
-    def test_the_broker_failed_in_the_middle(self, fake: FakeKafka, client: Client) -> None:
+    def test_end_with_a_server_error_is_unknown(self, fake: FakeKafka, client: Client) -> None:
         identity = begun(client)
         fake.refuse(END_TXN, ErrorCode.UNKNOWN_SERVER_ERROR)
         ended = end_transaction(client, identity, commit=True, deadline=client.deadline())
@@ -127,7 +131,7 @@ class TestWhatWasNot:
         again = end_transaction(client, identity, commit=True, deadline=client.deadline(), asked_before=True)
         assert again.outcome is Outcome.COMMITTED
 
-    def test_nobody_answers_in_time(self, fake: FakeKafka, client: Client) -> None:
+    def test_end_without_a_reply_is_unknown(self, fake: FakeKafka, client: Client) -> None:
         identity = begun(client)
         fake.lose_replies(END_TXN, 1_000)
         ended = end_transaction(client, identity, commit=True, deadline=client.deadline(300))
@@ -140,8 +144,8 @@ def _fence(fake: FakeKafka, identity: TransactionalIdentity) -> None:
     transaction.producer_epoch += 5
 
 
-class TestMany:
-    def test_they_are_ended_together(self, fake: FakeKafka, client: Client) -> None:
+class TestManyTransactions:
+    def test_transactions_are_ended_in_parallel(self, fake: FakeKafka, client: Client) -> None:
         identities = [begun(client, f"etl-{number}") for number in range(12)]
         fake.lose_replies(END_TXN, 2)
         newer = begun(client, "etl-7")
@@ -152,5 +156,5 @@ class TestMany:
         assert [committed(client, f"etl-{number}") for number in range(12)] == [number != 7 for number in range(12)]
         assert end_transaction(client, newer, commit=True, deadline=client.deadline()).outcome is Outcome.COMMITTED
 
-    def test_none(self, client: Client) -> None:
+    def test_no_transactions_need_no_requests(self, client: Client) -> None:
         assert end_transactions(client, [], commit=True, deadline=client.deadline()) == {}

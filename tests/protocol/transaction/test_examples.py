@@ -20,7 +20,7 @@ from tests.wait_until import wait_until
 COUNT, PARTITIONS = 3_000, 3
 
 
-def test_every_record_is_copied_once_while_copiers_come_and_go(kafka1: LocalKafka, topic1: TopicFactory) -> None:
+def test_records_are_copied_once_while_copiers_join_and_leave(kafka1: LocalKafka, topic1: TopicFactory) -> None:
     """A second copier joins and takes partitions over; a third one with the id of the first fences the first."""
     source, target, group, ids = topic1(PARTITIONS), topic1(PARTITIONS), new_id(), [new_id(), new_id()]
     namespace: dict[str, Any] = {}

@@ -23,16 +23,16 @@ from tests.protocol.transaction.conftest import QUICK
 from tests.protocol.transaction.producing import numbers_in, started
 
 ID, PARTITIONS, ROWS = "etl-0", 3, 6
-CALLS = ("begin", "send", "flush", "commit", "abort", "restart", "a newer one writes")
+CALLS = ("begin", "send", "flush", "commit", "abort", "restart", "newer producer writes")
 FAULTS = (
-    "EndTxn is done and not answered",
-    "EndTxn is not heard",
-    "nobody answers EndTxn",
-    "Produce is done and not answered",
+    "EndTxn reply is lost",
+    "EndTxn is lost",
+    "EndTxn gets no reply",
+    "Produce reply is lost",
     "records are refused",
-    "numbers broke off",
+    "producer id is unknown",
     "time passes",
-    "the coordinator moves",
+    "coordinator moves",
     "leaders move",
 )
 # Transactions are mostly undisturbed; faults occur in between.
@@ -61,7 +61,7 @@ class Program:
         self.committed: list[set[int]] = []
         self.unknown: list[set[int]] = []
 
-    def do(self, event: str) -> None:
+    def perform(self, event: str) -> None:
         try:
             getattr(self, event.replace(" ", "_"))()
         except KafkaError:
@@ -104,7 +104,7 @@ class Program:
         self.fake.faults.clear()
         self.producer = started(self.client, ID)
 
-    def a_newer_one_writes(self) -> None:
+    def newer_producer_writes(self) -> None:
         self.fake.faults.clear()
         newer = started(self.client, ID)
         newer.begin_transaction()
@@ -116,28 +116,28 @@ class Program:
 
     # -- faults -------------------------------------------------------------------------------
 
-    def EndTxn_is_done_and_not_answered(self) -> None:
+    def EndTxn_reply_is_lost(self) -> None:
         self.fake.lose_replies(END_TXN)
 
-    def EndTxn_is_not_heard(self) -> None:
+    def EndTxn_is_lost(self) -> None:
         self.fake.lose_requests(END_TXN)
 
-    def nobody_answers_EndTxn(self) -> None:
+    def EndTxn_gets_no_reply(self) -> None:
         self.fake.lose_replies(END_TXN, 1_000)
 
-    def Produce_is_done_and_not_answered(self) -> None:
+    def Produce_reply_is_lost(self) -> None:
         self.fake.lose_replies(PRODUCE)
 
     def records_are_refused(self) -> None:
         self.fake.refuse(PRODUCE, ErrorCode.INVALID_RECORD)
 
-    def numbers_broke_off(self) -> None:
+    def producer_id_is_unknown(self) -> None:
         self.fake.refuse(PRODUCE, ErrorCode.UNKNOWN_PRODUCER_ID)
 
     def time_passes(self) -> None:
         self.clock.advance(61)
 
-    def the_coordinator_moves(self) -> None:
+    def coordinator_moves(self) -> None:
         here = self.fake.coordinator(TRANSACTION, ID)
         self.fake.move_coordinator(ID, here % len(self.fake.brokers) + 1, TRANSACTION)
 
@@ -149,14 +149,14 @@ class Program:
 @pytest.mark.parametrize("version", ["1", "2"], ids=["before KIP-890", "since KIP-890"])
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(events=EVENTS)
-def test_what_is_said_of_a_transaction_is_what_readers_see(version: str, events: list[tuple[str, ...]]) -> None:
+def test_reported_results_of_transactions_match_what_readers_see(version: str, events: list[tuple[str, ...]]) -> None:
     clock = ManualClock()
     with FakeKafka(2, clock=clock, settings={"transaction.version": version}) as fake:
         fake.create_topic("orders", PARTITIONS, 2)
         with Client(parse_client({"bootstrap.servers": fake.bootstrap_servers, **QUICK})) as client:
             program = Program(fake, clock, client)
             for event in (each for together in events for each in together):
-                program.do(event)
+                program.perform(event)
             fake.faults.clear()
             program.restart()
             program.producer.close()

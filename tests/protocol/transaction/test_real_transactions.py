@@ -83,11 +83,11 @@ def through_proxy(proxy: KafkaProxy) -> Iterator[Client]:
         yield client
 
 
-def every_third(exchange: Exchange) -> Fate:
+def drop_every_third(exchange: Exchange) -> Fate:
     return Fate.CUT if exchange.number % 3 == 0 else Fate.PASS
 
 
-def test_a_reader_of_committed_records_sees_what_was_committed(
+def test_reader_of_committed_records_sees_committed_ones_only(
     one_broker: LocalKafka, client: Client, topic1: TopicFactory
 ) -> None:
     name, producer = topic1(3), started(client, new_id())
@@ -105,10 +105,10 @@ def test_a_reader_of_committed_records_sees_what_was_committed(
     assert numbers_in(client, name, 3) == expected
     theirs = rows_of_librdkafka(one_broker, [(name, number) for number in range(3)], "read_committed")
     assert [[int(row[2][:9]) for row in theirs[name, number]] for number in range(3)] == expected
-    assert seen_by_java(one_broker, name, len(committed)) == committed
+    assert read_by_java(one_broker, name, len(committed)) == committed
 
 
-def test_what_is_said_of_each_commit_and_message_is_so_while_other_threads_send(
+def test_results_of_commits_and_messages_are_true_while_other_threads_send(
     one_broker: LocalKafka, client: Client, topic1: TopicFactory
 ) -> None:
     name, producer = topic1(3), started(client, new_id(), linger_ms=1)
@@ -140,7 +140,7 @@ def test_what_is_said_of_each_commit_and_message_is_so_while_other_threads_send(
     assert written
 
 
-def seen_by_java(kafka: LocalKafka, topic: str, count: int) -> list[int]:
+def read_by_java(kafka: LocalKafka, topic: str, count: int) -> list[int]:
     """Return the numbers that Kafka's console consumer prints, sorted."""
     command = console_command(kafka, topic, new_id(), isolation_level="read_committed")
     done = subprocess.run(
@@ -155,7 +155,7 @@ def seen_by_java(kafka: LocalKafka, topic: str, count: int) -> list[int]:
     return found
 
 
-def test_offsets_are_there_when_the_transaction_is_committed(
+def test_offsets_are_visible_when_the_transaction_commits(
     one_broker: LocalKafka, client: Client, topic1: TopicFactory
 ) -> None:
     name, group, producer = topic1(2), new_id(), started(client, new_id())
@@ -170,7 +170,7 @@ def test_offsets_are_there_when_the_transaction_is_committed(
         assert [(row.partition, row.current_offset) for row in judge(one_broker, group)] == [(0, 1), (1, 1)]
 
 
-def test_transactions_without_records_end_well(client: Client, topic1: TopicFactory) -> None:
+def test_transactions_without_records_end_successfully(client: Client, topic1: TopicFactory) -> None:
     name, producer = topic1(), started(client, new_id())
     for end in (producer.commit_transaction, producer.abort_transaction, producer.commit_transaction):
         producer.begin_transaction()
@@ -185,7 +185,7 @@ def old_sends(name: str, old: TransactionalProducer) -> None:
     old.flush()
 
 
-def test_an_older_producer_is_fenced(one_broker: LocalKafka, client: Client, topic1: TopicFactory) -> None:
+def test_older_producer_is_fenced(one_broker: LocalKafka, client: Client, topic1: TopicFactory) -> None:
     name, transactional_id = topic1(), new_id()
     old = started(client, transactional_id)
     old.begin_transaction()
@@ -205,11 +205,11 @@ def test_an_older_producer_is_fenced(one_broker: LocalKafka, client: Client, top
     assert numbers_in(client, name, 1) == [list(range(20, 30))]
 
 
-def test_answers_that_are_lost_cost_nothing(
+def test_lost_replies_lose_no_records(
     one_broker: LocalKafka, proxy: KafkaProxy, through_proxy: Client, client: Client, topic1: TopicFactory
 ) -> None:
     name, producer = topic1(3), started(through_proxy, new_id())
-    proxy.replies[END_TXN] = every_third
+    proxy.replies[END_TXN] = drop_every_third
     proxy.replies[PRODUCE] = lambda exchange: Fate.CUT if exchange.number % 7 == 0 else Fate.PASS
     for first in range(0, 3_000, 300):
         producer.begin_transaction()
@@ -219,7 +219,7 @@ def test_answers_that_are_lost_cost_nothing(
     assert numbers_in(client, name, 3) == [list(range(number, 3_000, 3)) for number in range(3)]
 
 
-def test_a_commit_that_nobody_answers_is_unknown_until_somebody_does(
+def test_commit_without_a_reply_is_unknown_until_a_reply(
     one_broker: LocalKafka, proxy: KafkaProxy, through_proxy: Client, client: Client, topic1: TopicFactory
 ) -> None:
     name, producer = topic1(), started(through_proxy, new_id())
@@ -235,7 +235,7 @@ def test_a_commit_that_nobody_answers_is_unknown_until_somebody_does(
     assert numbers_in(client, name, 1) == [list(range(10))]
 
 
-def test_a_late_request_does_not_end_the_next_transaction(
+def test_late_end_request_does_not_end_the_next_transaction(
     one_broker: LocalKafka, proxy: KafkaProxy, through_proxy: Client, client: Client, topic1: TopicFactory
 ) -> None:
     """As found by Jepsen: the EndTxn whose reply was lost reaches the coordinator again, later."""
@@ -265,7 +265,7 @@ def test_a_late_request_does_not_end_the_next_transaction(
     assert numbers_in(client, name, 1) == [list(range(10))]
 
 
-def test_one_that_takes_too_long_is_aborted(one_broker: LocalKafka, client: Client, topic1: TopicFactory) -> None:
+def test_transaction_over_its_timeout_is_aborted(one_broker: LocalKafka, client: Client, topic1: TopicFactory) -> None:
     name, transactional_id = topic1(), new_id()
     producer = started(client, transactional_id, transaction_timeout_ms=2_000)
     producer.begin_transaction()
@@ -283,9 +283,7 @@ def test_one_that_takes_too_long_is_aborted(one_broker: LocalKafka, client: Clie
     assert numbers_in(client, name, 1) == [list(range(10, 20))]
 
 
-def test_records_that_are_too_large_break_one_transaction(
-    one_broker: LocalKafka, client: Client, topic1: TopicFactory
-) -> None:
+def test_oversized_records_fail_one_transaction(one_broker: LocalKafka, client: Client, topic1: TopicFactory) -> None:
     name, producer = topic1(config={"max.message.bytes": "2000"}), started(client, new_id())
     producer.begin_transaction()
     producer.send_columns(name, numbered(0, 10))
@@ -301,7 +299,7 @@ def test_records_that_are_too_large_break_one_transaction(
 
 
 @pytest.mark.skipif(not SOAK, reason="32,764 requests; the model of a cluster covers it at once")
-def test_after_the_last_epoch_comes_another_producer_id(
+def test_last_epoch_is_followed_by_another_producer_id(
     one_broker: LocalKafka, proxy: KafkaProxy, through_proxy: Client, client: Client, topic1: TopicFactory
 ) -> None:
     name, transactional_id = topic1(), new_id()
@@ -321,7 +319,7 @@ def test_after_the_last_epoch_comes_another_producer_id(
     assert numbers_in(client, name, 1) == [list(range(60))]
 
 
-def test_another_process_ends_it(one_broker: LocalKafka, client: Client, topic1: TopicFactory) -> None:
+def test_transaction_is_ended_by_another_process(one_broker: LocalKafka, client: Client, topic1: TopicFactory) -> None:
     name, producer = topic1(), started(client, new_id())
     producer.begin_transaction()
     producer.send_columns(name, numbered(0, 10))
@@ -335,7 +333,7 @@ def test_another_process_ends_it(one_broker: LocalKafka, client: Client, topic1:
     assert numbers_in(client, name, 1) == [list(range(10))]
 
 
-def test_the_coordinator_is_killed(kafka: LocalKafka, topic: TopicFactory) -> None:
+def test_transaction_survives_a_killed_coordinator(kafka: LocalKafka, topic: TopicFactory) -> None:
     """Between the records and the commit: the next coordinator knows the transaction."""
     name, transactional_id = topic(3, 3), new_id()
     with Client(parse_client({"bootstrap.servers": kafka.bootstrap_servers})) as client:
@@ -358,7 +356,7 @@ def test_the_coordinator_is_killed(kafka: LocalKafka, topic: TopicFactory) -> No
 
 @pytest.mark.skipif(not SOAK, reason="takes minutes; one kill is tested above")
 @pytest.mark.timeout(900)
-def test_brokers_are_killed_one_after_the_other(kafka: LocalKafka, topic: TopicFactory) -> None:
+def test_transactions_survive_brokers_killed_in_turn(kafka: LocalKafka, topic: TopicFactory) -> None:
     """A program that aborts and rewrites failed records, and checks commits with an unknown outcome."""
     name, kills, transactional_id = topic(6, 3), int(os.environ.get("SPARK_KAFKA_SOURCE_KILLS", "9")), new_id()
     stopped = threading.Event()

@@ -24,7 +24,7 @@ from tests.protocol.transaction.producing import GROUP, send_and_flush, started,
 
 
 class TestFencing:
-    def test_a_newer_producer_ends_the_older(self, client: Client, producer: TransactionalProducer) -> None:
+    def test_newer_producer_fences_the_older(self, client: Client, producer: TransactionalProducer) -> None:
         producer.begin_transaction()
         send_numbered(producer, "orders", 0, 10, 3)
         producer.flush()
@@ -39,7 +39,7 @@ class TestFencing:
         newer.commit_transaction()
         assert visible(client) == list(range(10, 20))
 
-    def test_one_that_still_sends(self, client: Client, producer: TransactionalProducer) -> None:
+    def test_fenced_producer_cannot_send_or_commit(self, client: Client, producer: TransactionalProducer) -> None:
         producer.begin_transaction()
         newer = started(client, "etl-0")
         with pytest.raises(KafkaError):
@@ -50,7 +50,7 @@ class TestFencing:
         newer.commit_transaction()
         assert visible(client) == []
 
-    def test_one_that_a_leader_knows_to_be_fenced(self, fake: FakeKafka, producer: TransactionalProducer) -> None:
+    def test_producer_fenced_by_a_leader_cannot_abort(self, fake: FakeKafka, producer: TransactionalProducer) -> None:
         producer.begin_transaction()
         fake.refuse(PRODUCE, ErrorCode.PRODUCER_FENCED, 3)
         with pytest.raises(KafkaError):
@@ -58,7 +58,9 @@ class TestFencing:
         with pytest.raises(ProducerFenced):
             producer.abort_transaction()
 
-    def test_one_that_was_timed_out(self, client: Client, clock: ManualClock, producer: TransactionalProducer) -> None:
+    def test_producer_over_transaction_timeout_is_fenced(
+        self, client: Client, clock: ManualClock, producer: TransactionalProducer
+    ) -> None:
         producer.begin_transaction()
         send_numbered(producer, "orders", 0, 10, 3)
         producer.flush()
@@ -67,7 +69,7 @@ class TestFencing:
             producer.commit_transaction()
         assert visible(client) == []
 
-    def test_one_that_hears_of_the_abort_alone(self, fake: FakeKafka, producer: TransactionalProducer) -> None:
+    def test_producer_told_only_of_the_abort_is_fenced(self, fake: FakeKafka, producer: TransactionalProducer) -> None:
         """Since KIP-890 the coordinator replies no more than this if a newer producer has just started."""
         producer.begin_transaction()
         send_and_flush(producer, 0, 10)
@@ -76,11 +78,11 @@ class TestFencing:
             producer.commit_transaction()
 
 
-class TestTheLastEpochs:
+class TestEpochExhaustion:
     """After epoch 32,766 follows another producer id."""
 
     @pytest.mark.parametrize("lost", [0, 1], ids=["answered", "an answer is lost"])
-    def test_a_producer_goes_on_under_another_id(self, fake: FakeKafka, client: Client, lost: int) -> None:
+    def test_producer_continues_with_another_producer_id(self, fake: FakeKafka, client: Client, lost: int) -> None:
         first = started(client, "etl-0")
         fake.transactions.transactions["etl-0"].producer_epoch = 32_764
         producer = started(client, "etl-0")
@@ -96,7 +98,7 @@ class TestTheLastEpochs:
         assert fake.transactions.transactions["etl-0"].producer_epoch < 100, "a new producer id starts at sequence 0"
         assert_replaced(first)
 
-    def test_a_new_producer_has_it_at_once(self, fake: FakeKafka, client: Client) -> None:
+    def test_new_producer_gets_another_producer_id_at_once(self, fake: FakeKafka, client: Client) -> None:
         before = started(client, "etl-0")
         fake.transactions.transactions["etl-0"].producer_epoch = 32_766
         producer = started(client, "etl-0")
@@ -107,10 +109,10 @@ class TestTheLastEpochs:
         assert visible(client) == list(range(10))
 
 
-class TestForgotten:
+class TestExpiredId:
     """After a week without use (`transactional.id.expiration.ms`) the coordinator forgets the producer."""
 
-    def test_it_aborts_and_goes_on_under_another_id(
+    def test_expired_producer_aborts_and_continues_with_another_id(
         self, fake: FakeKafka, client: Client, producer: TransactionalProducer
     ) -> None:
         for first in (0, 10):
@@ -127,7 +129,7 @@ class TestForgotten:
         assert visible(client) == list(range(20))
         assert len(fake.asked(INIT_PRODUCER_ID)) == 2
 
-    def test_a_commit_says_that_nothing_was_committed(
+    def test_commit_of_an_expired_producer_reports_no_commit(
         self, fake: FakeKafka, client: Client, producer: TransactionalProducer
     ) -> None:
         producer.begin_transaction()
@@ -139,7 +141,7 @@ class TestForgotten:
         producer.begin_transaction()
         producer.commit_transaction()
 
-    def test_if_another_has_come_since_it_is_fenced(
+    def test_expired_producer_is_fenced_if_another_has_started(
         self, fake: FakeKafka, client: Client, producer: TransactionalProducer
     ) -> None:
         fake.transactions.transactions.clear()

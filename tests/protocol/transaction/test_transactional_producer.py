@@ -37,7 +37,7 @@ from tests.protocol.transaction.producing import GROUP, numbers_in, producer_of,
 
 
 class TestTransactions:
-    def test_what_is_committed_is_visible_and_what_is_aborted_is_not(
+    def test_committed_records_are_visible_and_aborted_ones_are_not(
         self, client: Client, producer: TransactionalProducer
     ) -> None:
         for first in range(0, 600, 100):
@@ -51,7 +51,7 @@ class TestTransactions:
         expected = [number for number in range(600) if number % 200 < 100]
         assert numbers_in(client, "orders", 3) == [[n for n in expected if n % 3 == part] for part in range(3)]
 
-    def test_an_abort_drops_what_is_not_sent(self, client: Client) -> None:
+    def test_abort_drops_unsent_records(self, client: Client) -> None:
         producer = started(client, "etl-0", linger_ms=60_000)
         for first, end in ((0, producer.commit_transaction), (10, producer.abort_transaction), (20, None)):
             producer.begin_transaction()
@@ -61,7 +61,7 @@ class TestTransactions:
         assert numbers_in(client, "orders", 3, "read_uncommitted") == numbers_in(client, "orders", 3)
 
     @pytest.mark.parametrize("end", [TransactionalProducer.commit_transaction, TransactionalProducer.abort_transaction])
-    def test_one_without_records_ends_without_a_request(
+    def test_transaction_without_records_ends_without_a_request(
         self, fake: FakeKafka, producer: TransactionalProducer, end: Callable[[TransactionalProducer], None]
     ) -> None:
         for _ in range(2):
@@ -84,14 +84,14 @@ class TestTransactions:
         else:
             assert sorted(number for rows in added for row in rows for number in row["partitions"]) == [0, 1, 2]
 
-    def test_offsets_are_committed_with_it(self, client: Client, producer: TransactionalProducer) -> None:
+    def test_offsets_are_committed_with_the_transaction(self, client: Client, producer: TransactionalProducer) -> None:
         for offset, end in ((5, producer.commit_transaction), (9, producer.abort_transaction)):
             producer.begin_transaction()
             producer.send_offsets_to_transaction({("orders", 0): CommittedOffset(offset)}, GROUP)
             end()
         assert fetch_offsets(client, "etl", None, client.deadline())["orders", 0].offset == 5
 
-    def test_another_process_may_end_it(self, client: Client, producer: TransactionalProducer) -> None:
+    def test_transaction_may_be_ended_by_another_process(self, client: Client, producer: TransactionalProducer) -> None:
         producer.begin_transaction()
         send_numbered(producer, "orders", 0, 10, 3)
         identity = producer.prepare_transaction()
@@ -108,7 +108,7 @@ class TestTransactions:
         again.init_transactions()
         assert visible(client) == list(range(10)), "a transaction not ended by then is aborted"
 
-    def test_who_has_handed_over_goes_on_under_another_transactional_id(
+    def test_producer_after_prepare_continues_with_another_transactional_id(
         self, client: Client, producer: TransactionalProducer
     ) -> None:
         handed_over = []
@@ -126,7 +126,7 @@ class TestTransactions:
             end_transaction(client, identity, commit=commit, deadline=client.deadline())
         assert visible(client) == [*range(10), *range(20, 30)]
 
-    def test_an_error_under_another_transactional_id_names_that_one(
+    def test_error_with_another_transactional_id_names_that_id(
         self, client: Client, producer: TransactionalProducer, fake: FakeKafka
     ) -> None:
         producer.begin_transaction()
@@ -137,7 +137,7 @@ class TestTransactions:
             producer.init_transactions(transactional_id="etl-1")
         assert "etl-0" not in str(raised.value)
 
-    def test_one_that_is_closed_aborts_what_is_open(self, client: Client, fake: FakeKafka) -> None:
+    def test_close_aborts_the_open_transaction(self, client: Client, fake: FakeKafka) -> None:
         def fails_in_the_middle() -> None:
             with started(client, "etl-0") as producer:
                 producer.begin_transaction()
@@ -149,17 +149,17 @@ class TestTransactions:
         assert {each.state.value for each in fake.transactions.transactions.values()} == {"CompleteAbort"}
 
 
-class TestOrder:
+class TestCallOrder:
     """Calls in a wrong state."""
 
-    def test_before_init(self, client: Client) -> None:
+    def test_calls_before_init_are_refused(self, client: Client) -> None:
         producer = producer_of(client, "etl-0")
         with pytest.raises(UsageError, match="call init_transactions"):
             producer.begin_transaction()
         with pytest.raises(UsageError, match="call init_transactions"):
             producer.send_columns("orders", numbered(0, 1))
 
-    def test_without_a_transaction(self, producer: TransactionalProducer) -> None:
+    def test_calls_outside_a_transaction_are_refused(self, producer: TransactionalProducer) -> None:
         for call in (
             producer.commit_transaction,
             producer.abort_transaction,
@@ -170,13 +170,13 @@ class TestOrder:
             with pytest.raises(UsageError, match="call begin_transaction"):
                 call()
 
-    def test_within_one(self, producer: TransactionalProducer) -> None:
+    def test_begin_and_init_in_a_transaction_are_refused(self, producer: TransactionalProducer) -> None:
         producer.begin_transaction()
         for call in (producer.begin_transaction, producer.init_transactions):
             with pytest.raises(UsageError, match="has a transaction"):
                 call()
 
-    def test_which_producer_for_which_properties(self, client: Client) -> None:
+    def test_producer_class_must_match_transactional_id(self, client: Client) -> None:
         with pytest.raises(UsageError, match=r"transactional\.id is for a TransactionalProducer"):
             Producer(client, parse_producer({"transactional.id": "etl-0"}))
         with pytest.raises(UsageError, match=r"needs transactional\.id"):
@@ -186,7 +186,7 @@ class TestOrder:
 
 
 class TestErrors:
-    def test_records_that_are_refused_break_the_transaction_alone(
+    def test_refused_records_fail_only_their_transaction(
         self, fake: FakeKafka, client: Client, producer: TransactionalProducer
     ) -> None:
         producer.begin_transaction()
@@ -204,7 +204,7 @@ class TestErrors:
         assert visible(client) == list(range(10, 20))
 
     @pytest.mark.parametrize("answered", [True, False])
-    def test_partitions_that_were_never_added_do_not_keep_it_from_going_on(
+    def test_abort_without_added_partitions_succeeds(
         self, fake: FakeKafka, client: Client, producer: TransactionalProducer, answered: bool
     ) -> None:
         """Before KIP-890 the coordinator then has no transaction to abort, and replies so."""
@@ -226,7 +226,7 @@ class TestErrors:
         producer.commit_transaction()
         assert {*range(10), *range(20, 30)} <= set(visible(client))
 
-    def test_a_record_that_no_request_can_hold_breaks_it_too(
+    def test_record_too_large_for_a_request_fails_the_transaction(
         self, client: Client, producer: TransactionalProducer
     ) -> None:
         producer.begin_transaction()
@@ -241,7 +241,7 @@ class TestErrors:
         producer.commit_transaction()
         assert visible(client) == [3]
 
-    def test_what_was_not_taken_in_breaks_it_too(self, producer: TransactionalProducer) -> None:
+    def test_refused_send_fails_the_transaction(self, producer: TransactionalProducer) -> None:
         producer.begin_transaction()
         with pytest.raises(UsageError, match="1 partitions were given for 2 rows"):
             producer.send_columns("orders", numbered(0, 2), np.zeros(1, np.int32))
@@ -250,7 +250,7 @@ class TestErrors:
         producer.abort_transaction()
 
     @pytest.mark.parametrize("code", [ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID])
-    def test_numbers_that_broke_off_never_begin_anew_within_it(
+    def test_sequence_numbers_do_not_restart_within_a_transaction(
         self, fake: FakeKafka, client: Client, producer: TransactionalProducer, code: ErrorCode
     ) -> None:
         """With a new epoch the earlier records would be lost, and the rest committed alone."""
@@ -269,7 +269,7 @@ class TestErrors:
         producer.commit_transaction()
         assert visible(client) == list(range(60))
 
-    def test_the_coordinator_demands_an_abort(
+    def test_abortable_error_of_the_coordinator_requires_an_abort(
         self, fake: FakeKafka, client: Client, producer: TransactionalProducer
     ) -> None:
         producer.begin_transaction()
@@ -280,7 +280,9 @@ class TestErrors:
         producer.abort_transaction()
         assert visible(client) == []
 
-    def test_a_member_that_has_lost_its_claims(self, producer: TransactionalProducer) -> None:
+    def test_offsets_of_a_member_without_its_partitions_fail_the_transaction(
+        self, producer: TransactionalProducer
+    ) -> None:
         producer.begin_transaction()
         stranger = ConsumerGroupMetadata("etl", GroupMember("nobody", generation_id=3))
         with pytest.raises(BrokerError):
@@ -289,7 +291,7 @@ class TestErrors:
             producer.commit_transaction()
         producer.abort_transaction()
 
-    def test_nobody_may_use_the_id(self, fake: FakeKafka, client: Client) -> None:
+    def test_unauthorised_transactional_id_is_fatal(self, fake: FakeKafka, client: Client) -> None:
         producer = producer_of(client, "etl-0")
         fake.refuse(INIT_PRODUCER_ID, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
         with pytest.raises(BrokerError, match="TRANSACTIONAL_ID_AUTHORIZATION_FAILED"):
@@ -297,7 +299,7 @@ class TestErrors:
         with pytest.raises(TransactionFailed, match="failed for good"):
             producer.init_transactions()
 
-    def test_a_coordinator_that_does_not_answer(self, fake: FakeKafka, client: Client) -> None:
+    def test_silent_coordinator_times_out(self, fake: FakeKafka, client: Client) -> None:
         producer = producer_of(client, "etl-0")
         fake.lose_requests(INIT_PRODUCER_ID, 1_000)
         with pytest.raises(DeadlineExceeded):
@@ -307,7 +309,7 @@ class TestErrors:
 
 
 class TestUnknownOutcomes:
-    def test_a_lost_answer_is_asked_for_again(
+    def test_lost_end_reply_is_requested_again(
         self, fake: FakeKafka, client: Client, producer: TransactionalProducer
     ) -> None:
         for first in (0, 10, 20):
@@ -317,7 +319,7 @@ class TestUnknownOutcomes:
             producer.commit_transaction()
         assert visible(client) == list(range(30))
 
-    def test_one_that_is_late_does_not_end_the_next_transaction(
+    def test_late_end_request_does_not_end_the_next_transaction(
         self, fake: FakeKafka, client: Client, producer: TransactionalProducer
     ) -> None:
         """Found by Jepsen: the request whose reply was lost is still in flight."""
@@ -335,7 +337,7 @@ class TestUnknownOutcomes:
         producer.abort_transaction()
         assert visible(client) == list(range(10))
 
-    def test_without_any_answer_a_commit_is_never_reported(
+    def test_commit_without_a_reply_is_never_reported(
         self, fake: FakeKafka, client: Client, producer: TransactionalProducer
     ) -> None:
         producer.begin_transaction()
@@ -351,7 +353,9 @@ class TestUnknownOutcomes:
         assert visible(client) == list(range(10))
         producer.begin_transaction()
 
-    def test_nobody_can_tell_any_more(self, fake: FakeKafka, client: Client, producer: TransactionalProducer) -> None:
+    def test_outcome_stays_unknown_after_fencing(
+        self, fake: FakeKafka, client: Client, producer: TransactionalProducer
+    ) -> None:
         producer.begin_transaction()
         send_numbered(producer, "orders", 0, 10, 3)
         producer.flush()

@@ -29,13 +29,13 @@ from tests.protocol.transaction.producing import GROUP, started, visible
 from tests.wait_until import wait_until
 
 
-class TestWhileOthersSend:
+class TestConcurrentSends:
     """Sends during begin or end are refused, and do not change the reported result."""
 
     @pytest.mark.parametrize(
         "end", [TransactionalProducer.commit_transaction, TransactionalProducer.prepare_transaction]
     )
-    def test_nothing_is_added_once_it_ends(
+    def test_send_after_the_end_starts_is_refused(
         self, client: Client, end: Callable[[TransactionalProducer], object]
     ) -> None:
         producer = started(client, "etl-0", linger_ms=60_000)
@@ -53,13 +53,13 @@ class TestWhileOthersSend:
         assert "to end its transaction; nothing more belongs to that" in str(refused)
 
     @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
-    def test_who_was_let_in_before_it_ends_belongs_to_it(
+    def test_send_admitted_before_the_end_belongs_to_the_transaction(
         self, client: Client, producer: TransactionalProducer, monkeypatch: pytest.MonkeyPatch, commit: bool
     ) -> None:
-        let_in, go_on, send, aborted = threading.Event(), threading.Event(), Producer.send, threading.Event()
+        admitted, go_on, send, aborted = threading.Event(), threading.Event(), Producer.send, threading.Event()
 
-        def stand_still(*arguments: Any) -> object:
-            let_in.set()
+        def pause(*arguments: Any) -> object:
+            admitted.set()
             assert go_on.wait(20)
             return send(*arguments)
 
@@ -71,11 +71,11 @@ class TestWhileOthersSend:
                 aborted.set()
             producer.begin_transaction()
 
-        monkeypatch.setattr(Producer, "send", stand_still)
+        monkeypatch.setattr(Producer, "send", pause)
         producer.begin_transaction()
         with ThreadPoolExecutor(2) as threads:
             threads.submit(producer.send, "orders", b"%09d" % 0)
-            assert let_in.wait(20)
+            assert admitted.wait(20)
             begun = threads.submit(end_and_begin)
             with pytest.raises(TimeoutError):
                 begun.result(0.2)
@@ -87,21 +87,21 @@ class TestWhileOthersSend:
         producer.commit_transaction()
         assert visible(client) == ([0, 1] if commit else [1])
 
-    def test_offsets_that_were_let_in_before_it_is_committed_belong_to_it(
+    def test_offsets_admitted_before_the_commit_belong_to_the_transaction(
         self, client: Client, producer: TransactionalProducer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        let_in, go_on, add_offsets = threading.Event(), threading.Event(), transaction_session.add_offsets
+        admitted, go_on, add_offsets = threading.Event(), threading.Event(), transaction_session.add_offsets
 
-        def stand_still(*arguments: Any, **options: Any) -> None:
-            let_in.set()
+        def pause(*arguments: Any, **options: Any) -> None:
+            admitted.set()
             assert go_on.wait(20)
             add_offsets(*arguments, **options)
 
-        monkeypatch.setattr(transaction_session, "add_offsets", stand_still)
+        monkeypatch.setattr(transaction_session, "add_offsets", pause)
         producer.begin_transaction()
         with ThreadPoolExecutor(2) as threads:
             sent = threads.submit(producer.send_offsets_to_transaction, {("orders", 0): CommittedOffset(7)}, GROUP)
-            assert let_in.wait(20)
+            assert admitted.wait(20)
             committed = threads.submit(producer.commit_transaction)
             with pytest.raises(TimeoutError):
                 committed.result(0.2)
@@ -111,7 +111,7 @@ class TestWhileOthersSend:
         assert fetch_offsets(client, "etl", [("orders", 0)], client.deadline())["orders", 0].offset == 7
 
     @pytest.mark.parametrize("call", ["commit_transaction", "abort_transaction", "prepare_transaction"])
-    def test_a_callback_cannot_end_it(self, client: Client, call: str) -> None:
+    def test_callback_cannot_end_the_transaction(self, client: Client, call: str) -> None:
         told, producer = list[KafkaError](), started(client, "etl-0", linger_ms=60_000)
 
         def on_written(_: object) -> None:
@@ -136,7 +136,7 @@ class TestWhileOthersSend:
         ],
         ids=["a message", "columns"],
     )
-    def test_an_abort_does_not_wait_for_who_waits_for_room(
+    def test_abort_does_not_wait_for_senders_blocked_by_memory(
         self, fake: FakeKafka, call: Callable[[TransactionalProducer], object]
     ) -> None:
         """The record in memory is not sent before the next retry, long after. The waiting record is not written."""
@@ -160,7 +160,7 @@ class TestWhileOthersSend:
             assert visible(client) == [1]
             producer.abort()
 
-    def test_an_end_does_not_wait_for_ever_for_who_was_let_in(
+    def test_end_waits_for_admitted_senders_until_its_deadline(
         self, client: Client, producer: TransactionalProducer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def end_within(*_: object) -> None:
@@ -172,7 +172,7 @@ class TestWhileOthersSend:
         producer.send("orders", b"")
         assert producer.transaction_state is TransactionState.IN_TRANSACTION
 
-    def test_a_flush_that_comes_to_nothing_ends_nothing(
+    def test_failed_flush_does_not_end_the_transaction(
         self, fake: FakeKafka, client: Client, producer: TransactionalProducer
     ) -> None:
         producer.begin_transaction()
@@ -186,7 +186,7 @@ class TestWhileOthersSend:
         producer.commit_transaction()
         assert visible(client) == list(range(20))
 
-    def test_what_came_too_late_to_be_committed_breaks_nothing(
+    def test_late_failure_after_end_does_not_fail_the_commit(
         self, client: Client, producer: TransactionalProducer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def end_late(*arguments: Any, **options: Any) -> object:
@@ -200,7 +200,7 @@ class TestWhileOthersSend:
             producer.commit_transaction()
         assert visible(client) == list(range(20))
 
-    def test_nothing_is_sent_before_its_numbers_begin(
+    def test_records_wait_until_sequence_numbers_restart(
         self, producer: TransactionalProducer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Otherwise sequence numbers would repeat in one epoch, and brokers would treat the second batch as a
