@@ -17,10 +17,10 @@ def topics() -> None:
 
 @topics.command()
 @click.argument("name", metavar="TOPIC")
-@click.option("--partitions", type=click.IntRange(1), help="[default: num.partitions of the brokers]")
+@click.option("--partitions", type=click.IntRange(1, 2**31 - 1), help="[default: num.partitions of the brokers]")
 @click.option(
     "--replication-factor",
-    type=click.IntRange(1),
+    type=click.IntRange(1, 2**15 - 1),
     help="[default: default.replication.factor of the brokers]",
 )
 @click.option(

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from spark_kafka_source.options.times import duration_ms, timestamp_ms
+from spark_kafka_source.options.times import MAX_TIME_MS, duration_ms, timestamp_ms
 
 
 class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5 only
@@ -34,7 +34,10 @@ def _duration_ms(text: str) -> int:
     iso = _ISO_DURATION.fullmatch(text)
     if iso is None or not any(iso.groups()):
         return duration_ms(text)
-    return sum(int(count or 0) * unit_ms for count, unit_ms in zip(iso.groups(), _ISO_UNITS_MS, strict=True))
+    milliseconds = sum(int(count or 0) * unit_ms for count, unit_ms in zip(iso.groups(), _ISO_UNITS_MS, strict=True))
+    if milliseconds > MAX_TIME_MS:
+        raise ValueError("out of range")
+    return milliseconds
 
 
 def _topic_partitions(text: str) -> tuple[str, tuple[int, ...] | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,10 @@ from pyspark import cloudpickle
 
 class Shipped:
     """A base for what Spark sends to executors: one that lacks the package fails with the way to install it there."""
+
+    def __new__(cls, *_arguments: object, **_named: object) -> Any:
+        _show_log_levels()
+        return super().__new__(cls)
 
     def __getstate__(self) -> dict[str, Any]:
         return dict(self.__dict__)
@@ -22,6 +27,13 @@ class Shipped:
         # The state as bytes: its classes are looked up by the function, which has the error for that.
         state: bytes = cloudpickle.dumps(self.__getstate__())  # type: ignore[no-untyped-call]
         return _restore_function(), (kind.__module__, kind.__qualname__, state)
+
+
+def _show_log_levels() -> None:
+    """Name level and logger in warnings where no handler is configured, as in Spark's Python processes."""
+    handler = logging.lastResort
+    if handler is not None and handler.formatter is None:
+        handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
 
 
 def _restore_function() -> Callable[[str, str, bytes], Any]:

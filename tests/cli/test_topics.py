@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from click.testing import CliRunner, Result
 
 from protocol.group.offsets import CommittedOffset, commit_offsets
@@ -30,6 +31,13 @@ def test_wrong_setting_of_a_topic_is_a_wrong_usage() -> None:
     with FakeKafka() as kafka:
         result = run(kafka, "topics", "create", "orders", "--config", "retention.ms")
     assert (result.exit_code, "NAME=VALUE" in result.output) == (2, True)
+
+
+@pytest.mark.parametrize(("option", "too_many"), [("--partitions", str(2**31)), ("--replication-factor", str(2**15))])
+def test_more_partitions_or_replicas_than_kafka_has_numbers_for_are_a_wrong_usage(option: str, too_many: str) -> None:
+    with FakeKafka() as kafka:
+        result = run(kafka, "topics", "create", "orders", option, too_many)
+    assert (result.exit_code, "is not in the range" in result.output) == (2, True)
 
 
 def test_topic_commands_of_the_docs_create_topics() -> None:

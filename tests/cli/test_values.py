@@ -29,6 +29,12 @@ def test_what_is_no_duration(text: str) -> None:
         DURATION.convert(text, None, None)
 
 
+@pytest.mark.parametrize("text", ["999999999999999d", "P99999999999999999999D"])
+def test_duration_beyond_64_bits_is_out_of_range(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="out of range"):
+        DURATION.convert(text, None, None)
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [("orders", ("orders", None)), ("orders:0", ("orders", (0,))), ("orders:3,1,3", ("orders", (1, 3)))],

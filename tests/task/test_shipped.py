@@ -49,3 +49,14 @@ def test_executor_with_the_package_gets_the_same(name: str) -> None:
     assert type(restored) is type(shipped)
     options = "options" if name == "data source" else "_options"
     assert getattr(restored, options) == getattr(shipped, options)
+
+
+def test_warning_in_a_process_of_spark_names_level_and_logger(tmp_path: Path) -> None:
+    sent = tmp_path / "sent"
+    sent.write_bytes(cloudpickle.dumps(SINK))
+    code = (
+        "import logging, pickle, sys; source = pickle.load(open(sys.argv[1], 'rb')); source.options['header'] = 'x'; "
+        "from spark_kafka_source.options.parsing import parse_sink_options; parse_sink_options(source.options)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code, str(sent)], capture_output=True, text=True)
+    assert ended.stderr.startswith("WARNING protocol.once: header has no effect: ")
