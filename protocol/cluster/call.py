@@ -1,8 +1,8 @@
-"""One call: a request to the broker that its API names, in the one retry loop, with every error code of its reply seen.
+"""One request to the broker that its API names, in the retry loop, with a check of every error code of the reply.
 
-Whom to ask stands with the message (`Api.route`), and so does where a reply has error codes (`wire.parts`): a new API
-needs no code here. Used by all who ask now and then, in whatever thread they are. Fetch and Produce, which plan their
-requests for many partitions and handle replies row by row, use `Client.send`.
+The message schema holds the destination (`Api.route`) and the places of error codes in a reply (`wire.parts`), so a
+new API needs no code here. `Client.send` is the alternative for Fetch and Produce, which plan requests for many
+partitions and handle replies row by row.
 """
 
 from __future__ import annotations
@@ -41,21 +41,41 @@ def call(
     complete: Collection[TopicPartition] = (),
     **options: Any,
 ) -> dict[str, Any]:
-    """Asks one broker; its reply, in which nothing has an error code but those of `accept`.
+    """Send a request to one broker and return its reply, which has no error codes except those in `accept`.
 
-    A `timeout_ms` that the message has is filled in. For partitions and their leaders there is `call_partitions`.
+    A field `timeout_ms` of the message is filled in. Use `call_partitions` for requests to partition leaders. Blocks;
+    callable from any thread.
 
     Parameters
     ----------
-    to : whom to ask where the message does not say it: a broker, or the coordinator of what a body by version is about.
-    topics : those it is about; their metadata are expired when an error says so.
-    complete : partitions that the reply must tell of; else it is `Corrupt`.
-    options : `at_least` and `at_most`, the versions that the call needs, and `max_attempts`.
+    client : Client
+    api : Api
+    body : dict or callable
+        Fields of the request, or a function from the version to the fields.
+    deadline : Deadline
+        Limit of the call, including retries.
+    to : Broker or CoordinatorKey, optional
+        Destination, if the message does not determine it: a broker, or a coordinator if `body` is a function.
+    topics : collection of str
+        Topics of the request. Errors that ask for it expire their metadata.
+    accept : collection of int
+        Error codes to return to the caller.
+    complete : collection of TopicPartition
+        Partitions that the reply must contain; otherwise `Corrupt` is raised.
+    **options
+        `at_least` and `at_most`: the versions that the call needs; `max_attempts`.
+
+    Returns
+    -------
+    dict
+        The decoded reply.
 
     Raises
     ------
-    BrokerError : an error code that no retry can mend; its context says what part of the reply it is of.
-    DeadlineExceeded : time or attempts ran out; `TopicUnknown` as in `Client.retrying`.
+    BrokerError
+        A non-retriable error code; its context names the part of the reply.
+    DeadlineExceeded
+        Time or attempts ran out; `TopicUnknown` as in `Client.retrying`.
     """
     to = to or _coordinator(api, body)
     words = _Words(api, to, listed(sorted(topics)) if topics else "")
@@ -92,17 +112,29 @@ def call_partitions(
     handle: Handle | None = None,
     **options: Any,
 ) -> dict[TopicPartition, Row]:
-    """Asks the leaders of `partitions`, all at once, or a coordinator about them; each one's row of a reply.
+    """Send a request about partitions to their leaders in parallel, or to a coordinator; return each partition's row.
 
-    What fails for a moment is asked again, and only that. Raises as `call`, and `Corrupt` when a reply leaves one out.
+    Retriable failures are repeated for the failed partitions only. Raises as `call`, and `Corrupt` if a reply omits a
+    requested partition.
 
     Parameters
     ----------
-    fields : the message without its topics. `partitions` : what it says of each, beside its number.
-    fenced : a leader of another epoch than metadata say must refuse (KIP-320).
-    handle : takes (topic, partition), its row, who sent it, its error or None; the error to go by, None for an answer.
-    options : as of `call`, and `unknown_topic_s`: raise `TopicUnknown` when brokers have not known a topic for so
-        long. For callers that then look whether the topic is still there.
+    fields : dict
+        The message without its topics.
+    partitions : mapping of TopicPartition to dict
+        Fields of each partition, except its number.
+    fenced : bool
+        Send the leader epochs of the metadata, so that brokers refuse outdated ones (KIP-320).
+    handle : callable, optional
+        Receives (topic, partition), its row, the broker and the row's error or None. Returns an error, which counts as
+        the partition's failure, or None to accept the row.
+    **options
+        As in `call`, and `unknown_topic_s`: raise `TopicUnknown` after brokers have not known a topic for this time,
+        for callers that then check whether the topic was deleted.
+
+    Returns
+    -------
+    dict of TopicPartition to mapping
     """
     to = _coordinator(api, fields)
     words = _Words(api, to, "" if to else listed([f"{topic}-{partition}" for topic, partition in partitions]))
@@ -143,26 +175,26 @@ def call_partitions(
     )
 
 
-# -- whom to ask, and what ------------------------------------------------------------------------
+# -- destination and request ----------------------------------------------------------------------
 
 
 def _coordinator(api: Api, body: Body) -> CoordinatorKey | None:
     if api.route not in _COORDINATORS:
         return None
     if callable(body):
-        raise UsageError(f"{api.name} goes to {api.route.value}, and only some versions of this body say which")
+        raise UsageError(f"{api.name} goes to {api.route.value}: pass `to`, since this body depends on the version")
     key = api.coordinator_key(body)
     return None if key is None else _COORDINATORS[api.route](key)
 
 
 def _locate(client: Client, api: Api, to: Broker | CoordinatorKey | None, deadline: Deadline) -> Broker | None:
-    """None: any broker, as for an API of a transaction's coordinator without a transactional id."""
+    """Return the destination. None means any broker, as for a transaction API without a transactional id."""
     if isinstance(to, CoordinatorKey):
         return client.coordinator(to, deadline)
     if to is None and api.route is Route.CONTROLLER:
         return client.controller(deadline)
     if to is None and api.route not in (Route.ANY, Route.TRANSACTION):
-        raise UsageError(f"{api.name} goes to {api.route.value}: say which")
+        raise UsageError(f"{api.name} goes to {api.route.value}: pass `to`")
     return to
 
 
@@ -183,13 +215,13 @@ def _by_leader(
 
 
 def _dated(api: Api, body: Body, deadline: Deadline) -> Body:
-    """With the time that a broker may take, where the message has room for it."""
+    """Add the time that the broker may take, if the message has a field for it."""
     if all(field.name != "timeout_ms" for field in api.request.fields):
         return body
     return lambda version: {"timeout_ms": deadline.remaining_ms(), **(body(version) if callable(body) else body)}
 
 
-# -- what came ------------------------------------------------------------------------------------
+# -- replies --------------------------------------------------------------------------------------
 
 
 def _handle_reply(
@@ -200,7 +232,7 @@ def _handle_reply(
     found: dict[TopicPartition, Row],
     handle: Handle | None,
 ) -> list[KafkaError]:
-    """Adds the rows of a reply to `found`; what is wrong with the others. What was not asked for is not looked at."""
+    """Add the valid rows of a reply to `found` and return the errors of the others; ignore unrequested partitions."""
     failures: list[KafkaError] = []
     left = set(asked)
     for part in error_parts(words.api, reply):
@@ -221,7 +253,7 @@ def _handle_reply(
 
 @dataclass(frozen=True)
 class _Words:
-    """How a call speaks of itself: "ListOffsets of orders-3 at broker:9092", "OffsetCommit for group etl"."""
+    """Name of a call in messages: "ListOffsets of orders-3 at broker:9092", "OffsetCommit for group etl"."""
 
     api: Api
     to: Broker | CoordinatorKey | None
@@ -239,5 +271,5 @@ class _Words:
 
     def left_out(self, partitions: Collection[TopicPartition], broker: Broker | None) -> Corrupt:
         topic, partition = min(partitions)
-        what = f"{replace(self, about='').of(None, broker)}: the reply leaves out {topic}-{partition}"
+        what = f"{replace(self, about='').of(None, broker)}: the reply omits {topic}-{partition}"
         return Corrupt(what, topic=topic, partition=partition)

@@ -1,7 +1,6 @@
-"""The client of one cluster: metadata, leaders, coordinators, and requests sent to the right broker.
+"""The client of one cluster: metadata, leaders, coordinators, and requests to the right broker.
 
-sarama's `Client`. Owns the connection pool, the newest metadata and the coordinators found so far; used by
-consumer, group, producer and admin. Safe for several threads. Opens no socket before the first call.
+Equivalent to sarama's `Client`. Consumers, groups, producers and administration use it.
 """
 
 from __future__ import annotations
@@ -45,25 +44,39 @@ T = TypeVar("T")
 CONTROL = "control"
 FETCH = "fetch"
 PRODUCE = "produce"
-COORDINATOR = "coordinator"  # of groups and transactions; each member of a group has another purpose
+COORDINATOR = "coordinator"  # of groups and transactions; each group member has its own purpose
 
-# So long may brokers be away without a word. Whoever has mistyped an address should not wait for minutes to learn it.
+# Log a warning if no broker answers within this time: the user may have mistyped an address.
 _QUIET_S = 10
-# Until a broker has answered for the first time, its address or the security settings may be wrong.
+# Shorter timeout until the first reply of a broker, since the addresses or the security settings may be wrong.
 _FIRST_ANSWER_MS = 30_000
-# Of the brokers that any question may go to, the first gets this part of the time (1/n), if there are as many.
+# A request that any broker can answer gives the first candidate this part (1/n) of the time, if there are n or more.
 _SHARES = 3
 _ABOUT_THE_SILENT_MS = 2_000
-# More brokers would hardly make a deletion more certain, and each may cost a connection.
+# More brokers hardly improve the evidence of a deletion, and each may cost a connection.
 _ASKED_ABOUT_DELETION = 5
 _ABOUT_DELETION_MS = 2_000
 
 
 class Client:
-    """Asks the brokers of one cluster.
+    """Connections to one cluster, its metadata, and its coordinators.
 
-    Deadlines: every call takes one, or counts `default.api.timeout.ms` from now; each request inside it has at
-    most `request.timeout.ms`. `words`: what log lines of this package say of an error.
+    Opens no socket before the first call. Thread-safe. Each call takes a deadline, or uses
+    `default.api.timeout.ms` from now; each request within a call has at most `request.timeout.ms`.
+
+    Parameters
+    ----------
+    config : ClientConfig
+        From `protocol.config.parse_client`.
+    clock : Clock
+        Time source; tests pass their own.
+    words : callable
+        Formats an error for log messages, for integrations with their own property names.
+
+    Attributes
+    ----------
+    has_answered : bool
+        True after the first reply of a broker. A caller that knows that the settings are right may set it.
     """
 
     def __init__(
@@ -84,12 +97,11 @@ class Client:
         self._metadata = Metadata()
         self._metadata_at_s: dict[str, float] = {}
         self._coordinators: dict[CoordinatorKey, Broker] = {}
-        # Of brokers, as long as there are connections to them; bootstrap addresses may be others.
+        # Addresses of brokers with open connections; bootstrap addresses may differ from them.
         self._addresses: set[tuple[str, int]] = set()
         self._asking_about_the_silent = threading.Lock()
         self._closed = False
         self.has_answered = False
-        """True once a broker has answered this client. A caller that knows the cluster from elsewhere may set it."""
 
     def __enter__(self) -> Client:
         return self
@@ -98,27 +110,36 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Closes every connection; calls that wait get `ConnectionLost`."""
+        """Close all connections; waiting calls raise `ConnectionLost`. Idempotent."""
         self._closed = True
         self._pool.close()
 
     def deadline(self, timeout_ms: float | None = None) -> Deadline:
-        """A deadline `timeout_ms`, by default `default.api.timeout.ms`, from now."""
+        """Return a deadline `timeout_ms` from now; by default `default.api.timeout.ms`."""
         return Deadline.after_ms(self.config.default_api_timeout_ms if timeout_ms is None else timeout_ms, self.clock)
 
     # -- requests -----------------------------------------------------------------------------
 
     def connection(self, broker: Broker, purpose: str, deadline: Deadline) -> Connection:
+        """Return the open connection to a broker for this purpose, or open it.
+
+        Raises
+        ------
+        UsageError
+            The client is closed.
+        TransportError, SecurityError
+            The connection cannot be opened by `deadline`.
+        """
         if self._closed:
             raise UsageError("this client is closed")
         return self._pool.get(broker.host, broker.port, purpose, deadline)
 
     def disconnect(self, connection: Connection) -> None:
-        """Closes one connection for good; whoever waits on it gets `ConnectionLost`."""
+        """Close one connection; calls that wait on it raise `ConnectionLost`."""
         self._pool.discard(connection)
 
     def hang_up(self, purpose: str) -> None:
-        """Closes the connections of one purpose; whoever waits on one gets `ConnectionLost`."""
+        """Close all connections of a purpose; calls that wait on them raise `ConnectionLost`."""
         self._pool.discard_purpose(purpose)
 
     def send(
@@ -133,7 +154,34 @@ class Client:
         at_most: int | None = None,
         replies: bool = True,
     ) -> Reply:
-        """Sends one request, in the newest version both sides speak, and returns its reply to come."""
+        """Send one request without waiting for the reply.
+
+        Parameters
+        ----------
+        broker : Broker
+        api : Api
+        body : dict or callable
+            Fields of the request, or a function from the version to the fields.
+        deadline : Deadline
+        purpose : str
+            Requests of different purposes use different connections.
+        at_least, at_most : int
+            Range of versions; the newest that client and broker support is used.
+        replies : bool
+            False for Produce with acks=0, which has no reply.
+
+        Returns
+        -------
+        Reply
+            The pending reply; `result` waits for it.
+
+        Raises
+        ------
+        TransportError, SecurityError
+            The request was not sent.
+        UnsupportedVersion
+            Client and broker have no version in common.
+        """
         connection = self.connection(broker, purpose, deadline)
         version = connection.choose_version(api, at_least, at_most)
         fields = body(version) if callable(body) else body
@@ -150,14 +198,22 @@ class Client:
         at_least: int = 0,
         at_most: int | None = None,
     ) -> dict[str, Any]:
-        """Sends one request and waits for its body. One try; errors inside the body are the caller's to handle."""
+        """Send one request and wait for its reply. One attempt; the caller handles error codes in the reply."""
         reply = self.send(broker, api, body, deadline, purpose=purpose, at_least=at_least, at_most=at_most)
         return reply.result(self._request_deadline(deadline))
 
     def ask_many(
         self, requests: Mapping[Broker, Body], api: Api, deadline: Deadline, **options: Any
     ) -> tuple[dict[Broker, dict[str, Any]], KafkaError | None]:
-        """One request to each broker, all in flight at once: the bodies of those that answered, and one failure."""
+        """Send one request to each broker in parallel.
+
+        Returns
+        -------
+        replies : dict of Broker to dict
+            The replies that arrived.
+        failure : KafkaError or None
+            The last transport error.
+        """
         bodies: dict[Broker, dict[str, Any]] = {}
         replies: dict[Broker, Reply] = {}
         failure: KafkaError | None = None
@@ -184,7 +240,10 @@ class Client:
         max_attempts: int | None = None,
         unknown_topic_s: float | None = None,
     ) -> T:
-        """`attempt` in the one retry loop; `topics` and `coordinator_of` say what a refresh is about."""
+        """Call `attempt` in the retry loop (`dispatch.retrying`).
+
+        A retriable failure refreshes the metadata of `topics`, or the coordinator of `coordinator_of`.
+        """
 
         def refresh(error: KafkaError, kind: Refresh) -> None:
             if coordinator_of is not None and (kind is Refresh.COORDINATOR or not isinstance(error, BrokerError)):
@@ -203,11 +262,16 @@ class Client:
         )
 
     def ask_any(self, api: Api, body: Body, deadline: Deadline, **options: Any) -> dict[str, Any]:
-        """Asks brokers one after the other until one answers; those that have failed lately come last.
+        """Send a request to one broker after the other until one replies; recently failed brokers come last.
 
-        Each gets a share of the time, so that one that is silent does not use it up. Raises `ConnectFailed` with what
-        was wrong with each; where nothing a later try may mend was, `ProtocolError`, `SecurityError` or
-        `UnsupportedVersion`.
+        Each broker gets a share of the time, so that an unresponsive one does not use all of it.
+
+        Raises
+        ------
+        ConnectFailed
+            No broker replied; the message has the failure of each.
+        ProtocolError, SecurityError, UnsupportedVersion
+            As before, if no failure is one that a retry may resolve.
         """
 
         def ask(deadline: Deadline) -> dict[str, Any]:
@@ -216,7 +280,7 @@ class Client:
         return ask(deadline) if self.has_answered else self._until_first_answer(api.name, ask, deadline)
 
     def _until_first_answer(self, what: str, ask: Callable[[Deadline], T], deadline: Deadline) -> T:
-        """Retry `ask` by `deadline`, or by an earlier one while no broker has ever answered this client."""
+        """Retry `ask` until `deadline`, or until an earlier one while no broker has answered this client yet."""
         if not self.has_answered:
             deadline = deadline.at_most_ms(max(_FIRST_ANSWER_MS, self.config.request_timeout_ms))
         try:
@@ -234,13 +298,13 @@ class Client:
         for place, broker in enumerate(candidates):
             address = f"{broker.host}:{broker.port}"
             if failures and deadline.passed:
-                words.append(f"{address}: not asked, the time was over")
+                words.append(f"{address}: not tried, the deadline had passed")
                 continue
             share = self._share(deadline, len(candidates) - place)
             try:
                 return self.ask(broker, api, body, share, **options)
             except AuthenticationFailed:
-                # Accounts are the cluster's, and may lock: the others are not tried.
+                # Credentials apply to the whole cluster, and failures may lock an account: do not try other brokers.
                 raise
             except (TransportError, ProtocolError, SecurityError, UnsupportedVersion) as error:
                 failures.append(error)
@@ -259,13 +323,27 @@ class Client:
     def metadata(
         self, topics: Iterable[str] | None, deadline: Deadline | None = None, *, create: bool = False
     ) -> Metadata:
-        """A fresh snapshot of these topics; None asks for all of them. Errors of single topics stay in the snapshot.
+        """Fetch the metadata of these topics; errors of single topics are in the snapshot.
 
-        With `create` brokers that allow it create the topics that are not there; until they have, those have the error
-        UNKNOWN_TOPIC_OR_PARTITION or LEADER_NOT_AVAILABLE. Only who writes may ask for that.
+        Parameters
+        ----------
+        topics : iterable of str or None
+            None fetches all topics.
+        deadline : Deadline, optional
+        create : bool
+            Let brokers with auto.create.topics.enable create missing topics, for producers only. Until they exist, the
+            topics have the error UNKNOWN_TOPIC_OR_PARTITION or LEADER_NOT_AVAILABLE.
 
-        Raises `DeadlineExceeded` when no broker answered in time. While no broker has ever answered this client, that
-        is after 30 s at the latest, or after `request.timeout.ms` if that is longer.
+        Returns
+        -------
+        Metadata
+            All topics known so far, with the fetched ones updated.
+
+        Raises
+        ------
+        DeadlineExceeded
+            No broker answered in time. Before the first reply of any broker, the limit is 30 s, or
+            `request.timeout.ms` if that is longer.
         """
         names = None if topics is None else sorted(set(topics))
         deadline = deadline or self.deadline()
@@ -284,7 +362,7 @@ class Client:
             except ConnectFailed as error:
                 if quiet.passed and not told:
                     told.append(error)
-                    log.warning("%s. It is tried for %.0f s more", self.words(error), deadline.remaining_s())
+                    log.warning("%s. Retrying for %.0f s more", self.words(error), deadline.remaining_s())
                 raise
 
         what = f"Metadata of {'all topics' if names is None else listed(names) or 'the cluster'}"
@@ -305,18 +383,17 @@ class Client:
         return known
 
     def snapshot(self, topics: Iterable[str], deadline: Deadline | None = None, *, create: bool = False) -> Metadata:
-        """Metadata that these topics are in, from memory where that is younger than `metadata.max.age.ms`.
+        """Return metadata that includes these topics, cached up to `metadata.max.age.ms`.
 
-        The others are asked for together: whoever is about many topics or partitions takes one snapshot for all of
-        them, and expires what proves to be out of date when it has looked at all. `create` is as for
-        `metadata`. Raises `DeadlineExceeded`.
+        One request refreshes all outdated topics. A caller with many topics takes one snapshot for all of them, and
+        expires the outdated ones after it has checked them all. `create` and `DeadlineExceeded` are as in `metadata`.
         """
         with self._lock:
             stale, known = [name for name in topics if self._is_stale(name)], self._metadata
         return self.metadata(stale, deadline, create=create) if stale else known
 
     def topic(self, name: str, deadline: Deadline | None = None, *, create: bool = False) -> Topic:
-        """The topic, as in a `snapshot`; raises `BrokerError` if it has one."""
+        """Return one topic of a `snapshot`; raise `BrokerError` if the topic has an error."""
         snapshot = self.snapshot([name], deadline, create=create)
         try:
             return snapshot.topic(name)
@@ -325,11 +402,11 @@ class Client:
             raise
 
     def unknown_to_brokers(self, topics: Collection[str], deadline: Deadline | None = None) -> set[str]:
-        """Return those of `topics` that no broker knows, after one Metadata request to each of up to five brokers.
+        """Return the topics that no broker knows, after one Metadata request to each of up to five brokers.
 
-        Returns nothing when one of them does not answer, or is no KRaft broker. A KRaft broker serves clients only
-        after it has caught up with the cluster's metadata, so for a topic that was seen before the answer means that
-        it was deleted. A broker of a ZooKeeper cluster that has just started says the same of topics that are there.
+        Returns an empty set if one of these brokers does not answer or is not a KRaft broker. A KRaft broker serves
+        clients only after it has caught up with the cluster's metadata, so an unknown topic that existed before was
+        deleted. A ZooKeeper-based broker that has just started does not know its topics yet.
         """
         with self._lock:
             known = list(self._metadata.brokers.values())
@@ -357,13 +434,13 @@ class Client:
         return unknown
 
     def remembered_topic(self, name: str) -> Topic | None:
-        """The topic as the last answer had it, however old that is; None where it was an error. Asks nobody."""
+        """Return the topic from the newest cached metadata of any age, without a request; None if it has an error."""
         with self._lock:
             known = self._metadata.topics.get(name)
         return known if known is not None and known.error_code == ErrorCode.NONE else None
 
     def leader(self, topic: str, partition: int, deadline: Deadline | None = None) -> tuple[Broker, Partition]:
-        """The partition's leader. One look; raises `BrokerError` (retriable) while there is none."""
+        """Return the partition's leader, in one attempt; raise `BrokerError` (retriable) if there is none."""
         found, failures = self.leaders([(topic, partition)], deadline)
         for error in failures.values():
             raise error
@@ -372,9 +449,18 @@ class Client:
     def leaders(
         self, partitions: Iterable[TopicPartition], deadline: Deadline | None = None
     ) -> tuple[dict[TopicPartition, tuple[Broker, Partition]], dict[TopicPartition, BrokerError]]:
-        """The partitions' leaders, and why the others have none just now. One look at all of them together.
+        """Return the leaders of partitions, in one attempt for all of them.
 
-        Raises `DeadlineExceeded` when no broker answered in time.
+        Returns
+        -------
+        leaders : dict of TopicPartition to (Broker, Partition)
+        failures : dict of TopicPartition to BrokerError
+            Partitions without a leader.
+
+        Raises
+        ------
+        DeadlineExceeded
+            No broker answered in time.
         """
         keys = list(partitions)
         snapshot = self.snapshot({topic for topic, _ in keys}, deadline)
@@ -389,17 +475,17 @@ class Client:
         return found, failures
 
     def brokers(self, deadline: Deadline | None = None) -> Mapping[int, Broker]:
-        """All brokers by node id, from the newest metadata."""
+        """Return all brokers by node id, from the newest metadata."""
         with self._lock:
             known = self._metadata.brokers
         return known or self.metadata([], deadline).brokers
 
     def controller(self, deadline: Deadline | None = None) -> Broker:
-        """The broker that takes CreateTopics and the like, freshly looked up."""
+        """Return the controller, which handles CreateTopics and similar requests; refreshes the metadata."""
         snapshot = self.metadata([], deadline)
         broker = snapshot.brokers.get(snapshot.controller_id)
         if broker is None:
-            raise broker_error(ErrorCode.NOT_CONTROLLER, "the cluster has no controller just now")
+            raise broker_error(ErrorCode.NOT_CONTROLLER, "the cluster has no controller at the moment")
         return broker
 
     def _is_stale(self, name: str) -> bool:
@@ -410,7 +496,7 @@ class Client:
         )
 
     def expire_metadata(self, topics: Iterable[str]) -> None:
-        """Makes the next question about these topics ask the brokers."""
+        """Make the next `snapshot` fetch these topics."""
         with self._lock:
             for name in topics:
                 self._metadata_at_s.pop(name, None)
@@ -418,7 +504,7 @@ class Client:
     # -- coordinators -------------------------------------------------------------------------
 
     def coordinator(self, key: CoordinatorKey, deadline: Deadline) -> Broker:
-        """The coordinator, from memory or FindCoordinator. One look; raises `BrokerError` (retriable)."""
+        """Return the coordinator, cached or by FindCoordinator, in one attempt; raise `BrokerError` (retriable)."""
         with self._lock:
             known = self._coordinators.get(key)
         if known is not None:
@@ -430,6 +516,7 @@ class Client:
         return broker
 
     def forget_coordinator(self, key: CoordinatorKey) -> None:
+        """Make the next `coordinator` send FindCoordinator."""
         with self._lock:
             self._coordinators.pop(key, None)
 
@@ -439,10 +526,10 @@ class Client:
         return deadline.at_most_ms(self.config.request_timeout_ms)
 
     def _is_departed(self, address: tuple[str, int], deadline: Deadline) -> bool:
-        """Whether a broker that has gone silent is not in the cluster any more, as the others say.
+        """Return True if other brokers report that an unresponsive broker has left the cluster.
 
-        The cluster notices that (nine seconds by default) long before `request.timeout.ms` is over. Called by who
-        waits for a reply on some connection, so it asks on connections of its own.
+        The cluster notices that after nine seconds by default, long before `request.timeout.ms`. Called by threads
+        that wait for a reply on a connection; the request therefore uses other connections.
         """
         others = [broker for broker in self._candidates() if (broker.host, broker.port) != address]
         if address not in self._addresses or not others or self._closed:
@@ -456,24 +543,21 @@ class Client:
                 others, METADATA, body, deadline, purpose="liveness", at_least=FIRST_WITH_ALLOW_AUTO_TOPIC_CREATION
             )
         except KafkaError as error:
-            log.debug("%s:%d is silent, and nobody says whether it is gone: %s", *address, error)
+            log.debug("%s:%d is unresponsive; cannot determine if it has left the cluster: %s", *address, error)
             return False
         finally:
             self._asking_about_the_silent.release()
         brokers = {(row["host"], row["port"]) for row in reply["brokers"]}
-        # One that has just started may know none yet.
+        # A broker that has just started may know no brokers yet.
         return bool(brokers) and address not in brokers
 
     def _share(self, deadline: Deadline, left: int) -> Deadline:
-        """How long one of `left` candidates may take: a third, but the last ones more."""
+        """Return the deadline of one of `left` candidates: a third of the time, more for the last two."""
         most_ms = min(deadline.remaining_s() * 1000, self.config.request_timeout_ms)
         return deadline.at_most_ms(most_ms / min(left, _SHARES))
 
     def _candidates(self) -> list[Broker]:
-        """Those known from metadata before the bootstrap ones, and what has failed, the latest last, after all others.
-
-        Beside that in random order.
-        """
+        """Return brokers from metadata, then bootstrap servers, each in random order; failed ones last, latest last."""
         with self._lock:
             known = list(self._metadata.brokers.values())
         random.shuffle(known)
@@ -485,7 +569,7 @@ class Client:
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first of them, in words."""
+    """Join names for a message; more than five are abbreviated."""
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 

@@ -1,7 +1,7 @@
-"""Which broker keeps a group or a transaction: what FindCoordinator is asked, and what its reply says.
+"""Coordinators of groups and transactions: FindCoordinator requests, and their replies. Sans-IO.
 
-Pure: `client` asks, and remembers. A group and a transactional id may be the same string and have different
-coordinators, so each is known by its type and its key together (KIP-98).
+A group and a transactional id may be the same string and have different coordinators, so a key includes its type
+(KIP-98). `client` sends the requests and caches the coordinators.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _FIRST_WITH_MANY_KEYS = 4
 
 
 class CoordinatorType(IntEnum):
-    """What is coordinated, in FindCoordinator's numbers (`key_type`)."""
+    """`key_type` of FindCoordinator."""
 
     GROUP = 0
     TRANSACTION = 1
 
 
 class CoordinatorKey(NamedTuple):
-    """A group, or a transactional id."""
+    """A group id or a transactional id."""
 
     type: CoordinatorType
     key: str
@@ -35,21 +35,21 @@ class CoordinatorKey(NamedTuple):
 
     @property
     def context(self) -> dict[str, str]:
-        """For a `KafkaError` that is about it."""
+        """Context of a `KafkaError` about this group or transactional id."""
         return {"group" if self.type is CoordinatorType.GROUP else "transactional_id": self.key}
 
     @property
     def first_version(self) -> int:
-        """Of FindCoordinator. The first one knows groups only, and would tell the coordinator of another thing."""
+        """Lowest usable version of FindCoordinator: version 0 finds coordinators of groups only."""
         return 0 if self.type is CoordinatorType.GROUP else _FIRST_WITH_TYPES
 
     def body(self, version: int) -> dict[str, Any]:
-        """The FindCoordinator request; from version 4 on it may be about several keys (KIP-699)."""
+        """Build the FindCoordinator request; from version 4 on it takes several keys (KIP-699)."""
         key = {"coordinator_keys": [self.key]} if version >= _FIRST_WITH_MANY_KEYS else {"key": self.key}
         return {**key, "key_type": int(self.type)} if version >= _FIRST_WITH_TYPES else key
 
     def found(self, reply: Mapping[str, Any]) -> Broker:
-        """The coordinator that a reply tells; raises `BrokerError`."""
+        """Return the coordinator from a FindCoordinator reply; raises `BrokerError`."""
         row = (reply["coordinators"] or [reply])[0]
         if row["error_code"] != ErrorCode.NONE:
             raise broker_error(row["error_code"], f"coordinator of {self}", api="FindCoordinator", **self.context)
@@ -57,8 +57,10 @@ class CoordinatorKey(NamedTuple):
 
 
 def group_coordinator(group: str) -> CoordinatorKey:
+    """Return the key of a group's coordinator."""
     return CoordinatorKey(CoordinatorType.GROUP, group)
 
 
 def transaction_coordinator(transactional_id: str) -> CoordinatorKey:
+    """Return the key of a transactional id's coordinator."""
     return CoordinatorKey(CoordinatorType.TRANSACTION, transactional_id)

@@ -1,8 +1,7 @@
-"""The one retry loop: try, look the failure up in the error table, expire what it says, back off, try again.
+"""The blocking retry loop: try, look up the error, refresh outdated metadata, back off, try again.
 
-Used by `client` and, through it, by everything above. An attempt is a function that sends what is still to be
-sent and raises `BrokerError` or `TransportError` for what failed; it keeps its own account of what is done.
-Lower layers never sleep and never try again.
+`client` uses it for all blocking calls; lower layers never sleep or retry. An attempt is a function that sends the
+remaining work and raises `BrokerError` or `TransportError` for failures; it records completed work itself.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from protocol.errors import BrokerError, DeadlineExceeded, KafkaError, TopicUnkn
 
 log = logging.getLogger(__name__)
 
-# As Java's client waits for a transaction that is being ended.
+# Java's client uses the same time for a transaction that is being completed.
 _SOON_S = 0.02
 
 T = TypeVar("T")
 
 
 def is_retriable(error: KafkaError) -> bool:
-    """Whether the same request may succeed later: transport failures, and the codes the table marks so."""
+    """Return True for transport failures and retriable error codes: the same request may succeed later."""
     if isinstance(error, BrokerError):
         row = BY_CODE.get(error.code)
         return row is not None and row.retriable
@@ -33,13 +32,13 @@ def is_retriable(error: KafkaError) -> bool:
 
 
 def _wait_s(error: KafkaError, attempts: int, backoff_s: float) -> float:
-    """What takes brokers some milliseconds is looked at sooner in the first attempts."""
+    """Return the wait before the next attempt; shorter at first for errors that brokers resolve in milliseconds."""
     row = BY_CODE.get(error.code) if isinstance(error, BrokerError) else None
     return min(backoff_s, _SOON_S * attempts) if row is not None and row.soon else backoff_s
 
 
 def what_to_refresh(error: KafkaError) -> Refresh:
-    """A broker that cannot be reached may have lost its partitions to another one: look again."""
+    """Return the state to refresh. Transport failures refresh metadata: the partitions may have another leader."""
     if isinstance(error, BrokerError):
         row = BY_CODE.get(error.code)
         return row.refresh if row is not None else Refresh.NONE
@@ -56,12 +55,36 @@ def retrying(
     max_attempts: int | None = None,
     unknown_topic_s: float | None = None,
 ) -> T:
-    """Runs `attempt` until it returns, fails for good, or the deadline passes.
+    """Call `attempt` until it returns, fails with a non-retriable error, or the deadline passes.
 
-    Raises the attempt's own error when it is not retriable; `DeadlineExceeded`, with the last error as its cause,
-    when time or attempts run out; `TopicUnknown` when before that brokers have not known a topic or a partition for
-    `unknown_topic_s`, by default 10 s (`UnknownTopicPatience`). A `TopicUnknown` of a call within `attempt` is retried:
-    what was looked up before is out of date. `what` says in words what was tried ("ListOffsets of orders-3").
+    Parameters
+    ----------
+    what : str
+        Name of the operation in messages, such as "ListOffsets of orders-3".
+    attempt : callable
+        One attempt. A `TopicUnknown` from within is retried, since its metadata was outdated.
+    deadline : Deadline
+    backoff : Backoff
+    refresh : callable
+        Called after each failure with the error and the state to refresh.
+    max_attempts : int, optional
+    unknown_topic_s : float, default 10
+        Give up with `TopicUnknown` after brokers have not known a topic or partition for this time
+        (`UnknownTopicPatience`).
+
+    Returns
+    -------
+    object
+        The result of `attempt`.
+
+    Raises
+    ------
+    KafkaError
+        The attempt's own error, if it is not retriable.
+    DeadlineExceeded
+        Time or attempts ran out; the cause is the last error.
+    TopicUnknown
+        See `unknown_topic_s`.
     """
     started_s = deadline.clock.now_s()
     unknown = UnknownTopicPatience() if unknown_topic_s is None else UnknownTopicPatience(unknown_topic_s)
@@ -71,7 +94,7 @@ def retrying(
         try:
             return attempt()
         except KafkaError as error:
-            # Also by who gives up: else its next call would begin with what has just failed.
+            # Also before giving up: otherwise the next call would start with the outdated state.
             refresh(error, what_to_refresh(error))
             if not is_retriable(error) or (isinstance(error, DeadlineExceeded) and not isinstance(error, TopicUnknown)):
                 raise
@@ -80,7 +103,7 @@ def retrying(
                 raise TopicUnknown(f"{what}: {error}") from error
             wait_s = unknown.wait_s(_wait_s(error, attempts, backoff.next_s()))
             log.debug("%s: attempt %d failed: %s", what, attempts, error)
-            # A last try at the deadline itself would have no time to be answered.
+            # A last attempt at the deadline would have no time for a reply.
             if wait_s >= deadline.remaining_s() or (max_attempts is not None and attempts >= max_attempts):
                 spent_s = deadline.clock.now_s() - started_s
                 raise DeadlineExceeded(

@@ -1,6 +1,6 @@
-"""What a Metadata reply says, as an immutable snapshot: brokers, controller, topics, partitions and their leaders.
+"""A Metadata reply as an immutable snapshot: brokers, controller, topics, partitions and their leaders. Sans-IO.
 
-Pure: made from a decoded reply, asked by `client`. When to fetch a newer one is `client`'s business.
+`client` sends the requests and decides when to refresh.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from protocol.kafka_terms import NO_TOPIC_ID
 
 @dataclass(frozen=True)
 class Broker:
-    """One broker's address, as it advertises it."""
+    """A broker with its advertised address."""
 
     node_id: int
     host: str
@@ -31,7 +31,7 @@ class Broker:
 
 @dataclass(frozen=True)
 class Partition:
-    """One partition: `leader` is a node id, -1 while there is none; `leader_epoch` is -1 where unknown."""
+    """One partition. `leader` is a node id, -1 if there is none; `leader_epoch` is -1 if unknown."""
 
     partition: int
     leader: int
@@ -44,7 +44,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class Topic:
-    """One topic. `topic_id` is 16 bytes, all zero where the broker has none (before Kafka 2.8)."""
+    """One topic. `topic_id` has 16 bytes, all zero if the broker sends none (before Kafka 2.8)."""
 
     name: str
     topic_id: bytes
@@ -54,12 +54,12 @@ class Topic:
 
     @property
     def topic_id_text(self) -> str:
-        """The id as Kafka's tools print it; "" if unknown."""
+        """The topic id as Kafka's tools print it; "" if unknown."""
         return "" if self.topic_id == NO_TOPIC_ID else topic_id_text(self.topic_id)
 
 
 def topic_id_text(topic_id: bytes) -> str:
-    """As Kafka's tools print it: URL-safe base64 without padding."""
+    """Format a topic id as Kafka's tools print it: URL-safe base64 without padding."""
     return base64.urlsafe_b64encode(topic_id).rstrip(b"=").decode()
 
 
@@ -75,13 +75,13 @@ def topic_id_bytes(text: str) -> bytes:
 
 
 def is_another_topic(topic_id: bytes, before: bytes) -> bool:
-    """Whether a topic was recreated, by its ids; nobody knows where one of them is not known."""
+    """Return True if the ids show that the topic was recreated; False if one of them is unknown."""
     return topic_id != before and NO_TOPIC_ID not in (topic_id, before)
 
 
 @dataclass(frozen=True)
 class Metadata:
-    """A snapshot. `topics` holds only what was asked for so far."""
+    """A snapshot of the cluster; `topics` has only the topics requested so far."""
 
     cluster_id: str | None = None
     controller_id: int = -1
@@ -90,6 +90,7 @@ class Metadata:
 
     @classmethod
     def from_reply(cls, reply: Mapping[str, Any]) -> Metadata:
+        """Convert a decoded Metadata reply."""
         return cls(
             cluster_id=reply["cluster_id"],
             controller_id=reply["controller_id"],
@@ -101,7 +102,7 @@ class Metadata:
         )
 
     def topic(self, name: str) -> Topic:
-        """Raises `BrokerError` for one that has an error, or is not there."""
+        """Return a topic; raise `BrokerError` if it has an error or is not in the snapshot."""
         known = self.topics.get(name)
         code = known.error_code if known is not None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if known is None or code != ErrorCode.NONE:
@@ -109,7 +110,7 @@ class Metadata:
         return known
 
     def leader(self, topic: str, partition: int) -> tuple[Broker, Partition]:
-        """Raises `BrokerError` as `topic` does, or (retriable) when the partition is unknown or has no leader."""
+        """Return the leader; raise `BrokerError` as `topic`, or (retriable) if the partition is unknown or has none."""
         known = self.topic(topic).partitions.get(partition)
         broker = self.brokers.get(known.leader) if known is not None else None
         if known is None or broker is None:
@@ -118,10 +119,9 @@ class Metadata:
         return broker, known
 
     def updated_by(self, newer: Metadata) -> Metadata:
-        """The newer snapshot, plus those topics that it was not asked about.
+        """Return the newer snapshot, plus the topics that it does not contain.
 
-        A partition's leader is never replaced by one of an older epoch: a broker that lags behind the others may
-        answer too (KIP-320).
+        A leader never replaces one of a newer epoch, because a broker with outdated metadata may reply (KIP-320).
         """
         topics = dict(self.topics)
         for name, topic in newer.topics.items():
@@ -129,6 +129,7 @@ class Metadata:
         return Metadata(newer.cluster_id, newer.controller_id, newer.brokers, topics)
 
     def without(self, names: Iterable[str]) -> Metadata:
+        """Return the snapshot without these topics."""
         gone = set(names)
         return Metadata(
             self.cluster_id,

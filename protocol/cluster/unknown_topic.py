@@ -1,9 +1,7 @@
-"""How long brokers must say that they do not know a topic or a partition before that is believed.
+"""Decide when UNKNOWN_TOPIC_OR_PARTITION means a missing topic. Sans-IO.
 
-A broker that has just started does not know its topics yet, nor does every one know a topic that was just created. So
-one answer proves nothing, and nor do two with a silence in between: the cluster may have been away, and the second be
-the answer of a broker that has just started. Pure: takes `now`. Used by `dispatch`, and by who reads ranges in a loop
-of its own.
+A broker that has just started does not know its topics yet, and not every broker knows a new topic yet. One reply
+therefore proves nothing. Neither do two replies with silence in between: the brokers may have been restarted.
 """
 
 from __future__ import annotations
@@ -17,24 +15,27 @@ from protocol.errors import BrokerError, KafkaError
 
 TRANSIENT_UNKNOWN_MS = 10_000
 SUSPECT_DELETED_S = 0.5
-"""After this time without a topic that was seen before, several brokers get the question at once."""
+"""After a known topic has been unknown for this time, the client sends Metadata requests to several brokers."""
 _LONGEST_SILENCE_S = 3.0
 
 
 def is_unknown_topic(error: KafkaError) -> bool:
-    """Whether a broker says that there is no such topic or partition: for a moment, or because it was deleted."""
+    """Return True if a broker does not know the topic or partition, temporarily or because it was deleted."""
     return isinstance(error, BrokerError) and error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 @dataclass
 class UnknownTopicPatience:
-    """Is over when brokers have said for `limit_s`, again and again and nothing else, that something is unknown.
+    """Expires after brokers have replied for `limit_s`, without interruption, that a topic or partition is unknown.
 
-    Anything else that a broker says begins the time anew, and so does a silence: nobody answers for three seconds.
+    Any other reply restarts the time, and so do three seconds without a reply.
 
     Attributes
     ----------
-    began_s : since when every answer was that, whatever silences lie in between; None: the last one was another one.
+    limit_s : float
+    began_s : float or None
+        Time of the first of the uninterrupted "unknown" replies, regardless of silence between them; None if the last
+        reply was different.
     """
 
     limit_s: float = field(default_factory=lambda: TRANSIENT_UNKNOWN_MS / 1000)
@@ -43,7 +44,7 @@ class UnknownTopicPatience:
     _heard_s: float = 0.0
 
     def hear(self, error: KafkaError | None, now_s: float) -> None:
-        """Takes in what came of a question: an error, None for none. Only what a broker says counts as an answer."""
+        """Record the result of a request: an error, or None for success. Transport errors are not replies."""
         if error is not None and not isinstance(error, BrokerError):
             return
         unknown = _unknown(error) if error is not None and is_unknown_topic(error) else ()
@@ -57,7 +58,7 @@ class UnknownTopicPatience:
 
     @property
     def over(self) -> bool:
-        """Whether all that the last answer did not know has been unknown for long enough."""
+        """True if every topic and partition unknown to the last reply has been unknown for `limit_s`."""
         return bool(self._since_s) and self._heard_s - max(self._since_s.values()) >= self.limit_s
 
     def suspects_deleted(self, now_s: float) -> bool:
@@ -66,20 +67,20 @@ class UnknownTopicPatience:
 
     @classmethod
     def before_skipping(cls) -> UnknownTopicPatience:
-        """Longer than where a topic is only looked for: what is skipped does not come back."""
+        """Return a timer with a longer limit, for callers that skip the topic permanently."""
         return cls(3 * TRANSIENT_UNKNOWN_MS / 1000)
 
     def prolonged(self, deadline: Deadline) -> Deadline:
-        """For a call that is to tell a deleted topic from a cluster that comes and goes."""
+        """Return a deadline long enough to distinguish a deleted topic from brokers that restart repeatedly."""
         return Deadline(max(deadline.at_s, deadline.clock.now_s() + self.longest_s), deadline.clock)
 
     @property
     def longest_s(self) -> float:
-        """Who has less time than that, all in all, cannot tell a deleted topic from a cluster that comes and goes."""
+        """The time that a call needs to distinguish a deleted topic from brokers that restart repeatedly."""
         return 4 * self.limit_s
 
     def wait_s(self, backoff_s: float) -> float:
-        """How long to wait before the next question: a long back-off would itself be a silence."""
+        """Return the wait before the next request, short enough not to count as silence."""
         return backoff_s if self.began_s is None else min(backoff_s, _LONGEST_SILENCE_S / 2)
 
 

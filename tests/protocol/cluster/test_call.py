@@ -112,7 +112,7 @@ def test_caller_may_choose_broker_or_coordinator(both: Both) -> None:
     def by_version(version: int) -> dict[str, Any]:
         return {"groups": [{"group_id": "etl", "topics": None}]}
 
-    with pytest.raises(UsageError, match="OffsetFetch goes to the coordinator of the group, and only some versions"):
+    with pytest.raises(UsageError, match="OffsetFetch goes to the coordinator of the group: pass `to`"):
         call(client, OFFSET_FETCH, by_version, client.deadline())
     call(client, OFFSET_FETCH, by_version, client.deadline(), to=group_coordinator("etl"), at_least=8, at_most=9)
     assert cluster.brokers_asked(OFFSET_FETCH) == [TWO]
@@ -345,7 +345,7 @@ def test_partition_missing_in_a_reply_is_named_and_extra_one_ignored(both: Both)
     cluster.handlers[LIST_OFFSETS] = offsets
     assert listed(client).keys() == ALL.keys()
     cluster.listeners[TWO].handlers[LIST_OFFSETS.key] = lambda *_: {"topics": []}
-    with pytest.raises(Corrupt, match=r"ListOffsets at .* \(broker 2\): the reply leaves out orders-1"):
+    with pytest.raises(Corrupt, match=r"ListOffsets at .* \(broker 2\): the reply omits orders-1"):
         listed(client)
 
 

@@ -48,7 +48,7 @@ def test_topic_unknown_for_long_is_raised_despite_other_errors(monkeypatch: pyte
 
 
 def test_partition_missing_in_the_reply_is_named() -> None:
-    words = r"ListOffsets at .*: the reply leaves out orders-1"
+    words = r"ListOffsets at .*: the reply omits orders-1"
     with (
         broker_answering_for([0]) as kafka,
         client_of(kafka.bootstrap_servers) as client,

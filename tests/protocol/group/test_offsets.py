@@ -44,9 +44,9 @@ def test_partitions_in_the_reply_are_committed_and_fetched() -> None:
 
 def test_partition_missing_in_the_reply_is_named() -> None:
     with coordinator_answering_for([0]) as kafka, client_of(kafka.bootstrap_servers) as client:
-        with pytest.raises(Corrupt, match=r"OffsetCommit for group etl at .*: the reply leaves out orders-1"):
+        with pytest.raises(Corrupt, match=r"OffsetCommit for group etl at .*: the reply omits orders-1"):
             commit_offsets(client, GROUP, BOTH, client.deadline())
-        with pytest.raises(Corrupt, match=r"OffsetFetch for group etl at .*: the reply leaves out orders-1"):
+        with pytest.raises(Corrupt, match=r"OffsetFetch for group etl at .*: the reply omits orders-1"):
             fetch_offsets(client, GROUP, BOTH, client.deadline())
         # A request for all partitions: a reply with fewer is complete.
         assert fetch_offsets(client, GROUP, None, client.deadline()) == {("orders", 0): CommittedOffset(5, 1)}
