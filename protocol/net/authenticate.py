@@ -1,7 +1,7 @@
-"""Signing in on a connection by SASL: SaslHandshake, then SaslAuthenticate until both sides are satisfied (KIP-152).
+"""SASL authentication of a connection: SaslHandshake, then SaslAuthenticate until both sides are done (KIP-152).
 
-One `Authenticator` for all connections of a client, owned by `pool`: accounts lock, so what one connection was refused
-no other tries at once. A `Connection` calls it after its handshake, and again before its session ends (KIP-368).
+All connections of a client share one `Authenticator`, owned by `pool`: brokers may lock accounts, so after a refusal
+no other connection tries at once. `Connection` authenticates after its handshake and before its session ends (KIP-368).
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ from protocol.wire.schema import Api
 log = logging.getLogger(__name__)
 
 Ask = Callable[[Api, int, dict[str, Any], Deadline], Mapping[str, Any]]
-"""Sends one request, of at least that version, and waits for its reply."""
+"""Sends one request, of at least the given version, and waits for its reply."""
 
-# What was refused is tried again after so long, twice that the next time, and so on: somebody may have mended it.
+# Wait after a refusal; doubles each time. An administrator may fix the account meanwhile.
 _AFTER_REFUSAL_MS, _AFTER_REFUSAL_MAX_MS = 10_000, 300_000
-# Messages of mechanisms have some hundred bytes, a ticket of Kerberos some thousand.
+# Messages of SASL mechanisms have some hundred bytes, a Kerberos ticket some thousand.
 _MOST_CHALLENGE_BYTES = 1 << 20
-# A session is renewed when so much of it is over, but a broker takes no second sign-in within a second (KIP-368).
+# A session is renewed after this part of its lifetime, but brokers refuse to reauthenticate within a second (KIP-368).
 _RENEWED_AT, _SHORTEST_RENEWAL_MS = 0.8, 1_050
 _HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 _REMEDY: Mapping[int, str] = {
     ErrorCode.SASL_AUTHENTICATION_FAILED: "check the user and the password or token",
-    ErrorCode.ILLEGAL_SASL_STATE: "this listener wants no SASL: set security.protocol to PLAINTEXT or SSL",
+    ErrorCode.ILLEGAL_SASL_STATE: "this listener does not use SASL: set security.protocol to PLAINTEXT or SSL",
 }
 
 
 @dataclass(frozen=True)
 class Session:
-    """What a connection is signed in for. `user`: None where a token or a ticket says who it is."""
+    """An authenticated session. `user` is None if a token or a ticket identifies the user."""
 
     user: Secret | None
-    renewed_after_s: float | None  # None: it does not end
+    renewed_after_s: float | None  # None: the session does not expire
 
 
 @dataclass
@@ -62,29 +62,48 @@ class _Refusal:
 
 
 class Authenticator:
-    """Signs in as `config` says. Safe for several threads."""
+    """Authenticates connections with the credentials in `config`. Thread-safe."""
 
     def __init__(self, config: SaslConfig, clock: Clock) -> None:
         self._config = config
         self._clock = clock
         self._tokens = Tokens(clock)
         self._refusal: _Refusal | None = None
-        # Until one has succeeded, one tries at a time.
+        # Until the first success, only one connection authenticates at a time.
         self._trying = threading.Lock()
         self._proven = False
-        self._taken: SaslConfig | None = None  # what a broker took last, with what its references led to
+        self._taken: SaslConfig | None = None  # last accepted configuration, with resolved references
 
     def authenticate(self, address: str, ask: Ask, deadline: Deadline, before: Session | None = None) -> Session:
-        """Signs in with the broker at `address`; `before`: to renew that session of the same connection.
+        """Authenticate with the broker at `address`.
 
-        Raises `AuthenticationFailed` (the broker refuses, or has not proved itself), `ConfigurationError` (a reference
-        that leads nowhere, a provider that cannot be imported), or `TransportError`: `ConnectionLost` also where
-        another user is to sign in by now, which a broker takes on a new connection only.
+        Parameters
+        ----------
+        address : str
+            host:port, for messages and Kerberos.
+        ask : callable
+            Sends a request on the connection and waits for the reply.
+        deadline : Deadline
+        before : Session, optional
+            The session of the same connection to renew.
+
+        Returns
+        -------
+        Session
+
+        Raises
+        ------
+        AuthenticationFailed
+            The broker refused the credentials, or has not proved that it knows them.
+        ConfigurationError
+            A reference cannot be resolved, or a token provider cannot be imported.
+        TransportError
+            The connection failed. `ConnectionLost` also if the user has changed: brokers require a new connection.
         """
         if self._proven:
             return self._sign_in(address, ask, deadline, before)
         if not self._trying.acquire(timeout=deadline.remaining_s()):
-            raise RequestTimedOut(f"{address}: not signed in: another connection was still trying to")
+            raise RequestTimedOut(f"{address}: not authenticated: another connection was still trying to authenticate")
         try:
             return self._sign_in(address, ask, deadline, before)
         finally:
@@ -95,7 +114,7 @@ class Authenticator:
         if refusal is not None and self._clock.now_s() < refusal.until_s:
             wait_s = refusal.until_s - self._clock.now_s()
             raise AuthenticationFailed(
-                f"{refusal.error.message} (not tried again for {wait_s:.0f} s, since accounts may lock)",
+                f"{refusal.error.message} (next try in {wait_s:.0f} s, since accounts may lock)",
                 **refusal.error.context,
             ) from refusal.error
         config = self._resolved()
@@ -103,7 +122,7 @@ class Authenticator:
         who = _who(config)
         user = who.username if isinstance(who, Password) else None
         if before is not None and before.user != user:
-            raise ConnectionLost(f"{address}: closed here, since another user is to sign in from now on")
+            raise ConnectionLost(f"{address}: closed by the client, since its user has changed")
         try:
             exchange = self._begin(who, config, mechanism, address, deadline)
             lifetime_ms = _exchange(exchange, mechanism, ask, deadline)
@@ -112,7 +131,7 @@ class Authenticator:
             backoff = refusal.backoff if refusal else Backoff(_AFTER_REFUSAL_MS, _AFTER_REFUSAL_MAX_MS)
             self._refusal = _Refusal(named, self._clock.now_s() + backoff.next_s(), backoff)
             self._proven, self._taken = False, None
-            # Another one may be taken: keys that sign tokens change, and clocks differ.
+            # A new token may be accepted: signing keys change, and clocks differ.
             self._tokens = Tokens(self._clock)
             raise named from error
         self._proven, self._taken, self._refusal = True, config, None
@@ -120,13 +139,13 @@ class Authenticator:
         return Session(user, max(lifetime_ms * _RENEWED_AT, _SHORTEST_RENEWAL_MS) / 1000 if ends else None)
 
     def _resolved(self) -> SaslConfig:
-        """What is not there for a moment, since it is being replaced, ends nothing that goes on."""
+        """Resolve the references. A value that is missing temporarily, during its replacement, is not an error."""
         try:
             return self._config.resolved()
         except ConfigurationError as error:
             if self._taken is None:
                 raise
-            log.warning("%s What was there before is still used", error)
+            log.warning("%s The previous value is still used", error)
             return self._taken
 
     def _begin(
@@ -135,7 +154,7 @@ class Authenticator:
         if isinstance(who, Password):
             return _password_exchange(mechanism, who)
         if isinstance(who, Kerberos):
-            from protocol.sasl.kerberos import kerberos  # an extra, which most do without
+            from protocol.sasl.kerberos import kerberos  # an optional dependency
 
             return kerberos(who, host=address.rpartition(":")[0])
         token = self._tokens.token(who, config, address, deadline)
@@ -152,7 +171,8 @@ def _who(config: SaslConfig) -> Credentials:
 
 
 def _exchange(exchange: Exchange, mechanism: str, ask: Ask, deadline: Deadline) -> int:
-    """The session's lifetime in ms, 0: endless."""
+    """Run the SASL exchange; return the session's lifetime in ms, 0 if endless."""
+    # Before the first request: a failure here is not a refusal of the broker.
     # Before the broker is asked anything: what fails here is not the broker's refusal.
     message = SecretBytes(next(exchange))
     reply = ask(SASL_HANDSHAKE, 1, {"mechanism": mechanism}, deadline)
@@ -179,7 +199,7 @@ def _password_exchange(mechanism: str, who: Password) -> Exchange:
 
 def _named(error: KafkaError, address: str, mechanism: str) -> AuthenticationFailed:
     settings = {"security.protocol", "sasl.mechanism", "sasl.jaas.config", *error.settings}
-    return AuthenticationFailed(f"{address}: cannot sign in by SASL {mechanism}: {error}", settings=tuple(settings))
+    return AuthenticationFailed(f"{address}: SASL {mechanism} authentication failed: {error}", settings=tuple(settings))
 
 
 def _not_enabled(reply: Mapping[str, Any]) -> AuthenticationFailed:
@@ -195,5 +215,5 @@ def _not_enabled(reply: Mapping[str, Any]) -> AuthenticationFailed:
 def _refused(reply: Mapping[str, Any]) -> AuthenticationFailed:
     row = error_row(reply["error_code"])
     remedy = _REMEDY.get(row.code, row.text)
-    said = f", and says {shown(reply['error_message'])}" if reply.get("error_message") else ""
-    return AuthenticationFailed(f"the broker answers {row.name} ({row.code}){said}; {remedy}")
+    said = f": {shown(reply['error_message'])}" if reply.get("error_message") else ""
+    return AuthenticationFailed(f"the broker replied {row.name} ({row.code}){said}; {remedy}")

@@ -1,8 +1,7 @@
-"""Bytes to and from one peer, as two blocking calls with deadlines: send these buffers, fill this buffer.
+"""Send and receive bytes with deadlines: two blocking calls on a non-blocking socket.
 
-Owns a connected socket, which does not block underneath: one thread may send while another receives. Used by
-`connection` only. Knows nothing of frames, requests or Kafka. A stream that encrypts is a subclass, since all that it
-does otherwise is to send some bytes, to receive some, and to hold some back.
+Used by `connection`. One thread may send while another receives. The TLS stream is a subclass: it overrides how bytes
+are sent, received and buffered.
 """
 
 from __future__ import annotations
@@ -23,19 +22,31 @@ _SILENCE_MS = 1_000
 
 
 class ByteStream:
-    """A connected socket as it is. `address` is what messages call the peer."""
+    """A connected socket without encryption.
+
+    Parameters
+    ----------
+    sock : socket.socket
+        Owned by the stream from now on, and set to non-blocking.
+    address : str
+        Name of the peer in messages.
+    """
 
     def __init__(self, sock: socket.socket, address: str) -> None:
         sock.setblocking(False)
         self._socket = sock
         self.address = address
-        # Called by who has waited in vain for a while, with its deadline, before it waits on; may close.
+        # Called by a waiting thread every _SILENCE_MS, with its deadline. May close the stream.
         self.on_silence: Callable[[Deadline], None] = lambda deadline: None
 
     def send(self, buffers: Sequence[Buffer], deadline: Deadline) -> None:
-        """Sends all buffers in order. By one thread at a time.
+        """Send all buffers in order. At most one thread at a time.
 
-        Raises `RequestTimedOut` (the stream must then be closed: a part may be out) or `ConnectionLost`.
+        Raises
+        ------
+        RequestTimedOut
+            Close the stream then, since a part may have been sent.
+        ConnectionLost
         """
         waiting = [memoryview(buffer).cast("B") for buffer in buffers if len(buffer)]
         while waiting:
@@ -55,7 +66,7 @@ class ByteStream:
                 waiting[0] = waiting[0][sent:]
 
     def receive_into(self, view: memoryview, deadline: Deadline) -> None:
-        """Fills `view` to its end. By one thread at a time. Raises `RequestTimedOut` or `ConnectionLost`."""
+        """Fill `view` completely. At most one thread at a time. Raises `RequestTimedOut` or `ConnectionLost`."""
         filled = 0
         while filled < len(view):
             try:
@@ -70,32 +81,32 @@ class ByteStream:
             filled += count
 
     def pending(self) -> int:
-        """How many bytes were taken from the socket and not received yet: a poll of `fileno` does not show them."""
+        """Return the number of bytes read from the socket but not received; a poll of `fileno` does not show them."""
         return 0
 
     def fileno(self) -> int:
-        """The socket's number; -1 once closed."""
+        """Return the socket's file descriptor; -1 once closed."""
         return self._socket.fileno()
 
     def close(self) -> None:
-        """Whoever waits, in any thread, gets `ConnectionLost`."""
+        """Close the socket. Waiting calls in any thread raise `ConnectionLost`."""
         # shutdown wakes a thread that polls this socket; close alone would not.
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
-    # -- what another kind of stream does in its own way --------------------------------------
+    # -- overridden by TLS --------------------------------------------------------------------
 
     def _send_some(self, buffers: Sequence[memoryview]) -> int:
-        """Sends what can be sent now, and how many bytes that was. Raises `BlockingIOError` for none, or `OSError`."""
+        """Send without blocking and return the number of bytes; raise `BlockingIOError` for none, or `OSError`."""
         return self._socket.sendmsg(buffers[:_MAX_BUFFERS_PER_SEND])
 
     def _receive_some(self, view: memoryview) -> int:
-        """Takes what is there now, and how many bytes that was; 0: the peer closed. Raises as `_send_some` does."""
+        """Receive without blocking and return the number of bytes, 0 if the peer closed; raise as `_send_some`."""
         return self._socket.recv_into(view)
 
     def _broken(self, doing: str, error: OSError) -> KafkaError:
-        """What an error of these means for who uses the stream."""
+        """Convert an error of these calls to the error to raise."""
         return ConnectionLost(f"{self.address}: the connection broke while {doing} ({error})")
 
     def _wait(self, event: int, deadline: Deadline, what: str) -> None:
@@ -104,7 +115,7 @@ class ByteStream:
             try:
                 poll.register(self._socket, event)
             except (OSError, ValueError) as error:
-                raise ConnectionLost(f"{self.address}: the connection was closed here") from error
+                raise ConnectionLost(f"{self.address}: the connection was closed by the client") from error
             if poll.poll(min(deadline.remaining_s() * 1000, _SILENCE_MS)):
                 return
             if deadline.passed:

@@ -1,6 +1,6 @@
-"""How a TCP connection is opened: all addresses of a name, one begun a moment after the other.
+"""Open a TCP connection: try all addresses of a host name, each shortly after the previous one.
 
-Gives the socket away; used by `pool`. Knows nothing of what is sent on it.
+Used by `pool`, which owns the socket afterwards.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from protocol.clock import Deadline
 from protocol.errors import ConnectFailed
 from protocol.net.resolver import Address, resolve
 
-# An address that does not answer keeps the next one waiting for so long (RFC 8305 recommends it).
+# The wait for one address before the next is tried in parallel (recommended by RFC 8305).
 _BETWEEN_ATTEMPTS_MS = 250
 
 
@@ -30,11 +30,27 @@ def connect(
     receive_buffer_bytes: int = -1,
     first: int = 0,
 ) -> socket.socket:
-    """A socket, which does not block, to whichever of the name's addresses answers first.
+    """Connect to the first address of a host name that accepts.
 
-    Buffer sizes of -1 are the system's. Addresses are tried in the system's order, beginning with number `first`
-    (counted round and round), each a moment after the one before and all until the deadline. Raises `ConnectFailed`
-    with every address and what became of it.
+    Parameters
+    ----------
+    host : str
+    port : int
+    deadline : Deadline
+    send_buffer_bytes, receive_buffer_bytes : int
+        -1: the system's size.
+    first : int
+        Index of the address to begin with, modulo their number; addresses keep the system's order.
+
+    Returns
+    -------
+    socket.socket
+        Connected and non-blocking.
+
+    Raises
+    ------
+    ConnectFailed
+        No address accepted before the deadline; the message lists each with its failure.
     """
 
     def prepare(sock: socket.socket) -> None:
@@ -56,7 +72,7 @@ def connect(
 
 
 class _Attempts:
-    """Attempts to connect to several addresses, one begun after the other (RFC 8305, "Happy Eyeballs")."""
+    """Connection attempts to several addresses, each started a moment after the previous (RFC 8305, Happy Eyeballs)."""
 
     def __init__(self, addresses: Sequence[Address], prepare: Callable[[socket.socket], None]) -> None:
         self.failures: list[str] = []
@@ -66,7 +82,7 @@ class _Attempts:
         self._poll = select.poll()
 
     def first_to_connect(self, deadline: Deadline) -> socket.socket | None:
-        """A connected socket that does not block; None when all have failed, or the deadline passed."""
+        """Return a connected non-blocking socket, or None if all attempts failed or the deadline passed."""
         next_begins = deadline
         try:
             while self._waiting or self._trying:
@@ -79,7 +95,7 @@ class _Attempts:
                 if deadline.passed:
                     break
             self.failures += [f"{name}: no answer in time" for _, name in self._trying.values()]
-            self.failures += [f"{address[0]}: not tried, the time was over" for *_, address in self._waiting]
+            self.failures += [f"{address[0]}: not tried, the deadline had passed" for *_, address in self._waiting]
             return None
         finally:
             for sock, _ in self._trying.values():

@@ -1,8 +1,7 @@
-"""One connection to one broker: requests go out pipelined, replies are matched by correlation id.
+"""One connection to one broker: pipelined requests, with replies matched by correlation id.
 
-Owns a `ByteStream` and the queue of what is in flight. Made by `pool`, used by `cluster`. Has no thread of its own:
-of those who wait for a reply one reads frames, also for the others. Safe for several threads.
-Knows nothing of metadata and never tries again.
+`pool` creates connections; `cluster` uses them. A connection has no thread: one of the threads that wait for a reply
+reads frames for all of them. Thread-safe. Never retries.
 """
 
 from __future__ import annotations
@@ -31,18 +30,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# A reply that takes longer makes us ask others about the broker, and again after the same time.
+# After this wait for a reply, and again after the same time, the client asks other brokers if this one has left.
 _LATE_S = 2.0
 _TLS_ALERT = 0x15
-# ApiVersions may be asked for twice. A broker that wants to know who we are hangs up on what comes next.
+# ApiVersions may be sent twice. A listener with SASL closes the connection on the request after it.
 _FIRST_AFTER_API_VERSIONS = 2
 _DESCRIBE_QUORUM = 55
-_WANTS_SASL = " (if that listener wants SASL, set security.protocol to SASL_PLAINTEXT or SASL_SSL)"
+_WANTS_SASL = " (if that listener requires SASL, set security.protocol to SASL_PLAINTEXT or SASL_SSL)"
 _HTTP = int.from_bytes(b"HTTP", "big")
 
 
 class Reply:
-    """A reply that is on its way. `result()` waits for it."""
+    """A pending reply. `result()` waits for it."""
 
     __slots__ = ("_connection", "api", "correlation_id", "frame", "version")
 
@@ -51,38 +50,67 @@ class Reply:
         self.api = api
         self.version = version
         self.correlation_id = correlation_id
-        self.frame: memoryview | None = None  # set when it has come
+        self.frame: memoryview | None = None  # set on arrival
 
     @property
     def arrived(self) -> bool:
-        """Whether `result` is there, or a failure, without a look at the socket."""
+        """True if `result` returns or raises without reading the socket."""
         return self.frame is not None or self._connection.closed
 
     def pending(self) -> int:
-        """How many bytes wait above the socket, see `ByteStream.pending`."""
+        """Return the bytes buffered above the socket, see `ByteStream.pending`."""
         return self._connection.pending()
 
     def fileno(self) -> int:
-        """The socket that will bring it (for `readiness`); -1 once closed."""
+        """Return the file descriptor of the socket that receives the reply (for `readiness`); -1 once closed."""
         return self._connection.fileno()
 
     def check_silence(self, deadline: Deadline) -> None:
-        """For who waits for several replies: call it from time to time, see `Connection.check_silence`."""
+        """Call `Connection.check_silence`; for callers that wait for several replies, at regular intervals."""
         self._connection.check_silence(deadline)
 
     def result(self, deadline: Deadline) -> dict[str, Any]:
-        """The decoded body. `bytes` and `records` in it are views of the frame, not copies.
+        """Wait for the reply and decode its body.
 
-        Raises `TransportError` (the connection is then closed), or `ProtocolError` for bytes that make no sense.
+        Returns
+        -------
+        dict
+            `bytes` and `records` in it are views of the frame, not copies.
+
+        Raises
+        ------
+        TransportError
+            The connection is closed then.
+        ProtocolError
+            The reply cannot be decoded.
         """
         return self._connection.receive(self, deadline)
 
 
 class Connection:
-    """An open connection, after `handshake` signed in, with the versions that its broker speaks and its features.
+    """A connection to a broker, ready for requests after `handshake`. Thread-safe.
 
-    `on_failure` is called when the broker broke it, or did not answer in time; `is_departed` when a reply is late: if
-    others say so in time that the broker is gone, the connection is given up long before the reply's deadline.
+    Parameters
+    ----------
+    stream : ByteStream
+    client_id : str
+    clock : Clock
+    max_response_bytes : int
+        Larger replies close the connection.
+    on_failure : callable
+        Called with the error when the broker closed the connection, sent invalid bytes or did not reply in time.
+    is_departed : callable
+        Called when a reply is late. Returns True if other brokers report that this one has left the cluster; the
+        connection is then closed long before the deadline of the reply.
+    authenticator : Authenticator, optional
+        For SASL.
+
+    Attributes
+    ----------
+    versions : mapping of int to (int, int)
+        Lowest and highest version of each API key that the broker supports.
+    features : mapping of str to int
+        Finalized cluster features (KIP-584).
     """
 
     def __init__(
@@ -109,11 +137,11 @@ class Connection:
         self._authenticator = authenticator
         self._session: Session | None = None
         self._authenticate_at_s = float("inf")
-        # Since when the broker owes us something and says nothing, or when that was looked into last.
+        # Start of the wait for a reply while the broker sends nothing, or time of the last check of that.
         self._silent_since_s = self.last_used_s
         stream.on_silence = self.check_silence
         self._sending = threading.Lock()
-        # One thread reads; the others wait until it has what they wait for, or stops.
+        # One thread reads for all; the others wait until their reply has arrived or the reader stops.
         self._has_reader = False
         self._arrivals = Condition()
         self._in_flight: deque[Reply] = deque()
@@ -121,27 +149,30 @@ class Connection:
         self._closed: KafkaError | None = None
         self._size = memoryview(bytearray(4))
 
-    # -- life ---------------------------------------------------------------------------------
+    # -- state --------------------------------------------------------------------------------
 
     @property
     def closed(self) -> bool:
+        """True after `close`, also after a failure."""
         return self._closed is not None
 
     @property
     def in_flight(self) -> int:
+        """Number of requests without a reply."""
         return len(self._in_flight)
 
     def fileno(self) -> int:
+        """Return the socket's file descriptor; -1 once closed."""
         return self._stream.fileno()
 
     def pending(self) -> int:
+        """Return the bytes buffered above the socket, see `ByteStream.pending`."""
         return self._stream.pending()
 
     def handshake(self, deadline: Deadline) -> None:
-        """Asks for the API versions (KIP-35, KIP-511), then signs in.
+        """Request the API versions (KIP-35, KIP-511), then authenticate.
 
-        A broker that lacks our version of ApiVersions answers with version 0. Raises what `Authenticator.authenticate`
-        does.
+        A broker without this version of ApiVersions replies with version 0. Raises as `Authenticator.authenticate`.
         """
         version = API_VERSIONS.last
         body = {"client_software_name": "spark-kafka-source", "client_software_version": "0.1"}
@@ -149,7 +180,7 @@ class Connection:
         if reply["error_code"] == ErrorCode.UNSUPPORTED_VERSION:
             reply = self.send(API_VERSIONS, 0, {}, deadline).result(deadline)
         if reply["error_code"]:
-            raise Corrupt(f"{self.address}: ApiVersions was answered with error {reply['error_code']}")
+            raise Corrupt(f"{self.address}: ApiVersions failed with error {reply['error_code']}")
         self.versions = {row["api_key"]: (row["min_version"], row["max_version"]) for row in reply["api_keys"]}
         self.features = {row["name"]: row["max_version_level"] for row in reply["finalized_features"]}
         if self._authenticator is not None:
@@ -157,8 +188,8 @@ class Connection:
                 self._authenticate(self._authenticator, deadline)
 
     def _authenticate(self, authenticator: Authenticator, deadline: Deadline) -> None:
-        """Signs in, for the first time or again (KIP-368). By who holds `_sending`, since a broker takes nothing else
-        meanwhile; what is in flight it answers before."""
+        """Authenticate, or reauthenticate (KIP-368). The caller holds `_sending`: the broker accepts no other request
+        until the end of the exchange, but still replies to those in flight."""
         with self._closed_when_broken():
             self._session = authenticator.authenticate(self.address, self._ask, deadline, self._session)
         after_s = self._session.renewed_after_s
@@ -170,30 +201,48 @@ class Connection:
 
     @property
     def is_kraft(self) -> bool:
-        """True for a broker of a cluster without ZooKeeper: only those have the API DescribeQuorum (KIP-595)."""
+        """True if the cluster runs without ZooKeeper: only KRaft brokers have the API DescribeQuorum (KIP-595)."""
         return _DESCRIBE_QUORUM in self.versions
 
     def choose_version(self, api: Api, at_least: int = 0, at_most: int | None = None) -> int:
-        """The version to speak with this broker. Raises `UnsupportedVersion`."""
+        """Return the newest version that client and broker support. Raises `UnsupportedVersion`."""
         return versions.choose(api, self.versions, at_least=at_least, at_most=at_most)
 
     def close(self, error: KafkaError | None = None) -> None:
-        """Closes; whoever waits gets `error`, what the broker did wrong, or a `ConnectionLost` if it did nothing."""
+        """Close the connection; waiting calls raise `error` (a failure of the broker), by default `ConnectionLost`."""
         first, self._closed = self._closed is None, self._closed or error or self._closed_here()
         self._stream.close()
         if first and error is not None:
             self._on_failure(error)
 
     def _closed_here(self) -> KafkaError:
-        return ConnectionLost(f"{self.address}: the connection was closed here")
+        return ConnectionLost(f"{self.address}: the connection was closed by the client")
 
-    # -- traffic ------------------------------------------------------------------------------
+    # -- requests and replies -----------------------------------------------------------------
 
     def send(self, api: Api, version: int, body: dict[str, Any], deadline: Deadline, *, replies: bool = True) -> Reply:
-        """Sends a request and returns at once. `replies=False`: the broker will not answer (Produce with acks=0).
+        """Send a request and return without waiting for the reply.
 
-        Raises `UsageError` for a body that cannot be encoded, `TransportError` when the connection broke, or others
-        were sending on it until the deadline.
+        Parameters
+        ----------
+        api : Api
+        version : int
+            From `choose_version`.
+        body : dict
+        deadline : Deadline
+        replies : bool
+            False if the broker sends no reply (Produce with acks=0).
+
+        Returns
+        -------
+        Reply
+
+        Raises
+        ------
+        UsageError
+            The body cannot be encoded.
+        TransportError
+            The connection failed, or other threads were sending until the deadline.
         """
         if not self._sending.acquire(timeout=deadline.remaining_s()):
             raise RequestTimedOut(f"{self.address}: {api.name} v{version} could not be sent in time")
@@ -223,19 +272,19 @@ class Connection:
 
     @contextmanager
     def _closed_when_broken(self) -> Iterator[None]:
-        """What ends in the middle leaves frames that nobody can tell apart: such a connection is closed."""
+        """Close the connection if the block fails: a partly sent or received frame makes it unusable."""
         try:
             yield
         except KafkaError as error:
             self.close(error)
             raise
         except BaseException:
-            # Such as Ctrl-C: the broker is not to blame.
+            # Not a failure of the broker, for example Ctrl-C.
             self.close()
             raise
 
     def receive(self, reply: Reply, deadline: Deadline) -> dict[str, Any]:
-        """As `Reply.result`. One of those who wait reads what comes, for the others, too."""
+        """Wait for a reply, as `Reply.result`. One of the waiting threads reads frames for all."""
         if self._begin_to_read(reply, deadline):
             try:
                 with self._closed_when_broken():
@@ -249,7 +298,7 @@ class Connection:
         return frame.decode_response(reply.api, reply.version, reply.frame)
 
     def _begin_to_read(self, reply: Reply, deadline: Deadline) -> bool:
-        """Waits while another thread reads; False: that one has read this reply, too."""
+        """Wait while another thread reads. Returns False if that thread has read this reply."""
         with self._arrivals:
             while self._has_reader and reply.frame is None and not deadline.passed:
                 self._arrivals.wait(deadline.remaining_s())
@@ -279,33 +328,33 @@ class Connection:
                     self._arrivals.notify_all()
 
     def _no_reply(self, reply: Reply) -> RequestTimedOut:
-        """Closes the connection: replies come in order, so with one missing nothing behind it can be told apart."""
+        """Make the error that closes the connection: replies are ordered, so a missing one blocks all later ones."""
         return RequestTimedOut(f"{self.address}: no reply to {reply.api.name} v{reply.version} in time")
 
     def check_silence(self, deadline: Deadline) -> None:
-        """Gives the connection up if the broker has been silent for a while and is gone, as others say until then."""
+        """Close the connection if the broker is unresponsive and other brokers report that it has left the cluster."""
         now_s = self._clock.now_s()
         if self.closed or not self._in_flight or now_s - self._silent_since_s < _LATE_S:
             return
         self._silent_since_s = now_s
         if self._is_departed(deadline):
-            self.close(ConnectionLost(f"{self.address}: no answer, and others say that this broker is gone"))
+            self.close(ConnectionLost(f"{self.address}: no reply, and other brokers say that it has left the cluster"))
 
     def _receive_next(self, deadline: Deadline) -> Reply:
         self._stream.receive_into(self._size, deadline)
         size = int.from_bytes(self._size, "big", signed=True)
         self._check_size(size)
-        # Not a bytearray: that would be filled with zeros first.
+        # Not a bytearray, which would be filled with zeros first.
         buffer = np.empty(size, np.uint8).data
         self._stream.receive_into(buffer, deadline)
         if not self._in_flight:
-            raise Corrupt(f"{self.address}: the broker sent {size} bytes that nothing asked for")
+            raise Corrupt(f"{self.address}: the broker sent {size} bytes without a request")
         reply = self._in_flight.popleft()
         self._silent_since_s = self._clock.now_s()
         correlation_id = frame.correlation_id(buffer)
         if correlation_id != reply.correlation_id:
             raise Corrupt(
-                f"{self.address}: reply {correlation_id} came where {reply.correlation_id} ({reply.api.name}) was due"
+                f"{self.address}: reply {correlation_id} came, {reply.correlation_id} ({reply.api.name}) was expected"
             )
         if log.isEnabledFor(logging.DEBUG):
             log.debug("%s > %s v%d %d bytes", self.address, reply.api.name, reply.version, size)
@@ -318,15 +367,15 @@ class Connection:
         raw = size & 0xFFFFFFFF
         if raw >> 24 == _TLS_ALERT:
             hint = (
-                "; that is a TLS alert: this listener speaks TLS (set security.protocol to SSL or SASL_SSL, or put the "
+                "; that is a TLS alert: this listener uses TLS (set security.protocol to SSL or SASL_SSL, or put the "
                 "port of a listener without TLS into bootstrap.servers)"
             )
         elif raw == _HTTP:
-            hint = "; that is an HTTP reply: this is no Kafka listener (check bootstrap.servers)"
+            hint = "; that is an HTTP reply: this is not a Kafka listener (check bootstrap.servers)"
         elif size > self._max_response_bytes:
-            hint = f"; the cap is {self._max_response_bytes} bytes: ask for less (fetch.max.bytes)"
+            hint = f"; the limit is {self._max_response_bytes} bytes: request less (fetch.max.bytes)"
         else:
-            hint = "; this is no Kafka listener, or its stream is broken"
+            hint = "; this is not a Kafka listener, or the stream is corrupt"
         settings = ("bootstrap.servers", "fetch.max.bytes", "security.protocol")
         raise FrameTooLarge(f"{self.address}: the reply announces {size} bytes{hint}", settings=settings)
 

@@ -1,11 +1,10 @@
-"""The open connections of one process, keyed by (host, port, purpose).
+"""The open connections of one process, by (host, port, purpose).
 
-A purpose is a word for what waits on the connection ("control", "fetch", "produce", "coordinator"): a Fetch that
-waits half a second for data must not hold up a commit. Used by `cluster.client`. Connections that were opened
-before a fork, are broken, or have been idle for `connections.max.idle.ms` are replaced, never handed out. The next
-`get` closes the idle ones of all addresses, also those to brokers that have left the cluster.
-An address that has failed is left alone until its back-off (`reconnect.backoff.ms`) is over: until then `get` fails at
-once, so that callers ask others, or wait in the one retry loop.
+Requests of different purposes ("control", "fetch", "produce", "coordinator") use different connections: a Fetch that
+waits half a second for data must not delay a commit. `get` replaces connections that are closed, were opened before a
+fork, or have been idle for `connections.max.idle.ms`; it also closes idle connections to other addresses. After a
+failure, `get` fails at once until the address's back-off (`reconnect.backoff.ms`) is over, so that callers try other
+brokers or wait in the retry loop.
 """
 
 from __future__ import annotations
@@ -29,16 +28,23 @@ from protocol.net.tls_context import TLSContext
 if TYPE_CHECKING:
     from protocol.net.authenticate import Authenticator
 
-# A caller that was just given a connection has sent its request by then.
+# Within this time, a caller that received a connection has sent its request.
 _IDLE_OF_DEPARTED_S = 5.0
 
-
-# A connection may have been handed out just before its time was over: its caller sends within this time.
+# `get` may have returned a connection just before its idle limit: its caller sends within this time.
 _GRACE_S = 1.0
 
 
 class ConnectionPool:
-    """`is_departed`: whether an address that has gone silent is no broker's any more; may ask others, elsewhere."""
+    """Connections of one client. Thread-safe.
+
+    Parameters
+    ----------
+    config : ClientConfig
+    clock : Clock
+    is_departed : callable
+        Returns True if an unresponsive address has left the cluster; may send requests to other brokers.
+    """
 
     def __init__(
         self,
@@ -59,9 +65,16 @@ class ConnectionPool:
         self._process_id = os.getpid()
 
     def get(self, host: str, port: int, purpose: str, deadline: Deadline) -> Connection:
-        """An open connection after its handshake.
+        """Return an open connection after its handshake; open one if needed.
 
-        Raises `TransportError`, `ProtocolError` for a strange peer, `SecurityError` for one that we refuse, or it us.
+        Raises
+        ------
+        TransportError
+            The connection cannot be opened by `deadline`, or the address is in back-off.
+        ProtocolError
+            The peer is not a Kafka broker.
+        SecurityError
+            The client refused the broker, or the broker the client.
         """
         key = (host, port, purpose)
         with self._lock:
@@ -74,12 +87,12 @@ class ConnectionPool:
                 connection.close()
                 del self._connections[key]
             self._require_reachable(host, port)
-        # Opened outside the lock: one broker that does not answer must not block the others.
+        # Opened without the lock: an unresponsive broker must not block requests to others.
         opened = self._open(host, port, deadline)
         with self._lock:
             if self._closed:
                 opened.close()
-                raise ConnectionLost(f"{opened.address}: the connection was closed here")
+                raise ConnectionLost(f"{opened.address}: the connection was closed by the client")
             other = self._connections.get(key)
             if other is not None and self._usable(other):
                 opened.close()
@@ -88,12 +101,12 @@ class ConnectionPool:
         return opened
 
     def failed_at_s(self, host: str, port: int) -> float:
-        """When that address failed last; -inf: not since it answered."""
+        """Return the time of the address's last failure; -inf if it has replied since."""
         with self._lock:
             return self._reachability.failed_at_s((host, port))
 
     def discard(self, connection: Connection) -> None:
-        """Closes a connection that misbehaved, so that the next `get` opens a new one."""
+        """Close a connection; the next `get` opens a new one."""
         connection.close()
         with self._lock:
             for key, value in list(self._connections.items()):
@@ -101,18 +114,19 @@ class ConnectionPool:
                     del self._connections[key]
 
     def discard_purpose(self, purpose: str) -> None:
+        """Close all connections of a purpose."""
         with self._lock:
             gone = [connection for key, connection in self._connections.items() if key[2] == purpose]
         for connection in gone:
             self.discard(connection)
 
     def close_departed(self, departed: Collection[Address]) -> set[Address]:
-        """Close connections to addresses that brokers have left, once nothing has used them for some seconds.
+        """Close connections to addresses of former brokers that have been unused for some seconds.
 
         Returns
         -------
         set of Address
-            Those that still have a connection.
+            Addresses in `departed` that still have a connection.
         """
         with self._lock:
             self._forget_after_fork()
@@ -124,7 +138,7 @@ class ConnectionPool:
             return {key[:2] for key in self._connections} & set(departed)
 
     def close(self) -> None:
-        """Closes all, also what is just being opened."""
+        """Close all connections, including those being opened."""
         with self._lock:
             self._closed = True
             for connection in self._connections.values():
@@ -142,7 +156,7 @@ class ConnectionPool:
         return connection.in_flight == 0 and idle_s >= self._config.connections_max_idle_ms / 1000 + grace_s
 
     def _close_idle(self) -> None:
-        """Looks at all connections, at most once a second: `get` is called for each request."""
+        """Close idle connections; at most once a second, since `get` is called for each request."""
         now_s = self._clock.now_s()
         if now_s < self._next_look_s:
             return
@@ -159,14 +173,14 @@ class ConnectionPool:
             if isinstance(error, SecurityError):
                 raise type(error)(error.message, **error.context) from error.__cause__
             raise ConnectFailed(
-                f"{host}:{port}: not connected to again for {wait_s * 1000:.0f} ms, since it has failed ({error})",
+                f"{host}:{port}: in back-off for another {wait_s * 1000:.0f} ms after a failure ({error})",
                 host=host,
                 port=port,
             ) from error
 
     def _open(self, host: str, port: int, deadline: Deadline) -> Connection:
         if self._tls is not None:
-            # To read a store may take a second or two, for which no broker is to blame.
+            # Reading a key store may take seconds, which must not count as the broker's time.
             self._tls.current()
         setup = deadline.at_most_ms(self._config.socket_connection_setup_timeout_ms)
         try:
@@ -188,7 +202,7 @@ class ConnectionPool:
             setup,
             send_buffer_bytes=self._config.send_buffer_bytes,
             receive_buffer_bytes=self._config.receive_buffer_bytes,
-            # One that takes connections and then says nothing must not stand before the others for ever.
+            # Start with another address each time: one that accepts and then sends nothing must not block the others.
             first=failures,
         )
         if self._tls is None:
@@ -216,11 +230,11 @@ class ConnectionPool:
             self._reachability.failed(address, error, self._clock.now_s())
 
     def _forget_after_fork(self) -> None:
-        # A child shares its parent's sockets: talking on them would mix two streams of requests.
+        # A child process shares the parent's sockets: using them would mix two streams of requests.
         if self._process_id != os.getpid():
             self._process_id = os.getpid()
             self._connections = {}
-            # Their locks may have been held.
+            # Another thread may have held their locks during the fork.
             self._tls = _tls(self._config)
             self._authenticator = _authenticator(self._config, self._clock)
 
@@ -230,7 +244,7 @@ def _tls(config: ClientConfig) -> TLSContext | None:
 
 
 def _authenticator(config: ClientConfig, clock: Clock) -> Authenticator | None:
-    """Of SASL alone, which those who need none do not import."""
+    """Create the authenticator; imported on demand, since most clients do not use SASL."""
     if not config.security_protocol.startswith("SASL"):
         return None
     from protocol.net.authenticate import Authenticator

@@ -1,6 +1,6 @@
-"""Which addresses have failed last, and from when on each may be connected to again. Pure: takes `now_s`.
+"""Failed addresses, and the time from which each may be connected to again. Sans-IO.
 
-Owned by `pool`, under its lock; `cluster.client` asks whom to prefer.
+Owned by `pool`, under its lock. `cluster.client` prefers brokers that have not failed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class _Failing:
 
 
 class Reachability:
-    """The addresses that have failed since they answered last. Back-off as `reconnect.backoff.ms` and its maximum."""
+    """Addresses that failed after their last reply, with back-off as configured by `reconnect.backoff.ms`."""
 
     def __init__(self, initial_ms: float, maximum_ms: float) -> None:
         self._initial_ms = initial_ms
@@ -30,9 +30,9 @@ class Reachability:
         self._failing: dict[Address, _Failing] = {}
 
     def failed(self, address: Address, error: KafkaError, now_s: float) -> None:
-        """A connection could not be opened, was lost, or brought no reply in time.
+        """Record that a connection could not be opened, was lost, or had no reply in time.
 
-        Several that fail at the same time are one failure: the back-off grows once.
+        Failures during the back-off count as the same failure: the back-off grows once.
         """
         failing = self._failing.get(address)
         if failing is None:
@@ -44,20 +44,21 @@ class Reachability:
         failing.at_s, failing.error = now_s, error
 
     def answered(self, address: Address) -> None:
+        """Record that the address works: forget its failures."""
         self._failing.pop(address, None)
 
     def failed_at_s(self, address: Address) -> float:
-        """When it failed last; -inf: not since it answered."""
+        """Return the time of the last failure; -inf if the address has replied since."""
         failing = self._failing.get(address)
         return float("-inf") if failing is None else failing.at_s
 
     def failures(self, address: Address) -> int:
-        """How often in a row, as far as the back-off counts."""
+        """Return the number of consecutive failures, as counted for the back-off."""
         failing = self._failing.get(address)
         return 0 if failing is None else failing.backoff.tries
 
     def too_early(self, address: Address, now_s: float) -> tuple[float, KafkaError] | None:
-        """Seconds until it may be connected to, and why it failed; None: now."""
+        """Return the seconds until the next attempt and the failure; None if the address may be tried now."""
         failing = self._failing.get(address)
         if failing is None or now_s >= failing.retry_at_s:
             return None

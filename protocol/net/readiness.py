@@ -1,6 +1,6 @@
-"""Which of several replies can be taken without waiting, on whichever connections they come.
+"""Wait for any of several replies, from any of their connections.
 
-For those who talk to many brokers from one thread (the producer). `Reply.result` waits for one reply only.
+For threads that communicate with many brokers (the producer's sender); `Reply.result` waits for one reply only.
 """
 
 from __future__ import annotations
@@ -21,11 +21,23 @@ def ready(
     deadline: Deadline | None = None,
     self_pipe: SelfPipe | None = None,
 ) -> list[Reply]:
-    """Those that have arrived, failed, or have bytes to read; waits up to `timeout_s` for the first of them.
+    """Wait until a reply arrives, fails, or has bytes to read.
 
-    Give the oldest outstanding reply of each connection: replies come in order. May return none: also when `self_pipe`
-    was woken, which is drained then. When nothing came, and a broker has been silent for a while, others are asked
-    about it until `deadline`; None: there is no time for that.
+    Parameters
+    ----------
+    replies : sequence of Reply
+        The oldest pending reply of each connection, since replies are ordered.
+    timeout_s : float
+        The longest wait for the first of them.
+    deadline : Deadline, optional
+        Limit of the requests about unresponsive brokers; None sends none.
+    self_pipe : SelfPipe, optional
+        Ends the wait when woken, and is drained.
+
+    Returns
+    -------
+    list of Reply
+        May be empty.
     """
     arrived = [reply for reply in replies if reply.arrived or reply.pending()]
     if arrived or not (replies or self_pipe):

@@ -1,7 +1,7 @@
-"""Host names to addresses, with a deadline: the system's resolver has none, and cannot be interrupted.
+"""Resolve host names with a deadline: the system's resolver has none and cannot be interrupted.
 
-Used by `connect`. Each name that is being looked up has one thread; who asks for the same name meanwhile waits for
-the same answer, and a later call does so too when an earlier one has given up. Nothing is remembered.
+Used by `connect`. Each pending name has one thread. Concurrent calls for the same name share its result, also after an
+earlier call has timed out. Nothing is cached.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from protocol.clock import Deadline
 from protocol.condition import Event
 from protocol.errors import ConnectFailed
 
-# As `socket.getaddrinfo` gives it: family, kind, protocol, canonical name, and the address to connect to.
+# An entry of `socket.getaddrinfo`: family, kind, protocol, canonical name, address.
 Address = tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]
 
 
 class _Lookup:
-    """One question to the resolver."""
+    """One pending resolution."""
 
     def __init__(self) -> None:
         self.answered = Event()
@@ -34,15 +34,15 @@ _under_way: dict[tuple[str, int], _Lookup] = {}
 
 
 def resolve(host: str, port: int, deadline: Deadline) -> Sequence[Address]:
-    """The addresses of a name, at least one, in the system's order. Raises `ConnectFailed`."""
+    """Return the addresses of a host name, at least one, in the system's order. Raises `ConnectFailed`."""
     try:
         try:
-            # An address needs no resolver, and so no thread.
+            # A numeric address needs no resolver thread.
             return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
         except OSError:
             lookup = _look_up(host, port)
     except (ValueError, OverflowError, RuntimeError) as error:
-        # A name that cannot be encoded, a port that is none, no more threads.
+        # The name cannot be encoded, the port is invalid, or no thread can be started.
         raise _failed(host, port, f"cannot be resolved ({error})") from error
     if not lookup.answered.wait(deadline.remaining_s()):
         raise _failed(host, port, "was not resolved in time")
@@ -56,7 +56,7 @@ def _look_up(host: str, port: int) -> _Lookup:
         lookup = _under_way.get((host, port))
         if lookup is None:
             lookup = _Lookup()
-            # It cannot end before it is noted: that needs the lock.
+            # The thread cannot finish before it is registered, since that needs the lock.
             threading.Thread(target=_run, args=(lookup, host, port), name=f"resolve-{host}", daemon=True).start()
             _under_way[host, port] = lookup
         return lookup
@@ -65,7 +65,7 @@ def _look_up(host: str, port: int) -> _Lookup:
 def _run(lookup: _Lookup, host: str, port: int) -> None:
     try:
         lookup.addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except Exception as error:  # for those who wait
+    except Exception as error:  # raised in the waiting threads
         lookup.error = error
     finally:
         with _lock:
@@ -79,7 +79,7 @@ def _failed(host: str, port: int, why: str) -> ConnectFailed:
 
 
 def _forget_after_fork() -> None:
-    """A child has none of its parent's threads, and maybe its lock while it is held."""
+    """Reset the state: a child has none of its parent's threads, and the lock may have been held."""
     global _lock
     _lock = threading.Lock()
     _under_way.clear()

@@ -1,7 +1,4 @@
-"""How a connection over TLS is opened, and what is found out about the peer when that fails.
-
-Used by `pool`. Knows nothing of what is sent on it.
-"""
+"""Open a TLS connection, and diagnose the peer if the handshake fails. Used by `pool`."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from protocol.net.tls_refusal import NO_TLS_THERE, is_about_the_host, tls_failed
 from protocol.net.tls_stream import TLSStream
 from protocol.security.tls_config import TLSConfig
 
-# Who has been refused looks again for the reason, no longer than this.
+# Limit of the second connection that looks for the reason of a failure.
 _LOOK_MS = 2_000
 _MOST_REPLY_BYTES = 1_048_576
 
@@ -27,9 +24,29 @@ _MOST_REPLY_BYTES = 1_048_576
 def connect_tls(
     open_socket: Callable[[], socket.socket], host: str, port: int, context: TLSContext, deadline: Deadline
 ) -> TLSStream:
-    """A stream to that broker, after the handshake. `open_socket` connects; it may be called twice.
+    """Connect to a broker and perform the TLS handshake.
 
-    Raises `TLSFailed`, `ConfigurationError` for stores that cannot be read, or another `TransportError`.
+    Parameters
+    ----------
+    open_socket : callable
+        Opens a TCP connection; called again to diagnose a failed handshake.
+    host : str
+    port : int
+    context : TLSContext
+    deadline : Deadline
+
+    Returns
+    -------
+    TLSStream
+
+    Raises
+    ------
+    TLSFailed
+        The handshake failed.
+    ConfigurationError
+        A store cannot be read.
+    TransportError
+        The connection failed.
     """
     address = f"{host}:{port}"
     name = host.rstrip(".")
@@ -49,7 +66,7 @@ def connect_tls(
 
 
 def _names(sock: socket.socket, address: str, config: TLSConfig, name: str, deadline: Deadline) -> list[str]:
-    """What the broker's certificate is for. OpenSSL shows none that it refuses, so it is not told the name."""
+    """Return the names in the broker's certificate, by an unverified handshake: OpenSSL hides refused certificates."""
     unchecked = replace(config, endpoint_identification_algorithm="")
     stream = TLSStream(sock, address, new_context(unchecked), server_hostname=name, config=unchecked)
     with contextlib.closing(stream), contextlib.suppress(KafkaError):
@@ -59,7 +76,7 @@ def _names(sock: socket.socket, address: str, config: TLSConfig, name: str, dead
 
 
 def _speaks_plain_text(sock: socket.socket, address: str, deadline: Deadline) -> bool:
-    """Whether what hangs up on TLS answers to a first request without it (ApiVersions, which shows nothing)."""
+    """Return True if a peer that closes TLS handshakes replies to a plain-text request (ApiVersions, not sensitive)."""
     stream = ByteStream(sock, address)
     connection = Connection(stream, "", clock=deadline.clock, max_response_bytes=_MOST_REPLY_BYTES)
     try:

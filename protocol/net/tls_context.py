@@ -1,6 +1,6 @@
-"""What Python's `ssl` needs to speak TLS as a `TLSConfig` says, made anew when one of its files has changed.
+"""`ssl.SSLContext` of a `TLSConfig`, recreated when one of its files changes.
 
-Owned by `pool`, one for all of its connections: those that are open stay as they are.
+All connections of a `pool` share it; open connections keep their context.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_
 
 
 class TLSContext:
-    """`ssl.SSLContext`s of one configuration. Safe for several threads; reads no file before the first is asked for."""
+    """Contexts of one configuration. Thread-safe; files are read on the first call of `current`."""
 
     def __init__(self, config: TLSConfig) -> None:
         self.config = config
@@ -35,9 +35,9 @@ class TLSContext:
         self._state: list[object] = []
 
     def current(self) -> ssl.SSLContext:
-        """For a new connection. Raises `ConfigurationError` for what cannot be read.
+        """Return the context for a new connection. Raises `ConfigurationError` if a file cannot be read.
 
-        What was readable and no longer is (a certificate was replaced, its key not yet) is a warning.
+        Files that were readable before and are not now (certificate replaced, but not yet its key) log a warning.
         """
         with self._lock:
             try:
@@ -47,19 +47,19 @@ class TLSContext:
             except ConfigurationError as error:
                 if self._context is None:
                     raise
-                log.warning("%s The certificates that were read before are still used", error)
+                log.warning("%s The previously read certificates are still used", error)
             return self._context
 
 
 def new_context(config: TLSConfig) -> ssl.SSLContext:
-    """Reads the files of `config`. Raises `ConfigurationError`."""
+    """Create a context from the files of `config`. Raises `ConfigurationError`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = config.check_hostname
     context.minimum_version = _VERSIONS[config.versions[0]]
     context.maximum_version = _VERSIONS[config.versions[-1]]
-    # Nobody needs it, and to send would then mean to receive.
+    # Not needed, and with renegotiation a send could require a receive.
     context.options |= ssl.OP_NO_RENEGOTIATION
-    # As in Java, what is in a trust store is trusted, be it a root or not.
+    # As in Java, every certificate in a trust store is trusted, root or not.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     _choose_ciphers(context, config)
     _trust(context, config)
@@ -69,7 +69,7 @@ def new_context(config: TLSConfig) -> ssl.SSLContext:
 
 
 def _choose_ciphers(context: ssl.SSLContext, config: TLSConfig) -> None:
-    """OpenSSL has no list of ciphers for TLS 1.3 in Python: which versions are spoken says whether its own are used."""
+    """Select cipher suites. Python cannot set those of TLS 1.3; they are used if that version is enabled."""
     if not config.cipher_suites:
         return
     older = [openssl_name(name) for name in config.cipher_suites if not is_of_tls13(name)]
@@ -79,12 +79,12 @@ def _choose_ciphers(context: ssl.SSLContext, config: TLSConfig) -> None:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
     if context.minimum_version > context.maximum_version:
         raise _wrong(
-            "ssl.cipher.suites", f"has no suite of {' or '.join(config.versions)}, which ssl.enabled.protocols says"
+            "ssl.cipher.suites", f"has no suite of {' or '.join(config.versions)}, the value of ssl.enabled.protocols"
         )
     try:
         context.set_ciphers(":".join(older) or "DEFAULT")
     except ssl.SSLError as error:
-        raise _wrong("ssl.cipher.suites", "has no suite that this OpenSSL knows") from error
+        raise _wrong("ssl.cipher.suites", "has no suite that this OpenSSL supports") from error
 
 
 def _trust(context: ssl.SSLContext, config: TLSConfig) -> None:
@@ -96,7 +96,7 @@ def _trust(context: ssl.SSLContext, config: TLSConfig) -> None:
         context.load_verify_locations(cadata=trusted)
     except ssl.SSLError as error:
         name = "certificates" if config.truststore_certificates else "location"
-        why = f"has a certificate that cannot be read ({error.reason or 'it is none'})"
+        why = f"has a certificate that cannot be read ({error.reason or 'not a certificate'})"
         raise _wrong(f"ssl.truststore.{name}", why) from error
 
 
@@ -105,18 +105,18 @@ def _load(context: ssl.SSLContext, pair: KeyPair, name: str) -> None:
     password = Secret("" if pair.password is None else resolved(pair.password.reveal()))
     try:
         with _nameless_file(pair.chain) as chain, _nameless_file(pair.key.reveal()) as key:
-            # Without this function OpenSSL would ask for a password at the terminal.
+            # Without this callable, OpenSSL would prompt for a password on the terminal.
             context.load_cert_chain(chain, key, password.reveal)
     except (ssl.SSLError, ValueError) as error:
-        # OpenSSL has no word for a wrong password.
+        # OpenSSL reports no specific error for a wrong password.
         reason = getattr(error, "reason", None) or "it cannot be decrypted"
-        why = f"cannot be used ({reason}): is it the key of that certificate, and is ssl.key.password right"
+        why = f"cannot be used ({reason}): is it the key of that certificate, and is ssl.key.password correct"
         raise ConfigurationError(f"{name} {why}?", name=name, settings=TLS_NAMES) from None
 
 
 @contextmanager
 def _nameless_file(text: str) -> Iterator[str]:
-    """A path to `text` for OpenSSL, which reads keys from paths alone. Nobody else can find or keep that file."""
+    """Yield a path to `text`, since OpenSSL reads keys only from paths. The file has no name and is deleted."""
     with tempfile.TemporaryFile() as file:
         file.write(text.encode())
         file.seek(0)

@@ -1,9 +1,8 @@
-"""A `ByteStream` that encrypts.
+"""A `ByteStream` with TLS.
 
-OpenSSL talks to two buffers in memory, never to the socket. So the one lock that its object needs (OpenSSL allows no
-two threads in it at once) is only held for as long as bytes are encrypted, decrypted, or handed to a socket that does
-not block; whoever has to wait, waits without it. An `ssl.SSLSocket` would not do: one that is shut down by another
-thread forgets its TLS, and hands out what is left in the socket as if it was plain text.
+OpenSSL reads and writes memory buffers, never the socket. Its object needs a lock, which is held only while bytes are
+encrypted, decrypted, or passed to the non-blocking socket; waiting happens without the lock. `ssl.SSLSocket` is unsafe
+here: after a shutdown by another thread it returns the remaining socket data as if it were plain text.
 """
 
 from __future__ import annotations
@@ -24,13 +23,26 @@ from protocol.net.byte_stream import ByteStream
 from protocol.net.tls_refusal import is_about_our_certificate, refused
 from protocol.security.tls_config import DEFAULT_TLS, TLSConfig
 
-# Of what is sent, so much is encrypted in one go: it is held twice until it is out.
+# Limit of the bytes encrypted at once: they are held twice until sent.
 _MOST_ENCRYPTED_BYTES = 262_144
 _MOST_RECEIVED_BYTES = 262_144
 
 
 class TLSStream(ByteStream):
-    """TLS on a connected socket; `handshake` comes first."""
+    """TLS on a connected socket; call `handshake` first.
+
+    Parameters
+    ----------
+    sock : socket.socket
+    address : str
+        Name of the peer in messages.
+    context : ssl.SSLContext
+    server_hostname : str, optional
+        Name to verify and to send (SNI).
+    server_side : bool
+    config : TLSConfig
+        Source of `context`, for messages.
+    """
 
     def __init__(
         self,
@@ -43,21 +55,21 @@ class TLSStream(ByteStream):
         config: TLSConfig = DEFAULT_TLS,
     ) -> None:
         super().__init__(sock, address)
-        self._config = config  # what `context` was made from, for messages
+        self._config = config
         self._shaken = False
         self._encrypted_in = ssl.MemoryBIO()
         self._encrypted_out = ssl.MemoryBIO()
         self._tls = context.wrap_bio(
             self._encrypted_in, self._encrypted_out, server_side=server_side, server_hostname=server_hostname
         )
-        self._lock = threading.Lock()  # for all below, too
+        self._lock = threading.Lock()  # also for the fields below
         self._unsent = memoryview(b"")
-        self._accepted = 0  # so many bytes of those being sent are encrypted already
-        # Not a bytearray: that would take all of its memory at once.
+        self._accepted = 0  # number of bytes of the current send that are already encrypted
+        # Not a bytearray, which would occupy all of its memory at once.
         self._received = np.empty(_MOST_RECEIVED_BYTES, np.uint8).data
 
     def handshake(self, deadline: Deadline) -> None:
-        """Raises `RequestTimedOut`, `ConnectionLost`, or `TLSFailed`, whose cause is an `ssl.SSLError`."""
+        """Perform the handshake. Raises `RequestTimedOut`, `ConnectionLost`, or `TLSFailed` from an `ssl.SSLError`."""
         while True:
             event = select.POLLOUT
             try:
@@ -72,10 +84,10 @@ class TLSStream(ByteStream):
             except (BlockingIOError, InterruptedError):
                 self._wait(event, deadline, "of the TLS handshake did not come")
             except OSError as error:
-                raise self._broken("shaking hands for TLS", error) from error
+                raise self._broken("performing the TLS handshake", error) from error
 
     def peer_names(self) -> list[str]:
-        """Whose certificate the peer has: its host names and addresses, or else its common name. After `handshake`."""
+        """Return the host names and addresses in the peer's certificate, or else its common name."""
         certificate: Any = self._tls.getpeercert() or {}
         names = [_named(*pair) for pair in certificate.get("subjectAltName", ())]
         subject = (pair for row in certificate.get("subject", ()) for pair in row)
@@ -87,7 +99,7 @@ class TLSStream(ByteStream):
         except ssl.SSLWantReadError:
             return False
         except ssl.SSLError:
-            # The alert that tells the peer why.
+            # Send the alert that tells the peer the reason.
             with contextlib.suppress(OSError):
                 self._flush()
             raise
@@ -95,11 +107,11 @@ class TLSStream(ByteStream):
 
     def pending(self) -> int:
         with self._lock:
-            # What is not decrypted yet counts by its size: there may be a whole record in it.
+            # Encrypted bytes count with their size, since they may contain a complete record.
             return self._tls.pending() + self._encrypted_in.pending
 
     def close(self) -> None:
-        # Tells the peer that this end is no accident, if it can be told at once.
+        # Send close_notify if possible without blocking.
         with self._lock, contextlib.suppress(OSError):
             with contextlib.suppress(ssl.SSLError):
                 self._tls.unwrap()
@@ -112,7 +124,7 @@ class TLSStream(ByteStream):
             if not self._accepted:
                 self._accepted = self._tls.write(_first_bytes(buffers, _MOST_ENCRYPTED_BYTES))
                 self._flush()
-            # Not before all of it is out.
+            # Report the bytes only after all of them were sent.
             accepted, self._accepted = self._accepted, 0
             return accepted
 
@@ -122,7 +134,7 @@ class TLSStream(ByteStream):
                 try:
                     return self._tls.read(len(view), view)  # type: ignore[return-value]
                 except ssl.SSLWantReadError:
-                    # To read may also mean to write, such as the answer to a change of keys.
+                    # Reading may require writing, such as the reply to a key update.
                     with contextlib.suppress(BlockingIOError):
                         self._flush()
                     self._take_encrypted()
@@ -130,7 +142,7 @@ class TLSStream(ByteStream):
                     return 0
 
     def _broken(self, doing: str, error: OSError) -> KafkaError:
-        # With TLS 1.3 a broker looks at our certificate when the handshake is over on our side.
+        # With TLS 1.3, a broker may refuse the client certificate after the client's handshake has ended.
         lost = not isinstance(error, ssl.SSLError) or isinstance(error, ssl.SSLEOFError)
         if lost or (self._shaken and not is_about_our_certificate(error)):
             return super()._broken(doing, error)
@@ -144,7 +156,7 @@ class TLSStream(ByteStream):
             self._encrypted_in.write_eof()
 
     def _flush(self) -> None:
-        """Raises `BlockingIOError` while something is left that the socket does not take."""
+        """Write pending bytes. Raises `BlockingIOError` if the socket does not accept all of them."""
         while True:
             if not self._unsent:
                 self._unsent = memoryview(self._encrypted_out.read())
@@ -154,13 +166,13 @@ class TLSStream(ByteStream):
 
 
 def _named(kind: str, name: str) -> str:
-    """A common slip is an address among the host names, where nobody looks for it."""
+    """Format a name of a certificate, and mark addresses entered as host names: clients do not match those."""
     slip = kind == "DNS" and (":" in name or name.replace(".", "").isdigit())
     return f"{name} (as a host name, not as an address)" if slip else name
 
 
 def _first_bytes(buffers: Sequence[memoryview], most: int) -> bytes | memoryview:
-    """As many bytes of these buffers as make one call worth while, and no more than `most`."""
+    """Join enough bytes of the buffers to make an encryption call worthwhile, at most `most`."""
     if len(buffers) == 1 or len(buffers[0]) >= most:
         return buffers[0][:most]
     taken: list[memoryview] = []

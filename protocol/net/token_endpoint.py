@@ -1,7 +1,7 @@
-"""A token for client credentials, from an OAuth 2.0 token endpoint (RFC 6749, section 4.4).
+"""Fetch an OAuth 2.0 token with client credentials from a token endpoint (RFC 6749, section 4.4).
 
-As Kafka's Java client asks: a POST with the client's id and secret in the header, tried again with back-off where that
-can help. Nothing is followed elsewhere, and no message repeats what was sent, or what came but RFC 6749's own words.
+As Kafka's Java client: a POST with client id and secret in the header, with retries and back-off. Redirects are not
+followed. Messages never contain sent data; of the response they contain only the error fields of RFC 6749.
 """
 
 from __future__ import annotations
@@ -41,17 +41,28 @@ _WORTH_ANOTHER_TRY = frozenset((408, 425, 429, 500, 502, 503, 504))
 
 
 class _NoAnswer(Exception):
-    """What may be mended by another try."""
+    """A failure that a retry may resolve."""
 
 
 def ask_endpoint(source: TokenEndpoint, config: SaslConfig, deadline: Deadline) -> tuple[str, float | None]:
-    """The token, and for how many seconds it is good; None: not said.
+    """Fetch a token from an endpoint.
 
-    Raises `AuthenticationFailed` when the endpoint refuses, `ConnectFailed` when it has not answered by the deadline.
+    Returns
+    -------
+    token : str
+    lifetime_s : float or None
+        None if the endpoint does not say.
+
+    Raises
+    ------
+    AuthenticationFailed
+        The endpoint refused.
+    ConnectFailed
+        No valid response by the deadline.
     """
     url = _parsed(source.url)
     if url.scheme == "http":
-        warn_once(f"{_SETTINGS[0]} is {_shown(url)}…: the client's secret and the token go there unencrypted")
+        warn_once(f"{_SETTINGS[0]} is {_shown(url)}…: client secret and token are sent unencrypted; use https")
     backoff = Backoff(config.login_retry_backoff_ms, config.login_retry_backoff_max_ms)
     while True:
         try:
@@ -60,22 +71,22 @@ def ask_endpoint(source: TokenEndpoint, config: SaslConfig, deadline: Deadline) 
             wait_s = backoff.next_s()
             if wait_s >= deadline.remaining_s():
                 raise ConnectFailed(f"no token from {_shown(url)}: {error}", settings=_SETTINGS) from None
-            log.debug("no token from %s, tried again: %s", _shown(url), error)
+            log.debug("no token from %s, retrying: %s", _shown(url), error)
             deadline.clock.sleep_s(wait_s)
 
 
 def _parsed(text: str) -> urllib.parse.SplitResult:
-    """Raises `ConfigurationError` for what is no address on the web."""
+    """Parse a URL; raise `ConfigurationError` if it is not http or https."""
     with suppress(ValueError):
         url = urllib.parse.urlsplit(text)
-        # To ask for the port is to read it.
+        # Reading the port validates it.
         if url.scheme in _PORTS and url.hostname and url.port != 0 and text.isascii():
             return url
-    raise ConfigurationError(f"{_SETTINGS[0]} is no https://… and no file:///….", settings=_SETTINGS)
+    raise ConfigurationError(f"{_SETTINGS[0]} is neither https://… nor file:///….", settings=_SETTINGS)
 
 
 def _shown(url: urllib.parse.SplitResult) -> str:
-    """Without a user and a password that may stand in it."""
+    """Format a URL without user and password."""
     return f"{url.scheme}://{url.netloc.rpartition('@')[2]}"
 
 
@@ -92,7 +103,7 @@ def _ask(
             response = connection.getresponse()
             body = response.read(_MOST_BYTES)
             if response.length:
-                raise _NoAnswer("its answer is cut off, or too long")
+                raise _NoAnswer("the response is truncated or too long")
     except ssl.SSLCertVerificationError as error:
         raise AuthenticationFailed(
             f"the certificate of the token endpoint {_shown(url)} is not trusted: {error.verify_message}",
@@ -101,7 +112,7 @@ def _ask(
     except (OSError, ConnectFailed) as error:
         raise _NoAnswer(str(error) or type(error).__name__) from error
     except http.client.HTTPException as error:
-        raise _NoAnswer(f"its answer is not HTTP's ({type(error).__name__})") from error
+        raise _NoAnswer(f"the response is not HTTP ({type(error).__name__})") from error
     return _token(url, source, response.status, body)
 
 
@@ -120,7 +131,7 @@ def _headers(source: TokenEndpoint, config: SaslConfig) -> dict[str, str]:
 def _connected(
     url: urllib.parse.SplitResult, tls: Mapping[str, Secret], deadline: Deadline
 ) -> Iterator[http.client.HTTPConnection]:
-    """Open until the deadline, whatever is going on: timeouts of sockets begin anew with each byte that comes."""
+    """Open an HTTP connection that is shut down at the deadline: socket timeouts restart with each received byte."""
     host, context = str(url.hostname), _context(tls) if url.scheme == "https" else None
     sock = connect(host, url.port or _PORTS[url.scheme], deadline)
     sock.setblocking(True)
@@ -131,7 +142,7 @@ def _connected(
         with suppress(OSError):
             same.shutdown(socket.SHUT_RDWR)
 
-    # `ssl` takes the socket for itself, but the connection is that of its duplicate, too.
+    # `ssl` takes over the socket; the duplicate refers to the same connection.
     with closing(http.client.HTTPConnection(host, url.port)) as connection, sock.dup() as same:
         timer = threading.Timer(deadline.remaining_s(), end, (same,))
         timer.daemon = True
@@ -143,11 +154,11 @@ def _connected(
             timer.cancel()
             timer.join()
         if ended.is_set():
-            raise _NoAnswer("no whole answer in time")
+            raise _NoAnswer("no complete response in time")
 
 
 def _context(tls: Mapping[str, Secret]) -> ssl.SSLContext:
-    """As the login module says; by default the system's CAs are trusted, as by a browser."""
+    """Create the TLS context from the login module's properties; the default is to trust the system's CAs."""
     if not tls:
         return ssl.create_default_context()
     rows = [row for row in TLS_PROPERTIES if row.name in tls and row.effect is Effect.APPLIES]
@@ -168,12 +179,12 @@ def _token(url: urllib.parse.SplitResult, source: TokenEndpoint, status: int, bo
         lifetime_s = fields.get("expires_in")
         return fields["access_token"].strip(), float(lifetime_s) if is_seconds(lifetime_s) else None
     words = ", ".join(
-        # Some repeat what they were given.
+        # Some endpoints repeat the received secret.
         shown(fields[name].replace(source.client_secret.reveal(), HIDDEN))
         for name in ("error", "error_description")
         if isinstance(fields.get(name), str)
     )
-    answer = f"the answer {status}{f' ({words})' if words else ''}, without an access_token"
+    answer = f"the response has status {status}{f' ({words})' if words else ''} and no access_token"
     if status in _WORTH_ANOTHER_TRY:
         raise _NoAnswer(answer)
     raise AuthenticationFailed(

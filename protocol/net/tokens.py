@@ -1,7 +1,7 @@
-"""Tokens for OAUTHBEARER, from where the user says; each kept until four fifths of its life are over.
+"""Tokens for OAUTHBEARER from the configured source, each cached for four fifths of its lifetime.
 
-Owned by `authenticate`, which asks when a connection is opened or its session renewed: there is no thread that renews.
-What a source raises names the source, and never what it gave.
+Owned by `authenticate`, which requests a token when a connection is opened or its session is renewed; there is no
+refresh thread. Errors name the source, but never its output.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _REGION = re.compile(r"\.kafka(?:-serverless)?\.([a-z0-9-]+)\.amazonaws\.com(?:\
 
 
 class Tokens:
-    """The newest token of each source. Safe for several threads: one of them asks, the others wait."""
+    """The newest token of the source. Thread-safe: one thread requests a token, the others wait for it."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -38,9 +38,9 @@ class Tokens:
         self._token: Token | None = None
 
     def token(self, source: TokenSource, config: SaslConfig, address: str, deadline: Deadline) -> Token:
-        """One that has not ended. Raises `AuthenticationFailed`, `ConfigurationError` or `TransportError`."""
+        """Return a valid token. Raises `AuthenticationFailed`, `ConfigurationError` or `TransportError`."""
         if not self._lock.acquire(timeout=deadline.remaining_s()):
-            raise RequestTimedOut("no token in time: it is still being asked for")
+            raise RequestTimedOut("no token in time: another thread is still requesting it")
         try:
             known = self._token if source == self._source else None
             if known is not None and not known.needs_renewal(self._now_s()):
@@ -50,7 +50,7 @@ class Tokens:
             except KafkaError as error:
                 if known is None or known.is_expired(self._now_s()):
                     raise
-                log.warning("The token is used until it ends, since there is no new one: %s", error)
+                log.warning("The current token is used until it expires, since the source gave no new one: %s", error)
                 return known
             self._source, self._token = source, token
             return token
@@ -66,7 +66,7 @@ class Tokens:
         if isinstance(source, TokenFile):
             return self._made(_content(source.path))
         if isinstance(source, TokenEndpoint):
-            from protocol.net.token_endpoint import ask_endpoint  # HTTP, which takes a while to import
+            from protocol.net.token_endpoint import ask_endpoint  # HTTP modules take long to import
 
             text, lifetime_s = ask_endpoint(source, config, deadline)
             end_s = None if lifetime_s is None else self._now_s() + lifetime_s
@@ -80,12 +80,12 @@ class Tokens:
 
     @hide_variables
     def _given(self, source: TokenProvider) -> Token:
-        """What the user's function gives."""
+        """Call the user's token provider."""
         function = _imported(source.function)
         try:
             given = function()
         except Exception as error:
-            # Its words are not repeated: they may hold what it was about to give.
+            # The error's text is not repeated, since it may contain the token.
             raise AuthenticationFailed(
                 f"sasl.oauthbearer.token.provider={source.function} raised {type(error).__name__}",
                 settings=("sasl.oauthbearer.token.provider",),
@@ -94,16 +94,16 @@ class Tokens:
         text, expires_at_s, extensions = (*parts, None, None, None)[:3]
         if len(parts) > 3 or not isinstance(text, str) or not _fit(expires_at_s, extensions):
             raise ConfigurationError(
-                f"sasl.oauthbearer.token.provider={source.function} gave {type(given).__name__}; it must give a token, "
-                "(token, expires_at_s) or (token, expires_at_s, extensions): text, seconds (not milliseconds) since "
-                "1970, and a dict of texts.",
+                f"sasl.oauthbearer.token.provider={source.function} returned {type(given).__name__}; it must return "
+                "a token, (token, expires_at_s) or (token, expires_at_s, extensions): text, seconds (not milliseconds) "
+                "since 1970, and a dict of texts.",
                 settings=("sasl.oauthbearer.token.provider",),
             )
         return self._made(text, expires_at_s, extensions)
 
 
 def _fit(expires_at_s: object, extensions: object) -> bool:
-    """Whether a user's function may give these beside its token."""
+    """Return True if the expiry and the extensions have valid types."""
     named = extensions or {}
     return (
         (expires_at_s is None or is_seconds(expires_at_s))
@@ -117,9 +117,9 @@ def _content(path: str) -> str:
         return Path(path).read_text("ascii").strip()
     except (OSError, UnicodeError) as error:
         why = type(error).__name__
-    # Not in there: an error of decoding holds all that was read.
+    # Raised outside of `except`: a decoding error contains the file's content.
     raise ConfigurationError(
-        f"sasl.oauthbearer.token.endpoint.url is a file that cannot be read here ({why}): {path}.",
+        f"sasl.oauthbearer.token.endpoint.url names a file that cannot be read ({why}): {path}.",
         settings=("sasl.oauthbearer.token.endpoint.url",),
     )
 
@@ -131,8 +131,8 @@ def _imported(function: str) -> Any:
     except Exception as error:
         why = error if isinstance(error, (ImportError, AttributeError)) else type(error).__name__
         raise ConfigurationError(
-            f"sasl.oauthbearer.token.provider={function} cannot be imported in this process ({why}). It must be "
-            "installed where the driver runs, and where the executors run.",
+            f"sasl.oauthbearer.token.provider={function} cannot be imported in this process ({why}). Install it on "
+            "the driver and on the executors.",
             settings=("sasl.oauthbearer.token.provider",),
         ) from error
 
@@ -143,7 +143,7 @@ def _signed_by_aws(source: AwsIam, address: str) -> tuple[str, float]:
         from aws_msk_iam_sasl_signer import MSKAuthTokenProvider
     except ImportError as error:
         raise ConfigurationError(
-            "signing in with AWS IAM takes the package aws-msk-iam-sasl-signer-python, on the driver and on executors: "
+            "sasl.mechanism=AWS_MSK_IAM requires the package aws-msk-iam-sasl-signer-python on driver and executors: "
             "pip install 'spark-kafka-source[msk-iam]'.",
             settings=("sasl.mechanism",),
         ) from error
@@ -157,12 +157,12 @@ def _signed_by_aws(source: AwsIam, address: str) -> tuple[str, float]:
         else:
             text, ends_at_ms = MSKAuthTokenProvider.generate_auth_token(region)
     except Exception as error:
-        raise AuthenticationFailed(f"the AWS signer says {shown(str(error))} ({type(error).__name__})") from error
+        raise AuthenticationFailed(f"the AWS signer failed: {shown(str(error))} ({type(error).__name__})") from error
     return text, ends_at_ms / 1000
 
 
 def _region(address: str) -> str:
-    """Of a broker of MSK, as its host name says; else as AWS's own variables say."""
+    """Return the region in an MSK broker's host name, or else of AWS's environment variables."""
     match = _REGION.search(address)
     region = match[1] if match else os.environ.get("AWS_REGION", os.environ.get("AWS_DEFAULT_REGION"))
     if region is None:

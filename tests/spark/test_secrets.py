@@ -35,14 +35,14 @@ BEARER = {
     "sasl.jaas.config": "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required;",
 }
 
-_NO_PASSWORD = "cannot sign in by SASL PLAIN: the broker answers SASL_AUTHENTICATION_FAILED"
+_NO_PASSWORD = "SASL PLAIN authentication failed: the broker replied SASL_AUTHENTICATION_FAILED"
 # How each case ends, by the way it is used.
 OUTCOMES = {
     ("stream write", "by a token"): "done",
     ("copy", "by references"): "done",
     ("stream read", "by passwords"): "done",
     ("stream read", "wrong password"): _NO_PASSWORD,
-    ("batch read", "wrong token"): "cannot sign in by SASL OAUTHBEARER",
+    ("batch read", "wrong token"): "SASL OAUTHBEARER authentication failed",
     ("stream write", "wrong key password"): "ssl.key",
     ("batch read", "wrong store password"): "keytool cannot read a store",
     ("batch write", "expired"): "has expired",
@@ -54,7 +54,7 @@ _OTHER_WAYS = {
     ("batch write", "by passwords"): "done",
     ("stream write", "by passwords"): "done",
     ("batch write", "wrong password"): _NO_PASSWORD,
-    ("batch read", "unknown CA"): "is not trusted",
+    ("batch read", "unknown CA"): "is of an untrusted CA",
     ("stream write", "wrong host"): "is not for 127.0.0.1",
     ("batch read", "no broker"): "no broker could be reached",
 }

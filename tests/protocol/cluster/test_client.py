@@ -305,7 +305,7 @@ class TestSilentBrokers:
                 kafka_of_two.edit_replies(METADATA, lambda body: {**body, "brokers": []})
             if others_know == "the others":
                 kafka_of_two.fence(2)
-                with pytest.raises(ConnectionLost, match=f"{broker.port}: no answer, and others say .* gone"):
+                with pytest.raises(ConnectionLost, match=f"{broker.port}: no reply, and other brokers say .* left"):
                     waiting.result(client.deadline(20_000))
                 waiting = client.send(broker, FIND_COORDINATOR, {"coordinator_keys": ["etl"]}, client.deadline())
                 while not ready([waiting], 0.1, client.deadline()):

@@ -87,17 +87,17 @@ def test_password_file_missing_during_replacement_keeps_the_old_password(
     sign_in(authenticator, broker, clock)
     file.unlink()
     sign_in(authenticator, broker, clock)
-    assert "leads nowhere" in caplog.text
-    assert "What was there before is still used" in caplog.text
+    assert "cannot be resolved" in caplog.text
+    assert "The previous value is still used" in caplog.text
     # A connection without earlier success gets the error.
-    with pytest.raises(ConfigurationError, match="leads nowhere"):
+    with pytest.raises(ConfigurationError, match="cannot be resolved"):
         sign_in(Authenticator(config, clock), broker, clock)
     # A refused password is not kept either.
     broker.answer = REFUSED
     with pytest.raises(AuthenticationFailed):
         sign_in(authenticator, broker, clock)
     clock.advance(20)
-    with pytest.raises(ConfigurationError, match="leads nowhere"):
+    with pytest.raises(ConfigurationError, match="cannot be resolved"):
         sign_in(authenticator, broker, clock)
 
 

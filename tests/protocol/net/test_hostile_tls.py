@@ -88,13 +88,17 @@ def drips(sock: socket.socket) -> None:
 
 ALERT, CHANGE_CIPHER = b"\x15\x03\x03\x00\x02\x02", b"\x14\x03\x03\x00\x01\x01"
 HOSTILE: dict[str, tuple[Talk, type[KafkaError], str]] = {
-    "handshake failure": (says(ALERT + b"\x28"), TLSFailed, "no cipher suite that both ends accept"),
+    "handshake failure": (says(ALERT + b"\x28"), TLSFailed, "no cipher suite in common"),
     "internal error": (says(ALERT + b"\x50"), TLSFailed, "the TLS handshake failed"),
-    "protocol version": (says(ALERT + b"\x46"), TLSFailed, "does not speak TLSv1.2 and TLSv1.3"),
-    "HTTP": (says(b"HTTP/1.1 400 Bad Request\r\n\r\n"), TLSFailed, "does not speak TLS"),
-    "garbage": (says(random.Random(5).randbytes(65_536)), TLSFailed, "does not speak TLS|the TLS handshake failed"),
+    "protocol version": (says(ALERT + b"\x46"), TLSFailed, "does not support TLSv1.2 and TLSv1.3"),
+    "HTTP": (says(b"HTTP/1.1 400 Bad Request\r\n\r\n"), TLSFailed, "did not respond with TLS"),
+    "garbage": (
+        says(random.Random(5).randbytes(65_536)),
+        TLSFailed,
+        "did not respond with TLS|the TLS handshake failed",
+    ),
     "garbage in a record": (says(b"\x16\x03\x03\x40\x00" + b"\x63" * 16_384), TLSFailed, "the TLS handshake failed"),
-    "a flood of garbage": (floods(b"\x00"), TLSFailed, "does not speak TLS"),
+    "a flood of garbage": (floods(b"\x00"), TLSFailed, "did not respond with TLS"),
     "a flood of warnings": (floods(b"\x15\x03\x03\x00\x02\x01\x70"), TLSFailed, "the TLS handshake failed"),
     "a flood of nothing": (floods(CHANGE_CIPHER), TLSFailed, "the TLS handshake failed"),
     "silence": (lambda sock: time.sleep(5), RequestTimedOut, "of the TLS handshake did not come"),

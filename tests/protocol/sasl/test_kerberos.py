@@ -176,10 +176,13 @@ def test_a_session_is_renewed(kerberized: LocalKafka, kdc: KDC) -> None:
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        ("an old key", "cannot sign in by SASL GSSAPI: Kerberos error: .*Decrypt integrity check failed"),
-        ("no such service", "cannot sign in by SASL GSSAPI: Kerberos error: .*queue/127.0.0.1@EXAMPLE.TEST not found"),
+        ("an old key", "SASL GSSAPI authentication failed: Kerberos error: .*Decrypt integrity check failed"),
+        (
+            "no such service",
+            "SASL GSSAPI authentication failed: Kerberos error: .*queue/127.0.0.1@EXAMPLE.TEST not found",
+        ),
         ("no such file", r"sasl\.jaas\.config: its keyTab, .*none, cannot be read in this process"),
-        ("no tickets", "cannot sign in by SASL GSSAPI: Kerberos error: .*No Kerberos credentials available"),
+        ("no tickets", "SASL GSSAPI authentication failed: Kerberos error: .*No Kerberos credentials available"),
     ],
 )
 def test_what_is_wrong_is_said_at_once(

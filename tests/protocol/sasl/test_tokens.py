@@ -103,7 +103,7 @@ def test_one_that_still_holds_is_used_when_there_is_no_other(
     clock.at_s += 90
     with caplog.at_level(logging.WARNING):
         assert ask(tokens, source, clock).value.reveal() == "one"
-    assert "The token is used until it ends" in caplog.text
+    assert "The current token is used until it expires" in caplog.text
     clock.at_s += 11
     with pytest.raises(AuthenticationFailed, match="raised StopIteration"):
         ask(tokens, source, clock)
@@ -161,7 +161,9 @@ MILLISECONDS = 1_700_000_000_000
 def test_what_it_may_not_is_an_error_without_it(
     clock: ManualClock, monkeypatch: pytest.MonkeyPatch, given: object
 ) -> None:
-    with pytest.raises(ConfigurationError, match=r"module_of_a_test:token gave \w+; it must give a token") as raised:
+    with pytest.raises(
+        ConfigurationError, match=r"module_of_a_test:token returned \w+; it must return a token"
+    ) as raised:
         ask(Tokens(clock), provider(lambda: given, monkeypatch), clock)
     assert "seconds (not milliseconds) since 1970" in str(raised.value)
     assert "hunter2" not in str(raised.value)
@@ -179,7 +181,7 @@ def test_what_it_raises_is_not_repeated(clock: ManualClock, monkeypatch: pytest.
 
 @pytest.mark.parametrize("function", ["not_there_of_a_test:token", "json:not_there"])
 def test_one_that_cannot_be_imported_says_where_it_must_be(clock: ManualClock, function: str) -> None:
-    with pytest.raises(ConfigurationError, match="installed where the driver runs, and where the executors run"):
+    with pytest.raises(ConfigurationError, match="Install it on the driver and on the executors"):
         ask(Tokens(clock), TokenProvider(function), clock)
 
 
@@ -209,7 +211,7 @@ def test_a_file_is_read_again(clock: ManualClock, tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_there_is_named(clock: ManualClock) -> None:
-    with pytest.raises(ConfigurationError, match=r"cannot be read here \(FileNotFoundError\): /no/such/token"):
+    with pytest.raises(ConfigurationError, match=r"cannot be read \(FileNotFoundError\): /no/such/token"):
         ask(Tokens(clock), TokenFile("/no/such/token"), clock)
 
 
@@ -269,7 +271,7 @@ def test_a_busy_endpoint_is_asked_again(endpoint: Endpoint, clock: ManualClock) 
 
 def test_one_that_stays_busy_is_given_up(endpoint: Endpoint, clock: ManualClock) -> None:
     endpoint.answers = [(503, {}, b"")]
-    with pytest.raises(ConnectFailed, match=r"no token from http://127.0.0.1:\d+: the answer 503"):
+    with pytest.raises(ConnectFailed, match=r"no token from http://127.0.0.1:\d+: the response has status 503"):
         ask(Tokens(clock), client(endpoint.url), clock)
     assert 2 < len(endpoint.asked) < 10
 
@@ -282,10 +284,10 @@ def test_one_that_stays_busy_is_given_up(endpoint: Endpoint, clock: ManualClock)
             "'invalid_client', 'no such client'",
         ),
         ((400, {}, json.dumps({"error": f"not {SECRET_OF_CLIENT}"}).encode()), "'not [hidden]'"),
-        (gives(access_token=7, expires_in=10**400), "the answer 200, without an access_token"),
-        ((400, {}, b"not json"), "the answer 400, without an access_token"),
-        (gives(token="hunter2"), "the answer 200, without an access_token"),
-        ((200, {}, b"[" * 100_000), "the answer 200, without an access_token"),
+        (gives(access_token=7, expires_in=10**400), "the response has status 200 and no access_token"),
+        ((400, {}, b"not json"), "the response has status 400 and no access_token"),
+        (gives(token="hunter2"), "the response has status 200 and no access_token"),
+        ((200, {}, b"[" * 100_000), "the response has status 200 and no access_token"),
     ],
 )
 def test_a_refusal_is_final(endpoint: Endpoint, clock: ManualClock, answer: Any, said: str) -> None:
@@ -300,7 +302,7 @@ def test_a_refusal_is_final(endpoint: Endpoint, clock: ManualClock, answer: Any,
 def test_the_secret_follows_nobody_elsewhere(endpoint: Endpoint, clock: ManualClock) -> None:
     other = Endpoint()
     other.answers = endpoint.answers = [(307, {"Location": other.url}, b"")]
-    with pytest.raises(AuthenticationFailed, match="the answer 307"):
+    with pytest.raises(AuthenticationFailed, match="the response has status 307"):
         ask(Tokens(clock), client(endpoint.url), clock)
     other.close()
     assert not other.asked
@@ -327,7 +329,7 @@ NOWHERE = ("ftp://localhost/token", "https://", "https://[::1/", "https://a:b/",
 
 @pytest.mark.parametrize("url", NOWHERE)
 def test_an_endpoint_that_is_none(clock: ManualClock, url: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"is no https://… and no file:///…"):
+    with pytest.raises(ConfigurationError, match=r"is neither https://… nor file:///…"):
         ask(Tokens(clock), client(url), clock)
 
 

@@ -233,7 +233,7 @@ def test_what_stands_elsewhere_is_looked_up(
     trusted.write_text(2 * authority.certificate.read_text())
     assert context.current() is not first
     monkeypatch.delenv("FOLDER")
-    with pytest.raises(ConfigurationError, match=r"FOLDER. leads nowhere"):
+    with pytest.raises(ConfigurationError, match=r"FOLDER. cannot be resolved"):
         TLSContext(config).current()
 
 
@@ -246,7 +246,7 @@ class TestWhatIsWrong:
             ({"keystore_location": "/no/such"}, "ssl.keystore.location is /no/such, which cannot be read"),
             ({"keystore_key": "x", "keystore_certificate_chain": "y"}, "ssl.keystore.key has no blocks"),
             ({"truststore_certificates": NO_CERTIFICATE}, "ssl.truststore.certificates has a certificate that cannot"),
-            ({"cipher_suites": "none"}, "ssl.cipher.suites has no suite that this OpenSSL knows"),
+            ({"cipher_suites": "none"}, "ssl.cipher.suites has no suite that this OpenSSL supports"),
             (
                 {"cipher_suites": "TLS_AES_256_GCM_SHA384", "enabled_protocols": "TLSv1.2"},
                 "ssl.cipher.suites has no suite of TLSv1.2",
@@ -265,7 +265,7 @@ class TestWhatIsWrong:
         mine = authority.issue("me").read_text()
         given = {"keystore_key": encrypted_key(mine, PASSWORD), "keystore_certificate_chain": mine}
         new_context(tls(**given, key_password=PASSWORD))
-        words = r"ssl.keystore.key cannot be used \(it cannot be decrypted\): .* is ssl.key.password right\?$"
+        words = r"ssl.keystore.key cannot be used \(it cannot be decrypted\): .* is ssl.key.password correct\?$"
         with pytest.raises(ConfigurationError, match=words):
             new_context(tls(**given, **key_password))
 
@@ -327,6 +327,6 @@ class TestWhatIsWrong:
         with caplog.at_level(logging.WARNING):
             mine.write_text(certificate[certificate.index("-----BEGIN CERTIFICATE") :])
             assert context.current() is first
-        assert "The certificates that were read before are still used" in caplog.text
+        assert "The previously read certificates are still used" in caplog.text
         mine.write_text(certificate)
         assert context.current() is not first

@@ -106,25 +106,29 @@ def as_it_is(secured: SecuredKafka, given: dict[str, str]) -> dict[str, str]:
 
 
 WRONG: dict[str, tuple[str, Change, str]] = {
-    "unknown CA": ("SSL", another_ca, "is of a CA that is not trusted .*ca.pem. Give the CA's certificate by"),
+    "unknown CA": ("SSL", another_ca, "is of an untrusted CA .*ca.pem. Set (kafka.)?ssl.truststore"),
     "the system's CAs": ("SSL", the_systems_cas, r"it is not in the system's trust store \("),
-    "expired": ("EXPIRED", as_it_is, "has expired .*it has to be renewed at the broker"),
-    "not valid yet": ("EARLY", as_it_is, "is not valid yet .*is this machine's clock right"),
+    "expired": ("EXPIRED", as_it_is, "has expired .*renew it on the broker"),
+    "not valid yet": ("EARLY", as_it_is, "is not valid yet .*check this machine's clock"),
     "wrong host": ("ELSEWHERE", as_it_is, r"is not for 127.0.0.1, but for broker-1.example.com, 10.1.2.3\."),
-    "no client certificate": ("MUTUAL", without_key, "the broker wants a certificate from us .*ssl.keystore.location"),
+    "no client certificate": (
+        "MUTUAL",
+        without_key,
+        "the broker requires a client certificate .*ssl.keystore.location",
+    ),
     "no client certificate, TLS 1.2": (
         "MUTUAL",
         without_key_over_tls12,
-        "the broker wants a certificate from us .*ssl.keystore.location",
+        "the broker requires a client certificate .*ssl.keystore.location",
     ),
-    "client certificate of another CA": ("MUTUAL", key_of_another_ca, "the broker refuses our certificate"),
-    "TLS 1.1 only": ("OLD", as_it_is, "the broker does not speak TLSv1.2 and TLSv1.3"),
+    "client certificate of another CA": ("MUTUAL", key_of_another_ca, "the broker refused our certificate"),
+    "TLS 1.1 only": ("OLD", as_it_is, "the broker does not support TLSv1.2 and TLSv1.3"),
     "plain text at a TLS port": (
         "SSL",
         in_plain_text,
-        "this listener speaks TLS .set (kafka.)?security.protocol to SSL",
+        "this listener uses TLS .set (kafka.)?security.protocol to SSL",
     ),
-    "TLS at a plain port": ("SSL", at_the_plain_port, "what answers there does not speak TLS"),
+    "TLS at a plain port": ("SSL", at_the_plain_port, "the server did not respond with TLS"),
 }
 
 
@@ -153,10 +157,10 @@ def test_certificates_are_read_again_when_they_change(secured: SecuredKafka, tmp
     with Client(replace(config, connections_max_idle_ms=0)) as client:
         client.metadata([])
         store.write_bytes(CertificateAuthority(tmp_path / "another").certificate.read_bytes())
-        with pytest.raises(KafkaError, match="is not trusted"):
+        with pytest.raises(KafkaError, match="untrusted CA"):
             client.metadata([])
         store.write_text("half a file")
-        with pytest.raises(KafkaError, match="is not trusted"):
+        with pytest.raises(KafkaError, match="untrusted CA"):
             client.metadata([])
         store.write_bytes(ours.read_bytes())
         client.metadata([])
