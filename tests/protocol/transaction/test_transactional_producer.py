@@ -181,7 +181,7 @@ class TestCallOrder:
             Producer(client, parse_producer({"transactional.id": "etl-0"}))
         with pytest.raises(UsageError, match=r"needs transactional\.id"):
             TransactionalProducer(client, parse_producer({}))
-        with pytest.raises(ConfigurationError, match=r"enable\.idempotence is off"):
+        with pytest.raises(ConfigurationError, match=r"requires enable\.idempotence=true"):
             parse_producer({"transactional.id": "etl-0", "acks": "1"})
 
 
