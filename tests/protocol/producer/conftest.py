@@ -1,4 +1,4 @@
-"""What holds after every test of a producer."""
+"""A check after each test of a producer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _no_sender_is_left() -> Iterator[None]:
-    """Producers that a test has not closed end when nobody has them any more."""
+    """Assert that producers that a test did not close end when they are garbage."""
     before = set(threading.enumerate())
     yield
     give_up_s = time.monotonic() + 20

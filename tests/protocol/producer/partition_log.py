@@ -1,7 +1,7 @@
-"""One partition's log as a broker keeps it, with Kafka's rules for producer ids, epochs and sequence numbers.
+"""One partition's log at a broker, with Kafka's rules for producer ids, epochs and sequence numbers.
 
-For tests of `PartitionProducer`: what the broker would answer, without a broker. As in Kafka's producer state: the last
-five record batches are remembered, a producer without state may begin with any number, a new epoch begins with 0.
+For tests of `PartitionProducer`: the broker's replies, without a broker. As in Kafka's producer state: the last five
+record batches are cached, a producer without state may start with any number, a new epoch starts with 0.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _State:
 
 @dataclass
 class PartitionLog:
-    """`values` are the records in their order; a batch may have `largest` of them, and none of `too_large`."""
+    """`values` are the records in order; a batch may have `largest` of them, and none of `too_large`."""
 
     largest: int = 1_000_000
     too_large: frozenset[int] = frozenset()
@@ -32,7 +32,7 @@ class PartitionLog:
     _producers: dict[int, _State] = field(default_factory=dict)
 
     def append(self, producer_id: int, epoch: int, sequence: int, values: list[int]) -> tuple[int, int]:
-        """(error code, base offset) as the broker answers."""
+        """Return (error code, base offset) as the broker replies."""
         if len(values) > self.largest or not self.too_large.isdisjoint(values):
             return ErrorCode.MESSAGE_TOO_LARGE, -1
         if producer_id < 0:
@@ -56,7 +56,7 @@ class PartitionLog:
         return ErrorCode.NONE, offset
 
     def truncate(self, length: int) -> None:
-        """An unclean election: the records after `length` are gone, and so is what the broker knew of them."""
+        """Simulate an unclean election: the records after `length` are lost, with the producer state from them."""
         del self.values[length:]
         for state in self._producers.values():
             while state.batches and state.batches[-1][2] >= length:

@@ -1,4 +1,4 @@
-"""Builders for tests that write to a real Kafka: producers, numbered rows, and the check that all of them are there."""
+"""Builders for tests that write to a real Kafka: producers, numbered rows, and a check for completeness."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def producer_of(
     clock: Clock = SYSTEM_CLOCK,
     **options: Any,
 ) -> Producer:
-    """With small record batches, so that a few thousand rows are many requests, unless `properties` say otherwise."""
+    """Return a producer with small record batches by default, so that a few thousand rows are many requests."""
     known = {"bootstrap.servers": bootstrap_servers, "batch.size": 4_096, **(properties or {})}
     return Producer(Client(parse_client(known), clock), parse_producer(known), **options)
 
@@ -35,24 +35,24 @@ def servers(addresses: Sequence[tuple[str, int]]) -> str:
 
 
 def numbered(first: int, count: int, size: int = 100) -> pa.RecordBatch:
-    """Rows whose value begins with their number."""
+    """Return rows whose value starts with their number."""
     values = [b"%09d" % number + b"." * (size - 9) for number in range(first, first + count)]
     return pa.RecordBatch.from_pydict({"value": pa.array(values, pa.binary())})
 
 
 def send_numbered(producer: Producer, topic: str, first: int, count: int, partitions: int) -> None:
-    """The rows first..first+count-1, each to partition (number modulo partitions)."""
+    """Send the rows first..first+count-1, each to partition (number modulo partitions)."""
     chosen = (np.arange(first, first + count) % partitions).astype(np.int32)
     producer.send_columns(topic, numbered(first, count), chosen)
 
 
 def assert_all_once_in_order(kafka: LocalKafka, topic: str, count: int, partitions: int) -> None:
-    """Every number below `count` is in its partition, once, and in order."""
+    """Assert that every number below `count` is in its partition, once, and in order."""
     found: dict[int, list[int]] = {number: [] for number in range(partitions)}
     # A million of them take minutes on a busy machine.
     records, give_up_s = read_back(kafka, topic, 60 + count / 2_000), time.monotonic() + 20
     while len(records) < count and time.monotonic() < give_up_s:
-        # A broker that was paused may for a moment think that it leads still, and tell the end it knew.
+        # A broker that was paused may briefly assume that it still leads, and report its old log end.
         records = read_back(kafka, topic)
     for record in records:
         assert record.value is not None

@@ -1,4 +1,4 @@
-"""Rows are grouped by partition in their order, and cut into record batches of the wanted size."""
+"""Rows are grouped by partition in order, and cut into record batches of the configured size."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def columns(first: int, count: int) -> pa.RecordBatch:
 
 
 def accumulator_of(rows: int) -> Accumulator:
-    """One whose record batches hold so many rows."""
+    """Return an accumulator whose record batches hold `rows` rows."""
     return Accumulator(limit(rows))
 
 
@@ -35,7 +35,7 @@ def append(
 
 
 def batches(gathered: Iterable[Gathered]) -> Iterator[tuple[Cut, list[int]]]:
-    """The record batches, each with its values."""
+    """Yield the record batches, each with its values."""
     for each in gathered:
         rows = iter((each.rows if each.order is None else each.rows.take(pa.array(each.order)))["value"].to_pylist())
         yield from ((cut, [int(value) for value in islice(rows, cut.count)]) for cut in each.cuts)
@@ -95,7 +95,7 @@ def test_long_rows_of_a_call_are_not_sorted_before_they_are_encoded() -> None:
         found.setdefault(partition, []).extend(rows)
     assert found == {p: [n for n in range(3_000) if partitions[n] == p] for p in set(partitions)}
     few = append(Accumulator(HEADER_BYTES + 1_000 * 300), 0, [0] * 1_100 + [n % 10 + 1 for n in range(1_900)], size=300)
-    assert [each.order for each in few] == [None], "the others would be copied for nothing"
+    assert [each.order for each in few] == [None], "sorting would copy the other rows needlessly"
 
 
 def test_rows_that_come_together_are_not_too_many() -> None:
@@ -152,7 +152,7 @@ def test_memory_is_counted_for_what_waits() -> None:
     assert accumulator.held_bytes == 4 * SIZE
     keyed = pa.RecordBatch.from_pydict({"key": pa.array([b"k"]), "value": pa.array([b"7"])})
     list(accumulator.append("t", keyed, np.array([4], np.int32), np.array([SIZE], np.int64), 0.0))
-    # Those that come together, until others are asked for.
+    # Both runs are drained together, until other rows are requested.
     assert [(each.held_bytes, accumulator.held_bytes) for each in accumulator.drain()] == [
         (4 * SIZE, 5 * SIZE),
         (SIZE, SIZE),
@@ -161,7 +161,7 @@ def test_memory_is_counted_for_what_waits() -> None:
 
 
 def test_long_runs_of_a_partition_fill_record_batches() -> None:
-    """As rows without a key come: 16 KiB of them for a partition, then for another."""
+    """Like rows without a key: 16 KiB of them for one partition, then for another."""
     accumulator = accumulator_of(100)
     partitions = [number for number in (0, 1, 0, 1, 0, 1) for _ in range(40)]
     full = append(accumulator, 0, partitions)
@@ -198,12 +198,14 @@ def test_nothing_is_lost_nothing_is_doubled_and_order_is_kept(calls: list[list[i
     assert values(out) == expected
     for partition in expected:
         sizes = [cut.count for each in out for cut in each.cuts if cut.partition == partition]
-        assert all(sum(three) > rows for three in zip(sizes, sizes[1:], sizes[2:], strict=False)), "could have been one"
+        assert all(sum(three) > rows for three in zip(sizes, sizes[1:], sizes[2:], strict=False)), (
+            "the batches could have been one"
+        )
     assert accumulator.held_bytes == 0
 
 
 class Call:
-    """A receipt: `values[p]` are those of its rows that go to partition p."""
+    """A result sink: `values[p]` are the values of its rows for partition p."""
 
     tells_failures = True
 

@@ -1,4 +1,4 @@
-"""What goes over the wire, and what answers do, those of the model of a Kafka and some that a test wants."""
+"""Produce requests and the handling of replies, by the model of a Kafka and by handlers of the test."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ TOPIC_ID = b"0123456789abcdef"
 
 @pytest.fixture
 def broker() -> Iterator[FakeKafka]:
-    """Leads eight partitions of the topic."""
+    """Yield a broker that leads eight partitions of the topic."""
     with FakeKafka() as kafka:
         kafka.create_topic(TOPIC, 8, topic_id=TOPIC_ID)
         yield kafka
 
 
 def produced(broker: FakeKafka) -> list[tuple[int, dict[str, Any]]]:
-    """(version, body) of every Produce request."""
+    """Return (version, body) of all Produce requests."""
     return [(version, body) for name, version, body in broker.requests if name == "Produce"]
 
 
@@ -44,7 +44,7 @@ def headers_of(body: dict[str, Any]) -> list[Any]:
 
 
 def speaks_at_most(broker: FakeKafka, last: int) -> None:
-    """It is a broker whose newest Produce is this one."""
+    """Limit the broker to Produce versions up to `last`."""
 
     def edit(body: dict[str, Any]) -> dict[str, Any]:
         for row in body["api_keys"]:
@@ -112,7 +112,7 @@ class TestRequests:
 
 
 class TestATransaction:
-    """The seam for transactions: a session that says who and how."""
+    """The interface for transactions: a session determines identity and version."""
 
     class Session(IdempotentSession):
         transactional_id = "orders-1"
@@ -161,7 +161,7 @@ class TestAnswers:
             producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
         first, second = [headers_of(body)[0] for _, body in produced(broker)]
         assert first["base_sequence"] == second["base_sequence"] == 0
-        assert broker.log(TOPIC).end_offset == 3, "written once"
+        assert broker.log(TOPIC).end_offset == 3, "the records are written once"
 
     def test_bytes_that_are_no_answer_are_an_unknown_outcome_and_tried_again(self, broker: FakeKafka) -> None:
         broker.edit_replies(PRODUCE, lambda body: b"\0\0\0\x0a" + b"\xff" * 10, 1)
@@ -179,7 +179,7 @@ class TestAnswers:
             for first in (0, 3):
                 producer.send_columns(TOPIC, numbered(first, 3), np.zeros(3, np.int32))
                 producer.flush()
-            # Another partition, never in trouble, stays with its epoch.
+            # Another partition without errors keeps its epoch.
             producer.send_columns(TOPIC, numbered(6, 3), np.ones(3, np.int32))
         seen = [
             (part["index"], int(header["producer_epoch"]), int(header["base_sequence"]))
@@ -205,5 +205,5 @@ def test_brokers_that_have_left_their_address_are_forgotten() -> None:
             for offset in range(4):
                 assert producer.send(TOPIC, b"x", partition=1).result(30).offset == offset
                 kafka.move(2)
-            assert len(producer._sender._brokers) <= 2, "the broker, and the address that it has just left"
+            assert len(producer._sender._brokers) <= 2, "the broker, and its previous address"
             assert producer.requests >= 4

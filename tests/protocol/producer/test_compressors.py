@@ -1,4 +1,4 @@
-"""The threads in which a producer compresses: how they end, and how it goes on without them."""
+"""The compression threads of a producer: their end, and the producer without them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_what_is_sent_while_the_program_ends_is_written(broker: FakeKafka) -> No
 def test_they_end_with_a_producer_that_nobody_has_any_more(broker: FakeKafka) -> None:
     producer = one_that_has_compressed(broker)
     gc.collect()
-    gc.freeze()  # as in a worker of Spark: what is alive now is never collected
+    gc.freeze()  # as in a Spark worker: live objects are never collected
     try:
         del producer
         wait_until(lambda: not compressors())
@@ -81,7 +81,7 @@ def test_a_child_ends_its_producer_though_a_lock_of_theirs_was_held_at_the_fork(
     with producer._compressors._shutdown_lock:
         child = os.fork()
         if not child:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # pytest-timeout's own would end the test, not the child
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # pytest-timeout's handler would end the test, not the child
             signal.alarm(20)
             producer.abort()
             os._exit(0)

@@ -1,4 +1,4 @@
-"""The examples of docs/producing.md run, and do what the page says."""
+"""The examples of docs/producing.md run as the page describes."""
 
 from __future__ import annotations
 
@@ -36,6 +36,6 @@ def test_an_example_of_the_page(
 ) -> None:
     name = topic(5)
     exec(example, {"bootstrap_servers": kafka.bootstrap_servers, "topic": name})
-    # A callback and who waits for a result are told at the same time.
+    # A callback and a waiting thread are notified in any order.
     assert sorted(capsys.readouterr().out.splitlines()) == sorted(said.splitlines())
     assert {each.value for each in read_back(kafka, name)} == values

@@ -1,4 +1,4 @@
-"""Brokers die, leaders move, answers get lost: every row is there once and in order, or flush says what is not."""
+"""Killed brokers, moved leaders, lost replies: each row is written once and in order, or flush reports it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class TestBrokers:
         count, kills = (1_000_000, 8) if SOAK else (50_000, 1)
         proxy.replies[PRODUCE] = lambda reply: Fate.CUT if reply.number % 40 == 0 else Fate.PASS
         most_in_flight, killed, down = 0, 0, None
-        # What waits in memory must be written within delivery.timeout.ms, also by brokers of a busy machine.
+        # Rows in memory must be written within delivery.timeout.ms, also by brokers of a busy machine.
         properties = {"batch.size": 2_048, "buffer.memory": 4 << 20}
         try:
             with producer_of(servers(proxy.bootstrap_servers), properties) as producer:
@@ -95,7 +95,7 @@ class TestBrokers:
                 producer.flush()
             finally:
                 kafka.resume(victim)
-            # What the old leader still finds in its sockets must change nothing.
+            # Requests still in the old leader's sockets must have no effect.
             for first in range(6_006, 9_006, 600):
                 send_numbered(producer, name, first, 600, 6)
             producer.flush()
@@ -150,7 +150,7 @@ class TestLostAnswers:
                 send_numbered(producer, name, first, 100, 1)
         written = [int((record.value or b"")[:9]) for record in read_back(kafka, name)]
         assert set(written) == set(range(2_000))
-        assert len(written) > 2_000, "without idempotence a lost answer is a duplicate"
+        assert len(written) > 2_000, "without idempotence a lost reply causes a duplicate"
 
     def test_an_answer_that_never_comes_is_an_unknown_outcome(
         self, kafka: LocalKafka, topic: TopicFactory, proxy: KafkaProxy
@@ -171,7 +171,7 @@ class TestLostAnswers:
         assert raised.value.context["unknown_records"] > 0
         assert "unknown outcome (written or not)" in str(raised.value)
         assert "(delivery.timeout.ms)" in str(raised.value)
-        # Afterwards it can be used again, under the next epoch, and the old rows are not there twice.
+        # Afterwards the producer works again, in the next epoch, and the old rows are not repeated.
         del proxy.replies[PRODUCE]
         send_numbered(producer, name, 110, 100, 1)
         producer.flush()
@@ -222,7 +222,7 @@ class TestAnswersWithErrors:
                 if first == 3_000:
                     proxy.replies[METADATA] = vanish
                     proxy.cut()
-                    # Where everything had been answered before the cut, nobody would ask.
+                    # If all replies had arrived before the cut, no Metadata request would follow.
                     producer._client.expire_metadata([name])
         assert vanished == 3
         assert_all_once_in_order(kafka, name, 6_000, 3)
@@ -299,7 +299,7 @@ class TestEpochs:
             second = session.successor(last, deadline)
             assert second.producer_id != first.producer_id
             assert second.producer_epoch == 0
-            assert session.successor(last, deadline) == second, "one new id serves all partitions"
+            assert session.successor(last, deadline) == second, "all partitions share one new id"
             send_numbered(producer, name, 0, 100, 1)
         assert_all_once_in_order(kafka, name, 100, 1)
 

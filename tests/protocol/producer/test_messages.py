@@ -1,4 +1,4 @@
-"""Single messages: what is none is refused where it is sent, and what becomes of one concerns no other."""
+"""Single messages: invalid ones are refused at the call, and the result of one does not affect others."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a_callback_cannot_end_the_producer_s_thread(
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("call", [Producer.flush, Producer.close])
 def test_a_call_within_send_columns_is_refused(broker: FakeKafka, call: Callable[[Producer], None]) -> None:
-    """A signal handler may interrupt `send_columns` anywhere; a partitioner always does so."""
+    """A signal handler may interrupt `send_columns` anywhere; a partitioner always runs inside it."""
     told: list[str] = []
 
     def choose(topic: str, columns: pa.RecordBatch, count: int) -> npt.NDArray[np.int32]:
@@ -171,7 +171,7 @@ def test_a_call_within_send_columns_is_refused(broker: FakeKafka, call: Callable
 
 
 class TestMemory:
-    """`buffer.memory` while no broker answers."""
+    """`buffer.memory` while no broker replies."""
 
     @pytest.fixture
     def full(self, broker: FakeKafka) -> Iterator[Producer]:
@@ -184,7 +184,7 @@ class TestMemory:
                 producer.flush()
 
     def test_messages_wait_for_room_also_while_a_failure_of_columns_is_untold(self, full: Producer) -> None:
-        full.send_columns(TOPIC, columns_of(bytes(12_000)))  # too large: fails alone, and its caller does not ask
+        full.send_columns(TOPIC, columns_of(bytes(12_000)))  # too large: fails alone, and its caller ignores the result
         with pytest.raises(DeadlineExceeded, match=r"buffer\.memory is 20000"):
             list(map(partial(full.send, TOPIC), [bytes(1_000)] * 100))
         assert full._intake.held_bytes <= 20_000

@@ -1,4 +1,4 @@
-"""What a partition's queue does with answers, failures and time; first case by case, then against a model broker."""
+"""A partition's queue: effects of replies, failures and time; first case by case, then against a model broker."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def send_all(made: PartitionProducer, now_s: float = 0.0) -> list[ProducerBatch]
 
 
 def confirmed(count: int, rows: int = 10) -> tuple[PartitionProducer, list[ProducerBatch]]:
-    """A producer whose first batch is acknowledged, and the `count` batches it then has under way."""
+    """Return a producer whose first batch is acknowledged, and its next `count` batches in flight."""
     made = producer()
     fill(made, count + 1, rows)
     (first,) = send_all(made)
@@ -71,7 +71,7 @@ def confirmed(count: int, rows: int = 10) -> tuple[PartitionProducer, list[Produ
 
 
 def numbers_of_the_rest(made: PartitionProducer) -> list[int]:
-    """The sequence numbers of what is left, as a broker sees them that takes everything."""
+    """Return the sequence numbers of the remaining batches, sent to a broker that accepts all."""
     numbers = []
     while not made.idle:
         for each in send_all(made, 1e9):
@@ -81,7 +81,7 @@ def numbers_of_the_rest(made: PartitionProducer) -> list[int]:
 
 
 def failures_of(made: PartitionProducer) -> list[KafkaError]:
-    """Each once, though several record batches may have the same."""
+    """Return each failure once, though several record batches may share it."""
     outcomes = [each.outcome for each in made.ended]
     return list(dict.fromkeys(each.error for each in outcomes if each and each.error))
 
@@ -120,12 +120,12 @@ class TestRetries:
         made.refused(sent[1], ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, WHERE, now_s=1.0)
         assert made.next_batch(9.0) is None
         made.refused(sent[2], ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, WHERE, now_s=1.0)
-        assert made.next_batch(1.0) is None, "the back-off comes first"
+        assert made.next_batch(1.0) is None, "the back-off has not passed"
         assert made.due_s(1.0) == pytest.approx(1.1, abs=0.051)
         again = []
         while not made.idle:
             sent = send_all(made, now_s=1.2)
-            assert len(sent) == 1, "what is tried again travels alone"
+            assert len(sent) == 1, "a retried batch is alone in flight"
             again += sent
             made.written(sent[0], 0)
         assert [each.base_sequence for each in again] == [10, 20, 30, 40]
@@ -221,7 +221,7 @@ class TestFailures:
         assert made.broken_identity == IDENTITY
         assert not failures_of(made)
         made.begin(ProducerIdentity(7, 1))
-        assert [each.base_sequence for each in send_all(made, 2.0)] == [0], "and the first travels alone again"
+        assert [each.base_sequence for each in send_all(made, 2.0)] == [0], "the first batch is again alone in flight"
 
     def test_unknown_producer_id_after_an_unknown_outcome_is_not_written_twice(self) -> None:
         made, sent = confirmed(1)
@@ -288,7 +288,7 @@ class TestTooLarge:
         assert [each.base_sequence for each in send_all(made, 2.0)] == [1]
 
     def test_what_comes_before_it_and_is_not_written_yet_keeps_its_numbers(self) -> None:
-        """They may be written under these."""
+        """They may be written with these numbers."""
         made, sent = confirmed(4, rows=1)
         made.refused(sent[0], ErrorCode.REQUEST_TIMED_OUT, WHERE, 1.0)
         made.written(sent[1], 2)
@@ -298,7 +298,7 @@ class TestTooLarge:
 
 
 class World:
-    """A `PartitionProducer`, a log, and a network between them that a script of choices makes fail."""
+    """A `PartitionProducer`, a log, and a network between them whose failures follow a script."""
 
     def __init__(self, batches: list[int], choose: Callable[[int], int], largest: int) -> None:
         self.log = PartitionLog(largest=largest)
@@ -306,7 +306,7 @@ class World:
         self.choose = choose
         self.now_s = 0.0
         self.under_way: list[ProducerBatch] = []
-        # Requests that the client gave up; the broker may still get them, in their order, at any later time.
+        # Requests that the client gave up; the broker may still receive them, in order, at any later time.
         self.strays: list[list[tuple[int, int, int, list[int]]]] = []
         self.acknowledged: list[int] = []
         first = 0
@@ -332,7 +332,7 @@ class World:
         if self.made.sequences is None:
             before = self.made.broken_identity
             assert before is not None
-            assert not self.under_way, "an epoch is raised only when nothing is under way"
+            assert not self.under_way, "the epoch is bumped only without batches in flight"
             self.made.begin(ProducerIdentity(before.producer_id, before.producer_epoch + 1))
         if choice == 0 and self.strays:
             self.arrive_late()
@@ -398,7 +398,7 @@ class TestAgainstAModelOfABroker:
         world.run(steps=200)
         assert failures_of(world.made) == []
         assert world.log.values == world.sent_values
-        # A batch whose answer was lost may be acknowledged after those behind it.
+        # A batch whose reply was lost may be acknowledged after later batches.
         assert sorted(world.acknowledged) == world.sent_values
         assert world.made.acknowledged.count == len(world.sent_values)
         assert world.made.acknowledged.last_offset == len(world.sent_values) - 1

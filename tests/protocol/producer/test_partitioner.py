@@ -1,4 +1,4 @@
-"""Same key, same partition as in Java, sarama and librdkafka; rows without a key are spread."""
+"""Keys go to the same partition as in Java, sarama and librdkafka; rows without a key are spread."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class TestRowsWithoutAKey:
         assert chosen.tolist() == chosen[:2].tolist() * 5
 
     def test_the_fewer_record_batches_wait_the_likelier_a_partition_is_chosen(self) -> None:
-        # As in Java: the longest queue and one, less the partition's own queue.
+        # As in Java: the longest queue plus one, minus the partition's own queue.
         chosen = Partitioner(sticky_bytes=100).choose(None, ones(12_000), 3, available=[0, 1, 2], queued=[3, 0, 1])
         share = np.bincount(chosen, minlength=3) / 12_000
         assert share == pytest.approx([1 / 8, 4 / 8, 3 / 8], abs=0.03)

@@ -1,4 +1,4 @@
-"""The columnar producer on a real Kafka, in fair weather: what is sent is what others read."""
+"""The columnar producer on a real Kafka without faults: other clients read the rows sent."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class TestWhatOthersRead:
     ) -> None:
         name = topic(6)
         with producer_of(kafka.bootstrap_servers) as producer:
-            # Brokers that do not know yet that they lead a partition drop what comes with acks=0.
+            # Brokers that do not know yet that they lead a partition drop records sent with acks=0.
             send_numbered(producer, name, 0, 6, 6)
         with producer_of(kafka.bootstrap_servers, {"acks": acks}) as producer:
             for first in range(6, 9_006, 300):
@@ -182,9 +182,9 @@ class TestWaiting:
         with producer_of(kafka.bootstrap_servers, options) as producer:
             for first in range(0, 8_000, 500):
                 send_numbered(producer, name, first, 500, 40)
-                with producer._intake._one_at_a_time:  # else what is handed over just now may be counted twice
+                with producer._intake._one_at_a_time:  # otherwise rows just being passed on may be counted twice
                     most = max(most, producer._intake.held_bytes)
-        # Rows are let in by what they take themselves; record batches, which are made meanwhile, have headers.
+        # Rows are admitted by their own size; record batches, which are made meanwhile, also have headers.
         assert 0 < most <= bound + 40 * 2 * HEADER_BYTES
         assert_all_once_in_order(kafka, name, 8_000, 40)
 
@@ -251,7 +251,7 @@ class TestRefusals:
         name = topic(1, config={"max.message.bytes": "5000"})
         values = [b"%03d" % number if number != 70 else b"x" * 8_000 for number in range(120)]
         with producer_of(kafka.bootstrap_servers) as producer:
-            # A broker that answers soon is heard before the flush.
+            # An early reply may arrive before the flush.
             with pytest.raises(BrokerError) as raised:  # noqa: PT012
                 producer.send_columns(name, pa.RecordBatch.from_pydict({"value": pa.array(values)}))
                 producer.flush()

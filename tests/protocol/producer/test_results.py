@@ -1,4 +1,4 @@
-"""What a producer says of rows and messages is what is in the log, and one that is too large fails alone."""
+"""Results of rows and messages match the log, and a too large one fails alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WAIT_S = 20.0
 
 
 def in_log(kafka: LocalKafka, topic: str) -> dict[bytes | None, tuple[int, int, int]]:
-    """(partition, offset, timestamp) by value."""
+    """Return (partition, offset, timestamp) by value."""
     return {each.value: (each.partition, each.offset, each.timestamp_ms) for each in read_back(kafka, topic)}
 
 
@@ -38,7 +38,7 @@ class TestColumns:
         name = topic(7, config={"max.message.bytes": "2500", **settings})
         rng, now_ms = random.Random(3), int(time.time() * 1_000)
         found = {}
-        # Some record batches are split by what the broker takes.
+        # The broker refuses some record batches, which are split.
         with producer_of(kafka.bootstrap_servers, {"batch.size": 6_000}) as producer:
             calls = []
             for first in range(0, 2_000, 250):
@@ -68,7 +68,7 @@ class TestColumns:
                 sent.result()
             assert raised.value.code == ErrorCode.MESSAGE_TOO_LARGE
             found = told(columns, sent.columns())
-            # Who has asked is not told again.
+            # A failure read from the result is not raised again.
             producer.flush()
         assert found.pop(values[70])[1] == -1
         assert found == in_log(kafka, name)

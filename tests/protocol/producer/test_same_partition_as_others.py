@@ -1,4 +1,4 @@
-"""Ten thousand keys go where Java's producer, sarama and librdkafka put them, row by row."""
+"""Ten thousand keys go to the same partitions as with Java's producer, sarama and librdkafka, row by row."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_as_sarama() -> None:
 
 @pytest.fixture(scope="module")
 def librdkafka() -> ctypes.CDLL:
-    """The library that confluent-kafka brings along: its partitioners are functions of a key and a number."""
+    """Load the library bundled with confluent-kafka: its partitioners are functions of a key and a number."""
     spec = importlib.util.find_spec("confluent_kafka")
     assert spec is not None
     assert spec.origin is not None
@@ -81,7 +81,7 @@ def test_as_librdkafka(librdkafka: ctypes.CDLL, name: str) -> None:
     function.restype = ctypes.c_int32
     text, size, number = ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int32
     function.argtypes = (ctypes.c_void_p, text, size, number, ctypes.c_void_p, ctypes.c_void_p)
-    # Without a topic it cannot choose at random, which is what becomes of keys that it does not hash.
+    # Without a topic it cannot choose at random, as it does for keys that it does not hash.
     hashed = [key for key in KEYS if key or name != "consistent_random"]
     for count in COUNTS:
         theirs = [function(None, key, len(key), count, None, None) for key in hashed]

@@ -1,4 +1,4 @@
-"""The thread of a producer: what it does while its callers are away, and how it ends."""
+"""The thread of a producer: its work while callers are away, and its end."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WAIT_S = 20.0
 
 
 class SkippingClock(Clock):
-    """Real time, and what was skipped."""
+    """Real time plus the skipped time."""
 
     skipped_s = 0.0
 
@@ -64,7 +64,7 @@ def values_of(broker: FakeKafka) -> list[bytes]:
 
 
 def trouble(producer: Producer, topic: str, partition: int) -> str:
-    """What went wrong last with what is not written yet."""
+    """Return the last error of the unwritten rows."""
     busy = producer._sender.busy.get((topic, partition))
     return busy.trouble if busy else ""
 
@@ -111,7 +111,7 @@ class TestWhileCallersAreAway:
     def test_a_try_that_falls_due_after_the_last_look_is_not_slept_through(
         self, broker: FakeKafka, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """On a busy machine the thread may stand still just before it waits."""
+        """On a busy machine the thread may pause just before it waits."""
         clock, wait = SkippingClock(), Sender._wait
         monkeypatch.setattr(Sender, "_wait", lambda self, *moments: (clock.skip(1.0), wait(self, *moments)))
         broker.refuse(PRODUCE, ErrorCode.NOT_LEADER_OR_FOLLOWER, 5)
@@ -138,7 +138,7 @@ class TestWhileCallersAreAway:
             wait_until(lambda: sent.done)
             with pytest.raises(BrokerError, match="TOPIC_AUTHORIZATION_FAILED"):
                 producer.send_columns(TOPIC, numbered(3, 3), np.zeros(3, np.int32))
-            # Once.
+            # Raised once.
             producer.send_columns(TOPIC, numbered(3, 3), np.zeros(3, np.int32))
         assert broker.log(TOPIC).end_offset == 3
 
@@ -155,7 +155,7 @@ class TestWhileCallersAreAway:
             before, began_s = len(waits), time.monotonic()
             time.sleep(0.5)
             new, whole_seconds = len(waits) - before, int(time.monotonic() - began_s)
-            assert new <= 2 + whole_seconds, "one request is out, and nobody calls"
+            assert new <= 2 + whole_seconds, "one request is in flight, and no thread calls"
             producer.abort()
 
     def test_several_threads_send_each_in_its_order(self, broker: FakeKafka) -> None:
@@ -203,7 +203,7 @@ class TestMemory:
         assert min(held) >= rows * 100
 
     def test_rows_that_are_let_go_do_not_wait_for_room_of_their_own(self, broker: FakeKafka) -> None:
-        """They have it: to wait for answers would make the producer slower."""
+        """They already have memory: waiting for replies would slow the producer down."""
         broker.handlers[PRODUCE] = lambda body, version: None
         brief = {"linger.ms": 5_000, "request.timeout.ms": 2_000, "delivery.timeout.ms": 7_000}
         small = {"batch.size": 4_000, "buffer.memory": 9_000}
@@ -219,7 +219,7 @@ class TestMemory:
     def test_who_waits_for_room_looks_again_when_nothing_is_counted_twice_any_more(
         self, broker: FakeKafka, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Who hands over may stand still so long that the answers are there before it has gone on."""
+        """The thread that passes batches on may pause so long that the replies arrive first."""
         small = {"batch.size": 4_000, "buffer.memory": 5_000, "linger.ms": 60_000, "max.block.ms": 20_000}
         with producer_of(broker.bootstrap_servers, {**small, "delivery.timeout.ms": 120_000}) as producer:
             deliveries, put = producer._deliveries, producer._intake._hand_over_batches
@@ -294,7 +294,7 @@ class TestTheEnd:
         with_producer = open_sockets()
         end(producer)
         assert ours not in sender_threads()
-        assert open_sockets() <= with_producer - 3, "the connection and both ends of the pipe"
+        assert open_sockets() <= with_producer - 3, "one connection and two ends of a pipe"
 
     def test_an_abort_ends_soon_whatever_hangs(self, broker: FakeKafka) -> None:
         broker.handlers[PRODUCE] = lambda body, version: None
