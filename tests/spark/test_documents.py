@@ -60,7 +60,7 @@ PYTHON = {
     ("transactions.md", "def copy("): "tests/protocol/transaction/test_examples.py::"
     "test_records_are_copied_once_while_copiers_join_and_leave",
     **{
-        ("producing.md", words): "tests/protocol/producer/test_examples.py::test_an_example_of_the_page"
+        ("producing.md", words): "tests/protocol/producer/test_examples.py::test_example_of_the_page_runs"
         for words in (
             "protocol.write(",
             "producer.flush()",

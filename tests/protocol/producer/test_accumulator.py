@@ -57,7 +57,7 @@ def limit(rows: int) -> int:
     return HEADER_BYTES + rows * SIZE
 
 
-def test_rows_wait_until_a_record_batch_is_full_then_come_out_merged() -> None:
+def test_rows_wait_until_a_record_batch_is_full_and_are_merged() -> None:
     accumulator = accumulator_of(6)
     assert append(accumulator, 0, [0, 1, 0]) == []
     assert append(accumulator, 3, [1, 0, 0]) == []
@@ -68,14 +68,14 @@ def test_rows_wait_until_a_record_batch_is_full_then_come_out_merged() -> None:
     assert not list(accumulator.drain())
 
 
-def test_more_than_a_record_batch_is_cut_at_once_into_parts_of_like_size() -> None:
+def test_rows_above_the_batch_size_are_cut_at_once_into_similar_parts() -> None:
     accumulator = accumulator_of(4)
     (gathered,) = append(accumulator, 0, [0] * 10)
     assert counts([gathered]) == [4, 3, 3]
     assert not list(accumulator.drain())
 
 
-def test_rows_of_several_partitions_come_together() -> None:
+def test_rows_of_several_partitions_are_returned_together() -> None:
     accumulator = accumulator_of(2)
     (gathered,) = append(accumulator, 0, [1, 0, 2, 0, 1])
     assert [(cut.partition, cut.count) for cut in gathered.cuts] == [(0, 2), (1, 2)]
@@ -85,7 +85,7 @@ def test_rows_of_several_partitions_come_together() -> None:
     assert values([rest]) == {2: [2], 3: [5]}
 
 
-def test_long_rows_of_a_call_are_not_sorted_before_they_are_encoded() -> None:
+def test_long_rows_are_not_sorted_before_encoding() -> None:
     partitions = [n * n % 5 for n in range(3_000)]
     accumulator = Accumulator(HEADER_BYTES + 100 * 300)
     (out,) = append(accumulator, 0, partitions, size=300)
@@ -98,7 +98,7 @@ def test_long_rows_of_a_call_are_not_sorted_before_they_are_encoded() -> None:
     assert [each.order for each in few] == [None], "sorting would copy the other rows needlessly"
 
 
-def test_rows_that_come_together_are_not_too_many() -> None:
+def test_rows_returned_together_are_limited() -> None:
     rows = 40_000
     out = append(accumulator_of(100), 0, [n % 3 for n in range(rows)])
     assert sum(counts(out)) == rows
@@ -114,18 +114,18 @@ def test_rows_of_one_partition_are_not_copied() -> None:
     assert gathered.rows.column("value").buffers()[2].address == address
 
 
-def test_a_row_larger_than_the_limit_gets_a_record_batch_of_its_own() -> None:
+def test_row_larger_than_the_limit_gets_a_separate_record_batch() -> None:
     accumulator = accumulator_of(2)
     sizes = np.array([10, 1_000, 10], np.int64)
     full = accumulator.append("t", columns(0, 3), np.zeros(3, np.int32), sizes, 0.0)
     assert counts(full) == [1, 1, 1]
 
 
-def test_no_limit_at_all_means_one_row_a_record_batch() -> None:
+def test_batch_size_0_means_one_row_per_record_batch() -> None:
     assert counts(append(Accumulator(0), 0, [0, 0, 1])) == [1, 1, 1]
 
 
-def test_columns_of_another_kind_do_not_share_a_record_batch() -> None:
+def test_columns_of_different_schemas_do_not_share_a_record_batch() -> None:
     accumulator = accumulator_of(10)
     append(accumulator, 0, [0, 0])
     keyed = pa.RecordBatch.from_pydict({"key": pa.array([b"k"]), "value": pa.array([b"2"])})
@@ -135,7 +135,7 @@ def test_columns_of_another_kind_do_not_share_a_record_batch() -> None:
     assert [each.rows.schema.names for each in accumulator.drain()] == [["key", "value"], ["value"]]
 
 
-def test_linger_lets_go_only_what_has_waited_so_long() -> None:
+def test_linger_releases_only_rows_that_waited_long_enough() -> None:
     accumulator = accumulator_of(10)
     append(accumulator, 0, [0], now_s=1.0)
     append(accumulator, 1, [1], now_s=2.0)
@@ -144,7 +144,7 @@ def test_linger_lets_go_only_what_has_waited_so_long() -> None:
     assert accumulator.oldest_s == 2.0
 
 
-def test_memory_is_counted_for_what_waits() -> None:
+def test_held_bytes_count_waiting_rows() -> None:
     accumulator = accumulator_of(3)
     append(accumulator, 0, [0, 1, 2, 2])
     assert accumulator.held_bytes == 4 * SIZE
@@ -183,7 +183,7 @@ def runs_of_one_partition() -> st.SearchStrategy[list[int]]:
     rows=st.integers(1, 9) | st.integers(10, 120),
     high=st.sampled_from([0, 40_000]),
 )
-def test_nothing_is_lost_nothing_is_doubled_and_order_is_kept(calls: list[list[int]], rows: int, high: int) -> None:
+def test_rows_are_returned_once_in_order(calls: list[list[int]], rows: int, high: int) -> None:
     accumulator = accumulator_of(rows)
     expected: dict[int, list[int]] = {}
     out: list[Gathered] = []
@@ -221,7 +221,9 @@ RUNS = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 40)), min_size=1, ma
 
 
 @given(st.lists(RUNS, max_size=6), st.integers(1, 200), st.integers(1, 200))
-def test_receipts_say_which_rows_a_record_batch_has(calls: list[list[tuple[int, int]]], full: int, most: int) -> None:
+def test_result_sinks_get_the_rows_of_each_record_batch(
+    calls: list[list[tuple[int, int]]], full: int, most: int
+) -> None:
     accumulator = Accumulator(limit(full), most)
     out: list[Gathered] = []
     first = 0

@@ -56,7 +56,7 @@ def speaks_at_most(broker: FakeKafka, last: int) -> None:
 
 
 class TestRequests:
-    def test_record_batches_carry_identity_and_consecutive_numbers(self, broker: FakeKafka) -> None:
+    def test_record_batches_have_identity_and_consecutive_sequence_numbers(self, broker: FakeKafka) -> None:
         with producer_of(broker.bootstrap_servers, {"batch.size": 1_000}) as producer:
             producer.send_columns(TOPIC, numbered(0, 30), np.full(30, 5, np.int32))
         headers = [header for _, body in produced(broker) for header in headers_of(body)]
@@ -67,7 +67,7 @@ class TestRequests:
         assert firsts == np.cumsum([0, *counts[:-1]]).tolist()
         assert sum(counts) == broker.log(TOPIC, 5).end_offset == 30
 
-    def test_without_idempotence_no_identity_is_asked_for(self, broker: FakeKafka) -> None:
+    def test_producer_without_idempotence_requests_no_producer_id(self, broker: FakeKafka) -> None:
         with producer_of(broker.bootstrap_servers, {"enable.idempotence": False}) as producer:
             producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
         assert broker.asked(INIT_PRODUCER_ID) == []
@@ -75,7 +75,7 @@ class TestRequests:
         assert [int(header["producer_id"]) for header in headers_of(body)] == [-1]
         assert body["acks"] == -1
 
-    def test_a_request_has_one_record_batch_per_partition_and_keeps_to_its_size(self, broker: FakeKafka) -> None:
+    def test_request_has_one_record_batch_per_partition_within_max_request_size(self, broker: FakeKafka) -> None:
         with producer_of(broker.bootstrap_servers, {"max.request.size": 5_000, "batch.size": 2_000}) as producer:
             send_numbered(producer, TOPIC, 0, 160, 8)
         for _, body in produced(broker):
@@ -86,7 +86,7 @@ class TestRequests:
         assert max(len(headers_of(body)) for _, body in produced(broker)) >= 2
 
     @pytest.mark.parametrize(("last", "key"), [(13, "topic_id"), (12, "name"), (3, "name")])
-    def test_topics_go_by_id_where_the_broker_knows_ids(self, broker: FakeKafka, last: int, key: str) -> None:
+    def test_topics_are_named_by_id_if_the_broker_supports_ids(self, broker: FakeKafka, last: int, key: str) -> None:
         speaks_at_most(broker, last)
         with producer_of(broker.bootstrap_servers) as producer:
             producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
@@ -94,7 +94,7 @@ class TestRequests:
         assert version == last
         assert body["topic_data"][0][key] == {"topic_id": TOPIC_ID, "name": TOPIC}[key]
 
-    def test_zstd_is_refused_for_a_broker_that_cannot_read_it(self, broker: FakeKafka) -> None:
+    def test_zstd_is_refused_for_a_broker_without_zstd(self, broker: FakeKafka) -> None:
         speaks_at_most(broker, 6)
         producer = producer_of(broker.bootstrap_servers, {"compression.type": "zstd"})
         producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
@@ -111,7 +111,7 @@ class TestRequests:
         assert set(order[:8]) == set(range(8))
 
 
-class TestATransaction:
+class TestTransactionSession:
     """The interface for transactions: a session determines identity and version."""
 
     class Session(IdempotentSession):
@@ -127,7 +127,7 @@ class TestATransaction:
         def before_produce(self, partitions: Any, deadline: Deadline) -> None:
             self.added += partitions
 
-    def test_its_session_decides_identity_version_and_partitions(self, broker: FakeKafka) -> None:
+    def test_session_determines_identity_version_and_partitions(self, broker: FakeKafka) -> None:
         session = self.Session()
         begun = Transaction(5, producer_epoch=3, state=State.ONGOING, partitions={(TOPIC, 2)}, timeout_ms=60_000)
         begun.started_s = broker.clock.now_s()
@@ -144,8 +144,8 @@ class TestATransaction:
         assert broker.log(TOPIC, 2).end_offset == 3
 
 
-class TestAnswers:
-    def test_a_throttled_producer_waits(self, broker: FakeKafka) -> None:
+class TestReplies:
+    def test_throttled_producer_waits(self, broker: FakeKafka) -> None:
         broker.edit_replies(PRODUCE, lambda body: {**body, "throttle_time_ms": 300})
         with producer_of(broker.bootstrap_servers) as producer:
             started_s = time.monotonic()
@@ -155,7 +155,7 @@ class TestAnswers:
             producer.flush()
             assert time.monotonic() - started_s > 0.3
 
-    def test_a_partition_without_an_answer_is_tried_again(self, broker: FakeKafka) -> None:
+    def test_partition_missing_in_the_reply_is_retried(self, broker: FakeKafka) -> None:
         broker.edit_replies(PRODUCE, lambda body: {"responses": []}, 1)
         with producer_of(broker.bootstrap_servers) as producer:
             producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
@@ -163,13 +163,13 @@ class TestAnswers:
         assert first["base_sequence"] == second["base_sequence"] == 0
         assert broker.log(TOPIC).end_offset == 3, "the records are written once"
 
-    def test_bytes_that_are_no_answer_are_an_unknown_outcome_and_tried_again(self, broker: FakeKafka) -> None:
+    def test_undecodable_reply_is_an_unknown_outcome_and_retried(self, broker: FakeKafka) -> None:
         broker.edit_replies(PRODUCE, lambda body: b"\0\0\0\x0a" + b"\xff" * 10, 1)
         with producer_of(broker.bootstrap_servers) as producer:
             producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
         assert len(produced(broker)) == 2
 
-    def test_unknown_producer_id_goes_on_under_the_next_epoch(self, broker: FakeKafka) -> None:
+    def test_unknown_producer_id_continues_with_the_next_epoch(self, broker: FakeKafka) -> None:
         def forget(body: dict[str, Any]) -> None:
             if len(broker.asked(PRODUCE)) == 2:
                 broker.refuse(PRODUCE, ErrorCode.UNKNOWN_PRODUCER_ID)
@@ -188,7 +188,7 @@ class TestAnswers:
         ]
         assert seen == [(0, 0, 0), (0, 0, 3), (0, 1, 0), (1, 0, 0)]
 
-    def test_a_silent_broker_ends_in_an_unknown_outcome(self, broker: FakeKafka) -> None:
+    def test_silent_broker_is_an_unknown_outcome(self, broker: FakeKafka) -> None:
         broker.handlers[PRODUCE] = lambda body, version: None
         producer = producer_of(broker.bootstrap_servers, {"request.timeout.ms": 200, "delivery.timeout.ms": 3_000})
         producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
@@ -198,7 +198,7 @@ class TestAnswers:
         assert len(produced(broker)) > 1
 
 
-def test_brokers_that_have_left_their_address_are_forgotten() -> None:
+def test_brokers_at_former_addresses_are_forgotten() -> None:
     with FakeKafka(2) as kafka:
         kafka.create_topic(TOPIC, 2)
         with producer_of(kafka.address(1)) as producer:

@@ -49,7 +49,7 @@ def broker() -> Iterator[FakeKafka]:
         yield kafka
 
 
-def one_that_has_compressed(broker: FakeKafka) -> Producer:
+def producer_with_compressors(broker: FakeKafka) -> Producer:
     producer = producer_of(broker.bootstrap_servers, {"compression.type": "lz4"})
     producer.send_columns(TOPIC, numbered(0, MANY), PARTITION).result()
     assert compressors()
@@ -60,13 +60,13 @@ def compressors() -> list[threading.Thread]:
     return [each for each in threading.enumerate() if each.name.startswith("produce-compress")]
 
 
-def test_what_is_sent_while_the_program_ends_is_written(broker: FakeKafka) -> None:
+def test_rows_sent_at_exit_are_written(broker: FakeKafka) -> None:
     subprocess.run([sys.executable, "-c", ENDS, broker.bootstrap_servers], check=True, timeout=60)
     assert broker.log(TOPIC).end_offset == 4 * MANY
 
 
-def test_they_end_with_a_producer_that_nobody_has_any_more(broker: FakeKafka) -> None:
-    producer = one_that_has_compressed(broker)
+def test_compressors_end_with_their_garbage_collected_producer(broker: FakeKafka) -> None:
+    producer = producer_with_compressors(broker)
     gc.collect()
     gc.freeze()  # as in a Spark worker: live objects are never collected
     try:
@@ -76,8 +76,8 @@ def test_they_end_with_a_producer_that_nobody_has_any_more(broker: FakeKafka) ->
         gc.unfreeze()
 
 
-def test_a_child_ends_its_producer_though_a_lock_of_theirs_was_held_at_the_fork(broker: FakeKafka) -> None:
-    producer = one_that_has_compressed(broker)
+def test_abort_in_a_child_ends_although_a_compressor_lock_was_held_at_fork(broker: FakeKafka) -> None:
+    producer = producer_with_compressors(broker)
     with producer._compressors._shutdown_lock:
         child = os.fork()
         if not child:

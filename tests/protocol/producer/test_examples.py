@@ -26,7 +26,7 @@ TABLE, COLUMNS, MESSAGES, SYNC, OWN_PARTITIONER = re.findall(r"```python\n(.*?)`
     ],
     ids=["table", "columns", "messages", "one after the other", "custom partitioner"],
 )
-def test_an_example_of_the_page(
+def test_example_of_the_page_runs(
     kafka: LocalKafka,
     topic: TopicFactory,
     capsys: pytest.CaptureFixture[str],

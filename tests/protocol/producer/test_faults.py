@@ -51,7 +51,7 @@ def in_flight(producer: Producer) -> int:
 
 
 class TestBrokers:
-    def test_leaders_are_killed_and_answers_lost_under_load(
+    def test_rows_survive_killed_leaders_and_lost_replies_under_load(
         self, kafka: LocalKafka, topic: TopicFactory, proxy: KafkaProxy
     ) -> None:
         name = topic(12, replication_factor=3, config=SAFE)
@@ -80,7 +80,7 @@ class TestBrokers:
         assert most_in_flight >= 5
         assert_all_once_in_order(kafka, name, count, 12)
 
-    def test_the_leader_hangs_and_wakes_up_when_another_has_taken_over(
+    def test_rows_survive_a_leader_that_resumes_after_another_took_over(
         self, kafka: LocalKafka, topic: TopicFactory
     ) -> None:
         name = topic(6, replication_factor=3, config=SAFE)
@@ -101,7 +101,7 @@ class TestBrokers:
             producer.flush()
         assert_all_once_in_order(kafka, name, 9_006, 6)
 
-    def test_a_leader_moves_to_another_broker(self, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path) -> None:
+    def test_rows_survive_a_leader_that_moves(self, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path) -> None:
         name = topic(1, replication_factor=1)
         with producer_of(kafka.bootstrap_servers) as producer:
             send_numbered(producer, name, 0, 10, 1)
@@ -121,8 +121,8 @@ class TestBrokers:
         assert_all_once_in_order(kafka, name, sent + 100, 1)
 
 
-class TestLostAnswers:
-    def test_every_seventh_answer_is_lost_with_its_connection(
+class TestLostReplies:
+    def test_rows_survive_loss_of_every_seventh_reply(
         self, kafka: LocalKafka, topic: TopicFactory, proxy: KafkaProxy
     ) -> None:
         name = topic(3, replication_factor=3, config=SAFE)
@@ -133,7 +133,7 @@ class TestLostAnswers:
         assert proxy.seen["Produce", "reply"] > 70
         assert_all_once_in_order(kafka, name, 6_000, 3)
 
-    def test_requests_are_lost_on_the_way_too(self, kafka: LocalKafka, topic: TopicFactory, proxy: KafkaProxy) -> None:
+    def test_rows_survive_lost_requests(self, kafka: LocalKafka, topic: TopicFactory, proxy: KafkaProxy) -> None:
         name = topic(3, replication_factor=3, config=SAFE)
         proxy.requests[PRODUCE] = lambda request: Fate.CUT if request.number % 5 == 0 else Fate.PASS
         proxy.replies[PRODUCE] = lambda reply: Fate.CUT if reply.number % 11 == 0 else 0.002
@@ -142,7 +142,7 @@ class TestLostAnswers:
                 send_numbered(producer, name, first, 300, 3)
         assert_all_once_in_order(kafka, name, 3_000, 3)
 
-    def test_with_acks_1_nothing_is_missing(self, kafka: LocalKafka, topic: TopicFactory, proxy: KafkaProxy) -> None:
+    def test_acks_1_loses_no_rows(self, kafka: LocalKafka, topic: TopicFactory, proxy: KafkaProxy) -> None:
         name = topic(1)
         proxy.replies[PRODUCE] = lambda reply: Fate.CUT if reply.number % 5 == 0 else Fate.PASS
         with producer_of(servers(proxy.bootstrap_servers), {"acks": "1"}) as producer:
@@ -152,7 +152,7 @@ class TestLostAnswers:
         assert set(written) == set(range(2_000))
         assert len(written) > 2_000, "without idempotence a lost reply causes a duplicate"
 
-    def test_an_answer_that_never_comes_is_an_unknown_outcome(
+    def test_reply_that_never_arrives_is_an_unknown_outcome(
         self, kafka: LocalKafka, topic: TopicFactory, proxy: KafkaProxy
     ) -> None:
         name = topic(1)
@@ -180,7 +180,7 @@ class TestLostAnswers:
         assert written == sorted(set(written))
         assert set(written) >= {*range(10), *range(110, 210)}
 
-    def test_flush_keeps_its_own_deadline_and_can_be_called_again(
+    def test_flush_ends_by_its_deadline_and_can_be_repeated(
         self, kafka: LocalKafka, topic: TopicFactory, proxy: KafkaProxy
     ) -> None:
         name = topic(1)
@@ -199,8 +199,8 @@ class TestLostAnswers:
         assert_all_once_in_order(kafka, name, 20, 1)
 
 
-class TestAnswersWithErrors:
-    def test_a_topic_that_vanishes_from_one_metadata_reply_resets_nothing(
+class TestErrorReplies:
+    def test_topic_missing_in_one_metadata_reply_resets_no_sequence(
         self, kafka: LocalKafka, topic: TopicFactory, proxy: KafkaProxy
     ) -> None:
         name = topic(3, replication_factor=3, config=SAFE)
@@ -228,7 +228,7 @@ class TestAnswersWithErrors:
         assert_all_once_in_order(kafka, name, 6_000, 3)
 
     @pytest.mark.parametrize("code", [ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.REQUEST_TIMED_OUT])
-    def test_records_are_written_but_the_answer_is_an_error(
+    def test_written_records_with_an_error_reply_are_not_repeated(
         self, kafka: LocalKafka, topic: TopicFactory, proxy: KafkaProxy, code: ErrorCode
     ) -> None:
         name = topic(3, replication_factor=3, config=SAFE)
@@ -248,7 +248,7 @@ class TestAnswersWithErrors:
                 send_numbered(producer, name, first, 300, 3)
         assert_all_once_in_order(kafka, name, 3_000, 3)
 
-    def test_the_duplicate_sequence_error_is_a_success(
+    def test_duplicate_sequence_error_is_a_success(
         self, kafka: LocalKafka, topic: TopicFactory, proxy: KafkaProxy
     ) -> None:
         name = topic(1)
@@ -267,7 +267,7 @@ class TestAnswersWithErrors:
             assert producer.acknowledged[name, 0].count == 50
         assert_all_once_in_order(kafka, name, 50, 1)
 
-    def test_a_write_that_is_not_allowed_fails_at_once_and_names_the_topic(
+    def test_unauthorised_write_fails_at_once_and_names_the_topic(
         self, kafka: LocalKafka, topic: TopicFactory, proxy: KafkaProxy
     ) -> None:
         name = topic(1)
@@ -288,7 +288,7 @@ class TestAnswersWithErrors:
 
 
 class TestEpochs:
-    def test_after_the_last_epoch_comes_a_new_producer_id(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+    def test_last_epoch_is_followed_by_a_new_producer_id(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(1)
         with producer_of(kafka.bootstrap_servers) as producer:
             session = producer._session
@@ -303,7 +303,7 @@ class TestEpochs:
             send_numbered(producer, name, 0, 100, 1)
         assert_all_once_in_order(kafka, name, 100, 1)
 
-    def test_records_deleted_under_the_producer_do_not_stop_it(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+    def test_deleted_records_do_not_stop_the_producer(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         from confluent_kafka import TopicPartition
         from confluent_kafka.admin import AdminClient
 
@@ -318,7 +318,7 @@ class TestEpochs:
         assert [int((record.value or b"")[:9]) for record in read_back(kafka, name)] == list(range(100, 200))
 
 
-def test_without_any_broker_flush_ends_at_the_delivery_timeout(
+def test_flush_without_brokers_ends_at_the_delivery_timeout(
     kafka: LocalKafka, topic: TopicFactory, proxy: KafkaProxy
 ) -> None:
     name = topic(2)

@@ -53,7 +53,7 @@ def producer(broker: FakeKafka) -> Iterator[Producer]:
         ({"partition": "0"}, "partition is '0'; it must be an int"),
     ],
 )
-def test_what_is_no_message_is_refused_and_its_neighbours_are_written(
+def test_invalid_message_is_refused_and_others_are_written(
     broker: FakeKafka, producer: Producer, fields: dict[str, Any], words: str
 ) -> None:
     first = producer.send(TOPIC, b"first")
@@ -63,7 +63,7 @@ def test_what_is_no_message_is_refused_and_its_neighbours_are_written(
     assert [first.result(WAIT_S).offset, second.result(WAIT_S).offset] == [0, 1]
 
 
-def test_a_failure_that_futures_have_told_is_not_told_again(
+def test_failure_reported_by_futures_is_not_raised_again(
     broker: FakeKafka, producer: Producer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run_out_of_memory(*_: object) -> None:
@@ -76,7 +76,7 @@ def test_a_failure_that_futures_have_told_is_not_told_again(
     assert producer.send(TOPIC, b"next").result(WAIT_S).offset == 0
 
 
-def test_what_is_changed_after_it_was_sent_is_written_as_it_was(broker: FakeKafka, producer: Producer) -> None:
+def test_value_changed_after_send_is_written_unchanged(broker: FakeKafka, producer: Producer) -> None:
     value = bytearray(b"before")
     sent = producer.send(TOPIC, value)  # type: ignore[arg-type]
     value[:] = b"after!"
@@ -84,7 +84,7 @@ def test_what_is_changed_after_it_was_sent_is_written_as_it_was(broker: FakeKafk
     assert values_of(broker) == [b"before"]
 
 
-def test_a_topic_that_is_gone_holds_up_no_other(broker: FakeKafka, producer: Producer) -> None:
+def test_deleted_topic_does_not_delay_others(broker: FakeKafka, producer: Producer) -> None:
     producer.send("gone", b"written").result(WAIT_S)
     broker.delete_topic("gone")
     producer._client.expire_metadata(["gone"])
@@ -98,68 +98,68 @@ def test_a_topic_that_is_gone_holds_up_no_other(broker: FakeKafka, producer: Pro
     producer.abort()
 
 
-def test_a_callback_is_told_at_once_of_a_partition_or_a_topic_that_is_not_there(
+def test_send_in_a_callback_to_an_unknown_partition_or_topic_fails_at_once(
     broker: FakeKafka, producer: Producer
 ) -> None:
-    told: list[KafkaError] = []
+    raised: list[KafkaError] = []
 
     def on_written(future: Future[RecordMetadata]) -> None:
         for topic, partition in ((TOPIC, 9), ("nowhere", None)):
             try:
                 producer.send(topic, b"v", partition=partition)
             except KafkaError as error:
-                told.append(error)
+                raised.append(error)
 
     began_s = time.monotonic()
     with nothing_written(broker):
         producer.send(TOPIC, b"first").add_done_callback(on_written)
-    wait_until(lambda: len(told) == 2)
+    wait_until(lambda: len(raised) == 2)
     assert time.monotonic() - began_s < 5
-    assert "partition 9 was asked for, but topic t has 1" in str(told[0])
-    assert "UNKNOWN_TOPIC_OR_PARTITION" in str(told[1])
+    assert "partition 9 was asked for, but topic t has 1" in str(raised[0])
+    assert "UNKNOWN_TOPIC_OR_PARTITION" in str(raised[1])
 
 
-def test_a_callback_cannot_close_the_producer(broker: FakeKafka, producer: Producer) -> None:
-    told: list[KafkaError] = []
+def test_callback_cannot_close_the_producer(broker: FakeKafka, producer: Producer) -> None:
+    raised: list[KafkaError] = []
 
     def on_written(future: Future[RecordMetadata]) -> None:
         try:
             producer.close()
         except KafkaError as error:
-            told.append(error)
+            raised.append(error)
 
     with nothing_written(broker):
         producer.send(TOPIC, b"first").add_done_callback(on_written)
-    wait_until(lambda: bool(told))
-    assert "a callback may only send" in str(told[0])
+    wait_until(lambda: bool(raised))
+    assert "a callback may only send" in str(raised[0])
     assert producer.send(TOPIC, b"second").result(WAIT_S).offset == 1
 
 
-def test_a_callback_cannot_end_the_producer_s_thread(
+def test_callback_cannot_end_the_producers_thread(
     broker: FakeKafka, producer: Producer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told: list[int] = []
+    offsets: list[int] = []
     with nothing_written(broker):
         futures = [producer.send(TOPIC, b"%d" % number) for number in range(3)]
         futures[0].add_done_callback(lambda _: sys.exit("enough"))
         for future in futures:
-            future.add_done_callback(lambda done: told.append(done.result().offset))
+            future.add_done_callback(lambda done: offsets.append(done.result().offset))
     assert [future.result(WAIT_S).offset for future in futures] == [0, 1, 2]
     assert producer.send(TOPIC, b"3").result(WAIT_S).offset == 3
-    assert told == [0, 1, 2]
+    assert offsets == [0, 1, 2]
     assert "SystemExit: enough" in caplog.text
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("call", [Producer.flush, Producer.close])
-def test_a_call_within_send_columns_is_refused(broker: FakeKafka, call: Callable[[Producer], None]) -> None:
+def test_call_within_send_columns_is_refused(broker: FakeKafka, call: Callable[[Producer], None]) -> None:
     """A signal handler may interrupt `send_columns` anywhere; a partitioner always runs inside it."""
-    told: list[str] = []
+    raised: list[str] = []
 
     def choose(topic: str, columns: pa.RecordBatch, count: int) -> npt.NDArray[np.int32]:
         with pytest.raises(UsageError, match="a signal handler, a partitioner or a callback") as refused:
             call(producer)
-        told.append(str(refused.value))
+        raised.append(str(refused.value))
         return np.zeros(columns.num_rows, np.int32)
 
     producer = producer_of(broker.bootstrap_servers, {"linger.ms": 0}, partitioner=choose)
@@ -167,7 +167,7 @@ def test_a_call_within_send_columns_is_refused(broker: FakeKafka, call: Callable
     if call is Producer.flush:
         assert sent.result()["offset"].to_pylist() == [0]
     producer.abort()
-    assert len(told) == 1
+    assert len(raised) == 1
 
 
 class TestMemory:
@@ -183,7 +183,7 @@ class TestMemory:
             with suppress(KafkaError):
                 producer.flush()
 
-    def test_messages_wait_for_room_also_while_a_failure_of_columns_is_untold(self, full: Producer) -> None:
+    def test_messages_wait_for_memory_also_with_an_unreported_failure(self, full: Producer) -> None:
         full.send_columns(TOPIC, columns_of(bytes(12_000)))  # too large: fails alone, and its caller ignores the result
         with pytest.raises(DeadlineExceeded, match=r"buffer\.memory is 20000"):
             list(map(partial(full.send, TOPIC), [bytes(1_000)] * 100))
@@ -191,7 +191,7 @@ class TestMemory:
         with pytest.raises(UsageError, match=r"more than max\.request\.size"):
             full.flush()
 
-    def test_columns_that_wait_for_room_are_refused_by_an_untold_failure(self, full: Producer) -> None:
+    def test_columns_waiting_for_memory_raise_an_unreported_failure(self, full: Producer) -> None:
         full.send_columns(TOPIC, columns_of(*[bytes(1_000)] * 18))
         with ThreadPoolExecutor(1) as other:
             sent = other.submit(full.send_columns, TOPIC, columns_of(*[bytes(1_000)] * 5))

@@ -87,7 +87,7 @@ def failures_of(made: PartitionProducer) -> list[KafkaError]:
 
 
 class TestSending:
-    def test_the_first_batch_of_an_identity_travels_alone(self) -> None:
+    def test_first_batch_of_an_identity_is_alone_in_flight(self) -> None:
         made = producer()
         fill(made, 3)
         (first,) = send_all(made)
@@ -95,7 +95,7 @@ class TestSending:
         made.written(first, 0)
         assert [values_of(each)[0] for each in send_all(made)] == [10, 20]
 
-    def test_at_most_five_are_under_way_with_consecutive_numbers(self) -> None:
+    def test_at_most_five_batches_are_in_flight_with_consecutive_numbers(self) -> None:
         made, sent = confirmed(7)
         assert [each.base_sequence for each in sent] == [10, 20, 30, 40, 50]
         made.written(sent[0], 10)
@@ -105,14 +105,14 @@ class TestSending:
         assert sequence_after(2**31 - 5, 10) == 5
         assert sequence_after(2**31 - 10, 10) == 0
 
-    def test_without_idempotence_nothing_is_numbered(self) -> None:
+    def test_batches_without_idempotence_have_no_sequence_numbers(self) -> None:
         made = producer(identity=ANONYMOUS)
         fill(made, 3)
         assert numbers_of_the_rest(made) == [-1, -1, -1]
 
 
 class TestRetries:
-    def test_after_a_failure_nothing_goes_out_until_all_answers_are_in_then_all_in_order(self) -> None:
+    def test_failed_batches_are_resent_in_order_after_all_replies(self) -> None:
         made, sent = confirmed(3)
         made.append(batch([99]))
         made.refused(sent[0], ErrorCode.NOT_LEADER_OR_FOLLOWER, WHERE, now_s=1.0)
@@ -131,7 +131,7 @@ class TestRetries:
         assert [each.base_sequence for each in again] == [10, 20, 30, 40]
         assert not failures_of(made)
 
-    def test_new_rows_too_wait_until_all_answers_are_in(self) -> None:
+    def test_new_rows_wait_for_all_replies_after_a_failure(self) -> None:
         made, sent = confirmed(2)
         made.append(batch([99]))
         made.refused(sent[0], ErrorCode.INVALID_RECORD, WHERE, now_s=1.0)
@@ -139,21 +139,21 @@ class TestRetries:
         made.refused(sent[1], ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, WHERE, now_s=1.0)
         assert numbers_of_the_rest(made) == [10, 20]
 
-    def test_a_lost_connection_sends_everything_again_with_the_same_numbers(self) -> None:
+    def test_lost_connection_resends_all_batches_with_the_same_numbers(self) -> None:
         made, sent = confirmed(3)
         for each in sent:
             made.lost(each, LOST, 1.0)
         assert all(each.maybe_written for each in sent)
         assert numbers_of_the_rest(made) == [10, 20, 30]
 
-    def test_what_never_got_out_is_no_try(self) -> None:
+    def test_unsent_batch_counts_no_attempt(self) -> None:
         made, sent = confirmed(1)
         made.not_sent(sent[0], LOST, 1.0)
         assert sent[0].attempts == 0
         assert not sent[0].maybe_written
         assert send_all(made, 2.0) == sent
 
-    def test_partitions_that_fail_together_are_tried_again_together(self) -> None:
+    def test_partitions_that_fail_together_are_retried_together(self) -> None:
         failed = [confirmed(1) for _ in range(50)]
         for made, (sent,) in failed:
             made.lost(sent, LOST, 1.0)
@@ -168,7 +168,7 @@ class TestRetries:
         assert [error.name for error in failures_of(made)] == ["NOT_ENOUGH_REPLICAS"]  # type: ignore[attr-defined]
         assert made.idle
 
-    def test_an_answer_takes_the_back_off_to_its_start(self) -> None:
+    def test_successful_reply_resets_the_back_off(self) -> None:
         made, sent = confirmed(1)
         for _ in range(5):
             made.not_sent(sent[0], LOST, 0.0)
@@ -181,7 +181,7 @@ class TestRetries:
 
 
 class TestFailures:
-    def test_a_batch_refused_for_good_leaves_no_gap_in_the_numbers(self) -> None:
+    def test_permanently_refused_batch_leaves_no_sequence_gap(self) -> None:
         made, sent = confirmed(3)
         made.refused(sent[0], ErrorCode.INVALID_RECORD, WHERE, 1.0, "record 3: no key")
         for each in sent[1:]:
@@ -192,7 +192,7 @@ class TestFailures:
         assert "record 3: no key" in str(error)
         assert error.context["topic"] == "t"
 
-    def test_a_batch_with_an_unknown_outcome_takes_those_behind_it_along(self) -> None:
+    def test_unknown_outcome_fails_the_following_batches(self) -> None:
         made, sent = confirmed(3)
         made.refused(sent[0], ErrorCode.UNKNOWN_SERVER_ERROR, WHERE, 1.0)
         assert not made.idle
@@ -205,7 +205,7 @@ class TestFailures:
         assert made.sequences is None
         assert made.broken_identity == IDENTITY
 
-    def test_out_of_order_for_the_next_number_due_means_that_the_broker_lost_records(self) -> None:
+    def test_out_of_order_error_for_the_next_number_is_a_truncated_log(self) -> None:
         made, sent = confirmed(1)
         made.refused(sent[0], ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, WHERE, 1.0)
         (error,) = failures_of(made)
@@ -214,7 +214,7 @@ class TestFailures:
         assert "up to offset 9" in str(error)
         assert made.broken_identity == IDENTITY
 
-    def test_unknown_producer_id_counts_anew_under_the_next_identity(self) -> None:
+    def test_unknown_producer_id_restarts_at_0_with_the_next_identity(self) -> None:
         made, sent = confirmed(2)
         for each in sent:
             made.refused(each, ErrorCode.UNKNOWN_PRODUCER_ID, WHERE, 1.0)
@@ -223,7 +223,7 @@ class TestFailures:
         made.begin(ProducerIdentity(7, 1))
         assert [each.base_sequence for each in send_all(made, 2.0)] == [0], "the first batch is again alone in flight"
 
-    def test_unknown_producer_id_after_an_unknown_outcome_is_not_written_twice(self) -> None:
+    def test_unknown_producer_id_after_an_unknown_outcome_is_not_resent(self) -> None:
         made, sent = confirmed(1)
         made.lost(sent[0], LOST, 1.0)
         (again,) = send_all(made, 2.0)
@@ -231,7 +231,7 @@ class TestFailures:
         (error,) = failures_of(made)
         assert error.context["unknown_records"] == 10
 
-    def test_the_delivery_timeout_fails_what_was_never_sent_and_nothing_else(self) -> None:
+    def test_delivery_timeout_fails_only_expired_unsent_batches(self) -> None:
         made = producer()
         made.append(batch([1], now_s=0.0))
         made.append(batch([2], now_s=5.0))
@@ -245,7 +245,7 @@ class TestFailures:
         assert "the connection was reset" in str(error)
         assert [values_of(each) for each in send_all(made, 12.0)] == [[2]]
 
-    def test_the_delivery_timeout_of_something_lost_says_that_the_outcome_is_unknown(self) -> None:
+    def test_delivery_timeout_of_a_lost_batch_is_an_unknown_outcome(self) -> None:
         made, sent = confirmed(2)
         for each in sent:
             made.lost(each, LOST, 1.0)
@@ -256,7 +256,7 @@ class TestFailures:
         assert (error.context["unknown_records"], error.context["unwritten_records"]) == (20, 1)
         assert made.idle
 
-    def test_nothing_expires_while_its_answer_is_out(self) -> None:
+    def test_batch_in_flight_does_not_expire(self) -> None:
         made, sent = confirmed(1)
         made.expire(1_000.0)
         assert not failures_of(made)
@@ -264,7 +264,7 @@ class TestFailures:
 
 
 class TestTooLarge:
-    def test_a_batch_of_several_records_is_split_and_its_records_keep_their_numbers(self) -> None:
+    def test_too_large_batch_is_split_and_keeps_sequence_numbers(self) -> None:
         made, sent = confirmed(2)
         made.refused(sent[0], ErrorCode.MESSAGE_TOO_LARGE, WHERE, 1.0)
         made.refused(sent[1], ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, WHERE, 1.0)
@@ -277,7 +277,7 @@ class TestTooLarge:
             made.written(each, 10)
         assert numbers_of_the_rest(made) == [20]
 
-    def test_a_single_record_fails_alone_with_its_size_and_the_property(self) -> None:
+    def test_too_large_record_fails_alone_with_size_and_property(self) -> None:
         made, sent = confirmed(2, rows=1)
         sent[0].records = bytearray(4321)
         made.refused(sent[0], ErrorCode.MESSAGE_TOO_LARGE, WHERE, 1.0)
@@ -287,7 +287,7 @@ class TestTooLarge:
         assert "max.message.bytes" in str(error)
         assert [each.base_sequence for each in send_all(made, 2.0)] == [1]
 
-    def test_what_comes_before_it_and_is_not_written_yet_keeps_its_numbers(self) -> None:
+    def test_unwritten_batches_before_a_too_large_one_keep_sequence_numbers(self) -> None:
         """They may be written with these numbers."""
         made, sent = confirmed(4, rows=1)
         made.refused(sent[0], ErrorCode.REQUEST_TIMED_OUT, WHERE, 1.0)
@@ -297,7 +297,7 @@ class TestTooLarge:
         assert numbers_of_the_rest(made) == [1, 3]
 
 
-class World:
+class Simulation:
     """A `PartitionProducer`, a log, and a network between them whose failures follow a script."""
 
     def __init__(self, batches: list[int], choose: Callable[[int], int], largest: int) -> None:
@@ -385,47 +385,47 @@ class World:
             self.strays.pop(0)
 
 
-class TestAgainstAModelOfABroker:
+class TestWithModelBroker:
     @given(
         batches=st.lists(st.integers(1, 6), min_size=1, max_size=14),
         seed=st.integers(0, 2**32),
         largest=st.sampled_from([1, 3, 100]),
     )
-    def test_whatever_gets_lost_every_record_is_written_once_and_in_order(
+    def test_records_are_written_once_in_order_with_any_losses(
         self, batches: list[int], seed: int, largest: int
     ) -> None:
-        world = World(batches, random.Random(seed).randrange, largest)
-        world.run(steps=200)
-        assert failures_of(world.made) == []
-        assert world.log.values == world.sent_values
+        simulation = Simulation(batches, random.Random(seed).randrange, largest)
+        simulation.run(steps=200)
+        assert failures_of(simulation.made) == []
+        assert simulation.log.values == simulation.sent_values
         # A batch whose reply was lost may be acknowledged after later batches.
-        assert sorted(world.acknowledged) == world.sent_values
-        assert world.made.acknowledged.count == len(world.sent_values)
-        assert world.made.acknowledged.last_offset == len(world.sent_values) - 1
+        assert sorted(simulation.acknowledged) == simulation.sent_values
+        assert simulation.made.acknowledged.count == len(simulation.sent_values)
+        assert simulation.made.acknowledged.last_offset == len(simulation.sent_values) - 1
 
     @given(
         batches=st.lists(st.sampled_from([1, 1, 4]), min_size=8, max_size=20),
         seed=st.integers(0, 2**32),
         too_large=st.frozensets(st.integers(0, 20), min_size=2, max_size=8),
     )
-    def test_records_that_are_too_large_fail_alone_wherever_they_lie(
+    def test_too_large_records_fail_alone_at_any_position(
         self, batches: list[int], seed: int, too_large: frozenset[int]
     ) -> None:
         choose = random.Random(seed).randrange
-        world = World(batches, lambda below: max(2, choose(below)), largest=100)
-        world.log.too_large = too_large
-        world.run(steps=200)
-        written = [value for value in world.sent_values if value not in too_large]
-        assert world.log.values == written
-        assert sorted(world.acknowledged) == written
-        assert all("MESSAGE_TOO_LARGE" in str(error) for error in failures_of(world.made))
+        simulation = Simulation(batches, lambda below: max(2, choose(below)), largest=100)
+        simulation.log.too_large = too_large
+        simulation.run(steps=200)
+        written = [value for value in simulation.sent_values if value not in too_large]
+        assert simulation.log.values == written
+        assert sorted(simulation.acknowledged) == written
+        assert all("MESSAGE_TOO_LARGE" in str(error) for error in failures_of(simulation.made))
 
-    def test_a_truncated_log_is_an_error_and_never_a_silent_gap(self) -> None:
-        world = World([3, 3, 3], lambda n: n - 1, largest=100)
-        while len(world.acknowledged) < 6:
-            world.step(11)
-        world.log.truncate(3)
-        world.run(steps=10)
-        (error,) = failures_of(world.made)
+    def test_truncated_log_is_an_error_and_never_a_silent_gap(self) -> None:
+        simulation = Simulation([3, 3, 3], lambda n: n - 1, largest=100)
+        while len(simulation.acknowledged) < 6:
+            simulation.step(11)
+        simulation.log.truncate(3)
+        simulation.run(steps=10)
+        (error,) = failures_of(simulation.made)
         assert "truncated" in str(error)
-        assert world.log.values == [0, 1, 2]
+        assert simulation.log.values == [0, 1, 2]

@@ -50,22 +50,22 @@ class TestHashes:
         keys = random_keys(10_000)
         assert murmur2(binary(keys)).tolist() == [murmur2_of_kafka_python(key) & 0xFFFFFFFF for key in keys]
 
-    def test_the_other_hashes_equal_their_plain_form(self) -> None:
+    def test_other_hashes_equal_reference_implementations(self) -> None:
         keys = random_keys(3_000)
         assert fnv1a(binary(keys)).tolist() == [fnv1a_plain(key) for key in keys]
         assert crc32(binary(keys)).tolist() == [zlib.crc32(key) for key in keys]
 
-    def test_a_few_very_long_keys_among_short_ones_are_right(self) -> None:
+    def test_very_long_keys_among_short_ones_are_hashed_correctly(self) -> None:
         keys = [*random_keys(100), *(random.Random(2).randbytes(size) for size in (70_003, 300_000, 40_001))]
         assert murmur2(binary(keys)).tolist() == [murmur2_of_kafka_python(key) & 0xFFFFFFFF for key in keys]
         assert fnv1a(binary(keys)).tolist() == [fnv1a_plain(key) for key in keys]
 
-    def test_a_slice_of_a_larger_array_hashes_as_itself(self) -> None:
+    def test_slice_of_an_array_is_hashed_correctly(self) -> None:
         keys = random_keys(1_000)
         assert murmur2(binary(keys).slice(123, 456)).tolist() == murmur2(binary(keys[123:579])).tolist()
 
     @pytest.mark.parametrize("hashed", [murmur2, fnv1a, crc32])
-    def test_no_keys_give_no_hashes_and_empty_keys_are_hashed(self, hashed) -> None:
+    def test_empty_array_has_no_hashes_and_empty_keys_are_hashed(self, hashed) -> None:
         assert hashed(binary([])).tolist() == []
         assert hashed(binary([])[:0]).tolist() == []
         assert len(set(hashed(binary([b"", b""])).tolist())) == 1
@@ -78,37 +78,37 @@ class TestHashes:
         assert by_crc32(binary(keys), 7).tolist() == [zlib.crc32(key) % 7 for key in keys]
 
 
-class TestRowsWithoutAKey:
-    def test_they_stay_with_one_partition_for_the_sticky_bytes_then_move_on(self) -> None:
+class TestRowsWithoutKey:
+    def test_rows_stay_with_one_partition_for_the_sticky_bytes(self) -> None:
         partitioner = Partitioner(sticky_bytes=1_000, rng=random.Random(3))
         chosen = partitioner.choose(None, ones(40), 4)
         runs = [int(chosen[first]) for first in range(0, 40, 10)]
         assert sorted(runs) == [0, 1, 2, 3]
         assert chosen.tolist() == [partition for partition in runs for _ in range(10)]
 
-    def test_the_turn_goes_on_in_the_next_columns(self) -> None:
+    def test_sticky_partition_continues_in_the_next_call(self) -> None:
         whole = Partitioner(sticky_bytes=1_000, rng=random.Random(3)).choose(None, ones(64), 4)
         partitioner = Partitioner(sticky_bytes=1_000, rng=random.Random(3))
         parts = [partitioner.choose(None, ones(count), 4) for count in (3, 17, 30, 14)]
         assert np.concatenate(parts).tolist() == whole.tolist()
 
-    def test_they_are_spread_evenly_in_the_long_run(self) -> None:
+    def test_rows_are_spread_evenly_in_the_long_run(self) -> None:
         chosen = Partitioner(sticky_bytes=1_000).choose(None, ones(12_000), 12)
         assert np.bincount(chosen, minlength=12).tolist() == [1_000] * 12
 
-    def test_by_default_they_move_on_every_16_kib_as_with_javas_default_batch_size(self) -> None:
+    def test_partition_changes_every_16_kib_by_default_as_in_java(self) -> None:
         chosen = Partitioner(rng=random.Random(3)).choose(None, ones(320, 1_024), 20)
         assert np.bincount(chosen, minlength=20).tolist() == [16] * 20
 
-    def test_they_go_only_to_partitions_with_a_leader(self) -> None:
+    def test_rows_go_only_to_partitions_with_a_leader(self) -> None:
         chosen = Partitioner(sticky_bytes=100).choose(None, ones(100), 6, available=[1, 4])
         assert set(chosen.tolist()) == {1, 4}
 
-    def test_without_any_leader_all_partitions_take_part(self) -> None:
+    def test_rows_go_to_all_partitions_if_none_has_a_leader(self) -> None:
         chosen = Partitioner(sticky_bytes=100).choose(None, ones(100), 3, available=[])
         assert set(chosen.tolist()) == {0, 1, 2}
 
-    def test_rows_with_a_key_keep_their_partition_among_them(self) -> None:
+    def test_rows_with_a_key_keep_their_partition_among_others(self) -> None:
         keys: list[bytes | None] = [None if n % 3 == 0 else b"key-%d" % n for n in range(999)]
         chosen = Partitioner(sticky_bytes=100).choose(binary(keys), ones(999), 5)
         hashed = by_murmur2(binary(keys), 5)
@@ -116,29 +116,29 @@ class TestRowsWithoutAKey:
         assert chosen[with_key].tolist() == hashed[with_key].tolist()
         assert set(chosen[~with_key].tolist()) == set(range(5))
 
-    def test_short_lived_producers_do_not_all_begin_with_the_same_partition(self) -> None:
+    def test_short_lived_producers_start_with_different_partitions(self) -> None:
         firsts = {int(Partitioner().choose(None, ones(1), 8)[0]) for _ in range(200)}
         assert firsts == set(range(8))
 
-    def test_large_rows_still_take_turns(self) -> None:
+    def test_large_rows_change_partitions_too(self) -> None:
         chosen = Partitioner(sticky_bytes=1_000).choose(None, ones(10, 2_000), 2)
         assert chosen[0] != chosen[1]
         assert chosen.tolist() == chosen[:2].tolist() * 5
 
-    def test_the_fewer_record_batches_wait_the_likelier_a_partition_is_chosen(self) -> None:
+    def test_partition_with_fewer_queued_batches_is_chosen_more_often(self) -> None:
         # As in Java: the longest queue plus one, minus the partition's own queue.
         chosen = Partitioner(sticky_bytes=100).choose(None, ones(12_000), 3, available=[0, 1, 2], queued=[3, 0, 1])
         share = np.bincount(chosen, minlength=3) / 12_000
         assert share == pytest.approx([1 / 8, 4 / 8, 3 / 8], abs=0.03)
 
-    def test_a_turn_goes_on_whatever_waits_meanwhile(self) -> None:
+    def test_sticky_partition_is_kept_for_any_queue(self) -> None:
         partitioner = Partitioner(sticky_bytes=1_000)
         (first,) = set(partitioner.choose(None, ones(5), 4, available=[0, 1, 2, 3]).tolist())
         queued = [9 if number == first else 0 for number in range(4)]
         rest = partitioner.choose(None, ones(6), 4, available=[0, 1, 2, 3], queued=queued).tolist()
         assert rest[:5] == [first] * 5
 
-    def test_a_turn_ends_when_its_partition_has_no_leader_any_more(self) -> None:
+    def test_sticky_partition_is_left_without_a_leader(self) -> None:
         partitioner = Partitioner(sticky_bytes=1_000)
         (first,) = set(partitioner.choose(None, ones(5), 3, available=[0, 1, 2]).tolist())
         others = [number for number in range(3) if number != first]
@@ -146,22 +146,22 @@ class TestRowsWithoutAKey:
 
 
 class TestStrategies:
-    def test_keys_that_are_to_be_ignored_are(self) -> None:
+    def test_keys_are_ignored_by_configuration(self) -> None:
         keys = binary([b"same"] * 1_000)
         chosen = Partitioner(sticky_bytes=1_000, ignore_keys=True).choose(keys, ones(1_000), 4)
         assert np.bincount(chosen, minlength=4).tolist() == [250] * 4
 
-    def test_manual_takes_no_row_without_a_partition(self) -> None:
+    def test_manual_partitioner_refuses_rows_without_a_partition(self) -> None:
         with pytest.raises(UsageError, match=r"3 rows have no partition, and partitioner\.class is manual"):
             Partitioner("manual").choose(None, ones(3), 4)
 
-    def test_a_function_of_one_key_becomes_one_of_columns(self) -> None:
+    def test_function_of_one_key_becomes_one_of_columns(self) -> None:
         of_columns = by_each_key(lambda key, count: count - 1 if key is None else key[0] % count)
         rows = pa.RecordBatch.from_pydict({"key": binary([b"a", None, b"c"]), "value": binary([b"", b"", b""])})
         assert of_columns("t", rows, 5).tolist() == [ord("a") % 5, 4, ord("c") % 5]
         assert of_columns("t", rows.select(["value"]), 5).tolist() == [4, 4, 4]
 
-    def test_round_robin_takes_turns_across_columns_and_ignores_keys(self) -> None:
+    def test_round_robin_continues_across_calls_and_ignores_keys(self) -> None:
         partitioner = Partitioner("round_robin", rng=random.Random(1))
         keys = binary([b"same"] * 5)
         chosen = [*partitioner.choose(keys, ones(5), 3).tolist(), *partitioner.choose(keys, ones(4), 3).tolist()]
@@ -172,6 +172,6 @@ class TestStrategies:
         chosen = Partitioner("random").choose(binary([b"same"] * 1_000), ones(1_000), 4)
         assert min(np.bincount(chosen, minlength=4)) > 150
 
-    def test_an_unknown_strategy_is_refused_with_the_known_ones(self) -> None:
+    def test_unknown_strategy_is_refused_with_the_known_ones(self) -> None:
         with pytest.raises(UsageError, match=r"murmur2, fnv1a, .*, random, round_robin, manual"):
             Partitioner("murmur3")  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ from tests.protocol.producer.producing import (
 from tests.read_back import read_back
 
 
-class TestWhatOthersRead:
+class TestRowsRead:
     @pytest.mark.parametrize(
         ("codec", "level"),
         [("none", {}), ("gzip", {"compression.gzip.level": 1}), ("snappy", {}), ("lz4", {}), ("zstd", {})],
@@ -90,7 +90,7 @@ class TestWhatOthersRead:
         offsets = (-1, -1) if acks == "0" else (1, 1_500)
         assert ranges == {(name, number): ProducedRange(*offsets, 1_500) for number in range(6)}
 
-    def test_the_account_begins_anew_after_each_flush(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+    def test_acknowledged_ranges_restart_after_each_flush(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(2)
         with producer_of(kafka.bootstrap_servers) as producer:
             send_numbered(producer, name, 0, 10, 2)
@@ -101,7 +101,7 @@ class TestWhatOthersRead:
             producer.flush()
             assert producer.acknowledged == {}
 
-    def test_keys_go_where_librdkafka_puts_them(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+    def test_keys_go_to_the_partitions_of_librdkafka(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         rng = random.Random(5)
         keys = [rng.randbytes(rng.randrange(1, 40)) for _ in range(10_000)]
         for ours, theirs in (("murmur2", "murmur2_random"), ("fnv1a", "fnv1a_random"), ("crc32", "consistent_random")):
@@ -129,7 +129,7 @@ class TestWhatOthersRead:
             producer.flush()
             assert producer.requests - before == 3
 
-    def test_where_no_partition_is_given_the_partitioner_chooses(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+    def test_partitioner_chooses_where_no_partition_is_given(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(5)
         keys = [b"key-%d" % number for number in range(200)]
         columns = pa.RecordBatch.from_pydict({"key": pa.array(keys), "value": pa.array(keys)})
@@ -143,9 +143,7 @@ class TestWhatOthersRead:
         assert all(3 in by_key[key] for key in keys[1::2])
         assert all(len(set(by_key[key])) == 1 for key in keys[::2])
 
-    def test_a_partition_that_the_topic_has_just_got_is_looked_for(
-        self, kafka: LocalKafka, topic: TopicFactory
-    ) -> None:
+    def test_new_partition_of_a_topic_is_found(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(2)
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
         with producer_of(kafka.bootstrap_servers) as producer:
@@ -157,7 +155,7 @@ class TestWhatOthersRead:
         assert {record.partition for record in read_back(kafka, name)} == {0, 1, 2, 3}
 
 
-class TestWaiting:
+class TestBatching:
     def test_rows_below_the_batch_size_wait_for_the_flush(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(1)
         with producer_of(kafka.bootstrap_servers, {"batch.size": 100_000, "linger.ms": 60_000}) as producer:
@@ -167,14 +165,14 @@ class TestWaiting:
             producer.flush()
             assert producer.requests == 1
 
-    def test_linger_sends_them_before_while_the_caller_is_away(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+    def test_linger_sends_rows_while_the_caller_is_away(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(1)
         with producer_of(kafka.bootstrap_servers, {"linger.ms": 20}) as producer:
             sent = producer.send_columns(name, numbered(0, 10))
             sent.result(producer._client.deadline(20_000))
             assert producer.acknowledged == {(name, 0): ProducedRange(0, 9, 10)}
 
-    def test_memory_stays_bounded_while_rows_pour_in(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+    def test_memory_stays_bounded_during_continuous_sends(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(40)
         bound = 150_000
         most = 0
@@ -188,7 +186,7 @@ class TestWaiting:
         assert 0 < most <= bound + 40 * 2 * HEADER_BYTES
         assert_all_once_in_order(kafka, name, 8_000, 40)
 
-    def test_two_producers_of_a_client_do_not_disturb_each_other(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+    def test_two_producers_share_a_client(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         names = [topic(3), topic(3)]
         first = producer_of(kafka.bootstrap_servers)
         second = Producer(first._client, first._config)
@@ -201,7 +199,7 @@ class TestWaiting:
             assert_all_once_in_order(kafka, name, 3_000, 3)
 
 
-def test_synchronous_sends_return_where_their_rows_are(kafka: LocalKafka, topic: TopicFactory) -> None:
+def test_synchronous_sends_return_partitions_and_offsets(kafka: LocalKafka, topic: TopicFactory) -> None:
     name = topic(2)
     with Producer({"bootstrap.servers": kafka.bootstrap_servers}, linger_ms=600_000) as producer:
         first, second = (
@@ -236,7 +234,7 @@ class TestRefusals:
         written = {(each.partition, each.offset): each.value for each in read_back(kafka, name)}
         assert written == {where: values[row] for row, where in enumerate(expected) if row not in errors}
 
-    def test_one_above_the_request_size_that_nobody_asks_for_is_raised_by_close(
+    def test_unreported_record_above_the_request_size_is_raised_by_close(
         self, kafka: LocalKafka, topic: TopicFactory
     ) -> None:
         name = topic(1)
@@ -247,7 +245,7 @@ class TestRefusals:
                 (producer.flush if len(values) == 1 else producer.close)()
         assert [each.value for each in read_back(kafka, name)] == [b"a", b"b"]
 
-    def test_a_record_the_broker_finds_too_large_fails_alone(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+    def test_record_too_large_for_the_broker_fails_alone(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(1, config={"max.message.bytes": "5000"})
         values = [b"%03d" % number if number != 70 else b"x" * 8_000 for number in range(120)]
         with producer_of(kafka.bootstrap_servers) as producer:
@@ -262,14 +260,14 @@ class TestRefusals:
             producer.flush()
         assert [record.value for record in read_back(kafka, name)] == values[:70] + values[71:]
 
-    def test_record_batches_the_broker_finds_too_large_are_split(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+    def test_record_batches_too_large_for_the_broker_are_split(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(2, config={"max.message.bytes": "3000"})
         with producer_of(kafka.bootstrap_servers, {"batch.size": 50_000}) as producer:
             for first in range(0, 4_000, 400):
                 send_numbered(producer, name, first, 400, 2)
         assert_all_once_in_order(kafka, name, 4_000, 2)
 
-    def test_a_partition_the_topic_does_not_have_is_refused(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+    def test_partition_missing_in_the_topic_is_refused(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(3)
         with producer_of(kafka.bootstrap_servers, {"max.block.ms": 500}) as producer:
             for wrong in (3, -1):
@@ -279,7 +277,7 @@ class TestRefusals:
             with pytest.raises(UsageError, match="1 partitions were given for 2 rows"):
                 producer.send_columns(name, numbered(0, 2), np.array([0], np.int32))
 
-    def test_a_topic_that_is_not_there_is_named(self, kafka: LocalKafka) -> None:
+    def test_unknown_topic_is_named(self, kafka: LocalKafka) -> None:
         with producer_of(kafka.bootstrap_servers, {"max.block.ms": 500}) as producer:
             producer._client.metadata(["no-such-topic"])
             with pytest.raises(DeadlineExceeded, match="Create the topic no-such-topic first"):
@@ -294,14 +292,14 @@ class TestRefusals:
             ({"value": pa.array([b"v"]), "timestamp_ms": pa.array([1.5])}, "timestamp_ms is double"),
         ],
     )
-    def test_wrong_columns_are_named(self, columns: dict[str, pa.Array], message: str) -> None:
+    def test_invalid_columns_are_named(self, columns: dict[str, pa.Array], message: str) -> None:
         with (
             pytest.raises(UsageError, match=message),
             producer_of("127.0.0.1:1") as producer,
         ):
             producer.send_columns("t", pa.RecordBatch.from_pydict(columns))
 
-    def test_a_closed_producer_takes_nothing(self) -> None:
+    def test_closed_producer_refuses_sends(self) -> None:
         producer = producer_of("127.0.0.1:1")
         producer.close()
         with pytest.raises(UsageError, match="closed"):

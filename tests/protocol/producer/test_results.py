@@ -25,14 +25,14 @@ def in_log(kafka: LocalKafka, topic: str) -> dict[bytes | None, tuple[int, int, 
     return {each.value: (each.partition, each.offset, each.timestamp_ms) for each in read_back(kafka, topic)}
 
 
-def told(columns: pa.RecordBatch, result: pa.RecordBatch) -> dict[bytes | None, tuple[int, int, int]]:
+def in_result(columns: pa.RecordBatch, result: pa.RecordBatch) -> dict[bytes | None, tuple[int, int, int]]:
     rows = zip(*(result.column(name).to_pylist() for name in ("partition", "offset", "timestamp_ms")), strict=True)
     return dict(zip(columns.column("value").to_pylist(), rows, strict=True))
 
 
 class TestColumns:
     @pytest.mark.parametrize("settings", [{}, {"message.timestamp.type": "LogAppendTime"}])
-    def test_each_row_is_where_its_result_says(
+    def test_results_of_rows_match_the_log(
         self, kafka: LocalKafka, topic: TopicFactory, settings: dict[str, str]
     ) -> None:
         name = topic(7, config={"max.message.bytes": "2500", **settings})
@@ -48,16 +48,16 @@ class TestColumns:
                 given = pa.array([rng.choice([None, 0, 3]) for _ in range(250)], pa.int32())
                 calls.append((columns, producer.send_columns(name, columns, given)))
             for columns, sent in calls:
-                found.update(told(columns, sent.result(producer._client.deadline(20_000))))
+                found.update(in_result(columns, sent.result(producer._client.deadline(20_000))))
         assert found == in_log(kafka, name)
         assert len(found) == 2_000
 
-    def test_without_acknowledgements_there_is_no_offset(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+    def test_results_with_acks_0_have_no_offset(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         with producer_of(kafka.bootstrap_servers, {"acks": "0"}) as producer:
             result = producer.send_columns(topic(1), numbered(0, 3)).result(producer._client.deadline(20_000))
         assert result["offset"].to_pylist() == [-1, -1, -1]
 
-    def test_a_row_too_large_for_the_broker_fails_alone(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+    def test_row_too_large_for_the_broker_fails_alone(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(2, config={"max.message.bytes": "5000"})
         values = [b"%03d" % number if number != 70 else b"x" * 8_000 for number in range(120)]
         columns = pa.RecordBatch.from_pydict({"value": pa.array(values)})
@@ -67,19 +67,19 @@ class TestColumns:
             with pytest.raises(BrokerError) as raised:
                 sent.result()
             assert raised.value.code == ErrorCode.MESSAGE_TOO_LARGE
-            found = told(columns, sent.columns())
+            found = in_result(columns, sent.columns())
             # A failure read from the result is not raised again.
             producer.flush()
         assert found.pop(values[70])[1] == -1
         assert found == in_log(kafka, name)
 
-    def test_a_result_is_waited_for_no_longer_than_its_deadline(self) -> None:
+    def test_result_is_awaited_until_its_deadline(self) -> None:
         producer = producer_of("127.0.0.1:1", {"max.block.ms": 100})
         with pytest.raises(DeadlineExceeded):
             producer.send_columns("t", numbered(0, 1))
         producer.abort()
 
-    def test_no_rows_are_done_at_once(self) -> None:
+    def test_result_of_no_rows_is_done_at_once(self) -> None:
         with producer_of("127.0.0.1:1") as producer:
             sent = producer.send_columns("t", numbered(0, 0))
             assert sent.done
@@ -87,7 +87,7 @@ class TestColumns:
 
 
 class TestMessages:
-    def test_each_is_where_its_future_says(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+    def test_futures_of_messages_match_the_log(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(3)
         began_ms = int(time.time() * 1_000)
         with producer_of(kafka.bootstrap_servers) as producer:
@@ -104,7 +104,7 @@ class TestMessages:
             by_key.setdefault(b"%d" % (int(value) % 50), set()).add(each.partition)
         assert all(len(partitions) == 1 for partitions in by_key.values())
 
-    def test_all_fields_arrive(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+    def test_fields_of_messages_are_written(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(2)
         with producer_of(kafka.bootstrap_servers) as producer:
             headers = [("a", b"1"), ("a", None), ("ü", b"")]
@@ -117,7 +117,7 @@ class TestMessages:
         assert records[0].headers == tuple(headers)
         assert records[0].timestamp_ms == 5
 
-    def test_what_the_same_thread_sends_stays_in_its_order(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+    def test_rows_and_messages_of_a_thread_stay_in_order(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(1)
         with producer_of(kafka.bootstrap_servers, {"linger.ms": 50}) as producer:
             for first in range(0, 60, 6):
@@ -126,7 +126,7 @@ class TestMessages:
                 producer.send_columns(name, numbered(first + 3, 3))
         assert [int((each.value or b"")[:9]) for each in read_back(kafka, name)] == list(range(60))
 
-    def test_one_too_large_for_the_broker_fails_alone(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+    def test_message_too_large_for_the_broker_fails_alone(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(1, config={"max.message.bytes": "5000"})
         values = [b"%03d" % number if number != 7 else b"x" * 8_000 for number in range(20)]
         with producer_of(kafka.bootstrap_servers) as producer:
@@ -139,7 +139,7 @@ class TestMessages:
             producer.flush()
         assert [each.value for each in read_back(kafka, name)] == values[:7] + values[8:]
 
-    def test_one_too_large_for_a_request_fails_alone(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+    def test_message_too_large_for_a_request_fails_alone(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(1)
         values = [b"%03d" % number if number != 7 else b"x" * 8_000 for number in range(20)]
         with producer_of(kafka.bootstrap_servers, {"max.request.size": 5_000}) as producer:
@@ -150,7 +150,7 @@ class TestMessages:
             producer.flush()
         assert [each.value for each in read_back(kafka, name)] == values[:7] + values[8:]
 
-    def test_a_partition_that_is_not_there_is_refused(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+    def test_message_to_an_unknown_partition_is_refused(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(2)
         with producer_of(kafka.bootstrap_servers, {"max.block.ms": 300}) as producer:
             producer._client.topic(name)
@@ -158,7 +158,7 @@ class TestMessages:
                 producer.send(name, b"v", partition=2)
 
     @pytest.mark.parametrize("error", [ValueError("I do not like it"), SystemExit("I do not like it")])
-    def test_a_partitioner_of_one_s_own_that_fails_fails_that_call_alone(
+    def test_failing_custom_partitioner_fails_only_its_call(
         self, kafka: LocalKafka, topic: TopicFactory, error: BaseException
     ) -> None:
         name = topic(2)

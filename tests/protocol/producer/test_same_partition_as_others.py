@@ -38,7 +38,7 @@ def ours(strategy: PartitionStrategy, count: int, keys: list[bytes | None] | Non
     return Partitioner(strategy).choose(column, np.full(len(column), 100), count).tolist()
 
 
-def test_murmur2_as_java() -> None:
+def test_murmur2_partitions_equal_javas() -> None:
     command = java_command(Path(__file__).with_name("JavaPartitioner.java"))
     told = subprocess.run(command, input=LINES, capture_output=True, text=True, check=True, timeout=60).stdout
     theirs = [[int(number) for number in line.split()] for line in told.splitlines()]
@@ -48,7 +48,7 @@ def test_murmur2_as_java() -> None:
     assert [partition_of(key, 7) for key in KEYS[:50]] == [row[0] for row in theirs[:50]]
 
 
-def test_as_sarama() -> None:
+def test_partitions_equal_saramas() -> None:
     program = sarama.build()
     strategies: tuple[PartitionStrategy, ...] = ("fnv1a", "fnv1a_reference", "crc32", "murmur2")
     for count in COUNTS:
@@ -75,7 +75,7 @@ def librdkafka() -> ctypes.CDLL:
 @pytest.mark.parametrize(
     "name", ["consistent", "consistent_random", "murmur2", "murmur2_random", "fnv1a", "fnv1a_random"]
 )
-def test_as_librdkafka(librdkafka: ctypes.CDLL, name: str) -> None:
+def test_partitions_equal_librdkafkas(librdkafka: ctypes.CDLL, name: str) -> None:
     strategy = parse_producer({"partitioner": name}).partitioner
     function = librdkafka[f"rd_kafka_msg_partitioner_{name}"]
     function.restype = ctypes.c_int32

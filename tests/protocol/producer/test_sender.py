@@ -89,14 +89,14 @@ def open_sockets() -> int:
 
 
 class TestWhileCallersAreAway:
-    def test_what_failed_is_tried_again(self, broker: FakeKafka) -> None:
+    def test_refused_batch_is_retried(self, broker: FakeKafka) -> None:
         broker.refuse(PRODUCE, ErrorCode.NOT_LEADER_OR_FOLLOWER, 3)
         with producer_of(broker.bootstrap_servers) as producer:
             producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
             wait_until(lambda: broker.log(TOPIC).end_offset == 3)
             assert len(broker.asked(PRODUCE)) == 4
 
-    def test_a_partition_that_the_topic_has_no_more_is_named(self, broker: FakeKafka) -> None:
+    def test_partition_removed_from_the_topic_is_named(self, broker: FakeKafka) -> None:
         clock = SkippingClock()
         with producer_of(broker.bootstrap_servers, {"linger.ms": 0}, clock) as producer:
             producer.send(TOPIC, b"first", partition=1).result(WAIT_S)
@@ -108,7 +108,7 @@ class TestWhileCallersAreAway:
             error = second.exception(WAIT_S)
         assert "t-1 (the topic has 1 partitions): UNKNOWN_TOPIC_OR_PARTITION" in str(error)
 
-    def test_a_try_that_falls_due_after_the_last_look_is_not_slept_through(
+    def test_retry_due_just_before_the_wait_is_not_delayed(
         self, broker: FakeKafka, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """On a busy machine the thread may pause just before it waits."""
@@ -119,7 +119,7 @@ class TestWhileCallersAreAway:
             producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
             wait_until(lambda: broker.log(TOPIC).end_offset == 3)
 
-    def test_the_delivery_timeout_ends_what_cannot_be_written(self, broker: FakeKafka) -> None:
+    def test_delivery_timeout_fails_rows_that_cannot_be_written(self, broker: FakeKafka) -> None:
         broker.edit_replies(PRODUCE, lambda body: {"responses": []})
         properties = {"delivery.timeout.ms": 1_000, "request.timeout.ms": 200}
         producer = producer_of(broker.bootstrap_servers, properties)
@@ -131,7 +131,7 @@ class TestWhileCallersAreAway:
             producer.flush()
         producer.abort()
 
-    def test_a_caller_that_comes_back_is_told_what_has_failed(self, broker: FakeKafka) -> None:
+    def test_next_call_raises_an_earlier_failure_once(self, broker: FakeKafka) -> None:
         broker.refuse(PRODUCE, ErrorCode.TOPIC_AUTHORIZATION_FAILED, 1)
         with producer_of(broker.bootstrap_servers) as producer:
             sent = producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
@@ -142,7 +142,7 @@ class TestWhileCallersAreAway:
             producer.send_columns(TOPIC, numbered(3, 3), np.zeros(3, np.int32))
         assert broker.log(TOPIC).end_offset == 3
 
-    def test_it_sleeps_until_there_is_something_to_do(self, broker: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_sender_sleeps_without_work(self, broker: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
         waits: list[object] = []
         wait = Sender._wait
         monkeypatch.setattr(Sender, "_wait", lambda self, *moments: (waits.append(moments), wait(self, *moments)))
@@ -158,7 +158,7 @@ class TestWhileCallersAreAway:
             assert new <= 2 + whole_seconds, "one request is in flight, and no thread calls"
             producer.abort()
 
-    def test_several_threads_send_each_in_its_order(self, broker: FakeKafka) -> None:
+    def test_threads_send_in_their_own_order(self, broker: FakeKafka) -> None:
         with producer_of(broker.bootstrap_servers, {"batch.size": 500}) as producer:
 
             def send(number: int) -> None:
@@ -179,7 +179,7 @@ class TestWhileCallersAreAway:
 
 class TestMemory:
     @pytest.mark.parametrize("messages", [False, True])
-    def test_what_is_being_handed_over_is_counted_all_the_while(self, broker: FakeKafka, messages: bool) -> None:
+    def test_rows_passed_to_the_sender_are_always_counted(self, broker: FakeKafka, messages: bool) -> None:
         rows, held = 15, list[int]()
 
         def looked_at(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -202,7 +202,7 @@ class TestMemory:
         assert held
         assert min(held) >= rows * 100
 
-    def test_rows_that_are_let_go_do_not_wait_for_room_of_their_own(self, broker: FakeKafka) -> None:
+    def test_released_rows_do_not_wait_for_memory_again(self, broker: FakeKafka) -> None:
         """They already have memory: waiting for replies would slow the producer down."""
         broker.handlers[PRODUCE] = lambda body, version: None
         brief = {"linger.ms": 5_000, "request.timeout.ms": 2_000, "delivery.timeout.ms": 7_000}
@@ -216,7 +216,7 @@ class TestMemory:
             assert not unanswered.done
             producer.abort()
 
-    def test_who_waits_for_room_looks_again_when_nothing_is_counted_twice_any_more(
+    def test_sender_waiting_for_memory_checks_again_after_double_counting_ends(
         self, broker: FakeKafka, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The thread that passes batches on may pause so long that the replies arrive first."""
@@ -242,7 +242,7 @@ class TestMemory:
             assert len(written) == 1
 
 
-def test_a_partition_that_is_not_there_is_named_though_the_last_look_was_not_answered(broker: FakeKafka) -> None:
+def test_unknown_partition_is_named_despite_a_lost_metadata_reply(broker: FakeKafka) -> None:
     first = None
 
     def once(body: Any) -> Any:
@@ -261,7 +261,7 @@ def test_a_partition_that_is_not_there_is_named_though_the_last_look_was_not_ans
 @pytest.mark.parametrize(
     ("where", "raised"), [("encoding", MemoryError("as if")), ("waiting for room", KeyboardInterrupt())]
 )
-def test_what_comes_between_fails_rows_of_earlier_calls_too(
+def test_interrupted_call_fails_rows_of_earlier_calls_too(
     broker: FakeKafka, monkeypatch: pytest.MonkeyPatch, where: str, raised: BaseException
 ) -> None:
     def come_between(*_: object, **__: object) -> None:
@@ -283,9 +283,11 @@ def test_what_comes_between_fails_rows_of_earlier_calls_too(
     assert [int(value[:9]) for value in values_of(broker)] == [7]
 
 
-class TestTheEnd:
+class TestClose:
     @pytest.mark.parametrize("end", [Producer.close, Producer.abort])
-    def test_neither_thread_nor_socket_is_left(self, broker: FakeKafka, end: Callable[[Producer], None]) -> None:
+    def test_closed_producer_leaves_no_thread_and_socket(
+        self, broker: FakeKafka, end: Callable[[Producer], None]
+    ) -> None:
         producer = producer_of(broker.bootstrap_servers)
         producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
         producer.flush()
@@ -296,7 +298,7 @@ class TestTheEnd:
         assert ours not in sender_threads()
         assert open_sockets() <= with_producer - 3, "one connection and two ends of a pipe"
 
-    def test_an_abort_ends_soon_whatever_hangs(self, broker: FakeKafka) -> None:
+    def test_abort_ends_soon_despite_a_hanging_broker(self, broker: FakeKafka) -> None:
         broker.handlers[PRODUCE] = lambda body, version: None
         producer = producer_of(broker.bootstrap_servers)
         sent = producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
@@ -310,7 +312,7 @@ class TestTheEnd:
             assert isinstance(error, UsageError)
             assert "closed" in str(error)
 
-    def test_a_producer_that_nobody_has_any_more_ends(self, broker: FakeKafka) -> None:
+    def test_garbage_collected_producer_ends(self, broker: FakeKafka) -> None:
         producer = producer_of(broker.bootstrap_servers)
         producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32)).result()
         thread = producer._sender._thread
@@ -319,7 +321,7 @@ class TestTheEnd:
         thread.join(WAIT_S)
         assert not thread.is_alive()
 
-    def test_a_thread_that_dies_tells_everybody(self, broker: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_sender_failure_is_raised_in_all_calls(self, broker: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
         def fail_once_it_has_rows(self: Sender) -> None:
             if self.busy:
                 raise ZeroDivisionError("a fault")
@@ -335,7 +337,7 @@ class TestTheEnd:
                 call()
         producer.abort()
 
-    def test_rows_that_waited_when_the_thread_died_fail_the_next_flush(
+    def test_rows_waiting_when_the_sender_fails_fail_the_next_flush(
         self, broker: FakeKafka, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def fail(self: Sender) -> None:
@@ -350,7 +352,7 @@ class TestTheEnd:
             producer.flush()
         producer.abort()
 
-    def test_after_a_fork_the_child_is_told_and_the_parent_goes_on(self, broker: FakeKafka) -> None:
+    def test_fork_raises_in_the_child_and_the_parent_continues(self, broker: FakeKafka) -> None:
         with producer_of(broker.bootstrap_servers) as producer:
             producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32)).result()
             child = os.fork()
@@ -382,19 +384,19 @@ def _in_the_child(producer: Producer) -> None:
 
 
 class TestFlush:
-    def test_a_failure_that_another_thread_is_told_of_does_not_end_it(
+    def test_failure_raised_in_another_thread_does_not_end_a_flush(
         self, broker: FakeKafka, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         broker.refuse(PRODUCE, ErrorCode.NOT_LEADER_OR_FOLLOWER, ALWAYS, partition=(TOPIC, 0))
         broker.refuse(PRODUCE, ErrorCode.INVALID_RECORD, partition=(TOPIC, 1))
         with producer_of(broker.bootstrap_servers, {"linger.ms": 60_000}) as producer:
             deliveries, wait = producer._deliveries, producer._deliveries.wait
-            told: list[KafkaError] = []
+            raised: list[KafkaError] = []
             done: list[bool] = []
 
             def wait_while_another_flushes(deadline: Deadline, **options: bool) -> list[Delivery]:
                 late = wait(deadline, **options)
-                told.extend(deliveries.take_failures())
+                raised.extend(deliveries.take_failures())
                 return late
 
             def flush() -> None:
@@ -405,34 +407,34 @@ class TestFlush:
             sent = producer.send_columns(TOPIC, numbered(0, 2), np.arange(2, dtype=np.int32))
             flusher = threading.Thread(target=flush)
             flusher.start()
-            wait_until(lambda: bool(told))
+            wait_until(lambda: bool(raised))
             broker.faults.clear()
             flusher.join(WAIT_S)
             assert done == [True]
 
 
 class TestCallbacks:
-    def test_a_callback_may_send_but_not_wait(self, broker: FakeKafka) -> None:
-        told: list[object] = []
+    def test_callback_may_send_but_not_wait(self, broker: FakeKafka) -> None:
+        raised: list[object] = []
         with producer_of(broker.bootstrap_servers) as producer:
 
             def on_written(future: Future[RecordMetadata]) -> None:
                 try:
                     producer.flush()
                 except KafkaError as error:
-                    told.append(error)
-                told.append(producer.send(TOPIC, b"second", partition=1))
+                    raised.append(error)
+                raised.append(producer.send(TOPIC, b"second", partition=1))
 
             with nothing_written(broker):
                 producer.send(TOPIC, b"first", partition=0).add_done_callback(on_written)
-            wait_until(lambda: len(told) == 2)
-            error, second = told
+            wait_until(lambda: len(raised) == 2)
+            error, second = raised
             assert isinstance(error, UsageError)
             assert "a callback may only send" in str(error)
             assert isinstance(second, Future)
             assert second.result(WAIT_S) == RecordMetadata(TOPIC, 1, 0, second.result().timestamp_ms)
 
-    def test_a_callback_that_fails_harms_nobody(self, broker: FakeKafka) -> None:
+    def test_failing_callback_does_no_harm(self, broker: FakeKafka) -> None:
         with producer_of(broker.bootstrap_servers) as producer:
             first = producer.send(TOPIC, b"first", partition=0)
             first.add_done_callback(lambda future: 1 // 0)
@@ -440,7 +442,7 @@ class TestCallbacks:
             assert producer.send(TOPIC, b"second", partition=0).result(WAIT_S).offset == 1
 
 
-def test_a_broker_that_refuses_for_ever_holds_up_no_other_partition(broker: FakeKafka) -> None:
+def test_partition_refused_forever_does_not_delay_others(broker: FakeKafka) -> None:
     broker.refuse(PRODUCE, ErrorCode.NOT_ENOUGH_REPLICAS, ALWAYS, partition=(TOPIC, 0))
     with producer_of(broker.bootstrap_servers) as producer:
         stuck = producer.send(TOPIC, b"stuck", partition=0)
