@@ -415,20 +415,20 @@ class TestFlush:
 
 class TestCallbacks:
     def test_callback_may_send_but_not_wait(self, broker: FakeKafka) -> None:
-        raised: list[object] = []
+        results: list[object] = []
         with producer_of(broker.bootstrap_servers) as producer:
 
             def on_written(future: Future[RecordMetadata]) -> None:
                 try:
                     producer.flush()
                 except KafkaError as error:
-                    raised.append(error)
-                raised.append(producer.send(TOPIC, b"second", partition=1))
+                    results.append(error)
+                results.append(producer.send(TOPIC, b"second", partition=1))
 
             with nothing_written(broker):
                 producer.send(TOPIC, b"first", partition=0).add_done_callback(on_written)
-            wait_until(lambda: len(raised) == 2)
-            error, second = raised
+            wait_until(lambda: len(results) == 2)
+            error, second = results
             assert isinstance(error, UsageError)
             assert "a callback may only send" in str(error)
             assert isinstance(second, Future)
