@@ -1,4 +1,4 @@
-"""The account of what is under way: who is told what, and when."""
+"""Batches in flight: the order of result sinks and of the acknowledged ranges."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from protocol.producer.delivery import Deliveries, Delivery, Ended, Outcome, Pro
 
 @dataclass
 class Looking:
-    """Looks at the account when it is told."""
+    """Records the acknowledged ranges when its result arrives."""
 
     deliveries: Deliveries
     seen: ProducedRange | None = None
