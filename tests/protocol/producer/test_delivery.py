@@ -8,21 +8,21 @@ from protocol.producer.delivery import Deliveries, Delivery, Ended, Outcome, Pro
 
 
 @dataclass
-class Looking:
+class RecordingSink:
     """Records the acknowledged ranges when its result arrives."""
 
     deliveries: Deliveries
-    seen: ProducedRange | None = None
+    acknowledged: ProducedRange | None = None
     tells_failures = False
 
     def settle(self, partition: int, first: int, count: int, outcome: Outcome) -> None:
-        self.seen = self.deliveries.acknowledged_now().get(("orders", partition))
+        self.acknowledged = self.deliveries.acknowledged_now().get(("orders", partition))
 
 
-def test_what_is_told_is_in_the_account_before() -> None:
+def test_acknowledged_range_is_updated_before_the_sink_is_called() -> None:
     deliveries = Deliveries()
-    looking = Looking(deliveries)
-    delivery = Delivery("orders", 1, 100, 3, [ReceiptPart(looking, 0, 3)])
+    sink = RecordingSink(deliveries)
+    delivery = Delivery("orders", 1, 100, 3, [ReceiptPart(sink, 0, 3)])
     deliveries.begin([delivery])
     deliveries.end([Ended(delivery, 0, 3, Outcome(base_offset=7))])
-    assert looking.seen == ProducedRange(7, 9, 3)
+    assert sink.acknowledged == ProducedRange(7, 9, 3)
