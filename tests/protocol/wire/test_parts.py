@@ -57,7 +57,7 @@ def test_no_error_code_of_a_reply_is_overlooked(api: Api) -> None:
     parts = list(error_parts(api, reply))
     assert sorted(part.code for part in parts) == sorted(codes(reply))
     if api.name not in _WITHOUT_SUBJECT:
-        assert all(part.context for part in parts if part.fields is not reply), "rows say what they are about"
+        assert all(part.context for part in parts if part.fields is not reply), "each row names its subject"
 
 
 def test_a_part_says_what_it_is_about_and_what_the_broker_says_itself() -> None:
