@@ -18,7 +18,7 @@ from tests.ten_records import TenRecords
 
 
 @pytest.fixture(autouse=True)
-def _warnings_of_one_test_only() -> Iterator[None]:
+def _reset_warnings() -> Iterator[None]:
     once.log_once.cache_clear()
     yield
     once.log_once.cache_clear()

@@ -48,7 +48,7 @@ JAAS = 'org.apache.kafka.common.security.plain.PlainLoginModule required usernam
 
 
 @pytest.fixture(autouse=True)
-def _warnings_of_one_test_only() -> Iterator[None]:
+def _reset_warnings() -> Iterator[None]:
     once.log_once.cache_clear()
     yield
     once.log_once.cache_clear()

@@ -13,7 +13,7 @@ from spark_kafka_source.task.client_rack import in_this_rack
 
 
 @pytest.fixture(autouse=True)
-def _warnings_of_one_test_only() -> Iterator[None]:
+def _reset_warnings() -> Iterator[None]:
     once.log_once.cache_clear()
     yield
     once.log_once.cache_clear()

@@ -15,7 +15,7 @@ from protocol.admin.users import ScramMechanism, ScramUpsertion, quota_entity
 from protocol.errors import AdminFailed, BrokerError
 from spark_kafka_source.local_kafka.config import version_numbers
 from tests.conftest import KAFKA_VERSION
-from tests.protocol.sasl.rights import ALICE, BOB
+from tests.protocol.sasl.acls import ALICE, BOB
 from tests.secured_kafka import SecuredKafka
 from tests.wait_until import wait_until
 

@@ -86,7 +86,7 @@ def test_header_keys_that_are_not_utf8_do_not_import_pandas() -> None:
 
 
 @pytest.mark.parametrize("kind", ["int8", "int16", "int32", "int64", "uint32", "float64"])
-def test_numbers_go_both_ways(kind: str) -> None:
+def test_numbers_round_trip(kind: str) -> None:
     numbers = np.arange(10).astype(kind)
     assert to_arrow(numbers).to_pylist() == numbers.tolist()
     assert to_arrow(numbers[::3]).to_pylist() == numbers[::3].tolist()
@@ -99,7 +99,7 @@ def test_timestamps_are_integers() -> None:
 
 
 @pytest.mark.parametrize("first", [0, 1, 9])
-def test_nulls_are_told_and_replaced_in_slices_too(first: int) -> None:
+def test_nulls_are_detected_and_replaced_in_slices_too(first: int) -> None:
     values = [None if number % 3 == 0 else number for number in range(20)]
     array = pa.array(values, pa.int32()).slice(first)
     assert valid(array).tolist() == [value is not None for value in values[first:]]
@@ -109,7 +109,7 @@ def test_nulls_are_told_and_replaced_in_slices_too(first: int) -> None:
     assert filled(pa.nulls(2, pa.int64()), 7).tolist() == [7, 7]
 
 
-def test_binaries() -> None:
+def test_binaries_round_trip() -> None:
     values = [b"a", b"", b"xyz"]
     assert binaries(values).equals(pa.array(values, pa.binary()))
     assert len(binaries([])) == 0

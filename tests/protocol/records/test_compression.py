@@ -37,7 +37,7 @@ def raw_snappy(data: bytes) -> bytes:
 
 @pytest.mark.parametrize("codec", PACKED)
 @pytest.mark.parametrize("size", [0, 1, 1_000, 32 << 10, (32 << 10) + 1, ROOM - 1, ROOM, ROOM + 1, 3 << 20])
-def test_what_is_packed_unpacks_again(codec: Codec, size: int) -> None:
+def test_compressed_data_is_decompressed(codec: Codec, size: int) -> None:
     data = (random.Random(size).randbytes(max(1, size // 3)) * 4)[:size]
     packed = bytes(compress(codec, data))
     assert unpack(codec, packed) == data
@@ -45,7 +45,7 @@ def test_what_is_packed_unpacks_again(codec: Codec, size: int) -> None:
 
 
 @pytest.mark.parametrize("codec", PACKED)
-def test_a_level_is_taken(codec: Codec) -> None:
+def test_compression_level_is_applied(codec: Codec) -> None:
     data = b"".join(b"record %d " % (i * i) for i in range(20_000))
     for level in (1, 9):
         assert unpack(codec, bytes(compress(codec, data, level))) == data
@@ -53,13 +53,13 @@ def test_a_level_is_taken(codec: Codec) -> None:
         assert len(compress(codec, data, 9)) != len(compress(codec, data, 1))
 
 
-def test_lz4_blocks_stand_alone_as_the_java_client_demands() -> None:
+def test_lz4_blocks_are_independent_as_java_requires() -> None:
     descriptor = bytes(compress(Codec.LZ4, b"a" * 200_000))[4]
     assert descriptor >> 6 == 1, "version 1"
     assert descriptor & 0x20, "independent blocks"
 
 
-def test_snappy_is_written_in_the_framing_of_the_java_client() -> None:
+def test_snappy_is_written_with_javas_framing() -> None:
     packed = bytes(compress(Codec.SNAPPY, b"a" * 100_000))
     assert packed[:16] == b"\x82SNAPPY\x00\x00\x00\x00\x01\x00\x00\x00\x01"
 
@@ -70,7 +70,7 @@ def test_snappy_without_framing_is_read() -> None:
 
 
 @pytest.mark.parametrize("codec", [Codec.GZIP, Codec.LZ4, Codec.ZSTD])
-def test_streams_written_one_after_the_other_are_one(codec: Codec) -> None:
+def test_concatenated_streams_are_read_as_one(codec: Codec) -> None:
     assert unpack(codec, bytes(compress(codec, b"first ")) + bytes(compress(codec, b"second"))) == b"first second"
 
 
@@ -85,14 +85,14 @@ def test_frames_without_a_content_size_are_read() -> None:
 
 @pytest.mark.parametrize("codec", PACKED)
 @pytest.mark.parametrize("cap", [5_000, ROOM, ROOM + 5, 3 << 20])
-def test_exactly_the_cap_passes_and_one_more_byte_does_not(codec: Codec, cap: int) -> None:
+def test_size_of_the_cap_is_accepted_and_one_more_byte_refused(codec: Codec, cap: int) -> None:
     assert len(unpack(codec, bytes(compress(codec, bytes(cap))), cap)) == cap
     with pytest.raises(DecompressedTooLarge, match=str(cap)):
         unpack(codec, bytes(compress(codec, bytes(cap + 1))), cap)
 
 
 @pytest.mark.parametrize("codec", PACKED)
-def test_every_cut_is_an_error_or_less_data_never_anything_else(codec: Codec) -> None:
+def test_truncated_data_is_an_error_or_a_prefix(codec: Codec) -> None:
     data = random.Random(1).randbytes(300) * 3
     packed = bytes(compress(codec, data))
     for kept in range(len(packed)):
@@ -101,7 +101,7 @@ def test_every_cut_is_an_error_or_less_data_never_anything_else(codec: Codec) ->
 
 
 @pytest.mark.parametrize("codec", PACKED)
-def test_noise_is_corrupt(codec: Codec) -> None:
+def test_random_bytes_are_corrupt(codec: Codec) -> None:
     dice = random.Random(2)
     for size in (1, 10, 100, 100_000):
         with pytest.raises(ProtocolError):
@@ -109,13 +109,13 @@ def test_noise_is_corrupt(codec: Codec) -> None:
 
 
 @pytest.mark.parametrize("codec", [5, 6, 7])
-def test_an_unknown_codec_is_named(codec: int) -> None:
+def test_unknown_codec_is_named(codec: int) -> None:
     batch = sequence([b"a"], base_offset=5, flags=codec)
     with pytest.raises(Corrupt, match=f"orders-3: .*offset 5 .*codec is {codec}"):
         list(decode(read_batch_headers(write_batch(batch)), first_offset=0, end_offset=9, where="orders-3"))
 
 
-def test_a_frame_that_only_claims_to_be_large_takes_no_memory() -> None:
+def test_frame_with_a_false_large_size_takes_no_memory() -> None:
     frame = bytearray(compress(Codec.LZ4, b"abc" * 100))
     frame[6:14] = (2**40).to_bytes(8, "little")
     frame[14] = xxh32(bytes(frame[4:14])) >> 8 & 0xFF
@@ -202,11 +202,11 @@ for line in sys.stdin:
         print("died of it", 0, sep="\\n", flush=True)
 """
 
-ReadElsewhere = Callable[[bytes, int], tuple[str, int]]
+ReadInProcess = Callable[[bytes, int], tuple[str, int]]
 
 
 @pytest.fixture(scope="module")
-def read_in_a_fresh_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReadElsewhere]:
+def read_in_a_fresh_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReadInProcess]:
     """Read a log under a cap in bytes; return the outcome and the growth of peak memory in MiB."""
     path = tmp_path_factory.mktemp("bombs") / "log"
     # The process imports once and forks for each log, so that each log starts with fresh memory.
@@ -227,7 +227,7 @@ def read_in_a_fresh_process(tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 @pytest.mark.parametrize("kind", BOMBS)
-def test_a_bomb_is_refused_within_the_cap(kind: str, read_in_a_fresh_process: ReadElsewhere) -> None:
+def test_decompression_bomb_is_refused_within_the_cap(kind: str, read_in_a_fresh_process: ReadInProcess) -> None:
     section = bomb(kind, 96 << 20)
     assert len(section) < 6 << 20
     batch = sequence([b"x"], base_offset=5, codec=kind.split("-")[0])
@@ -238,7 +238,7 @@ def test_a_bomb_is_refused_within_the_cap(kind: str, read_in_a_fresh_process: Re
 
 
 @pytest.mark.parametrize("codec", reference.CODECS)
-def test_a_batch_of_exactly_the_cap_is_read_within_the_cap(codec: str, read_in_a_fresh_process: ReadElsewhere) -> None:
+def test_batch_of_exactly_the_cap_is_read_within_the_cap(codec: str, read_in_a_fresh_process: ReadInProcess) -> None:
     cap = 64 << 20
     value = bytes(cap - 20)
     overhead = len(write_record(Record(value))) - len(value)

@@ -64,7 +64,7 @@ def data_batches(draw: st.DrawFn) -> Batch:
 
 
 @given(st.lists(data_batches(), max_size=6).map(follow), st.data())
-def test_any_log_reads_as_the_obvious_reader_reads_it(batches: list[Batch], data: st.DataObject) -> None:
+def test_decoded_logs_equal_the_reference_reader(batches: list[Batch], data: st.DataObject) -> None:
     end = batches[-1].last_offset + 2 if batches else 1
     first, until = (data.draw(st.integers(0, end)) for _ in range(2))
     expected = [row for row in reference.rows(batches) if first <= row["offset"] < until]
@@ -75,7 +75,7 @@ def test_any_log_reads_as_the_obvious_reader_reads_it(batches: list[Batch], data
     ("rows", "codec"),
     [*product([1, 63, 64, 65, 128, 8_192], reference.CODECS), *product([20_000], ["none", "lz4"])],
 )
-def test_batches_of_any_size_and_codec_read_the_same(rows: int, codec: str) -> None:
+def test_batches_of_any_size_and_codec_equal_the_reference(rows: int, codec: str) -> None:
     dice = random.Random(rows)
     records = [Record(dice.randbytes(dice.randrange(150)), b"%d" % delta, delta, delta // 3) for delta in range(rows)]
     batches = [Batch(records, 5, codec), Batch(records, 5 + rows, codec)]
@@ -83,7 +83,7 @@ def test_batches_of_any_size_and_codec_read_the_same(rows: int, codec: str) -> N
 
 
 @pytest.mark.parametrize("codec", reference.CODECS)
-def test_thousands_of_small_batches_read_the_same(codec: str) -> None:
+def test_thousands_of_small_batches_equal_the_reference(codec: str) -> None:
     dice = random.Random(7)
     batches = follow(
         [
@@ -94,7 +94,7 @@ def test_thousands_of_small_batches_read_the_same(codec: str) -> None:
     assert read(batches) == list(reference.rows(batches))
 
 
-def test_chunks_have_about_16000_rows_whether_batches_are_large_or_small() -> None:
+def test_chunks_have_about_16000_rows_for_any_batch_size() -> None:
     large = write_batch(sequence([b"x"] * 100_000))
     small = b"".join(write_batch(sequence([b"x"] * 10, base_offset=10 * i)) for i in range(5_000))
     for log in (large, small):
@@ -110,7 +110,7 @@ def test_large_values_make_small_chunks() -> None:
     assert all(chunk.nbytes <= 17 << 20 for chunk in chunks)
 
 
-def test_the_columns_asked_for_come_in_the_order_of_the_schema() -> None:
+def test_requested_columns_are_in_schema_order() -> None:
     log = write_batch(sequence([b"a", b"b"]))
     for columns in (["value", "key"], ["offset"], ["timestamp_ms", "headers"], list(ALL_COLUMNS), []):
         (chunk,) = decode(read_batch_headers(log), first_offset=0, end_offset=9, columns=columns)
@@ -118,17 +118,17 @@ def test_the_columns_asked_for_come_in_the_order_of_the_schema() -> None:
         assert chunk.num_rows == 2
 
 
-def test_a_column_that_does_not_exist_is_named() -> None:
+def test_unknown_column_is_named() -> None:
     with pytest.raises(UsageError, match="colour"):
         next(decode(read_batch_headers(b""), first_offset=0, end_offset=9, columns=["colour"]))
 
 
-def test_an_empty_log_yields_nothing() -> None:
+def test_empty_log_yields_no_chunks() -> None:
     assert read([]) == []
     assert read([Batch(count=0, last_offset_delta=1_999)]) == []
 
 
-def test_header_keys_that_are_not_text_are_mended_as_java_does() -> None:
+def test_invalid_utf8_in_header_keys_is_replaced_as_in_java() -> None:
     body = b"\0\0\0\1\1\2" + b"\x06a\xffb" + b"\2x"
     log = write_batch(sequence([b""]), reference.varint(len(body)) + body)
     (chunk,) = decode(read_batch_headers(log), first_offset=0, end_offset=9, columns=["headers"])
@@ -148,7 +148,7 @@ def test_records_with_very_many_headers_are_read(count: int) -> None:
     assert found == [row["headers"] for row in reference.rows([batch])]
 
 
-def test_rows_outlive_the_buffer_they_came_from() -> None:
+def test_rows_outlive_their_buffer() -> None:
     log = bytearray(write_batch(sequence([b"first", b"second"], codec="lz4")) + write_batch(sequence([b"third"])))
     chunks = list(decode(read_batch_headers(log), first_offset=0, end_offset=9, columns=["value"]))
     other = write_batch(sequence([b"x" * 100] * 10, codec="lz4"))
@@ -157,7 +157,7 @@ def test_rows_outlive_the_buffer_they_came_from() -> None:
     assert [v.as_py() for chunk in chunks for v in chunk["value"]] == [b"first", b"second", b"third"]
 
 
-def test_two_partitions_can_be_decoded_in_turns() -> None:
+def test_two_partitions_are_decoded_in_turns() -> None:
     logs = [
         b"".join(write_batch(sequence([letter * 50] * 3_000, base_offset=3_000 * i, codec="zstd")) for i in range(9))
         for letter in (b"a", b"b")
@@ -172,25 +172,25 @@ def test_two_partitions_can_be_decoded_in_turns() -> None:
     assert seen == [{b"a" * 50}, {b"b" * 50}]
 
 
-def test_log_append_time_counts_for_the_whole_batch() -> None:
+def test_log_append_time_applies_to_the_whole_batch() -> None:
     records = [Record(timestamp_delta=5), Record(offset_delta=1, timestamp_delta=-5)]
     rows = read(follow([Batch(records, flags=LOG_APPEND_TIME, max_timestamp=77), Batch(records, first_timestamp=100)]))
     assert [(row["timestamp_ms"], row["timestamp_type"]) for row in rows] == [(77, 1), (77, 1), (105, 0), (95, 0)]
 
 
-def test_a_gap_that_compaction_left_is_no_record() -> None:
+def test_compaction_gap_is_no_record() -> None:
     batch = Batch([Record(b"a"), Record(b"b", offset_delta=700)], last_offset_delta=1_999)
     assert read_batch_headers(write_batch(batch)).next_offset == 2_000
     assert [row["offset"] for row in read([batch])] == [0, 700]
 
 
-def test_a_record_outside_its_batch_is_corrupt() -> None:
+def test_record_outside_its_batch_is_corrupt() -> None:
     for delta in (-1, 11):
         with pytest.raises(Corrupt, match=r"orders-3.*offset 50"):
             read([Batch([Record(offset_delta=delta)], 50, last_offset_delta=10)], where="orders-3")
 
 
-def test_the_culprit_among_many_batches_is_named() -> None:
+def test_corrupt_batch_among_many_is_named() -> None:
     batches = [sequence([b"a", b"b"], base_offset=2 * i) for i in range(50)]
     outside = [Record(b"a"), Record(b"b", offset_delta=2)]
     header_cut = b"\x12\0\0\0\1\1\2\2h\x06"
@@ -205,7 +205,7 @@ def test_the_culprit_among_many_batches_is_named() -> None:
             list(decode(read_batch_headers(b"".join(log)), first_offset=0, end_offset=EVERYTHING, where="orders-3"))
 
 
-def test_a_flipped_bit_is_found_by_the_checksum_and_let_through_without_it() -> None:
+def test_flipped_bit_is_found_only_with_check_crcs() -> None:
     log = bytearray(write_batch(sequence([b"a" * 50], base_offset=42)))
     log[80] ^= 1
     with pytest.raises(Corrupt, match=r"orders-3.*offset 42.*; check\.crcs=false"):
@@ -213,7 +213,7 @@ def test_a_flipped_bit_is_found_by_the_checksum_and_let_through_without_it() -> 
     assert len(list(decode(read_batch_headers(log), first_offset=0, end_offset=99, check_crc=False))) == 1
 
 
-def test_only_batches_in_the_range_are_looked_at() -> None:
+def test_batches_outside_the_range_are_not_decoded() -> None:
     log = bytearray(b"".join(write_batch(sequence([b"a" * 50], base_offset=i)) for i in range(3)))
     log[80] ^= 1
     log[-1] ^= 1

@@ -56,7 +56,7 @@ def row_lists(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 
 @given(row_lists(), st.sampled_from(list(reference.CODECS)))
-def test_any_rows_read_back_by_the_obvious_reader(rows: list[dict[str, Any]], codec: str) -> None:
+def test_encoded_rows_are_read_by_the_reference_reader(rows: list[dict[str, Any]], codec: str) -> None:
     batch = encode(table(rows), compression=codec)
     assert read(batch) == rows
     header = read_batch(bytes(batch))
@@ -66,13 +66,13 @@ def test_any_rows_read_back_by_the_obvious_reader(rows: list[dict[str, Any]], co
 
 
 @given(row_lists())
-def test_the_bytes_are_those_of_the_obvious_writer(rows: list[dict[str, Any]]) -> None:
+def test_encoded_bytes_equal_the_reference_writer(rows: list[dict[str, Any]]) -> None:
     batch = encode(table(rows))
     assert bytes(batch) == write_batch(read_batch(bytes(batch)))
 
 
 @given(row_lists(), st.sampled_from(list(reference.CODECS)), st.data())
-def test_batches_that_are_encoded_together_are_those_encoded_alone(
+def test_batches_encoded_together_equal_those_encoded_separately(
     rows: list[dict[str, Any]], codec: str, data: st.DataObject
 ) -> None:
     columns = table(rows)
@@ -86,7 +86,7 @@ def test_batches_that_are_encoded_together_are_those_encoded_alone(
 
 
 @given(row_lists(), row_lists())
-def test_rows_that_were_prepared_apart_are_encoded_together(
+def test_rows_prepared_separately_are_encoded_together(
     first: list[dict[str, Any]], second: list[dict[str, Any]]
 ) -> None:
     prepared = pa.Table.from_batches([record_columns(table(rows), 0) for rows in (first, second)])
@@ -97,9 +97,7 @@ def test_rows_that_were_prepared_apart_are_encoded_together(
 
 
 @given(row_lists(), st.data())
-def test_rows_in_an_order_are_encoded_as_if_they_had_been_sorted_before(
-    rows: list[dict[str, Any]], data: st.DataObject
-) -> None:
+def test_rows_with_an_order_are_encoded_as_if_sorted(rows: list[dict[str, Any]], data: st.DataObject) -> None:
     columns = record_columns(table(rows), 0)
     order = np.array(data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=2, unique=False)), np.int64)
     counts = [1, len(order) - 1]
@@ -107,13 +105,13 @@ def test_rows_in_an_order_are_encoded_as_if_they_had_been_sorted_before(
     assert list(map(bytes, encode_batches(columns, counts, order))) == list(map(bytes, expected))
 
 
-def test_a_count_of_none_is_refused() -> None:
+def test_count_of_0_is_refused() -> None:
     with pytest.raises(UsageError, match="at least one record"):
         encode_batches(record_columns(table([{"value": b"a", "timestamp_ms": 0}]), 0), [1, 0])
 
 
 @given(row_lists(), st.data())
-def test_record_sizes_are_a_bound_for_any_cut(rows: list[dict[str, Any]], data: st.DataObject) -> None:
+def test_record_sizes_are_an_upper_bound_for_any_split(rows: list[dict[str, Any]], data: st.DataObject) -> None:
     columns = table(rows)
     sizes = record_sizes(record_columns(columns, 0))
     start = data.draw(st.integers(0, len(rows) - 1))
@@ -121,7 +119,7 @@ def test_record_sizes_are_a_bound_for_any_cut(rows: list[dict[str, Any]], data: 
     assert len(encode(columns.slice(start, length))) <= HEADER_BYTES + sizes[start : start + length].sum()
 
 
-def test_record_sizes_are_close() -> None:
+def test_record_sizes_are_close_to_the_encoded_size() -> None:
     rows = 9_000
     columns = table([{"key": b"%08d" % i, "value": bytes(100), "timestamp_ms": 1_000 + i} for i in range(rows)])
     written = len(encode(columns)) - HEADER_BYTES
@@ -129,19 +127,19 @@ def test_record_sizes_are_close() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 64, 65, 8_192, 8_193, 30_000])
-def test_batches_of_any_size_read_back(rows: int) -> None:
+def test_batches_of_any_size_are_read_back(rows: int) -> None:
     columns = table([{"key": b"%d" % i, "value": b"v" * (i % 200), "timestamp_ms": i // 7} for i in range(rows)])
     (*chunks,) = decode(read_batch_headers(encode(columns)), first_offset=0, end_offset=rows, columns=SCHEMA.names)
     assert pa.Table.from_batches(chunks).to_pylist() == columns.to_pylist()
 
 
 @pytest.mark.parametrize("type_", [pa.string(), pa.large_string(), pa.large_binary(), pa.binary(3)])
-def test_text_and_binary_of_any_width_are_taken(type_: pa.DataType) -> None:
+def test_text_and_binary_of_any_width_are_encoded(type_: pa.DataType) -> None:
     columns = pa.table({"key": pa.array(["abc", None], type_), "value": pa.array([None, "xyz"], type_)})
     assert [(row["key"], row["value"]) for row in read(encode(columns))] == [(b"abc", None), (None, b"xyz")]
 
 
-def test_columns_in_pieces_and_slices_are_taken() -> None:
+def test_chunked_and_sliced_columns_are_encoded() -> None:
     rows = [
         {"key": b"k%d" % i, "value": b"v%d" % i, "timestamp_ms": i, "headers": [{"key": "h", "value": b"%d" % i}]}
         for i in range(20)
@@ -152,7 +150,7 @@ def test_columns_in_pieces_and_slices_are_taken() -> None:
     assert read(encode(table(rows).slice(5, 9))) == rows[5:14]
 
 
-def test_what_hides_under_a_null_is_not_written() -> None:
+def test_bytes_under_a_null_are_not_written() -> None:
     hidden = pa.Array.from_buffers(
         pa.binary(), 2, [pa.py_buffer(b"\x02"), pa.py_buffer(np.array([0, 6, 9], np.int32)), pa.py_buffer(b"secretyes")]
     )
@@ -168,7 +166,7 @@ def test_missing_columns_and_timestamps_have_their_defaults() -> None:
     assert [row["timestamp_ms"] for row in read(encode(nulls, default_timestamp_ms=99))] == [99, 5]
 
 
-def test_a_header_without_a_key_is_refused() -> None:
+def test_header_without_a_key_is_refused() -> None:
     headers = pa.array(
         [[{"key": None, "value": b"x"}]], pa.list_(pa.struct([("key", pa.string()), ("value", "binary")]))
     )
@@ -176,7 +174,7 @@ def test_a_header_without_a_key_is_refused() -> None:
         encode(pa.table({"value": [b"a"], "headers": headers}))
 
 
-def test_the_fields_of_a_header_are_known_by_their_names() -> None:
+def test_header_fields_are_matched_by_name() -> None:
     turned = pa.list_(pa.struct([("value", pa.large_binary()), ("key", pa.large_string())]))
     rows = [{"value": b"a", "headers": [{"key": "k", "value": b"v"}]}, {"value": b"b", "headers": None}]
     columns = pa.RecordBatch.from_pylist(rows, schema=pa.schema([("value", pa.binary()), ("headers", turned)]))
@@ -184,7 +182,7 @@ def test_the_fields_of_a_header_are_known_by_their_names() -> None:
 
 
 @pytest.mark.parametrize("headers", [[1], ["k=v"], [["k", "v"]], [[{"key": "k", "value": 1}]]])
-def test_headers_of_another_type_are_refused(headers: list[Any]) -> None:
+def test_headers_of_wrong_type_are_refused(headers: list[Any]) -> None:
     with pytest.raises(UsageError, match=r"column headers is .*; it must be list<struct<key"):
         encode(pa.table({"value": [b"a"], "headers": headers}))
 
@@ -196,13 +194,13 @@ def test_no_rows_make_no_batch() -> None:
         assert len(record_sizes(record_columns(none, 0))) == 0
 
 
-def test_an_unknown_codec_is_named() -> None:
+def test_unknown_codec_is_named() -> None:
     with pytest.raises(UsageError, match=r"brotli.*gzip"):
         encode(pa.table({"value": [b"a"]}), compression="brotli")
 
 
 @pytest.mark.parametrize("codec", reference.CODECS)
-def test_a_stamp_numbers_and_signs_the_batch(codec: str) -> None:
+def test_finalize_header_sets_sequence_and_checksum(codec: str) -> None:
     columns = pa.table({"value": [b"a" * 50, b"b"]})
     batch = encode(columns, compression=codec)
     before = len(batch)
@@ -215,12 +213,12 @@ def test_a_stamp_numbers_and_signs_the_batch(codec: str) -> None:
     assert len(batch) == before
 
 
-def test_the_checksum_covers_the_attributes_to_the_end() -> None:
+def test_checksum_covers_the_attributes_to_the_end() -> None:
     batch = encode(pa.table({"value": [b"a"]}))
     assert struct.unpack_from(">I", batch, 17)[0] == crc32c(bytes(batch[21:]))
 
 
-def test_values_of_five_megabytes_go_both_ways() -> None:
+def test_values_of_five_megabytes_round_trip() -> None:
     rows = [{"key": bytes([i]) * 70_000, "value": bytes([i]) * 5_000_000, "timestamp_ms": 0} for i in range(3)]
     batch = encode(table(rows))
     chunks = decode(read_batch_headers(batch), first_offset=0, end_offset=3, columns=["key", "value", "timestamp_ms"])

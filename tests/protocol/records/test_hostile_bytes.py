@@ -87,14 +87,14 @@ def mutated(seed: bytes, dice: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("codec", reference.CODECS)
-def test_mutated_logs_raise_nothing_but_protocol_errors(codec: str) -> None:
+def test_mutated_logs_raise_only_protocol_errors(codec: str) -> None:
     logs = seeds(codec)
     for dice in cases(f"bytes {codec}", 200):
         provoke(mutated(dice.choice(logs), dice))
 
 
 @pytest.mark.parametrize("codec", [name for name in reference.CODECS if name != "none"])
-def test_mutated_records_behind_an_intact_codec_raise_nothing_else(codec: str) -> None:
+def test_mutated_records_in_valid_compression_raise_only_protocol_errors(codec: str) -> None:
     """Mutate the records before compression, since mutated compressed bytes hardly ever reach the record decoder."""
     batch = reference.read_batch(seeds("none")[0])
     section = b"".join(map(write_record, batch.records))
@@ -102,7 +102,7 @@ def test_mutated_records_behind_an_intact_codec_raise_nothing_else(codec: str) -
         provoke(write_batch(Batch(batch.records, 0, codec), mutated(section, dice)))
 
 
-def test_every_prefix_and_every_changed_byte_is_harmless() -> None:
+def test_prefixes_and_single_byte_changes_raise_only_protocol_errors() -> None:
     log = write_batch(Batch([Record(b"v" * 70, b"k", 0, 0, (("h", b"x"),)), Record(offset_delta=1)], 0))
     for kept in range(len(log)):
         provoke(log[:kept])
@@ -112,7 +112,7 @@ def test_every_prefix_and_every_changed_byte_is_harmless() -> None:
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_every_length_inside_a_record_is_checked(length: int) -> None:
+def test_lengths_inside_a_record_are_checked(length: int) -> None:
     pieces = [b"\0", b"\0", b"\0", varint(1), b"k", varint(1), b"v", varint(1), varint(1), b"h", varint(1), b"x"]
     for lying in (3, 5, 7, 8, 10):
         body = b"".join(pieces[:lying]) + varint(length) + b"".join(pieces[lying + 1 :])
@@ -127,14 +127,14 @@ def test_every_length_inside_a_record_is_checked(length: int) -> None:
 @pytest.mark.parametrize(
     "lying", [[-2, b"", 1, b"v", 0], [1, b"k", -2, b"", 0], [-1, b"", -(2**31), b"", 0], [-1, b"", -1, b"", -1]]
 )
-def test_only_minus_one_means_null(lying: list[int | bytes]) -> None:
+def test_negative_length_other_than_minus_one_is_corrupt(lying: list[int | bytes]) -> None:
     body = b"\0\0\0" + b"".join(varint(part) if isinstance(part, int) else part for part in lying)
     log = write_batch(sequence([b""]), varint(len(body)) + body)
     with pytest.raises(ProtocolError, match="offset 0 cannot be read"):
         list(decode(read_batch_headers(log), first_offset=0, end_offset=9, columns=["offset"]))
 
 
-def test_a_record_that_ends_before_its_header_count_is_corrupt() -> None:
+def test_record_that_ends_before_its_header_count_is_corrupt() -> None:
     body = b"\0\0\0\1" + varint(5) + b"value"
     # The next record's length would pass as the header count if the end of this record were not checked.
     log = write_batch(sequence([b"", b""]), varint(len(body)) + body + write_record(Record(b"good")))
@@ -144,14 +144,14 @@ def test_a_record_that_ends_before_its_header_count_is_corrupt() -> None:
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_the_length_of_a_record_is_checked(length: int) -> None:
+def test_length_of_a_record_is_checked(length: int) -> None:
     good = write_record(Record(b"v" * 20))
     log = write_batch(Batch([Record(), Record(offset_delta=1)]), varint(length) + good[1:] + good)
     with pytest.raises(ProtocolError, match="offset 0 cannot be read"):
         list(decode(read_batch_headers(log), first_offset=0, end_offset=9))
 
 
-def test_varints_without_end_are_corrupt() -> None:
+def test_unterminated_varints_are_corrupt() -> None:
     for at in range(8):
         body = (b"\0\0\0\1\1\0" + bytes(20))[:at] + b"\xff" * 12 + bytes(9)
         for section in (varint(len(body)) + body, b"\xff" * 30):
@@ -160,7 +160,7 @@ def test_varints_without_end_are_corrupt() -> None:
 
 
 @pytest.mark.parametrize("codec", reference.CODECS)
-def test_a_count_of_two_billion_records_allocates_nothing(codec: str) -> None:
+def test_count_of_two_billion_records_allocates_nothing(codec: str) -> None:
     section = reference.compress(codec, b"".join(map(write_record, sequence([b"abc"] * 10).records)))
     log = sealed(Batch(codec=codec, count=2**31 - 1, last_offset_delta=2**31 - 1), section)
     list(decode(read_batch_headers(write_batch(sequence([b"x"]))), first_offset=0, end_offset=9))
@@ -194,7 +194,7 @@ def test_too_many_headers_name_the_maximum_and_a_remedy() -> None:
     assert list(decode(read_batch_headers(log), first_offset=0, end_offset=9, columns=["value"]))
 
 
-def test_a_batch_of_the_smallest_records_is_read_in_time_and_memory() -> None:
+def test_batch_of_minimal_records_is_read_within_time_and_memory_limits() -> None:
     smallest = b"\x0c\0\0\0\1\1\0"
     count = 200_000
     log = sealed(Batch(count=count, last_offset_delta=0), smallest * count)

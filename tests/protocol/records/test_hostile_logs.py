@@ -73,7 +73,7 @@ RECORDS = [Record(b"v" * (i * 30), b"k" * i, i, i * 40, HEADERS[: i % 3]) for i 
 MESSAGES = [test_legacy.some(magic, first=0) for magic in (0, 1)]
 
 
-def sound_again(log: bytes) -> bytes:
+def with_valid_checksums(log: bytes) -> bytes:
     """Return the log with correct checksums, up to the first entry that cannot be delimited."""
     mended, position = bytearray(log), 0
     while position + 23 <= len(mended):
@@ -89,30 +89,32 @@ def sound_again(log: bytes) -> bytes:
     return bytes(mended)
 
 
-def test_the_seeds_are_sound() -> None:
+def test_seeds_are_valid() -> None:
     for log in SEEDS:
-        assert sound_again(log) == log
+        assert with_valid_checksums(log) == log
         read(log, check_crc=True)
 
 
 @pytest.mark.parametrize("check_crc", [True, False])
-def test_logs_spoilt_at_random(check_crc: bool) -> None:
+def test_randomly_corrupted_logs_raise_only_protocol_errors(check_crc: bool) -> None:
     read(SEEDS[0])  # fills caches before memory is measured
     with tracing():
         for dice in cases(f"logs {check_crc}", 300):
-            log = dice.choice([spoilt_outside, spoilt_outside, spoilt_records, spoilt_messages])(dice)[:LONGEST_BYTES]
-            log = sound_again(log) if check_crc else log
+            log = dice.choice([corrupted_outside, corrupted_outside, corrupted_records, corrupted_messages])(dice)[
+                :LONGEST_BYTES
+            ]
+            log = with_valid_checksums(log) if check_crc else log
             provoke(lambda data: read(data, check_crc), log, len(log) + CAP_BYTES)
 
 
-def spoilt_outside(dice: random.Random) -> bytes:
+def corrupted_outside(dice: random.Random) -> bytes:
     """Mutate a log as a transport could: outside of compression."""
     if dice.randrange(8) == 0:
         return spoilt(dice.choice(BOMBS), dice, SEEDS) if dice.randrange(2) else dice.choice(BOMBS)
     return spoilt(cut_out(dice.choice(SEEDS), dice), dice, SEEDS)
 
 
-def spoilt_records(dice: random.Random) -> bytes:
+def corrupted_records(dice: random.Random) -> bytes:
     """Mutate records inside compression, which other mutations do not reach."""
     records = RECORDS[dice.randrange(len(RECORDS)) :]
     section = spoilt(b"".join(map(reference.write_record, records)), dice, SEEDS)
@@ -121,7 +123,7 @@ def spoilt_records(dice: random.Random) -> bytes:
     return reference.write_batch(batch, section) + dice.choice(SEEDS[:5])
 
 
-def spoilt_messages(dice: random.Random) -> bytes:
+def corrupted_messages(dice: random.Random) -> bytes:
     messages, codec = dice.choice(MESSAGES), dice.choice(test_legacy.PACKED)
     inner = spoilt(test_legacy.written(messages), dice, SEEDS)
     packed = test_legacy.pack(codec, inner, messages[0].magic)

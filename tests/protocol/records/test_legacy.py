@@ -124,19 +124,19 @@ def some(magic: int, first: int = 100, count: int = 5) -> list[Message]:
     ],
     ids=["magic 0", "magic 1"],
 )
-def test_a_message_written_by_hand(log: str, row: dict[str, Any]) -> None:
+def test_handwritten_message_is_read(log: str, row: dict[str, Any]) -> None:
     assert read(bytes.fromhex(log)) == [row]
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_messages_that_are_not_compressed(magic: int) -> None:
+def test_uncompressed_messages_are_read(magic: int) -> None:
     messages = some(magic)
     assert read(written(messages)) == [message.row() for message in messages]
     assert read_batch_headers(written(messages)).next_offset == 106
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_a_message_is_a_batch_of_its_own(magic: int) -> None:
+def test_each_message_counts_as_a_batch(magic: int) -> None:
     plain, wrapper = Message(7, magic=magic, attributes=LOG_APPEND_TIME * magic), wrap(some(magic), "gzip")
     records = read_batch_headers(write(plain) + write(wrapper))
     rows = [dict(zip(records.headers.dtype.names or (), row.tolist(), strict=True)) for row in records.headers]
@@ -152,7 +152,7 @@ def test_a_message_is_a_batch_of_its_own(magic: int) -> None:
 
 @pytest.mark.parametrize("magic", [0, 1])
 @pytest.mark.parametrize("codec", PACKED)
-def test_message_sets_in_a_wrapper(codec: str, magic: int) -> None:
+def test_compressed_message_sets_are_read(codec: str, magic: int) -> None:
     first, second = some(magic), some(magic, 200, count=90)
     log = write(wrap(first, codec)) + write(wrap(second, codec))
     assert read(log) == [message.row() for message in first + second]
@@ -165,7 +165,7 @@ def test_message_sets_in_a_wrapper(codec: str, magic: int) -> None:
     st.sampled_from(list(CODECS)),
     st.data(),
 )
-def test_any_range_of_any_messages(
+def test_any_range_of_messages_is_read(
     pairs: list[tuple[bytes | None, bytes | None]], magic: int, codec: str, data: st.DataObject
 ) -> None:
     messages = [Message(10 + i, value, key, magic, THEN_MS + i) for i, (key, value) in enumerate(pairs)]
@@ -177,19 +177,19 @@ def test_any_range_of_any_messages(
 
 
 @pytest.mark.parametrize("codec", PACKED)
-def test_the_time_of_the_broker_stands_on_the_wrapper(codec: str) -> None:
+def test_log_append_time_of_the_wrapper_applies_to_its_messages(codec: str) -> None:
     messages = some(1)
     log = write(wrap(messages, codec, timestamp=4242, attributes=CODECS[codec] | LOG_APPEND_TIME))
     assert read(log) == [message.row(timestamp_ms=4242, timestamp_type=1) for message in messages]
 
 
-def test_a_wrapper_whose_offset_was_left_at_zero_has_its_messages_offsets() -> None:
+def test_wrapper_with_offset_0_keeps_the_inner_offsets() -> None:
     messages = some(1, first=0)
     assert read(write(wrap(messages, "gzip", offset=0))) == [message.row() for message in messages]
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_a_log_that_mixes_all_formats(codec: str) -> None:
+def test_log_with_all_formats_is_read(codec: str) -> None:
     """As after upgrades of message.format.version, and one downgrade."""
     parts: list[tuple[bytes, list[dict[str, Any]]]] = []
     for nth, magic in enumerate([0, 0, 1, 2, 2, 1, 0, 2]):
@@ -208,7 +208,7 @@ def test_a_log_that_mixes_all_formats(codec: str) -> None:
     assert read_batch_headers(whole).next_offset == 72
 
 
-def test_columns_can_be_left_out() -> None:
+def test_columns_can_be_omitted() -> None:
     log = write(wrap(some(1), "gzip")) + written(some(0, 200))
     assert [*read(log, columns=["offset"])[0]] == ["offset"]
     counted = list(decode(read_batch_headers(log), first_offset=101, end_offset=EVERYTHING, columns=()))
@@ -217,7 +217,7 @@ def test_columns_can_be_left_out() -> None:
     assert chunk.schema == SCHEMA
 
 
-def test_small_wrappers_are_put_together_and_large_ones_are_cut() -> None:
+def test_small_message_sets_are_merged_and_large_ones_split() -> None:
     small = b"".join(write(wrap(some(1, first, count=3), "gzip")) for first in range(0, 4_000, 4))
     assert [chunk.num_rows for chunk in decode(read_batch_headers(small), first_offset=0, end_offset=EVERYTHING)] == [
         3_000
@@ -226,7 +226,7 @@ def test_small_wrappers_are_put_together_and_large_ones_are_cut() -> None:
     assert [row["offset"] for row in read(large, columns=["offset"])] == list(range(20_000))
 
 
-def test_aborted_transactions_leave_messages_alone() -> None:
+def test_aborted_transactions_do_not_affect_messages() -> None:
     log = written(some(1)) + reference.write_batch(reference.sequence([b"a"], base_offset=110, flags=16, producer_id=7))
     aborted = [{"producer_id": -1, "first_offset": 0}, {"producer_id": 7, "first_offset": 0}]
     assert read(log, aborted_transactions=aborted) == [message.row() for message in some(1)]
@@ -236,7 +236,7 @@ def test_aborted_transactions_leave_messages_alone() -> None:
 
 
 @pytest.mark.parametrize(("magic", "codec"), [(0, 0), (0, 1), (1, 0), (1, 1), (1, 3)])
-def test_what_kafka_python_writes(magic: int, codec: int) -> None:
+def test_messages_of_kafka_python_are_read(magic: int, codec: int) -> None:
     messages = some(magic, first=0, count=3)
     builder = LegacyRecordBatchBuilder(magic, codec, 1 << 20)
     for message in messages:
@@ -247,7 +247,7 @@ def test_what_kafka_python_writes(magic: int, codec: int) -> None:
 # -- the checksum of lz4 frames in magic 0 --------------------------------------------------------
 
 
-def test_only_magic_0_has_frames_with_a_wrong_checksum() -> None:
+def test_wrong_frame_checksum_is_accepted_only_in_magic_0() -> None:
     with pytest.raises(Corrupt, match="message set at offset 105 cannot be read: it is not valid lz4"):
         read(write(wrap(some(1), "lz4", value=pack("lz4", written(some(1)), magic=0))))
     sound = wrap(some(0), "lz4", value=pack("lz4", written(some(0)), magic=1))
@@ -255,7 +255,7 @@ def test_only_magic_0_has_frames_with_a_wrong_checksum() -> None:
 
 
 @pytest.mark.parametrize("sized", [True, False])
-def test_the_checksum_is_mended_exactly(sized: bool) -> None:
+def test_frame_checksum_is_corrected_exactly(sized: bool) -> None:
     import lz4.frame
 
     sound = bytearray(lz4.frame.compress(b"abc" * 1000, store_size=sized, block_linked=False))
@@ -265,7 +265,7 @@ def test_the_checksum_is_mended_exactly(sized: bool) -> None:
         assert with_lz4_header_checksum(memoryview(broken)) == sound
 
 
-def test_a_frame_too_short_for_a_checksum_stays_as_it_is() -> None:
+def test_frame_too_short_for_a_checksum_is_unchanged() -> None:
     for size in range(7):
         assert bytes(with_lz4_header_checksum(memoryview(bytes(size)))) == bytes(size)
 
@@ -274,7 +274,7 @@ def test_a_frame_too_short_for_a_checksum_stays_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_a_message_that_is_cut_at_the_end_tells_its_size(magic: int) -> None:
+def test_truncated_message_reports_its_size(magic: int) -> None:
     whole, cut = write(Message(7, b"", None, magic)), write(Message(8, b"b" * 100, None, magic))
     for kept in range(len(cut)):
         records = read_batch_headers(whole + cut[:kept])
@@ -284,7 +284,7 @@ def test_a_message_that_is_cut_at_the_end_tells_its_size(magic: int) -> None:
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_a_partial_message_grows_the_fetch_until_it_fits(magic: int) -> None:
+def test_partial_message_grows_the_fetch_until_it_fits(magic: int) -> None:
     message = write(Message(3, bytes(1 << 20), magic=magic))
     partition = PartitionConsumer("orders", 3, 3, parse_consumer({}), until_offset=4)
     rest = {"error_code": 0, "high_watermark": 4, "last_stable_offset": 4, "log_start_offset": 0}
@@ -303,7 +303,7 @@ def test_a_partial_message_grows_the_fetch_until_it_fits(magic: int) -> None:
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_the_checksum_is_checked(magic: int) -> None:
+def test_message_checksum_is_checked(magic: int) -> None:
     good, bad = Message(6, b"good", None, magic), write(Message(7, b"bad", None, magic), crc=1)
     with pytest.raises(Corrupt, match=r"orders-3: the message set at offset 7 .*CRC-32 is .*; check\.crcs=false"):
         read(write(good) + bad)
@@ -333,7 +333,7 @@ def test_the_checksum_is_checked(magic: int) -> None:
         (wrap(some(1), "gzip", attributes=0, value=None, key=b"k"), ""),
     ],
 )
-def test_a_wrapper_that_cannot_be(wrapper: Message, words: str) -> None:
+def test_invalid_wrapper_is_corrupt(wrapper: Message, words: str) -> None:
     if not words:
         assert len(read(write(wrapper))) == 1
         return
@@ -345,7 +345,7 @@ def test_a_wrapper_that_cannot_be(wrapper: Message, words: str) -> None:
 
 @pytest.mark.parametrize("magic", [0, 1])
 @pytest.mark.parametrize("size", [-(2**31), -1, 0, 4, 13])
-def test_a_size_that_has_no_room_for_the_header(magic: int, size: int) -> None:
+def test_size_below_the_header_is_corrupt(magic: int, size: int) -> None:
     log = struct.pack(">qiIb", 7, size, 0, magic) + bytes(100)
     with pytest.raises(Corrupt, match=f"orders-3: the record batch at offset 7 announces {size} bytes"):
         read_batch_headers(log, where="orders-3")
@@ -353,14 +353,14 @@ def test_a_size_that_has_no_room_for_the_header(magic: int, size: int) -> None:
 
 @pytest.mark.parametrize("offset", [-5, 2**63 - 1])
 @pytest.mark.parametrize("codec", ["none", "gzip"])
-def test_an_offset_that_cannot_be(codec: str, offset: int) -> None:
+def test_invalid_offset_is_corrupt(codec: str, offset: int) -> None:
     log = write(Message(3)) + write(Message(offset, b"", attributes=CODECS[codec]))
     with pytest.raises(Corrupt, match=f"orders-3: the record batch at offset {offset} has base_offset {offset}"):
         read_batch_headers(log, where="orders-3")
 
 
 @pytest.mark.parametrize("magic", [3, 127, -1, -128])
-def test_a_magic_that_does_not_exist(magic: int) -> None:
+def test_unknown_magic_is_corrupt(magic: int) -> None:
     log = write(Message(3)) + struct.pack(">qiIb", 4, 100, 0, magic) + bytes(95)
     with pytest.raises(Corrupt, match=f"orders-3: the record batch at offset 4 has magic {magic}"):
         read_batch_headers(log, where="orders-3")
@@ -368,7 +368,7 @@ def test_a_magic_that_does_not_exist(magic: int) -> None:
 
 @pytest.mark.parametrize("magic", [0, 1])
 @pytest.mark.parametrize("codec", PACKED)
-def test_a_bomb_is_refused(codec: str, magic: int) -> None:
+def test_decompression_bomb_is_refused(codec: str, magic: int) -> None:
     log = write(wrap([Message(3, bytes(4 << 20), None, magic)], codec))
     tracemalloc.start()
     with pytest.raises(DecompressedTooLarge, match=r"orders-3: the message set at offset 3 .*exceeds 1048576 bytes;"):
@@ -380,7 +380,7 @@ def test_a_bomb_is_refused(codec: str, magic: int) -> None:
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_many_of_the_smallest_messages_are_read_in_time_and_memory(magic: int) -> None:
+def test_minimal_messages_are_read_within_time_and_memory_limits(magic: int) -> None:
     log = write(wrap([Message(i, None, None, magic) for i in range(10_000)], "gzip"))
     started = time.monotonic()
     tracemalloc.start()
@@ -397,7 +397,7 @@ def hostile_seeds(magic: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_mutated_messages_raise_nothing_but_protocol_errors(magic: int) -> None:
+def test_mutated_messages_raise_only_protocol_errors(magic: int) -> None:
     seeds = hostile_seeds(magic)
     inner = written(some(magic, count=40))
     for dice in cases(f"messages {magic}", 200):
@@ -406,7 +406,7 @@ def test_mutated_messages_raise_nothing_but_protocol_errors(magic: int) -> None:
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_every_prefix_and_every_changed_byte_is_harmless(magic: int) -> None:
+def test_prefixes_and_single_byte_changes_raise_only_protocol_errors(magic: int) -> None:
     for log in (written(some(magic)[:3]), write(wrap(some(magic)[:3], "gzip"))):
         for kept in range(len(log)):
             provoke(log[:kept])
@@ -417,7 +417,7 @@ def test_every_prefix_and_every_changed_byte_is_harmless(magic: int) -> None:
 
 @pytest.mark.parametrize("magic", [0, 1])
 @pytest.mark.parametrize("length", [-(2**31), -2, 0, 1, 2**31 - 1])
-def test_every_length_inside_a_message_is_checked(magic: int, length: int) -> None:
+def test_lengths_inside_a_message_are_checked(magic: int, length: int) -> None:
     whole = write(Message(4, b"value", b"key", magic))
     at = 26 if magic else 18
     for lying in (at, at + 7):

@@ -11,7 +11,7 @@ from protocol.records.memory_records import read_batch_headers
 from tests.protocol.records.reference import Batch, sequence, write_batch
 
 
-def test_every_whole_batch_is_a_row() -> None:
+def test_complete_batches_are_rows() -> None:
     first = Batch(
         sequence([b"a", b"b"]).records, 10, "lz4", 16, 100, 200, producer_id=9, producer_epoch=3, base_sequence=4
     )
@@ -40,13 +40,13 @@ def test_every_whole_batch_is_a_row() -> None:
     assert (records.next_offset, records.partial_bytes) == (13, 0)
 
 
-def test_the_next_offset_counts_what_compaction_removed_at_the_end() -> None:
+def test_next_offset_includes_offsets_compacted_at_the_end() -> None:
     assert (
         read_batch_headers(write_batch(sequence([b"a"], base_offset=5, last_offset_delta=1_999))).next_offset == 2_005
     )
 
 
-def test_a_batch_that_is_cut_tells_its_size() -> None:
+def test_truncated_batch_reports_its_size() -> None:
     whole, cut = write_batch(sequence([b"a"])), write_batch(sequence([b"b" * 100], base_offset=1))
     for kept in range(12, len(cut)):
         records = read_batch_headers(whole + cut[:kept])
@@ -55,14 +55,14 @@ def test_a_batch_that_is_cut_tells_its_size() -> None:
         assert read_batch_headers(whole + cut[:kept]).partial_bytes == 61
 
 
-def test_nothing_in_nothing() -> None:
+def test_empty_bytes_have_no_batches() -> None:
     records = read_batch_headers(b"")
     assert (len(records), records.next_offset, records.partial_bytes) == (0, None, 0)
     assert read_batch_headers(write_batch(sequence([b"a"]))[:40]).next_offset is None
 
 
 @pytest.mark.parametrize("length", [-(2**31), -1, 0, 13, 48])
-def test_a_batch_shorter_than_its_header_is_corrupt(length: int) -> None:
+def test_batch_shorter_than_its_header_is_corrupt(length: int) -> None:
     log = struct.pack(">qi", 7, length) + bytes([0, 0, 0, 0, 2]) + bytes(100)
     with pytest.raises(Corrupt, match=f"orders-3: the record batch at offset 7 announces {length} bytes"):
         read_batch_headers(log, where="orders-3")
@@ -79,7 +79,7 @@ def test_a_batch_shorter_than_its_header_is_corrupt(length: int) -> None:
         ("base_offset", Batch(base_offset=2**63 - 1)),
     ],
 )
-def test_a_header_that_cannot_be_is_corrupt(what: str, batch: Batch) -> None:
+def test_invalid_header_is_corrupt(what: str, batch: Batch) -> None:
     log = write_batch(sequence([b"a"])) + write_batch(batch)
     with pytest.raises(Corrupt, match=f"orders-3: the record batch at offset {batch.base_offset} has {what}"):
         read_batch_headers(log, where="orders-3")

@@ -87,7 +87,7 @@ READERS: dict[str, Callable[[bytes], Any]] = {"aiokafka": AiokafkaBatch, "kafka-
 
 @pytest.mark.parametrize("count", [1, 100, 9_000])
 @pytest.mark.parametrize(("client", "codec"), AIOKAFKA + KAFKA_PYTHON)
-def test_what_they_write_we_read(client: str, codec: str, count: int) -> None:
+def test_records_of_other_clients_are_read(client: str, codec: str, count: int) -> None:
     rows = some_rows(count)
     records = read_batch_headers(WRITERS[client](rows, codec))
     assert records.next_offset == count
@@ -99,7 +99,7 @@ def test_what_they_write_we_read(client: str, codec: str, count: int) -> None:
 
 @pytest.mark.parametrize("count", [1, 100, 9_000])
 @pytest.mark.parametrize(("client", "codec"), AIOKAFKA + KAFKA_PYTHON)
-def test_what_we_write_they_read(client: str, codec: str, count: int) -> None:
+def test_records_are_read_by_other_clients(client: str, codec: str, count: int) -> None:
     rows = some_rows(count)
     schema = pa.schema(
         [("key", pa.binary()), ("value", pa.binary()), ("timestamp_ms", pa.int64()), ("headers", HEADERS_TYPE)]
@@ -109,7 +109,7 @@ def test_what_we_write_they_read(client: str, codec: str, count: int) -> None:
     assert read_by(READERS[client], bytes(batch)) == rows
 
 
-def what_java_wrote() -> list[Row]:
+def java_rows() -> list[Row]:
     """Return the rows of WriteBatches.java."""
     return [
         {
@@ -126,29 +126,29 @@ def what_java_wrote() -> list[Row]:
 
 
 @pytest.mark.parametrize("codec", NUMBERS)
-def test_what_the_java_client_writes_we_read(codec: str) -> None:
+def test_records_of_the_java_client_are_read(codec: str) -> None:
     log = (Path(__file__).parent / "written_by_java" / f"{codec}.bin").read_bytes()
     chunks = decode(read_batch_headers(log), first_offset=0, end_offset=1_000)
-    assert [row for chunk in chunks for row in chunk.to_pylist()] == what_java_wrote()
+    assert [row for chunk in chunks for row in chunk.to_pylist()] == java_rows()
 
 
 @pytest.mark.parametrize("codec", NUMBERS)
-def test_what_sarama_writes_we_read(codec: str) -> None:
+def test_records_of_sarama_are_read(codec: str) -> None:
     """Read a broker's segments with the first 70 rows, sent by `tests/sarama`; needs no Go."""
     records = read_batch_headers((Path(__file__).parent / "written_by_sarama" / f"{codec}.bin").read_bytes())
     assert set(records.headers["attributes"] & 7) == {NUMBERS[codec]}
     chunks = decode(records, first_offset=0, end_offset=70)
     assert [row for chunk in chunks for row in chunk.to_pylist()] == [
-        {**row, "offset": offset} for offset, row in enumerate(what_java_wrote()[:70])
+        {**row, "offset": offset} for offset, row in enumerate(java_rows()[:70])
     ]
 
 
-def test_our_records_are_those_of_the_java_client() -> None:
+def test_encoded_records_equal_the_java_clients() -> None:
     """Compare byte by byte, without a codec."""
     log = (Path(__file__).parent / "written_by_java" / "none.bin").read_bytes()
     theirs = bytes(read_batch_headers(log).batch(1))
     rows = pa.RecordBatch.from_pylist(
-        [{**row, "timestamp_ms": 1_700_000_000_000 + i * 1000 - i * i} for i, row in enumerate(what_java_wrote()[-3:])],
+        [{**row, "timestamp_ms": 1_700_000_000_000 + i * 1000 - i * i} for i, row in enumerate(java_rows()[-3:])],
         schema=pa.schema(
             [("key", pa.binary()), ("value", pa.binary()), ("timestamp_ms", pa.int64()), ("headers", HEADERS_TYPE)]
         ),

@@ -57,7 +57,7 @@ def expected(records: Sequence[bytes], begin: int) -> list[int]:
     ("payload", "headers"), [(noise, False), (zeros, False), (record_lookalikes, False), (noise, True)]
 )
 @pytest.mark.parametrize("sizes", VALUE_SIZES)
-def test_one_large_batch(sizes: str, payload: Any, headers: bool) -> None:
+def test_bounds_of_one_large_batch(sizes: str, payload: Any, headers: bool) -> None:
     count = 1_500 if sizes.startswith("all") else 9_000
     records = some_records(VALUE_SIZES[sizes], count, payload, headers)
     data = np.frombuffer(b"\xfe" * 61 + b"".join(records), np.uint8)
@@ -71,7 +71,7 @@ def test_one_large_batch(sizes: str, payload: Any, headers: bool) -> None:
 
 @pytest.mark.parametrize("payload", [noise, zeros, record_lookalikes])
 @pytest.mark.parametrize("counts", [[1] * 400, [30] * 100, [5, 4_000, 7] * 2, list(range(1, 120)), [3_000] * 3])
-def test_many_batches(counts: list[int], payload: Any) -> None:
+def test_bounds_of_many_batches(counts: list[int], payload: Any) -> None:
     records = some_records(VALUE_SIZES["varied"], sum(counts), payload, headers=False)
     log, begins, ends, edges = bytearray(), [], [], []
     left = iter(records)
@@ -87,7 +87,7 @@ def test_many_batches(counts: list[int], payload: Any) -> None:
 
 
 @pytest.mark.parametrize(("sizes", "way"), [("varied", "bounds_in_lockstep"), ("one size", "_bounds_at_stride")])
-def test_the_fast_ways_are_taken(sizes: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fast_methods_are_used(sizes: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise this file would test the loop only."""
     records = some_records(VALUE_SIZES[sizes], 9_000, noise, headers=False)
     data = np.frombuffer(b"".join(records), np.uint8)
@@ -105,7 +105,7 @@ def test_the_fast_ways_are_taken(sizes: str, way: str, monkeypatch: pytest.Monke
     assert sum(found) > 8_000
 
 
-def test_lockstep_gives_up_rather_than_guess_wrong() -> None:
+def test_lockstep_gives_up_on_ambiguous_bytes() -> None:
     records = some_records(VALUE_SIZES["varied"], 9_000, record_lookalikes, headers=False)
     data = np.frombuffer(b"".join(records), np.uint8)
     found = bounds_in_lockstep(data, np.array([0]), np.array([len(data)]), len(data) // 9_000)
@@ -114,7 +114,7 @@ def test_lockstep_gives_up_rather_than_guess_wrong() -> None:
 
 @pytest.mark.parametrize("wrong", [-1, 1, 5, -8_000])
 @pytest.mark.parametrize("sizes", ["one size", "varied"])
-def test_a_count_that_is_wrong_is_found(sizes: str, wrong: int) -> None:
+def test_wrong_count_is_corrupt(sizes: str, wrong: int) -> None:
     records = some_records(VALUE_SIZES[sizes], 9_000, noise, headers=False)
     data = np.frombuffer(b"".join(records), np.uint8)
     with pytest.raises(ProtocolError):
@@ -123,7 +123,7 @@ def test_a_count_that_is_wrong_is_found(sizes: str, wrong: int) -> None:
         record_bounds(data, np.array([0]), np.array([len(data)]), np.array([9_000 + wrong]))
 
 
-def test_an_end_inside_a_record_is_found() -> None:
+def test_end_inside_a_record_is_corrupt() -> None:
     records = some_records(VALUE_SIZES["varied"], 9_000, noise, headers=False)
     data = np.frombuffer(b"".join(records), np.uint8)
     for cut in (1, 30, 500):

@@ -42,7 +42,7 @@ INTERLEAVED = [
 ABORTED = [{"producer_id": 1, "first_offset": 0}, {"producer_id": 2, "first_offset": 6}]
 
 
-def test_uncommitted_reading_sees_all_but_the_markers() -> None:
+def test_read_uncommitted_sees_all_but_markers() -> None:
     assert values(INTERLEAVED, None) == values(INTERLEAVED, []) == [b"a1", b"b1", b"plain", b"a2", b"b2"]
 
 
@@ -50,21 +50,21 @@ def test_aborted_transactions_are_dropped_up_to_their_marker() -> None:
     assert values(INTERLEAVED, ABORTED) == [b"b1", b"plain", b"a2"]
 
 
-def test_the_order_of_the_aborted_list_does_not_matter() -> None:
+def test_order_of_the_aborted_list_does_not_matter() -> None:
     assert values(INTERLEAVED, ABORTED[::-1]) == [b"b1", b"plain", b"a2"]
 
 
-def test_an_abort_without_data_and_a_second_marker_change_nothing() -> None:
+def test_abort_without_data_and_second_marker_have_no_effect() -> None:
     log = [marker(0, 7, commit=False), marker(1, 7, commit=False), transactional(b"kept", 2, producer_id=7)]
     assert values(log, [{"producer_id": 7, "first_offset": 0}]) == [b"kept"]
 
 
-def test_a_plain_batch_of_a_producer_with_an_aborted_transaction_is_kept() -> None:
+def test_plain_batch_of_a_producer_with_an_aborted_transaction_is_kept() -> None:
     log = [sequence([b"plain"], producer_id=7), transactional(b"dropped", 1, 7), marker(2, 7, commit=False)]
     assert values(log, [{"producer_id": 7, "first_offset": 0}]) == [b"plain"]
 
 
-def test_an_emptied_control_batch_ends_nothing_and_stops_nobody() -> None:
+def test_empty_control_batch_ends_no_transaction() -> None:
     log = [
         marker(0, 9, commit=False, empty=True),
         transactional(b"dropped", 1, 9),
@@ -76,19 +76,19 @@ def test_an_emptied_control_batch_ends_nothing_and_stops_nobody() -> None:
     assert values(log, [{"producer_id": 9, "first_offset": 1}]) == [b"kept"]
 
 
-def test_a_reply_of_markers_only_has_no_rows() -> None:
+def test_reply_of_markers_only_has_no_rows() -> None:
     log = [marker(offset, 1, commit=bool(offset % 2)) for offset in range(5)]
     assert values(log, None) == values(log, [{"producer_id": 1, "first_offset": 0}]) == []
 
 
-def test_the_range_may_end_inside_a_transaction() -> None:
+def test_range_may_end_inside_a_transaction() -> None:
     batch = sequence([b"a", b"b", b"c"], flags=TRANSACTIONAL, producer_id=1)
     log = write_batch(batch) + write_batch(marker(3, 1, commit=True))
     (chunk,) = decode(read_batch_headers(log), first_offset=1, end_offset=2, aborted_transactions=[])
     assert chunk["value"].to_pylist() == [b"b"]
 
 
-def test_a_thousand_interleaved_transactions_read_as_the_rule_says() -> None:
+def test_interleaved_transactions_follow_kafkas_definition() -> None:
     dice = random.Random(3)
     log: list[Batch] = []
     opened: dict[int, int] = {}
@@ -118,12 +118,12 @@ def test_a_thousand_interleaved_transactions_read_as_the_rule_says() -> None:
         Batch([Record(b"", b"\0\0\0\0")], 6, "lz4", flags=TRANSACTIONAL | CONTROL, producer_id=1),
     ],
 )
-def test_a_marker_that_says_nothing_is_corrupt(batch: Batch) -> None:
+def test_invalid_marker_is_corrupt(batch: Batch) -> None:
     with pytest.raises(Corrupt, match="orders-3: the control batch at offset 6"):
         values([batch], [{"producer_id": 1, "first_offset": 0}], where="orders-3")
 
 
-def test_the_checksum_of_a_marker_is_checked() -> None:
+def test_checksum_of_a_marker_is_checked() -> None:
     log = bytearray(write_batch(marker(6, 1, commit=False)))
     log[-8] ^= 1
     with pytest.raises(Corrupt, match="offset 6 is corrupt"):

@@ -22,8 +22,8 @@ from protocol.producer.transactional_producer import TransactionalProducer
 from spark_kafka_source.local_kafka.config import version_numbers
 from tests.conftest import KAFKA_VERSION, topic_factory
 from tests.protocol.consumer.consuming import client_of, produce, ranges_of, reader, rows_of
+from tests.protocol.sasl.acls import BOB, Acl, allow, revoke
 from tests.protocol.sasl.conftest import ClientFactory
-from tests.protocol.sasl.rights import BOB, Right, allow, take_back
 from tests.secured_kafka import SecuredKafka
 
 pytestmark = pytest.mark.kafka
@@ -45,7 +45,7 @@ def member(client: Client, group: str, protocol: str = "classic") -> KafkaConsum
     return KafkaConsumer(client, parse_group_consumer(given))
 
 
-def be_member(client: Client, topic: str, group: str, protocol: str = "classic") -> None:
+def join_group(client: Client, topic: str, group: str, protocol: str = "classic") -> None:
     with member(client, group, protocol) as consumer:
         consumer.subscribe([topic])
         deadline = client.deadline()
@@ -54,8 +54,8 @@ def be_member(client: Client, topic: str, group: str, protocol: str = "classic")
         consumer.commit_sync()
 
 
-def be_member_by_kip_848(client: Client, topic: str, group: str) -> None:
-    be_member(client, topic, group, "consumer")
+def join_group_by_kip_848(client: Client, topic: str, group: str) -> None:
+    join_group(client, topic, group, "consumer")
 
 
 def lag(client: Client, topic: str, group: str) -> None:
@@ -90,8 +90,8 @@ Part = Callable[[Client, str, str], None]
 NEEDS: dict[Part, list[tuple[str, str]]] = {
     read: [("Read", "Topic")],
     commit: [("Read", "Group"), ("Read", "Topic")],
-    be_member: [("Read", "Group"), ("Read", "Topic")],
-    be_member_by_kip_848: [("Read", "Group"), ("Read", "Topic")],
+    join_group: [("Read", "Group"), ("Read", "Topic")],
+    join_group_by_kip_848: [("Read", "Group"), ("Read", "Topic")],
     lag: [("Describe", "Group"), ("Describe", "Topic")],
     write: [("Write", "Topic")],
     transact: [("Write", "TransactionalId"), ("Write", "Topic")],
@@ -112,25 +112,25 @@ def topic(secured: SecuredKafka) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("part", NEEDS, ids=lambda part: part.__name__)
-def test_a_part_needs_these_rights_and_no_others(
+def test_part_needs_exactly_the_documented_acls(
     secured: SecuredKafka, client: ClientFactory, topic: str, part: Part
 ) -> None:
-    if part is be_member_by_kip_848 and version_numbers(KAFKA_VERSION) < (4, 0):
+    if part is join_group_by_kip_848 and version_numbers(KAFKA_VERSION) < (4, 0):
         pytest.skip("the consumer protocol begins with Kafka 4.0")
     group = f"group-{uuid.uuid4().hex[:8]}"
     names = {"Topic": topic, "Group": group, "TransactionalId": group}
-    rights = [Right(operation, resource, names[resource]) for operation, resource in NEEDS[part]]
+    acls = [Acl(operation, resource, names[resource]) for operation, resource in NEEDS[part]]
     with client_of(secured.kafka) as anonymous:
         commit_offsets(anonymous, group, {(topic, 0): CommittedOffset(0)}, anonymous.deadline())
-    for missing in rights:
-        others = [right for right in rights if right != missing]
+    for missing in acls:
+        others = [acl for acl in acls if acl != missing]
         allow(secured.kafka, others)
         with client(BOB | QUICK) as bob, pytest.raises(KafkaError) as refused:
             part(bob, topic, group)
         # Learning of a topic or a coordinator requires Describe, which every other operation implies.
         lacks = [f"(it needs {each} on {missing.resource} {missing.name})" for each in (missing.operation, "Describe")]
         assert any(words in str(refused.value) for words in lacks)
-        take_back(secured.kafka, others)
-    allow(secured.kafka, rights)
+        revoke(secured.kafka, others)
+    allow(secured.kafka, acls)
     with client(BOB | QUICK) as bob:
         part(bob, topic, group)

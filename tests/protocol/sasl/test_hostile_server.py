@@ -85,7 +85,7 @@ def refused(broker: FakeBroker, mechanism: str = "SCRAM-SHA-256") -> KafkaError:
 
 @pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "SCRAM-SHA-512"])
 @pytest.mark.parametrize("first", FIRST)
-def test_a_first_message_that_cannot_be_ends_it(first: str, mechanism: str) -> None:
+def test_invalid_first_message_ends_the_exchange(first: str, mechanism: str) -> None:
     with posing(FIRST[first]) as broker:
         assert isinstance(refused(broker, mechanism), AuthenticationFailed)
         sent = [body["auth_bytes"] for name, _, body in broker.requests if name == "SaslAuthenticate"]
@@ -94,14 +94,14 @@ def test_a_first_message_that_cannot_be_ends_it(first: str, mechanism: str) -> N
 
 
 @pytest.mark.parametrize("final", FINAL)
-def test_who_does_not_prove_to_know_the_password_is_left(final: str) -> None:
+def test_server_without_proof_of_the_password_is_refused(final: str) -> None:
     with posing(lambda nonce: f"r={nonce}x,s={SALT},i=4096", FINAL[final]) as broker:
         assert "has not proved that it knows the password" in str(refused(broker))
         assert not [name for name, *_ in broker.requests if name == "Metadata"]
 
 
 @pytest.mark.parametrize("word", ["a", "me:hunter2@"])
-def test_a_long_refusal_is_cut_short(word: str) -> None:
+def test_long_refusal_is_truncated(word: str) -> None:
     answer = {"error_code": 58, "error_message": (word * 32_767)[:32_767]}
     handlers: dict[Any, Any] = {SASL_HANDSHAKE: lambda body, version: {"mechanisms": []}}
     with FakeBroker({**handlers, SASL_AUTHENTICATE: lambda body, version: answer}) as broker:
@@ -118,13 +118,13 @@ def test_a_long_refusal_is_cut_short(word: str) -> None:
     ],
     ids=["a frame of 2 GiB", "a challenge of 2 GiB", "no challenge", "another request's reply"],
 )
-def test_a_frame_that_cannot_be_is_refused_before_it_is_there(reply: bytes) -> None:
+def test_invalid_frame_is_refused_before_it_arrives(reply: bytes) -> None:
     handlers: dict[Any, Any] = {SASL_HANDSHAKE: lambda body, version: {"mechanisms": []}}
     with FakeBroker({**handlers, SASL_AUTHENTICATE: lambda body, version: reply}) as broker:
         assert isinstance(refused(broker), ProtocolError)
 
 
-def test_challenges_spoilt_at_random() -> None:
+def test_randomly_corrupted_challenges_are_refused() -> None:
     """Only a refusal may be the result, in time, and with little memory."""
     first = f"r=nonce-of-a-client-and-more,s={SALT},i=4096".encode()
     final = b"v=" + base64.b64encode(bytes(32))

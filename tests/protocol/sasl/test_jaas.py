@@ -45,7 +45,7 @@ TEXTS = {
 }
 
 
-def told(text: str) -> str:
+def parsed(text: str) -> str:
     """Return the parsed text in the format of JavaJaas."""
     try:
         module = parse_jaas(Secret(text))
@@ -60,7 +60,7 @@ def coded(text: str) -> str:
     return "." + base64.b64encode(text.encode()).decode().rstrip("=")
 
 
-def told_by_java(texts: list[str]) -> list[str]:
+def parsed_by_java(texts: list[str]) -> list[str]:
     command = java_command(Path(__file__).with_name("JavaJaas.java"))
     lines = "".join(base64.b64encode(text.encode()).decode() + "\n" for text in texts)
     ended = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=120, check=True)
@@ -101,9 +101,9 @@ def random_texts(count: int) -> list[str]:
 
 
 @pytest.mark.kafka
-def test_kafka_reads_the_same() -> None:
+def test_texts_are_parsed_as_by_kafka() -> None:
     texts = [*TEXTS.values(), *random_texts(20_000 if SOAK else 2_000)]
-    ours, java = [told(text) for text in texts], told_by_java(texts)
+    ours, java = [parsed(text) for text in texts], parsed_by_java(texts)
     assert len(java) == len(texts)
     # Kafka 4.2 accepts words of letters only. Later versions accept all characters except signs, as this parser does.
     taken = [(text, one, other) for text, one, other in zip(texts, ours, java, strict=True) if other != "refused"]
@@ -111,13 +111,13 @@ def test_kafka_reads_the_same() -> None:
     assert 100 < len(taken) < len(java) - 100
 
 
-@pytest.mark.parametrize("text", [text for text in TEXTS.values() if told(text) == "refused"])
-def test_what_is_wrong_is_said_without_the_text(text: str) -> None:
+@pytest.mark.parametrize("text", [text for text in TEXTS.values() if parsed(text) == "refused"])
+def test_invalid_text_is_refused_without_showing_it(text: str) -> None:
     secret = text.replace("b", "hunter2")
     with pytest.raises(ConfigurationError, match=r"sasl.jaas.config is \[hidden\]") as refused:
         parse_jaas(Secret(secret))
     assert "hunter2" not in str(refused.value)
 
 
-def test_the_options_are_hidden() -> None:
+def test_options_are_hidden() -> None:
     assert "alice" not in repr(parse_jaas(Secret(TEXTS["as documented"])))

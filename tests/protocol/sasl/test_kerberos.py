@@ -86,7 +86,7 @@ class KDC:
     def administer(self, query: str) -> None:
         run("kadmin.local", "-q", query)
 
-    def sign_in(self, name: str) -> None:
+    def kinit(self, name: str) -> None:
         """Authenticate as `kinit` does: the tickets are in the cache of this process."""
         run("kinit", "-k", "-t", str(self.keytab(name)), name)
 
@@ -134,7 +134,7 @@ def kerberized(kdc: KDC) -> Iterator[LocalKafka]:
         yield running
 
 
-def signed_in(kafka: LocalKafka, listener: str = "KERBEROS", **jaas: str) -> dict[str, str]:
+def properties_of(kafka: LocalKafka, listener: str = "KERBEROS", **jaas: str) -> dict[str, str]:
     """Return client properties; without `jaas`, for the tickets of this process."""
     given = {**kafka.client_properties("SSL"), "security.protocol": LISTENERS[listener]}
     given |= {"bootstrap.servers": kafka.bootstrap_servers_of(listener), "sasl.mechanism": "GSSAPI"}
@@ -144,24 +144,24 @@ def signed_in(kafka: LocalKafka, listener: str = "KERBEROS", **jaas: str) -> dic
 
 
 @pytest.mark.parametrize("listener", LISTENERS)
-def test_every_part_works_by_a_key_table(kerberized: LocalKafka, kdc: KDC, listener: str) -> None:
-    given = signed_in(kerberized, listener, keyTab=str(kdc.keytab("alice")), principal=f"alice@{REALM}")
+def test_parts_work_with_a_keytab(kerberized: LocalKafka, kdc: KDC, listener: str) -> None:
+    given = properties_of(kerberized, listener, keyTab=str(kdc.keytab("alice")), principal=f"alice@{REALM}")
     for part in PARTS.values():
         part(given)
 
 
-def test_the_tickets_of_the_process_will_do(kerberized: LocalKafka, kdc: KDC) -> None:
-    kdc.sign_in("alice")
-    PARTS["commit"](signed_in(kerberized))
+def test_ticket_cache_of_the_process_is_used(kerberized: LocalKafka, kdc: KDC) -> None:
+    kdc.kinit("alice")
+    PARTS["commit"](properties_of(kerberized))
 
 
-def test_a_key_table_counts_whoever_s_tickets_the_process_has(kerberized: LocalKafka, kdc: KDC) -> None:
-    kdc.sign_in("bob")
-    PARTS["commit"](signed_in(kerberized, keyTab=str(kdc.keytab("alice")), principal=f"alice@{REALM}"))
+def test_keytab_takes_precedence_over_the_ticket_cache(kerberized: LocalKafka, kdc: KDC) -> None:
+    kdc.kinit("bob")
+    PARTS["commit"](properties_of(kerberized, keyTab=str(kdc.keytab("alice")), principal=f"alice@{REALM}"))
 
 
-def test_a_session_is_renewed(kerberized: LocalKafka, kdc: KDC) -> None:
-    given = signed_in(kerberized, keyTab=str(kdc.keytab("alice")), principal=f"alice@{REALM}")
+def test_session_is_renewed(kerberized: LocalKafka, kdc: KDC) -> None:
+    given = properties_of(kerberized, keyTab=str(kdc.keytab("alice")), principal=f"alice@{REALM}")
     with Client(parse_client(given)) as client:
         client.metadata([])
         (connection,) = client._pool._connections.values()
@@ -185,28 +185,28 @@ def test_a_session_is_renewed(kerberized: LocalKafka, kdc: KDC) -> None:
         ("no tickets", "SASL GSSAPI authentication failed: Kerberos error: .*No Kerberos credentials available"),
     ],
 )
-def test_what_is_wrong_is_said_at_once(
+def test_misconfiguration_fails_at_once(
     kerberized: LocalKafka, kdc: KDC, monkeypatch: pytest.MonkeyPatch, what: str, words: str
 ) -> None:
     principal = f"alice@{REALM}"
-    given = signed_in(kerberized, keyTab=str(kdc.keytab("alice")), principal=principal)
+    given = properties_of(kerberized, keyTab=str(kdc.keytab("alice")), principal=principal)
     if what == "an old key":
         kdc.keytab("alice")
     elif what == "no such service":
         given["sasl.kerberos.service.name"] = "queue"
     elif what == "no such file":
-        given = signed_in(kerberized, keyTab=str(kdc.folder / "none"), principal=principal)
+        given = properties_of(kerberized, keyTab=str(kdc.folder / "none"), principal=principal)
     else:
         monkeypatch.setenv("KRB5CCNAME", str(kdc.folder / "no-tickets"))
-        given = signed_in(kerberized)
+        given = properties_of(kerberized)
     with pytest.raises(KafkaError, match=words):
         PARTS["commit"](given)
 
 
-def test_a_kdc_that_is_away_is_tried_again(kerberized: LocalKafka, kdc: KDC, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_kdc_is_retried(kerberized: LocalKafka, kdc: KDC, monkeypatch: pytest.MonkeyPatch) -> None:
     conf = kdc.folder / "elsewhere.conf"
     conf.write_text(_KRB5_CONF.format(realm=REALM, port=free_ports(1)[0]))
-    given = signed_in(kerberized, keyTab=str(kdc.keytab("alice")), principal=f"alice@{REALM}")
+    given = properties_of(kerberized, keyTab=str(kdc.keytab("alice")), principal=f"alice@{REALM}")
     with monkeypatch.context() as patch, Client(parse_client(given)) as client:
         patch.setenv("KRB5_CONFIG", str(conf))
         with pytest.raises(DeadlineExceeded, match="Cannot contact any KDC"):

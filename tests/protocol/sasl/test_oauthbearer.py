@@ -9,7 +9,7 @@ from protocol.sasl.oauthbearer import oauthbearer
 from protocol.secret import Secret
 
 
-def test_the_message_of_rfc_7628() -> None:
+def test_message_is_that_of_rfc_7628() -> None:
     exchange = oauthbearer(Secret("vF9dft4qmTc2Nvb3RlckBhbHRhdmlzdGEuY29tCg=="), {"traceId": "12 3"})
     token = b"auth=Bearer vF9dft4qmTc2Nvb3RlckBhbHRhdmlzdGEuY29tCg=="
     assert next(exchange) == b"n,,\x01" + token + b"\x01traceId=12 3\x01\x01"
@@ -26,7 +26,7 @@ def test_the_message_of_rfc_7628() -> None:
         (b'{"status":7}', r"refused the token$"),
     ],
 )
-def test_a_refusal_is_acknowledged_before_it_is_told(challenge: bytes, said: str) -> None:
+def test_refusal_is_acknowledged_before_it_is_raised(challenge: bytes, said: str) -> None:
     exchange = oauthbearer(Secret("token"), {})
     next(exchange)
     assert exchange.send(challenge) == b"\x01"
@@ -35,13 +35,13 @@ def test_a_refusal_is_acknowledged_before_it_is_told(challenge: bytes, said: str
 
 
 @pytest.mark.parametrize("token", ["", "a\x01auth=Bearer b", "a b", "tökén", "a=b"])
-def test_a_token_that_is_none_is_not_sent(token: str) -> None:
+def test_invalid_token_is_not_sent(token: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         next(oauthbearer(Secret(token), {}))
     assert not token or token not in str(refused.value)
 
 
 @pytest.mark.parametrize("extensions", [{"auth": "x"}, {"a1": "x"}, {"a": ""}, {"a": "x\x01b=y"}, {"": "x"}])
-def test_extensions_are_what_kafka_takes(extensions: dict[str, str]) -> None:
+def test_invalid_extensions_are_refused(extensions: dict[str, str]) -> None:
     with pytest.raises(ConfigurationError, match="extension"):
         next(oauthbearer(Secret("token"), extensions))

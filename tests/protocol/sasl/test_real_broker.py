@@ -51,12 +51,12 @@ def _topic(secured: SecuredKafka) -> None:
 
 
 @pytest.mark.parametrize(("mechanism", "listener", "part"), CELLS)
-def test_who_is_somebody_gets_in(secured: SecuredKafka, mechanism: str, listener: str, part: str) -> None:
+def test_correct_credentials_are_accepted(secured: SecuredKafka, mechanism: str, listener: str, part: str) -> None:
     PARTS[part](secured.properties(listener) | right(mechanism))
 
 
 @pytest.mark.parametrize(("mechanism", "listener", "part"), CELLS)
-def test_who_is_not_is_told_so_at_once_and_tries_once(
+def test_wrong_credentials_fail_at_once_without_retry(
     secured: SecuredKafka, mechanism: str, listener: str, part: str
 ) -> None:
     # A distinct configuration, so that the client is not shared with another test.
@@ -65,26 +65,26 @@ def test_who_is_not_is_told_so_at_once_and_tries_once(
     for _ in range(3):
         with pytest.raises(AuthenticationFailed) as refused:
             PARTS[part](secured.properties(listener) | given)
-        assert_says_why(refused.value, secured.kafka.address(1, listener), mechanism)
+        assert_explains(refused.value, secured.kafka.address(1, listener), mechanism)
     assert time.monotonic() - began_s < 10
     # At most three: the client for lag or reading is shared and does not retry; the other parts create new ones.
     assert failed_logins(secured.kafka) - before <= 3
 
 
-def assert_says_why(error: AuthenticationFailed, address: str, mechanism: str) -> None:
+def assert_explains(error: AuthenticationFailed, address: str, mechanism: str) -> None:
     said = str(error)
     assert f"{address}: SASL {mechanism} authentication failed: the broker replied SASL_AUTHENTICATION_FAILED" in said
     assert "check the user and the password or token" in said
     assert "hunter2" not in said
 
 
-def test_librdkafkas_words_will_do(secured: SecuredKafka) -> None:
+def test_librdkafkas_property_names_are_accepted(secured: SecuredKafka) -> None:
     given = {name: value for name, value in secured.properties("SASL_SSL").items() if name != "sasl.jaas.config"}
     with Client(parse_client({**given, "sasl.username": "bob", "sasl.password": USERS["bob"]})) as client:
         assert client.metadata([]).brokers.keys() == {1}
 
 
-def test_the_command_line_signs_in_as_kafka_s_tools_do(secured: SecuredKafka, tmp_path: Path) -> None:
+def test_command_line_authenticates_as_kafkas_tools(secured: SecuredKafka, tmp_path: Path) -> None:
     file = tmp_path / "admin.properties"
     write_properties(file, secured.properties("SASL_SSL"))
     listed = CliRunner().invoke(pykafka, ["groups", "list", "--all", "--command-config", str(file)])
@@ -100,7 +100,7 @@ def failed_logins(kafka: LocalKafka) -> int:
     return len(re.findall("Failed authentication with", kafka.log(1).read_text()))
 
 
-def test_what_was_refused_is_not_tried_again_by_other_connections(secured: SecuredKafka, client: ClientFactory) -> None:
+def test_refused_credentials_are_not_sent_on_other_connections(secured: SecuredKafka, client: ClientFactory) -> None:
     asking = client(wrong("PLAIN"))
     before = failed_logins(secured.kafka)
     for _ in range(3):
@@ -109,7 +109,7 @@ def test_what_was_refused_is_not_tried_again_by_other_connections(secured: Secur
     assert failed_logins(secured.kafka) - before == 1
 
 
-def test_a_refusal_is_final_whatever_other_brokers_do(secured: SecuredKafka, client: ClientFactory) -> None:
+def test_refusal_is_final_if_other_brokers_are_down(secured: SecuredKafka, client: ClientFactory) -> None:
     servers = f"127.0.0.1:1,{secured.kafka.address(1, 'SASL_PLAINTEXT')},127.0.0.1:2"
     for _ in range(5):  # the client selects brokers in random order
         began_s = time.monotonic()
@@ -118,13 +118,13 @@ def test_a_refusal_is_final_whatever_other_brokers_do(secured: SecuredKafka, cli
         assert time.monotonic() - began_s < 15
 
 
-def test_a_mechanism_that_is_not_enabled_is_named_with_those_that_are(client: ClientFactory) -> None:
+def test_disabled_mechanism_is_named_with_the_enabled_ones(client: ClientFactory) -> None:
     asking = client(signed_in("SCRAM-SHA-256", "bob", USERS["bob"]), listener="SHORT")
     with pytest.raises(AuthenticationFailed, match=r"not enabled it, only .OAUTHBEARER, PLAIN.; set sasl\.mechanism"):
         asking.metadata([])
 
 
-def test_a_listener_without_sasl_says_which_setting_to_change(client: ClientFactory) -> None:
+def test_listener_without_sasl_names_the_setting(client: ClientFactory) -> None:
     given = {**right("PLAIN"), "security.protocol": "SASL_PLAINTEXT"}
     with pytest.raises(
         AuthenticationFailed, match=r"this listener does not use SASL: set security\.protocol to PLAINTEXT"
@@ -133,9 +133,7 @@ def test_a_listener_without_sasl_says_which_setting_to_change(client: ClientFact
 
 
 @pytest.mark.parametrize(("listener", "protocol"), [("SASL_PLAINTEXT", "PLAINTEXT"), ("SASL_SSL", "SSL")])
-def test_who_comes_without_sasl_is_told_that_it_may_be_wanted(
-    client: ClientFactory, listener: str, protocol: str
-) -> None:
+def test_client_without_sasl_gets_a_hint_to_require_it(client: ClientFactory, listener: str, protocol: str) -> None:
     once = {"default.api.timeout.ms": "8000", "retry.backoff.ms": "20000", "retry.backoff.max.ms": "20000"}
     asking = client({"security.protocol": protocol, **once}, listener)
     with pytest.raises(
@@ -144,7 +142,7 @@ def test_who_comes_without_sasl_is_told_that_it_may_be_wanted(
         asking.metadata([])
 
 
-def test_what_a_reference_leads_to_counts_from_the_next_connection_on(client: ClientFactory, tmp_path: Path) -> None:
+def test_changed_secret_applies_to_the_next_connection(client: ClientFactory, tmp_path: Path) -> None:
     (tmp_path / "password").write_text("bob-secret\n")
     who = signed_in("PLAIN", "bob", f"${{dir:{tmp_path}:password}}")
     asking = client(who)

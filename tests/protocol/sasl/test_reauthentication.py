@@ -33,7 +33,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_reading_and_writing_go_on(
+def test_reads_and_writes_continue_across_sessions(
     secured: SecuredKafka, client: ClientFactory, caplog: pytest.LogCaptureFixture, way: str
 ) -> None:
     new_topic = next(factory := topic_factory(secured.kafka))
@@ -88,7 +88,7 @@ def drain(consumer: Consumer, read: list[int], go_on: Callable[[], bool]) -> Non
             read.extend(int(value[:9]) for value in found[1].column("value").to_pylist())
 
 
-def test_a_connection_that_has_slept_through_its_session_signs_in_again(client: ClientFactory) -> None:
+def test_connection_idle_beyond_its_session_authenticates_again(client: ClientFactory) -> None:
     asking = client(*WAYS["a session of 2 s"])
     asking.metadata([])
     (connection,) = asking._pool._connections.values()
@@ -99,7 +99,7 @@ def test_a_connection_that_has_slept_through_its_session_signs_in_again(client: 
     assert list(asking._pool._connections.values()) == [connection]
 
 
-def test_another_user_signs_in_on_a_new_connection(
+def test_another_user_authenticates_on_a_new_connection(
     client: ClientFactory, secured: SecuredKafka, tmp_path: Path
 ) -> None:
     """As after a rotation of secrets that changes the user: a broker rejects a new user on an open session."""
@@ -122,7 +122,7 @@ def test_another_user_signs_in_on_a_new_connection(
     assert failed_logins(secured.kafka) == before
 
 
-def test_a_session_whose_renewal_is_refused_ends_the_connection(client: ClientFactory) -> None:
+def test_refused_reauthentication_closes_the_connection(client: ClientFactory) -> None:
     from dataclasses import replace
 
     from protocol.errors import AuthenticationFailed

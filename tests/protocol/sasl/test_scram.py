@@ -26,7 +26,7 @@ def begun(username: str = "user", password: str = "pencil", *, token_auth: bool 
     return exchange, next(exchange)
 
 
-def test_the_exchange_of_rfc_7677() -> None:
+def test_exchange_is_that_of_rfc_7677() -> None:
     exchange, first = begun()
     assert first == f"n,,n=user,r={NONCE}".encode()
     proof = "dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ="
@@ -36,7 +36,7 @@ def test_the_exchange_of_rfc_7677() -> None:
 
 
 @pytest.mark.parametrize("hash_name", ["sha256", "sha512"])
-def test_a_server_that_knows_the_password_is_believed(hash_name: str) -> None:
+def test_server_with_the_password_is_accepted(hash_name: str) -> None:
     """Compare with an independent implementation of the formulas of RFC 5802."""
     exchange = scram(hash_name, Secret("a,b=c"), Secret("pässwörd"))
     bare = next(exchange).decode().removeprefix("n,,")
@@ -54,11 +54,11 @@ def test_a_server_that_knows_the_password_is_believed(hash_name: str) -> None:
         exchange.send(b"v=" + base64.b64encode(signature))
 
 
-def test_a_delegation_token_says_that_it_is_one() -> None:
+def test_delegation_token_is_marked_as_token() -> None:
     assert begun(token_auth=True)[1] == f"n,,n=user,r={NONCE},tokenauth=true".encode()
 
 
-def test_each_exchange_has_a_nonce_of_its_own() -> None:
+def test_exchanges_have_distinct_nonces() -> None:
     assert next(scram("sha256", Secret("u"), Secret("p"))) != next(scram("sha256", Secret("u"), Secret("p")))
 
 
@@ -78,7 +78,7 @@ def test_each_exchange_has_a_nonce_of_its_own() -> None:
         ("\udcff", "not valid SCRAM"),
     ],
 )
-def test_a_first_message_that_cannot_be_is_refused_at_once(first: str, why: str) -> None:
+def test_invalid_first_message_is_refused_at_once(first: str, why: str) -> None:
     exchange, _ = begun()
     began_s = time.thread_time()
     with pytest.raises(AuthenticationFailed, match=why):
@@ -97,7 +97,7 @@ def test_a_first_message_that_cannot_be_is_refused_at_once(first: str, why: str)
         (f"e=invalid-proof,v={SIGNATURE}", "the broker answers invalid-proof|signature is missing"),
     ],
 )
-def test_who_does_not_prove_to_know_the_password_is_no_broker(final: str, why: str) -> None:
+def test_server_without_proof_of_the_password_is_refused(final: str, why: str) -> None:
     exchange, _ = begun()
     exchange.send(SERVER_FIRST)
     with pytest.raises(AuthenticationFailed, match=why):

@@ -81,7 +81,9 @@ def client(url: str, scope: str | None = None) -> TokenEndpoint:
 # -- renewal --------------------------------------------------------------------------------------
 
 
-def test_a_token_is_kept_for_four_fifths_of_its_life(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_is_renewed_after_four_fifths_of_its_lifetime(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now_s = clock.wall_ms() / 1000
     given = iter([("one", now_s + LIFETIME_S), ("two", now_s + 2 * LIFETIME_S)])
     source = provider(lambda: next(given), monkeypatch)
@@ -93,7 +95,7 @@ def test_a_token_is_kept_for_four_fifths_of_its_life(clock: ManualClock, monkeyp
     assert seen == ["one", "one", "two"]
 
 
-def test_one_that_still_holds_is_used_when_there_is_no_other(
+def test_valid_token_is_used_if_renewal_fails(
     clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     given = iter([("one", clock.wall_ms() / 1000 + LIFETIME_S)])
@@ -109,7 +111,7 @@ def test_one_that_still_holds_is_used_when_there_is_no_other(
         ask(tokens, source, clock)
 
 
-def test_one_whose_end_nobody_knows_is_good_once(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_without_known_expiry_is_used_once(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     given = iter(["one", "two"])
     source, tokens = provider(lambda: next(given), monkeypatch), Tokens(clock)
     assert [ask(tokens, source, clock).value.reveal() for _ in range(2)] == ["one", "two"]
@@ -122,7 +124,7 @@ def test_one_whose_end_nobody_knows_is_good_once(clock: ManualClock, monkeypatch
         *((jwt(10**400), None), (jwt(float("nan")), None), (jwt(True), None)),
     ],
 )
-def test_a_jwt_says_when_it_ends(text: str, end_s: float | None) -> None:
+def test_jwt_expiry_is_read(text: str, end_s: float | None) -> None:
     assert jwt_expiry_s(text) == end_s
 
 
@@ -140,7 +142,7 @@ def provider(function: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> To
     ("given", "end_s", "extensions"),
     [("a", None, {}), (jwt(9e9), 9e9, {}), (("a", 9e9), 9e9, {}), (("a", None, {"b": "c"}), None, {"b": "c"})],
 )
-def test_what_a_function_may_give(
+def test_function_results_are_accepted(
     clock: ManualClock, monkeypatch: pytest.MonkeyPatch, given: Any, end_s: float | None, extensions: dict[str, str]
 ) -> None:
     token = ask(Tokens(clock), provider(lambda: given, monkeypatch), clock)
@@ -158,7 +160,7 @@ MILLISECONDS = 1_700_000_000_000
         *(("hunter2", None, extensions) for extensions in ([("a", "b")], {"a": 1}, {1: "a"})),
     ],
 )
-def test_what_it_may_not_is_an_error_without_it(
+def test_invalid_function_result_is_refused_without_showing_it(
     clock: ManualClock, monkeypatch: pytest.MonkeyPatch, given: object
 ) -> None:
     with pytest.raises(
@@ -169,7 +171,7 @@ def test_what_it_may_not_is_an_error_without_it(
     assert "hunter2" not in str(raised.value)
 
 
-def test_what_it_raises_is_not_repeated(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_a_function_is_not_shown(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> str:
         raise ValueError("hunter2")
 
@@ -180,12 +182,12 @@ def test_what_it_raises_is_not_repeated(clock: ManualClock, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("function", ["not_there_of_a_test:token", "json:not_there"])
-def test_one_that_cannot_be_imported_says_where_it_must_be(clock: ManualClock, function: str) -> None:
+def test_function_that_cannot_be_imported_names_driver_and_executors(clock: ManualClock, function: str) -> None:
     with pytest.raises(ConfigurationError, match="Install it on the driver and on the executors"):
         ask(Tokens(clock), TokenProvider(function), clock)
 
 
-def test_one_whose_module_fails_is_said_to_be(
+def test_function_whose_module_raises_names_the_exception(
     clock: ManualClock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "failing_of_a_test.py").write_text("import os\nKEY = os.environ['NOT_THERE_OF_A_TEST']\n")
@@ -197,7 +199,7 @@ def test_one_whose_module_fails_is_said_to_be(
 # -- files, and unsigned tokens -------------------------------------------------------------------
 
 
-def test_a_file_is_read_again(clock: ManualClock, tmp_path: Path) -> None:
+def test_token_file_is_read_again(clock: ManualClock, tmp_path: Path) -> None:
     file, tokens = tmp_path / "token", Tokens(clock)
     config = SaslConfig(mechanism="OAUTHBEARER", token_endpoint_url=f"file://{file}")
     source = credentials(config)
@@ -210,12 +212,12 @@ def test_a_file_is_read_again(clock: ManualClock, tmp_path: Path) -> None:
     assert ask(tokens, source, clock).value.reveal() == "other"
 
 
-def test_a_file_that_is_not_there_is_named(clock: ManualClock) -> None:
+def test_missing_token_file_is_named(clock: ManualClock) -> None:
     with pytest.raises(ConfigurationError, match=r"cannot be read \(FileNotFoundError\): /no/such/token"):
         ask(Tokens(clock), TokenFile("/no/such/token"), clock)
 
 
-def test_a_token_that_nobody_signed_says_what_its_settings_say(clock: ManualClock) -> None:
+def test_unsecured_token_has_the_configured_claims(clock: ManualClock) -> None:
     text = (
         f'{KAFKA} unsecuredLoginStringClaim_sub="me" unsecuredLoginListClaim_scope="|a|b" '
         'unsecuredLoginNumberClaim_n="1.5" unsecuredLoginLifetimeSeconds="7" unsecuredLoginExtension_traceId="9";'
@@ -238,7 +240,7 @@ def test_a_token_that_nobody_signed_says_what_its_settings_say(clock: ManualCloc
 AWS = "software.amazon.msk.auth.iam.IAMLoginModule required"
 
 
-def test_whose_tokens_the_signer_of_aws_makes() -> None:
+def test_aws_credentials_are_read_from_jaas_options() -> None:
     def of(settings: str) -> object:
         return credentials(SaslConfig(mechanism="AWS_MSK_IAM", jaas_config=Secret(f"{AWS} {settings};")))
 
@@ -263,13 +265,13 @@ def test_client_credentials_get_a_token(endpoint: Endpoint, clock: ManualClock) 
     assert form == {"grant_type": ["client_credentials"], "scope": ["a b"]}
 
 
-def test_a_busy_endpoint_is_asked_again(endpoint: Endpoint, clock: ManualClock) -> None:
+def test_busy_endpoint_is_retried(endpoint: Endpoint, clock: ManualClock) -> None:
     endpoint.answers = [(503, {}, b""), (429, {}, b"later"), gives(access_token="token")]
     assert ask(Tokens(clock), client(endpoint.url), clock).value.reveal() == "token"
     assert [round(wait_s, 1) for wait_s in clock.slept] == [0.1, 0.2]
 
 
-def test_one_that_stays_busy_is_given_up(endpoint: Endpoint, clock: ManualClock) -> None:
+def test_endpoint_that_stays_busy_fails(endpoint: Endpoint, clock: ManualClock) -> None:
     endpoint.answers = [(503, {}, b"")]
     with pytest.raises(ConnectFailed, match=r"no token from http://127.0.0.1:\d+: the response has status 503"):
         ask(Tokens(clock), client(endpoint.url), clock)
@@ -290,7 +292,7 @@ def test_one_that_stays_busy_is_given_up(endpoint: Endpoint, clock: ManualClock)
         ((200, {}, b"[" * 100_000), "the response has status 200 and no access_token"),
     ],
 )
-def test_a_refusal_is_final(endpoint: Endpoint, clock: ManualClock, answer: Any, said: str) -> None:
+def test_refusal_is_final(endpoint: Endpoint, clock: ManualClock, answer: Any, said: str) -> None:
     endpoint.answers = [answer]
     with pytest.raises(AuthenticationFailed, match="check the client's id, its secret and the scope") as raised:
         ask(Tokens(clock), client(endpoint.url), clock)
@@ -299,7 +301,7 @@ def test_a_refusal_is_final(endpoint: Endpoint, clock: ManualClock, answer: Any,
     assert len(endpoint.asked) == 1
 
 
-def test_the_secret_follows_nobody_elsewhere(endpoint: Endpoint, clock: ManualClock) -> None:
+def test_secret_is_not_sent_to_a_redirect(endpoint: Endpoint, clock: ManualClock) -> None:
     other = Endpoint()
     other.answers = endpoint.answers = [(307, {"Location": other.url}, b"")]
     with pytest.raises(AuthenticationFailed, match="the response has status 307"):
@@ -308,7 +310,7 @@ def test_the_secret_follows_nobody_elsewhere(endpoint: Endpoint, clock: ManualCl
     assert not other.asked
 
 
-def test_the_certificate_of_an_endpoint_is_checked(clock: ManualClock, tmp_path: Path) -> None:
+def test_certificate_of_an_endpoint_is_checked(clock: ManualClock, tmp_path: Path) -> None:
     authority = CertificateAuthority(tmp_path)
     with Endpoint(authority.issue("endpoint", ["127.0.0.1"])) as endpoint:
         endpoint.answers = [gives(access_token="token")]
@@ -328,12 +330,12 @@ NOWHERE = ("ftp://localhost/token", "https://", "https://[::1/", "https://a:b/",
 
 
 @pytest.mark.parametrize("url", NOWHERE)
-def test_an_endpoint_that_is_none(clock: ManualClock, url: str) -> None:
+def test_invalid_endpoint_is_refused(clock: ManualClock, url: str) -> None:
     with pytest.raises(ConfigurationError, match=r"is neither https://… nor file:///…"):
         ask(Tokens(clock), client(url), clock)
 
 
-def test_a_user_in_its_address_is_not_shown(endpoint: Endpoint, clock: ManualClock) -> None:
+def test_user_in_the_endpoint_url_is_not_shown(endpoint: Endpoint, clock: ManualClock) -> None:
     endpoint.answers = [(400, {}, b"")]
     with pytest.raises(AuthenticationFailed, match=r"no token from http://127.0.0.1:\d+: ") as raised:
         ask(Tokens(clock), client(endpoint.url.replace("//", "//me:hunter2@")), clock)
@@ -355,7 +357,7 @@ def is_cut_off(sock: socket.socket) -> None:
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
 @pytest.mark.parametrize("talk", [drips, is_cut_off])
-def test_an_answer_that_never_ends_is_none(talk: Talk, scheme: str) -> None:
+def test_endless_response_fails_in_time(talk: Talk, scheme: str) -> None:
     with server(talk) as (port, _):
         began_s = time.monotonic()
         config, source = SaslConfig(login_read_timeout_ms=300), client(f"{scheme}://127.0.0.1:{port}/")

@@ -99,7 +99,7 @@ def with_variables(error: BaseException) -> str:
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-def test_a_sign_in_that_fails(failure: str) -> None:
+def test_failed_authentication_shows_no_secret(failure: str) -> None:
     text = shown(*FAILURES[failure])
     assert "_sign_in" in text
     assert [line for line in text.splitlines() if ITS_TEXT in line or "salted_password" in line] == []
@@ -110,7 +110,7 @@ def test_a_sign_in_that_fails(failure: str) -> None:
     [(ITS_TEXT, "soon"), (ITS_TEXT, 9e9, {"a-b": "x"}), (ITS_TEXT + "\n", 9e9), {"token": ITS_TEXT}],
     ids=["wrong expiry", "wrong extension", "newline", "no text"],
 )
-def test_a_provider_that_gives_a_token_and_something_wrong(given: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_result_of_a_token_provider_shows_no_secret(given: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.token_of_alice.token", lambda: given)
     text = shown(*FAILURES["a token"])
     assert "_sign_in" in text
@@ -127,7 +127,7 @@ def test_a_provider_that_gives_a_token_and_something_wrong(given: object, monkey
     ],
     ids=["refusal", "secret repeated", "other token", "other status"],
 )
-def test_a_token_endpoint_without_a_token(answer: tuple[int, dict[str, str], bytes]) -> None:
+def test_token_endpoint_failure_shows_no_secret(answer: tuple[int, dict[str, str], bytes]) -> None:
     with Endpoint() as endpoint:
         endpoint.answers = [answer]
         who = {"client_id": Secret("me"), "client_secret": REFERENCE}
@@ -137,7 +137,7 @@ def test_a_token_endpoint_without_a_token(answer: tuple[int, dict[str, str], byt
     assert [line for line in text.splitlines() if ITS_TEXT in line or coded in line] == []
 
 
-def test_a_key_that_has_another_password(tmp_path: Path) -> None:
+def test_key_with_another_password_shows_no_secret(tmp_path: Path) -> None:
     mine = make_ends(tmp_path).certificate.read_text()
     key = Secret(encrypted_key(mine, "other"))
     config = TLSConfig(keystore_key=key, keystore_certificate_chain=Secret(mine), key_password=REFERENCE)
@@ -147,7 +147,7 @@ def test_a_key_that_has_another_password(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["x{}", "-----BEGIN PRIVATE KEY-----\n{}\n-----END PRIVATE KEY-----\n"])
-def test_a_key_that_cannot_be_read(tmp_path: Path, form: str) -> None:
+def test_unreadable_key_shows_no_secret(tmp_path: Path, form: str) -> None:
     mine = make_ends(tmp_path).certificate.read_text()
     config = TLSConfig(keystore_key=Secret(form.format(ITS_TEXT)), keystore_certificate_chain=Secret(mine))
     with pytest.raises(KafkaError) as failed:
@@ -155,7 +155,7 @@ def test_a_key_that_cannot_be_read(tmp_path: Path, form: str) -> None:
     assert [line for line in with_variables(failed.value).splitlines() if ITS_TEXT in line] == []
 
 
-def test_a_connection_that_breaks_while_a_password_is_sent() -> None:
+def test_connection_lost_while_sending_a_password_shows_no_secret() -> None:
     class Broken(ByteStream):
         def send(self, buffers: Sequence[Buffer], deadline: Deadline) -> None:
             raise ConnectionLost("gone")
@@ -181,7 +181,7 @@ PARSERS: list[tuple[str, Callable[[dict[str, str]], object]]] = [
 
 
 @pytest.mark.parametrize(("prefix", "parse"), PARSERS)
-def test_properties_of_which_another_is_wrong(prefix: str, parse: Callable[[dict[str, str]], object]) -> None:
+def test_invalid_other_property_shows_no_secret(prefix: str, parse: Callable[[dict[str, str]], object]) -> None:
     def given() -> dict[str, str]:
         texts = dict.fromkeys(("request.timeout.ms", "fetch.max.wait.ms", "batch.size"), "soon")
         texts["sasl.jaas.config"] = f'{MODULE} password="{ITS_TEXT}";'

@@ -65,20 +65,18 @@ def tls(**given: object) -> TLSConfig:
 
 
 class TestPem:
-    def test_on_one_line_or_with_letters_for_the_ends_of_lines_it_is_the_same(
-        self, authority: CertificateAuthority
-    ) -> None:
+    def test_pem_on_one_line_or_with_escaped_newlines_is_read(self, authority: CertificateAuthority) -> None:
         text = authority.certificate.read_text()
         for written in (text, " ".join(text.split("\n")), text.replace("\n", "\\n"), f"Bag attributes\n{text}\n"):
             assert pem.blocks(written, "CERTIFICATE") == [text]
 
-    def test_only_the_kind_that_is_asked_for_comes(self, authority: CertificateAuthority) -> None:
+    def test_blocks_of_the_requested_type_are_returned(self, authority: CertificateAuthority) -> None:
         text = authority.issue("one").read_text()
         assert len(pem.blocks(text, "CERTIFICATE")) == 1
         assert len(pem.blocks(text, "PRIVATE KEY")) == 1
         assert pem.blocks("-----BEGIN CERTIFICATE-----\nhalf", "CERTIFICATE") == []
 
-    def test_an_encrypted_key_of_the_old_kind_keeps_its_head(self) -> None:
+    def test_encrypted_legacy_key_keeps_its_headers(self) -> None:
         head = "Proc-Type: 4,ENCRYPTED\nDEK-Info: A,B"
         key = f"-----BEGIN RSA PRIVATE KEY-----\n{head}\n\nAAAA\n-----END RSA PRIVATE KEY-----\n"
         assert pem.blocks(key, "PRIVATE KEY") == [key]
@@ -98,7 +96,7 @@ class TestPem:
         ("ECDHE-RSA-AES256-GCM-SHA384", "ECDHE-RSA-AES256-GCM-SHA384"),
     ],
 )
-def test_names_of_cipher_suites(java: str, openssl: str) -> None:
+def test_cipher_suites_are_translated_to_openssl(java: str, openssl: str) -> None:
     assert openssl_name(java) == openssl
     assert not is_of_tls13(java)
     assert is_of_tls13("TLS_AES_256_GCM_SHA384")
@@ -106,14 +104,14 @@ def test_names_of_cipher_suites(java: str, openssl: str) -> None:
 
 class TestJavaStores:
     @pytest.mark.parametrize("password", [PASSWORD, None])
-    def test_a_trust_store_of_jks_is_read_without_a_password_too(
+    def test_jks_trust_store_is_read_without_a_password_too(
         self, jks: Path, authority: CertificateAuthority, password: str | None
     ) -> None:
         given = {} if password is None else {"truststore_password": password}
         found = read_trust_store(tls(truststore_location=str(jks), **given))
         assert found == (authority.folder / "me.pem").read_text()[found_from(authority) :]
 
-    def test_pkcs12_is_read_by_keytool_where_cryptography_is_not(
+    def test_pkcs12_is_read_by_keytool_without_cryptography(
         self, store: Path, authority: CertificateAuthority, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(java_stores, "has_cryptography", lambda: False)
@@ -123,7 +121,7 @@ class TestJavaStores:
             read_key_pair(tls(keystore_location=str(store), keystore_password=PASSWORD))
 
     @pytest.mark.parametrize("kind", ["jks", "p12"])
-    def test_a_key_comes_with_its_chain(
+    def test_key_is_read_with_its_chain(
         self, store: Path, jks: Path, authority: CertificateAuthority, kind: str
     ) -> None:
         pair = read_key_pair(tls(keystore_location=str(store.with_suffix(f".{kind}")), keystore_password=PASSWORD))
@@ -135,23 +133,19 @@ class TestJavaStores:
 
     @pytest.mark.parametrize("kind", ["jks", "p12"])
     @pytest.mark.parametrize("what", ["truststore", "keystore"])
-    def test_a_wrong_password_is_said_and_not_shown(self, store: Path, jks: Path, kind: str, what: str) -> None:
+    def test_wrong_password_is_reported_without_showing_it(self, store: Path, jks: Path, kind: str, what: str) -> None:
         config = tls(**{f"{what}_location": str(store.with_suffix(f".{kind}")), f"{what}_password": "wrong-one"})
         with pytest.raises(ConfigurationError, match="password") as raised:
             new_context(config)
         assert "wrong-one" not in str(raised.value)
 
-    def test_what_the_jvm_was_told_by_its_environment_is_not_shown(
-        self, jks: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_jvm_options_in_the_environment_are_not_shown(self, jks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Djavax.net.ssl.trustStorePassword=hunter2")
         with pytest.raises(ConfigurationError, match="password was incorrect") as raised:
             read_trust_store(tls(truststore_location=str(jks), truststore_password="wrong-one"))
         assert "hunter2" not in str(raised.value)
 
-    def test_a_password_may_be_of_any_letters_wherever_it_is_given(
-        self, jks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_password_may_have_any_characters(self, jks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         copy, password = tmp_path / "copy.jks", "pässword"
         shutil.copy(jks, copy)
         monkeypatch.setenv("LC_ALL", "C.UTF-8")
@@ -164,7 +158,7 @@ class TestJavaStores:
         with pytest.raises(ConfigurationError, match="password was incorrect"):
             read_trust_store(tls(truststore_location=str(copy), truststore_password="a\0b"))
 
-    def test_no_password_is_ever_in_a_command_or_its_environment(
+    def test_passwords_are_never_in_a_command_or_its_environment(
         self, jks: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         commands: list[tuple[list[str], object]] = []
@@ -180,13 +174,13 @@ class TestJavaStores:
         assert len(commands) == 2
         assert PASSWORD not in repr(commands)
 
-    def test_without_java_the_error_says_so(self, jks: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_missing_keytool_is_an_error(self, jks: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv("JAVA_HOME", "")
         monkeypatch.setenv("PATH", str(tmp_path))
         with pytest.raises(ConfigurationError, match="keytool, which is neither in JAVA_HOME nor on the PATH"):
             read_trust_store(tls(truststore_location=str(jks)))
 
-    def test_a_keytool_that_the_system_refuses_to_start_is_a_configuration_error(
+    def test_keytool_that_the_system_refuses_to_start_is_a_configuration_error(
         self, jks: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def refused(*_: object, **__: object) -> None:
@@ -214,7 +208,7 @@ def found_from(authority: CertificateAuthority) -> int:
     return (authority.folder / "me.pem").read_text().index("-----BEGIN CERTIFICATE")
 
 
-def test_what_stands_elsewhere_is_looked_up(
+def test_references_to_external_secrets_are_resolved(
     store: Path, authority: CertificateAuthority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trusted = tmp_path / "ca.pem"
@@ -237,7 +231,7 @@ def test_what_stands_elsewhere_is_looked_up(
         TLSContext(config).current()
 
 
-class TestWhatIsWrong:
+class TestErrors:
     @pytest.mark.parametrize(
         ("given", "words"),
         [
@@ -253,13 +247,13 @@ class TestWhatIsWrong:
             ),
         ],
     )
-    def test_where_a_connection_is_opened(self, given: dict[str, str], words: str) -> None:
+    def test_invalid_store_fails_when_a_connection_is_opened(self, given: dict[str, str], words: str) -> None:
         with pytest.raises(ConfigurationError, match=words) as raised:
             new_context(tls(**given))
         assert "ssl.truststore.location" in raised.value.settings
 
     @pytest.mark.parametrize("key_password", [{}, {"key_password": "wrong-one"}])
-    def test_an_encrypted_key_without_its_password(
+    def test_encrypted_key_without_its_password_is_refused(
         self, authority: CertificateAuthority, key_password: dict[str, str]
     ) -> None:
         mine = authority.issue("me").read_text()
@@ -301,12 +295,12 @@ class TestWhatIsWrong:
             ({"endpoint_identification_algorithm": "none"}, "allowed: https, or nothing"),
         ],
     )
-    def test_where_properties_are_read(self, given: dict[str, str], words: str) -> None:
+    def test_invalid_properties_fail_when_they_are_read(self, given: dict[str, str], words: str) -> None:
         properties = {f"ssl.{name.replace('_', '.')}": value for name, value in given.items()}
         with pytest.raises(ConfigurationError, match=words):
             parse_client({**SECURE, **properties}, prefix="kafka.")
 
-    def test_two_warnings(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_disabled_checks_and_unused_properties_are_warnings(self, caplog: pytest.LogCaptureFixture) -> None:
         once.log_once.cache_clear()
         parse_client({**SECURE, "ssl.endpoint.identification.algorithm": ""}, prefix="kafka.")
         config = parse_client({"bootstrap.servers": "b:1", "ssl.keystore.password": PASSWORD}, prefix="kafka.")
@@ -315,7 +309,7 @@ class TestWhatIsWrong:
         assert first.startswith("kafka.ssl.endpoint.identification.algorithm is empty")
         assert second == "kafka.ssl.* has no effect: kafka.security.protocol is PLAINTEXT"
 
-    def test_a_store_that_cannot_be_read_any_more_is_a_warning(
+    def test_store_that_becomes_unreadable_is_a_warning(
         self, authority: CertificateAuthority, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         mine = tmp_path / "mine.pem"

@@ -68,7 +68,7 @@ GOOD: dict[str, tuple[str, Change]] = {
 
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("how", GOOD)
-def test_every_part_works(secured: SecuredKafka, part: str, how: str) -> None:
+def test_parts_work_over_tls(secured: SecuredKafka, part: str, how: str) -> None:
     listener, change = GOOD[how]
     PARTS[part](change(secured, secured.properties(listener)))
 
@@ -134,7 +134,7 @@ WRONG: dict[str, tuple[str, Change, str]] = {
 
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("how", WRONG)
-def test_every_part_says_what_is_wrong_at_once(
+def test_misconfigured_parts_fail_at_once_with_the_cause(
     secured: SecuredKafka, part: str, how: str, attempts: list[object]
 ) -> None:
     listener, change, words = WRONG[how]
@@ -147,7 +147,7 @@ def test_every_part_says_what_is_wrong_at_once(
     assert 1 <= len(attempts) <= 3
 
 
-def test_certificates_are_read_again_when_they_change(secured: SecuredKafka, tmp_path: Path) -> None:
+def test_changed_certificates_are_read_again(secured: SecuredKafka, tmp_path: Path) -> None:
     ours = Path(secured.properties("SSL")["ssl.truststore.location"])
     store = tmp_path / "ca.pem"
     store.write_bytes(ours.read_bytes())
@@ -166,7 +166,7 @@ def test_certificates_are_read_again_when_they_change(secured: SecuredKafka, tmp
         client.metadata([])
 
 
-def test_a_child_does_not_wait_for_who_read_the_stores_when_it_was_forked(secured: SecuredKafka) -> None:
+def test_forked_child_does_not_wait_for_the_parents_store_lock(secured: SecuredKafka) -> None:
     with Client(parse_client(secured.properties("SSL"))) as client:
         context = client._pool._tls
         assert context is not None

@@ -56,14 +56,14 @@ def decode(api: Api, version: int, kind: str, frame: bytes) -> Any:
 
 
 @pytest.mark.parametrize(("api", "version", "kind", "frame"), LAYOUTS, ids=case_id)
-def test_every_strict_prefix_is_truncated(api: Api, version: int, kind: str, frame: bytes) -> None:
+def test_prefixes_are_truncated(api: Api, version: int, kind: str, frame: bytes) -> None:
     for cut in range(len(frame)):
         with pytest.raises(Truncated):
             decode(api, version, kind, frame[:cut])
 
 
 @pytest.mark.parametrize(("api", "version", "kind", "frame"), LAYOUTS, ids=case_id)
-def test_a_byte_too_many_is_corrupt(api: Api, version: int, kind: str, frame: bytes) -> None:
+def test_extra_byte_is_corrupt(api: Api, version: int, kind: str, frame: bytes) -> None:
     with pytest.raises(Corrupt, match="too many"):
         decode(api, version, kind, frame + b"\0")
 
@@ -73,7 +73,7 @@ def _oldest_and_newest() -> list[tuple[Api, int, str, bytes]]:
 
 
 @pytest.mark.parametrize(("api", "version", "kind", "frame"), _oldest_and_newest(), ids=case_id)
-def test_lies_anywhere_in_the_body_give_a_value_or_a_protocol_error(
+def test_wrong_values_in_the_body_give_a_value_or_a_protocol_error(
     api: Api, version: int, kind: str, frame: bytes
 ) -> None:
     start = 18 if kind == "request" else 4  # after the header, which only a broker decodes
@@ -105,7 +105,7 @@ SYNC_GROUP_V0 = b"".join(encode_response(SYNC_GROUP, 0, 0, {}))[4:]
         (SYNC_GROUP, 0, SYNC_GROUP_V0, 6, b"\xff\xff\xff\xff", Corrupt),
     ],
 )
-def test_an_absurd_length_is_refused_before_anything_is_allocated(
+def test_absurd_length_is_refused_before_allocation(
     api: Api, version: int, frame: bytes, position: int, lie: bytes, error: type[Exception]
 ) -> None:
     decode_response(api, version, frame)  # checks that the frame is valid, and builds the codec
@@ -121,7 +121,7 @@ def test_an_absurd_length_is_refused_before_anything_is_allocated(
     assert peak_bytes < 50_000
 
 
-def test_the_elements_of_a_message_are_limited_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elements_of_a_message_have_a_common_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     body = {"topics": [{"name": "t", "partitions": [{"partition_index": at} for at in range(3)]}] * 2}
     frame = b"".join(encode_response(METADATA, 12, 0, body))[4:]
 

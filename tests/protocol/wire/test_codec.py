@@ -47,7 +47,7 @@ def round_trip(value: dict[str, Any], version: int = 1, flexible: bool = False) 
     return decode(THING, version, flexible, encoded(value, version, flexible))
 
 
-def test_missing_keys_stand_for_defaults_and_all_fields_are_decoded_in_order() -> None:
+def test_missing_keys_have_defaults_and_fields_are_decoded_in_order() -> None:
     value = round_trip({})
 
     assert list(value) == NAMES
@@ -79,7 +79,7 @@ def test_decoded_defaults_are_not_shared_between_values() -> None:
 
 
 @pytest.mark.parametrize(("version", "flexible"), [(0, False), (1, False), (2, True)])
-def test_values_survive_the_trip(version: int, flexible: bool) -> None:
+def test_values_round_trip(version: int, flexible: bool) -> None:
     value: dict[str, Any] = {
         "number": -5,
         "flag": False,
@@ -95,26 +95,26 @@ def test_values_survive_the_trip(version: int, flexible: bool) -> None:
     assert {name: item for name, item in round_trip(value, version, flexible).items() if name in value} == value
 
 
-def test_an_unknown_key_is_refused_by_name() -> None:
+def test_unknown_key_is_refused_by_name() -> None:
     with pytest.raises(UsageError, match="nmae"):
         encoded({"nmae": "typo"})
     with pytest.raises(UsageError, match=r"unknown fields \['x'\] in many"):
         encoded({"many": [{"x": 1}]})
 
 
-def test_a_value_for_a_field_the_version_lacks_is_refused() -> None:
+def test_value_for_a_field_missing_in_the_version_is_refused() -> None:
     with pytest.raises(UsageError, match="version 0 has no field inner"):
         encoded({"inner": {"id": 1}}, version=0)
     with pytest.raises(UsageError, match="version 1 has no field old"):
         encoded({"old": 8}, version=1)
 
 
-def test_a_default_for_a_field_the_version_lacks_is_dropped() -> None:
+def test_default_for_a_field_missing_in_the_version_is_dropped() -> None:
     assert encoded({"inner": {"id": -1}, "many": []}, version=0) == encoded({}, version=0)
     assert encoded({"old": 7}, version=1) == encoded({}, version=1)
 
 
-def test_any_value_for_an_ignorable_field_the_version_lacks_is_dropped() -> None:
+def test_value_for_an_ignorable_field_missing_in_the_version_is_dropped() -> None:
     assert encoded({"hint": "dropped"}, version=1) == encoded({}, version=1)
 
 
@@ -140,12 +140,12 @@ def test_any_value_for_an_ignorable_field_the_version_lacks_is_dropped() -> None
         ({"many": [{"note": 5}]}, "many.note"),
     ],
 )
-def test_a_value_that_cannot_be_sent_is_refused_with_the_path_of_its_field(value: dict[str, Any], path: str) -> None:
+def test_invalid_value_is_refused_with_the_path_of_its_field(value: dict[str, Any], path: str) -> None:
     with pytest.raises(UsageError, match=path.replace(".", r"\.")):
         encoded(value)
 
 
-def test_tagged_fields_are_sent_in_the_order_of_their_tags_and_only_if_not_default() -> None:
+def test_non_default_tagged_fields_are_sent_in_tag_order() -> None:
     bare = encoded({}, version=2, flexible=True)
     full = encoded({"late": 5, "tagged": {"id": 1}}, version=2, flexible=True)
 
@@ -162,7 +162,7 @@ def test_unknown_tagged_fields_are_skipped() -> None:
 
 
 @pytest.mark.parametrize("size_and_content", [b"\x02\x05\x00", b"\x00"])
-def test_a_tagged_field_of_another_size_than_it_announces_is_corrupt(size_and_content: bytes) -> None:
+def test_tagged_field_with_a_wrong_size_is_corrupt(size_and_content: bytes) -> None:
     bare = encoded({}, version=2, flexible=True)
 
     with pytest.raises(Corrupt):
@@ -173,7 +173,7 @@ def test_a_tagged_field_of_another_size_than_it_announces_is_corrupt(size_and_co
     ("flexible", "count_of_ten", "smallest_bytes"),
     [(False, b"\0\0\0\x0a", 4 + 2), (True, b"\x0b", 4 + 1 + 1)],  # id, note, section of tagged fields
 )
-def test_a_count_of_structs_that_cannot_fit_is_refused_before_the_first(
+def test_count_of_structs_that_cannot_fit_is_refused_first(
     flexible: bool, count_of_ten: bytes, smallest_bytes: int
 ) -> None:
     many = Struct(Field("many", Array(INNER)))
@@ -182,12 +182,12 @@ def test_a_count_of_structs_that_cannot_fit_is_refused_before_the_first(
         decode(many, 0, flexible, count_of_ten + bytes(10 * smallest_bytes - 1))
 
 
-def test_left_over_bytes_are_corrupt() -> None:
+def test_remaining_bytes_are_corrupt() -> None:
     with pytest.raises(Corrupt, match="1 bytes too many"):
         decode(THING, 1, False, encoded({}) + b"\0")
 
 
-def test_a_nullable_struct_starts_with_one_or_minus_one() -> None:
+def test_nullable_struct_starts_with_1_or_minus_1() -> None:
     only = Struct(Field("maybe", INNER, nullable_since=0, default=None))
 
     assert decode(only, 0, False, b"\xff") == {"maybe": None}

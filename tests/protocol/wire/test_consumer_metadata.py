@@ -11,7 +11,7 @@ from protocol.wire.schema import Field, Struct
 OWNED = {"topic": "t", "partitions": [0, 2]}
 
 
-def test_a_subscription_looks_as_the_java_consumer_writes_it() -> None:
+def test_subscription_equals_the_java_consumers() -> None:
     value = {"topics": ["t"], "user_data": b"u", "owned_partitions": [OWNED], "generation_id": 5, "rack_id": "r"}
     expected = bytes.fromhex(
         "0003"  # version
@@ -26,7 +26,7 @@ def test_a_subscription_looks_as_the_java_consumer_writes_it() -> None:
     assert decode_versioned(SUBSCRIPTION, LAST_VERSION, expected) == (3, value)
 
 
-def test_an_older_subscription_leaves_out_what_it_does_not_know() -> None:
+def test_older_subscription_omits_newer_fields() -> None:
     data = encode_versioned(SUBSCRIPTION, 0, {"topics": ["t"], "owned_partitions": [OWNED], "generation_id": 5})
     version, value = decode_versioned(SUBSCRIPTION, LAST_VERSION, data)
 
@@ -34,19 +34,19 @@ def test_an_older_subscription_leaves_out_what_it_does_not_know() -> None:
     assert (version, value["owned_partitions"], value["generation_id"]) == (0, [], -1)
 
 
-def test_a_newer_version_is_read_as_the_newest_known_one_with_bytes_to_spare() -> None:
+def test_newer_version_is_read_as_the_newest_known_with_extra_bytes() -> None:
     data = b"\0\x09" + encode_versioned(ASSIGNMENT, 3, {"assigned_partitions": [OWNED]})[2:] + b"more"
 
     assert decode_versioned(ASSIGNMENT, LAST_VERSION, data) == (9, {"assigned_partitions": [OWNED], "user_data": None})
 
 
-def test_a_newer_version_is_read_by_the_rules_of_the_newest_known_one() -> None:
+def test_newer_version_has_the_schema_of_the_newest_known() -> None:
     schema = Struct(Field("in_the_newest_known", "int8", until=LAST_VERSION))
 
     assert decode_versioned(schema, LAST_VERSION, b"\0\x09\x05") == (9, {"in_the_newest_known": 5})
 
 
-def test_bad_bytes_are_our_errors() -> None:
+def test_invalid_bytes_are_protocol_errors() -> None:
     data = encode_versioned(ASSIGNMENT, 3, {"assigned_partitions": [OWNED]})
     for cut in range(len(data)):
         with pytest.raises(Truncated):

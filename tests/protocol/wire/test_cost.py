@@ -13,7 +13,7 @@ from protocol.wire.messages.m03_metadata import METADATA
 MAY_NOT_BE_IMPORTED = {"socket", "ssl", "asyncio", "numpy", "pyarrow", "json", "logging"}
 
 
-def test_importing_wire_pulls_in_nothing_heavy_and_only_the_messages_used() -> None:
+def test_importing_wire_loads_only_the_messages_used() -> None:
     code = """
 import sys
 before = set(sys.modules)

@@ -27,7 +27,7 @@ def body_of(parts: list[BytesLike]) -> bytes:
     return frame[4:]
 
 
-def test_a_request_has_the_old_header_before_and_the_tagged_one_in_flexible_versions() -> None:
+def test_request_header_has_tags_in_flexible_versions_only() -> None:
     # API key 3, version, correlation id 9, client id "me".
     old, flexible = (body_of(encode_request(METADATA, v, 9, "me", {"topics": None})) for v in (8, 9))
 
@@ -35,19 +35,19 @@ def test_a_request_has_the_old_header_before_and_the_tagged_one_in_flexible_vers
     assert flexible.startswith(bytes.fromhex("0003 0009 00000009 0002 6d65 00 00"))
 
 
-def test_a_client_id_may_be_null() -> None:
+def test_client_id_may_be_null() -> None:
     frame = body_of(encode_request(METADATA, 1, 9, None, {}))
 
     assert frame[8:10] == b"\xff\xff"
     assert decode_request(frame)[3] is None
 
 
-def test_a_response_has_a_tagged_header_in_flexible_versions_but_not_for_api_versions() -> None:
+def test_response_header_has_tags_in_flexible_versions_except_api_versions() -> None:
     assert body_of(encode_response(METADATA, 9, 5, {}))[4:5] == b"\0"
     assert body_of(encode_response(API_VERSIONS, 3, 5, {"error_code": 1}))[4:6] == b"\0\x01"
 
 
-def test_the_correlation_id_is_read_without_knowing_the_api() -> None:
+def test_correlation_id_is_read_without_the_api() -> None:
     assert correlation_id(body_of(encode_response(METADATA, 9, 77, {}))) == 77
     with pytest.raises(Truncated):
         correlation_id(b"\0\0\0")
@@ -61,7 +61,7 @@ def test_tagged_fields_in_a_response_header_are_skipped() -> None:
 
 
 @pytest.mark.parametrize("asked", [1, 3, 4])
-def test_a_broker_that_does_not_know_our_api_versions_answers_in_version_zero(asked: int) -> None:
+def test_unsupported_api_versions_request_is_answered_in_version_0(asked: int) -> None:
     ranges = [{"api_key": 18, "min_version": 0, "max_version": 2}]
     answer = body_of(encode_response(API_VERSIONS, 0, 1, {"error_code": 35, "api_keys": ranges}))
 
@@ -77,7 +77,7 @@ def _produce(records: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("version", [3, 12])
-def test_large_records_are_sent_as_they_are_not_copied(version: int) -> None:
+def test_large_records_are_sent_without_a_copy(version: int) -> None:
     records = bytearray(1 << 20)
     parts = encode_request(PRODUCE, version, 1, "me", _produce(records))
 
@@ -108,7 +108,7 @@ def test_absent_records_are_none() -> None:
     assert decode_response(FETCH, 4, frame)["responses"][0]["partitions"][0]["records"] is None
 
 
-def test_an_error_names_the_api_and_the_version() -> None:
+def test_error_names_the_api_and_the_version() -> None:
     frame = body_of(encode_response(METADATA, 9, 5, {}))
 
     with pytest.raises(Truncated, match="Metadata v9 response"):
@@ -120,7 +120,7 @@ def test_an_error_names_the_api_and_the_version() -> None:
 
 
 @pytest.mark.parametrize("version", [3, 19])
-def test_a_version_we_do_not_speak_is_refused(version: int) -> None:
+def test_unsupported_version_is_refused(version: int) -> None:
     with pytest.raises(UnsupportedVersion, match="v4 to v18"):
         encode_request(FETCH, version, 1, "me", {})
     with pytest.raises(UnsupportedVersion):
@@ -128,7 +128,7 @@ def test_a_version_we_do_not_speak_is_refused(version: int) -> None:
 
 
 @pytest.mark.parametrize(("key", "version"), [(1, 99), (999, 0), (18, 9)])
-def test_a_request_not_spoken_here_says_what_is_needed_to_answer_it(key: int, version: int) -> None:
+def test_unsupported_request_error_has_the_fields_to_answer_it(key: int, version: int) -> None:
     frame = key.to_bytes(2, "big") + version.to_bytes(2, "big") + b"\0\0\0\x2a\xff\xff" + b"whatever"
 
     with pytest.raises(UnsupportedVersion) as raised:

@@ -28,7 +28,7 @@ FRAMES = _kafka_frames()
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("api", API_BY_KEY.values(), ids=case_id)
-def test_values_are_encoded_as_kafka_encodes_them(api: Api, kind: str) -> None:
+def test_encoded_values_equal_kafkas_frames(api: Api, kind: str) -> None:
     for version, flavour in _versions(api):
         value = sample_of(api, version, kind, flavour)
         if kind == "request":
@@ -42,7 +42,7 @@ def test_values_are_encoded_as_kafka_encodes_them(api: Api, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("api", API_BY_KEY.values(), ids=case_id)
-def test_frames_of_kafka_are_decoded_to_their_values(api: Api, kind: str) -> None:
+def test_kafkas_frames_are_decoded_to_their_values(api: Api, kind: str) -> None:
     for version, flavour in _versions(api):
         frame = FRAMES[api.name, str(version), kind, flavour]
         if kind == "request":

@@ -123,7 +123,7 @@ def reply_pieces(api: Api, version: int, flavour: str) -> list[Piece]:
 
 
 @pytest.mark.parametrize(("api", "version", "flavour", "frame"), REPLIES, ids=case_id)
-def test_the_lengths_are_where_kafka_has_them(api: Api, version: int, flavour: str, frame: bytes) -> None:
+def test_lengths_are_at_kafkas_positions(api: Api, version: int, flavour: str, frame: bytes) -> None:
     assert joined(reply_pieces(api, version, flavour)) == frame
 
 
@@ -132,7 +132,7 @@ def test_the_lengths_are_where_kafka_has_them(api: Api, version: int, flavour: s
 # Versions that differ only in their number have equal frames.
 LAYOUTS = REPLIES if SOAK else list({(reply[0].name, *reply[2:]): reply for reply in REPLIES}.values())
 
-LIES = {
+WRONG_LENGTHS = {
     "int16": {"-2": b"\xff\xfe", "0": b"\0\0", "2^15-1": b"\x7f\xff", "-2^15": b"\x80\0"},
     "int32": {"-2": b"\xff\xff\xff\xfe", "0": bytes(4), "2^31-1": b"\x7f\xff\xff\xff", "-2^31": b"\x80\0\0\0"},
     "varint": {
@@ -150,7 +150,7 @@ HARMLESS = {"0", "1"}  # may be accepted: the following bytes may form a valid v
 
 
 @pytest.mark.parametrize(("api", "version", "flavour", "frame"), LAYOUTS, ids=case_id)
-def test_every_length_that_lies_is_found_out(api: Api, version: int, flavour: str, frame: bytes) -> None:
+def test_wrong_lengths_are_refused(api: Api, version: int, flavour: str, frame: bytes) -> None:
     parts = reply_pieces(api, version, flavour)
     read = partial(decode_response, api, version)
     read(frame)
@@ -158,12 +158,12 @@ def test_every_length_that_lies_is_found_out(api: Api, version: int, flavour: st
         for nth, part in enumerate(parts):
             if isinstance(part, Length):
                 before, after = joined(parts[:nth]), joined(parts[nth + 1 :])
-                for name, lie in LIES[part.kind].items():
+                for name, lie in WRONG_LENGTHS[part.kind].items():
                     well = provoke(read, before + lie + after)
                     assert not well or name in HARMLESS, f"{part.what} = {name} was taken"
 
 
-def test_an_absurd_length_takes_no_memory_in_a_large_reply_either() -> None:
+def test_absurd_length_in_a_large_reply_takes_no_memory() -> None:
     """Enough bytes follow that only the count itself, checked before reading elements, is impossible."""
     read = partial(decode_response, API_BY_NAME["Metadata"], 12)
     parts = reply_pieces(API_BY_NAME["Metadata"], 12, "full")
@@ -178,13 +178,13 @@ def test_an_absurd_length_takes_no_memory_in_a_large_reply_either() -> None:
 @pytest.mark.parametrize(
     ("api", "version", "flavour", "frame"), [reply for reply in LAYOUTS if reply[2] == "sparse"], ids=case_id
 )
-def test_every_strict_prefix_is_refused(api: Api, version: int, flavour: str, frame: bytes) -> None:
+def test_prefixes_are_refused(api: Api, version: int, flavour: str, frame: bytes) -> None:
     for cut in range(len(frame)):
         with pytest.raises(ProtocolError):
             decode_response(api, version, frame[:cut])
 
 
-def test_replies_spoilt_at_random() -> None:
+def test_randomly_corrupted_replies_raise_only_protocol_errors() -> None:
     frames = [frame for *_, frame in REPLIES]
     for api, version, _, frame in REPLIES:
         decode_response(api, version, frame)

@@ -22,7 +22,7 @@ def ours(api: Api, version: int, body: dict[str, Any]) -> bytes:
 
 
 @pytest.mark.parametrize("version", [4, 7, 11, 12])
-def test_fetch_is_asked_as_kafka_python_asks(version: int) -> None:
+def test_fetch_request_equals_kafka_pythons(version: int) -> None:
     messages = pytest.importorskip("kafka.protocol.consumer")
     fields = {name: value for name, value in FETCH_BODY.items() if name != "rack_id" or version >= 11}
     theirs = messages.FetchRequest[version](
@@ -40,7 +40,7 @@ def test_fetch_is_asked_as_kafka_python_asks(version: int) -> None:
 
 
 @pytest.mark.parametrize("version", [1, 8, 9, 12])
-def test_metadata_is_read_as_kafka_python_reads_it(version: int) -> None:
+def test_metadata_reply_is_decoded_as_by_kafka_python(version: int) -> None:
     messages = pytest.importorskip("kafka.protocol.metadata")
     partition = {"partition_index": 1, "leader_id": 2, "replica_nodes": [2, 3], "isr_nodes": [2]}
     body = {
@@ -57,7 +57,7 @@ def test_metadata_is_read_as_kafka_python_reads_it(version: int) -> None:
     assert (found.partition_index, found.leader_id, list(found.replica_nodes)) == (1, 2, [2, 3])
 
 
-def test_fetch_v11_is_asked_as_aiokafka_asks() -> None:
+def test_fetch_v11_request_equals_aiokafkas() -> None:
     fetch = pytest.importorskip("aiokafka.protocol.fetch")
     # Replica, max wait, min bytes, max bytes, isolation, session id and epoch, topics, forgotten topics, rack.
     partition = (3, 4, 2**40, -1, 1 << 20)
@@ -67,7 +67,7 @@ def test_fetch_v11_is_asked_as_aiokafka_asks() -> None:
     assert ours(FETCH, 11, body).endswith(theirs.encode())
 
 
-def test_list_offsets_v3_is_asked_as_aiokafka_asks() -> None:
+def test_list_offsets_v3_request_equals_aiokafkas() -> None:
     offset = pytest.importorskip("aiokafka.protocol.offset")
     theirs = offset.OffsetRequest_v3(-1, 1, [("t", [(3, -2)])])
     body = {"isolation_level": 1, "topics": [{"name": "t", "partitions": [{"partition_index": 3, "timestamp": -2}]}]}
@@ -75,7 +75,7 @@ def test_list_offsets_v3_is_asked_as_aiokafka_asks() -> None:
     assert ours(LIST_OFFSETS, 3, body).endswith(theirs.encode())
 
 
-def test_a_subscription_is_that_of_aiokafka() -> None:
+def test_subscription_equals_aiokafkas() -> None:
     protocol = pytest.importorskip("aiokafka.coordinator.protocol")
     theirs = protocol.ConsumerProtocolMemberMetadata(0, ["a", "b"], b"data")
 

@@ -52,7 +52,7 @@ _WITHOUT_SUBJECT = {"CreateAcls", "DeleteAcls", "AlterClientQuotas"}
 
 
 @pytest.mark.parametrize("api", API_BY_KEY.values(), ids=case_id)
-def test_no_error_code_of_a_reply_is_overlooked(api: Api) -> None:
+def test_error_codes_of_a_reply_are_all_found(api: Api) -> None:
     reply = with_codes(api.response, iter(range(1, 100)))
     parts = list(error_parts(api, reply))
     assert sorted(part.code for part in parts) == sorted(codes(reply))
@@ -60,7 +60,7 @@ def test_no_error_code_of_a_reply_is_overlooked(api: Api) -> None:
         assert all(part.context for part in parts if part.fields is not reply), "each row names its subject"
 
 
-def test_a_part_says_what_it_is_about_and_what_the_broker_says_itself() -> None:
+def test_part_has_its_subject_and_the_brokers_message() -> None:
     rows = [{"name": "orders", "error_code": 36, "error_message": "Topic 'orders' already exists."}]
     (part,) = error_parts(CREATE_TOPICS, {"topics": rows})
     assert (part.code, part.message, part.name, part.partition) == (36, rows[0]["error_message"], "orders", None)
@@ -73,7 +73,7 @@ def test_a_part_says_what_it_is_about_and_what_the_broker_says_itself() -> None:
     )
 
 
-def test_partitions_stand_in_a_request_as_its_definition_has_them() -> None:
+def test_partitions_are_placed_in_a_request_by_its_definition() -> None:
     assert partition_request(
         LIST_OFFSETS, {"replica_id": -1}, {("a", 0): {"timestamp": 5}, ("b", 1): {}, ("a", 2): {"timestamp": 6}}
     ) == {
@@ -99,7 +99,7 @@ ENTITIES = {Route.GROUP: "groupId", Route.TRANSACTION: "transactionalId"}
 
 
 @pytest.mark.parametrize("api", [api for api in API_BY_KEY.values() if api.route in ENTITIES], ids=case_id)
-def test_the_field_that_says_which_coordinator_is_what_kafka_calls_a_group_or_a_transactional_id(api: Api) -> None:
+def test_coordinator_key_field_is_kafkas_group_or_transactional_id(api: Api) -> None:
     fields = {snake_case(field["name"]): field for field in KAFKA[api.name]["request"]}
     said = [name for name, field in fields.items() if field.get("entity") == ENTITIES[api.route]]
     for name in said:
@@ -108,7 +108,7 @@ def test_the_field_that_says_which_coordinator_is_what_kafka_calls_a_group_or_a_
     assert len(said) == 1
 
 
-def test_of_several_no_coordinator_is_taken_for_all() -> None:
+def test_coordinator_key_of_several_groups_is_refused() -> None:
     with pytest.raises(UsageError, match="DescribeGroups: groups must have one element"):
         DESCRIBE_GROUPS.coordinator_key({"groups": ["a", "b"]})
 
@@ -121,13 +121,13 @@ def test_of_several_no_coordinator_is_taken_for_all() -> None:
         (ADD_PARTITIONS_TO_TXN, {"transactions": []}, "AddPartitionsToTxn: v3_and_below_transactional_id"),
     ],
 )
-def test_request_without_coordinator_key_says_that_it_is_missing(api: Api, body: dict[str, Any], field: str) -> None:
+def test_request_without_coordinator_key_is_refused(api: Api, body: dict[str, Any], field: str) -> None:
     with pytest.raises(
         UsageError, match=f"{field} is missing or empty, and the coordinator cannot be found without it"
     ):
         api.coordinator_key(body)
 
 
-def test_a_producer_without_transactions_needs_no_coordinator() -> None:
+def test_producer_without_transactions_needs_no_coordinator() -> None:
     assert INIT_PRODUCER_ID.coordinator_key({"transactional_id": None}) is None
     assert LIST_OFFSETS.coordinator_key({}) is None

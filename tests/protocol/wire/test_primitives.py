@@ -43,7 +43,7 @@ ROUND_TRIPS: dict[str, st.SearchStrategy[Any]] = {
 
 @pytest.mark.parametrize("name", ROUND_TRIPS)
 @given(data=st.data())
-def test_what_is_written_is_read_back_and_no_prefix_of_it_is(name: str, data: st.DataObject) -> None:
+def test_primitives_round_trip_and_prefixes_are_truncated(name: str, data: st.DataObject) -> None:
     value = data.draw(ROUND_TRIPS[name])
     encoded = varint(value) if name.startswith("var") else written(lambda writer: getattr(writer, name)(value))
     reader = Reader(encoded)
@@ -76,7 +76,7 @@ def test_what_is_written_is_read_back_and_no_prefix_of_it_is(name: str, data: st
         ("compact_array_length", None, "00"),
     ],
 )
-def test_bytes_are_those_of_the_protocol_guide(name: str, value: Any, expected: str) -> None:
+def test_encoded_bytes_equal_the_protocol_guide(name: str, value: Any, expected: str) -> None:
     assert written(lambda writer: getattr(writer, name)(value)).hex() == expected
 
 
@@ -104,7 +104,7 @@ def test_signed_varints_are_zigzag(name: str, value: int, expected: str) -> None
         ("compact_array_length", b"\0"),
     ],
 )
-def test_null_is_read_only_where_it_is_allowed(name: str, null: bytes) -> None:
+def test_null_is_accepted_only_where_allowed(name: str, null: bytes) -> None:
     assert getattr(Reader(null), name)(nullable=True) is None
     with pytest.raises(Corrupt, match="null"):
         getattr(Reader(null), name)()
@@ -114,7 +114,7 @@ def test_null_is_read_only_where_it_is_allowed(name: str, null: bytes) -> None:
     ("name", "length"),
     [("string", b"\xff\xfe"), ("data", b"\xff\xff\xff\xfe"), ("array_length", b"\xff\xff\xff\xfe")],
 )
-def test_a_length_of_minus_two_is_corrupt(name: str, length: bytes) -> None:
+def test_length_of_minus_two_is_corrupt(name: str, length: bytes) -> None:
     with pytest.raises(Corrupt, match="-2"):
         getattr(Reader(length + bytes(64)), name)(nullable=True)
 
@@ -130,12 +130,12 @@ def test_a_length_of_minus_two_is_corrupt(name: str, length: bytes) -> None:
         ("compact_array_length", b"\xff\xff\xff\xff\x0f"),
     ],
 )
-def test_a_length_beyond_the_bytes_left_is_truncated(name: str, length: bytes) -> None:
+def test_length_beyond_the_bytes_left_is_truncated(name: str, length: bytes) -> None:
     with pytest.raises(Truncated):
         getattr(Reader(length + bytes(64)), name)()
 
 
-def test_a_count_is_refused_if_its_smallest_elements_do_not_fit() -> None:
+def test_count_is_refused_if_its_smallest_elements_do_not_fit() -> None:
     count_of_ten = (10).to_bytes(4, "big")
 
     assert Reader(count_of_ten + bytes(40)).array_length(smallest_bytes=4) == 10
@@ -146,7 +146,7 @@ def test_a_count_is_refused_if_its_smallest_elements_do_not_fit() -> None:
 @pytest.mark.parametrize(
     ("name", "data"), [("uvarint", b"\xff" * 5), ("uvarint", b"\xff\xff\xff\xff\x10"), ("varlong", b"\xff" * 10)]
 )
-def test_an_endless_or_oversized_varint_is_corrupt(name: str, data: bytes) -> None:
+def test_endless_or_oversized_varint_is_corrupt(name: str, data: bytes) -> None:
     with pytest.raises(Corrupt, match="bits"):
         getattr(Reader(data + bytes(8)), name)()
 
@@ -165,7 +165,7 @@ def test_bytes_are_read_as_views_of_the_buffer() -> None:
     assert bytes(view) == b"zb"
 
 
-def test_large_bytes_are_kept_as_buffers_of_their_own_and_small_ones_are_joined() -> None:
+def test_large_bytes_are_separate_buffers_and_small_ones_are_joined() -> None:
     small, large = bytes(LARGE_BYTES - 1), bytes(LARGE_BYTES)
     writer = Writer()
     for value in (small, large, small):
@@ -184,18 +184,18 @@ def test_buffers_of_wider_items_count_in_bytes() -> None:
     assert Reader(memoryview(b"\0\0\0\0\0\0\0\x07").cast("q")).take(8) == bytes(7) + b"\7"
 
 
-def test_tagged_fields_are_skipped_whatever_they_hold() -> None:
+def test_tagged_fields_of_any_content_are_skipped() -> None:
     reader = Reader(b"\x02" + b"\x00\x03abc" + b"\x81\x01\x00" + b"!")
     reader.skip_tagged_fields()
 
     assert bytes(reader.take(reader.left)) == b"!"
 
 
-def test_a_uuid_of_another_length_is_refused() -> None:
+def test_uuid_of_wrong_length_is_refused() -> None:
     with pytest.raises(ValueError, match="16"):
         Writer().uuid(b"short")
 
 
-def test_a_string_longer_than_kafka_reads_is_refused() -> None:
+def test_string_longer_than_kafka_reads_is_refused() -> None:
     with pytest.raises(ValueError, match="32767"):
         Writer().compact_string("x" * 2**15)

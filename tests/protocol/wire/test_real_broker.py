@@ -142,7 +142,9 @@ def only_what_the_version_has(struct: Struct, version: int, value: dict[str, Any
 
 
 @pytest.mark.parametrize("api", API_BY_KEY.values(), ids=case_id)
-def test_every_version_is_understood_on_both_sides(api: Api, broker: Broker, topic1: TopicFactory) -> None:
+def test_requests_of_all_versions_are_accepted_and_replies_decoded(
+    api: Api, broker: Broker, topic1: TopicFactory
+) -> None:
     name = topic1()
     newest = min(METADATA.last, broker.ranges[METADATA.key][1])
     topic_id = broker.call(METADATA, newest, {"topics": [{"name": name}]})["topics"][0]["topic_id"]

@@ -49,7 +49,7 @@ def scalar_values(kind: str) -> st.SearchStrategy[Any]:
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(data=st.data())
-def test_generated_values_survive_the_trip(api: Api, kind: str, data: st.DataObject) -> None:
+def test_generated_values_round_trip(api: Api, kind: str, data: st.DataObject) -> None:
     version = data.draw(st.integers(api.first, api.last), label="version")
     value = data.draw(values(fields_of(api, version, kind)), label="value")
     if kind == "request":

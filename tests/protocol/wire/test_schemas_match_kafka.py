@@ -66,7 +66,7 @@ def without_struct_names(fields: tuple[KafkaField, ...]) -> tuple[KafkaField, ..
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("api", API_BY_KEY.values(), ids=case_id)
-def test_fields_are_those_of_kafka(api: Api, kind: str) -> None:
+def test_fields_equal_kafkas(api: Api, kind: str) -> None:
     for version in range(api.first, api.last + 1):
         ours = our_fields(api.request if kind == "request" else api.response, version)
 
@@ -74,7 +74,7 @@ def test_fields_are_those_of_kafka(api: Api, kind: str) -> None:
 
 
 @pytest.mark.parametrize("api", API_BY_KEY.values(), ids=case_id)
-def test_versions_and_flexibility_are_those_of_kafka(api: Api) -> None:
+def test_versions_and_flexibility_equal_kafkas(api: Api) -> None:
     facts = KAFKA[api.name]
     first, last = bounds(facts["versions"])
 
@@ -87,7 +87,7 @@ def test_versions_and_flexibility_are_those_of_kafka(api: Api) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("api", API_BY_KEY.values(), ids=case_id)
-def test_defaults_and_ignorable_fields_are_those_of_kafka(api: Api, kind: str) -> None:
+def test_defaults_and_ignorable_fields_equal_kafkas(api: Api, kind: str) -> None:
     struct = api.request if kind == "request" else api.response
     wrong = list(_differences(struct, KAFKA[api.name][kind], api, f"{api.name}.{kind}"))
 

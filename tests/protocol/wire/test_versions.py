@@ -21,7 +21,7 @@ from protocol.wire.versions import choose
         ((0, 17), {"at_least": 17, "at_most": 17}, 17),
     ],
 )
-def test_the_highest_common_version_is_chosen(broker: tuple[int, int], needs: dict[str, int], expected: int) -> None:
+def test_highest_common_version_is_chosen(broker: tuple[int, int], needs: dict[str, int], expected: int) -> None:
     assert choose(FETCH, {1: broker}, **needs) == expected
 
 
@@ -36,7 +36,7 @@ def test_the_highest_common_version_is_chosen(broker: tuple[int, int], needs: di
         ({0: (0, 9)}, {}, ["does not support Fetch", "key 1"]),
     ],
 )
-def test_where_there_is_none_the_error_tells_all_ranges(
+def test_version_mismatch_error_has_all_ranges(
     broker: dict[int, tuple[int, int]], needs: dict[str, int], told: list[str]
 ) -> None:
     with pytest.raises(UnsupportedVersion) as raised:

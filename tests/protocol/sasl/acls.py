@@ -30,8 +30,8 @@ _RESOURCES = {
 
 
 @dataclass(frozen=True)
-class Right:
-    """An ACL of bob: `Right("Read", "Topic", "orders")`. `prefix`: for all names that begin so."""
+class Acl:
+    """An ACL of bob: `Acl("Read", "Topic", "orders")`. `prefix`: for all names with this prefix."""
 
     operation: str
     resource: str
@@ -44,24 +44,24 @@ class Right:
         return kind(_RESOURCES[self.resource], self.name, pattern, "User:bob", "*", operation, AclPermissionType.ALLOW)
 
 
-def allow(kafka: LocalKafka, rights: Collection[Right]) -> None:
-    if rights:
+def allow(kafka: LocalKafka, acls: Collection[Acl]) -> None:
+    if acls:
         admin = _admin(kafka)  # pending requests fail when the client is collected
-        for made in admin.create_acls([right.bound(AclBinding) for right in rights]).values():
+        for made in admin.create_acls([acl.bound(AclBinding) for acl in acls]).values():
             made.result(30)
-        wait_until(lambda: _granted(admin) >= _asked(rights), every_s=0.05)
+        wait_until(lambda: _granted(admin) >= _asked(acls), every_s=0.05)
 
 
-def take_back(kafka: LocalKafka, rights: Collection[Right]) -> None:
-    if rights:
+def revoke(kafka: LocalKafka, acls: Collection[Acl]) -> None:
+    if acls:
         admin = _admin(kafka)
-        for gone in admin.delete_acls([right.bound(AclBindingFilter) for right in rights]).values():
+        for gone in admin.delete_acls([acl.bound(AclBindingFilter) for acl in acls]).values():
             gone.result(30)
-        wait_until(lambda: not _granted(admin) & _asked(rights), every_s=0.05)
+        wait_until(lambda: not _granted(admin) & _asked(acls), every_s=0.05)
 
 
-def _asked(rights: Collection[Right]) -> set[str]:
-    return {repr(right.bound(AclBinding)) for right in rights}
+def _asked(acls: Collection[Acl]) -> set[str]:
+    return {repr(acl.bound(AclBinding)) for acl in acls}
 
 
 def _granted(admin: AdminClient) -> set[str]:

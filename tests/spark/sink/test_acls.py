@@ -10,7 +10,7 @@ from pyspark.errors import StreamingQueryException
 
 from tests import read_committed
 from tests.conftest import topic_factory
-from tests.protocol.sasl.rights import BOB, Right, allow, take_back
+from tests.protocol.sasl.acls import BOB, Acl, allow, revoke
 from tests.protocol.security.secure_parts import options
 from tests.secured_kafka import SecuredKafka
 
@@ -25,11 +25,11 @@ def test_the_exactly_once_sink_needs_these_rights_and_no_others(
     spark: SparkSession, secured: SecuredKafka, tmp_path: Path
 ) -> None:
     topic = next(factory := topic_factory(secured.kafka))()
-    rights = [
-        Right("Write", "TransactionalId", f"{PREFIX}-", prefix=True),
-        Right("Read", "Group", f"{PREFIX}-", prefix=True),
-        Right("Write", "Topic", topic),
-        Right("Read", "Topic", topic),  # its first partition is the one that the ledger's offsets are of
+    acls = [
+        Acl("Write", "TransactionalId", f"{PREFIX}-", prefix=True),
+        Acl("Read", "Group", f"{PREFIX}-", prefix=True),
+        Acl("Write", "Topic", topic),
+        Acl("Read", "Topic", topic),  # its first partition is the one that the ledger's offsets are of
     ]
 
     def write(checkpoint: str) -> None:
@@ -40,19 +40,19 @@ def test_the_exactly_once_sink_needs_these_rights_and_no_others(
         writer = writer.option("checkpointLocation", str(tmp_path / checkpoint)).trigger(availableNow=True)
         writer.start().awaitTermination()
 
-    for missing in rights:
-        others = [right for right in rights if right != missing]
+    for missing in acls:
+        others = [acl for acl in acls if acl != missing]
         allow(secured.kafka, others)
         with pytest.raises(StreamingQueryException) as refused:
             write(f"without {missing.operation} on {missing.resource}")
         # To be told of a topic or a coordinator takes Describe, which every other right includes.
         lacks = [f"(it needs {each} on {missing.resource} {missing.name}" for each in (missing.operation, "Describe")]
         assert any(words in str(refused.value) for words in lacks), missing
-        take_back(secured.kafka, others)
-    allow(secured.kafka, rights)
+        revoke(secured.kafka, others)
+    allow(secured.kafka, acls)
     write("with all of them")
     values = read_committed.by_this_project(secured.kafka.bootstrap_servers, topic)
     assert sorted(value for each in values.values() for value in each) == [b"0", b"1"]
-    take_back(secured.kafka, rights)
+    revoke(secured.kafka, acls)
     for _ in factory:
         pass

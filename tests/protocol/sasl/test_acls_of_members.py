@@ -17,8 +17,8 @@ from spark_kafka_source.options.parsing import parse_source_options
 from tests.conftest import KAFKA_VERSION, TopicFactory, topic_factory
 from tests.protocol.consumer.consuming import produce
 from tests.protocol.consumer_group.members import Member, read
+from tests.protocol.sasl.acls import ALICE, BOB, Acl, allow
 from tests.protocol.sasl.conftest import ClientFactory
-from tests.protocol.sasl.rights import ALICE, BOB, Right, allow
 from tests.protocol.security.secure_parts import options
 from tests.secured_kafka import SecuredKafka
 from tests.wait_until import wait_until
@@ -45,8 +45,8 @@ def topic(secured: SecuredKafka) -> Iterator[TopicFactory]:
         pass
 
 
-def rights_of_member(topic: str, group: str) -> list[Right]:
-    return [Right("Read", "Group", group), Right("Read", "Topic", topic)]
+def acls_of_member(topic: str, group: str) -> list[Acl]:
+    return [Acl("Read", "Group", group), Acl("Read", "Topic", topic)]
 
 
 def query_of_bob(secured: SecuredKafka, topic: str, group: str, protocol: dict[str, str]) -> KafkaStreamReader:
@@ -60,15 +60,15 @@ def begin(query: KafkaStreamReader) -> None:
 
 @pytest.mark.parametrize("protocol", [CLASSIC, {"group.protocol": "consumer"}], ids=lambda each: each["group.protocol"])
 @pytest.mark.parametrize("missing", ["Group", "Topic"])
-def test_a_query_says_which_right_it_lacks(
+def test_query_names_the_missing_acl(
     secured: SecuredKafka, topic: TopicFactory, protocol: dict[str, str], missing: str
 ) -> None:
     if protocol is not CLASSIC and version_numbers(KAFKA_VERSION) < (4, 0):
         pytest.skip("the consumer protocol begins with Kafka 4.0")
     name = topic()
-    rights = {right.resource: right for right in rights_of_member(name, f"group-{name}")}
-    lacking = rights.pop(missing)
-    allow(secured.kafka, rights.values())
+    acls = {acl.resource: acl for acl in acls_of_member(name, f"group-{name}")}
+    lacking = acls.pop(missing)
+    allow(secured.kafka, acls.values())
     query = query_of_bob(secured, name, f"group-{name}", protocol)
     with pytest.raises(KafkaError, match=rf"\(it needs (Read|Describe) on {missing} {lacking.name}\)"):
         begin(query)
@@ -82,22 +82,22 @@ class TestLeader:
     def known(self, secured: SecuredKafka, topic: TopicFactory) -> str:
         """Return the name of the topic and of the group."""
         name = topic()
-        allow(secured.kafka, rights_of_member(name, name))
+        allow(secured.kafka, acls_of_member(name, name))
         return name
 
-    def test_its_poll_raises_it_once(
+    def test_leaders_poll_raises_the_missing_acl_once(
         self, secured: SecuredKafka, client: ClientFactory, topic: TopicFactory, known: str
     ) -> None:
         with consumer(client, BOB, known) as leader, consumer(client, ALICE, known) as other:
             leader.subscribe([known])
             read(leader, 3)
             other.subscribe([hidden := topic()])
-            with pytest.raises(BrokerError, match=is_nobodys(hidden)):
+            with pytest.raises(BrokerError, match=missing_read_acl_of(hidden)):
                 wait_until(lambda: not (leader.poll(50), other.poll(50)))
             produce(secured.kafka, known, range(3, 6))
             read(leader, 3)
 
-    def test_its_user_s_errors_have_it(self, client: ClientFactory, topic: TopicFactory, known: str) -> None:
+    def test_leaders_handler_gets_the_missing_acl(self, client: ClientFactory, topic: TopicFactory, known: str) -> None:
         leader = Member(client(BOB), known, known, **CLASSIC)
         try:
             wait_until(lambda: len(leader.handled) == 3)
@@ -107,9 +107,9 @@ class TestLeader:
         finally:
             leader.close()
         (error,) = leader.errors
-        assert re.search(is_nobodys(hidden), str(error))
+        assert re.search(missing_read_acl_of(hidden), str(error))
 
-    def test_its_query_s_log_has_it(
+    def test_leading_query_logs_the_missing_acl(
         self,
         secured: SecuredKafka,
         client: ClientFactory,
@@ -125,7 +125,7 @@ class TestLeader:
             def is_said() -> bool:
                 other.poll(50)
                 begin(leader)
-                return re.search(is_nobodys(hidden), caplog.text) is not None
+                return re.search(missing_read_acl_of(hidden), caplog.text) is not None
 
             wait_until(is_said)
         leader.stop()
@@ -136,5 +136,5 @@ def consumer(client: ClientFactory, who: dict[str, str], group: str) -> KafkaCon
     return KafkaConsumer(client(who), parse_group_consumer(given))
 
 
-def is_nobodys(topic: str) -> str:
+def missing_read_acl_of(topic: str) -> str:
     return rf"nobody is assigned the partitions of {topic}: TOPIC_AUTH.* \(it needs Describe on Topic {topic}\)"
