@@ -55,8 +55,8 @@ With `{PREFIX}security.protocol` SASL_PLAINTEXT or SASL_SSL; without, they do no
 blocks for common clusters. In any value `${{env:NAME}}`, `${{file:PATH:KEY}}` and `${{dir:PATH:FILE}}` refer to what is
 looked up where a connection is opened."""
 
-_TLS = """\
-With `security.protocol` SSL or SASL_SSL. What they mean together: [security.md](security.md)."""
+_TLS = f"""\
+With `{PREFIX}security.protocol` SSL or SASL_SSL. What they mean together: [security.md](security.md)."""
 
 _PROPERTIES = f"""\
 ## Kafka properties

@@ -159,7 +159,7 @@ def _read(options: Mapping[str, str], use: Use) -> tuple[dict[str, Any], dict[st
         if lower in _OF_SPARK or lower.startswith(_OF_SPARK_PREFIX):
             continue
         if lower in _PATHS:
-            warn_once(f"{lower} has no effect: {'topic says' if use & Use.WRITE else 'subscribe says'} what is meant")
+            warn_once(f"{lower} has no effect; use {'topic' if use & Use.WRITE else 'subscribe'}")
         elif lower.startswith(PREFIX):
             name = lower.removeprefix(PREFIX)
             if name in FORBIDDEN and BY_NAME[name].role & _role(use):

@@ -315,7 +315,7 @@ def test_path_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         parse_source_options({**ORDERS, "path": "/x"}, streaming=True)
         parse_sink_options({**BROKERS, "path": "/x"})
-    assert ["subscribe says" in caplog.messages[0], "topic says" in caplog.messages[1]] == [True, True]
+    assert ["use subscribe" in caplog.messages[0], "use topic" in caplog.messages[1]] == [True, True]
 
 
 def test_row_columns_are_read_from_options_of_any_query() -> None:
