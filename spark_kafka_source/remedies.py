@@ -1,6 +1,6 @@
-"""What users of Spark can do about an error of `protocol`, which speaks Kafka's words: by which option of theirs.
+"""Option names and remedies for errors of `protocol`, which has Kafka's properties only.
 
-Used wherever an error leaves for Spark or its log. The messages of errors of our own name options anyway.
+Used wherever such an error leaves for Spark or its log. Errors raised in this package name options already.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from protocol.errors import DataLoss, KafkaError, TopicRecreated
 
 _PROPERTY = "kafka."
-# Settings of `protocol` that are no properties of Kafka.
+# Settings of `protocol` that are not Kafka properties.
 _OPTIONS = {"poll_timeout_ms": "kafkaConsumer.pollTimeoutMs"}
 
 FAIL_ON_DATA_LOSS = "failOnDataLoss=false"
@@ -21,7 +21,7 @@ _GOES_ON_WITHOUT = {TopicRecreated: ON_TOPIC_RECREATED, DataLoss: FAIL_ON_DATA_L
 
 
 def in_options(error: KafkaError) -> str:
-    """The message, with options in place of the settings that it names."""
+    """Return the message with option names in place of property names."""
     text = error.message
     for name in error.settings:
         option = _OPTIONS.get(name, _PROPERTY + name)
@@ -30,19 +30,20 @@ def in_options(error: KafkaError) -> str:
 
 
 def goes_on_without(loss: DataLoss) -> str:
-    """The option, with its value, that lets a query go on without what is lost."""
+    """Return the option, with its value, that lets a query continue without the lost records."""
     return next(option for kind, option in _GOES_ON_WITHOUT.items() if isinstance(loss, kind))
 
 
 def to_go_on(loss: DataLoss) -> str:
+    """Return a sentence with the option that lets a query continue without the lost records."""
     option = goes_on_without(loss)
     default = f" (the default with {FAIL_ON_DATA_LOSS})" if option == ON_TOPIC_RECREATED else ""
-    return f"To go on with what is there, set {option}{default}"
+    return f"To continue without the lost records, set {option}{default}"
 
 
 @contextmanager
 def with_remedies() -> Iterator[None]:
-    """What leaves this block speaks of options."""
+    """Convert errors that leave the block to option names."""
     try:
         yield
     except KafkaError as error:

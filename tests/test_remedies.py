@@ -77,11 +77,11 @@ GOES_ON = {"failOnDataLoss": "false"}
 @pytest.mark.parametrize(
     ("options", "loss", "said"),
     [
-        (DEFAULTS, LOST, r"t-0: gone. To go on with what is there, set failOnDataLoss=false$"),
+        (DEFAULTS, LOST, r"t-0: gone. To continue without the lost records, set failOnDataLoss=false$"),
         (
             DEFAULTS,
             RECREATED,
-            r"recreated. To go on .*, set onTopicRecreated=earliest \(the default with failOnDataLoss=false\)$",
+            r"recreated. To continue .*, set onTopicRecreated=earliest \(the default with failOnDataLoss=false\)$",
         ),
         (GOES_ON, LOST, None),
         (GOES_ON, RECREATED, None),

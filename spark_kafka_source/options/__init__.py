@@ -1,1 +1,1 @@
-"""The options of the source and the sink: what there is, what it may hold, and what that becomes. Pure."""
+"""The options of the source and the sink: names, allowed values, parsing and rules. Pure functions."""

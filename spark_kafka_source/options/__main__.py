@@ -1,4 +1,4 @@
-"""Prints docs/options.md."""
+"""Print docs/options.md."""
 
 from spark_kafka_source.options.markdown import markdown
 

@@ -1,4 +1,4 @@
-"""What transactional ids, and names of groups, may begin with. Pure; raises `ValueError`."""
+"""Prefixes of transactional ids and group names. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ _PREFIX = re.compile(r"[a-zA-Z0-9._-]{1,200}")
 
 
 def id_prefix(text: str) -> str:
-    """Returns the prefix. Kafka takes any text; this keeps ACLs, metrics and commands free of what needs quoting."""
+    """Return the prefix, or raise `ValueError`.
+
+    Kafka accepts any text. The limits here avoid quoting in ACLs, metrics and commands.
+    """
     if not _PREFIX.fullmatch(text):
         raise ValueError("not a prefix")
     return text

@@ -1,8 +1,7 @@
-"""The options and Kafka's properties as Markdown, for people: docs/options.md is this text, and a test keeps it so.
+"""The options and Kafka's properties as Markdown; a test keeps docs/options.md equal to this text.
 
-Reads the two tables that the parsers read, `table.OPTIONS` and `protocol.properties.PROPERTIES`, the defaults of the
-dataclasses, and what `parsing` says otherwise than `protocol`; adds nothing of its own but headings. Used by
-`python -m spark_kafka_source.options`.
+The sources are the tables of the parsers, `table.OPTIONS` and `protocol.properties.PROPERTIES`, the defaults of the
+dataclasses, and the overrides in `parsing`. Used by `python -m spark_kafka_source.options`.
 """
 
 from __future__ import annotations
@@ -28,46 +27,46 @@ _INTRODUCTION = f"""\
 
 This page is made by `python -m spark_kafka_source.options > docs/options.md`.
 
-Names of options are case-insensitive. `{PREFIX}bootstrap.servers` is always needed; for reads, exactly one of
-`subscribe`, `subscribePattern` and `assign` too.
+Option names are case-insensitive. `{PREFIX}bootstrap.servers` is always required; reads also require exactly one of
+`subscribe`, `subscribePattern` and `assign`.
 
-* A value that is wrong is an error, and so is what is forbidden or not supported yet (below).
-* What does nothing in a query is a warning, said once: options of other formats (`mode`, `inferSchema`), those of a
-  source given to the sink and the other way round, and properties that Kafka does not have.
+* A wrong value is an error. So is a property that is forbidden or not supported yet (below).
+* An option without effect in a query is a warning, logged once: options of other formats (`mode`, `inferSchema`), those
+  of the source in the sink and vice versa, and properties that Kafka does not have.
 * A misspelled option or property (`startingOffset`, `{PREFIX}grop.id`) is an error that names the right one. So are
   other names for one (`topics`, `endTimestamp`, `group`) and properties without the prefix `{PREFIX}` (`group.id`).
 
-`df.write.format("pykafka-group")` needs `.mode("append")`. Without it Spark itself refuses every Python data source
-(`UNSUPPORTED_DATA_SOURCE_SAVE_MODE`), before this one is asked; it also refuses `outputMode("update")`, for which there
-is [a function for `foreachBatch`](migrating.md#output-mode-update)."""
+`df.write.format("pykafka-group")` needs `.mode("append")`. Without it Spark refuses every Python data source
+(`UNSUPPORTED_DATA_SOURCE_SAVE_MODE`). Spark also refuses `outputMode("update")`; use [a function for
+`foreachBatch`](migrating.md#output-mode-update) instead."""
 
 _FILTERS = """\
 ### Filters
 
-A filter on `offset`, `partition` or `timestamp` does not narrow a batch read: Spark checks each row. To read less, use
+A filter on `offset`, `partition` or `timestamp` does not narrow a batch read: Spark filters the rows. To read less, use
 `assign`, `startingOffsets`, `endingOffsets` and the timestamp options."""
 
 _RACK = f"""\
-`{PREFIX}client.rack` may be `env:NAME`: the environment variable NAME of each executor, which knows its rack."""
+`{PREFIX}client.rack` may be `env:NAME`: the rack is the environment variable NAME of each executor."""
 
 _SASL = f"""\
-With `{PREFIX}security.protocol` SASL_PLAINTEXT or SASL_SSL; without, they do nothing. [security.md](security.md) has
-blocks for common clusters. In any value `${{env:NAME}}`, `${{file:PATH:KEY}}` and `${{dir:PATH:FILE}}` refer to what is
-looked up where a connection is opened."""
+They apply with `{PREFIX}security.protocol` SASL_PLAINTEXT or SASL_SSL. [security.md](security.md) has examples for
+common clusters. References `${{env:NAME}}`, `${{file:PATH:KEY}}` and `${{dir:PATH:FILE}}` in a value are resolved by
+the process that opens a connection."""
 
 _TLS = f"""\
-With `{PREFIX}security.protocol` SSL or SASL_SSL. What they mean together: [security.md](security.md)."""
+They apply with `{PREFIX}security.protocol` SSL or SASL_SSL: see [security.md](security.md)."""
 
 _PROPERTIES = f"""\
 ## Kafka properties
 
-Written with the prefix `{PREFIX}`, with Kafka's names. For a source, properties of clients and consumers apply; for a
-sink, those of clients and producers. Properties of the other side are warnings. So are names that Kafka does not have,
-unless they misspell a property that applies."""
+Kafka's names with the prefix `{PREFIX}`. In a source, the properties of clients and consumers apply; in a sink, those
+of clients and producers. Properties of the other side are warnings. So are names that Kafka does not have, unless they
+misspell a property that applies."""
 
 
 def markdown() -> str:
-    """The whole page."""
+    """Return the page."""
     parts = [
         _INTRODUCTION,
         "## Reading",

@@ -1,6 +1,6 @@
-"""The dict of options that Spark hands over, made into the values of `table`.
+"""Parse the options from Spark into the dataclasses of `table`.
 
-Used by `source` and `foreach_batch` on the driver. Every message names the option as users write it.
+Used by `source` and `foreach_batch` on the driver. Every message names the option in the user's spelling.
 """
 
 from __future__ import annotations
@@ -21,35 +21,36 @@ from spark_kafka_source.options.rules import check_source
 from spark_kafka_source.options.stray_options import PREFIX, property_names, refuse_other_name, why_ignored
 from spark_kafka_source.options.table import OPTIONS, READ, USE_WORDS, Option, SinkOptions, SourceOptions, Use
 
-# What Spark puts among the options by itself: for streams, and for tables of SQL (which also repeat every option).
+# Options that Spark adds for streams and for SQL tables; the latter also repeat every option with a prefix.
 _OF_SPARK = frozenset(
     ("checkpointlocation", "queryname", "owner", "provider", "comment", "location", "external", "is_managed_location")
 )
 _OF_SPARK_PREFIX = "option."
-# What a user gave to load() or save(), which Spark hands on as an option.
+# Secrets that Spark's default redaction does not hide.
 _SHOWN_BY_SPARK = frozenset((PREFIX + "ssl.keystore.key",))
+# The argument of load() or save(), which Spark passes as an option.
 _PATHS = frozenset(("path", "paths"))
 
-# Said better here than `protocol` can, which knows neither columns nor options.
+# Better reasons than those of `protocol`, which has no columns and no options.
 FORBIDDEN = {
     "enable.auto.commit": "offsets are committed when a micro-batch has completed; use commitOffsets",
-    "key.deserializer": "the column key is binary; turn it into something else in the query, e.g. key.cast('string')",
+    "key.deserializer": "the column key is binary; convert it in the query, e.g. key.cast('string')",
     "value.deserializer": "the column value is binary; use functions such as from_json or from_avro in the query",
     "key.serializer": "the column key is written as it is, string or binary; prepare it in the query",
     "value.serializer": "the column value is written as it is, string or binary; prepare it in the query",
-    "transactional.id": "every task has one of its own; use deliveryGuarantee=exactly-once and transactionalIdPrefix",
+    "transactional.id": "every task has a separate one; use deliveryGuarantee=exactly-once and transactionalIdPrefix",
     "interceptor.classes": "JVM classes that may change records cannot run here; change columns in the query",
 }
 
 _TRANSACTION_TIMEOUT = "transaction.timeout.ms"
-# What brokers allow at most by default (transaction.max.timeout.ms): a transaction is open from a task's first row
-# until all other tasks have ended, so it must outlast the longest batch.
+# The brokers' default maximum (transaction.max.timeout.ms). A transaction is open from a task's first row until all
+# other tasks are complete, so its timeout must exceed the longest batch.
 TRANSACTION_TIMEOUT_MS = 900_000
 
 
 @hide_variables
 def row_columns(options: Mapping[str, str]) -> tuple[str, ...]:
-    """What the schema depends on, which is asked for before it is known what the query does."""
+    """Return the columns of the rows. Spark needs the schema before it tells whether the query is a stream."""
     texts = {key.lower(): str(text) for key, text in options.items() if key.lower() in ("columns", "includeheaders")}
     rows = [row for row in OPTIONS if row.name.lower() in texts and row.use & READ]
     given = {row.field: row.kind.read(row.name, texts[row.name.lower()]) for row in rows}
@@ -58,9 +59,10 @@ def row_columns(options: Mapping[str, str]) -> tuple[str, ...]:
 
 @hide_variables
 def check_read_options(options: Mapping[str, str]) -> None:
-    """Check the options of a read that may be a stream or a batch, as Spark does not tell `DataSource.schema`.
+    """Check the options of a read. Spark does not tell `DataSource.schema` whether it is a stream or a batch.
 
-    An option for batches or for streams alone tells which rules apply; without one, both must refuse.
+    An option for batches or for streams alone decides which rules apply. Without one, the options are refused only if
+    the rules of both do so.
 
     Raises
     ------
@@ -78,7 +80,7 @@ def check_read_options(options: Mapping[str, str]) -> None:
     else:
         error = as_batch and as_stream
     if error is not None:
-        # Spark shows the whole traceback, and the message says all that the causes do.
+        # Spark shows the whole traceback; the causes add nothing to the message.
         raise error.with_traceback(None) from None
 
 
@@ -92,12 +94,12 @@ def _refusal(options: Mapping[str, str], *, streaming: bool) -> ConfigurationErr
 
 @hide_variables
 def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
-    """Reads the options of a source. Raises `ConfigurationError` that names the option and the remedy."""
+    """Parse the options of a source. Raises `ConfigurationError` with the option and the remedy."""
     given, kafka = _read(options, Use.STREAM_READ if streaming else Use.BATCH_READ)
     client, consumer = parse_client(kafka, prefix=PREFIX), parse_consumer(kafka, prefix=PREFIX)
     reset = consumer.auto_offset_reset if "auto.offset.reset" in kafka else None
     if reset is None and not streaming:
-        # For a batch, Kafka's default (latest) would mean to read nothing.
+        # With Kafka's default (latest), a batch would read nothing.
         consumer = dataclasses.replace(consumer, auto_offset_reset="earliest")
     parsed = SourceOptions(client=client, consumer=consumer, streaming=streaming, auto_offset_reset=reset, **given)
     check_source(parsed, options)
@@ -106,7 +108,7 @@ def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> Sour
 
 @hide_variables
 def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
-    """Reads the options of a sink. Raises `ConfigurationError` that names the option and the remedy."""
+    """Parse the options of a sink. Raises `ConfigurationError` with the option and the remedy."""
     given, kafka = _read(options, Use.WRITE)
     client = parse_client(kafka, prefix=PREFIX)
     guarantee = given.pop("delivery_guarantee", None)
@@ -117,7 +119,7 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
         kafka = {_TRANSACTION_TIMEOUT: str(TRANSACTION_TIMEOUT_MS), **kafka}
     producer = parse_producer(kafka, prefix=PREFIX)
     if "linger.ms" not in kafka:
-        # A task flushes at its end: until then full record batches are worth a wait.
+        # A task flushes at its end; until then it waits for full record batches.
         producer = dataclasses.replace(producer, linger_ms=None)
     if guarantee is not None and producer.acks != (0 if guarantee == "none" else -1):
         raise ConfigurationError(
@@ -129,7 +131,7 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
             f"{PREFIX}max.in.flight.requests.per.connection rules it out. Leave these out."
         )
     if guarantee is None and producer.acks == 1:
-        warn_once(f"{PREFIX}acks is 1: records that the leader alone has are lost when it fails")
+        warn_once(f"{PREFIX}acks is 1: records that only the leader has are lost if it fails")
     of_acks: Literal["none", "at-least-once"] = "none" if producer.acks == 0 else "at-least-once"
     return SinkOptions(client=client, producer=producer, delivery_guarantee=guarantee or of_acks, **given)
 
@@ -150,7 +152,7 @@ def _check_transactions(guarantee: str | None, given: Mapping[str, Any], kafka: 
 
 
 def _read(options: Mapping[str, str], use: Use) -> tuple[dict[str, Any], dict[str, str]]:
-    """The values that are given for one use, by field, and the properties behind `kafka.`."""
+    """Return the values for one use by field, and the Kafka properties without their prefix."""
     _warn_of_what_spark_shows(options)
     given: dict[str, Any] = {}
     kafka: dict[str, str] = {}
@@ -175,12 +177,12 @@ def _read(options: Mapping[str, str], use: Use) -> tuple[dict[str, Any], dict[st
 
 
 def _warn_of_what_spark_shows(options: Mapping[str, str]) -> None:
-    """Spark hides options by words in their names and values. A key in PEM has none of these words."""
+    """Warn of secrets in Spark's UI: its redaction looks for words that a PEM key and its property do not have."""
     for key, text in options.items():
         if key.lower() in _SHOWN_BY_SPARK and not is_reference(str(text)):
             warn_once(
                 f"{key.lower()} is shown by Spark in plans and its UI, unless spark.sql.redaction.options.regex has "
-                "its name (docs/security.md#secrets). ${dir:PATH:FILE} in its place keeps it out of them"
+                "its name (docs/security.md#secrets). A reference ${dir:PATH:FILE} instead of the value avoids that"
             )
 
 
@@ -204,7 +206,7 @@ def _applying(use: Use) -> list[str]:
 
 
 def _applies(row: Option, use: Use) -> bool:
-    """Warn of an option that does nothing here. Raises `ConfigurationError` for one that a query must not have."""
+    """Return whether an option applies; warn if it has no effect, raise `ConfigurationError` if it is refused here."""
     if row.use & use and row.effect is Effect.APPLIES:
         return True
     if row.use & use:

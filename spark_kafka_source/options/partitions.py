@@ -1,4 +1,4 @@
-"""Partitions as people and JSON write them: names of topics, and what there is by topic and partition. Pure."""
+"""Names of topics and partitions, and values by partition in JSON. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from protocol.kafka_terms import TopicPartition
 
-# Topic -> partition -> a number, sorted.
+# Topic -> partition -> number, sorted.
 ByPartition = Mapping[str, Mapping[int, int]]
 _T = TypeVar("_T")
 
@@ -20,25 +20,25 @@ _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
 
 
 def name(tp: TopicPartition) -> str:
-    """`orders-3`, as Kafka's tools write it."""
+    """Return the name in the form of Kafka's tools: `orders-3`."""
     return f"{tp[0]}-{tp[1]}"
 
 
 def listed(partitions: Collection[TopicPartition]) -> str:
-    """The first ten, sorted, and how many more."""
+    """List the first ten partitions, sorted, and the number of the others."""
     more = f" and {len(partitions) - 10} more" if len(partitions) > 10 else ""
     return ", ".join(map(name, sorted(partitions)[:10])) + more
 
 
 def legal_topic(topic: str) -> str:
-    """Returns the name of a topic; `ValueError` when Kafka allows no such name."""
+    """Return `topic`; raise `ValueError` if Kafka allows no such name."""
     if not isinstance(topic, str) or not _TOPIC.fullmatch(topic) or topic in (".", ".."):
         raise ValueError(f"{topic!r} is no topic name: 1 to 249 of a-z, A-Z, 0-9, '.', '_' and '-'")
     return topic
 
 
 def by_partition(rows: object, value: Callable[[object], _T]) -> dict[TopicPartition, _T]:
-    """`{"orders": {"0": v}}` -> {("orders", 0): value(v)}, sorted. `ValueError` for any other shape."""
+    """Convert `{"orders": {"0": v}}` to `{("orders", 0): value(v)}`, sorted; raise `ValueError` for any other shape."""
     if not isinstance(rows, Mapping):
         raise ValueError("not a JSON object of topics")
     found: dict[TopicPartition, _T] = {}
@@ -58,7 +58,7 @@ def by_partition(rows: object, value: Callable[[object], _T]) -> dict[TopicParti
     return found
 
 
-# Parsed for every partition of every batch.
+# Called for every partition of every batch.
 @lru_cache(maxsize=10_000, typed=True)
 def _partition(text: object) -> int:
     if not _NUMBER.fullmatch(str(text)) or int(str(text)) > MAX_PARTITION:
@@ -67,14 +67,14 @@ def _partition(text: object) -> int:
 
 
 def whole_number(item: object, minimum: int = 0, maximum: int = 2**63 - 1) -> int:
-    """Checks one number of a JSON document; `ValueError` when it is none or out of range."""
+    """Return a number of a JSON document; raise `ValueError` if it is not a whole number of the range."""
     if isinstance(item, bool) or not isinstance(item, int) or not minimum <= item <= maximum:
         raise ValueError(f"is {item!r}, not a whole number from {minimum} to {maximum}")
     return item
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """A JSON object of topics, each there once."""
+    """Parse a JSON object of topics; raise `ValueError` for other JSON, no topic, or a repeated key."""
     try:
         rows = json.loads(text, object_pairs_hook=_no_duplicates)
     except json.JSONDecodeError as error:

@@ -1,6 +1,6 @@
-"""Rules between the options of a source: what must be there together, what does nothing, what must fit what.
+"""Rules between several options of a source: required, contradictory and ineffective combinations.
 
-Values that follow from several options are properties of `table.SourceOptions`. Used by `parsing`.
+Values derived from several options are properties of `table.SourceOptions`. Used by `parsing`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from spark_kafka_source.options.table import SourceOptions
 
 
 def check_source(options: SourceOptions, texts: Mapping[str, str]) -> None:
-    """Raises `ConfigurationError` for what cannot be meant, warns of what does nothing. `texts`: as written."""
+    """Check the rules: contradictions raise `ConfigurationError`, options without effect are warnings.
+
+    `texts` holds the options as the user wrote them, for messages.
+    """
     texts = {name.lower(): text for name, text in texts.items()}
     _check_topics(options)
     _check_group(options)
@@ -31,7 +34,7 @@ def check_source(options: SourceOptions, texts: Mapping[str, str]) -> None:
 
 
 def _warn_of_what_does_nothing(options: SourceOptions, texts: Mapping[str, str]) -> None:
-    """As it stands; other options would make it do something."""
+    """Warn of options that only have an effect together with others."""
     if options.consumer.group_id is not None and options.start != "group" and not options.commits:
         what = "stream" if options.streaming else "batch"
         warn_once(f"{PREFIX}group.id has no effect: this {what} does not start from the group, and commits nothing")
@@ -71,7 +74,7 @@ def _check_group(options: SourceOptions) -> None:
         )
     if options.commit_offsets and not options.streaming:
         raise ConfigurationError(
-            "commitOffsets is true, but a batch read cannot commit: nobody tells it whether its query completed. "
+            "commitOffsets is true, but a batch read cannot commit: Spark does not report whether its query completed. "
             "Use a stream with trigger(availableNow=True), or leave commitOffsets out."
         )
 
@@ -90,13 +93,13 @@ def _check_membership(options: SourceOptions) -> None:
         )
     if options.commit_offsets is False:
         raise ConfigurationError(
-            f"{said}, but commitOffsets is false: whoever gets a partition from this query would read again all that "
-            "it has read. Leave out one of the two."
+            f"{said}, but commitOffsets is false: the next owner of a partition would read again all that this query "
+            "has read. Leave out one of the two."
         )
 
 
 def _deciding(options: SourceOptions, which: str) -> str:
-    """The option that says where to start ("starting") or to end ("ending"): the first that is given."""
+    """Return the option that decides the start ("starting") or the end ("ending"): the first one that is set."""
     values = {
         f"{which}Timestamp": getattr(options, f"{which}_timestamp"),
         f"{which}OffsetsByTimestamp": getattr(options, f"{which}_offsets_by_timestamp"),

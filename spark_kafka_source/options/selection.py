@@ -1,7 +1,4 @@
-"""What a query reads: which topics or partitions, and which columns; as options say it.
-
-What reads a text raises `ValueError` that says what is wrong. Pure; used by `table`.
-"""
+"""Options that select topics, partitions and columns. Pure; the parsers raise `ValueError`. Used by `table`."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ Assignment = Mapping[str, tuple[int, ...]]
 
 
 def subscribe(text: str) -> tuple[str, ...]:
-    """`orders, payments` -> topics, each once, in the order given."""
+    """Parse `orders, payments` into topics without repetition, in the given order."""
     topics = tuple(dict.fromkeys(legal_topic(part.strip()) for part in text.split(",") if part.strip()))
     if not topics:
         raise ValueError("names no topic")
@@ -28,14 +25,14 @@ def subscribe(text: str) -> tuple[str, ...]:
 
 
 def subscribe_pattern(text: str) -> re.Pattern[str]:
-    """Java's syntax -> a pattern to `search` names for: as in Spark's connector, it may match a part of the name."""
+    """Compile a pattern for `search`: as in Spark's connector, it may match a part of the name."""
     if not text:
         raise ValueError("the pattern is empty")
     return compile_java(text)
 
 
 def assign(text: str) -> Assignment:
-    """`{"orders": [0, 1]}` -> topic -> partitions, sorted."""
+    """Parse `{"orders": [0, 1]}` into partitions by topic, sorted."""
     rows = json_object(text)
     for topic, partitions in rows.items():
         legal_topic(topic)
@@ -52,7 +49,7 @@ def assign(text: str) -> Assignment:
 
 
 def columns(text: str) -> tuple[str, ...]:
-    """`value, offset` -> names of columns as the source spells them, in the order given."""
+    """Parse `value, offset` into column names in the source's spelling, in the given order."""
     known = {column.lower(): column for column in (*COLUMNS, HEADERS)}
     names = [part.strip() for part in text.split(",")]
     for place, column in enumerate(names):
@@ -64,7 +61,7 @@ def columns(text: str) -> tuple[str, ...]:
 
 
 def row_columns(chosen: tuple[str, ...] | None, include_headers: bool) -> tuple[str, ...]:
-    """The columns of the rows, in their order; `chosen` None: all there are. Raises `ConfigurationError`."""
+    """Return the columns of the rows in order; `chosen` None means all. Raises `ConfigurationError`."""
     if chosen is None:
         return (*COLUMNS, HEADERS) if include_headers else COLUMNS
     if include_headers and HEADERS not in chosen:

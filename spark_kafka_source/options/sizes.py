@@ -1,4 +1,4 @@
-"""Sizes as users write them in options, in bytes. Pure; raises `ValueError`."""
+"""Sizes in options, in bytes. Pure."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import re
 
 from protocol.property_kinds import MAX_INT64
 
-# As Spark's JavaUtils.byteStringAsBytes has them.
+# The units of Spark's JavaUtils.byteStringAsBytes.
 _UNITS_BYTES = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "p": 1 << 50}
 _SIZE = re.compile(r"([0-9]{1,19})([kmgtp]?)b?")
 
 
 def size_bytes(text: str) -> int:
-    """`100m`, `1g`, `512kb`, … or bare bytes, as Spark takes them -> bytes, at least 1."""
+    """Parse `100m`, `1g`, `512kb`, … or bare bytes, as Spark does; raise `ValueError` below 1 byte."""
     match = _SIZE.fullmatch(text.strip().lower())
     if not match:
         raise ValueError("not a size")

@@ -1,7 +1,7 @@
-"""Where a query starts, and a batch ends: in words, by offset or by time; as options say it, and whether it fits.
+"""Start and end positions in options: words, offsets or times, and their checks against other options.
 
-Every function raises `ValueError` that says what is wrong. Pure: what exists in the cluster is for the readers to
-compare. Used by `table` and `rules`.
+Every function raises `ValueError` with the reason. Pure: readers compare the positions with the cluster. Used by
+`table` and `rules`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from spark_kafka_source.options.times import MAX_TIME_MS, number_ms, timestamp_m
 
 @dataclass(frozen=True)
 class AtTime:
-    """At the first record that is as new as a time (milliseconds since 1970): one for all partitions, or one each.
+    """The first record at or after a time (milliseconds since 1970): one time for all partitions, or one for each.
 
-    `option` is the one that said so, for messages.
+    `option` is the name of the option that set it, for messages.
     """
 
     times_ms: int | ByPartition
@@ -30,13 +30,13 @@ class AtTime:
 
 
 def at_time(which: str, time_ms: int | None, times_ms: ByPartition | None) -> AtTime | None:
-    """By the options that begin with `which` ("starting", "ending"): one time for all comes before those of each."""
+    """Combine the two time options of `which` ("starting", "ending"); one time for all partitions takes precedence."""
     if time_ms is not None:
         return AtTime(time_ms, f"{which}Timestamp")
     return None if times_ms is None else AtTime(times_ms, f"{which}OffsetsByTimestamp")
 
 
-# Where to begin or end in every partition: a word, a time, or offsets, where -1 is LATEST and -2 EARLIEST.
+# A position in every partition: a word, a time, or offsets, where -1 is LATEST and -2 EARLIEST.
 OffsetSpec = Literal["earliest", "latest", "group"] | ByPartition | AtTime
 
 
@@ -44,13 +44,13 @@ OffsetSpec = Literal["earliest", "latest", "group"] | ByPartition | AtTime
 
 
 def starting_offsets(text: str) -> OffsetSpec:
-    """`earliest`, `latest`, `group` in any case, or JSON."""
+    """Parse `earliest`, `latest` or `group` in any case, or JSON."""
     words: dict[str, OffsetSpec] = {"earliest": "earliest", "latest": "latest", "group": "group"}
     return words.get(text.lower()) or _offsets(text, words)
 
 
 def ending_offsets(text: str) -> OffsetSpec:
-    """`latest` in any case, or JSON without -2: a batch that ends at the start of the log reads nothing."""
+    """Parse `latest` in any case, or JSON without -2: a batch that ends at the log start offset reads nothing."""
     if text.lower() == "latest":
         return "latest"
     if text.lower() == "earliest":
@@ -61,7 +61,7 @@ def ending_offsets(text: str) -> OffsetSpec:
 
 
 def offsets_by_timestamp(text: str) -> ByPartition:
-    """`{"orders": {"0": 1767225600000, "1": "2026-01-01T00:00:00Z"}}` -> topic -> partition -> milliseconds."""
+    """Parse `{"orders": {"0": 1767225600000, "1": "2026-01-01T00:00:00Z"}}` into milliseconds by partition."""
     return _by_partition(json_object(text), _timestamp)
 
 
@@ -78,11 +78,11 @@ def _offset(item: object) -> int:
 
 
 def _offsets(text: str, words: Iterable[str]) -> ByPartition:
-    """Offsets from JSON, which may be a copy of this source's own from a checkpoint or from a query's progress."""
+    """Parse JSON, which may be a copy of this source's offsets in a checkpoint or in a query's progress."""
     if not text.startswith("{"):
         like = meant(text, words)
         raise ValueError(f"did you mean {like}?" if like else "")
-    # No topic has an @ in its name: these keys hold what only a replay needs.
+    # A topic name has no @. The values of these keys are for replays only.
     return _by_partition({key: value for key, value in json_object(text).items() if not key.startswith("@")}, _offset)
 
 
@@ -98,11 +98,11 @@ def _by_partition(rows: Mapping[str, object], number: Callable[[object], int]) -
     return spec
 
 
-# -- do they fit? ---------------------------------------------------------------------------------
+# -- checks ---------------------------------------------------------------------------------------
 
 
 def check_batch_start(start: OffsetSpec) -> None:
-    """A batch that starts at the end of the log reads nothing."""
+    """Refuse a batch that starts at the log end offset, since it reads nothing."""
     if start == "latest":
         raise ValueError("a batch cannot start at the latest offset")
     if not isinstance(start, (str, AtTime)):
@@ -115,7 +115,7 @@ def check_fits(
     subscribe_pattern: re.Pattern[str] | None,
     assign: Assignment | None,
 ) -> None:
-    """Offsets or times per partition must name what the query reads, and all of it as far as the options tell."""
+    """Require that offsets or times by partition name exactly what the query reads, as far as the options tell."""
     given = _each(spec)
     if given is None:
         return
@@ -131,14 +131,14 @@ def check_fits(
 
 
 def check_same_partitions(start: OffsetSpec, end: OffsetSpec, start_option: str) -> None:
-    """Start and end, when both are offsets or both are times per partition, must name the same partitions."""
+    """Require that start and end, if both are offsets or both are times, name the same partitions."""
     begins, ends = _each(start), _each(end)
     if begins is not None and ends is not None and isinstance(start, AtTime) == isinstance(end, AtTime):
         _require_same(_partitions(ends), _partitions(begins), start_option)
 
 
 def check_order(start: OffsetSpec, end: OffsetSpec) -> None:
-    """No end before its start, as far as that can be known without asking brokers."""
+    """Refuse an end before its start, as far as that is known without a request to brokers."""
     if isinstance(start, AtTime) != isinstance(end, AtTime):
         return
     if isinstance(start, AtTime) and isinstance(end, AtTime):
@@ -157,7 +157,7 @@ def check_order(start: OffsetSpec, end: OffsetSpec) -> None:
 
 
 def _each(spec: OffsetSpec) -> ByPartition | None:
-    """The numbers of each partition; None when all partitions have the same one."""
+    """Return the numbers by partition; None if all partitions have the same position."""
     numbers = spec.times_ms if isinstance(spec, AtTime) else spec
     return None if isinstance(numbers, (str, int)) else numbers
 

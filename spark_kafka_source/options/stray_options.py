@@ -1,8 +1,8 @@
-"""What becomes of an option that is not one of ours: a warning, or an error where it was meant to be one.
+"""Unknown options: foreign ones are warnings; misspelled or unprefixed ones are errors.
 
-Jobs carry options that do nothing (of a file format, of another client, of what the job once was), and Spark's own
-connector takes no notice of them. A slip in one of ours must not pass, though, nor what takes the prefix `kafka.` and
-lacks it: the query would run with something else than was asked for. Pure; used by `parsing`.
+Jobs carry options without effect (of a file format, of another client, of an earlier version of the job), and Spark's
+own connector ignores these. A misspelled option must be an error: the query would run without the setting that the user
+wants. The same holds for a Kafka property without the prefix `kafka.`. Pure; used by `parsing`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from protocol.spelling import meant, same
 
 PREFIX = "kafka."
 
-# So often written without the prefix that other spellings of them are recognised, too.
+# Often written without the prefix, so other spellings are recognised as well.
 _OFTEN_BARE = ("group.id", "bootstrap.servers", "auto.offset.reset", "security.protocol")
-# Names that mean an option, and are too far from it for a slip: with or without `kafka.`, in any spelling of `same`.
+# Other names for an option, with or without `kafka.`, in any case and with any separators.
 _OTHER_NAMES = {
     "subscribe": "topics topicName topicNames topicList",
     "subscribePattern": "topicPattern topicsPattern topicRegex topicsRegex",
@@ -39,15 +39,28 @@ _OTHER_NAMES = {
     f"{PREFIX}bootstrap.servers": "brokers broker.list servers bootstrap metadata.broker.list",
     f"{PREFIX}acks": "request.required.acks",
 }
-# Databricks signs in to Kafka with these; to leave them out would be to connect in another way than was asked for.
+# Databricks' credentials for Kafka. Without them the query would connect as another user.
 _SIGNING_IN = "databricks.servicecredential"
 
 
 def why_ignored(name: str, options: Iterable[str], role: Role, otherwise: dict[str, str]) -> str:
-    """Why an option that is not ours does nothing in a query that takes `options`, and Kafka's properties of `role`.
+    """Return the reason why an unknown option has no effect.
 
-    `otherwise`: better reasons for some of Kafka's properties. Raises `ConfigurationError`, with what was probably
-    meant, for one that was meant to do something.
+    Parameters
+    ----------
+    name : str
+        The unknown option.
+    options : iterable of str
+        The options that apply to the query.
+    role : Role
+        The role whose Kafka properties apply to the query.
+    otherwise : dict
+        Reasons that replace those of the property table, by property.
+
+    Raises
+    ------
+    ConfigurationError
+        The option probably means another one, which the message names.
     """
     lower = name.lower()
     row = find(lower)
@@ -76,7 +89,7 @@ def property_names(role: Role) -> list[str]:
 
 
 def refuse_other_name(name: str, applying: Collection[str]) -> None:
-    """Raise `ConfigurationError` for a name that means one of the options `applying`, also behind `kafka.`."""
+    """Raise `ConfigurationError` for another name of one of the options `applying`, with or without `kafka.`."""
     bare = name.lower().removeprefix(PREFIX)
     for option in applying:
         names = (option, *_OTHER_NAMES.get(option, "").split())

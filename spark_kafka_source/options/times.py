@@ -1,4 +1,4 @@
-"""Times and durations as users write them in options, in milliseconds. Pure; every function raises `ValueError`."""
+"""Times and durations in options, in milliseconds. Pure; every function raises `ValueError`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SECONDS = range(100_000_000, 978_307_200_000)
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MILLISECOND = timedelta(milliseconds=1)
-# As Spark's JavaUtils.timeStringAsMs has them, the unit of a bare number included.
+# The units of Spark's JavaUtils.timeStringAsMs; a bare number is in milliseconds.
 _UNITS_US = {
     "us": 1,
     "ms": 1_000,
@@ -26,10 +26,10 @@ _DURATION = re.compile(r"([0-9]{1,18})([a-z]*)")
 
 
 def timestamp_ms(text: str) -> int:
-    """`1767225600000`, or ISO 8601 such as `2026-01-01T00:00:00Z` -> milliseconds since 1970, UTC.
+    """Parse milliseconds since 1970, or ISO 8601 such as `2026-01-01T00:00:00Z`, into milliseconds since 1970, UTC.
 
-    ISO text needs `Z` or an offset: what a time without one means differs from machine to machine. Parts of a
-    millisecond are rounded up, as Kafka keeps none: a record at or after the time is at or after the result.
+    ISO text needs `Z` or an offset, because the local time zone differs between machines. Fractions of a millisecond
+    are rounded up: Kafka's timestamps have none, and no record before the given time may be included.
     """
     text = text.strip()
     if re.fullmatch(r"[+-]?[0-9]{1,20}", text):
@@ -52,12 +52,12 @@ def number_ms(milliseconds: int) -> int:
 
 
 def at_or_after_ms(moment: datetime) -> int:
-    """The first whole millisecond that is not before `moment`, which has a time zone."""
+    """Round a time with a time zone up to a whole millisecond."""
     return _in_range(-((_EPOCH - moment) // _MILLISECOND))
 
 
 def duration_ms(text: str) -> int:
-    """`15m`, `90s`, `1h`, … or bare milliseconds, as Spark takes them -> milliseconds."""
+    """Parse `15m`, `90s`, `1h`, … or bare milliseconds, as Spark does, into milliseconds."""
     match = _DURATION.fullmatch(text.strip().lower())
     if not match or match[2] not in _UNITS_US:
         raise ValueError("not a duration")

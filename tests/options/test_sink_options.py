@@ -32,7 +32,7 @@ def test_acks_alone_determines_the_delivery_guarantee(caplog: pytest.LogCaptureF
     assert sink(kafka_acks="0").delivery_guarantee == "none"
     with caplog.at_level(logging.WARNING):
         assert sink(kafka_acks="1").producer.acks == 1
-    assert "records that the leader alone has are lost when it fails" in caplog.text
+    assert "records that only the leader has are lost if it fails" in caplog.text
 
 
 EXACTLY_ONCE = {"deliveryGuarantee": "exactly-once", "transactionalIdPrefix": "p"}
