@@ -190,5 +190,5 @@ def test_invalid_other_property_shows_no_secret(prefix: str, parse: Callable[[di
     with pytest.raises(KafkaError, match="is 'soon'") as failed:
         parse(given())
     text = with_variables(failed.value)
-    assert "test_properties_of_which" in text
+    assert "test_invalid_other_property" in text
     assert [line for line in text.splitlines() if ITS_TEXT in line] == []
