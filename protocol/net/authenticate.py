@@ -19,9 +19,8 @@ from protocol.net.tokens import Tokens
 from protocol.property_kinds import shown
 from protocol.sasl.config import SaslConfig
 from protocol.sasl.credentials import Credentials, Kerberos, Password, credentials
-from protocol.sasl.exchange import Exchange
+from protocol.sasl.exchange import Exchange, plain
 from protocol.sasl.oauthbearer import oauthbearer
-from protocol.sasl.plain import plain
 from protocol.sasl.scram import scram
 from protocol.secret import Secret, SecretBytes
 from protocol.wire.messages.m17_sasl_handshake import SASL_HANDSHAKE

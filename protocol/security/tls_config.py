@@ -5,6 +5,7 @@ Created on the driver and sent to executors. `stores` reads the files when a con
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -107,3 +108,29 @@ def _both_set(ssl: str, name: str, other: str) -> ConfigurationError:
 
 def _one_set(ssl: str, name: str, missing: str) -> ConfigurationError:
     return ConfigurationError(f"{ssl}{name} is set, but {ssl}{missing} is not. Set both or neither.", name=ssl + name)
+
+
+# TLS 1.3: OpenSSL offers the three suites that brokers support.
+_TLS13 = re.compile(r"TLS_(AES_\d+_(GCM|CCM|CCM_8)|CHACHA20_POLY1305)_SHA\d+")
+_JAVA = re.compile(r"(?:TLS|SSL)_(?P<exchange>\w+)_WITH_(?P<cipher>\w+)_(?P<digest>SHA\d*|MD5)")
+
+
+def is_of_tls13(name: str) -> bool:
+    """Return True if the name is a cipher suite of TLS 1.3."""
+    return bool(_TLS13.fullmatch(name))
+
+
+def openssl_name(name: str) -> str:
+    """Return OpenSSL's name of a suite; names that are not Java's are unchanged.
+
+    `TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384` becomes `ECDHE-RSA-AES256-GCM-SHA384`.
+    """
+    match = _JAVA.fullmatch(name)
+    if match is None:
+        return name
+    # OpenSSL omits the key exchange RSA, the mode CBC and the digest after POLY1305.
+    exchange = "" if match["exchange"] == "RSA" else match["exchange"].replace("_", "-") + "-"
+    cipher = re.sub(r"^(AES|CAMELLIA)_", r"\1", match["cipher"].removesuffix("_CBC")).replace("_", "-")
+    cipher = "DES-CBC3" if cipher == "3DES-EDE" else cipher
+    digest = "" if cipher.endswith("POLY1305") else f"-{match['digest']}"
+    return f"{exchange}{cipher}{digest}"

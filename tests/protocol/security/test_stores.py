@@ -19,9 +19,8 @@ from protocol.config import ClientConfig, parse_client
 from protocol.errors import ConfigurationError
 from protocol.net.tls_context import TLSContext, new_context
 from protocol.security import java_stores, pem
-from protocol.security.cipher_suites import is_of_tls13, openssl_name
 from protocol.security.stores import read_key_pair, read_trust_store
-from protocol.security.tls_config import TLSConfig
+from protocol.security.tls_config import TLSConfig, is_of_tls13, openssl_name
 from spark_kafka_source.local_kafka.certificates import CertificateAuthority
 from spark_kafka_source.local_kafka.jars import find_java
 from tests.tls_ends import encrypted_key
