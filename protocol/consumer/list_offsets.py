@@ -31,37 +31,42 @@ def list_offsets(
     max_attempts: int | None = None,
     known_epochs: Mapping[TopicPartition, int] | None = None,
     unknown_topic_s: float | None = None,
+    found: dict[TopicPartition, ListedOffset] | None = None,
 ) -> dict[TopicPartition, ListedOffset]:
     """For each partition the offset at `times[partition]`: milliseconds, or `LATEST` or `EARLIEST`.
 
     With `read_committed`, `LATEST` is the last stable offset (KIP-98). Raises `DeadlineExceeded` or `BrokerError`,
     and `TopicUnknown` when brokers say for long that a partition is not there. `known_epochs`, for `LATEST`, are leader
     epochs that the partitions have had: who leads by an older one must not be believed, and is asked again.
-    `unknown_topic_s` as in `call_partitions`.
+    `unknown_topic_s` as in `call_partitions`. `found` gets the offsets as they come, also if the call raises.
     """
     epochs = known_epochs or {}
+    offsets = {} if found is None else found
 
     def handle(
         key: TopicPartition, row: Mapping[str, Any], broker: Broker, refused: BrokerError | None
     ) -> BrokerError | None:
         listed, known_epoch = _listed(row), epochs.get(key, NO_LEADER_EPOCH)
-        if refused is not None or not listed.is_stale(known_epoch):
+        if refused is not None:
             return refused
-        return stale_leader(f"ListOffsets of {key[0]}-{key[1]} at {broker}", listed, known_epoch)
+        if listed.is_stale(known_epoch):
+            return stale_leader(f"ListOffsets of {key[0]}-{key[1]} at {broker}", listed, known_epoch)
+        offsets[key] = listed
+        return None
 
     isolation = 1 if isolation_level == "read_committed" else 0
-    rows = call_partitions(
+    call_partitions(
         client,
         LIST_OFFSETS,
         {"replica_id": -1, "isolation_level": isolation},
         {key: {"timestamp": time} for key, time in times.items()},
         deadline or client.deadline(),
-        handle=handle if epochs else None,
+        handle=handle,
         at_least=_first_version(times.values(), isolation),
         max_attempts=max_attempts,
         unknown_topic_s=unknown_topic_s,
     )
-    return {key: _listed(row) for key, row in rows.items()}
+    return offsets
 
 
 def _first_version(times: Iterable[int], isolation: int) -> int:

@@ -172,6 +172,11 @@ class PartitionConsumer:
             other.preferred_replica = NO_REPLICA
         return other
 
+    def forget_topic(self) -> None:
+        """Read whatever topic has the name now. The next look at metadata finds its id."""
+        self.topic_id, self.leader_epoch = NO_TOPIC_ID, NO_LEADER_EPOCH
+        self.broker, self.preferred_replica = None, NO_REPLICA
+
     def postpone(self, error: KafkaError, now_s: float) -> None:
         """Notes a failure that may pass: the broker is looked up again, and asked after a while."""
         self.failure = error

@@ -18,7 +18,7 @@ import pyarrow as pa
 from protocol.clock import Clock, Deadline, PausableClock
 from protocol.condition import Condition
 from protocol.consumer.partition_consumer import Fetched, PartitionConsumer
-from protocol.errors import DeadlineExceeded, KafkaError, UsageError
+from protocol.errors import DeadlineExceeded, KafkaError, TopicRecreated, UsageError
 from protocol.kafka_terms import NO_LEADER_EPOCH, NO_REPLICA
 
 # A wait without an end still looks from time to time whether brokers have been failing for too long.
@@ -109,6 +109,7 @@ class PartitionStream:
         self.error: KafkaError | None = None
         # The error is raised once, and then the partition is fetched again after a back-off.
         self._retry = False
+        self._was_raised = False
 
     def __repr__(self) -> str:
         return f"<PartitionStream {self.name} at offset {self.position}>"
@@ -248,6 +249,7 @@ class PartitionStream:
 
     def _raise_if_failed(self) -> None:
         if (error := self.error) is not None:
+            self._was_raised = True
             if self._retry:
                 self.error = None
                 self._failing_since_s = self._user_clock.now_s()
@@ -283,13 +285,16 @@ class PartitionStream:
     def seek(self, offset: int) -> None:
         """The next record is the one at `offset`, or the first after it. Clears an error.
 
-        For the earliest or latest offset ask `list_offsets`. Raises `UsageError` for a negative offset.
+        After `TopicRecreated` was raised, `offset` is one of the new topic. For the earliest or latest offset ask
+        `list_offsets`. Raises `UsageError` for a negative offset.
         """
         if offset < 0:
             raise UsageError(f"{self.name}: cannot seek to offset {offset}")
         with self._lock:
             self._seeks += 1
             self.source = self.source.at(offset)
+            if isinstance(self.error, TopicRecreated) and self._was_raised:
+                self.source.forget_topic()
             self.position, self.last_epoch = offset, NO_LEADER_EPOCH
             self._reading = self._batches = self.error = None
             self.ahead.clear()
@@ -391,7 +396,7 @@ class PartitionStream:
 
     def stop(self, error: KafkaError, *, retry: bool = False) -> None:
         """Stop fetching, and raise `error` to the reader: until `seek`, or with `retry` once."""
-        self.error, self._retry = error, retry
+        self.error, self._retry, self._was_raised = error, retry, False
         self._arrival.notify_all()
 
 

@@ -10,7 +10,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 from protocol.clock import Deadline
@@ -19,7 +19,7 @@ from protocol.consumer_group.commits import Commits, Offsets
 from protocol.consumer_group.config import GroupConsumerConfig, parse_group_consumer
 from protocol.consumer_group.group_streams import GroupStreams
 from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
-from protocol.errors import CommitFailed, KafkaError, UsageError
+from protocol.errors import CommitFailed, DeadlineExceeded, KafkaError, UsageError
 from protocol.group.member import GroupMember
 from protocol.group.membership.assignment import Assignment, Revocation
 from protocol.group.membership.cause import Cause
@@ -147,12 +147,14 @@ class ConsumerGroup:
         self._streams.resume(partitions)
 
     def pause_all(self) -> None:
-        for stream in list(self._streams.streams.values()):  # a rebalance may drop some meanwhile
-            stream.pause()
+        for key in self._streams.partitions:
+            with suppress(UsageError):  # a rebalance may drop some meanwhile
+                self._streams.pause([key])
 
     def resume_all(self) -> None:
-        for stream in list(self._streams.streams.values()):
-            stream.resume()
+        for key in self._streams.partitions:
+            with suppress(UsageError):
+                self._streams.resume([key])
 
     @property
     def closed(self) -> bool:
@@ -248,12 +250,14 @@ class _SessionRun:
         if self._membership.rebalance_pending is not None:
             assignment = self._membership.take_up(self._client.deadline(0), self._give_up)
             if not self._session.ended.is_set():
-                self._take(assignment.owned - self._threads.keys(), assignment.member)
+                self._take(assignment.owned - self._streams.partitions, assignment.member)
         elif self._commits.due:
             self._commit_in_background()
+        if not self._session.ended.is_set():
+            self._begin()
 
     def _take(self, partitions: Collection[TopicPartition], member: GroupMember) -> None:
-        """Begins to read claims, each in a thread."""
+        """Add claims. Each gets a thread when it begins."""
         if not partitions:
             return
         self._session.claim(partitions, member)
@@ -261,8 +265,21 @@ class _SessionRun:
         for key, to in self._session.marked.items():
             if key in partitions:
                 self._streams.seek(key, to.offset)
-        self._streams.begin(self._client.deadline())
-        for key in sorted(partitions):
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin to read the claims that have a leader, each in a thread; the others do so later."""
+        try:
+            self._streams.begin(self._client.deadline())
+        except DeadlineExceeded as error:
+            self._owner._on_error(error)
+        finally:
+            self._start_threads()
+
+    def _start_threads(self) -> None:
+        if len(self._threads) == len(self._streams.streams):
+            return
+        for key in sorted(self._streams.streams.keys() - self._threads.keys()):
             stream = self._streams[key]
             self._session.begin(key, stream.position)
             claim = ConsumerGroupClaim(self._session, stream, self._streams.recover, self._owner._on_error)
@@ -286,7 +303,7 @@ class _SessionRun:
 
     def _give_up(self, revocation: Revocation) -> None:
         """Claims end, and what is marked of them is committed while they are this member's."""
-        if revocation.lost or revocation.partitions >= self._threads.keys():
+        if revocation.lost or revocation.partitions >= self._streams.partitions:
             self._end(revocation.cause, lost=revocation.lost)
         else:
             self._stop(revocation.partitions, revocation.cause)
@@ -300,7 +317,7 @@ class _SessionRun:
             return
         self._cleaned = True
         self._session.end(cause)
-        self._stop(list(self._threads), cause)
+        self._stop(self._streams.partitions, cause)
         try:
             self._handler.cleanup(self._session)
         finally:

@@ -1,23 +1,25 @@
 """The partitions that one member (or one consumer with partitions of its choice) reads, each begun where it must be.
 
 Owns the streams, from when a partition is added until it is dropped. What a log has lost is answered here, as
-`auto.offset.reset` says. Adding, beginning and dropping is for one thread; a stream is read by one thread at a time.
+`auto.offset.reset` says. A partition without a leader begins later, and the others do not wait for it. Adding,
+beginning and dropping is for one thread; a stream is read by one thread at a time.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
 import pyarrow as pa
 
-from protocol.clock import Deadline
+from protocol.clock import Backoff, Deadline
 from protocol.cluster.client import Client
 from protocol.consumer.consumer import Consumer
 from protocol.consumer.partition_stream import PartitionStream
-from protocol.consumer_group.begin_offsets import committed_offsets, reset_offsets
+from protocol.consumer_group.begin_offsets import committed_offsets, listed_offsets, reset_offsets
 from protocol.consumer_group.config import GroupConsumerConfig
-from protocol.errors import DataLoss, LogTruncated, UsageError
+from protocol.errors import DataLoss, DeadlineExceeded, KafkaError, LogTruncated, UsageError
 from protocol.group.offsets import CommittedOffset
 from protocol.kafka_terms import TopicPartition
 
@@ -32,8 +34,17 @@ class GroupStreams:
         self._config = config
         self._consumer = Consumer(client, config.consumer, columns=columns)
         self._streams: dict[TopicPartition, PartitionStream] = {}
-        # Those that are not read yet, with where they are to begin if somebody has said so.
+        # Partitions that are not read yet, with the offset that `seek` has set.
         self._to_begin: dict[TopicPartition, int | None] = {}
+        # Of these, the partitions without a committed offset, and the paused ones.
+        self._uncommitted: set[TopicPartition] = set()
+        self._begin_paused: set[TopicPartition] = set()
+        # Partitions whose position the log has lost, until `auto.offset.reset` gives them another one.
+        self._lost: dict[TopicPartition, DataLoss] = {}
+        settings = client.config
+        self._backoff = Backoff(settings.retry_backoff_ms, settings.retry_backoff_max_ms)
+        self._begin_at_s = 0.0
+        self._failing_since_s = 0.0
         # The group's offsets, as fetched when a partition began, or handed on to be committed since.
         self._committed: dict[TopicPartition, int] = {}
 
@@ -47,27 +58,99 @@ class GroupStreams:
     def add(self, partitions: Collection[TopicPartition]) -> None:
         """They begin with the next `begin`."""
         self._to_begin.update(dict.fromkeys(partitions))
+        self._begin_at_s = 0.0
 
     def begin(self, deadline: Deadline) -> None:
-        """Begins to read what was added. Raises `NoOffset`, `BrokerError` or `DeadlineExceeded`; may be repeated."""
-        if not self._to_begin:
+        """Begin to read the added partitions that have a leader. A later call tries the others, after a back-off.
+
+        Raises `NoOffset` or `BrokerError` after the other partitions have begun; `DeadlineExceeded` if the coordinator
+        does not answer by `deadline`, and after each `default.api.timeout.ms` without an offset of some partition.
+        """
+        if not (self._to_begin or self._lost) or self._client.clock.now_s() < self._begin_at_s:
             return
-        undecided = [key for key, offset in self._to_begin.items() if offset is None]
-        found = committed_offsets(self._client, self._config, undecided, deadline)
-        committed = {key: each.offset for key, each in found.items()}
-        epochs = {key: each.leader_epoch for key, each in found.items()}
-        missing = [key for key in undecided if key not in committed]
-        reset = reset_offsets(self._client, self._config, missing, deadline)
+        committed = self._fetch_committed(deadline)
+        missing = [key for key, offset in self._to_begin.items() if offset is None and key not in committed]
         sought = {key: offset for key, offset in self._to_begin.items() if offset is not None}
-        begins = {**committed, **reset, **sought}
-        self._streams.update(self._consumer.consume_partitions(begins, deadline, epochs=epochs))
-        self._committed.update(committed)
-        self._to_begin.clear()
+        symbolic = {key: offset for key, offset in sought.items() if offset < 0}
+        plain = {key: offset for key, offset in sought.items() if offset >= 0}
+        offsets = {key: each.offset for key, each in committed.items()} | plain
+        epochs = {key: each.leader_epoch for key, each in committed.items()}
+        self._start(offsets, deadline, epochs)
+        listed, failure = listed_offsets(self._client, self._config, symbolic, deadline, max_attempts=1)
+        self._start(listed, deadline)
+        without = [*missing, *self._lost]
+        reset, failure_of_reset = reset_offsets(self._client, self._config, without, deadline, max_attempts=1)
+        for key in reset.keys() & self._lost.keys():
+            self._continue(self._lost.pop(key), reset.pop(key))
+        self._start(reset, deadline)
+        self._retry_later(failure or failure_of_reset)
+
+    def await_begin(self, key: TopicPartition, deadline: Deadline) -> None:
+        """Call `begin` until this partition has begun. Raises what `begin` does, and `DeadlineExceeded`."""
+        while key in self._to_begin:
+            try:
+                self.begin(deadline)
+            except KafkaError:
+                if key in self._to_begin:
+                    raise
+            else:
+                self._wait_for_leader(key, deadline)
+
+    def _wait_for_leader(self, key: TopicPartition, deadline: Deadline) -> None:
+        if key in self._to_begin:
+            if deadline.passed:
+                raise DeadlineExceeded(f"{key[0]}-{key[1]} has no offset to begin at yet: its leader does not answer")
+            wait_s = self._begin_at_s - self._client.clock.now_s()
+            self._client.clock.sleep_s(min(wait_s, deadline.remaining_s()))
+
+    def _fetch_committed(self, deadline: Deadline) -> dict[TopicPartition, CommittedOffset]:
+        """Fetch the group's offsets, once for each partition: the retries are about leaders."""
+        asked = [key for key, offset in self._to_begin.items() if offset is None and key not in self._uncommitted]
+        found = committed_offsets(self._client, self._config, asked, deadline)
+        self._uncommitted.update(set(asked) - found.keys())
+        self._committed.update((key, each.offset) for key, each in found.items())
+        return found
+
+    def _start(
+        self,
+        offsets: Mapping[TopicPartition, int],
+        deadline: Deadline,
+        epochs: Mapping[TopicPartition, int] = MappingProxyType({}),
+    ) -> None:
+        if not offsets:
+            return
+        self._streams.update(self._consumer.consume_partitions(offsets, deadline, epochs=epochs))
+        for key in offsets:
+            if key in self._begin_paused:  # look after `_streams` has it: another thread may call `pause`
+                self._streams[key].pause()
+            self._forget_begin(key)
+
+    def _forget_begin(self, key: TopicPartition) -> None:
+        self._to_begin.pop(key, None)
+        self._uncommitted.discard(key)
+        self._begin_paused.discard(key)
+
+    def _retry_later(self, failure: KafkaError | None) -> None:
+        now_s = self._client.clock.now_s()
+        if failure is None:
+            self._backoff.reset()
+            return
+        if not self._backoff.tries:
+            self._failing_since_s = now_s
+        self._begin_at_s = now_s + self._backoff.next_s()
+        log.debug("%d partition(s) begin later: %s", len(self._to_begin) + len(self._lost), failure)
+        if not isinstance(failure, DeadlineExceeded):
+            raise failure
+        patience_s = self._client.config.default_api_timeout_ms / 1000
+        if now_s - self._failing_since_s >= patience_s:
+            self._failing_since_s = now_s
+            raise DeadlineExceeded(f"no offset to begin at for {patience_s:.0f} s: {failure}") from failure
 
     def drop(self, partitions: Collection[TopicPartition]) -> None:
         """Ends reading them; iterations over them end."""
         for key in partitions:
-            self._to_begin.pop(key, None)
+            self._forget_begin(key)
+            self._lost.pop(key, None)
             self._committed.pop(key, None)
             if (stream := self._streams.pop(key, None)) is not None:
                 stream.close()
@@ -81,8 +164,10 @@ class GroupStreams:
         """Also of one that has not begun; there `EARLIEST` and `LATEST` are understood, too."""
         if key in self._to_begin:
             self._to_begin[key] = offset
+            self._begin_at_s = 0.0
         else:
             self[key].seek(offset)
+            self._lost.pop(key, None)
 
     def positions(self, *, moved: bool = False) -> dict[TopicPartition, CommittedOffset]:
         """Positions of the partitions that have begun; with `moved` those that may differ from the group's offsets."""
@@ -97,38 +182,60 @@ class GroupStreams:
         self._committed.update((key, to.offset) for key, to in offsets.items() if key in self._streams)
 
     def poll(self, timeout_ms: float) -> tuple[TopicPartition, pa.RecordBatch] | None:
-        """As `Consumer.poll`; None also when something was lost, and is gone on with."""
+        """As `Consumer.poll`; None also when something was lost: the next `begin` says where reading continues."""
         try:
             read = self._consumer.poll(timeout_ms)
         except DataLoss as loss:
-            self.recover(loss)
+            key = self._check_reset(loss)
+            if isinstance(loss, LogTruncated):
+                self._continue(loss, loss.context["end_offset"])
+            else:
+                self._lost[key] = loss
+                self._begin_at_s = 0.0
             return None
         return None if read is None else ((read[0].topic, read[0].partition), read[1])
 
     def recover(self, loss: DataLoss) -> None:
-        """Goes on where the log is still the one that was read, else where `auto.offset.reset` says; or raises."""
-        key = loss.context["topic"], loss.context["partition"]
-        if self._config.auto_offset_reset == "none":
-            raise loss
+        """Go on where the log is still the one that was read, else where `auto.offset.reset` says; or raise.
+
+        Waits for the leader: for the thread that reads this partition.
+        """
+        key = self._check_reset(loss)
         if isinstance(loss, LogTruncated):
             offset = loss.context["end_offset"]
         else:
-            offset = reset_offsets(self._client, self._config, [key], self._client.deadline())[key]
+            found, failure = reset_offsets(self._client, self._config, [key], self._client.deadline())
+            if failure is not None:
+                raise failure
+            offset = found[key]
+        self._continue(loss, offset)
+
+    def _check_reset(self, loss: DataLoss) -> TopicPartition:
+        if self._config.auto_offset_reset == "none":
+            raise loss
+        return loss.context["topic"], loss.context["partition"]
+
+    def _continue(self, loss: DataLoss, offset: int) -> None:
         log.warning("%s; reading goes on at offset %d", loss, offset)
-        if (stream := self._streams.get(key)) is not None:
+        if (stream := self._streams.get((loss.context["topic"], loss.context["partition"]))) is not None:
             stream.seek(offset)
 
     def pause(self, partitions: Collection[TopicPartition]) -> None:
         for key in partitions:
-            self[key].pause()
+            if key in self._to_begin:
+                self._begin_paused.add(key)
+            if key in self._streams or key not in self._to_begin:
+                self[key].pause()
 
     def resume(self, partitions: Collection[TopicPartition]) -> None:
         for key in partitions:
-            self[key].resume()
+            self._begin_paused.discard(key)
+            if key not in self._to_begin:
+                self[key].resume()
 
     @property
     def paused(self) -> frozenset[TopicPartition]:
-        return frozenset(key for key, stream in self._streams.items() if stream.paused)
+        return frozenset(key for key, stream in self._streams.items() if stream.paused) | self._begin_paused
 
     @property
     def streams(self) -> Mapping[TopicPartition, PartitionStream]:

@@ -155,7 +155,8 @@ class KafkaConsumer:
     def poll(self, timeout_ms: float) -> ConsumerRecords:
         """Records of the assigned partitions, at most a few thousand; none when none came in time.
 
-        Takes longer where partitions begin to be read, or a listener does. Raises `WakeUp`, what reading a partition
+        Takes longer where partitions begin to be read, or a listener does. A partition without a leader begins in a
+        later call, and holds up no other. Raises `WakeUp`, what reading a partition
         raises (once; the others go on), the first exception of a listener (once, after the rebalance: the member goes
         on), and, once, which topics nobody can be assigned since this member leads its group and has no right to know
         of them.
@@ -315,7 +316,7 @@ class KafkaConsumer:
         return self._stream(partition).position
 
     def _stream(self, partition: TopicPartition) -> PartitionStream:
-        self._streams.begin(self._client.deadline())
+        self._streams.await_begin(partition, self._client.deadline())
         return self._streams[partition]
 
     @_for_one_thread
@@ -368,7 +369,6 @@ class KafkaConsumer:
     @_for_one_thread
     def pause(self, partitions: Collection[TopicPartition]) -> None:
         """`poll` gives nothing of these until `resume`."""
-        self._streams.begin(self._client.deadline())
         self._streams.pause(partitions)
 
     @_for_one_thread

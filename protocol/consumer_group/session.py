@@ -212,13 +212,9 @@ class ConsumerGroupClaim:
         while not self.revoked and session.holds():
             if self._kept is None:
                 try:
-                    self._kept = self._stream.poll(min(deadline.remaining_s() * 1000, _LONGEST_WAIT_MS))
-                except DataLoss as loss:
-                    self._recover(loss)
-                    continue
+                    self._kept = self._read(min(deadline.remaining_s() * 1000, _LONGEST_WAIT_MS))
                 except DeadlineExceeded as error:
                     self._on_error(error)
-                    continue
             # This process may have slept, and the partition may be another member's.
             if self._kept is not None and session.holds() and not session.is_in_doubt:
                 batch, self._kept = self._kept, None
@@ -227,4 +223,11 @@ class ConsumerGroupClaim:
                 return None
             if self._kept is not None:
                 session.ended.wait(min(deadline.remaining_s(), _LOOK_S))
+        return None
+
+    def _read(self, timeout_ms: float) -> pa.RecordBatch | None:
+        try:
+            return self._stream.poll(timeout_ms)
+        except DataLoss as loss:
+            self._recover(loss)
         return None

@@ -1,0 +1,252 @@
+"""Beginning of partitions: one without a leader, or with a lost position, stops no other."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from protocol.broker_errors import ErrorCode
+from protocol.cluster.client import Client
+from protocol.consumer_group.config import parse_group_consumer
+from protocol.consumer_group.consumer_group import ConsumerGroup
+from protocol.consumer_group.kafka_consumer import KafkaConsumer
+from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
+from protocol.errors import DeadlineExceeded, KafkaError, NoOffset, TopicRecreated
+from protocol.group.offsets import CommittedOffset
+from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
+from protocol.wire.messages.m03_metadata import METADATA
+from tests.fake_kafka.controller import NO_LEADER
+from tests.fake_kafka.faults import ALWAYS
+from tests.fake_kafka.server import FakeKafka
+from tests.protocol.consumer.consuming import client_of, records
+from tests.wait_until import wait_until
+
+HEALTHY, OFFLINE = ("healthy", 0), ("offline", 0)
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeKafka]:
+    """Five records in each of two topics, of which one has no leader."""
+    with FakeKafka() as kafka:
+        for topic in ("healthy", "offline"):
+            kafka.create_topic(topic, 1)
+            kafka.write(topic, 0, records(0, 5))
+        kafka.move_leader(*OFFLINE, NO_LEADER)
+        yield kafka
+
+
+@pytest.fixture
+def client(fake: FakeKafka) -> Iterator[Client]:
+    with client_of(fake.bootstrap_servers, retry_backoff_ms=10, retry_backoff_max_ms=20) as client:
+        yield client
+
+
+NewConsumer = Callable[..., KafkaConsumer]
+
+
+@pytest.fixture
+def new_consumer(client: Client) -> Iterator[NewConsumer]:
+    made: list[KafkaConsumer] = []
+
+    def create(client: Client = client, **properties: object) -> KafkaConsumer:
+        given = {name.replace("_", "."): value for name, value in properties.items()}
+        made.append(KafkaConsumer(client, parse_group_consumer({"auto.offset.reset": "earliest", **given})))
+        return made[-1]
+
+    yield create
+    for consumer in made:
+        consumer.close()
+
+
+class Read:
+    """Polls, and notes the values by topic and the errors."""
+
+    def __init__(self, consumer: KafkaConsumer) -> None:
+        self.consumer = consumer
+        self.rows: Counter[str] = Counter()
+        self.errors: list[KafkaError] = []
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        wait_until(lambda: self._poll() or condition(), lambda: f"{self.rows}, {self.errors}")
+
+    def _poll(self) -> None:
+        try:
+            for (topic, _), batches in self.consumer.poll(20).items():
+                self.rows[topic] += sum(batch.num_rows for batch in batches)
+        except KafkaError as error:
+            self.errors.append(error)
+
+
+@pytest.mark.parametrize("mode", ["assign", "classic"])
+def test_partition_without_leader_begins_when_it_has_one(fake: FakeKafka, new_consumer: NewConsumer, mode: str) -> None:
+    if mode == "assign":
+        consumer = new_consumer()
+        consumer.assign([HEALTHY, OFFLINE])
+    else:
+        consumer = new_consumer(group_id="etl", group_protocol=mode)
+        consumer.subscribe(["healthy", "offline"])
+    read = Read(consumer)
+    read.until(lambda: read.rows["healthy"] == 5)
+    assert consumer.assignment == {HEALTHY, OFFLINE}
+    fake.write("healthy", 0, records(5, 5))
+    read.until(lambda: read.rows["healthy"] == 10)
+    fake.move_leader(*OFFLINE, 1)
+    read.until(lambda: read.rows["offline"] == 5)
+    assert read.errors == []
+
+
+def test_partition_without_leader_is_told_again_and_again_and_healthy_one_is_read(
+    fake: FakeKafka, new_consumer: NewConsumer
+) -> None:
+    with client_of(fake.bootstrap_servers, default_api_timeout_ms=150, request_timeout_ms=150) as client:
+        consumer = new_consumer(client)
+        consumer.assign([HEALTHY, OFFLINE])
+        read = Read(consumer)
+        read.until(lambda: len(read.errors) == 2 and read.rows["healthy"] == 5)
+        for error in read.errors:
+            assert isinstance(error, DeadlineExceeded)
+            assert "offline-0: LEADER_NOT_AVAILABLE" in str(error)
+        with pytest.raises(DeadlineExceeded):
+            consumer.position(OFFLINE)
+        assert consumer.position(HEALTHY) == 5
+        consumer.close()
+
+
+def test_pause_before_partition_begins_holds_after_it(fake: FakeKafka, new_consumer: NewConsumer) -> None:
+    consumer = new_consumer()
+    consumer.assign([HEALTHY, OFFLINE])
+    read = Read(consumer)
+    read.until(lambda: read.rows["healthy"] == 5)
+    consumer.pause([OFFLINE])
+    assert consumer.paused == {OFFLINE}
+    fake.move_leader(*OFFLINE, 1)
+    assert consumer.position(OFFLINE) == 0
+    fake.write("healthy", 0, records(5, 5))
+    read.until(lambda: read.rows["healthy"] == 10)
+    assert consumer.paused == {OFFLINE}
+    assert read.rows["offline"] == 0
+    consumer.resume([OFFLINE])
+    read.until(lambda: read.rows["offline"] == 5)
+
+
+def test_seek_begins_partition_without_lookup(fake: FakeKafka, new_consumer: NewConsumer) -> None:
+    consumer = new_consumer(auto_offset_reset="none")
+    consumer.assign([OFFLINE])
+    with pytest.raises(NoOffset, match="offline-0"):
+        consumer.poll(0)
+    consumer.seek(OFFLINE, 3)
+    fake.move_leader(*OFFLINE, 1)
+    read = Read(consumer)
+    read.until(lambda: read.rows["offline"] == 2)
+
+
+def test_committed_partition_is_read_though_another_has_no_offset(fake: FakeKafka, new_consumer: NewConsumer) -> None:
+    consumer = new_consumer(group_id="etl", auto_offset_reset="none")
+    consumer.assign([HEALTHY, OFFLINE])
+    consumer.commit_sync({HEALTHY: CommittedOffset(2)})
+    with pytest.raises(NoOffset, match="offline-0: there"):
+        consumer.poll(0)
+    assert consumer.position(HEALTHY) == 2
+
+
+def test_claim_without_leader_begins_later_in_the_same_session(fake: FakeKafka, client: Client) -> None:
+    rows: Counter[str] = Counter()
+    sessions: list[ConsumerGroupSession] = []
+
+    class Handler:
+        def setup(self, session: ConsumerGroupSession) -> None:
+            sessions.append(session)
+
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            for batch in claim:
+                rows[claim.topic] += batch.num_rows
+
+        def cleanup(self, session: ConsumerGroupSession) -> None:
+            pass
+
+    group = ConsumerGroup(client, parse_group_consumer({"group.id": "etl", "auto.offset.reset": "earliest"}))
+    thread = threading.Thread(target=group.consume, args=(["healthy", "offline"], Handler()))
+    thread.start()
+    try:
+        wait_until(lambda: rows["healthy"] == 5)
+        assert sessions[0].claims == {"healthy": [0], "offline": [0]}
+        fake.move_leader(*OFFLINE, 1)
+        wait_until(lambda: rows["offline"] == 5)
+        assert len(sessions) == 1
+    finally:
+        group.close()
+        thread.join()
+
+
+def test_lost_position_is_reset_when_leader_answers_and_holds_up_no_other(
+    fake: FakeKafka, new_consumer: NewConsumer, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake.move_leader(*OFFLINE, 1)
+    consumer = new_consumer()
+    consumer.assign([HEALTHY, OFFLINE])
+    read = Read(consumer)
+    read.until(lambda: read.rows == {"healthy": 5, "offline": 5})
+    asked: list[object] = []
+
+    def refuse_after_validation(body: object) -> None:
+        asked.append(body)
+        if len(asked) == 3:
+            fake.refuse(LIST_OFFSETS, ErrorCode.LEADER_NOT_AVAILABLE, ALWAYS, partition=OFFLINE)
+
+    fake.before[LIST_OFFSETS] = refuse_after_validation
+    fake.rewrite(*OFFLINE, records(100, 5), start=100)
+    read.until(lambda: len(asked) > 3)
+    fake.write("healthy", 0, records(5, 5))
+    read.until(lambda: read.rows["healthy"] == 10)
+    assert read.rows["offline"] == 5
+    fake.faults.clear()
+    with caplog.at_level(logging.WARNING):
+        read.until(lambda: read.rows["offline"] == 10)
+    assert [each.getMessage().endswith(" at offset 100") for each in caplog.records] == [True]
+    assert read.errors == []
+
+
+def recreate(fake: FakeKafka, first: int, count: int) -> None:
+    with fake.changed:
+        fake.delete_topic("healthy")
+        fake.create_topic("healthy", 1)
+        fake.write("healthy", 0, records(first, count))
+
+
+@pytest.mark.parametrize("mode", ["assign", "classic"])
+def test_recreated_topic_is_read_from_its_beginning_with_one_warning(
+    fake: FakeKafka, new_consumer: NewConsumer, caplog: pytest.LogCaptureFixture, mode: str
+) -> None:
+    consumer = new_consumer(**({} if mode == "assign" else {"group_id": "etl", "group_protocol": mode}))
+    if mode == "assign":
+        consumer.assign([HEALTHY])
+    else:
+        consumer.subscribe(["healthy"])
+    read = Read(consumer)
+    read.until(lambda: read.rows["healthy"] == 5)
+    looks = len(fake.asked(METADATA))
+    with caplog.at_level(logging.WARNING):
+        recreate(fake, 0, 8)
+        read.until(lambda: read.rows["healthy"] == 13)
+    assert consumer.position(HEALTHY) == 8
+    assert len(fake.asked(METADATA)) - looks < 20
+    assert ["deleted and created again" in each.getMessage() for each in caplog.records] == [True]
+    assert read.errors == []
+
+
+def test_recreated_topic_raises_without_reset_until_seek(fake: FakeKafka, new_consumer: NewConsumer) -> None:
+    consumer = new_consumer(auto_offset_reset="none")
+    consumer.assign([HEALTHY])
+    consumer.seek(HEALTHY, 0)
+    read = Read(consumer)
+    read.until(lambda: read.rows["healthy"] == 5)
+    recreate(fake, 0, 8)
+    read.until(lambda: bool(read.errors))
+    assert isinstance(read.errors[0], TopicRecreated)
+    consumer.seek(HEALTHY, 1)
+    read.until(lambda: read.rows["healthy"] == 12)
+    assert len(read.errors) == 1
