@@ -1,11 +1,10 @@
-"""The transactions of one producer: which identity its records carry, what belongs to a transaction, what breaks it.
+"""The transactions of one producer: the identity of its records, the partitions of a transaction, and its errors.
 
-A `ProducerSession`, so it is called by the producer while it sends; `TransactionalProducer` has the calls of a program.
-The producer's thread may send while a program's calls it; those come one after the other. Which state may follow which
-is data (`protocol.transaction.states`).
+A `ProducerSession`, called by the producer's thread while it sends; `TransactionalProducer` calls it for the program,
+one call at a time. `protocol.transaction.states` has the valid state transitions.
 
-An epoch is raised only between transactions, never within one: records under the old epoch would be aborted, and those
-under the new one committed alone. So whatever breaks the numbering of a partition breaks the transaction.
+The epoch is bumped only between transactions: records with the old epoch would be aborted, and those with the new one
+committed alone. A gap in a partition's sequence numbers therefore makes the transaction abortable.
 """
 
 from __future__ import annotations
@@ -34,7 +33,14 @@ _FOR_GOOD = (Breaks.PRODUCER, Breaks.FENCED)
 
 
 class TransactionSession:
-    """Of one transactional id. `held`: the identity of its records, once it has one."""
+    """Transactions of one transactional id.
+
+    Attributes
+    ----------
+    transactional_id : str
+    held : TransactionalIdentity
+        Identity of the records; producer id -1 before `init`.
+    """
 
     def __init__(self, client: Client, transactional_id: str, timeout_ms: int) -> None:
         self.transactional_id = transactional_id
@@ -42,40 +48,44 @@ class TransactionSession:
         self._client = client
         self._timeout_ms = timeout_ms
         self._lifecycle = TransactionLifecycle(transactional_id)
-        # As the coordinator said when the transaction began (KIP-890).
+        # Result of `speaks_v2` at the begin of the transaction (KIP-890).
         self._v2 = False
-        # Whether the coordinator may know of this transaction, and which partitions it has been told of.
+        # True if the coordinator may know this transaction; and the partitions added to it.
         self._begun = False
         self._partitions: set[TopicPartition] = set()
-        # Whether an EndTxn that was not answered may have ended it, or may still end another one of this epoch.
+        # True if an unanswered EndTxn may have ended the transaction, or may still end the next one of this epoch.
         self._maybe_ended = False
         self._needs_epoch = False
         self._begun_as = self.held
 
     @property
     def state(self) -> TransactionState:
+        """The state of the producer."""
         return self._lifecycle.state
 
     def require(self, *states: TransactionState) -> None:
-        """Raises the error that the producer is in, or `UsageError` for a call that may not come now."""
+        """Raise unless the state is one of `states`: the producer's error, or `UsageError`."""
         self._lifecycle.require(*states)
 
-    # -- for the producer, while it sends ---------------------------------------------------------
+    # -- called by the producer's threads ---------------------------------------------------------
 
     @property
     def last_produce_version(self) -> int | None:
+        """As `ProducerSession.last_produce_version`."""
         return None if self._v2 else LAST_BEFORE_TRANSACTION_V2
 
     def identity(self, deadline: Deadline) -> ProducerIdentity:
+        """As `ProducerSession.identity`."""
         self.require(*_SENDING)
         return ProducerIdentity(self.held.producer_id, self.held.producer_epoch)
 
     def successor(self, before: ProducerIdentity, deadline: Deadline) -> ProducerIdentity:
+        """Raise `TransactionFailed`: the epoch must not be bumped within a transaction."""
         self.require(*_SENDING)
-        raise TransactionFailed(f"the numbers of a partition's records under {self.held} broke off")
+        raise TransactionFailed(f"the sequence numbers of a partition under {self.held} have a gap")
 
     def before_produce(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
-        """Where leaders do not do it, the coordinator must hear of a partition before its first record is written."""
+        """Add partitions to the transaction before their first record, if the leaders do not do that (KIP-890)."""
         self.require(*_SENDING)
         self._begun = True
         new = set() if self._v2 else set(partitions) - self._partitions
@@ -85,10 +95,10 @@ class TransactionSession:
             self._partitions |= new
 
     def failed(self, error: KafkaError) -> None:
-        """Records could not be written, so the transaction must not be committed.
+        """Record that a write failed, so that the transaction is not committed.
 
-        A leader that knows of a newer epoch does not know why: the coordinator may have timed the transaction out.
-        While it is being committed all of its records are acknowledged: these came too late to be among them.
+        A leader that knows a newer epoch does not know its reason: the coordinator may have aborted the transaction
+        after its timeout. Errors during the commit belong to no transaction, since its records are acknowledged.
         """
         if self.state is _S.COMMITTING_TRANSACTION:
             return
@@ -97,13 +107,22 @@ class TransactionSession:
             error = self._fenced(error)
         self._lifecycle.failed(error, for_good=breaks in _FOR_GOOD)
 
-    # -- for its user -----------------------------------------------------------------------------
+    # -- called by the program --------------------------------------------------------------------
 
     def init(self, deadline: Deadline, transactional_id: str | None = None) -> None:
-        """Fences older producers of this transactional id; what they left open is aborted.
+        """Fence older producers of the transactional id and abort their open transaction.
 
-        `transactional_id`: another one from now on. Raises `DeadlineExceeded`, after which it may be called again, or
-        `BrokerError`.
+        Parameters
+        ----------
+        deadline : Deadline
+        transactional_id : str, optional
+            Replaces the transactional id.
+
+        Raises
+        ------
+        DeadlineExceeded
+            The call may be repeated.
+        BrokerError
         """
         self.require(_S.UNINITIALIZED, _S.PREPARED_TRANSACTION)
         if transactional_id is not None:
@@ -113,7 +132,7 @@ class TransactionSession:
         self._initialize(deadline)
 
     def begin(self, deadline: Deadline, count_from_0: Callable[[], None]) -> None:
-        """`count_from_0` is called under an epoch that had no transaction yet, before anything is sent under it."""
+        """Begin a transaction. `count_from_0` resets the sequence numbers if the epoch is new, before any record."""
         self.require(_S.READY)
         if self._needs_epoch:
             self._initialize(deadline, self.held)
@@ -134,6 +153,7 @@ class TransactionSession:
     def send_offsets(
         self, offsets: Mapping[TopicPartition, CommittedOffset], group: ConsumerGroupMetadata, deadline: Deadline
     ) -> None:
+        """Add a group's offsets to the transaction."""
         self.require(*_SENDING)
         self._begun = True
         with self._broken_by_errors():
@@ -141,7 +161,7 @@ class TransactionSession:
 
     @contextmanager
     def flushing(self) -> Iterator[None]:
-        """Nothing more belongs to the transaction, unless the flush in this block comes to nothing."""
+        """Accept no more records, unless the flush in this block fails."""
         self._lifecycle.transition(_S.FLUSHING)
         try:
             yield
@@ -151,18 +171,18 @@ class TransactionSession:
             raise
 
     def prepare(self) -> TransactionalIdentity:
-        """From now on somebody else may end it."""
+        """Hand the transaction over: the returned identity allows another process to end it."""
         self._lifecycle.transition(_S.PREPARED_TRANSACTION)
         return self.held
 
     def begin_to_end(self, *, commit: bool) -> None:
-        """Raises if that is not possible (any more). A second call is for an outcome that is not known yet."""
+        """Enter the state of a commit or abort; raise if that is invalid. May be repeated after an unknown outcome."""
         state = _S.COMMITTING_TRANSACTION if commit else _S.ABORTING_TRANSACTION
         if self.state is not state:
             self._lifecycle.transition(state)
 
     def end(self, *, commit: bool, deadline: Deadline) -> None:
-        """Commits or aborts what `begin_to_end` has announced; raises if that was not done."""
+        """Commit or abort after `begin_to_end`; raise if the transaction was not ended as requested."""
         forgotten = False
         if self._begun:
             ended = end_transaction(
@@ -171,25 +191,25 @@ class TransactionSession:
             self._maybe_ended = self._maybe_ended or ended.repeated
             done = ended.outcome is (Outcome.COMMITTED if commit else Outcome.ABORTED)
             forgotten = _breaks(ended.cause) is Breaks.IDENTITY
-            # Nothing is open: what was to belong to it has never reached the coordinator, or that knows us no more.
+            # No transaction is open: its records never reached the coordinator, or that has forgotten the producer id.
             nothing_open = forgotten or _code(ended.cause) == ErrorCode.INVALID_TXN_STATE
             if not done and (commit or not nothing_open):
                 raise self._not_ended(ended)
             self.held = ended.identity
-        # What was dropped may have had numbers already, and an EndTxn that is still on its way must not end the next
-        # transaction: either needs another epoch. Since KIP-890 each transaction has one. And who was forgotten, since
-        # the transactional id has expired, asks for another id; if another producer has come, that fences (KIP-360).
+        # Dropped records may have used sequence numbers, and a late EndTxn must not end the next transaction: both
+        # need a new epoch, which KIP-890 gives each transaction. After the transactional id has expired, the producer
+        # needs a new producer id; that fences it if another producer exists (KIP-360).
         self._needs_epoch = forgotten or (not self._v2 and (not commit or self._maybe_ended))
         self._lifecycle.transition(_S.READY)
 
     def _not_ended(self, ended: EndedTransaction) -> KafkaError:
-        """The error to raise. Where asking again may help, the producer goes on trying to end it."""
+        """Return the error to raise; stay in the state if repeating the call may help."""
         cause = ended.cause
         assert cause is not None
         breaks = _breaks(cause)
         error: KafkaError
         if ended.outcome is Outcome.UNKNOWN:
-            error = _caused(OutcomeUnknown, f"{self.held}: what became of the transaction is not known", cause)
+            error = _caused(OutcomeUnknown, f"{self.held}: the outcome of the transaction is unknown", cause)
             if is_retriable(cause) or breaks is Breaks.TRANSACTION:
                 return error
             for_good = True
@@ -197,7 +217,7 @@ class TransactionSession:
             error = _caused(TransactionFailed, f"{self.held}: nothing was committed", cause)
             for_good = breaks in _FOR_GOOD
         else:
-            # It is the coordinator that aborts: for a newer producer, or since it took too long.
+            # The coordinator aborted the transaction: for a newer producer, or after the transaction timeout.
             error = _caused(ProducerFenced, f"{self.held}: nothing was committed", cause)
             for_good = True
         self._lifecycle.failed(error, for_good=for_good)
@@ -207,7 +227,7 @@ class TransactionSession:
 
     @contextmanager
     def _broken_by_errors(self, *, for_good: bool = False) -> Iterator[None]:
-        """What an error of the coordinator breaks; `for_good`: whatever no retry can mend breaks the producer."""
+        """Change the state on errors of the coordinator; `for_good`: every non-retriable error is fatal."""
         try:
             yield
         except KafkaError as error:
@@ -223,7 +243,7 @@ class TransactionSession:
             raise
 
     def _fenced(self, cause: KafkaError) -> KafkaError:
-        return _caused(ProducerFenced, f"{self.held}: another producer has come", cause)
+        return _caused(ProducerFenced, f"{self.held}: a newer producer exists", cause)
 
 
 def _code(error: KafkaError | None) -> int | None:

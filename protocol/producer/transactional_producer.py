@@ -1,7 +1,6 @@
-"""A producer of transactions: Java's transactional `KafkaProducer`, sarama's `AsyncProducer` with a transactional id.
+"""A transactional producer: Java's transactional `KafkaProducer`, sarama's `AsyncProducer` with a transactional id.
 
-For any program, and for Spark's sink, whose tasks hand their transactions over to the driver. The calls that begin and
-end a transaction come from one thread, one after the other; records may be sent by several.
+It can hand its open transaction over to another process, which then commits or aborts it.
 """
 
 from __future__ import annotations
@@ -33,16 +32,30 @@ _S = TransactionState
 
 
 class TransactionalProducer(Producer):
-    """Writes columns in transactions: `init_transactions` once, then `begin_transaction`, …, `commit_transaction`.
+    """Writes Arrow columns and messages in transactions.
 
-    Both protocols are spoken: since KIP-890 (`transaction.version` 2) each transaction has an epoch of its own.
+    Call `init_transactions` once, then repeatedly `begin_transaction`, send, and `commit_transaction`. Supports
+    transaction version 2 (KIP-890), with an epoch per transaction, and version 1.
 
-    Errors, beside those of `Producer`:
+    Thread rule: the calls that begin and end a transaction come from one thread, one after the other. Any thread may
+    send.
 
-    TransactionFailed : the transaction that is open cannot be committed: `abort_transaction`, then begin the next.
-    ProducerFenced : a newer producer has come: close this one. Nothing of the open transaction is visible.
-    OutcomeUnknown : of a commit or an abort: nobody has said what became of it. Call the same again, or leave it to a
-        new producer, and look whether the records are there.
+    Parameters
+    ----------
+    client, config, partitioner, **properties
+        As of `Producer`; `transactional.id` is required.
+
+    Raises
+    ------
+    UsageError
+        `transactional.id` is not set.
+    TransactionFailed
+        By later calls: the open transaction cannot be committed. Call `abort_transaction`, then begin the next one.
+    ProducerFenced
+        By later calls: a newer producer exists. Close this one; its open transaction is aborted.
+    OutcomeUnknown
+        By commit and abort: no reply told the outcome. Repeat the call, or use a new producer and check whether the
+        records are there.
     """
 
     _session: TransactionSession
@@ -68,22 +81,32 @@ class TransactionalProducer(Producer):
 
     @property
     def transaction_state(self) -> TransactionState:
+        """State of the producer, as in Java's `TransactionManager`."""
         return self._session.state
 
     # -- transactions -------------------------------------------------------------------------
 
     def init_transactions(self, deadline: Deadline | None = None, *, transactional_id: str | None = None) -> None:
-        """Fences every older producer of this transactional id, and has its open transaction aborted.
+        """Fence all older producers of the transactional id, and wait until their open transaction is aborted.
 
-        `transactional_id`: from now on this producer is that one's; what it has handed over is not touched. Raises
-        `DeadlineExceeded` (it may be called again), `BrokerError`.
+        Parameters
+        ----------
+        deadline : Deadline, optional
+        transactional_id : str, optional
+            Replaces this producer's transactional id. The transaction that was handed over remains open.
+
+        Raises
+        ------
+        DeadlineExceeded
+            The call may be repeated.
+        BrokerError
         """
         self._session.init(deadline or self._client.deadline(), transactional_id)
 
     def begin_transaction(self, deadline: Deadline | None = None) -> None:
-        """The coordinator hears of it with the first record, or offset.
+        """Begin a transaction. The coordinator learns of it with the first record or offset.
 
-        Waits for threads that still send to the one before, which was aborted: their records belong to none.
+        Waits for threads that are still sending to a previous, aborted transaction; their records are dropped.
         """
         self._session.require(_S.READY)
         self._wait_for_sends(deadline)
@@ -96,12 +119,12 @@ class TransactionalProducer(Producer):
     def send_columns(
         self, topic: str, columns: pa.RecordBatch, partitions: GivenPartitions | None = None
     ) -> SentColumns:
-        """As `Producer.send_columns`, within a transaction. After any error that must be aborted."""
+        """Send columns within the transaction, as `Producer.send_columns`. After any error, abort it."""
         with self._in_transaction():
             return super().send_columns(topic, columns, partitions)
 
     def send(self, topic: str, value: bytes | str | None, **fields: Any) -> Future[RecordMetadata]:
-        """As `Producer.send`, within a transaction. After any error, also of its future, that must be aborted."""
+        """Send a message within the transaction, as `Producer.send`. After any error, also of futures, abort."""
         with self._in_transaction():
             return super().send(topic, value, **fields)
 
@@ -127,16 +150,20 @@ class TransactionalProducer(Producer):
                 self._no_send.notify_all()
 
     def _wait_for_sends(self, deadline: Deadline | None) -> None:
-        """Until whoever was let in has sent: what comes later belongs to no transaction, and could break the next one.
+        """Wait for threads in `send`: records accepted later would belong to no transaction, or to the next one.
 
-        Raises `DeadlineExceeded`, and `UsageError` where nobody may wait.
+        Raises
+        ------
+        DeadlineExceeded
+        UsageError
+            Called in the producer's own thread.
         """
         self._require_caller("the begin or end of a transaction")
         self._require_alive()
         deadline = deadline or self._client.deadline()
         with self._no_send:
             if not self._no_send.wait_for(lambda: not self._sends, deadline.remaining_s()):
-                raise DeadlineExceeded("another thread still sends")
+                raise DeadlineExceeded("another thread is still sending")
 
     def send_offsets_to_transaction(
         self,
@@ -144,19 +171,33 @@ class TransactionalProducer(Producer):
         group_metadata: ConsumerGroupMetadata,
         deadline: Deadline | None = None,
     ) -> None:
-        """Commits a group's offsets when, and only if, this transaction is committed.
+        """Commit a group's offsets together with this transaction.
 
-        `group_metadata`: `KafkaConsumer.group_metadata()`; a group refuses those of a member that has lost its claims.
+        Parameters
+        ----------
+        offsets : mapping of TopicPartition to CommittedOffset
+            Nothing is done if empty.
+        group_metadata : ConsumerGroupMetadata
+            From `KafkaConsumer.group_metadata()`. The group refuses the offsets of a member that it has fenced.
+        deadline : Deadline, optional
         """
         if offsets:
             with self._let_in():
                 self._session.send_offsets(offsets, group_metadata, deadline or self._client.deadline())
 
     def commit_transaction(self, deadline: Deadline | None = None) -> None:
-        """Flushes, and commits. Returns only when the coordinator has said that it is committed.
+        """Flush and commit. Returns when the coordinator has confirmed the commit.
 
-        Waits for threads that are sending; what others send meanwhile is refused. `DeadlineExceeded` while it waits or
-        flushes leaves the transaction as it was.
+        Waits for threads that are sending; refuses sends that begin meanwhile.
+
+        Raises
+        ------
+        DeadlineExceeded
+            While waiting or flushing: the transaction remains open.
+        TransactionFailed, ProducerFenced
+            Nothing was committed.
+        OutcomeUnknown
+            Repeat the call.
         """
         if self._session.state is not _S.COMMITTING_TRANSACTION:
             with self._session.flushing():
@@ -166,7 +207,7 @@ class TransactionalProducer(Producer):
         self._session.end(commit=True, deadline=deadline or self._client.deadline())
 
     def abort_transaction(self, deadline: Deadline | None = None) -> None:
-        """Drops what is not sent yet, and aborts. Waits for no thread that is sending: what it sends fails."""
+        """Drop unsent records and abort. Does not wait for threads that are sending; their sends fail."""
         self._require_caller("abort_transaction")
         self._session.begin_to_end(commit=False)
         self._aborted = True
@@ -174,17 +215,21 @@ class TransactionalProducer(Producer):
         self._session.end(commit=False, deadline=deadline or self._client.deadline())
 
     def prepare_transaction(self, deadline: Deadline | None = None) -> TransactionalIdentity:
-        """Flushes, and hands the transaction over: whoever has this identity ends it, with `end_transaction`.
+        """Flush, and hand the transaction over: any process with the returned identity ends it by `end_transaction`.
 
-        This producer may begin another one only with `init_transactions`: that of the same transactional id aborts
-        what is open by then, that of another one does not.
+        The next call must be `init_transactions`. With the same transactional id it aborts the transaction if it is
+        still open; with another one it does not.
+
+        Returns
+        -------
+        TransactionalIdentity
         """
         with self._session.flushing():
             self._wait_for_sends(deadline)
             self.flush(deadline)
         return self._session.prepare()
 
-    # -- the end ------------------------------------------------------------------------------
+    # -- closing ------------------------------------------------------------------------------
 
     def __enter__(self) -> TransactionalProducer:
         return self
@@ -194,7 +239,7 @@ class TransactionalProducer(Producer):
             self.close()
 
     def close(self, deadline: Deadline | None = None) -> None:
-        """Aborts a transaction that is open, unless it was handed over. The client stays open."""
+        """Abort the open transaction, unless it was handed over, and stop the producer. A shared client stays open."""
         try:
             if self._session.state in (_S.IN_TRANSACTION, _S.ABORTABLE_ERROR, _S.ABORTING_TRANSACTION):
                 self.abort_transaction(deadline)

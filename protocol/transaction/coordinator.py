@@ -1,8 +1,8 @@
-"""What the coordinator of a transaction is asked: who a producer is, and what belongs to its transaction.
+"""Requests to a transaction coordinator: producer ids, and the partitions and offsets of a transaction.
 
-Each call is for an explicit `TransactionalIdentity`, so another process than the producer's may make it. One call, in
-the one retry loop; how a transaction ends is `end_transaction`. All raise `BrokerError` for what no retry can mend, and
-`DeadlineExceeded`.
+Each function takes an explicit `TransactionalIdentity`, so another process than the producer's may call it. All run in
+the retry loop and raise `BrokerError` for non-retriable errors, and `DeadlineExceeded`. `end_transaction` commits and
+aborts.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from protocol.wire.messages.m25_add_offsets_to_txn import ADD_OFFSETS_TO_TXN
 from protocol.wire.messages.m28_txn_offset_commit import TXN_OFFSET_COMMIT
 
 FEATURE = "transaction.version"
-"""The finalized feature that says which protocol a cluster's transactions follow: 2 since KIP-890."""
+"""The finalized feature with the version of a cluster's transaction protocol: 2 since KIP-890."""
 
 
 def speaks_v2(client: Client, transactional_id: str, deadline: Deadline) -> bool:
-    """Whether brokers add partitions and groups to transactions by themselves, and each gets an epoch of its own.
+    """Return True if the cluster uses version 2 of the transaction protocol (KIP-890).
 
-    As the coordinator said when its connection was opened: no request of its own.
+    Brokers then add partitions and groups to transactions themselves, and each transaction has its own epoch. Read from
+    the coordinator's ApiVersions reply, without another request.
     """
     key = transaction_coordinator(transactional_id)
 
@@ -51,11 +52,23 @@ def init_producer_id(
     *,
     held: TransactionalIdentity | None = None,
 ) -> TransactionalIdentity:
-    """The next identity of a transactional id.
+    """Initialize a transactional id, and return its next identity.
 
-    Without `held` every older producer is fenced, and what it left open is aborted, which this waits for. With it, only
-    if no other producer has come since; its transaction must be over (KIP-360). After epoch 32766 comes another
-    producer id.
+    Parameters
+    ----------
+    client : Client
+    transactional_id : str
+    transaction_timeout_ms : int
+        The coordinator aborts transactions that are open for longer.
+    deadline : Deadline
+    held : TransactionalIdentity, optional
+        None fences all older producers, and waits until their open transaction is aborted. Otherwise the epoch is
+        bumped only if no other producer has been initialized since; `held` must have no open transaction (KIP-360).
+
+    Returns
+    -------
+    TransactionalIdentity
+        After epoch 32766 it has another producer id.
     """
     body = {"transactional_id": transactional_id, "transaction_timeout_ms": transaction_timeout_ms}
     at_least = 0
@@ -68,7 +81,7 @@ def init_producer_id(
 def add_partitions(
     client: Client, identity: TransactionalIdentity, partitions: Collection[TopicPartition], deadline: Deadline
 ) -> None:
-    """Adds partitions, all or none, before the first record goes there. Only where brokers do not: `speaks_v2`."""
+    """Add partitions to the transaction, all or none, before their first record. Not needed if `speaks_v2`."""
     by_topic: dict[str, list[int]] = {}
     for topic, partition in partitions:
         by_topic.setdefault(topic, []).append(partition)
@@ -80,7 +93,7 @@ def add_partitions(
         body,
         deadline,
         topics=by_topic,
-        # Said of the others when one of them is refused.
+        # The code of valid partitions in a request with a refused one.
         accept=(ErrorCode.OPERATION_NOT_ATTEMPTED,),
         complete=partitions,
         at_most=m24_add_partitions_to_txn.LAST_CLIENT_VERSION,
@@ -97,10 +110,19 @@ def add_offsets(
     member: GroupMember = NO_MEMBER,
     v2: bool | None = None,
 ) -> None:
-    """A group's offsets, committed when the transaction is: TxnOffsetCommit, where needed after AddOffsetsToTxn.
+    """Add a group's offsets to the transaction, to commit with it: TxnOffsetCommit, if needed after AddOffsetsToTxn.
 
-    `member`: whose claims they come from; a group refuses those of a member that it does not count on any more.
-    `v2`: as `speaks_v2` has said; None: asked now.
+    Parameters
+    ----------
+    client : Client
+    identity : TransactionalIdentity
+    group : str
+    offsets : mapping of TopicPartition to CommittedOffset
+    deadline : Deadline
+    member : GroupMember
+        The group refuses the offsets of a member that it has removed or fenced.
+    v2 : bool, optional
+        Result of `speaks_v2`; None: call it.
     """
     if v2 is None:
         v2 = speaks_v2(client, identity.transactional_id, deadline)

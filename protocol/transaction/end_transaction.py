@@ -1,8 +1,8 @@
-"""How a transaction ends: EndTxn, asked until its outcome is known, or it is known that nobody can tell.
+"""Commit or abort transactions: send EndTxn until the outcome is known, or known to be undeterminable.
 
-The outcome is a value, since "the call failed" says nothing of the records. EndTxn may be repeated: a coordinator that
-has ended a transaction says so again to the same producer id and epoch, until a newer producer has come, or the same
-one has begun its next transaction. Used by the producer, and by whoever ends transactions of other processes.
+The outcome is a value, because a failed call does not tell the state of the records. EndTxn is idempotent: the
+coordinator repeats its reply for the same producer id and epoch until a newer producer is initialized or the same
+producer begins its next transaction. Used by the producer, and to end transactions of other processes.
 """
 
 from __future__ import annotations
@@ -23,21 +23,29 @@ from protocol.wire.messages.m26_end_txn import END_TXN, LAST_BEFORE_TRANSACTION_
 
 
 class Outcome(Enum):
-    """What became of a transaction."""
+    """The outcome of an attempt to end a transaction."""
 
     COMMITTED = "committed"
     ABORTED = "aborted"
-    FENCED = "not ended by this: another producer has come since, or the broker has timed it out"
-    REFUSED = "not ended: the coordinator refused, and the transaction is as it was"
-    UNKNOWN = "not known: it may be committed, aborted, or open"
+    FENCED = "not ended by this call: a newer producer exists, or the coordinator aborted it after its timeout"
+    REFUSED = "not ended: the coordinator refused, and the transaction is unchanged"
+    UNKNOWN = "unknown: it may be committed, aborted, or open"
 
 
 @dataclass(frozen=True)
 class EndedTransaction:
-    """`identity`: the producer's in its next transaction. `cause`: why it is neither committed nor aborted as wanted.
+    """The result of ending one transaction.
 
-    `repeated`: an earlier request may have been carried out, or still be on its way. Before KIP-890 that one would end
-    the next transaction of the same epoch, too: a producer that goes on must have another epoch first.
+    Attributes
+    ----------
+    outcome : Outcome
+    identity : TransactionalIdentity
+        The producer's identity in its next transaction.
+    cause : KafkaError or None
+        Reason if the transaction was not ended as requested.
+    repeated : bool
+        An earlier request may have succeeded or may still arrive. Before KIP-890 it would also end the next transaction
+        of the same epoch, so the producer must bump its epoch first.
     """
 
     outcome: Outcome
@@ -46,7 +54,7 @@ class EndedTransaction:
     repeated: bool = False
 
 
-# The coordinator may have written its decision before it gave one of these answers.
+# The coordinator may have written its decision before it replied with one of these codes.
 _MAYBE_ENDED = (
     ErrorCode.COORDINATOR_NOT_AVAILABLE,
     ErrorCode.NOT_COORDINATOR,
@@ -58,7 +66,7 @@ _MAYBE_ENDED = (
 def end_transaction(
     client: Client, identity: TransactionalIdentity, *, commit: bool, deadline: Deadline, asked_before: bool = False
 ) -> EndedTransaction:
-    """`end_transactions` of one."""
+    """End one transaction, as `end_transactions`."""
     return end_transactions(client, [identity], commit=commit, deadline=deadline, asked_before=asked_before)[identity]
 
 
@@ -70,10 +78,26 @@ def end_transactions(
     deadline: Deadline,
     asked_before: bool = False,
 ) -> dict[TransactionalIdentity, EndedTransaction]:
-    """Commits or aborts transactions, many at a time on each connection; what became of each. Raises nothing.
+    """Commit or abort transactions, pipelined on each coordinator's connection. Raises nothing.
 
-    `asked_before`: an earlier call, of whatever process, may have ended them. Then a refusal proves nothing: it is
-    `UNKNOWN`. A transaction that nothing was added to is not one for its coordinator: it has nothing to commit.
+    Parameters
+    ----------
+    client : Client
+    identities : iterable of TransactionalIdentity
+    commit : bool
+        False aborts.
+    deadline : Deadline
+    asked_before : bool
+        An earlier call, possibly in another process, may have ended the transactions. A refusal then proves nothing
+        and gives `UNKNOWN`.
+
+    Returns
+    -------
+    dict of TransactionalIdentity to EndedTransaction
+
+    Notes
+    -----
+    The coordinator does not know a transaction without records and offsets: there is nothing to commit.
     """
     waiting = {identity: _Ending(client, identity, commit, asked_before) for identity in identities}
     every = dict(waiting)
@@ -99,7 +123,7 @@ def end_transactions(
 
 
 class _Ending:
-    """One transaction that is being ended. `failure`: why the last request to end it was in vain."""
+    """One transaction to end. `failure` is the retriable failure of the last request."""
 
     def __init__(self, client: Client, identity: TransactionalIdentity, commit: bool, maybe_ended: bool) -> None:
         self.identity = identity
@@ -112,7 +136,7 @@ class _Ending:
         self._reply: Reply | None = None
 
     def ask(self, deadline: Deadline) -> None:
-        """Sends the request. The newest version is for clusters that give each transaction an epoch (KIP-890)."""
+        """Send the request. The newest version is for clusters with an epoch per transaction (KIP-890)."""
         self._reply = None
         try:
             broker = self._client.coordinator(self._coordinator, deadline)
@@ -127,6 +151,7 @@ class _Ending:
             self._failed(error)
 
     def hear(self, deadline: Deadline) -> None:
+        """Wait for the reply, and record the outcome or the failure."""
         if self._reply is None:
             return
         try:
@@ -153,7 +178,7 @@ class _Ending:
             self._client.forget_coordinator(self._coordinator)
 
     def _next(self, body: dict[str, int]) -> TransactionalIdentity:
-        """Version 5 says who the producer is from now on."""
+        """Return the producer's identity after this reply; version 5 contains it."""
         if body["producer_id"] < 0:
             return self.identity
         return TransactionalIdentity(self.identity.transactional_id, body["producer_id"], body["producer_epoch"])
@@ -164,6 +189,6 @@ class _Ending:
         if error_row(code).breaks in (Breaks.FENCED, Breaks.IDENTITY):
             return Outcome.FENCED
         if code == ErrorCode.INVALID_TXN_STATE:
-            # It is not open under this epoch. To a commit that says that it was aborted; to an abort it says nothing.
+            # No transaction is open under this epoch: it was aborted before the commit; an abort proves nothing.
             return Outcome.ABORTED if self._commit else Outcome.UNKNOWN
         return Outcome.REFUSED

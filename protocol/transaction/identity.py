@@ -1,6 +1,4 @@
-"""Who a transactional producer is to the brokers. A value: it may travel to another process, which then ends the
-transaction.
-"""
+"""The identity of a transactional producer. A value, which another process may receive to end the transaction."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TransactionalIdentity:
-    """A transactional id, and the producer id and epoch that its coordinator has given to the newest producer of it."""
+    """A transactional id with the producer id and epoch that its coordinator gave to its newest producer."""
 
     transactional_id: str
     producer_id: int
@@ -17,7 +15,7 @@ class TransactionalIdentity:
 
     @property
     def fields(self) -> dict[str, str | int]:
-        """As requests have them."""
+        """The fields of requests."""
         return {
             "transactional_id": self.transactional_id,
             "producer_id": self.producer_id,

@@ -1,7 +1,7 @@
-"""In which state a transactional producer is, and which state may follow which: data. Pure.
+"""States of a transactional producer, and the valid transitions between them. Sans-IO.
 
-The words are those of Java's `TransactionManager`, and FLUSHING, which is part of committing there. Used by
-`TransactionSession`, which asks the brokers.
+The names are those of Java's `TransactionManager`, plus FLUSHING, which is part of committing there. Used by
+`TransactionSession`.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ log = logging.getLogger(__name__)
 
 
 class TransactionState(Enum):
-    """What a producer is doing, or may do next."""
+    """The state of a producer; the values complete the sentence "transactional id X ..."."""
 
     UNINITIALIZED = "has no producer id; call init_transactions"
     READY = "has no transaction; call begin_transaction"
     IN_TRANSACTION = "has a transaction"
-    FLUSHING = "waits for the last answers, to end its transaction; nothing more belongs to that"
-    PREPARED_TRANSACTION = "has handed its transaction over; call init_transactions"
-    COMMITTING_TRANSACTION = "commits; call commit_transaction again until the outcome is known"
-    ABORTING_TRANSACTION = "aborts; call abort_transaction again until that is done"
-    ABORTABLE_ERROR = "has failed in a transaction; call abort_transaction"
-    FATAL_ERROR = "has failed for good; close it"
+    FLUSHING = "waits for the last acknowledgements before its transaction ends; it accepts no records"
+    PREPARED_TRANSACTION = "has handed over its transaction; call init_transactions"
+    COMMITTING_TRANSACTION = "is committing; call commit_transaction again until the outcome is known"
+    ABORTING_TRANSACTION = "is aborting; call abort_transaction again until it succeeds"
+    ABORTABLE_ERROR = "has an error in its transaction; call abort_transaction"
+    FATAL_ERROR = "has a fatal error; close it"
 
 
 _S = TransactionState
@@ -44,11 +44,11 @@ MOVES: Mapping[TransactionState, frozenset[TransactionState]] = {
     _S.ABORTABLE_ERROR: frozenset({_S.ABORTING_TRANSACTION}),
     _S.FATAL_ERROR: frozenset(),
 }
-"""Beside these, any state but the last may end in `FATAL_ERROR`. READY follows itself: a new identity."""
+"""Any state except the last may also become `FATAL_ERROR`. READY follows READY when the identity is renewed."""
 
 
 class TransactionLifecycle:
-    """The state of one producer, and the first error that has brought it there. Safe for several threads."""
+    """State of one producer, and the first error that led to it. Thread-safe."""
 
     def __init__(self, transactional_id: str) -> None:
         self.state = TransactionState.UNINITIALIZED
@@ -57,12 +57,13 @@ class TransactionLifecycle:
         self._lock = threading.Lock()
 
     def may(self, to: TransactionState) -> bool:
+        """Return True if the transition to this state is valid."""
         if to is _S.FATAL_ERROR:
             return self.state is not to
         return to in MOVES[self.state]
 
     def require(self, *states: TransactionState) -> None:
-        """Raises the error that the producer is in, or `UsageError` for a call that may not come now."""
+        """Raise unless the state is one of `states`: the producer's error, or `UsageError`."""
         if self.state in states:
             return
         if self.error is not None:
@@ -71,7 +72,7 @@ class TransactionLifecycle:
         raise UsageError(f"{self._name} {self.state.value}")
 
     def transition(self, to: TransactionState) -> None:
-        """The only way into a state that is no error. Raises as `require`."""
+        """Enter a state that is not an error; raise as `require` if the transition is invalid."""
         with self._lock:
             if self.may(to):
                 log.debug("%s: %s -> %s", self._name, self.state.name, to.name)
@@ -81,7 +82,7 @@ class TransactionLifecycle:
         self.require()
 
     def failed(self, error: KafkaError, *, for_good: bool) -> None:
-        """An error breaks the transaction that is open, or the producer. The first one counts."""
+        """Record an error of the open transaction, or a fatal one. Only the first error counts."""
         to = _S.FATAL_ERROR if for_good else _S.ABORTABLE_ERROR
         with self._lock:
             if self.may(to):

@@ -95,7 +95,7 @@ class TestTransactions:
         producer.begin_transaction()
         send_numbered(producer, "orders", 0, 10, 3)
         identity = producer.prepare_transaction()
-        with pytest.raises(UsageError, match="handed its transaction over"):
+        with pytest.raises(UsageError, match="handed over its transaction"):
             producer.commit_transaction()
         producer.close()
         assert visible(client) == []
@@ -296,7 +296,7 @@ class TestErrors:
         fake.refuse(INIT_PRODUCER_ID, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
         with pytest.raises(BrokerError, match="TRANSACTIONAL_ID_AUTHORIZATION_FAILED"):
             producer.init_transactions()
-        with pytest.raises(TransactionFailed, match="failed for good"):
+        with pytest.raises(TransactionFailed, match="has a fatal error"):
             producer.init_transactions()
 
     def test_silent_coordinator_times_out(self, fake: FakeKafka, client: Client) -> None:
@@ -346,7 +346,7 @@ class TestUnknownOutcomes:
         fake.lose_replies(END_TXN, 1_000)
         with pytest.raises(OutcomeUnknown):
             producer.commit_transaction(client.deadline(200))
-        with pytest.raises(UsageError, match="commits; call commit_transaction again"):
+        with pytest.raises(UsageError, match="is committing; call commit_transaction again"):
             producer.abort_transaction()
         fake.faults.clear()
         producer.commit_transaction()

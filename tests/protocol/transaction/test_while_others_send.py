@@ -50,7 +50,7 @@ class TestConcurrentSends:
         producer.begin_transaction()
         producer.send("orders", numbered(0, 1)["value"][0].as_py()).add_done_callback(one_more)
         end(producer)
-        assert "to end its transaction; nothing more belongs to that" in str(refused)
+        assert "before its transaction ends; it accepts no records" in str(refused)
 
     @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
     def test_send_admitted_before_the_end_belongs_to_the_transaction(
@@ -164,7 +164,7 @@ class TestConcurrentSends:
         self, client: Client, producer: TransactionalProducer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def end_within(*_: object) -> None:
-            with pytest.raises(DeadlineExceeded, match="another thread still sends"):
+            with pytest.raises(DeadlineExceeded, match="another thread is still sending"):
                 producer.commit_transaction(client.deadline(50))
 
         producer.begin_transaction()
