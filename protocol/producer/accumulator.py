@@ -1,10 +1,8 @@
-"""Rows of column batches, gathered by partition until they are worth a record batch.
+"""Collect rows by partition until they fill a record batch. Sans-IO, without encoding.
 
-Pure: columns and a partition per row in, `Gathered` rows out, those of each partition in the order they came. Called
-by `intake`. Knows nothing of brokers and does not encode.
-
-Rows that fill a record batch by themselves do not wait. What is let go at the same time comes together, since encoding
-costs almost the same for one record batch as for many.
+Input: columns and a partition per row. Output: `Gathered` rows, in order within each partition. Called by `intake`.
+Rows that fill a record batch on their own are output at once. Batches due at the same time are output together, because
+encoding many record batches costs hardly more than encoding one.
 """
 
 from __future__ import annotations
@@ -25,21 +23,21 @@ from protocol.records.batch_header import HEADER_BYTES
 
 Sizes = npt.NDArray[np.int64]
 
-# Runs of fewer rows than this are copied together, which takes less time than to slice them.
+# Shorter runs of rows are copied together, which is faster than slicing them.
 _SHORTEST_RUN_ROWS = 16
-# Rows that come together: many enough for NumPy, few enough to stay in the processor's cache while they are encoded.
+# Size of rows output together: enough for NumPy, and small enough for the processor's cache during encoding.
 _TOGETHER_BYTES = 3 << 20
-# A call with rows of so many bytes, as a mean, and not more in all, is worth that its rows are copied whole.
+# A call with rows of this mean size, and at most this total, is copied whole.
 _LONG_ROW_BYTES, _WHOLE_BYTES = 200, 16 << 20
 
 
 _Groups = tuple[npt.NDArray[np.int64] | None, list[tuple[int, int, int]]]
-"""The order of the rows (None: as they are), and (partition, first row in that order, rows) of each group."""
+"""The order of the rows (None: unchanged), and (partition, first row in that order, row count) of each group."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """So many of the next rows are one record batch of this partition. `size_bytes` as encoded, before compression."""
+    """The next `count` rows are one record batch of a partition. `size_bytes` is the encoded, uncompressed size."""
 
     topic: str
     partition: int
@@ -50,9 +48,9 @@ class Cut:
 
 @dataclass(frozen=True)
 class Gathered:
-    """Rows for several record batches, one after the other: those of `order` (None: all as they are).
+    """Rows of several record batches, one after the other: those of `order`, or all of them if None.
 
-    `held_bytes` of them the accumulator counts until the next ones are asked for.
+    The accumulator counts `held_bytes` of them until the next `Gathered` is requested.
     """
 
     rows: pa.RecordBatch
@@ -63,7 +61,7 @@ class Gathered:
 
 @dataclass(eq=False)
 class _Waiting:
-    """What one partition has gathered so far: never more than one record batch."""
+    """Rows collected for one partition: less than one full record batch."""
 
     since_s: float
     slices: list[pa.RecordBatch] = field(default_factory=list)
@@ -73,14 +71,14 @@ class _Waiting:
 
 
 class Accumulator:
-    """Gathers rows until a partition has `batch_size_bytes` of them, or `batch_rows`."""
+    """Collects rows until a partition has `batch_size_bytes` or `batch_rows`. Not thread-safe."""
 
     def __init__(self, batch_size_bytes: int, batch_rows: int = MAX_INT32) -> None:
         self._limit_bytes = max(1, batch_size_bytes - HEADER_BYTES)
         self._limit_rows = batch_rows
         self._waiting: dict[TopicPartition, _Waiting] = {}
         self.held_bytes = 0
-        """Bytes of the rows that wait, or are being let go, about."""
+        """Approximate bytes of the rows that wait or are being output."""
 
     def append(
         self,
@@ -91,9 +89,23 @@ class Accumulator:
         now_s: float,
         receipt: Receipt | None = None,
     ) -> Iterator[Gathered]:
-        """Takes the rows in; gives those that fill record batches. To be iterated to its end.
+        """Add rows; yield those that fill record batches. The caller must exhaust the iterator.
 
-        `partitions` and `sizes` (bytes of the record, encoded) have one number per row. `receipt` goes with the rows.
+        Parameters
+        ----------
+        topic : str
+        columns : pyarrow.RecordBatch
+        partitions : ndarray of int32
+            One per row.
+        sizes : ndarray of int64
+            Encoded bytes of each record.
+        now_s : float
+        receipt : Receipt, optional
+            Receives the outcome of these rows.
+
+        Yields
+        ------
+        Gathered
         """
         if not columns.num_rows:
             return
@@ -125,7 +137,7 @@ class Accumulator:
             self.held_bytes += size_bytes
             if self._fill(waiting.size_bytes, waiting.count):
                 due.append((key, self._waiting.pop(key)))
-        # What waited came before these rows.
+        # Rows that waited came before these.
         yield from self._let_go(due)
         if order is not None and _are_sorted_later(cuts, sizes):
             wanted = [order[first : first + cut.count] for first, cut in cuts]
@@ -136,37 +148,37 @@ class Accumulator:
             yield Gathered(_rows(columns, order, first, last), [cut for _, cut in run])
 
     def waited_since(self, before_s: float) -> Iterator[Gathered]:
-        """What has waited since `before_s` or longer, in record batches that may be smaller than the limit."""
+        """Output batches that have waited since `before_s` or longer, full or not."""
         due = [(key, waiting) for key, waiting in self._waiting.items() if waiting.since_s <= before_s]
         for key, _ in due:
             del self._waiting[key]
         return self._let_go(due)
 
     def drain(self) -> Iterator[Gathered]:
-        """Everything that waits."""
+        """Output everything."""
         return self.waited_since(float("inf"))
 
     @property
     def oldest_s(self) -> float | None:
-        """Since when the longest waiting row waits."""
+        """Start of the longest wait; None if no row waits."""
         return min((waiting.since_s for waiting in self._waiting.values()), default=None)
 
     def _fill(self, size_bytes: int, count: int) -> bool:
         return size_bytes >= self._limit_bytes or count >= self._limit_rows
 
     def _goes_with(self, waiting: _Waiting, columns: pa.RecordBatch, size_bytes: int, count: int) -> bool:
-        """Whether more rows are put together with those that wait: not when that is more than one record batch."""
+        """Return True if more rows fit into the waiting batch."""
         fits = waiting.size_bytes + size_bytes <= self._limit_bytes and waiting.count + count <= self._limit_rows
         return fits and waiting.slices[0].schema == columns.schema
 
     def _cuts(
         self, key: TopicPartition, first: int, sizes: Sizes, receipt: Receipt | None
     ) -> Iterator[tuple[int, Cut]]:
-        """Where rows of one partition are cut, and the first row of each cut: all that this call has for it."""
+        """Cut the rows of one partition into record batches; yield the first row of each with it."""
         ends = np.cumsum(sizes)
         begin, taken_bytes = 0, 0
         while begin < len(sizes):
-            # Parts of like size, not full ones and a few rows; at least one row, however large.
+            # Equal parts instead of full ones and a small rest; at least one row, however large.
             left_bytes = int(ends[-1]) - taken_bytes
             share_bytes = left_bytes // -(-left_bytes // self._limit_bytes)
             enough = int(np.searchsorted(ends, taken_bytes + share_bytes)) + 1
@@ -178,7 +190,7 @@ class Accumulator:
             begin, taken_bytes = end, taken_bytes + size_bytes
 
     def _let_go(self, due: list[tuple[TopicPartition, _Waiting]]) -> Iterator[Gathered]:
-        """A record batch of each; those of the same columns together."""
+        """Output one record batch of each partition; those with the same schema together."""
         for _, alike in groupby(due, key=lambda item: item[1].slices[0].schema):
             together = list(alike)
             slices = [rows for _, waiting in together for rows in waiting.slices]
@@ -190,15 +202,15 @@ class Accumulator:
             try:
                 yield Gathered(rows, cuts, held_bytes=held_bytes)
             finally:
-                # Not before: until then nobody else counts them, and there would seem to be room for more.
+                # Only now: before, no later stage counts these bytes, and memory would seem to be free.
                 self.held_bytes -= held_bytes
 
 
 def _runs_of(partitions: npt.NDArray[np.int32], sizes: Sizes, limit_bytes: int, limit_rows: int) -> _Groups | None:
-    """The groups of rows as they are, as rows without a key come: a partition may have several. That spares a copy.
+    """Group rows without reordering, as rows without a key come; a partition may have several groups. Avoids a copy.
 
-    None where runs are so short that a copy costs less, and where one could fill a record batch: what fills one by
-    itself does not wait for its partition's next group.
+    Returns None if the runs are so short that a copy is cheaper, or if one could fill a record batch: such rows would
+    not wait for their partition's next group.
     """
     firsts = np.flatnonzero(np.r_[True, partitions[1:] != partitions[:-1]])
     if len(firsts) * _SHORTEST_RUN_ROWS > len(partitions):
@@ -211,7 +223,7 @@ def _runs_of(partitions: npt.NDArray[np.int32], sizes: Sizes, limit_bytes: int, 
 
 
 def _by_partition(partitions: npt.NDArray[np.int32]) -> _Groups:
-    """One group for each partition, of rows sorted by it, in their order within each."""
+    """Sort rows by partition, stable within each; return one group per partition."""
     low, high = int(partitions.min()), int(partitions.max())
     if low == high:
         return None, [(low, 0, len(partitions))]
@@ -229,16 +241,16 @@ def _rows(columns: pa.RecordBatch, order: npt.NDArray[np.int64] | None, first: i
 
 
 def _are_sorted_later(cuts: Sequence[tuple[int, Cut]], sizes: Sizes) -> bool:
-    """Whether the rows of these cuts are put in order only when they are encoded, which spares a copy.
+    """Return True to reorder the rows during encoding, which avoids a copy.
 
-    That handles all rows of the call at once: only where cuts are most of them.
+    Reordering handles all rows of the call at once, so complete batches must be most of them.
     """
     cut_bytes, all_bytes = sum(cut.size_bytes for _, cut in cuts), int(sizes.sum())
     return _LONG_ROW_BYTES * len(sizes) <= all_bytes <= min(2 * cut_bytes, _WHOLE_BYTES)
 
 
 def _runs(cuts: Iterable[tuple[int, Cut]]) -> Iterator[list[tuple[int, Cut]]]:
-    """Cuts of rows next to each other, in runs of about `_TOGETHER_BYTES`."""
+    """Join adjacent cuts into runs of about `_TOGETHER_BYTES`."""
     run: list[tuple[int, Cut]] = []
     end, size_bytes = 0, 0
     for first, cut in cuts:

@@ -1,7 +1,7 @@
-"""One broker: record batches of several partitions in one Produce request, a few requests under way, their answers.
+"""Produce requests to one broker: record batches of several partitions per request, several requests in flight.
 
-sarama's `brokerProducer`. Sends what `PartitionProducer`s give, and tells each of them what became of its
-record batch. Called by `sender`, which knows who leads what. Never tries again by itself.
+sarama's `brokerProducer`. Sends the batches of `PartitionProducer`s and passes each one its result. Called by `sender`,
+which knows the leaders. Never retries.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Part = tuple[PartitionProducer, ProducerBatch]
 
 _FIRST_WITH_RECORD_BATCHES = 3
 _FIRST_WITH_ZSTD = 7
-# Lengths, counts and names around the records of one partition, generously.
+# Generous size of lengths, counts and names around the records of one partition.
 _OVERHEAD_BYTES = 300
 
 
@@ -46,9 +46,9 @@ class _Request:
 
 
 class BrokerProducer:
-    """What goes to one broker, on a connection for `purpose`, by deadlines on `clock`.
+    """The connection to one broker, named by `purpose`, with deadlines on `clock`.
 
-    `stale` is called with a topic whose metadata an answer proved to be out of date.
+    `stale` is called with each topic whose metadata a reply has shown to be outdated.
     """
 
     def __init__(
@@ -74,33 +74,35 @@ class BrokerProducer:
 
     @property
     def in_flight(self) -> int:
+        """Number of unanswered requests."""
         return len(self._in_flight)
 
     @property
     def oldest(self) -> Reply | None:
-        """The reply that comes next."""
+        """The reply that arrives next."""
         return self._in_flight[0].reply if self._in_flight else None
 
     @property
     def overdue(self) -> bool:
-        """Whether that reply has not come in time."""
+        """True if the oldest reply has missed its deadline."""
         return bool(self._in_flight) and self._in_flight[0].deadline.passed
 
     def due_s(self, after_s: float) -> float | None:
-        """When that reply is overdue, or, if that is after `after_s`, this broker may be sent to again."""
+        """Return the time of the oldest reply's deadline, or of the end of throttling if that is after `after_s`."""
         moments = [request.deadline.at_s for request in islice(self._in_flight, 1)]
         moments += [self.muted_until_s] if self.muted_until_s > after_s else []
         return min(moments, default=None)
 
     def can_send(self, now_s: float) -> bool:
+        """Return True if the broker accepts another request: not throttled, and not too many in flight."""
         return len(self._in_flight) < self._config.max_in_flight_requests_per_connection and now_s >= self.muted_until_s
 
-    # -- out ----------------------------------------------------------------------------------
+    # -- sending ------------------------------------------------------------------------------
 
     def send(self, partitions: Iterable[PartitionProducer], topic_ids: Mapping[str, bytes]) -> bool:
-        """One request with the next record batch of as many of these partitions as fit; whether one went out.
+        """Send one request with the next batch of as many partitions as fit; return True if one was sent.
 
-        With acks=0 what went out counts as written.
+        With acks=0, sent batches count as written.
         """
         now_s = self._client.clock.now_s()
         parts = self._plan(partitions, now_s)
@@ -127,7 +129,7 @@ class BrokerProducer:
             self._not_sent(parts, error)
             return False
         except KafkaError as error:
-            # Such as a broker that is too old.
+            # For example a broker that is too old.
             for partition, batch in parts:
                 partition.unsendable(batch, error)
             return False
@@ -190,20 +192,20 @@ class BrokerProducer:
     def _not_sent(self, parts: Sequence[Part], error: KafkaError) -> None:
         now_s = self._client.clock.now_s()
         log.debug("%s: Produce could not be sent: %s", self.broker, error)
-        forget_frames(error)  # the pool keeps the error, whose frames hold the record batches
+        forget_frames(error)  # the pool keeps the error, whose frames reference the record batches
         for partition, batch in parts:
             partition.not_sent(batch, error, now_s)
             self._stale(partition.topic)
 
-    # -- in -----------------------------------------------------------------------------------
+    # -- replies ------------------------------------------------------------------------------
 
     def take_reply(self) -> None:
-        """Takes the oldest reply, waiting for it at most until its deadline, and tells the partitions."""
+        """Wait for the oldest reply, at most until its deadline, and pass the results to the partitions."""
         request = self._in_flight.popleft()
         try:
             body = request.reply.result(request.deadline)
         except (TransportError, ProtocolError) as error:
-            log.debug("%s: no answer to Produce: %s", self.broker, error)
+            log.debug("%s: no reply to Produce: %s", self.broker, error)
             forget_frames(error)  # the pool keeps it
             now_s = self._client.clock.now_s()
             for partition, batch in request.parts:
@@ -226,13 +228,13 @@ class BrokerProducer:
             topic = request.topic_ids[partition.topic] if by_id else partition.topic
             answer = answers.get((topic, partition.partition))
             if answer is None:
-                partition.lost(batch, Corrupt(f"{where}: no answer for {partition.name}"), now_s)
+                partition.lost(batch, Corrupt(f"{where}: the reply omits {partition.name}"), now_s)
                 continue
             code = answer["error_code"]
             if code == ErrorCode.NONE:
                 partition.written(batch, answer["base_offset"], answer["log_append_time_ms"])
             elif code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
-                # An earlier try wrote it; where, the broker has forgotten.
+                # An earlier try wrote it; the broker does not know its offset any more.
                 partition.written(batch, -1)
             else:
                 log.debug("%s: Produce to %s: %s", where, partition.name, error_row(code).name)
@@ -242,7 +244,7 @@ class BrokerProducer:
 
 
 def _detail(answer: Mapping[str, Any]) -> str | None:
-    """What the broker says itself: a message, or which records it does not like."""
+    """Return the broker's own message, or the records that it rejects."""
     records = "; ".join(
         f"record {row['batch_index']}: {row['batch_index_error_message']}" for row in answer["record_errors"][:3]
     )

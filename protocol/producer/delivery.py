@@ -1,8 +1,7 @@
-"""The rows of one record batch on their way to a broker, from when they are handed to the sender until they have ended.
+"""Record batches between their encoding and their acknowledgement, with the memory and the failures they account for.
 
-`Delivery` is one record batch's rows, also after it was split. `Deliveries` is the account of all of a producer's that
-have not ended: what memory they take, what of them failed, and who waits for them. Made by `intake` in the callers'
-threads, ended by `sender` in its own.
+A `Delivery` represents the rows of one record batch, also after a split. `Deliveries` tracks all unfinished ones of a
+producer. `intake` adds them in the callers' threads; the `sender` thread completes them.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ProducedRange:
-    """What brokers acknowledged of one partition. Offsets are -1 where no broker told them (acks=0)."""
+    """Acknowledged records of one partition. Offsets are -1 if brokers sent none (acks=0)."""
 
     first_offset: int = -1
     last_offset: int = -1
     count: int = 0
 
     def plus(self, base_offset: int, count: int) -> ProducedRange:
-        """With `count` more records, from `base_offset` on (-1: no broker told it)."""
+        """Add `count` records from `base_offset` on (-1: unknown offset)."""
         if base_offset < 0:
             return ProducedRange(self.first_offset, self.last_offset, self.count + count)
         first = base_offset if self.first_offset < 0 else min(self.first_offset, base_offset)
@@ -37,9 +36,9 @@ class ProducedRange:
 
 
 class Outcome(NamedTuple):
-    """What became of consecutive rows of one partition: written from `base_offset` on, or not, which is the error.
+    """The result of consecutive rows of one partition: written from `base_offset` on, or failed with `error`.
 
-    `base_offset` is -1 where no broker told it (acks=0), `log_append_time_ms` unless the topic has LogAppendTime.
+    `base_offset` is -1 if unknown (acks=0). `log_append_time_ms` is -1 unless the topic has LogAppendTime.
     """
 
     base_offset: int = -1
@@ -48,18 +47,18 @@ class Outcome(NamedTuple):
 
 
 class Receipt(Protocol):
-    """Who waits for the rows of one call. Called in the sender's thread."""
+    """Receives the results of the rows of one call, in the sender's thread."""
 
     @property
     def tells_failures(self) -> bool:
-        """Whether it tells failures itself, so that `flush` need not."""
+        """True if it reports failures to the user, so that `flush` need not raise them."""
 
     def settle(self, partition: int, first: int, count: int, outcome: Outcome) -> None:
-        """`count` of its rows for `partition`, from the one that is its `first` there, have ended."""
+        """Take the result of `count` of its rows for `partition`, from index `first` among these on."""
 
 
 class ReceiptPart(NamedTuple):
-    """Some rows of a receipt, from the one that is the `first` of its rows for the partition."""
+    """`rows` consecutive rows of a receipt, from index `first` among its rows for the partition on."""
 
     receipt: Receipt
     first: int
@@ -68,7 +67,7 @@ class ReceiptPart(NamedTuple):
 
 @dataclass(eq=False)
 class Delivery:
-    """`receipts` are of its rows, in their order; `trouble` is the last thing that went wrong."""
+    """The rows of one record batch; `receipts` are in row order, `trouble` is the last error."""
 
     topic: str
     partition: int
@@ -79,11 +78,11 @@ class Delivery:
 
     @property
     def tells_failures(self) -> bool:
-        """Whether all of its receipts do."""
+        """True if all receipts report failures."""
         return bool(self.receipts) and all(part.receipt.tells_failures for part in self.receipts)
 
     def settle(self, first_row: int, count: int, outcome: Outcome) -> None:
-        """`count` of its rows from `first_row` on have ended."""
+        """Pass the result of `count` rows from `first_row` on to their receipts."""
         self.rows_left -= count
         begin, end = 0, first_row + count
         for receipt, first, rows in self.receipts:
@@ -96,7 +95,7 @@ class Delivery:
 
 
 class Ended(NamedTuple):
-    """How some rows of a delivery have ended, from `first_row` on."""
+    """The result of `rows` rows of a delivery, from `first_row` on."""
 
     delivery: Delivery
     first_row: int
@@ -106,7 +105,17 @@ class Ended(NamedTuple):
 
 @dataclass(eq=False)
 class Deliveries:
-    """Thread-safe. `failures`: those not raised or returned yet. `words`: the text of an error in a log line."""
+    """All unfinished deliveries of a producer. Thread-safe.
+
+    Attributes
+    ----------
+    words : callable
+        Formats an error for log messages.
+    acknowledged : dict of TopicPartition to ProducedRange
+    failures : list of KafkaError
+        Errors not raised or returned yet.
+    held_bytes : int
+    """
 
     words: Callable[[KafkaError], str] = str
     acknowledged: dict[TopicPartition, ProducedRange] = field(default_factory=dict)
@@ -116,12 +125,13 @@ class Deliveries:
     _changed: Condition = field(default_factory=Condition)
 
     def begin(self, deliveries: Sequence[Delivery]) -> None:
+        """Add deliveries, and count their memory."""
         with self._changed:
             self._under_way.update(dict.fromkeys(deliveries))
             self.held_bytes += sum(each.size_bytes for each in deliveries)
 
     def end(self, ended: Sequence[Ended]) -> None:
-        """Tells the receipts of what has ended, then those who wait for it here."""
+        """Pass results to the receipts, then wake the threads that wait."""
         with self._changed:
             for delivery, _, count, outcome in ended:
                 key, error = (delivery.topic, delivery.partition), outcome.error
@@ -140,25 +150,26 @@ class Deliveries:
             self._changed.notify_all()
 
     def failed(self, errors: Sequence[KafkaError]) -> None:
-        """Of rows that were never under way."""
+        """Record failures of rows that never became a delivery."""
         if errors:
             with self._changed:
                 self.failures += [error for error in errors if error not in self.failures]
                 self._changed.notify_all()
 
     def was_told(self, error: KafkaError) -> None:
-        """Somebody knows of this failure."""
+        """Remove a failure that was reported to the user."""
         with self._changed:
             if error in self.failures:
                 self.failures.remove(error)
 
     def take_failures(self) -> list[KafkaError]:
+        """Return and clear the unreported failures."""
         with self._changed:
             taken, self.failures = self.failures, []
             return taken
 
     def raise_failures(self) -> None:
-        """Raise the first of `failures`, log the others, and forget them."""
+        """Raise the first of `failures`, log the others, and clear them."""
         if failures := self.take_failures():
             first, *others = failures
             for other in others:
@@ -166,15 +177,17 @@ class Deliveries:
             raise first
 
     def begin_account(self) -> None:
+        """Reset `acknowledged`."""
         with self._changed:
             self.acknowledged = {}
 
     def acknowledged_now(self) -> dict[TopicPartition, ProducedRange]:
+        """Return a copy of `acknowledged`."""
         with self._changed:
             return dict(self.acknowledged)
 
     def wait(self, deadline: Deadline, *, despite_failures: bool = False) -> list[Delivery]:
-        """Until all that is under way now has ended, something has failed, or the deadline: what has not ended then."""
+        """Wait until all current deliveries are complete, one fails, or the deadline; return the incomplete ones."""
         with self._changed:
             waiting = list(self._under_way)
             while not self._have_ended(waiting) and (despite_failures or not self.failures) and not deadline.passed:
@@ -182,23 +195,23 @@ class Deliveries:
             return [each for each in waiting if each in self._under_way]
 
     def _have_ended(self, waiting: list[Delivery]) -> bool:
-        """Whether all have. Looks at each once, however often it is called: takes those at the end that have."""
+        """Return True if all are complete. Removes complete ones from the end, so that each is checked only once."""
         while waiting and waiting[-1] not in self._under_way:
             waiting.pop()
         return not waiting
 
     def wake(self) -> None:
-        """Who waits looks again."""
+        """Make waiting threads check their condition again."""
         with self._changed:
             self._changed.notify_all()
 
     def wait_for_room(self, fits: Callable[[], bool], timeout_s: float | None, *, despite_failures: bool) -> bool:
-        """Wait until `fits()`; False when no delivery has ended for `timeout_s`.
+        """Wait until `fits()`; return False if no delivery was completed for `timeout_s`.
 
         Raises
         ------
         KafkaError
-            As `raise_failures`, unless `despite_failures`, for a caller whom failures do not concern.
+            As `raise_failures`, unless `despite_failures`.
         """
         with self._changed:
             while not fits():

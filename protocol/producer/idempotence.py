@@ -1,8 +1,8 @@
-"""Who a producer is to the brokers (producer id and epoch), and how it numbers what it writes to one partition.
+"""Producer ids, epochs, and the sequence numbers of partitions.
 
-`Sequences` is pure: numbers of one partition under one identity. A `ProducerSession` says which identity that is:
-`AnonymousSession` has none, `IdempotentSession` asks a broker for one, and `transaction_session` has a third kind. Used
-by `partition_producer` (numbers) and `sender` (session). Knows nothing of queues, retries or Produce requests.
+`Sequences` numbers the records of one partition; used by `partition_producer`. A `ProducerSession` provides the
+identity: none for `AnonymousSession`, one from a broker for `IdempotentSession`, or that of a transaction
+(`transaction_session`); used by `sender`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NO_TRANSACTION_TIMEOUT_MS = 0x7FFFFFFF
 
 @dataclass(frozen=True)
 class ProducerIdentity:
-    """What a broker knows a producer by. Both are -1 for a producer that is not idempotent."""
+    """Producer id and epoch. Both are -1 for a producer without idempotence."""
 
     producer_id: int
     producer_epoch: int
@@ -35,21 +35,21 @@ ANONYMOUS = ProducerIdentity(NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
 
 
 def sequence_after(sequence: int, count: int) -> int:
-    """The sequence number `count` records further on; it goes from 2147483647 back to 0."""
+    """Return the sequence number after `count` records; it wraps from 2147483647 to 0."""
     return (sequence + count) & _LAST_SEQUENCE
 
 
 def comes_before(sequence: int, other: int) -> bool:
-    """Whether that number was given out before the other one, both not long ago."""
+    """Return True if `sequence` was assigned before `other`, allowing for wrap-around."""
     return 0 < (other - sequence) & _LAST_SEQUENCE <= _LAST_SEQUENCE // 2
 
 
 class Sequences:
-    """Sequence numbers of one partition. `confirmed` once a broker has acknowledged one under this identity.
+    """Sequence numbers of one partition under one identity.
 
-    A broker that has never seen the identity takes any number as the first, so a second record batch must not be
-    under way before the first is acknowledged: should the first fail, the second would be written without it. (That
-    is also kept up without idempotence: right after a topic was made, its brokers refuse for a moment.)
+    `confirmed` is True after the first acknowledgement. A broker accepts any first sequence number of an unknown
+    identity. A second batch must therefore not be in flight before that: if the first one failed, the second would be
+    written without it. (The same applies without idempotence, since brokers briefly refuse writes to a new topic.)
     """
 
     __slots__ = ("confirmed", "identity", "next")
@@ -60,7 +60,7 @@ class Sequences:
         self.confirmed = False
 
     def take(self, count: int) -> int:
-        """The number of the first of the next `count` records."""
+        """Assign numbers to the next `count` records; return the first number."""
         if self.identity == ANONYMOUS:
             return NO_SEQUENCE
         first, self.next = self.next, sequence_after(self.next, count)
@@ -68,57 +68,59 @@ class Sequences:
 
 
 class ProducerSession(Protocol):
-    """Where identities come from, and what a Produce request has to say about a transaction."""
+    """Provides identities, and the transactional fields of Produce requests."""
 
     @property
     def transactional_id(self) -> str | None:
-        """Goes into every Produce request; record batches are marked transactional if it is not None."""
+        """Included in every Produce request; if not None, record batches are marked as transactional."""
 
     @property
     def last_produce_version(self) -> int | None:
-        """The newest version of Produce to speak, None: as new as both sides can (KIP-890 changes its meaning)."""
+        """Newest version of Produce to use; None for no limit (KIP-890 changes the meaning of newer versions)."""
 
     def identity(self, deadline: Deadline) -> ProducerIdentity:
-        """The identity for partitions not written to so far. May ask a broker; raises what `Client.retrying` does."""
+        """Return the identity for partitions not written yet. May send a request; raises as `Client.retrying`."""
 
     def successor(self, before: ProducerIdentity, deadline: Deadline) -> ProducerIdentity:
-        """The identity under which a partition counts from 0 again, when its numbering under `before` broke off.
+        """Return the identity with which a partition restarts at sequence 0 after a gap under `before`.
 
-        Raises when that cannot be done without losing what was written under `before` (an open transaction).
+        Raises if that would lose records written under `before` (an open transaction).
         """
 
     def before_produce(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
-        """Called before records go to these partitions; a transaction adds those that are new to it."""
+        """Called before records are sent to these partitions; a transaction adds the new ones."""
 
     def failed(self, error: KafkaError) -> None:
-        """Called when records could not be written; a transaction must not be committed then."""
+        """Called when a write has failed; a transaction can then only be aborted."""
 
 
 class AnonymousSession:
-    """No idempotence: a retry may write twice."""
+    """A session without idempotence: a retry may write duplicates."""
 
     transactional_id: str | None = None
     last_produce_version: int | None = None
 
     def identity(self, deadline: Deadline) -> ProducerIdentity:
+        """Return producer id and epoch -1."""
         return ANONYMOUS
 
     def successor(self, before: ProducerIdentity, deadline: Deadline) -> ProducerIdentity:
+        """Return producer id and epoch -1."""
         return ANONYMOUS
 
     def before_produce(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
-        pass
+        """Do nothing."""
 
     def failed(self, error: KafkaError) -> None:
-        pass
+        """Do nothing."""
 
 
 class IdempotentSession(AnonymousSession):
-    """One producer id for the life of a producer, asked for when it is first needed.
+    """One producer id for the life of a producer, requested on first use.
 
-    Epochs belong to partitions here: a broker keeps them per partition and lets an idempotent producer raise them
-    itself (KIP-360). So a partition whose numbering broke off takes the next epoch alone; all others, whose record
-    batches may be under way with an unknown outcome, keep theirs, and nothing of them is written twice.
+    A broker keeps epochs per partition and lets an idempotent producer bump them itself (KIP-360). After a gap, only
+    that partition gets the next epoch. All others keep theirs, since their batches in flight have an unknown outcome
+    and must not be written twice.
     """
 
     def __init__(self, client: Client) -> None:
@@ -126,6 +128,7 @@ class IdempotentSession(AnonymousSession):
         self._identity: ProducerIdentity | None = None
 
     def identity(self, deadline: Deadline) -> ProducerIdentity:
+        """Return the producer id and its first epoch."""
         if self._identity is None:
             body = {"transactional_id": None, "transaction_timeout_ms": _NO_TRANSACTION_TIMEOUT_MS}
             reply = call(self._client, INIT_PRODUCER_ID, body, deadline)
@@ -133,6 +136,7 @@ class IdempotentSession(AnonymousSession):
         return self._identity
 
     def successor(self, before: ProducerIdentity, deadline: Deadline) -> ProducerIdentity:
+        """Return the next epoch, or another producer id after the last epoch."""
         if before.producer_epoch < _LAST_EPOCH:
             return ProducerIdentity(before.producer_id, before.producer_epoch + 1)
         if self._identity is not None and self._identity.producer_id == before.producer_id:

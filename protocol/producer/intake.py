@@ -1,8 +1,8 @@
-"""Rows and messages in, record batches out: what a producer does with them before they wait for a broker.
+"""Turn rows and messages into encoded record batches: choose partitions, accumulate, encode, pass to the sender.
 
-Called by `producer` in its callers' threads, and by `sender` in its own for what has waited for `linger.ms`.
-Chooses partitions, gathers, encodes, and hands over. One thread at a time, so that the rows of each partition stay in
-the order in which they came. The sender never waits for that: when a caller is at it, that one hands over what is due.
+Runs in the callers' threads, and in the `sender` thread for batches that have waited for `linger.ms`. One thread at a
+time, to keep the order of rows within a partition. The sender never blocks on that: a caller that is inside also hands
+over the batches that are due.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ HandOver = Callable[[list[ProducerBatch]], None]
 
 
 class Intake:
-    """`hand_over` gives record batches to the sender; its thread is the one that calls `hand_over_due`.
+    """Accepts rows and messages of one producer.
 
-    `on_failure` is called with what goes wrong with rows and messages before they are handed over.
+    `hand_over` passes record batches to the sender, whose thread calls `hand_over_due`. `on_failure` is called with
+    errors of rows and messages before they are handed over.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Intake:
         hand_over: HandOver,
         on_failure: Callable[[KafkaError], None] = lambda error: None,
     ) -> None:
-        # Half of the memory, or callers would wait for what nobody sends.
+        # At most half of the memory, or callers would wait for memory held by unsent messages.
         self.messages = MessageBuffer(
             min(config.batch_size_bytes, config.buffer_memory_bytes // 2), config.batch_num_messages
         )
@@ -63,24 +64,24 @@ class Intake:
         self._accumulator = Accumulator(config.batch_size_bytes, config.batch_num_messages)
         self._encode = encode
         self._looked_up: set[tuple[str, int | None]] = set()
-        # Reentrant, so that a call within a call of the same thread is refused and does not deadlock.
+        # Reentrant, so that a nested call in the same thread raises instead of deadlocking.
         self._one_at_a_time = threading.RLock()
         self._taken = False
         self._end: KafkaError | None = None
 
     @property
     def held_bytes(self) -> int:
-        """Of all that is not acknowledged yet, about.
+        """Approximate bytes not yet acknowledged.
 
-        Rows are counted by the next before they no longer are by the one before, and read in that order: what moves
-        meanwhile may be counted twice, but never not at all. So who has moved some wakes who waits for room.
+        Each stage adds a row's bytes before the previous stage subtracts them, and the stages are read in that order:
+        the total may double-count briefly, but never under-counts. A thread that moves rows wakes waiting threads.
         """
         return self.messages.held_bytes + self._accumulator.held_bytes + self._deliveries.held_bytes
 
-    # -- in -----------------------------------------------------------------------------------
+    # -- input --------------------------------------------------------------------------------
 
     def take_columns(self, topic: str, columns: pa.RecordBatch, given: GivenPartitions | None) -> SentColumns:
-        """As `Producer.send_columns`."""
+        """Accept rows, as `Producer.send_columns`."""
         rows = record_columns(columns, self._clock.wall_ms())
         if not rows.num_rows:
             return SentColumns(topic, np.empty(0, np.int32), np.empty(0, np.int64))
@@ -108,7 +109,7 @@ class Intake:
         return sent
 
     def look_up(self, topic: str, partition: int | None, *, wait: bool) -> None:
-        """Once for each topic and partition: whether it is there. Raises as `PartitionChoice.look_up`, or `look_at`."""
+        """Check, once for each, that topic and partition exist. Raises as `PartitionChoice.look_up` or `look_at`."""
         if (topic, partition) not in self._looked_up:
             if wait:
                 self._choice.look_up(topic, 1, None if partition is None else np.array([partition], np.int32))
@@ -119,14 +120,14 @@ class Intake:
     def wait_for_room(self, size_bytes: int, *, columns: bool = False) -> None:
         """Wait while `buffer.memory` is full.
 
-        Columns larger than the memory go on when no delivery holds any of it: these columns may be all there is.
+        Columns larger than the memory are accepted when no delivery holds any of it.
 
         Raises
         ------
         DeadlineExceeded
-            No delivery has ended for `max.block.ms`.
+            No delivery was completed for `max.block.ms`.
         KafkaError
-            Earlier columns could not be written. Only for columns: the futures of messages tell their own failures.
+            Earlier columns could not be written. Only for columns: futures of messages report their own failures.
         """
         most = self._config.buffer_memory_bytes
 
@@ -143,49 +144,49 @@ class Intake:
         )
 
     def drain(self) -> None:
-        """Hands everything over."""
+        """Hand over all rows and messages."""
         with self._alone():
             self._take_messages()
             self._hand_over(self._accumulator.drain(), wait=False)
         self._deliveries.wake()
 
     def hand_over_due(self) -> float | None:
-        """What has waited for `linger.ms`, and all messages that have; when there will be more, None: nobody knows."""
+        """Hand over the batches that have waited for `linger.ms`; return the next time to call, None if unknown."""
         with self._alone(wait=False) as free:
             if not free:
                 return None
             now_s = self._clock.now_s()
             if self._messages_are_due(now_s):
                 self._take_messages()
-            with suppress(MemoryError):  # its rows have failed, and those of others can still be sent
+            with suppress(MemoryError):  # only these rows have failed; others can still be sent
                 self._hand_over(self._due(now_s), wait=False)
             waiting_s = [at_s for at_s in (self._accumulator.oldest_s, self.messages.oldest_s) if at_s is not None]
             return min(waiting_s) + self._linger_s if waiting_s else None
 
     def close(self, error: KafkaError) -> None:
-        """Fails everything that waits, which `flush` tells if nobody else does; takes nothing more, for that reason."""
+        """Fail all waiting rows and messages, and refuse further ones; `flush` raises what no result reports."""
         self._end = error
         self.messages.close(error)
         if self.discard(error):
             self._deliveries.failed([error])
 
     def discard(self, error: KafkaError) -> bool:
-        """Fails everything that waits. Whether there are rows that do not tell it."""
+        """Fail all waiting rows and messages; return True if some rows do not report it."""
         with self._alone():
             for messages in self.messages.take():
                 _fail(messages, error)
             return _fail_rows(self._accumulator.drain(), error)
 
-    # -- inside, one thread at a time ---------------------------------------------------------
+    # -- one thread at a time -----------------------------------------------------------------
 
     @contextmanager
     def _alone(self, *, wait: bool = True) -> Iterator[bool]:
-        """Exclude other threads; False if one is inside and `wait` is False.
+        """Exclude other threads; yield False if one is inside and `wait` is False.
 
         Raises
         ------
         UsageError
-            This thread is inside already: a signal handler, a partitioner or a callback has interrupted it.
+            This thread is already inside: a signal handler, a partitioner or a callback called the producer.
         """
         if not self._one_at_a_time.acquire(blocking=wait):
             yield False
@@ -193,8 +194,8 @@ class Intake:
         try:
             if self._taken:
                 raise UsageError(
-                    "this producer takes rows in this thread just now: a signal handler, a partitioner or a callback "
-                    "that runs meanwhile must not write, flush or close; set a flag, and do so afterwards"
+                    "this thread is already sending with this producer: a signal handler, a partitioner or a callback "
+                    "must not write, flush or close meanwhile; set a flag, and do so afterwards"
                 )
             self._taken = True
             try:
@@ -210,7 +211,7 @@ class Intake:
         return float("inf") if linger_ms is None else linger_ms / 1000
 
     def _due(self, now_s: float) -> Iterable[Gathered]:
-        """What has waited for long enough; everything when it takes too much of the memory."""
+        """Return batches that have waited for `linger.ms`; all of them if they hold half of the memory."""
         if self._accumulator.held_bytes > self._config.buffer_memory_bytes // 2:
             return self._accumulator.drain()
         return self._accumulator.waited_since(now_s - self._linger_s)
@@ -231,7 +232,7 @@ class Intake:
     def _gather(self, messages: Messages) -> None:
         rows = record_columns(messages.columns(), self._clock.wall_ms())
         sizes = record_sizes(rows)
-        # It was looked up when it was sent to. Here a topic that is gone must hold up no other.
+        # `send` has looked the topic up. A deleted topic must not delay messages of other topics here.
         known, futures = self._choice.last_seen(messages.topic), messages.futures
         chosen, refused = self._choice.choose_each(known, rows, sizes, messages.partitions())
         refused |= too_large(messages.topic, sizes, self._config.max_request_size_bytes, say_row=False)
@@ -252,7 +253,7 @@ class Intake:
         )
 
     def _hand_over(self, gathered: Iterable[Gathered], *, wait: bool = True) -> None:
-        """Encodes what is worth a record batch, and gives it to the sender; may `wait` for room in between."""
+        """Encode record batches and pass them to the sender; `wait` allows waiting for memory between them."""
         most_bytes, left = self._config.buffer_memory_bytes, iter(gathered)
         for together in left:
             try:
@@ -267,9 +268,9 @@ class Intake:
                     self._deliveries.wait_for_room(
                         partial(self._holds_at_most, free_bytes), None, despite_failures=True
                     )
-            except BaseException as error:  # such as MemoryError, or Ctrl-C: rows of earlier calls are among them
+            except BaseException as error:  # MemoryError or Ctrl-C, for example; rows of earlier calls are affected
                 topic = together.cuts[0].topic
-                cause = UsageError(f"rows of {topic} were not sent, since this came between: {error!r}")
+                cause = UsageError(f"rows of {topic} were not sent because of another error: {error!r}")
                 untold = _fail_rows([together, *left], cause)
                 self._on_failure(cause)
                 self._deliveries.failed([cause] if untold else [])
@@ -287,19 +288,19 @@ class Intake:
 
     def _raise_if_ended(self) -> None:
         if self._end is not None:
-            raise UsageError(str(self._end)) from self._end  # a new one: who raises it adds a traceback
+            raise UsageError(str(self._end)) from self._end  # a new error, since raising adds a traceback
 
 
 def _rows_of(
     numbers: npt.NDArray[np.int64], rows: pa.RecordBatch, sizes: npt.NDArray[np.int64], named: pa.Int32Array | None
 ) -> tuple[pa.RecordBatch, npt.NDArray[np.int64], pa.Int32Array | None]:
-    """Only these rows."""
+    """Select rows by number."""
     wanted = to_arrow(numbers)
     return rows.take(wanted), sizes[numbers], None if named is None else named.take(wanted)
 
 
 def _fail_rows(gathered: Iterable[Gathered], error: KafkaError) -> bool:
-    """Whether there are rows that do not tell it, so that `flush` must."""
+    """Fail rows; return True if some do not report it, so that `flush` must."""
     cuts = [cut for together in gathered for cut in together.cuts]
     failed = [Delivery(cut.topic, cut.partition, 0, cut.count, cut.receipts) for cut in cuts]
     for each in failed:

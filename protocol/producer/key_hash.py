@@ -1,8 +1,7 @@
-"""Hashes of many keys at once: murmur2 as Java's producer has it, FNV-1a as sarama's, CRC-32 as librdkafka's.
+"""Hash many keys at once: murmur2 as in Java's producer, FNV-1a as in sarama, CRC-32 as in librdkafka.
 
-Works on the buffers of an Arrow array, in lockstep: step i takes the i-th word (or byte) of every key that is long
-enough, so the number of NumPy calls depends on the longest keys, not on how many there are. Called by `partitioner`.
-Knows nothing of partitions.
+Works on the buffers of an Arrow array in lockstep: step i processes the i-th word (or byte) of every key that is long
+enough. The number of NumPy calls therefore depends on the length of the keys, not on their number.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import pyarrow as pa
 Hashes = npt.NDArray[np.uint32]
 _Counts = npt.NDArray[np.int64]
 
-# Fewer long keys than this left over: a loop over each one's words costs less than NumPy calls for so few.
+# For fewer remaining long keys than this, a loop over the words of each costs less than NumPy calls.
 _FEW = 8
 
 _MURMUR2_SEED = 0x9747B28C
@@ -30,7 +29,7 @@ _MASK = 0xFFFFFFFF
 
 
 def murmur2(keys: pa.BinaryArray) -> Hashes:
-    """Java's `Utils.murmur2` of every key, as uint32. What stands at null keys has no meaning."""
+    """Return Java's `Utils.murmur2` of every key as uint32; values at null keys are meaningless."""
     starts, lengths, data = _views(keys)
     words = lengths >> 2
     hashes = (lengths ^ _MURMUR2_SEED).astype(np.uint32)
@@ -40,7 +39,7 @@ def murmur2(keys: pa.BinaryArray) -> Hashes:
         word = word * m
         return (word ^ (word >> _MURMUR2_R)) * m
 
-    # Every byte may start a word: one unaligned view instead of four gathers a word.
+    # Every byte may start a word: one unaligned view instead of four gathers per word.
     at = np.ndarray((max(len(data) - 3, 0),), "<u4", data, strides=(1,))
 
     def step(hashes: Hashes, positions: _Counts) -> Hashes:
@@ -61,7 +60,7 @@ def murmur2(keys: pa.BinaryArray) -> Hashes:
 
 
 def fnv1a(keys: pa.BinaryArray) -> Hashes:
-    """32-bit FNV-1a of every key, as uint32. What stands at null keys has no meaning."""
+    """Return the 32-bit FNV-1a hash of every key as uint32; values at null keys are meaningless."""
     starts, lengths, data = _views(keys)
     hashes = np.full(len(keys), _FNV_OFFSET, np.uint32)
 
@@ -79,7 +78,7 @@ def fnv1a(keys: pa.BinaryArray) -> Hashes:
 
 
 def crc32(keys: pa.BinaryArray) -> Hashes:
-    """CRC-32 (zlib's) of every key, as uint32. What stands at null keys has no meaning."""
+    """Return the CRC-32 (zlib) of every key as uint32; values at null keys are meaningless."""
     starts, lengths, data = _views(keys)
     view = memoryview(data)  # type: ignore[arg-type]  # the stubs for 3.10 do not know that arrays are buffers
     bounds = zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
@@ -87,7 +86,7 @@ def crc32(keys: pa.BinaryArray) -> Hashes:
 
 
 def _views(keys: pa.BinaryArray) -> tuple[_Counts, _Counts, npt.NDArray[np.uint8]]:
-    """Where each key starts, how long it is, and the bytes of all of them; no copy of the bytes."""
+    """Return the start and length of each key, and the bytes of all keys, without copying the bytes."""
     _, offsets_buffer, data_buffer = keys.buffers()
     if not len(keys):
         return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint8)
@@ -104,13 +103,13 @@ def _fold(
     step: Callable[[Hashes, _Counts], Hashes],
     rest: Callable[[int, int, int], int],
 ) -> None:
-    """Feeds `counts[k]` units of `width` bytes of every key k into its hash, in place.
+    """Feed `counts[k]` units of `width` bytes of every key k into its hash, in place.
 
-    `step(hashes, positions)` takes one unit of several keys; `rest(hash, start, count)` many units of one key.
+    `step(hashes, positions)` processes one unit of several keys; `rest(hash, start, count)` many units of one key.
     """
     if not len(counts):
         return
-    # The longest first: then those that still take part are always the first ones.
+    # Longest first, so that the keys that still take part are a prefix.
     order = np.argsort(-counts, kind="stable") if counts.min() != counts.max() else None
     work, starts, counts = (hashes, starts, counts) if order is None else (hashes[order], starts[order], counts[order])
     longest = int(counts[0])
@@ -128,7 +127,7 @@ def _fold(
 
 
 def _mix_tails(hashes: Hashes, starts: _Counts, counts: _Counts, data: npt.NDArray[np.uint8]) -> None:
-    """murmur2's last one to three bytes, which do not fill a word."""
+    """Mix in murmur2's last one to three bytes, which do not fill a word."""
     for byte in (2, 1, 0):
         rows = np.flatnonzero(counts > byte)
         hashes[rows] ^= data[starts[rows] + byte].astype(np.uint32) << np.uint32(8 * byte)

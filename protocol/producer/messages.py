@@ -1,6 +1,6 @@
-"""Single messages, gathered by topic until they are worth columns: the thin way in for who has one at a time.
+"""Single messages, collected by topic and converted to columns together.
 
-Filled by `producer` in callers' threads, emptied by `intake`. Thread-safe. Knows neither partitions nor brokers.
+`producer` adds messages in the callers' threads; `intake` takes them out. Thread-safe.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from protocol.records.arrow_numpy import nullable_binaries, nullable_integers
 Headers = Sequence[tuple[str, bytes | None]]
 
 _LAST_TIMESTAMP_MS = 2**63 - 1
-# About what a message costs beside its key, value and headers.
+# Approximate cost of a message besides its key, value and headers.
 _OVERHEAD_BYTES = 100
 
 
 class Message:
-    """One message, checked. Raises `UsageError` for what cannot be written, so that no other is concerned."""
+    """A validated message. Raises `UsageError` for invalid arguments, before other messages are affected."""
 
     __slots__ = ("headers", "key", "partition", "size_bytes", "timestamp_ms", "value")
 
@@ -57,12 +57,12 @@ def _bytes(what: str, content: object) -> bytes | None:
 def _header(header: object) -> tuple[str, bytes | None]:
     if isinstance(header, tuple | list) and len(header) == 2 and isinstance(header[0], str):
         return header[0], _bytes(f"header {header[0]}", header[1])
-    raise UsageError(f"{header!r} is no header; it must be a name (str) and a value (bytes)")
+    raise UsageError(f"{header!r} is not a header; it must be a name (str) and a value (bytes)")
 
 
 @dataclass(eq=False)
 class Messages:
-    """Of one topic, and their futures."""
+    """Messages of one topic, and their futures."""
 
     topic: str
     since_s: float
@@ -71,7 +71,7 @@ class Messages:
     futures: list[Future[RecordMetadata]] = field(default_factory=list)
 
     def columns(self) -> pa.RecordBatch:
-        """As `send_columns` takes them."""
+        """Return the columns for `send_columns`."""
         arrays = {
             "key": nullable_binaries([each.key for each in self.messages]),
             "value": nullable_binaries([each.value for each in self.messages]),
@@ -83,16 +83,13 @@ class Messages:
         return pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
 
     def partitions(self) -> pa.Int32Array | None:
-        """What messages name themselves."""
+        """Return the partitions given by the caller; None if no message has one."""
         given = [each.partition for each in self.messages]
         return None if all(each is None for each in given) else nullable_integers(given, np.int32)
 
 
 class MessageBuffer:
-    """Takes messages in; gives them back by topic, in their order.
-
-    `full` once there are `full_bytes` of them, or `full_count`.
-    """
+    """Collects messages by topic, in order. `full` at `full_bytes` or `full_count`."""
 
     def __init__(self, full_bytes: int, full_count: int) -> None:
         self._full_bytes = full_bytes
@@ -103,15 +100,24 @@ class MessageBuffer:
         self._topics: dict[str, Messages] = {}
         self._lock = threading.Lock()
         self.held_bytes = 0
-        """Of the messages that wait, or are being taken, about."""
+        """Approximate bytes of the messages that wait or are being taken."""
 
     def append(self, topic: str, message: Message, now_s: float) -> tuple[Future[RecordMetadata], bool]:
-        """The message's future, and whether it is the first one that waits, or the one that makes it full.
+        """Add a message.
 
-        Raises `UsageError` once it is closed.
+        Returns
+        -------
+        future : Future of RecordMetadata
+        wake : bool
+            True if the sender must be woken: the message is the first one, or fills the buffer.
+
+        Raises
+        ------
+        UsageError
+            The buffer is closed.
         """
         future = MessageFuture()
-        # What is sent cannot be cancelled any more.
+        # A sent message cannot be cancelled.
         future.set_running_or_notify_cancel()
         with self._lock:
             if self._end is not None:
@@ -132,16 +138,17 @@ class MessageBuffer:
 
     @property
     def full(self) -> bool:
+        """True if the messages should be sent without waiting for `linger.ms`."""
         return self._waiting_bytes >= self._full_bytes or self._count >= self._full_count
 
     @property
     def oldest_s(self) -> float | None:
-        """Since when the longest waiting message waits."""
+        """Start of the longest wait; None if no message waits."""
         with self._lock:
             return min((each.since_s for each in self._topics.values()), default=None)
 
     def take(self) -> Iterator[Messages]:
-        """All of them. To be iterated to its end: those of a topic are held until the next ones are asked for."""
+        """Remove and yield all messages by topic. Exhaust the iterator: each step frees the previous topic's bytes."""
         with self._lock:
             taken = list(self._topics.values())
             self._topics = {}
@@ -152,13 +159,13 @@ class MessageBuffer:
                 self.held_bytes -= messages.size_bytes
 
     def close(self, error: KafkaError) -> None:
-        """Takes nothing more, for that reason."""
+        """Refuse further messages with this error."""
         with self._lock:
             self._end = error
 
 
 def _header_lists(headers: Sequence[Headers]) -> pa.Array:
-    """list<struct<key: binary, value: binary>>, one list for each message."""
+    """Build list<struct<key: binary, value: binary>>, one list per message."""
     flat = list(chain.from_iterable(headers))
     names = nullable_binaries([name.encode() for name, _ in flat])
     contents = nullable_binaries([content for _, content in flat])

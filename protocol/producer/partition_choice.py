@@ -1,6 +1,6 @@
-"""The partition of each row that a producer takes: the one it names, or a function's of one's own, or a strategy's.
+"""Choose the partition of each row: as given in the row, by the user's function, or by a strategy.
 
-Called by `intake` with the rows of one topic. Asks metadata which partitions there are.
+Called by `intake` with the rows of one topic. Reads the partitions from the metadata.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GivenPartitions = Any  # pa.Int32Array | npt.NDArray[np.int32]; pyarrow has no t
 
 
 class PartitionChoice:
-    """`busy` are the partitions for which something waits, as the producer has it just now."""
+    """Partition choice of one producer. `busy` has the partitions with waiting batches."""
 
     def __init__(
         self,
@@ -41,12 +41,12 @@ class PartitionChoice:
         self._config = config
         self._busy = busy
         self._function = function
-        self._rng = random.Random()  # noqa: S311 - one for all topics: its state takes 2.5 kB
+        self._rng = random.Random()  # noqa: S311 - shared by all topics, since its state takes 2.5 kB
         self._partitioners: dict[str, Partitioner] = {}
         self._last_seen: dict[str, Topic] = {}
 
     def look_up(self, topic: str, rows: int, given: GivenPartitions | None) -> tuple[Topic, pa.Int32Array | None]:
-        """What `choose` needs to know. Raises `UsageError` for partitions that are not there."""
+        """Return the arguments of `choose`; wait for a missing topic. Raises `UsageError` for missing partitions."""
         named = None if given is None else _int32(given, rows, f"for {rows} rows of topic {topic}")
         numbers = None if named is None else to_numpy(named)[valid(named)]
         deadline = self._client.deadline().at_most_ms(self._config.max_block_ms)
@@ -54,13 +54,13 @@ class PartitionChoice:
         return known, named
 
     def look_at(self, topic: str, partition: int | None) -> None:
-        """As `look_up` for one row, but waits for nothing that is not there: for the sender's thread."""
+        """Check one partition, as `look_up`, without waiting for missing topics: for the sender's thread."""
         if topic not in self._last_seen:
             self._last_seen[topic] = self._client.topic(topic, create=True)
         require_partition(self.last_seen(topic), partition)
 
     def last_seen(self, topic: str) -> Topic:
-        """What `choose` needs to know of a topic that was looked up before. Asks nobody, so it waits for nobody."""
+        """Return the cached topic of an earlier `look_up`, without a request."""
         if known := self._client.remembered_topic(topic):
             self._last_seen[topic] = known
         return self._last_seen[topic]
@@ -68,7 +68,17 @@ class PartitionChoice:
     def choose(
         self, topic: Topic, rows: pa.RecordBatch, sizes: npt.NDArray[np.int64], named: pa.Int32Array | None
     ) -> Partitions:
-        """One partition per row, for one caller at a time. `sizes` are the records' bytes, `named` what rows say."""
+        """Choose one partition per row. One caller at a time.
+
+        Parameters
+        ----------
+        topic : Topic
+        rows : pyarrow.RecordBatch
+        sizes : ndarray of int64
+            Bytes of each record.
+        named : pyarrow.Int32Array or None
+            Partitions given in the rows; null rows are chosen.
+        """
         if named is not None and not named.null_count:
             return to_numpy(named)
         by = self._by_strategy if self._function is None else self._by_function
@@ -78,9 +88,13 @@ class PartitionChoice:
     def choose_each(
         self, topic: Topic, rows: pa.RecordBatch, sizes: npt.NDArray[np.int64], named: pa.Int32Array | None
     ) -> tuple[Partitions, dict[int, KafkaError]]:
-        """As `choose`, for rows of several callers: where it raises, each is asked about alone, and fails alone.
+        """Choose for rows of several callers: if `choose` raises, choose for each row alone, so that each fails alone.
 
-        The errors are by the number of the row. `SystemExit` is one, too: it would end the sender's thread.
+        Returns
+        -------
+        partitions : ndarray of int32
+        errors : dict of int to KafkaError
+            By row number. Includes `SystemExit`, which would end the sender's thread.
         """
         try:
             return self.choose(topic, rows, sizes, named), {}

@@ -1,6 +1,6 @@
-"""Which partitions take rows without a key, and how much waits for each of them already (KIP-794).
+"""Find the partitions available for rows without a key, and their waiting batches (KIP-794). Sans-IO.
 
-Pure. Called by `partition_choice` for the partitioner of a topic.
+Called by `partition_choice`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from protocol.producer.partition_producer import PartitionProducer
 def partition_load(
     topic: Topic, busy: Mapping[TopicPartition, PartitionProducer], config: ProducerConfig, now_s: float
 ) -> tuple[list[int], list[int] | None]:
-    """The partitions that have a leader which takes what it is sent, and how many record batches wait for each.
+    """Return the available partitions of a topic, and the number of waiting batches of each.
 
-    None in place of these numbers: that does not matter.
+    Available partitions have a leader that accepts batches. The numbers are None if they do not matter.
     """
     leaders = {number: each.leader for number, each in topic.partitions.items() if each.leader >= 0}
     waiting = {number: each for number in leaders if (each := busy.get((topic.name, number)))} if busy else {}

@@ -1,11 +1,10 @@
-"""What waits to be written to one partition, in its order, and what an answer of the broker means for it.
+"""The queue of one partition: the batches to send next, and the consequences of each reply. Sans-IO.
 
-sarama's `partitionProducer`. Pure: takes `now_s` and answers, gives the record batch that may go out next, and keeps
-the account of what was acknowledged and what failed. Called by `sender`, which knows the brokers, and by
-`broker_producer`, which talks to one. Knows no socket and no metadata.
+sarama's `partitionProducer`. Called by `sender`, which knows the brokers, and by `broker_producer`, which communicates
+with one of them.
 
-Order is kept by one rule: when a record batch fails, nothing more goes out until everything under way has been
-answered; then it starts again from the oldest, one at a time, with the same sequence numbers.
+One rule keeps the order: after a failed batch, nothing is sent until all batches in flight are answered. Then sending
+restarts from the oldest batch, one at a time, with the same sequence numbers.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ from protocol.records.encode import EncodedBatch
 from protocol.records.memory_records import read_batch_headers
 from protocol.records.record_columns import NAMES, record_columns
 
-# A reply needs some time: a last try later than this before the deadline would be in vain.
+# A retry closer to the deadline than this would have no time for a reply.
 _LEAST_TIME_S = 0.2
 
 _RETRY_SLOT_S = 0.05
 
 _TOO_LARGE = (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE)
 
-# Answers that say for sure that this try wrote nothing. After any other failure the records may be in the log:
-# NOT_LEADER_OR_FOLLOWER, for one, also ends the wait for replication of records that the next leader has.
+# Codes that prove that this try wrote nothing. After other failures, the records may be in the log. For example,
+# NOT_LEADER_OR_FOLLOWER may end a wait for replication although the next leader has the records.
 _NOT_WRITTEN = frozenset(
     {
         *_TOO_LARGE,
@@ -68,10 +67,16 @@ _NOT_WRITTEN = frozenset(
 
 @dataclass(eq=False)
 class ProducerBatch:
-    """One record batch. `records` are its bytes, to be stamped before they are sent.
+    """One record batch; `records` are its bytes, whose header is finalized before sending.
 
-    `delivery` is whose rows it has, from `first_row` on, and `outcome` how it ended.
-    `maybe_written`: a try ended without an answer that says whether the broker wrote it.
+    Attributes
+    ----------
+    delivery : Delivery or None
+        Receives the result of the rows, which start at `first_row` of it.
+    outcome : Outcome or None
+        Result, once known.
+    maybe_written : bool
+        A try ended without a reply that tells whether the batch was written.
     """
 
     records: EncodedBatch
@@ -87,21 +92,21 @@ class ProducerBatch:
     last_error: KafkaError | None = None
 
     def note(self, error: KafkaError) -> None:
-        """A try went wrong; who waits for its rows may want to know."""
+        """Record the error of a try, for the messages of callers that wait."""
         self.last_error = error
         if self.delivery is not None:
             self.delivery.trouble = error
 
 
 Encode = Callable[[pa.RecordBatch, Sequence[int], npt.NDArray[np.int64] | None], list[EncodedBatch]]
-"""As `encode_batches`: columns, how many rows each record batch gets, and which rows (None: all as they are)."""
+"""As `encode_batches`: columns, rows per record batch, and the row order (None: unchanged)."""
 
 
 @dataclass
 class PartitionProducer:
-    """The queue of one partition. The driver asks `next_batch`, calls `sending`, then one of the four outcomes.
+    """The queue of one partition. The driver calls `next_batch`, then `sending`, then one of the outcome methods.
 
-    `encode` makes record batches of the halves of one that is too large for the broker.
+    `encode` encodes the two halves of a batch that is too large for the broker.
     """
 
     topic: str
@@ -113,14 +118,14 @@ class PartitionProducer:
     encode: Encode
     acknowledged: ProducedRange = field(default_factory=ProducedRange)
     ended: list[ProducerBatch] = field(default_factory=list)
-    """Those with an outcome, for the driver to take."""
+    """Completed batches, which the driver takes."""
     in_flight: int = 0
     leader_id: int = -1
     sent_at_s: float = 0.0
     waits_since_s: float = 0.0
-    """Since when its leader has taken nothing, if anything is to be sent."""
+    """Time since which the leader has accepted nothing, if batches wait."""
     sequences: Sequences | None = None
-    """None: the driver has to call `begin` before it sends (`broken_identity` is what to succeed to, if any)."""
+    """None: the driver must call `begin` before sending, with the successor of `broken_identity` if that is set."""
     broken_identity: ProducerIdentity | None = None
     _queue: deque[ProducerBatch] = field(default_factory=deque)
     _retry_at_s: float = 0.0
@@ -131,60 +136,63 @@ class PartitionProducer:
 
     @property
     def name(self) -> str:
+        """Topic and partition for messages."""
         return f"{self.topic}-{self.partition}"
 
     @property
     def idle(self) -> bool:
+        """True if no batch waits or is in flight."""
         return not self._queue
 
     @property
     def unsent(self) -> int:
-        """How many record batches are not under way."""
+        """Number of batches not in flight."""
         return len(self._queue) - self.in_flight
 
     @property
     def trouble(self) -> str:
-        """In words, why the oldest record batch is not written yet, if something went wrong."""
+        """The last failure of the oldest batch as the end of a sentence; "" if there is none."""
         failure = self._queue[0].last_error if self._queue else None
         return f"; the last failure: {failure}" if failure else ""
 
     def due_s(self, after_s: float) -> float | None:
-        """When after `after_s` time alone changes something: a try, or the end of `delivery.timeout.ms`."""
+        """Return the next time after `after_s` at which a retry or a delivery timeout is due; None if none is."""
         if self.idle or self.in_flight:
             return None
         return min((at_s for at_s in (self._retry_at_s, self._expires_at_s) if at_s > after_s), default=None)
 
     def append(self, batch: ProducerBatch) -> None:
+        """Add a batch at the end of the queue."""
         if not self.unsent:
             self.waits_since_s = batch.created_s
         self._queue.append(batch)
 
-    # -- out ----------------------------------------------------------------------------------
+    # -- sending ------------------------------------------------------------------------------
 
     def next_batch(self, now_s: float) -> ProducerBatch | None:
-        """What may be sent now, if anything."""
+        """Return the batch to send now, or None."""
         if self._draining or now_s < self._retry_at_s or self.in_flight >= len(self._queue):
             return None
         alone = self.sequences is None or not self.sequences.confirmed
         if self.in_flight >= (1 if alone else self.max_in_flight):
             return None
-        # What is under way is always the front of the queue, unless it is draining.
+        # Unless draining, the batches in flight are the front of the queue.
         batch = self._queue[self.in_flight]
-        # What is tried again travels alone: new ones behind it could push it out of the five record batches that the
-        # broker remembers, and then it could not tell any more whether it has it.
+        # A retried batch is sent alone: newer batches could push it out of the five batches that the broker remembers,
+        # and the broker could then not detect a duplicate.
         if self.in_flight and (batch.attempts or self._queue[0].attempts > 1):
             return None
         return batch
 
     def begin(self, identity: ProducerIdentity) -> None:
-        """From here on counts from 0 under this identity. Nothing is under way."""
+        """Restart the sequence numbers at 0 with this identity. No batch is in flight."""
         self.sequences = Sequences(identity)
         self.broken_identity = None
         for batch in self._queue:
             batch.base_sequence = NO_SEQUENCE
 
     def sending(self, batch: ProducerBatch, leader_id: int, now_s: float) -> None:
-        """The batch goes out now. Numbers it, if it has no number yet."""
+        """Record that the batch is being sent; assign its sequence numbers on the first try."""
         assert self.sequences is not None
         if batch.base_sequence == NO_SEQUENCE:
             batch.base_sequence = self.sequences.take(batch.record_count)
@@ -194,10 +202,10 @@ class PartitionProducer:
         self.leader_id = leader_id
         self.sent_at_s = self.waits_since_s = now_s
 
-    # -- outcomes -----------------------------------------------------------------------------
+    # -- results ------------------------------------------------------------------------------
 
     def written(self, batch: ProducerBatch, base_offset: int, log_append_time_ms: int = -1) -> None:
-        """The broker has it; `base_offset` -1 where it did not say where."""
+        """Complete a written batch; `base_offset` is -1 if unknown."""
         self._returned(batch)
         self._queue.remove(batch)
         self._end(batch, Outcome(base_offset, log_append_time_ms))
@@ -206,12 +214,23 @@ class PartitionProducer:
         if self.sequences is not None:
             self.sequences.confirmed = True
         if self._is_behind_gap(batch):
-            # The broker took it: then there is no gap, as it sees it.
+            # The broker accepted a batch behind the gap, so for the broker there is no gap.
             self._gap_from = None
         self._finish_draining()
 
     def refused(self, batch: ProducerBatch, code: int, where: str, now_s: float, detail: str | None = None) -> None:
-        """The broker answered with an error; `where` names broker and version, `detail` is what it says itself."""
+        """Handle an error code.
+
+        Parameters
+        ----------
+        batch : ProducerBatch
+        code : int
+        where : str
+            Broker and version, for messages.
+        now_s : float
+        detail : str, optional
+            The broker's own message.
+        """
         self._returned(batch)
         error = self._error(batch, code, where, detail)
         batch.note(error)
@@ -222,7 +241,7 @@ class PartitionProducer:
             if first and self._gap_from is None:
                 self._give_up(self._lost_by_broker(error))
             else:
-                # It came before its turn, which is the fault of the one before it.
+                # Out of order because of an earlier batch's failure.
                 self._retry(now_s)
         elif code == ErrorCode.UNKNOWN_PRODUCER_ID:
             if first and batch.maybe_written:
@@ -239,7 +258,7 @@ class PartitionProducer:
         self._finish_draining()
 
     def lost(self, batch: ProducerBatch, error: KafkaError, now_s: float) -> None:
-        """It was sent, and no answer will come: it may be written or not."""
+        """Handle a sent batch without a reply: it may be written."""
         self._returned(batch)
         batch.maybe_written = True
         batch.note(error)
@@ -250,7 +269,7 @@ class PartitionProducer:
         self._finish_draining()
 
     def not_sent(self, batch: ProducerBatch, error: KafkaError, now_s: float) -> None:
-        """It did not get out: no connection, or it broke before the last byte. This is not counted as a try."""
+        """Handle a batch that was not sent: no connection, or a failure before the last byte. Not counted as a try."""
         self._returned(batch)
         batch.attempts -= 1
         batch.note(error)
@@ -258,31 +277,31 @@ class PartitionProducer:
         self._finish_draining()
 
     def unsendable(self, batch: ProducerBatch, error: KafkaError) -> None:
-        """No request can be made of it for this broker, now or later."""
+        """Fail a batch that no request to this broker can contain."""
         self._returned(batch)
         batch.attempts -= 1
         self._fail(batch, error)
         self._finish_draining()
 
     def drop(self, error: KafkaError) -> None:
-        """Whatever is here ends with this error, also what is under way."""
+        """Fail all batches, also those in flight."""
         for batch in self._queue:
             self._end(batch, Outcome(error=error))
         self._queue.clear()
 
     def postpone(self, error: KafkaError, now_s: float) -> None:
-        """There is no leader to send to just now."""
+        """Back off, because the partition has no leader."""
         if self._queue:
             self._queue[0].note(error)
         self._back_off(now_s)
 
     def abandon(self, error: KafkaError) -> None:
-        """Nothing more is sent: what waits fails with this error, once what is under way is answered."""
+        """Send nothing more; fail all batches once those in flight are answered."""
         self._give_up(error)
         self._finish_draining()
 
     def expire(self, now_s: float) -> None:
-        """Fails what has waited for longer than `delivery.timeout.ms`, from when it was handed to the sender."""
+        """Fail batches older than `delivery.timeout.ms`, counted from their hand-over to the sender."""
         while self._queue and not self.in_flight:
             batch = self._queue[0]
             if now_s < self._expires_at_s:
@@ -300,10 +319,11 @@ class PartitionProducer:
             self._finish_draining()
 
     def deadline_s(self, batch: ProducerBatch) -> float:
+        """Return the end of the batch's delivery timeout."""
         return batch.created_s + self.delivery_timeout_s
 
     def take_ended(self) -> list[ProducerBatch]:
-        """Those that got an outcome since the last call."""
+        """Return and clear the batches completed since the last call."""
         ended, self.ended = self.ended, []
         return ended
 
@@ -328,7 +348,7 @@ class PartitionProducer:
         self._draining = True
 
     def _back_off(self, now_s: float) -> None:
-        # Partitions that failed together go on together, in one request and not in many.
+        # Partitions that failed together retry together, in one request.
         self._retry_at_s = math.ceil((now_s + self.backoff.next_s()) / _RETRY_SLOT_S) * _RETRY_SLOT_S
 
     def _fail(self, batch: ProducerBatch, error: KafkaError) -> None:
@@ -347,13 +367,13 @@ class PartitionProducer:
         return gap is not None and number != NO_SEQUENCE and not comes_before(number, gap)
 
     def _give_up(self, error: KafkaError) -> None:
-        """Whether these records are in the log is not known, so what comes after them cannot be put behind them."""
+        """Fail the queue: the records of a batch may be in the log, so later ones cannot be ordered behind them."""
         self._draining = True
         if self._given_up is None:
             self._given_up = error
 
     def _split(self, batch: ProducerBatch) -> None:
-        """Two halves in place of a batch that is too large as a whole (KIP-126). Their records keep their numbers."""
+        """Replace a batch that is too large by two halves (KIP-126). Records keep their sequence numbers."""
         half = batch.record_count // 2
         counts = [half, batch.record_count - half]
         at = self._queue.index(batch)
@@ -376,7 +396,7 @@ class PartitionProducer:
         self._draining = True
 
     def _finish_draining(self) -> None:
-        """Once nothing is under way after a failure: what is left gets ready to start again."""
+        """Prepare the remaining batches for a restart once no batch is in flight after a failure."""
         if not self._draining or self.in_flight:
             return
         self._draining = False
@@ -388,14 +408,14 @@ class PartitionProducer:
             self.broken_identity = self.sequences.identity
             self.sequences = None
         elif self._gap_from is not None and self.sequences is not None:
-            # Nothing behind the gap was accepted, so those numbers are still free. What comes before it may be written.
+            # Batches behind the gap were refused, so their numbers are free. Batches before it may be written.
             self.sequences.next = self._gap_from
             for batch in filter(self._is_behind_gap, self._queue):
                 batch.base_sequence = self.sequences.take(batch.record_count)
         self._restart = False
         self._gap_from = None
 
-    # -- words --------------------------------------------------------------------------------
+    # -- messages -----------------------------------------------------------------------------
 
     def _error(self, batch: ProducerBatch, code: int, where: str, detail: str | None) -> KafkaError:
         what = f"Produce of {batch.record_count} records to {self.name} at {where}"
@@ -418,9 +438,9 @@ class PartitionProducer:
 
     def _lost_by_broker(self, error: KafkaError) -> KafkaError:
         return type(error)(
-            f"{error}. The broker does not have all the records that were acknowledged before: its log was truncated "
-            f"(unclean leader election). This producer had {self.acknowledged.count} records acknowledged there, up to "
-            f"offset {self.acknowledged.last_offset}; write again what is missing",
+            f"{error}. The broker has lost records that it acknowledged before: its log was truncated (unclean leader "
+            f"election). This producer had {self.acknowledged.count} records acknowledged there, up to "
+            f"offset {self.acknowledged.last_offset}; write the missing ones again",
             **error.context,
         )
 
@@ -439,7 +459,7 @@ class PartitionProducer:
 
 
 def _rows(batch: ProducerBatch) -> pa.RecordBatch:
-    """What a record batch was made of."""
+    """Decode the rows of a record batch."""
     batches = decode(
         read_batch_headers(batch.records),
         first_offset=0,

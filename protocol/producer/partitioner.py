@@ -1,8 +1,7 @@
-"""Which partition each row goes to: by the hash of its key, or spread where there is no key.
+"""Partition strategies: by the hash of the key, or spread for rows without a key.
 
-Called by `partition_choice` with the columns of one call, one `Partitioner` per topic. Knows no broker: it is told how
-many partitions there are, which of them have a leader, and how many record batches wait for each. The hashes are in
-`key_hash`, the spreading of rows without a key in `sticky_spread`.
+Called by `partition_choice` with the columns of one call, one `Partitioner` per topic. `key_hash` has the hashes, and
+`sticky_spread` the spreading.
 """
 
 from __future__ import annotations
@@ -22,38 +21,38 @@ from protocol.producer.key_hash import crc32, fnv1a, murmur2
 from protocol.producer.sticky_spread import StickySpread
 from protocol.records.arrow_numpy import binaries, to_numpy, valid
 
-# After so many bytes rows without a key go to another partition: Java's default (KIP-794). There it is `batch.size`,
-# which is 16 KiB as well; here record batches are larger, and a task of some thousand rows would fill just one.
+# Rows without a key change the partition after this many bytes: Java's default (KIP-794). In Java it is `batch.size`,
+# also 16 KiB. Record batches are larger here; a task with some thousand rows would fill only one.
 STICKY_BYTES = 16_384
 
 Partitions = npt.NDArray[np.int32]
 PartitionFunction = Callable[[str, pa.RecordBatch, int], Any]
-"""A partitioner of one's own: (topic, columns, partitions of the topic) to an int32 array, one number per row.
+"""A user's partitioner: (topic, columns, number of partitions) to an int32 array, one partition per row.
 
-Where the array is null, the strategy chooses."""
+The strategy chooses for rows that are null in the array."""
 
 
 # -- by key ---------------------------------------------------------------------------------------
 
 
 def by_murmur2(keys: pa.BinaryArray, partition_count: int) -> Partitions:
-    """As Java's producer: the hash without its sign bit, modulo the partitions. An empty key is a key like others."""
+    """Hash as Java's producer: the hash without its sign bit, modulo the partitions. An empty key is a normal key."""
     return _positive(murmur2(keys), partition_count)
 
 
 def by_fnv1a(keys: pa.BinaryArray, partition_count: int) -> Partitions:
-    """As sarama's `HashPartitioner`: the remainder of the signed hash, without its sign."""
+    """Hash as sarama's `HashPartitioner`: the absolute remainder of the signed hash."""
     signed = fnv1a(keys).view(np.int32).astype(np.int64)
     return _int32(np.abs(np.fmod(signed, partition_count)))
 
 
 def by_fnv1a_reference(keys: pa.BinaryArray, partition_count: int) -> Partitions:
-    """As sarama's `ReferenceHashPartitioner`: the hash without its sign bit, modulo the partitions."""
+    """Hash as sarama's `ReferenceHashPartitioner`: the hash without its sign bit, modulo the partitions."""
     return _positive(fnv1a(keys), partition_count)
 
 
 def by_crc32(keys: pa.BinaryArray, partition_count: int) -> Partitions:
-    """As librdkafka's `consistent` partitioner, and sarama's `ConsistentCRCHashPartitioner`."""
+    """Hash as librdkafka's `consistent` partitioner and sarama's `ConsistentCRCHashPartitioner`."""
     return _int32(crc32(keys) % np.uint32(partition_count))
 
 
@@ -66,7 +65,7 @@ def _int32(numbers: npt.NDArray[Any]) -> Partitions:
 
 
 class _ByKey(NamedTuple):
-    """A hash, and the keys that are not hashed: their rows are spread. What is null and hashed counts as empty."""
+    """A hash, and the keys whose rows are spread instead. Null keys that are hashed count as empty."""
 
     hashed: Callable[[pa.BinaryArray, int], Partitions]
     spreads: Literal["null", "null and empty", "nothing"] = "null"
@@ -85,12 +84,12 @@ _BY_KEY: dict[str, _ByKey] = {
 
 
 def partition_of(key: bytes, partition_count: int, strategy: PartitionStrategy = "murmur2") -> int:
-    """The partition of one key, by a strategy that looks at keys."""
+    """Return the partition of one key, for a strategy that hashes keys."""
     return int(_BY_KEY[strategy].hashed(binaries([key]), partition_count)[0])
 
 
 def by_each_key(choose: Callable[[bytes | None, int], int]) -> PartitionFunction:
-    """A partitioner of one's own out of a function of one key (None: no key) and the number of partitions."""
+    """Make a partitioner from a function of one key (None: no key) and the number of partitions."""
 
     def partitions_of(topic: str, columns: pa.RecordBatch, partition_count: int) -> Partitions:
         if "key" not in columns.schema.names:
@@ -106,10 +105,10 @@ def by_each_key(choose: Callable[[bytes | None, int], int]) -> PartitionFunction
 
 
 class Partitioner:
-    """Chooses partitions for the rows of one topic, batch after batch.
+    """Chooses partitions for the rows of one topic, in successive calls.
 
-    What a strategy does not hash stays with one partition for `sticky_bytes`, as in Java, then goes on to another.
-    "random" and "round_robin" do not look at keys, nor does any strategy with `ignore_keys`. "manual" chooses nothing.
+    Rows that a strategy does not hash stay with one partition for `sticky_bytes`, then change it, as in Java. "random"
+    and "round_robin" ignore keys, and so does any strategy with `ignore_keys`. "manual" chooses no partitions.
     """
 
     def __init__(
@@ -126,7 +125,7 @@ class Partitioner:
         self._strategy = strategy
         self._by_key = None if ignore_keys else _BY_KEY.get(strategy)
         self._rng = rng or random.Random()  # noqa: S311
-        # A turn of one byte is over with each row.
+        # With one byte per turn, each row starts a new turn.
         self._sticky = StickySpread(1 if strategy == "round_robin" else sticky_bytes, self._rng)
 
     def choose(
@@ -137,10 +136,23 @@ class Partitioner:
         available: Sequence[int] | None = None,
         queued: Sequence[int] | None = None,
     ) -> Partitions:
-        """One partition per row, int32. `keys` None: no row has one. `sizes` are the records' bytes.
+        """Choose one partition per row.
 
-        `available` are the partitions that have a leader: rows without a key go only to them, if there are any; and
-        `queued` is how many record batches wait for each of these.
+        Parameters
+        ----------
+        keys : pyarrow.BinaryArray or None
+            None: no row has a key.
+        sizes : ndarray of int64
+            Bytes of each record.
+        partition_count : int
+        available : sequence of int, optional
+            Partitions with a leader; rows without a key go only to them, if there are any.
+        queued : sequence of int, optional
+            Number of waiting batches of each available partition.
+
+        Returns
+        -------
+        ndarray of int32
         """
         if self._by_key is None:
             return self._spread(sizes, partition_count, available, queued)
@@ -180,7 +192,7 @@ class Partitioner:
 def _hash_all(
     hashed: Callable[[pa.BinaryArray, int], Partitions], keys: pa.BinaryArray | None, rows: int, partition_count: int
 ) -> Partitions:
-    """Also null keys, as if they were empty."""
+    """Hash all keys, null keys as if they were empty."""
     (of_null,) = hashed(binaries([b""]), partition_count)
     if keys is None:
         return np.full(rows, of_null)

@@ -1,9 +1,8 @@
-"""Rows and messages in, acknowledged record batches out: sarama's `AsyncProducer`, for Arrow columns.
+"""A producer for Arrow columns and single messages: sarama's `AsyncProducer`, with a blocking call beside it.
 
-Rows are partitioned, gathered until a record batch is full, and encoded in the caller's thread (`intake`), except that
-several record batches are compressed at a time, in threads of their own. Another thread (`sender`) sends them to the
-partitions' leaders, several requests under way per broker, and sees to answers, retries and deadlines. Used by Spark's
-sink (one producer per task) and by programs. Safe for several threads.
+`intake` partitions, batches and encodes rows in the caller's thread; a thread pool compresses several record batches in
+parallel. The `sender` thread sends them to the partitions' leaders, with several requests in flight per broker, and
+handles replies, retries and deadlines.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from protocol.records.encode import encode_batches
 
 log = logging.getLogger(__name__)
 
-# To close a producer takes no longer, whatever hangs.
+# Limit of the wait for the sender's thread when a producer is closed.
 _STOP_MS = 10_000
 _MOST_COMPRESSORS = min(4, os.cpu_count() or 1)
 
@@ -45,16 +44,33 @@ R = TypeVar("R")
 
 
 class Producer:
-    """Writes columns, and single messages, to topics.
+    """Writes Arrow columns and single messages to topics.
 
-    With idempotence (the default) every row is written once, and in order within its partition, whatever breaks on
-    the way, or it fails: then `flush` raises, and so does its result. Rows wait until their partition has `batch.size`
-    bytes of them, for `linger.ms`, or until `flush`. `buffer.memory` bounds what is not acknowledged yet: who sends
-    waits when there is more, as long as `max.block.ms`.
+    With idempotence (the default), every row is written once and in order within its partition, or fails; then
+    `flush` and the result of the call raise. Rows wait until their partition has `batch.size` bytes, for `linger.ms` or
+    until `flush`. `buffer.memory` limits unacknowledged bytes: send calls block while it is full, up to `max.block.ms`.
 
-    Not to be used after a fork: the child makes a producer of its own.
-    `partitioner` chooses partitions in place of what `config` says; see `PartitionFunction`.
-    `session` is for transactions (`TransactionalProducer`); None is an idempotent or anonymous one, as `config` says.
+    Thread rule: thread-safe. After a fork, the child process must create its own producer.
+
+    Parameters
+    ----------
+    client : Client or mapping, optional
+        A shared client, which remains open when the producer is closed, or Kafka's properties.
+    config : ProducerConfig or mapping, optional
+        Producer properties, if `client` is a shared one.
+    partitioner : PartitionFunction, optional
+        Chooses partitions instead of the strategy in the configuration.
+    session : ProducerSession, optional
+        For `TransactionalProducer`. By default idempotent or not, as configured.
+    **properties
+        Kafka's properties with `_` for `.`.
+
+    Raises
+    ------
+    ConfigurationError
+        A property is wrong.
+    UsageError
+        `transactional.id` is set, and this is not a `TransactionalProducer`.
     """
 
     def __init__(
@@ -91,8 +107,8 @@ class Producer:
         self._flushed = False
         self._closed = False
         self._sender.start(self._intake.hand_over_due, self._intake.close)
-        # The threads do not know this object: they end when nobody else does. What is called at the end of the program
-        # may still flush.
+        # The threads hold no reference to this object, so it can be collected; then they end. Code that runs at the
+        # end of the program may still flush.
         weakref.finalize(self, _stop, self._sender, self._compressors).atexit = False
 
     def __enter__(self) -> Producer:
@@ -104,25 +120,35 @@ class Producer:
         else:
             self.abort()
 
-    # -- in -----------------------------------------------------------------------------------
+    # -- sending ------------------------------------------------------------------------------
 
     def send_columns(
         self, topic: str, columns: pa.RecordBatch, partitions: GivenPartitions | None = None
     ) -> SentColumns:
-        """Takes rows in. What it returns tells where they are, once they are acknowledged, to who asks.
+        """Send rows. Returns before they are acknowledged; blocks while `buffer.memory` is full.
 
         Parameters
         ----------
-        columns : `value: binary` (null: a tombstone), and if wanted `key: binary`, `timestamp_ms: int64` (null: now)
-            and `headers: list<struct<key: string, value: binary>>`.
-        partitions : the partition of each row; where it is null, and without it, the partitioner chooses.
+        topic : str
+        columns : pyarrow.RecordBatch
+            `value: binary` (null: a tombstone), and optionally `key: binary`, `timestamp_ms: int64` (null: now) and
+            `headers: list<struct<key: string, value: binary>>`.
+        partitions : pyarrow.Int32Array or numpy.ndarray, optional
+            The partition of each row. The partitioner chooses for null, or if not given.
+
+        Returns
+        -------
+        SentColumns
+            Waits for the offsets or errors of these rows.
 
         Raises
         ------
-        UsageError : wrong columns, a partition the topic does not have; nothing of these columns was sent then. (A
-            record above `max.request.size` fails alone: what is returned tells, else the next call.)
-        KafkaError : earlier columns could not be written (as `flush` would say), the topic is not there, or memory
-            stays full.
+        UsageError
+            Wrong columns, or a partition that the topic does not have; no row was sent. (A record above
+            `max.request.size` fails alone: the result raises, or else the next call.)
+        KafkaError
+            Earlier columns could not be written, as `flush` raises; the topic does not exist; or `buffer.memory` stays
+            full.
         """
         self._raise_if_unusable("send_columns")
         self._begin_account()
@@ -141,10 +167,32 @@ class Producer:
         timestamp_ms: int | None = None,
         partition: int | None = None,
     ) -> Future[RecordMetadata]:
-        """Takes one message in. Its future tells where it is, or why it was not written; nothing else does.
+        """Send one message. Returns before it is acknowledged; blocks while `buffer.memory` is full.
 
-        Callbacks of futures (`add_done_callback`) run in the producer's thread: they may `send`, but neither wait nor
-        take long. Raises as `send_columns`, and `UsageError` for what is no message.
+        Parameters
+        ----------
+        topic : str
+        value : bytes, str or None
+            None is a tombstone.
+        key : bytes, str or None
+        headers : sequence of (str, bytes or None)
+        timestamp_ms : int, optional
+            Now by default.
+        partition : int, optional
+            Chosen by the partitioner by default.
+
+        Returns
+        -------
+        concurrent.futures.Future of RecordMetadata
+            Only this future reports a failure. Its callbacks run in the producer's thread: they may `send`, but must
+            not wait or take long.
+
+        Raises
+        ------
+        UsageError
+            An argument has a wrong type or value.
+        KafkaError
+            As `send_columns`.
         """
         self._require_alive()
         in_callback = self._sender.is_current_thread
@@ -187,36 +235,39 @@ class Producer:
         except FutureTimeout as error:
             raise DeadlineExceeded(f"a message for {topic} is not acknowledged in time", topic=topic) from error
 
-    # -- out ----------------------------------------------------------------------------------
+    # -- results ------------------------------------------------------------------------------
 
     @property
     def acknowledged(self) -> dict[TopicPartition, ProducedRange]:
-        """What brokers have confirmed, by (topic, partition): after a flush, what that flush brought.
-
-        The account begins anew with what follows a flush.
-        """
+        """Acknowledged ranges by (topic, partition), since the first send after the last flush."""
         return self._deliveries.acknowledged_now()
 
     @property
     def requests(self) -> int:
-        """How many Produce requests went out."""
+        """Number of Produce requests sent."""
         return self._sender.requests
 
     def flush(self, deadline: Deadline | None = None) -> None:
-        """Sends everything and waits until it is acknowledged; by default as long as `delivery.timeout.ms` allows.
+        """Send all rows and messages, and wait until they are acknowledged.
 
-        Raises the first failure of columns since the last one raised (by a result, too). It names topic, partition,
-        broker, the last cause, and how many records have an unknown outcome. `DeadlineExceeded`: the deadline came
-        first; what is unacknowledged is still being written, and `flush` may be called again.
+        Parameters
+        ----------
+        deadline : Deadline, optional
+            By default `delivery.timeout.ms` plus `request.timeout.ms` from now.
+
+        Raises
+        ------
+        KafkaError
+            The first failure of columns that was not raised before, also by a result. The message has topic, partition,
+            broker, cause, and the number of records with an unknown outcome.
+        DeadlineExceeded
+            Some rows are not acknowledged yet. They are still being written; `flush` may be called again.
         """
         self._raise_if_unusable("flush")
         self._flush(deadline)
 
     def close(self, deadline: Deadline | None = None) -> None:
-        """Flushes, whatever has failed before, then takes nothing more; raises as `flush`.
-
-        The client stays open: it belongs to the caller.
-        """
+        """Flush, also after earlier failures, then stop; raises as `flush`. A shared client stays open. Idempotent."""
         self._require_caller("close")
         if not self._closed:
             try:
@@ -225,10 +276,10 @@ class Producer:
                 self.abort()
 
     def abort(self) -> None:
-        """Drops what is not acknowledged yet; what is under way may still be written. Takes nothing more.
+        """Stop, and drop unacknowledged rows; those in flight may still be written.
 
-        When it returns the sender's thread and connections are gone, except when a connection attempt hangs; threads
-        that compress end by themselves.
+        The sender's thread has ended and its connections are closed on return, unless a connection attempt hangs. The
+        compression threads end on their own.
         """
         self._closed = True
         _stop(self._sender, self._compressors)
@@ -237,15 +288,15 @@ class Producer:
             self._client.close()
 
     def begin_anew(self) -> None:
-        """Drops what is not sent yet, and waits for the answers to what is; then every partition counts from 0 again.
+        """Drop unsent rows, wait for requests in flight, then restart the sequence numbers of all partitions at 0.
 
-        For a new epoch of the session's identity: nothing of the one before is under way any more. What others send
-        meanwhile may be dropped or not.
+        For a new epoch of the producer: no batch of the old epoch is in flight afterwards. Rows that other threads send
+        meanwhile may be dropped.
         """
         self._require_alive()
-        # In this order: who waits for room holds up who discards.
+        # In this order: threads that wait for memory block `discard`.
         self._sender.begin_anew(self._client.deadline())
-        self._intake.discard(UsageError("this was not sent: the transaction was given up"))
+        self._intake.discard(UsageError("this was not sent: the transaction was aborted"))
         self._deliveries.take_failures()
 
     # -- inside -------------------------------------------------------------------------------
@@ -256,18 +307,18 @@ class Producer:
         self._begin_account()
         deadline = deadline or self._flush_deadline()
         self._intake.drain()
-        # It may have come in vain for what others have sent meanwhile.
+        # Wake-ups may have been consumed by batches of other threads.
         self._sender.wake()
         while late := self._deliveries.wait(deadline, despite_failures=despite_failures):
             self._raise_if_unusable("flush")
             if deadline.passed:
                 raise _not_in_time(late)
-            # What ended the wait is a failure that another thread has been told of meanwhile.
+            # The failure that ended the wait was raised in another thread.
         self._raise_if_unusable("flush")
         self._flushed = True
 
     def _flush_deadline(self) -> Deadline:
-        # A batch may outlast delivery.timeout.ms by the request that it is in.
+        # A batch in flight may outlast delivery.timeout.ms by its request.
         return self._client.deadline(self._config.delivery_timeout_ms + self._client.config.request_timeout_ms)
 
     def _begin_account(self) -> None:
@@ -283,7 +334,7 @@ class Producer:
 
     def _require_caller(self, call: str) -> None:
         if self._sender.is_current_thread:
-            raise UsageError(f"{call} would wait for the thread that it is called in: a callback may only send")
+            raise UsageError(f"{call} would wait for its own thread: a callback of a future may only send")
 
     def _raise_if_unusable(self, call: str) -> None:
         self._require_caller(call)
@@ -293,7 +344,7 @@ class Producer:
 
 
 def _map_by(threads: ThreadPoolExecutor, call: Callable[[T], R], items: Sequence[T]) -> Iterable[R]:
-    """As `map`, by these threads; without them when they take nothing more: the program ends, or `abort` was called."""
+    """Call `map` in these threads, or in the caller's after the program's end or `abort` has stopped them."""
     try:
         return threads.map(call, items)
     except RuntimeError:
@@ -301,7 +352,7 @@ def _map_by(threads: ThreadPoolExecutor, call: Callable[[T], R], items: Sequence
 
 
 def _stop(sender: Sender, compressors: ThreadPoolExecutor) -> None:
-    """Waits for nothing. A forked child leaves the threads alone, and their locks, which may be held for ever there."""
+    """Stop without waiting. A forked child must not touch the threads' locks, which may be held forever there."""
     if sender.in_this_process:
         sender.stop()
         compressors.shutdown(wait=False)

@@ -1,7 +1,7 @@
-"""What became of rows: columns for those of one call, a future for each single message.
+"""Results of sent rows: columns for the rows of a call, and futures for single messages.
 
-`SentColumns` and `SentMessages` are the receipts that travel with the rows. Made by `intake`, told by `sender`, asked
-by whoever sent. Until somebody asks, what is kept of columns is a few numbers for each record batch.
+`SentColumns` and `SentMessages` are the receipts of the rows. `intake` creates, and the `sender` thread completes them.
+Until a caller requests a result, only a few numbers per record batch are kept.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SCHEMA = pa.schema([("partition", pa.int32()), ("offset", pa.int64()), ("timest
 
 @dataclass(frozen=True)
 class RecordMetadata:
-    """Where a message is. `offset` is -1 with acks=0; `timestamp_ms` is the broker's where it sets them."""
+    """Location of a written message. `offset` is -1 with acks=0. `timestamp_ms` is the broker's with LogAppendTime."""
 
     topic: str
     partition: int
@@ -35,9 +35,11 @@ class RecordMetadata:
 
 
 class MessageFuture(Future[RecordMetadata]):
-    """Logs whatever a callback raises, also what is no `Exception`, so that the producer's thread goes on."""
+    """A future that logs every error of a callback, also non-`Exception`s, to keep the producer's thread alive."""
 
     def add_done_callback(self, fn: Callable[[Future[RecordMetadata]], object]) -> None:
+        """Add a callback, as `concurrent.futures.Future.add_done_callback`. It runs in the producer's thread."""
+
         def call(done: Future[RecordMetadata]) -> None:
             try:
                 fn(done)
@@ -50,7 +52,7 @@ class MessageFuture(Future[RecordMetadata]):
 
 
 class _Rows:
-    """Which rows of a call went to which partition: its n-th row there is number `of(partition)[n]` of the call."""
+    """Row numbers of a call by partition: its n-th row there is row `of(partition)[n]` of the call."""
 
     def __init__(self, partitions: Partitions) -> None:
         self.partitions = partitions
@@ -63,9 +65,10 @@ class _Rows:
 
 
 class SentColumns:
-    """Of one call of `send_columns`. A failure that nobody asks for here is raised by `flush` or the next call.
+    """The result of one call of `send_columns`. Thread-safe.
 
-    `on_told` is called with each error that was asked for.
+    A failure that no caller requests here is raised by `flush` or by the next call. `on_told` is called with each error
+    that a caller has received.
     """
 
     tells_failures = False
@@ -88,6 +91,7 @@ class SentColumns:
             self._done.set()
 
     def settle(self, partition: int, first: int, count: int, outcome: Outcome) -> None:
+        """As `Receipt.settle`."""
         self._settled.append((partition, first, count, outcome))
         self._left -= count
         if not self._left:
@@ -95,20 +99,34 @@ class SentColumns:
 
     @property
     def done(self) -> bool:
-        """Whether every row is written, or never will be."""
+        """True if every row is written or has failed."""
         return self._done.is_set()
 
     def result(self, deadline: Deadline | None = None) -> pa.RecordBatch:
-        """`partition`, `offset` and `timestamp_ms` of every row, in the rows' order, once all are acknowledged.
+        """Wait until all rows are acknowledged.
 
-        Raises the error of the first row that was not written, and `DeadlineExceeded`. Offsets are -1 with acks=0.
+        Parameters
+        ----------
+        deadline : Deadline, optional
+            By default unlimited: rows fail after `delivery.timeout.ms`.
+
+        Returns
+        -------
+        pyarrow.RecordBatch
+            `partition: int32`, `offset: int64` (-1 with acks=0) and `timestamp_ms: int64` of each row, in their order.
+
+        Raises
+        ------
+        KafkaError
+            The error of the first row that was not written.
+        DeadlineExceeded
         """
         for error in self.errors(deadline).values():
             raise error
         return self.columns(deadline)
 
     def errors(self, deadline: Deadline | None = None) -> dict[int, KafkaError]:
-        """Why rows were not written, by their numbers in the call; the others were. Waits as `result` does."""
+        """Wait, and return the errors of rows that were not written, by row number."""
         self._wait(deadline)
         found = {
             int(row): outcome.error
@@ -121,7 +139,8 @@ class SentColumns:
         return dict(sorted(found.items()))
 
     def columns(self, deadline: Deadline | None = None) -> pa.RecordBatch:
-        """As `result`, with -1 for the offsets of rows that were not written, and the partitions of those too large."""
+        """Wait, and return the columns of `result`, with offset -1 for rows that were not written (partition -1 for
+        rows too large to send)."""
         self._wait(deadline)
         offsets = np.full(len(self._timestamps_ms), -1)
         timestamps_ms = self._timestamps_ms.copy()
@@ -143,7 +162,7 @@ class SentColumns:
 
 
 class SentMessages:
-    """Of single messages that were put together; their futures tell what became of each."""
+    """The receipt of single messages sent together; it completes their futures."""
 
     tells_failures = True
 
@@ -160,6 +179,7 @@ class SentMessages:
         self._futures = futures
 
     def settle(self, partition: int, first: int, count: int, outcome: Outcome) -> None:
+        """As `Receipt.settle`."""
         rows = self._rows.of(partition)[first : first + count].tolist()
         if outcome.error is not None:
             for row in rows:

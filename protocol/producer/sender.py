@@ -1,8 +1,8 @@
-"""The thread of a producer: record batches to brokers, answers, retries and deadlines, while its callers are away.
+"""The thread of a producer: sends record batches, and handles replies, retries and deadlines.
 
-Java's `Sender`, sarama's dispatcher. It alone touches the partitions' queues and the brokers' connections, so these
-need no lock: callers put record batches into its inbox and wake it (`SelfPipe`). It waits for answers, for callers, and
-for the next moment at which something is due, all in one poll.
+Java's `Sender`, sarama's dispatcher. Only this thread uses the partitions' queues and the brokers' connections, so they
+need no lock. Callers put batches into its inbox and wake it (`SelfPipe`). One poll waits for replies, for callers, and
+for the next time at which something is due.
 """
 
 from __future__ import annotations
@@ -32,36 +32,36 @@ from protocol.producer.topics import Leaders
 
 log = logging.getLogger(__name__)
 
-# While answers are out: how often brokers that say nothing are looked after.
+# Interval of the checks for unresponsive brokers while requests are in flight.
 _LONGEST_WAIT_S = 1.0
 
 _numbers = itertools.count()
 
 
 class Sender:
-    """Runs from `start` until `stop`, or until a fault of this client, which its callers are told of.
+    """Runs from `start` until `stop` or an internal error, which is reported to callers.
 
-    `hand_over_due` lets rows go that have waited for long enough, and says when it is to be called again (None: when
-    somebody wakes). `ended` is called at the end of the thread with the reason.
+    `hand_over_due` hands over batches that have waited for `linger.ms`, and returns the time of its next call (None: on
+    the next wake-up). `on_end` is called at the end of the thread with the reason.
     """
 
     def __init__(
         self, client: Client, config: ProducerConfig, session: ProducerSession, deliveries: Deliveries, encode: Encode
     ) -> None:
         self.busy: dict[TopicPartition, PartitionProducer] = {}
-        """The partitions that have something to send or under way. Others may look."""
+        """Partitions with unsent or unacknowledged batches. Other threads may read it."""
         self._client = client
         self._config = config
         self._session = session
         self._deliveries = deliveries
         self._encode = encode
         self._clock = StoppableClock(client.clock)
-        # Replies of one connection come in order: with connections of its own it waits for no other producer's.
+        # Replies of a connection are ordered: with its own connections, it never waits for another producer's replies.
         self._purpose = f"{PRODUCE}-{next(_numbers)}"
         self._partitions: dict[TopicPartition, PartitionProducer] = {}
         self._brokers: dict[Broker, BrokerProducer] = {}
         self._requests_to_departed = 0
-        self._expired_at_s: dict[str, float] = {}  # of the last back-off, in order of time
+        self._expired_at_s: dict[str, float] = {}  # by topic, within the last back-off, in order of time
         self._inbox: deque[ProducerBatch] = deque()
         self._inbox_lock = threading.Lock()
         self._end: KafkaError | None = None
@@ -75,11 +75,12 @@ class Sender:
     # -- for callers --------------------------------------------------------------------------
 
     def start(self, hand_over_due: Callable[[], float | None], on_end: Callable[[KafkaError], None]) -> None:
+        """Start the thread."""
         self._hand_over_due, self._on_end = hand_over_due, on_end
         self._thread.start()
 
     def put(self, batches: Sequence[ProducerBatch]) -> None:
-        """Record batches, each partition's in its order."""
+        """Add record batches, in order within each partition. Thread-safe."""
         with self._inbox_lock:
             if (end := self._end) is None:
                 self._inbox.extend(batches)
@@ -89,25 +90,29 @@ class Sender:
             self._fail(batches, end)
 
     def wake(self) -> None:
+        """Wake the thread. Thread-safe."""
         self._self_pipe.wake()
 
     def stop(self) -> None:
-        """What is not acknowledged is given up. Waits for nothing."""
+        """Stop, and drop unacknowledged batches. Does not wait. Thread-safe."""
         if self.in_this_process:
             self._clock.stop()
             self._self_pipe.wake()
 
     def join(self, deadline: Deadline) -> None:
-        """Until the thread has ended, or the deadline."""
+        """Wait for the end of the thread, at most until the deadline."""
         if self.in_this_process and not self.is_current_thread:
             self._thread.join(deadline.remaining_s())
             if self._thread.is_alive():
-                log.warning("%s still waits for a broker; it ends when that answers or its time is over", self._purpose)
+                log.warning("%s still waits for a broker; it ends with the reply or its timeout", self._purpose)
 
     def begin_anew(self, deadline: Deadline) -> None:
-        """Gives up what is not sent, waits for answers to what is; afterwards every partition counts from 0.
+        """Drop unsent batches, wait for replies to those in flight, then restart all sequence numbers at 0.
 
-        Raises `DeadlineExceeded`; then it is still going on.
+        Raises
+        ------
+        DeadlineExceeded
+            Some batches are still in flight; the reset continues.
         """
         with self._inbox_lock:
             done = self._anew = Event()
@@ -115,27 +120,27 @@ class Sender:
                 raise self._end
         self.wake()
         if not done.wait(deadline.remaining_s()):
-            raise DeadlineExceeded("what was under way before is not answered in time")
+            raise DeadlineExceeded("batches in flight were not answered in time")
 
     @property
     def in_this_process(self) -> bool:
-        """Not after a fork: threads do not come along."""
+        """False after a fork, which does not copy threads."""
         return self._process_id == os.getpid()
 
     @property
     def is_current_thread(self) -> bool:
-        """In a callback."""
+        """True in a callback."""
         return threading.current_thread() is self._thread
 
     @property
     def requests(self) -> int:
-        """How many Produce requests went out."""
+        """Number of Produce requests sent."""
         return self._requests_to_departed + sum(broker.requests for broker in list(self._brokers.values()))
 
     # -- the thread ---------------------------------------------------------------------------
 
     def _run(self) -> None:
-        end: KafkaError = UsageError("this producer is closed: what was not acknowledged then was given up")
+        end: KafkaError = UsageError("this producer is closed: unacknowledged rows were dropped")
         try:
             while not self._clock.stopped:
                 looked_at_s = self._client.clock.now_s()
@@ -147,13 +152,13 @@ class Sender:
                     self._begin_anew(self._anew)
                 self._wait(due_s, looked_at_s)
         except BaseException as error:
-            log.exception("%s: sending has failed", self._purpose)
-            end = UsageError(f"this producer cannot go on: its sender has failed: {error!r}")
+            log.exception("%s: the sender has failed", self._purpose)
+            end = UsageError(f"this producer cannot continue: its sender has failed: {error!r}")
         finally:
             self._finish(end)
 
     def _finish(self, end: KafkaError) -> None:
-        """Nobody waits in vain: whatever is here gets the reason."""
+        """Fail all remaining batches, so that no caller waits forever."""
         with self._inbox_lock:
             self._end = end
         self._fail(list(self._inbox), end)
@@ -203,13 +208,13 @@ class Sender:
         self.busy[key] = partition
         return partition
 
-    # -- sending and answers ------------------------------------------------------------------
+    # -- requests and replies -----------------------------------------------------------------
 
     def _deadline(self) -> Deadline:
         return Deadline.after_ms(self._client.config.default_api_timeout_ms, self._clock)
 
     def _work(self) -> None:
-        """Takes the answers that are there, and sends until no broker takes more."""
+        """Handle arrived replies, and send until no broker accepts more."""
         self._take_replies()
         while not self._clock.stopped and self._send_round():
             self._take_replies()
@@ -220,12 +225,12 @@ class Sender:
             del self.busy[key]
 
     def _begin_anew(self, done: Event) -> None:
-        self._take_in()  # it may have been put just before this was asked for
+        self._take_in()  # batches put just before the reset
         self._take_replies()
         if any(broker.in_flight for broker in self._brokers.values()):
             return
         for partition in self._partitions.values():
-            partition.drop(UsageError("this was not sent: the transaction was given up"))
+            partition.drop(UsageError("this was not sent: the transaction was aborted"))
             self._settle(partition.take_ended())
         self._partitions.clear()
         self.busy.clear()
@@ -240,7 +245,7 @@ class Sender:
         self._settle(ended)
 
     def _send_round(self) -> bool:
-        """One request to each broker that takes one; whether any went out."""
+        """Send at most one request to each broker; return True if any was sent."""
         sent = False
         now_s = self._client.clock.now_s()
         deadline = self._deadline()
@@ -251,13 +256,13 @@ class Sender:
             except KafkaError as error:
                 self._put_off(partitions, error)
                 continue
-            # Whoever has waited longest comes first, so that each gets its turn.
+            # Longest wait first, so that every partition gets its turn.
             partitions.sort(key=lambda each: each.sent_at_s)
             sent |= self._brokers[broker].send(partitions, leaders.topic_ids)
         return sent
 
     def _sendable(self, leaders: Leaders, now_s: float) -> dict[Broker, list[PartitionProducer]]:
-        """Partitions that have something to send, by leader, where the leader takes a request now."""
+        """Return partitions with a batch to send, by leader, for leaders that accept a request now."""
         by_broker: dict[Broker, list[PartitionProducer]] = {}
         for partition in self.busy.values():
             if partition.next_batch(now_s) is None:
@@ -267,7 +272,7 @@ class Sender:
                 if not self._broker(broker).can_send(now_s):
                     continue
                 if partition.in_flight and partition.leader_id != broker.node_id:
-                    # The old leader's answers first: the new one must get everything in order.
+                    # Wait for the old leader's replies first, to keep the order at the new leader.
                     continue
                 self._identify(partition)
             except KafkaError as error:
@@ -277,7 +282,7 @@ class Sender:
         return by_broker
 
     def _put_off(self, partitions: Sequence[PartitionProducer], error: KafkaError) -> None:
-        """Until it may work again; for ever, if that is the kind of failure."""
+        """Back off after a retriable error; fail the partitions after another one."""
         for partition in partitions:
             if is_retriable(error):
                 self._stale(partition.topic)
@@ -303,7 +308,7 @@ class Sender:
         return known
 
     def _forget_departed(self) -> None:
-        """Drop brokers that have left their address and owe no answer."""
+        """Remove brokers that have left their address and have no unanswered request."""
         current = set(self._client.brokers(self._deadline()).values())
         for broker, producer in list(self._brokers.items()):
             if broker not in current and not producer.in_flight:
@@ -311,7 +316,7 @@ class Sender:
                 del self._brokers[broker]
 
     def _take_replies(self, wait_s: float = 0.0, self_pipe: SelfPipe | None = None) -> None:
-        """Takes what has come, after `wait_s` at most. A reply that is overdue counts as come."""
+        """Handle arrived replies, waiting at most `wait_s`. An overdue reply counts as arrived."""
         deadline = self._deadline() if wait_s else None
         while not self._clock.stopped and (waiting := [each for each in self._brokers.values() if each.in_flight]):
             oldest = [reply for broker in waiting if (reply := broker.oldest) is not None]
@@ -324,7 +329,7 @@ class Sender:
             wait_s, deadline, self_pipe = 0.0, None, None
 
     def _wait(self, due_s: float | None, looked_at_s: float) -> None:
-        """Until an answer comes, somebody wakes, or something is due that was not yet when everything was looked at."""
+        """Wait for a reply, a wake-up, or the next due time after `looked_at_s`."""
         moments = [due_s, *(partition.due_s(looked_at_s) for partition in self.busy.values())]
         moments += [broker.due_s(looked_at_s) for broker in self._brokers.values()]
         next_s = min((at_s for at_s in moments if at_s is not None), default=float("inf"))
@@ -335,7 +340,7 @@ class Sender:
             ready([], wait_s, self_pipe=self._self_pipe)
 
     def _stale(self, topic: str) -> None:
-        """The next look at this topic asks the brokers, though not for every partition that fails at the same time."""
+        """Expire a topic's metadata, once per back-off for all partitions that fail together."""
         now_s = self._client.clock.now_s()
         earliest_s = now_s - self._client.config.retry_backoff_ms / 1000
         while self._expired_at_s and next(iter(self._expired_at_s.values())) <= earliest_s:

@@ -1,7 +1,6 @@
-"""Where rows without a key go: to one partition for some bytes, then to another (KIP-794, for columns).
+"""Spread rows without a key: to one partition for some bytes, then to another (KIP-794, for columns).
 
-Java's `BuiltInPartitioner`. Called by `partitioner`; knows neither keys nor brokers: it is told which partitions there
-are, and how many record batches wait for each.
+Java's `BuiltInPartitioner`. Called by `partitioner`. Sans-IO.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ Partitions = npt.NDArray[np.int32]
 
 
 class StickySpread:
-    """The turns of partitions, each `sticky_bytes` long. A row belongs to the turn in which its first byte falls."""
+    """Turns of `sticky_bytes` per partition. A row belongs to the turn of its first byte."""
 
     def __init__(self, sticky_bytes: int, rng: random.Random) -> None:
         self._sticky_bytes = max(1, sticky_bytes)
@@ -29,10 +28,20 @@ class StickySpread:
     def choose(
         self, sizes: npt.NDArray[np.int64], candidates: Sequence[int], queued: Sequence[int] | None = None
     ) -> Partitions:
-        """One of `candidates` for each row. `sizes` are the rows' bytes.
+        """Choose one of `candidates` for each row.
 
-        `queued` are the record batches that wait for each candidate: the fewer, the likelier it is chosen, as in Java.
-        Where that is the same for all, or not told, each has its turn.
+        Parameters
+        ----------
+        sizes : ndarray of int64
+            Bytes of each row.
+        candidates : sequence of int
+        queued : sequence of int, optional
+            Waiting batches of each candidate. Fewer make a candidate likelier, as in Java. If equal or not given, the
+            candidates take turns.
+
+        Returns
+        -------
+        ndarray of int32
         """
         if not len(sizes):
             return np.empty(0, np.int32)
@@ -40,7 +49,7 @@ class StickySpread:
         numbers = (self._bytes_at_turn + np.cumsum(sizes) - sizes) // self._sticky_bytes
         if self._current is None:
             numbers += 1
-        # A large row may outlast several turns, which are then nobody's.
+        # A large row may span several turns; turns without the start of a row are skipped.
         turns = np.cumsum(np.diff(numbers, prepend=0) > 0)
         partitions = np.r_[self._current or 0, self._begin(int(turns[-1]), candidates, queued)].astype(np.int32)
         total = self._bytes_at_turn + int(sizes.sum())
@@ -51,7 +60,7 @@ class StickySpread:
         return chosen
 
     def _begin(self, count: int, candidates: Sequence[int], queued: Sequence[int] | None) -> Partitions:
-        """The partitions of the next `count` turns."""
+        """Return the partitions of the next `count` turns."""
         if queued is None or min(queued) == max(queued):
             turns = self._order[(self._begun + np.arange(count)) % len(self._order)]
             self._begun += count
@@ -61,7 +70,7 @@ class StickySpread:
         return np.array(candidates, np.int32)[np.searchsorted(ends, drawn, side="right")]
 
     def _draw_order(self, candidates: Sequence[int]) -> None:
-        """An order drawn once: many short-lived producers must not all begin with partition 0."""
+        """Draw a random order once, so that short-lived producers do not all begin with partition 0."""
         wanted = sorted(candidates)
         if sorted(self._order.tolist()) != wanted:
             self._rng.shuffle(wanted)

@@ -1,7 +1,4 @@
-"""Rows that no request can hold: they fail alone, before anything is asked of a broker.
-
-Pure. Called by `intake` for the rows of a call, and for single messages.
-"""
+"""Find rows larger than `max.request.size`: they fail alone, before a request is sent. Called by `intake`."""
 
 from __future__ import annotations
 
@@ -15,7 +12,15 @@ from protocol.records.batch_header import HEADER_BYTES
 def too_large(
     topic: str, sizes: npt.NDArray[np.int64], max_request_size_bytes: int, *, say_row: bool
 ) -> dict[int, UsageError]:
-    """Why rows fail, by their numbers. `sizes` are bytes, encoded; `say_row`: whether the caller knows the numbers."""
+    """Return the errors of rows that no request can contain, by row number.
+
+    Parameters
+    ----------
+    sizes : ndarray of int64
+        Encoded bytes of each row.
+    say_row : bool
+        Include the row number in the message.
+    """
     rows = np.flatnonzero(sizes > max_request_size_bytes - HEADER_BYTES).tolist()
     return {
         row: _error(topic, f" (row {row} of its batch)" if say_row else "", int(sizes[row]), max_request_size_bytes)

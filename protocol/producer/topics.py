@@ -1,7 +1,7 @@
-"""The topics and partitions that a producer writes to: looked up, waited for while they come to be, and their leaders.
+"""Topics and partitions to write to: lookup, wait for creation, and leaders.
 
-Called by `partition_choice` in callers' threads, by `sender` in its own, and by Spark's sink. As with Java's producer,
-a topic that is not there is created by brokers that do so (`auto.create.topics.enable`); reading never asks for that.
+As with Java's producer, brokers with `auto.create.topics.enable` create missing topics; readers never cause that.
+Called by `partition_choice` in the callers' threads, and by `sender`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,17 @@ from protocol.producer.partition_producer import PartitionProducer
 def topic_to_write(
     client: Client, name: str, partitions: npt.NDArray[np.int32] | None, deadline: Deadline | None = None
 ) -> Topic:
-    """The topic, with all of these partitions (None: whichever it has).
+    """Return a topic that has all of these partitions (None: any).
 
-    What is not there is looked for again for ten seconds: brokers may be creating it, or it is new and not every
-    broker knows it yet. Raises `UsageError` for a partition that is not there then, `TopicUnknown` for a topic.
+    Waits up to ten seconds for a missing topic or partition: brokers may be creating it, or not all of them may know it
+    yet.
+
+    Raises
+    ------
+    UsageError
+        A partition does not exist.
+    TopicUnknown
+        The topic does not exist.
     """
     lowest, highest = 0, 0
     if partitions is not None and len(partitions):
@@ -48,26 +55,25 @@ def topic_to_write(
     try:
         known = client.retrying(f"Metadata of {name}", look, deadline, topics=[name])
     except DeadlineExceeded as error:
-        # The last look may have had no time left for an answer: what brokers said before is what is wrong.
+        # The last attempt may have timed out; the replies before it tell the actual problem.
         raise _not_there(name, error, said or error.__cause__) from error.__cause__
     require_partition(known, lowest)
     return known
 
 
 def require_partition(topic: Topic, partition: int | None) -> None:
-    """Raises `UsageError` for one that the topic does not have."""
+    """Raise `UsageError` if the topic does not have the partition."""
     if partition is not None and not 0 <= partition < len(topic.partitions):
         raise _no_partition(topic.name, partition, len(topic.partitions))
 
 
 def _not_there(topic: str, error: DeadlineExceeded, cause: BaseException | None) -> KafkaError:
-    """What is to be done where brokers have said that a topic or a partition is not there; else the error itself."""
+    """Add the remedy to the error of a missing topic or partition; return other errors unchanged."""
     if not isinstance(cause, BrokerError) or not is_unknown_topic(cause):
         return error
     if (count := cause.context.get("count")) is None:
         return type(error)(
-            f"{error}. Brokers with auto.create.topics.enable=true would have created it: these do not. Create the "
-            f"topic {topic} first",
+            f"{error}. The brokers do not create it (auto.create.topics.enable=false). Create the topic {topic} first",
             **error.context,
         )
     return _no_partition(topic, cause.context["partition"], count)
@@ -75,14 +81,14 @@ def _not_there(topic: str, error: DeadlineExceeded, cause: BaseException | None)
 
 def _no_partition(topic: str, partition: int, count: int) -> UsageError:
     return UsageError(
-        f"partition {partition} was asked for, but topic {topic} has {count} (0 to {count - 1}). Nothing of this "
+        f"partition {partition} was requested, but topic {topic} has {count} (0 to {count - 1}). Nothing of this "
         "call was sent",
         topic=topic,
     )
 
 
 class Leaders:
-    """Who leads what, as one look at the metadata shows it, for one round of requests."""
+    """The leaders of partitions for one round of requests, from one metadata snapshot."""
 
     def __init__(self, client: Client, deadline: Deadline) -> None:
         self._client = client
@@ -91,14 +97,14 @@ class Leaders:
         self.topic_ids: dict[str, bytes] = {}
 
     def of(self, partition: PartitionProducer) -> Broker:
-        """Raises what `Client.topic` does (one error for all partitions of a topic), or that nobody leads this one."""
+        """Return the leader; raise as `Client.topic` (the same error for all partitions), or if there is no leader."""
         topic = self._topics.get(partition.topic) or self._look_up(partition.topic)
         if isinstance(topic, KafkaError):
             raise topic
         known = topic.partitions.get(partition.partition)
         broker = self._client.brokers(self._deadline).get(known.leader) if known else None
         if broker is None:
-            # The topic may have been made anew, with fewer partitions.
+            # The topic may have been recreated with fewer partitions.
             raise broker_error(
                 ErrorCode.LEADER_NOT_AVAILABLE if known else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
                 f"Produce to {partition.name} (the topic has {len(topic.partitions)} partitions)",

@@ -45,8 +45,8 @@ def producer(broker: FakeKafka) -> Iterator[Producer]:
         ({"value": [1, 2]}, "value is list"),
         ({"key": 1.5}, "key is float"),
         ({"headers": [("a", 1)]}, "header a is int"),
-        ({"headers": [(b"a", b"1")]}, r"\(b'a', b'1'\) is no header; it must be a name \(str\) and a value"),
-        ({"headers": {"a": b"1"}}, "'a' is no header"),
+        ({"headers": [(b"a", b"1")]}, r"\(b'a', b'1'\) is not a header; it must be a name \(str\) and a value"),
+        ({"headers": {"a": b"1"}}, "'a' is not a header"),
         ({"timestamp_ms": "yesterday"}, "timestamp_ms is 'yesterday'"),
         ({"timestamp_ms": -1}, "timestamp_ms is -1"),
         ({"timestamp_ms": 2**63}, "it must be milliseconds since 1970"),
@@ -115,7 +115,7 @@ def test_send_in_a_callback_to_an_unknown_partition_or_topic_fails_at_once(
         producer.send(TOPIC, b"first").add_done_callback(on_written)
     wait_until(lambda: len(raised) == 2)
     assert time.monotonic() - began_s < 5
-    assert "partition 9 was asked for, but topic t has 1" in str(raised[0])
+    assert "partition 9 was requested, but topic t has 1" in str(raised[0])
     assert "UNKNOWN_TOPIC_OR_PARTITION" in str(raised[1])
 
 
@@ -131,7 +131,7 @@ def test_callback_cannot_close_the_producer(broker: FakeKafka, producer: Produce
     with nothing_written(broker):
         producer.send(TOPIC, b"first").add_done_callback(on_written)
     wait_until(lambda: bool(raised))
-    assert "a callback may only send" in str(raised[0])
+    assert "a callback of a future may only send" in str(raised[0])
     assert producer.send(TOPIC, b"second").result(WAIT_S).offset == 1
 
 

@@ -272,7 +272,7 @@ class TestRefusals:
         with producer_of(kafka.bootstrap_servers, {"max.block.ms": 500}) as producer:
             for wrong in (3, -1):
                 producer._client.topic(name)
-                with pytest.raises(UsageError, match=rf"partition {wrong} was asked for, but topic {name} has 3"):
+                with pytest.raises(UsageError, match=rf"partition {wrong} was requested, but topic {name} has 3"):
                     producer.send_columns(name, numbered(0, 2), np.array([0, wrong], np.int32))
             with pytest.raises(UsageError, match="1 partitions were given for 2 rows"):
                 producer.send_columns(name, numbered(0, 2), np.array([0], np.int32))

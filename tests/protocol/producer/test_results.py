@@ -154,7 +154,7 @@ class TestMessages:
         name = topic(2)
         with producer_of(kafka.bootstrap_servers, {"max.block.ms": 300}) as producer:
             producer._client.topic(name)
-            with pytest.raises(UsageError, match=f"partition 2 was asked for, but topic {name} has 2"):
+            with pytest.raises(UsageError, match=f"partition 2 was requested, but topic {name} has 2"):
                 producer.send(name, b"v", partition=2)
 
     @pytest.mark.parametrize("error", [ValueError("I do not like it"), SystemExit("I do not like it")])

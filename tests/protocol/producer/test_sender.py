@@ -254,7 +254,7 @@ def test_unknown_partition_is_named_despite_a_lost_metadata_reply(broker: FakeKa
     with producer_of(broker.bootstrap_servers, {"max.block.ms": 1_000}) as producer:
         producer._client.topic(TOPIC)
         broker.edit_replies(METADATA, once)
-        with pytest.raises(UsageError, match=f"partition 7 was asked for, but topic {TOPIC} has "):
+        with pytest.raises(UsageError, match=f"partition 7 was requested, but topic {TOPIC} has "):
             producer.send_columns(TOPIC, numbered(0, 1), np.full(1, 7, np.int32))
 
 
@@ -276,7 +276,7 @@ def test_interrupted_call_fails_rows_of_earlier_calls_too(
         with pytest.raises(type(raised)):
             producer.send_columns(TOPIC, numbered(3, 40), np.arange(40, dtype=np.int32) % 2)
         monkeypatch.undo()
-        with pytest.raises(UsageError, match=f"rows of {TOPIC} were not sent, since this came between"):
+        with pytest.raises(UsageError, match=f"rows of {TOPIC} were not sent because of another error"):
             producer.flush()
         assert all(each.done for each in earlier)
         producer.send_columns(TOPIC, numbered(7, 1), np.zeros(1, np.int32))
@@ -430,7 +430,7 @@ class TestCallbacks:
             wait_until(lambda: len(results) == 2)
             error, second = results
             assert isinstance(error, UsageError)
-            assert "a callback may only send" in str(error)
+            assert "a callback of a future may only send" in str(error)
             assert isinstance(second, Future)
             assert second.result(WAIT_S) == RecordMetadata(TOPIC, 1, 0, second.result().timestamp_ms)
 

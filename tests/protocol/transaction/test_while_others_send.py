@@ -124,7 +124,7 @@ class TestConcurrentSends:
         producer.send("orders", b"%09d" % 0).add_done_callback(on_written)
         producer.flush()
         wait_until(lambda: bool(told))
-        assert "a callback may only send" in str(told[0])
+        assert "a callback of a future may only send" in str(told[0])
         producer.commit_transaction()
         assert visible(client) == [0]
 

@@ -40,7 +40,7 @@ def test_a_task_that_fails_says_in_its_error_what_it_had_written(kafka1: LocalKa
             if partition < 2:
                 wait_for_all(kafka1, name, partition)
 
-    with pytest.raises(UsageError, match="partition 2 was asked for") as failure:
+    with pytest.raises(UsageError, match="partition 2 was requested") as failure:
         task.write(rows())
     written = len(read_back(kafka1, name))
     assert f"What this task wrote before stays in Kafka: {written} rows to {name} (2 part" in str(failure.value)
