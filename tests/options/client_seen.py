@@ -80,7 +80,7 @@ def reconnects(cluster: TenRecords, given: dict[str, str]) -> list[float]:
         for _ in range(2):
             with pytest.raises(KafkaError) as raised:
                 client.connection(Broker(1, host, int(port)), CONTROL, client.deadline())
-        wait_ms = float(str(raised.value).split(" again for ")[1].split(" ms")[0])
+        wait_ms = float(str(raised.value).split(" in back-off for another ")[1].split(" ms")[0])
         clock.at_s += wait_ms / 1_000 + 0.001
         found.append(wait_ms)
     return found
