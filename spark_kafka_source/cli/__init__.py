@@ -1,4 +1,4 @@
-"""`pykafka`: the command line for people who run queries. Needs click and rich, and neither Spark nor Java.
+"""`pykafka`: the command line for operators of queries. Needs click and rich, and neither Spark nor Java.
 
 pykafka groups describe orders-etl --bootstrap-server broker-1:9092
 """

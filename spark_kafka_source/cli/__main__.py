@@ -1,4 +1,4 @@
-"""The start of `pykafka`, which says what to install where its packages are missing."""
+"""The entry point of `pykafka`; it names the extra to install if a package is missing."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import sys
 
 
 def main() -> None:
+    """Run the command, or exit with the name of a missing package."""
     try:
         from spark_kafka_source.cli.pykafka import pykafka
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""What every command that asks brokers takes: where they are, how to reach them, how long to wait."""
+"""The options of every command that sends requests to brokers: addresses, properties, timeout."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _VARIABLE = "KAFKA_BOOTSTRAP_SERVERS"
 
 @dataclass(frozen=True)
 class Cluster:
-    """Whom a command asks, and until when. `consumer` says what counts as the end of a log."""
+    """The client and the deadline of a command. The isolation level of `consumer` decides what the log end is."""
 
     client: Client
     consumer: ConsumerConfig
@@ -32,9 +32,9 @@ class Cluster:
 
 
 def asks_brokers(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command these options, and in their place a `Cluster` as its argument `cluster`.
+    """Add the connection options to a command, which receives a `Cluster` as its argument `cluster`.
 
-    Properties that are wrong end it as a wrong usage does (exit code 2), what brokers refuse with one line (1).
+    Wrong properties end the command as wrong usage (exit code 2), errors of brokers with one line (exit code 1).
     """
 
     @functools.wraps(command)
@@ -60,7 +60,7 @@ def asks_brokers(command: Callable[..., None]) -> Callable[..., None]:
 def _configs(
     bootstrap_server: str | None, command_config: Path | None, properties: Mapping[str, str]
 ) -> tuple[ClientConfig, ConsumerConfig]:
-    """What is said more closely counts: the environment, the file, --property, --bootstrap-server."""
+    """Combine, in ascending precedence: the environment, the file, --property, --bootstrap-server."""
     servers = os.environ.get(_VARIABLE)
     given = {_SERVERS: servers} if servers else {}
     if command_config is not None:
@@ -69,7 +69,9 @@ def _configs(
     if bootstrap_server is not None:
         given[_SERVERS] = bootstrap_server
     if _SERVERS not in given:
-        raise click.UsageError(f"Where are the brokers? Give --bootstrap-server HOST:PORT, or set {_VARIABLE}.")
+        raise click.UsageError(
+            f"The address of the brokers is missing. Give --bootstrap-server HOST:PORT, or set {_VARIABLE}."
+        )
     try:
         return parse_client(given), parse_consumer(given)
     except ConfigurationError as error:
@@ -80,17 +82,17 @@ def pairs(_context: click.Context, _parameter: click.Parameter, values: tuple[st
     """Parse NAME=VALUE options; a callback for click."""
     pairs = [value.partition("=") for value in values]
     if any(not equals for _, equals, _ in pairs):
-        # What was given is not shown: it may be a password.
+        # The value is not shown: it may be a password.
         raise click.BadParameter("a property is given as NAME=VALUE")
     return {name.strip(): value for name, _, value in pairs}
 
 
 _OPTIONS: tuple[Callable[[Callable[..., None]], Callable[..., None]], ...] = (
-    click.option("--bootstrap-server", metavar="HOST:PORT", help=f"Some of the brokers.  [env: {_VARIABLE}]"),
+    click.option("--bootstrap-server", metavar="HOST:PORT", help=f"One or more brokers.  [env: {_VARIABLE}]"),
     click.option(
         "--command-config",
         type=click.Path(exists=True, dir_okay=False, readable=True, path_type=Path),
-        help="A file of Kafka's properties, as Kafka's own tools take it. Passwords belong there.",
+        help="A properties file, as for Kafka's own tools. Keep passwords there.",
     ),
     click.option(
         "--property",
@@ -98,12 +100,12 @@ _OPTIONS: tuple[Callable[[Callable[..., None]], Callable[..., None]], ...] = (
         metavar="NAME=VALUE",
         multiple=True,
         callback=pairs,
-        help="One of Kafka's properties; may be given again.",
+        help="A Kafka property; repeatable.",
     ),
     click.option(
         "--timeout",
         "timeout_ms",
         type=DURATION,
-        help="The longest time for all of it: 30s, 2m, or milliseconds.  [default: default.api.timeout.ms, 1m]",
+        help="Time limit of the command: 30s, 2m, or milliseconds.  [default: default.api.timeout.ms, 1m]",
     ),
 )

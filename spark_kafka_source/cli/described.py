@@ -1,6 +1,6 @@
-"""What `pykafka groups describe` shows of a group: its offsets, its members, its state, with the columns of each.
+"""The views of `pykafka groups describe`: offsets, members and state, with the columns of Kafka's own tool.
 
-The columns are those of Kafka's own tool, and lag in seconds.
+`offsets` also has the lag in seconds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NOBODY = (None, None, None)
 
 
 def _offsets(cluster: Cluster, description: GroupDescription) -> Rows:
-    """Of every partition that the group has an offset for, or a member of it reads."""
+    """Return a row for each partition with a committed offset or an assigned member."""
     owners = {
         key: (member.member_id, member.client_host, member.client_id)
         for member in description.members
@@ -44,7 +44,7 @@ def _lag(cluster: Cluster, group: str, assigned: Iterable[TopicPartition]) -> La
     client, deadline = cluster.client, cluster.deadline
     committed = fetch_offsets(client, group, None, deadline, require_stable=False)
     keys = sorted({*committed, *assigned})
-    # A topic that is gone, or has no leader just now, has no end; the group's offsets are there all the same.
+    # A partition without a leader, or of a deleted topic, has no log end, but may have a committed offset.
     led, _ = client.leaders(keys, deadline)
     ends = list_offsets(
         client, dict.fromkeys(led, LATEST), isolation_level=cluster.consumer.isolation_level, deadline=deadline
@@ -71,13 +71,13 @@ def _members(cluster: Cluster, description: GroupDescription) -> Rows:
 
 
 def _listed(partitions: Iterable[TopicPartition]) -> str:
-    """`orders:0,1 paid:3`, as `--topic` takes each."""
+    """Return partitions as `orders:0,1 paid:3`, in the syntax of `--topic`."""
     by_topic = groupby(sorted(partitions), key=lambda key: key[0])
     return " ".join(f"{topic}:{','.join(str(partition) for _, partition in keys)}" for topic, keys in by_topic)
 
 
 def _state(cluster: Cluster, description: GroupDescription) -> Rows:
-    # It has just answered, so it is known.
+    # The client has just used the coordinator, so this sends no request.
     coordinator = cluster.client.coordinator(group_coordinator(description.group), cluster.deadline)
     return [
         (

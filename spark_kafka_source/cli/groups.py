@@ -1,4 +1,4 @@
-"""`pykafka groups`: which consumer groups there are, how far they have come, and where they go on."""
+"""`pykafka groups`: list, describe, reset and delete consumer groups."""
 
 from __future__ import annotations
 
@@ -17,23 +17,31 @@ from spark_kafka_source.cli.values import DURATION, TIME, TOPIC_PARTITIONS
 
 _STATES = ("Empty", "Stable", "PreparingRebalance", "CompletingRebalance", "Assigning", "Reconciling", "Dead")
 _WITHOUT_MEMBERS = ("Empty", "Dead")
-# A task of an exactly-once write keeps its marker in a group: the prefix, the query's id, the task.
+# The group with the marker of an exactly-once task: prefix, query id, task.
 _OF_TASK = re.compile(r".+-[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}-[0-9]+")
 
 
 @click.group()
 def groups() -> None:
-    """Consumer groups: which there are, how far they are, where they go on."""
+    """List, describe, reset and delete consumer groups."""
 
 
 @groups.command("list")
 @click.option(
-    "--state", "states", multiple=True, type=click.Choice(_STATES, case_sensitive=False), help="Only groups in it."
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice(_STATES, case_sensitive=False),
+    help="Only groups in this state.",
 )
 @click.option(
-    "--type", "types", multiple=True, type=click.Choice((CLASSIC, CONSUMER), case_sensitive=False), help="Only these."
+    "--type",
+    "types",
+    multiple=True,
+    type=click.Choice((CLASSIC, CONSUMER), case_sensitive=False),
+    help="Only this type.",
 )
-@click.option("--all", "of_tasks", is_flag=True, help="Also the groups of the tasks of exactly-once writes.")
+@click.option("--all", "of_tasks", is_flag=True, help="Include the groups of exactly-once tasks.")
 @output_option
 @asks_brokers
 def list_command(
@@ -41,7 +49,7 @@ def list_command(
 ) -> None:
     """List consumer groups by their type (the protocol of their members) and state.
 
-    An exactly-once write has a group for each of its tasks; --all shows these, too.
+    An exactly-once write has a group for each of its tasks; --all includes them.
 
     \b
     Examples:
@@ -65,14 +73,14 @@ def list_command(
 
 @groups.command()
 @click.argument("names", metavar="GROUP...", nargs=-1, required=True)
-@click.option("--members", is_flag=True, help="Its members, and what each one reads.")
-@click.option("--state", is_flag=True, help="Its state, its coordinator, and how many members it has.")
+@click.option("--members", is_flag=True, help="The members and their partitions.")
+@click.option("--state", is_flag=True, help="The state, the coordinator and the number of members.")
 @output_option
 @asks_brokers
 def describe(cluster: Cluster, names: tuple[str, ...], members: bool, state: bool, output: str) -> None:
-    """How far a group is behind, partition by partition, in offsets and in seconds.
+    """Show the lag of groups by partition, in offsets and in seconds.
 
-    The seconds are the age of the first record that is not committed.
+    Lag in seconds is the age of the first record that is not committed.
 
     \b
     Examples:
@@ -95,16 +103,21 @@ def describe(cluster: Cluster, names: tuple[str, ...], members: bool, state: boo
 @groups.command()
 @click.argument("group")
 @click.option(
-    "--topic", "topics", type=TOPIC_PARTITIONS, multiple=True, metavar="TOPIC[:0,1]", help="Its partitions, or these."
+    "--topic",
+    "topics",
+    type=TOPIC_PARTITIONS,
+    multiple=True,
+    metavar="TOPIC[:0,1]",
+    help="All or some partitions of a topic.",
 )
-@click.option("--all-topics", is_flag=True, help="All partitions that the group has offsets for.")
-@click.option("--to-earliest", type=bool, is_flag=True, default=None, help="To the beginning of the log.")
-@click.option("--to-latest", type=bool, is_flag=True, default=None, help="To its end.")
-@click.option("--to-datetime", type=TIME, help="To the first record at or after it: 2026-01-31T06:00:00Z.")
-@click.option("--by-duration", type=DURATION, help="To the first record since then: 7d, 90m, P1DT6H.")
-@click.option("--shift-by", type=int, help="So many offsets on; back, if it is negative.")
-@click.option("--to-offset", type=click.IntRange(0), help="To this one.")
-@click.option("--execute", is_flag=True, help="Do it. Without this nothing is changed.")
+@click.option("--all-topics", is_flag=True, help="All partitions with a committed offset.")
+@click.option("--to-earliest", type=bool, is_flag=True, default=None, help="To the log start offset.")
+@click.option("--to-latest", type=bool, is_flag=True, default=None, help="To the log end offset.")
+@click.option("--to-datetime", type=TIME, help="To the first record at or after a time: 2026-01-31T06:00:00Z.")
+@click.option("--by-duration", type=DURATION, help="To the first record of the last 7d, 90m, P1DT6H.")
+@click.option("--shift-by", type=int, help="Forward by this number of offsets; back if negative.")
+@click.option("--to-offset", type=click.IntRange(0), help="To this offset.")
+@click.option("--execute", is_flag=True, help="Change the offsets. Without it, nothing changes.")
 @output_option
 @asks_brokers
 def reset(
@@ -116,10 +129,10 @@ def reset(
     output: str,
     **ways: int | None,
 ) -> None:
-    """Moves the offsets of a group that has no members. Shows what would be done, until --execute is given.
+    """Move the offsets of a group without members. Without --execute, only show the new offsets.
 
-    Stop the group's queries before; one that is no member of its group does not keep a reset from being made. With a
-    checkpoint a query goes on at that, and sets the group back; only a new checkpoint starts at the group's offsets.
+    Stop the group's queries first: brokers do not refuse a reset while a query runs that is not a member. A query
+    resumes at its checkpoint and sets the group back; only a query with a new checkpoint starts at the group's offsets.
 
     \b
     Examples:
@@ -132,7 +145,7 @@ def reset(
     wanted = specification(ways)
     state = describe_group(cluster.client, group, cluster.deadline).state
     if state not in _WITHOUT_MEMBERS:
-        # In the words of Kafka's own tool.
+        # The text of Kafka's own tool.
         raise click.ClickException(
             f"Assignments can only be reset if the group '{group}' is inactive, but the current state is {state}."
         )
@@ -147,15 +160,15 @@ def reset(
     rows = [(group, *key, committed.get(key), offset) for key, offset in sorted(offsets.items())]
     print_rows(("group", "topic", "partition", "current_offset", "new_offset"), rows, output)
     if not execute:
-        click.echo("Nothing was changed: --execute does it.", err=True)
+        click.echo("Nothing was changed; --execute changes the offsets.", err=True)
 
 
 @groups.command()
 @click.argument("names", metavar="GROUP...", nargs=-1, required=True)
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @asks_brokers
 def delete(cluster: Cluster, names: tuple[str, ...], yes: bool) -> None:
-    """Deletes groups that have no members, with their offsets. Asks before.
+    """Delete groups without members, with their offsets, after confirmation.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""Where `pykafka groups reset` moves a group: which partitions, and to which offset of each."""
+"""The partitions and new offsets of `pykafka groups reset`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ log = logging.getLogger(__name__)
 
 
 class Specification(NamedTuple):
-    """`way` is the option, as an argument's name; `value` is an offset, a count of offsets, or milliseconds."""
+    """A target: `way` is the option's argument name; `value` is an offset, a number of offsets, or milliseconds."""
 
     way: str
     value: int
 
 
 def specification(ways: Mapping[str, int | None]) -> Specification:
-    """The one that is given; raises `click.UsageError` for none or several."""
+    """Return the one option that was given; raise `click.UsageError` for none or several."""
     given = [Specification(way, value) for way, value in ways.items() if value is not None]
     if len(given) != 1:
         options = ", ".join(f"--{way.replace('_', '-')}" for way in sorted(ways))
@@ -41,9 +41,20 @@ def partitions_to_reset(
     committed: Collection[TopicPartition],
     deadline: Deadline,
 ) -> list[TopicPartition]:
-    """Those of `topics` (None: all of one), or without any those with a committed offset that are still there.
+    """Return the partitions to reset.
 
-    Raises `BrokerError` for an unknown topic, `click.ClickException` for an unknown partition and where none are left.
+    Parameters
+    ----------
+    topics : iterable of (str, tuple of int or None)
+        Topics and their partitions; None means all partitions of the topic. Without topics, the existing partitions
+        with a committed offset are returned.
+
+    Raises
+    ------
+    BrokerError
+        A topic is unknown.
+    click.ClickException
+        A partition is unknown, or there are no partitions.
     """
     named = list(topics)
     if not named:
@@ -57,7 +68,7 @@ def partitions_to_reset(
 def named_partitions(
     client: Client, named: Collection[tuple[str, tuple[int, ...] | None]], deadline: Deadline
 ) -> list[TopicPartition]:
-    """Those of some topics; None: all of one. Raises as `partitions_to_reset`."""
+    """Return partitions by topic; None means all of a topic. Raises as `partitions_to_reset`."""
     keys = set()
     there = set(partitions_of(client, sorted({topic for topic, _ in named}), deadline, must_exist=True))
     for topic, numbers in named:
@@ -75,9 +86,10 @@ def new_offsets(
     committed: Mapping[TopicPartition, int],
     deadline: Deadline,
 ) -> dict[TopicPartition, int]:
-    """As Kafka's own tool finds them: what is not in a log becomes its nearer end, which a warning says.
+    """Return the new offsets, as Kafka's own tool determines them.
 
-    Raises `click.ClickException` where there is no offset to shift.
+    An offset outside the log becomes the nearer end of the log, with a warning. Raises `click.ClickException` for a
+    shift without a committed offset.
     """
     first, end = (list_offsets(client, dict.fromkeys(keys, time), deadline=deadline) for time in (EARLIEST, LATEST))
     offsets = {}
@@ -95,7 +107,7 @@ def _wanted_offsets(
     committed: Mapping[TopicPartition, int],
     deadline: Deadline,
 ) -> dict[TopicPartition, int]:
-    """Perhaps beyond the ends of the logs."""
+    """Return the new offsets before they are limited to the log."""
     match wanted:
         case ("to_earliest", _):
             return dict.fromkeys(keys, 0)
@@ -114,5 +126,5 @@ def _wanted_offsets(
             # Brokers read negative times as words such as "latest".
             time_ms = ms if way == "to_datetime" else max(0, client.clock.wall_ms() - ms)
             listed = list_offsets(client, dict.fromkeys(keys, time_ms), deadline=deadline)
-            # Where no record is so young, all have been read.
+            # No record is that new: move to the log end.
             return {key: found.offset if found.offset >= 0 else MAX_INT64 for key, found in listed.items()}

@@ -1,4 +1,4 @@
-"""The command itself: what it is about, by subject."""
+"""The command `pykafka` and its subcommands."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from spark_kafka_source.cli.txn import txn
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(package_name="spark-kafka-source")
 def pykafka() -> None:
-    """Look at Kafka, and set it right, from a shell.
+    """Administer Kafka from a shell.
 
-    Where the brokers are stands in --bootstrap-server, in KAFKA_BOOTSTRAP_SERVERS, or in a file of properties as
-    Kafka's own tools take it (--command-config).
+    Set the brokers' addresses by --bootstrap-server, by KAFKA_BOOTSTRAP_SERVERS, or in a properties file as for Kafka's
+    own tools (--command-config).
     """
 
 

@@ -1,4 +1,4 @@
-"""Rows as people and programs read them: a table, JSON, CSV."""
+"""Print rows as a table, JSON or CSV."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Rows = Sequence[Sequence[Any]]
 
 
 def print_rows(columns: Columns, rows: Rows, output: str) -> None:
-    """To standard output. `columns` are names such as `log_end_offset`; None is what is not known."""
+    """Print rows to standard output. `columns` are names such as `log_end_offset`; None is an unknown value."""
     _PRINTERS[output](columns, rows)
 
 
@@ -57,12 +57,12 @@ def _cell(value: Any) -> str:
     if value is None:
         return "-"
     text = f"{value:.3f}" if isinstance(value, float) else str(value)
-    # Names are chosen by others: none may steer a terminal.
+    # A name in Kafka may contain control characters of a terminal.
     return text if text.isprintable() else ascii(text)
 
 
 _PRINTERS: dict[str, Callable[[Columns, Rows], None]] = {"table": _print_table, "json": _print_json, "csv": _print_csv}
 
 output_option = click.option(
-    "--output", type=click.Choice(list(_PRINTERS)), default="table", show_default=True, help="How rows are printed."
+    "--output", type=click.Choice(list(_PRINTERS)), default="table", show_default=True, help="Format of the rows."
 )

@@ -1,4 +1,4 @@
-"""`pykafka topics`: creates topics."""
+"""`pykafka topics`: create topics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spark_kafka_source.cli.connection import Cluster, asks_brokers, pairs
 
 @click.group()
 def topics() -> None:
-    """Topics."""
+    """Create topics."""
 
 
 @topics.command()
@@ -29,7 +29,7 @@ def topics() -> None:
     metavar="NAME=VALUE",
     multiple=True,
     callback=pairs,
-    help="A setting of the topic; may be given again.",
+    help="A topic setting; repeatable.",
 )
 @asks_brokers
 def create(
@@ -39,7 +39,7 @@ def create(
     replication_factor: int | None,
     configs: Mapping[str, str],
 ) -> None:
-    """Create a topic, and wait until every partition has a leader.
+    """Create a topic and wait until every partition has a leader.
 
     \b
     Examples:

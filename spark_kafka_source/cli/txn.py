@@ -1,4 +1,4 @@
-"""`pykafka txn`: which transactions there are, what they hold up, and how they are ended."""
+"""`pykafka txn`: list, describe and abort transactions."""
 
 from __future__ import annotations
 
@@ -27,19 +27,25 @@ _OPEN = ("topic", "partition", "start_offset", "producer_id", "producer_epoch", 
 
 @click.group()
 def txn() -> None:
-    """Transactions: which there are, what they hold up, how they end."""
+    """List, describe and abort transactions."""
 
 
 @txn.command("list")
-@click.option("--prefix", default="", help="Only transactional ids that begin with it.")
+@click.option("--prefix", default="", help="Only transactional ids with this prefix.")
 @click.option(
-    "--state", "states", multiple=True, type=click.Choice(STATES, case_sensitive=False), help="Only those in it."
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice(STATES, case_sensitive=False),
+    help="Only transactions in this state.",
 )
-@click.option("--running-longer-than", "running_ms", type=DURATION, help="Only those that are open for longer: 1h.")
+@click.option(
+    "--running-longer-than", "running_ms", type=DURATION, help="Only transactions open for longer than 1h, 15m, …"
+)
 @output_option
 @asks_brokers
 def list_command(cluster: Cluster, prefix: str, states: tuple[str, ...], running_ms: int | None, output: str) -> None:
-    """All transactional ids, with their coordinator, producer id and state.
+    """List transactional ids with their coordinator, producer id and state.
 
     \b
     Examples:
@@ -56,7 +62,7 @@ def list_command(cluster: Cluster, prefix: str, states: tuple[str, ...], running
 @output_option
 @asks_brokers
 def describe(cluster: Cluster, transactional_ids: tuple[str, ...], output: str) -> None:
-    """What a transaction is about: its producer, since when it is open, and which partitions it holds up.
+    """Show the producer, the start time and the partitions of transactions.
 
     \b
     Examples:
@@ -83,7 +89,9 @@ def describe(cluster: Cluster, transactional_ids: tuple[str, ...], output: str) 
 @output_option
 @asks_brokers
 def hanging(cluster: Cluster, topics: tuple[tuple[str, tuple[int, ...] | None], ...], output: str) -> None:
-    """What holds partitions up, as their leaders know it: readers of committed records wait at START-OFFSET.
+    """List open transactions of partitions, from their leaders.
+
+    Consumers with isolation.level=read_committed wait at START-OFFSET.
 
     \b
     Examples:
@@ -96,10 +104,10 @@ def hanging(cluster: Cluster, topics: tuple[tuple[str, tuple[int, ...] | None], 
 
 @txn.command()
 @click.argument("transactional_ids", metavar="[TRANSACTIONAL-ID]...", nargs=-1)
-@click.option("--topic", help="Of a transaction that hangs in one partition, and that no coordinator knows.")
+@click.option("--topic", help="Topic of a hanging transaction that no coordinator knows.")
 @click.option("--partition", type=click.IntRange(0), help="With --topic.")
-@click.option("--start-offset", type=click.IntRange(0), help="With --topic: where it begins, as `hanging` shows it.")
-@click.option("--execute", is_flag=True, help="Do it. Without this nothing is changed.")
+@click.option("--start-offset", type=click.IntRange(0), help="With --topic: START-OFFSET from `hanging`.")
+@click.option("--execute", is_flag=True, help="Abort. Without it, nothing changes.")
 @output_option
 @asks_brokers
 def abort(
@@ -111,10 +119,10 @@ def abort(
     execute: bool,
     output: str,
 ) -> None:
-    """Aborts transactions, and fences their producers. Shows what would be done, until --execute is given.
+    """Abort transactions and fence their producers. Without --execute, only show the transactions.
 
-    By transactional id, which is the way for all that `txn list` knows. With --topic, --partition and --start-offset an
-    abort is written into that partition alone: for what is left when its coordinator has forgotten it.
+    Use transactional ids for all transactions of `txn list`. --topic, --partition and --start-offset write an abort
+    marker to one partition only: for a transaction that its coordinator no longer knows.
 
     \b
     Examples:
@@ -132,7 +140,7 @@ def abort(
     else:
         _abort_hanging(cluster, topic, partition, start_offset, execute, output)
     if not execute:
-        click.echo("Nothing was changed: --execute does it.", err=True)
+        click.echo("Nothing was changed; --execute aborts.", err=True)
 
 
 def _abort_known(cluster: Cluster, transactional_ids: tuple[str, ...], execute: bool, output: str) -> None:
@@ -157,7 +165,7 @@ def _abort_hanging(cluster: Cluster, topic: str, partition: int, start_offset: i
     every = open_transactions(cluster.client, [(topic, partition)], cluster.deadline)
     found = [each for each in every if each.start_offset == start_offset]
     if not found:
-        # In the words of Kafka's own tool.
+        # The text of Kafka's own tool.
         raise click.ClickException(
             f"Could not find any open transactions starting at offset {start_offset} on partition {topic}-{partition}"
         )
@@ -165,8 +173,8 @@ def _abort_hanging(cluster: Cluster, topic: str, partition: int, start_offset: i
     owners = [each for each in known if each.state in OPEN_STATES]
     if owners:
         raise click.ClickException(
-            f"It is of the transactional id '{owners[0].transactional_id}', which its coordinator knows: abort that, "
-            "or its other partitions would not be aborted with it."
+            f"The transaction belongs to the transactional id '{owners[0].transactional_id}', which its coordinator "
+            "knows. Abort that id, so that all partitions of the transaction are aborted."
         )
     if execute:
         abort_hanging(cluster.client, found[0], cluster.deadline)

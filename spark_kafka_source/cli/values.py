@@ -1,4 +1,4 @@
-"""Values of options that are more than text or a number: a time, a duration, partitions of a topic."""
+"""Parsers of option values: times, durations, partitions of a topic."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spark_kafka_source.options.times import MAX_TIME_MS, duration_ms, timestamp
 
 
 class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5 only
-    """What `parse` reads from text; `ValueError` of it is a wrong usage."""
+    """A click type that uses `parse`; its `ValueError` is reported as wrong usage."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
         self.name = name
@@ -30,7 +30,7 @@ _ISO_UNITS_MS = (86_400_000, 3_600_000, 60_000, 1_000)
 
 
 def _duration_ms(text: str) -> int:
-    """`7d`, `90s`, bare milliseconds, or ISO 8601 as Kafka's tools have it: `P7DT1H`."""
+    """Parse `7d`, `90s`, bare milliseconds, or ISO 8601 as in Kafka's tools: `P7DT1H`."""
     iso = _ISO_DURATION.fullmatch(text)
     if iso is None or not any(iso.groups()):
         return duration_ms(text)
@@ -41,7 +41,7 @@ def _duration_ms(text: str) -> int:
 
 
 def _topic_partitions(text: str) -> tuple[str, tuple[int, ...] | None]:
-    """`orders` -> all of its partitions, as None; `orders:0,1` -> these."""
+    """Parse `orders` into the topic and None (all partitions), `orders:0,1` into the topic and these partitions."""
     name, colon, numbers = text.partition(":")
     if not re.fullmatch(r"[0-9]+(,[0-9]+)*" if colon else "", numbers):
         raise ValueError("a topic, or a topic and some of its partitions, such as orders:0,1")

@@ -1,13 +1,13 @@
-"""How far a query or a group is behind the ends of the logs: a table, Spark's own figures, a listener, a plot.
+"""Lag of queries and consumer groups: tables, the metrics of Spark's own connector, a listener, plots.
 
-Runs on the driver, or in the client of Spark Connect. A query's lag comes from its progress alone. Brokers are asked
-for a group's lag and for lag in seconds, and before PySpark 4.2 for the ends of the logs.
+Runs on the driver, or in the client of Spark Connect. A query's lag comes from its progress. Requests to brokers are
+necessary for the lag of a group, for lag in seconds, and before PySpark 4.2 for the log end offsets.
 
     from spark_kafka_source.lag import LagListener, lag_of_group, lag_of_query
 
-    lag_of_query(query.lastProgress).offsets_behind     # all partitions together
-    lag_of_query(query).metrics()                       # {"minOffsetsBehindLatest": 0, …}, as Spark's connector has
-    lag_of_query(query).skipped                         # offsets that were gone before they were read
+    lag_of_query(query.lastProgress).offsets_behind     # sum of all partitions
+    lag_of_query(query).metrics()                       # {"minOffsetsBehindLatest": 0, …}, as in Spark's connector
+    lag_of_query(query).skipped                         # offsets that were deleted before they were read
     lag_of_group("broker-1:9092", "orders-etl")         # a table, also in a notebook
     lag_of_group("broker-1:9092", "orders-etl").plot()
 
@@ -39,7 +39,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The listener brings PySpark along; the lag of a group needs none."""
+    """Import the listener on first use: it needs PySpark, and the lag of a group does not."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from spark_kafka_source.lag import listener

@@ -1,4 +1,4 @@
-"""The lag of every query of a session, trigger by trigger."""
+"""A listener that records the lag of every query of a session after each trigger."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
 
 @dataclass(frozen=True)
 class LagAtTime:
-    """The lag of one query when one of its triggers had ended. `query` is its name, or its id if it has none."""
+    """The lag of one query at the end of one trigger. `query` is its name, or its id if it has no name."""
 
     time: datetime
     query: str
@@ -57,7 +57,7 @@ class LagAtTime:
 
 @dataclass(frozen=True)
 class _Trigger:
-    """A `LagAtTime` of the history. Thousands of partitions times a thousand triggers are kept compressed."""
+    """A `LagAtTime` of the history, compressed: there may be a thousand triggers of thousands of partitions."""
 
     number: int
     time: datetime
@@ -72,7 +72,7 @@ class _Trigger:
 
 
 class LagListener(StreamingQueryListener):
-    """Keeps the lag of the queries of a session, trigger by trigger. Works over Spark Connect too.
+    """Record the lag of the queries of a session after each trigger. Works over Spark Connect, too.
 
     An error in the listener or in `report` is logged and never reaches a query.
 
@@ -82,11 +82,11 @@ class LagListener(StreamingQueryListener):
         Called with the `LagAtTime` of each trigger. It runs on Spark's listener thread, which all listeners of the
         session share, so it must return quickly; with `options` it runs on a thread of the listener.
     options : str or mapping, optional
-        As in `lag_of_query`: with them the brokers are asked for lag in seconds, on a thread of the listener. Of the
-        triggers that end meanwhile only the last one of each query is asked for. Required before PySpark 4.2, which
-        does not report where the logs end.
+        As in `lag_of_query`: with them lag is also in seconds, from requests to brokers on a thread of the listener. If
+        several triggers of a query end during a request, the next request is for the last of them. Required before
+        PySpark 4.2, which does not report the log end offsets.
     sample_ms : float
-        The longest time to ask, for each trigger.
+        The time limit of the requests for one trigger.
     kept : int
         The number of triggers in `history`, of all queries together. The oldest ones are dropped.
     """
@@ -102,25 +102,25 @@ class LagListener(StreamingQueryListener):
         self._report = report
         self._options = options
         self._sample_ms = sample_ms
-        # Guards all that follows.
+        # Guards the fields below.
         self._lock = threading.Lock()
         self._history: deque[_Trigger] = deque(maxlen=kept)
         self._number = 0
         self._latest: dict[str, tuple[int, Lag]] = {}
-        self._running: dict[str, str] = {}  # ids to names
+        self._running: dict[str, str] = {}  # query id -> name
         self._waiting: list[Mapping[str, Any]] = []
         self._sampling = False
         if options is not None:
-            configs(options)  # raises for wrong options here, where the user sees it
+            configs(options)  # report wrong options to the caller, not in the listener's thread
 
     @property
     def history(self) -> list[LagAtTime]:
-        """Oldest first."""
+        """The lag after each trigger, oldest first."""
         return [LagAtTime(each.time, each.query, each.batch, Lag.from_arrow(each.table)) for each in self._triggers()]
 
     @property
     def latest(self) -> dict[str, Lag]:
-        """The newest lag of each query by its name or id: of all running queries, and of ended ones in `history`."""
+        """The newest lag by query name or id, of all running queries and of ended ones in `history`."""
         with self._lock:
             return {query: lag for query, (_, lag) in self._latest.items()}
 
@@ -139,7 +139,7 @@ class LagListener(StreamingQueryListener):
         try:
             progress = json.loads(event.progress.json)
         except Exception:
-            log.exception("the progress of a query could not be read")
+            log.exception("cannot read the progress of a query")
             return
         if self._options is None:
             self._add(progress, None)
@@ -152,7 +152,7 @@ class LagListener(StreamingQueryListener):
         threading.Thread(target=self._sample, name="lag-listener", daemon=True).start()
 
     def _sample(self) -> None:
-        """Asks the brokers for what waits; ends when nothing does."""
+        """Process waiting progress events, with requests to the brokers, until none is left."""
         while True:
             with self._lock:
                 waiting, self._waiting = self._waiting, []
@@ -177,7 +177,7 @@ class LagListener(StreamingQueryListener):
             if self._options is None:
                 log_once(str(error))
         except Exception:
-            log.exception("the lag of a query could not be told")
+            log.exception("cannot determine the lag of a query")
 
     def _keep(self, ended: LagAtTime, query_id: str) -> None:
         packed = _packed(ended.lag.to_arrow())
@@ -203,7 +203,7 @@ class LagListener(StreamingQueryListener):
             return list(self._history)
 
     def to_arrow(self) -> pa.Table:
-        """One row per trigger and partition, with the columns of `HISTORY_SCHEMA`."""
+        """Return one row per trigger and partition, with the columns of `HISTORY_SCHEMA`."""
         tables = [HISTORY_SCHEMA.empty_table()]
         for each in self._triggers():
             partitions = each.table
@@ -216,11 +216,11 @@ class LagListener(StreamingQueryListener):
         return pa.concat_tables(tables)
 
     def to_pandas(self) -> pd.DataFrame:
-        """The rows of `to_arrow`. Needs pandas, as `Lag.to_pandas`."""
+        """Return the rows of `to_arrow`. Needs pandas, as `Lag.to_pandas`."""
         return to_pandas(self.to_arrow())
 
     def plot(self, axes: Axes | None = None) -> Axes:
-        """A line per query, of all its partitions together. Needs matplotlib, as `Lag.plot`."""
+        """Plot a line per query, the sum of its partitions. Needs matplotlib, as `Lag.plot`."""
         points: dict[str, list[tuple[datetime, int]]] = defaultdict(list)
         for each in sorted(self._triggers(), key=lambda each: each.query):
             points[each.query].append((each.time, each.offsets_behind))
@@ -228,7 +228,7 @@ class LagListener(StreamingQueryListener):
 
 
 def _name(progress: Mapping[str, Any]) -> str:
-    """Of the query: its name, or its id if it has none."""
+    """Return the query's name, or its id if it has no name."""
     return str(progress.get("name") or progress["id"])
 
 

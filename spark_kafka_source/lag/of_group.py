@@ -1,4 +1,4 @@
-"""How far a group's committed offsets are behind the ends of the logs: asked of the brokers."""
+"""The lag of a consumer group, from requests to the brokers."""
 
 from __future__ import annotations
 
@@ -29,14 +29,28 @@ def lag_of_group(
     sample_ms: float = SAMPLE_MS,
     timeout_ms: float | None = None,
 ) -> Lag:
-    """How far a group's committed offsets are behind the logs as they are now; any group, with or without members.
+    """Return the distance of a group's committed offsets from the log ends now.
 
-    Every partition of `topics`, by default of all topics that the group has offsets for: then a group without any,
-    also one that is misspelled, has no rows, and `offsets_behind` 0; a warning says so. `kafka.isolation.level` says
-    what counts as the end. Waits `timeout_ms`, by default `kafka.default.api.timeout.ms`, and `sample_ms` of that at
-    most for lag in seconds, which `seconds=False` leaves out.
+    Parameters
+    ----------
+    options : str or mapping
+        Bootstrap servers, or the options of the source. `kafka.isolation.level` decides what the log end is: the high
+        watermark or the last stable offset.
+    group : str
+        Any group, with or without members. A group without offsets has no rows, and a warning is logged.
+    topics : iterable of str, optional
+        The topics whose partitions are listed; by default all topics for which the group has offsets.
+    seconds : bool
+        True to determine lag in seconds, too.
+    sample_ms : float
+        The time limit for lag in seconds, within `timeout_ms`.
+    timeout_ms : float, optional
+        The time limit, by default `kafka.default.api.timeout.ms`.
 
-    Raises `ConfigurationError`, `DeadlineExceeded` or `BrokerError` (unknown topic, not authorized).
+    Raises
+    ------
+    ConfigurationError, DeadlineExceeded, BrokerError
+        Wrong options; no reply from the brokers in time; an unknown topic, or one without authorization.
     """
     config, consumer = configs(options)
     client = client_for(config)
@@ -56,7 +70,7 @@ def lag_of_group(
 
 
 def partitions_of(client: Client, topics: list[str], deadline: Deadline, *, must_exist: bool) -> list[TopicPartition]:
-    """As brokers have them now. Raises `BrokerError`, of an unknown topic only if it `must_exist`."""
+    """Return the current partitions of topics. Raises `BrokerError`, for an unknown topic only if it `must_exist`."""
     found = client.metadata(topics, deadline).topics if topics else {}
     keys: list[TopicPartition] = []
     for name in topics:

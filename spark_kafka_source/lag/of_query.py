@@ -1,4 +1,4 @@
-"""How far a query is behind the ends of the logs, by its progress. Before PySpark 4.2 the brokers say the ends."""
+"""The lag of a query, from its progress, and before PySpark 4.2 from the brokers' log end offsets."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ def lag_of_query(
     sample_ms: float = SAMPLE_MS,
     timeout_ms: float | None = None,
 ) -> Lag:
-    """How far the batch that a query has finished last ends behind the logs as they were when it was planned.
+    """Return the distance of a query's last completed batch from the log ends when the batch was planned.
 
     Parameters
     ----------
     query : StreamingQuery, StreamingQueryProgress, dict or str
         A query, its progress (`query.lastProgress`), or the progress as a dict or as JSON. All its Kafka sources count,
-        those of Spark's own connector too.
+        including those of Spark's own connector.
     options : str or mapping, optional
-        Bootstrap servers, or the options of the source. With them the lag is also in seconds: the brokers are asked for
-        the first unread records. Before PySpark 4.2 they are required: Spark does not report where the logs ended, so
-        the brokers are asked where they end now.
+        Bootstrap servers, or the options of the source. With them lag is also in seconds, from requests for the first
+        unread records. Before PySpark 4.2 they are required: Spark does not report the log end offsets, so the current
+        ones are requested from the brokers.
     sample_ms : float
-        The longest time to ask for the first unread records.
+        The time limit of the requests for the first unread records.
     timeout_ms : float, optional
-        The longest time to ask where the logs end, by default `kafka.default.api.timeout.ms`.
+        The time limit of the requests for log end offsets, by default `kafka.default.api.timeout.ms`.
 
     Raises
     ------
     UsageError
-        The query has no progress yet, or its progress lacks the ends of the logs and there are no `options`.
+        The query has no progress yet, or its progress lacks the log end offsets and there are no `options`.
     ConfigurationError, DeadlineExceeded, BrokerError
-        Wrong options; no answer from the brokers in time; an unknown topic, or one without authorization.
+        Wrong options; no reply from the brokers in time; an unknown topic, or one without authorization.
     """
     lag, without_ends = _lag_of_progress(_progress(query))
     if options is None:
@@ -68,7 +68,7 @@ def lag_of_query(
 
 def _progress(query: Any) -> Mapping[str, Any]:
     found = query.lastProgress if hasattr(query, "lastProgress") else query
-    # The JSON has offsets as objects; the fields have texts.
+    # Offsets are objects in the JSON, and strings in the fields of the progress.
     found = getattr(found, "json", found)
     if isinstance(found, str):
         found = json.loads(found)
@@ -78,15 +78,15 @@ def _progress(query: Any) -> Mapping[str, Any]:
 
 
 def _lag_of_progress(progress: Mapping[str, Any]) -> tuple[Lag, set[int]]:
-    """The lag, and the sources whose `latestOffset` is not where the logs ended.
+    """Return the lag, and the indexes of the sources whose `latestOffset` is not the log end.
 
-    Before version 4.2 Spark has no such report from a Python source, and writes the end of the batch instead.
+    Before version 4.2 Spark takes no log end from a Python source and reports the end of the batch instead.
     """
     rows: list[PartitionLag] = []
     without_ends = set()
     for source, offsets in enumerate(progress["sources"]):
         reached, latest = _offsets(offsets["endOffset"]), _offsets(offsets["latestOffset"])
-        # Spark's own connector writes neither ids nor epochs, and does not count what it skips.
+        # Spark's own connector writes neither ids nor epochs, and does not count skipped offsets.
         counted = bool(reached.ids or reached.epochs or reached.skipped)
         ends = latest.ends
         if latest.is_batch_end:
@@ -109,7 +109,7 @@ def _lag_of_progress(progress: Mapping[str, Any]) -> tuple[Lag, set[int]]:
 
 
 def _offsets(offset: Any) -> Offsets:
-    """Nothing for a source that is not Kafka."""
+    """Parse the offsets of a source; return empty ones for a source other than Kafka."""
     try:
         return Offsets.from_progress(offset)
     except ConfigurationError:
@@ -117,7 +117,7 @@ def _offsets(offset: Any) -> Offsets:
 
 
 def _with_ends(lag: Lag, sources: set[int], client: Client, consumer: ConsumerConfig, deadline: Deadline) -> Lag:
-    """Asks the brokers where the logs of these sources end."""
+    """Add the current log end offsets of these sources."""
     asked = {(row.topic, row.partition): LATEST for row in lag if row.source in sources and row.committed is not None}
     ends = list_offsets(client, asked, isolation_level=consumer.isolation_level, deadline=deadline)
     return Lag(

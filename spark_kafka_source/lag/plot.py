@@ -1,4 +1,4 @@
-"""Lag as a picture. matplotlib is imported when something is drawn: nobody else needs it."""
+"""Plots of lag. matplotlib is imported by the first plot only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def bars(offsets_behind: Mapping[str, int], axes: Axes | None) -> Axes:
-    """A bar per partition, by its name."""
+    """Draw a bar for each partition name."""
     axes = _axes(axes)
     axes.barh(list(offsets_behind), list(offsets_behind.values()))
     axes.invert_yaxis()
@@ -22,7 +22,7 @@ def bars(offsets_behind: Mapping[str, int], axes: Axes | None) -> Axes:
 
 
 def lines(offsets_behind: Mapping[str, Sequence[tuple[datetime, int]]], axes: Axes | None) -> Axes:
-    """A line per query, by its name."""
+    """Draw a line for each query name."""
     axes = _axes(axes)
     for query, points in offsets_behind.items():
         times: Any = [time for time, _ in points]

@@ -1,7 +1,7 @@
-"""Lag in seconds: the age of the first records that are not read yet, asked of the brokers.
+"""Lag in seconds: the age of the first unread record of each partition, from requests to the brokers.
 
-A sample, not a reading: no retries. A partition that does not answer in time, or whose record batch has no record
-there, is left out. Runs wherever its caller does (for Spark: the driver).
+A sample without retries: partitions without a reply in time, and partitions whose record batch has no record at the
+offset, are left out.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from spark_kafka_source.options.stray_options import PREFIX
 log = logging.getLogger(__name__)
 
 SAMPLE_MS = 2_000
-# A broker sends one whole record batch however little is asked for (KIP-74), but of one partition only.
+# A broker always sends one whole record batch (KIP-74), but only of one partition per request.
 _FETCH_BYTES = 1
 
 Options = str | Mapping[str, str]
-"""Bootstrap servers, or the options of a source: only those that start with `kafka.` are looked at."""
+"""Bootstrap servers, or the options of a source, of which those with the prefix `kafka.` are used."""
 
 
 def configs(options: Options) -> tuple[ClientConfig, ConsumerConfig]:
+    """Parse the options of a client and a consumer. Raises `ConfigurationError`."""
     given = {f"{PREFIX}bootstrap.servers": options} if isinstance(options, str) else options
     kafka = {
         key.lower().removeprefix(PREFIX): str(value) for key, value in given.items() if key.lower().startswith(PREFIX)
@@ -39,12 +40,12 @@ def configs(options: Options) -> tuple[ClientConfig, ConsumerConfig]:
 
 
 def with_seconds(lag: Lag, client: Client, consumer: ConsumerConfig, sample_ms: float) -> Lag:
-    """Asks those first that are behind most."""
+    """Add lag in seconds, first for the partitions with the largest lag, until `sample_ms` have passed."""
     behind = sorted((row for row in lag if (row.offsets_behind or 0) > 0), key=lambda row: -(row.offsets_behind or 0))
     deadline = client.deadline(sample_ms)
     first_ms: dict[tuple[str, int, int | None], int] = {}
     while behind and not deadline.passed:
-        # A sample is of one offset in each partition; two sources of a query may be at two.
+        # One request takes one offset per partition; two sources of a query may be at different offsets.
         asked: dict[TopicPartition, PartitionLag] = {}
         for row in behind:
             asked.setdefault((row.topic, row.partition), row)
@@ -66,9 +67,9 @@ def with_seconds(lag: Lag, client: Client, consumer: ConsumerConfig, sample_ms: 
 def _first_unread_ms(
     client: Client, config: ConsumerConfig, offsets: Mapping[TopicPartition, int], deadline: Deadline
 ) -> dict[TopicPartition, int]:
-    """Timestamps (milliseconds since 1970) of the first records at or after `offsets`, in no particular order.
+    """Return timestamps (milliseconds since 1970) of the first records at or after `offsets`.
 
-    Raises nothing of what a broker may answer: whatever could not be learnt before the deadline is left out.
+    Partitions with an error, and those without a reply before the deadline, are left out.
     """
     found: dict[TopicPartition, int] = {}
     samples = log_samples(client, config, offsets, deadline, partition_max_bytes=_FETCH_BYTES, partitions_per_request=1)
@@ -76,7 +77,7 @@ def _first_unread_ms(
         try:
             timestamp_ms = _first_timestamp_ms(fetched, config, name(key))
         except KafkaError as error:
-            log.debug("%s: its first unread record could not be read: %s", name(key), error)
+            log.debug("%s: cannot read the first unread record: %s", name(key), error)
         else:
             if timestamp_ms is not None:
                 found[key] = timestamp_ms
@@ -86,6 +87,6 @@ def _first_unread_ms(
 def _first_timestamp_ms(fetched: Fetched, config: ConsumerConfig, where: str) -> int | None:
     for batch in fetched.decode(config, ["timestamp_ms"], where):
         timestamp_ms: int = batch.column(0)[0].as_py()
-        # Messages of magic 0 have no time, and say -1.
+        # Messages of magic 0 have no timestamp: -1.
         return timestamp_ms if timestamp_ms >= 0 else None
     return None

@@ -1,4 +1,4 @@
-"""The lag of partitions as a table: what there is to know of each, in text, HTML, Arrow and pandas. Pure."""
+"""The lag of partitions as a table: text, HTML, Arrow and pandas. Pure."""
 
 from __future__ import annotations
 
@@ -40,18 +40,24 @@ _HEADERS = {
 
 
 class PartitionLag(NamedTuple):
-    """One partition. None is what is not known.
+    """The lag of one partition; unknown values are None.
 
     Attributes
     ----------
-    committed : the next offset to read, as the group has committed it or the query's last batch has reached it.
-    end : the end of the log: the high watermark, or with `read_committed` the last stable offset.
-    seconds_behind : the age of the first record that is not committed; 0.0 if there is none. Only where it was asked
-        for; left out for a partition that did not answer in time, and for records without a time.
-    skipped : of a query: how many offsets it has left out so far (with `failOnDataLoss=false`) because they were not in
-        the log any more when their batch was planned. Not in it: what is lost between that and the reading. It is all
-        that is known of a deleted partition.
-    source : of a query: the index of the source in the query's progress; two sources may read the same partition.
+    topic : str
+    partition : int
+    committed : int or None
+        The next offset to read: the group's committed offset, or the end of the query's last batch.
+    end : int or None
+        The log end: the high watermark, or with `read_committed` the last stable offset.
+    seconds_behind : float or None
+        The age of the first record that is not committed; 0.0 if there is none. None if it was not requested, if the
+        broker did not reply in time, and for records without a timestamp.
+    skipped : int or None
+        For a query with `failOnDataLoss=false`: the number of offsets that were no longer in the log when their batch
+        was planned. Records lost between planning and reading are not counted. The only value of a deleted partition.
+    source : int or None
+        For a query: the index of the source in the progress; two sources may read the same partition.
     """
 
     topic: str
@@ -64,9 +70,9 @@ class PartitionLag(NamedTuple):
 
     @property
     def offsets_behind(self) -> int | None:
-        """As Kafka's tools count lag: offsets, of which compaction and transactions leave some without a record.
+        """Lag in offsets, as in Kafka's tools; compaction and transactions leave offsets without a record.
 
-        Negative where the log is shorter than what was committed: it was truncated, or its topic recreated.
+        Negative if the log ends before the committed offset: it was truncated, or its topic was recreated.
         """
         return None if self.committed is None or self.end is None else self.end - self.committed
 
@@ -85,21 +91,21 @@ class Lag:
 
     @property
     def offsets_behind(self) -> int:
-        """Of all partitions together, as far as known."""
+        """The sum of all known lags in offsets."""
         return sum(self._known())
 
     @property
     def seconds_behind(self) -> float | None:
-        """That of the partition that is behind most; None if it is known of none."""
+        """The largest known lag in seconds; None if none is known."""
         return max((row.seconds_behind for row in self if row.seconds_behind is not None), default=None)
 
     @property
     def skipped(self) -> int:
-        """Of all partitions together, as far as known."""
+        """The sum of all known skipped offsets."""
         return sum(row.skipped or 0 for row in self)
 
     def metrics(self) -> dict[str, float]:
-        """Under the names, and with the values, that Spark's own connector reports; empty if nothing is known."""
+        """Return the metrics that Spark's own connector reports; empty if no lag is known."""
         known = self._known()
         if not known:
             return {}
@@ -110,22 +116,22 @@ class Lag:
         }
 
     def to_arrow(self) -> pa.Table:
-        """One row per partition, with the columns of `SCHEMA`."""
+        """Return one row per partition, with the columns of `SCHEMA`."""
         columns = {name: [getattr(row, name) for row in self] for name in SCHEMA.names}
         return pa.table(columns, schema=SCHEMA)
 
     @classmethod
     def from_arrow(cls, table: pa.Table) -> Lag:
-        """Reads what `to_arrow` made."""
+        """Convert a table of `to_arrow` back."""
         columns = [table[name].to_pylist() for name in PartitionLag._fields]
         return cls(tuple(PartitionLag(*row) for row in zip(*columns, strict=True)))
 
     def to_pandas(self) -> pd.DataFrame:
-        """The rows of `to_arrow`. Needs pandas: `pip install 'spark-kafka-source[notebook]'`."""
+        """Return the rows of `to_arrow`. Needs pandas: `pip install 'spark-kafka-source[notebook]'`."""
         return to_pandas(self.to_arrow())
 
     def plot(self, axes: Axes | None = None) -> Axes:
-        """A bar per partition. Needs matplotlib: `pip install 'spark-kafka-source[notebook]'`."""
+        """Plot a bar per partition. Needs matplotlib: `pip install 'spark-kafka-source[notebook]'`."""
         return bars({f"{row.topic}-{row.partition}": row.offsets_behind or 0 for row in self}, axes)
 
     def __str__(self) -> str:
@@ -140,7 +146,7 @@ class Lag:
 
     @property
     def _shown(self) -> list[str]:
-        """The columns for people: the source only if there are several."""
+        """The columns to display; `source` only if there are several sources."""
         several = len({row.source for row in self}) > 1
         return [name for name in SCHEMA.names if name != "source" or several]
 

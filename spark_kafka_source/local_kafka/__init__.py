@@ -1,4 +1,4 @@
-"""A real Apache Kafka on this machine: for the demo, the notebooks, the tests and the benchmarks. Knows no Spark."""
+"""A real Apache Kafka on this machine, for the demo, the notebooks, the tests and the benchmarks; without Spark."""
 
 from spark_kafka_source.local_kafka.cluster import LocalKafka
 

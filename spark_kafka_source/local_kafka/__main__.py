@@ -1,4 +1,4 @@
-"""`python -m spark_kafka_source.local_kafka`: a local Kafka until Ctrl-C."""
+"""`python -m spark_kafka_source.local_kafka`: run a local Kafka until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from spark_kafka_source.local_kafka.secured import PROTOCOLS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command: starts a cluster, prints its bootstrap servers to standard output, and waits for Ctrl-C."""
+    """Start a cluster, print its bootstrap servers to standard output, and wait for Ctrl-C."""
     parser = argparse.ArgumentParser(prog="python -m spark_kafka_source.local_kafka", description=main.__doc__)
     parser.add_argument("--brokers", type=int, default=1, help="number of brokers (default: 1)")
     parser.add_argument(
-        "--port", type=int, help="of the first broker; the next brokers have the next ports (default: free ports)"
+        "--port",
+        type=int,
+        help="port of the first broker; further brokers have the following ports (default: free ports)",
     )
     parser.add_argument(
         "--topic",
@@ -27,22 +29,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default=[],
         type=_topic,
         metavar="NAME[:PARTITIONS]",
-        help="a topic to create, with one partition by default; may be given again",
+        help="create a topic, by default with one partition; repeatable",
     )
-    parser.add_argument("--version", default=DEFAULT_VERSION, help=f"of Apache Kafka (default: {DEFAULT_VERSION})")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="a broker setting; may be given again"
+        "--version", default=DEFAULT_VERSION, help=f"version of Apache Kafka (default: {DEFAULT_VERSION})"
     )
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="broker setting; repeatable")
     parser.add_argument(
         "--security",
         action="append",
         default=[],
         metavar="PROTOCOL",
-        help=f"a further listener: {', '.join(PROTOCOLS).lower()}; may be given again",
+        help=f"additional listener: {', '.join(PROTOCOLS).lower()}; repeatable",
     )
     chosen = parser.parse_args(arguments)
     settings = dict(pair.partition("=")[::2] for pair in chosen.set)
-    # As Ctrl-C: the `with` block below ends and cleans up.
+    # As with Ctrl-C, the `with` block below ends and cleans up.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     try:
@@ -73,7 +75,7 @@ def _topic(text: str) -> tuple[str, int]:
 
 
 def _watch(kafka: LocalKafka) -> None:
-    """Waits for ever; says so when a broker has ended by itself."""
+    """Report brokers that end unexpectedly; never return."""
     up = set(kafka.broker_ids)
     while True:
         time.sleep(1)

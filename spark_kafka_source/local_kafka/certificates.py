@@ -1,6 +1,6 @@
-"""A CA of one's own and the certificates that it signs, made on the spot, as PEM files.
+"""A certificate authority that signs certificates for local brokers and tests, as PEM files.
 
-For brokers of a local Kafka and for tests; needs `cryptography` (the extra `tls`).
+Needs `cryptography` (the extra `tls`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DAY = timedelta(days=1)
 
 
 class CertificateAuthority:
-    """Signs certificates, all into one folder. `certificate`: its own, which clients and brokers trust."""
+    """A certificate authority with one folder for its files. `certificate` is its own, for trust stores."""
 
     def __init__(self, folder: Path, name: str = "local Kafka") -> None:
         try:
@@ -42,7 +42,22 @@ class CertificateAuthority:
     def issue(
         self, name: str, hosts: Sequence[str] = (), *, valid: tuple[timedelta, timedelta] = (-_DAY, 10 * _DAY)
     ) -> Path:
-        """A file with a new key and its certificate for these host names and addresses. `valid`: from now on."""
+        """Write a new key and its certificate to a file.
+
+        Parameters
+        ----------
+        name : str
+            Common name, also the file's name.
+        hosts : sequence of str
+            Host names and addresses in the certificate.
+        valid : tuple of timedelta
+            Start and end of the validity, relative to now.
+
+        Returns
+        -------
+        Path
+            The PEM file.
+        """
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ec
 

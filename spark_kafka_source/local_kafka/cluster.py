@@ -1,6 +1,6 @@
-"""`LocalKafka`: one or more brokers (KRaft, or ZooKeeper before Kafka 3.3) from jars that are fetched once.
+"""`LocalKafka`: one or more brokers (KRaft, or ZooKeeper before Kafka 3.3) on the loopback address. Linux and macOS.
 
-On the loopback address. Whatever becomes of this process, its brokers end and their data is deleted. Linux and macOS.
+The jars are downloaded once. The brokers end, and their data is deleted, however this process ends.
 """
 
 from __future__ import annotations
@@ -45,34 +45,53 @@ _STOP_TIMEOUT_S = 30.0
 _TRAINING_STOP_TIMEOUT_S = 120.0
 _POLL_S = 0.05
 _MOST_METADATA_BYTES = 1_048_576
-# Below the range from which systems take the ports of outgoing connections: a port picked here stays ours while a
-# broker is down, and no client can connect to itself on it.
+# Below the systems' range for outgoing connections: such a connection cannot take a port while its broker is down, and
+# no client can connect to itself.
 PORTS = range(20_000, 32_000)
 
 
 class LocalKafka:
-    """A running Kafka cluster; `close()`, or the end of a `with` block, stops it and deletes its data.
+    """A running Kafka cluster; `close()`, or the end of a `with` block, stops it and deletes its data. Thread-safe.
 
     Parameters
     ----------
-    brokers: number of brokers; their ids are 1, 2, …. One is enough for versions before 3.3.
-    version: of Apache Kafka; "4.2.0", "3.9.1" and "2.8.2" are tested.
-    settings: broker settings for all, over those of `conf/kafka-broker.properties`.
-    broker_settings: settings for single brokers, by id: `{1: {"broker.rack": "a"}}`.
-    security: "ssl", "sasl_plaintext", "sasl_ssl" or several of them: a listener each beside `PLAINTEXT`, with what it
-        needs, named as its protocol is in Kafka ("SASL_SSL"). `client_properties("SASL_SSL")` is what its clients need.
-    port: of the first broker's `PLAINTEXT` listener; the next brokers have the next ports. By default free ports.
-    users: who may sign in there, name -> password, by every mechanism (`users.MECHANISMS`).
-    listeners: further listeners and their security protocol, `{"MUTUAL": "SSL"}`; each gets a port, its details go into
-        `settings` (`listener.name.mutual.…`). `PLAINTEXT` is always there.
-    format_arguments: for Kafka's StorageTool: `["--feature", "transaction.version=1"]`, `["--add-scram", …]`.
-    jvm_options: for the brokers, after `-Xmx512m`.
-    start_timeout_s: seconds within which every broker must serve (fetching the jars does not count).
-    use_class_archive: start with Java's archive of Kafka's classes, which the first start makes: half the time.
-    report: takes the lines of progress; standard error by default.
+    brokers : int
+        Number of brokers; their ids are 1, 2, …. One is enough for versions before 3.3.
+    version : str
+        Version of Apache Kafka; "4.2.0", "3.9.1" and "2.8.2" are tested.
+    settings : mapping, optional
+        Settings of all brokers, which override `conf/kafka-broker.properties`.
+    port : int, optional
+        Port of the first broker's `PLAINTEXT` listener; further brokers have the following ports. Default: free ports.
+    broker_settings : mapping, optional
+        Settings of single brokers, by id: `{1: {"broker.rack": "a"}}`.
+    security : str or sequence of str
+        "ssl", "sasl_plaintext", "sasl_ssl" or several of them: additional listeners, named by their protocols
+        ("SASL_SSL"). `client_properties("SASL_SSL")` returns the properties for clients.
+    users : mapping
+        Passwords by user name, for all SASL mechanisms (`users.MECHANISMS`).
+    listeners : mapping, optional
+        Additional listeners and their security protocols, `{"MUTUAL": "SSL"}`. Each gets a port; configure it in
+        `settings` (`listener.name.mutual.…`). `PLAINTEXT` always exists.
+    format_arguments : sequence of str
+        Arguments of Kafka's StorageTool: `["--feature", "transaction.version=1"]`, `["--add-scram", …]`.
+    jvm_options : sequence of str
+        Options of the brokers' JVM, after `-Xmx512m`.
+    start_timeout_s : float
+        Time limit until every broker serves requests, without the download of the jars.
+    use_class_archive : bool
+        Start with Java's archive of Kafka's classes, which halves the start time; the first start creates it.
+    report : callable
+        Receives lines of progress; by default they go to standard error.
 
-    Raises `ConfigurationError` (no Java, a broker that refuses its settings), `TransportError` (jars cannot be
-    fetched), `DeadlineExceeded` (not up in time). Safe for several threads.
+    Raises
+    ------
+    ConfigurationError
+        Java is missing, or a broker refuses its settings.
+    TransportError
+        The jars cannot be downloaded.
+    DeadlineExceeded
+        The brokers do not serve requests in time.
     """
 
     def __init__(
@@ -94,7 +113,7 @@ class LocalKafka:
     ) -> None:
         if brokers < 1:
             raise UsageError(f"a Kafka of {brokers} brokers cannot be started; brokers must be 1 or more")
-        config.version_numbers(version)  # a typing error should not be looked up on the network
+        config.version_numbers(version)  # refuse a malformed version before a download
         self._chosen = {} if port is None else {id: port + id - 1 for id in range(1, brokers + 1)}
         if taken := [each for each in self._chosen.values() if not _is_free(each)]:
             raise ConfigurationError(
@@ -137,63 +156,65 @@ class LocalKafka:
             self.close()
             raise
 
-    # -- where it is --------------------------------------------------------------------------
+    # -- addresses and files ------------------------------------------------------------------
 
     @property
     def version(self) -> str:
+        """The version of Apache Kafka."""
         return self._config.version
 
     @property
     def broker_ids(self) -> list[int]:
+        """The ids of all brokers, running or not."""
         return sorted(self._nodes)
 
     @property
     def bootstrap_servers(self) -> str:
-        """Every broker's address, running or not: `127.0.0.1:20123,127.0.0.1:20456`."""
+        """The addresses of all brokers, running or not: `127.0.0.1:20123,127.0.0.1:20456`."""
         return self.bootstrap_servers_of(PLAINTEXT)
 
     def bootstrap_servers_of(self, listener: str) -> str:
-        """The same for one of `listeners`."""
+        """Return the addresses of all brokers on one listener."""
         return ",".join(self.address(id, listener) for id in self.broker_ids)
 
     def address(self, broker_id: int, listener: str = PLAINTEXT) -> str:
-        """`host:port` of one broker."""
+        """Return `host:port` of one broker."""
         return f"{LOOPBACK}:{self._node(broker_id).ports[listener]}"
 
     def client_properties(self, listener: str = PLAINTEXT) -> dict[str, str]:
-        """Kafka's properties for a client of one listener: its addresses, its protocol, whom to trust, who it is."""
+        """Return Kafka's properties for clients of one listener: addresses, protocol, trust store, credentials."""
         protocol = self._config.listeners.get(listener, PLAINTEXT)
         where = {"bootstrap.servers": self.bootstrap_servers_of(listener)}
         return where | secured.client_properties(protocol, self.certificate_authority, self.users)
 
     def pid(self, broker_id: int) -> int | None:
-        """Process id of a broker, None while it is down."""
+        """Return the process id of a broker, or None while it is down."""
         return self._processes[self._node(broker_id).id].pid
 
     def log(self, broker_id: int) -> Path:
-        """The broker's log file; it is deleted at the end."""
+        """Return the broker's log file; `close` deletes it."""
         return self._processes[self._node(broker_id).id].log
 
     def data_folder(self, broker_id: int) -> Path:
-        """Where the broker keeps its partitions: `TOPIC-PARTITION` folders with their segments."""
+        """Return the folder of the broker's partitions: `TOPIC-PARTITION` folders with segments."""
         return self._node(broker_id).data_folder
 
-    # -- what can happen to a broker ----------------------------------------------------------
+    # -- stopping and starting brokers --------------------------------------------------------
 
     def kill(self, broker_id: int) -> None:
-        """SIGKILL: the broker is gone, the others are not told."""
+        """End a broker by SIGKILL, without notice to the other brokers."""
         with self._lock:
             self._processes[self._node(broker_id).id].kill()
 
     def stop(self, broker_id: int) -> None:
-        """SIGTERM: the broker hands its leaderships over and ends (SIGKILL after 30 s)."""
+        """End a broker by SIGTERM: it transfers its leaderships first. SIGKILL follows after 30 s."""
         with self._lock:
             self._processes[self._node(broker_id).id].stop(_STOP_TIMEOUT_S)
 
     def start(self, *broker_ids: int) -> None:
-        """Starts brokers that were killed or stopped, on the same ports with the same data; waits until they serve.
+        """Start brokers again, on the same ports with the same data, and wait until they serve requests.
 
-        When most of the brokers are down, name several: one alone would wait for the controllers of the others.
+        If most brokers are down, start several in one call: a single one waits for a majority of the controllers.
         """
         with self._lock:
             if self._closed:
@@ -208,25 +229,33 @@ class LocalKafka:
                 try:
                     return self._wait_until_serving(up | set(broker_ids), deadline)
                 except ConfigurationError as error:
-                    # ZooKeeper holds the id of a broker that was killed until its session ends.
+                    # ZooKeeper keeps the id of a killed broker until its session ends.
                     if "NodeExists" not in error.message or deadline.passed:
                         raise
 
     def pause(self, broker_id: int) -> None:
-        """SIGSTOP: the broker keeps its connections and answers nothing."""
+        """Pause a broker by SIGSTOP: its connections stay open, and it sends no replies."""
         self._processes[self._node(broker_id).id].signal(signal.SIGSTOP)
 
     def resume(self, broker_id: int) -> None:
-        """SIGCONT, after `pause`."""
+        """Resume a paused broker by SIGCONT."""
         self._processes[self._node(broker_id).id].signal(signal.SIGCONT)
 
     # -- Kafka's own tools --------------------------------------------------------------------
 
     def run_tool(self, class_name: str, *arguments: str, input_text: str = "", timeout_s: float = 60.0) -> str:
-        """Runs one of Kafka's Java tools; what it wrote to standard output.
+        """Run one of Kafka's Java tools and return its standard output.
 
-        `run_tool("org.apache.kafka.tools.TopicCommand", "--bootstrap-server", kafka.bootstrap_servers, "--list")`.
-        Raises `KafkaError` with what it said if it failed, `DeadlineExceeded` if it did not end in time.
+        Raises
+        ------
+        KafkaError
+            The tool failed; the message has its output.
+        DeadlineExceeded
+            The tool did not end in time.
+
+        Examples
+        --------
+        `run_tool("org.apache.kafka.tools.TopicCommand", "--bootstrap-server", kafka.bootstrap_servers, "--list")`
         """
         command = config.tool_command(self._config, class_name, *arguments)
         try:
@@ -239,14 +268,14 @@ class LocalKafka:
         return ended.stdout
 
     def describe_group(self, group: str, *arguments: str) -> str:
-        """What `kafka-consumer-groups.sh --describe --group GROUP` prints; `arguments` may add `--members`, …."""
+        """Return the output of `kafka-consumer-groups.sh --describe --group GROUP` with further `arguments`."""
         tool = config.tool_class(
             self._config,
             "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",
             "kafka.admin.ConsumerGroupCommand",
         )
         where = ("--bootstrap-server", self.bootstrap_servers)
-        # The tool's own patience of five seconds is for each of its calls, and its end without success no error.
+        # By default the tool gives up each request after 5 s, and then ends without an error code.
         return self.run_tool(tool, *where, "--timeout", "30000", "--describe", "--group", group, *arguments)
 
     def create_topic(
@@ -256,20 +285,20 @@ class LocalKafka:
         replication_factor: int | None = None,
         settings: Mapping[str, str] | None = None,
     ) -> None:
-        """Creates a topic, by default replicated to every broker. Raises `BrokerError` (TOPIC_ALREADY_EXISTS, …)."""
+        """Create a topic, by default replicated to every broker. Raises `BrokerError` (TOPIC_ALREADY_EXISTS, …)."""
         topic = NewTopic(name, partitions, replication_factor or len(self._nodes), _as_text(settings or {}))
         with Client(parse_client({"bootstrap.servers": self.bootstrap_servers})) as client:
             create_topic(client, topic)
 
-    # -- the end ------------------------------------------------------------------------------
+    # -- closing ------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Kills every broker and deletes its data. May be called again."""
+        """Kill all brokers and delete their data. Idempotent."""
         if self._closed or os.getpid() != self._owner_pid:  # a forked child inherits the exit handler
             return
         self._closed = True
         atexit.unregister(self.close)
-        # No orderly shutdown: nobody will read this data again.
+        # No orderly shutdown: the data is deleted anyway.
         processes = [*self._processes.values(), *([self._zookeeper] if self._zookeeper else [])]
         for process in processes:
             process.signal(signal.SIGKILL)
@@ -314,7 +343,7 @@ class LocalKafka:
         except ConfigurationError as error:
             if "Address already in use" not in error.message:
                 raise
-            # Somebody took a port between our look at it and the broker's start. Others will be free.
+            # Another process took a port between the check and the broker's start. Retry with other ports.
             self._forget_everything()
             self._start_processes()
             self._wait_until_serving(set(self._nodes), deadline)
@@ -360,7 +389,7 @@ class LocalKafka:
             process.log.parent.mkdir()
 
     def _wait_until_serving(self, ids: set[int], deadline: Deadline) -> None:
-        """Returns when each of these brokers sees all of them, and a controller."""
+        """Wait until the metadata of each of these brokers has all of them and a controller."""
         for id in sorted(ids):
             while not self._sees(id, ids):
                 self._require_running(ids)
@@ -381,11 +410,11 @@ class LocalKafka:
                 )
 
     def _sees(self, broker_id: int, others: set[int]) -> bool:
-        """Asks one broker for its metadata: does it know these brokers and a controller?"""
+        """Return True if the metadata of one broker has these brokers and a controller."""
         node = self._nodes[broker_id]
         deadline = Deadline.after_ms(2_000)
         try:
-            # A broker notes its cluster when it starts; another cluster may have taken the port.
+            # Compare the cluster id, since a broker of another cluster may have taken the port.
             cluster_id = config.parse_properties(node.meta_properties.read_text())["cluster.id"]
             stream = ByteStream(connect(LOOPBACK, node.ports[PLAINTEXT], deadline), LOOPBACK)
         except (OSError, KeyError, TransportError):
@@ -407,10 +436,10 @@ class LocalKafka:
 
 
 def _train(version: str, archive: Path) -> None:
-    """Runs one broker for a moment, so that its JVM writes down the classes it loaded; that is `class_archive`."""
+    """Start and stop one broker, whose JVM then writes the archive of its loaded classes."""
     options = [f"-XX:ArchiveClassesAtExit={archive}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"]
     with LocalKafka(version=version, jvm_options=options, use_class_archive=False, report=lambda _: None) as training:
-        # It is written while the JVM ends: half an archive must not be used.
+        # The JVM writes the archive when it ends; an incomplete archive must not be used.
         if not training._processes[1].stop(_TRAINING_STOP_TIMEOUT_S):
             raise DeadlineExceeded(f"a broker did not write {archive} in {_TRAINING_STOP_TIMEOUT_S:g} s")
 
@@ -420,14 +449,14 @@ def _as_text(settings: Mapping[str, object]) -> dict[str, str]:
 
 
 def _new_cluster_id() -> str:
-    """A random id in Kafka's form: 16 bytes in URL-safe base64, not like a command line option."""
+    """Return a random id: 16 bytes in URL-safe base64, without a leading "-" as in command line options."""
     while (id := base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
         pass
     return id
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ports of the loopback address that nobody listens on just now."""
+    """Return different ports of the loopback address that are not in use."""
     free: list[int] = []
     for port in random.sample(PORTS, len(PORTS)):
         if _is_free(port):

@@ -1,8 +1,7 @@
-"""What a local broker is started with: its properties and its command line. Pure: nothing is started or opened here.
+"""Properties and command lines of local brokers. Pure: starts and opens nothing.
 
-Called by `cluster`. Knows which Kafka versions keep their metadata in themselves (KRaft, from 3.3) and which in
-ZooKeeper. The shared settings are in `conf/kafka-broker.properties`, beside the package in a wheel, at the top of the
-repository in a checkout.
+Called by `cluster`. Versions from 3.3 on use KRaft, earlier ones ZooKeeper. The shared settings are in
+`conf/kafka-broker.properties`: in the package of a wheel, at the top of a checkout.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ PLAINTEXT = "PLAINTEXT"
 _CONTROLLER = "CONTROLLER"
 _PACKAGE = Path(__file__).parent.parent
 
-# Short-lived tools compile little and collect no garbage; brokers keep the JVM's own choices.
+# Tools are short-lived: little compilation, a simple garbage collector. Brokers use the JVM's defaults.
 _TOOL_OPTIONS = ("-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 _BROKER_OPTIONS = ("-Xmx512m",)
 _QUIET = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
@@ -29,9 +28,9 @@ _QUIET = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
 
 @dataclass(frozen=True)
 class Node:
-    """One broker (and KRaft controller): where it listens, what is its own.
+    """One broker (and KRaft controller) with its ports and settings.
 
-    `ports` has one port per listener name, `PLAINTEXT` among them; `controller_port` is KRaft's.
+    `ports` has one port per listener name, including `PLAINTEXT`; `controller_port` is for KRaft.
     """
 
     id: int
@@ -42,20 +41,21 @@ class Node:
 
     @property
     def data_folder(self) -> Path:
+        """The folder of the broker's partitions."""
         return self.folder / "data"
 
     @property
     def meta_properties(self) -> Path:
-        """Written when the data folder is first used; it names the cluster."""
+        """The file with the cluster id; it exists once the data folder is formatted."""
         return self.data_folder / "meta.properties"
 
 
 @dataclass(frozen=True)
 class ClusterConfig:
-    """What all brokers share.
+    """The configuration shared by all brokers.
 
-    `listeners` maps the names of further listeners to their security protocol (`{"TLS": "SSL"}`);
-    `format_arguments` are Kafka's StorageTool's (`("--feature", "transaction.version=1")`).
+    `listeners` maps the names of additional listeners to their security protocols (`{"TLS": "SSL"}`);
+    `format_arguments` are for Kafka's StorageTool (`("--feature", "transaction.version=1")`).
     """
 
     version: str
@@ -71,19 +71,20 @@ class ClusterConfig:
 
     @property
     def kraft(self) -> bool:
+        """True for KRaft, False for ZooKeeper."""
         return version_numbers(self.version) >= (3, 3)
 
 
 def version_numbers(version: str) -> tuple[int, ...]:
-    """`"4.2.0"` → `(4, 2, 0)`. Raises `ConfigurationError` for anything but numbers and dots."""
+    """Parse `"4.2.0"` into `(4, 2, 0)`. Raises `ConfigurationError` for anything but numbers and dots."""
     try:
         return tuple(int(part) for part in version.split("."))
     except ValueError as error:
-        raise ConfigurationError(f'"{version}" is no Kafka version; one looks like "4.2.0"') from error
+        raise ConfigurationError(f'"{version}" is not a Kafka version such as "4.2.0"') from error
 
 
 def conf_file(name: str) -> Path:
-    """A file of `conf/`. Raises `ConfigurationError` if the installation lacks it."""
+    """Return a file of `conf/`. Raises `ConfigurationError` if the installation lacks it."""
     for folder in (_PACKAGE / "conf", _PACKAGE.parent / "conf"):
         if (folder / name).is_file():
             return folder / name
@@ -91,7 +92,7 @@ def conf_file(name: str) -> Path:
 
 
 def broker_properties(config: ClusterConfig, node: Node, nodes: Sequence[Node]) -> dict[str, str]:
-    """The properties of one broker: the shared file, then addresses and ids, then the caller's settings."""
+    """Return the properties of one broker: the shared file, addresses and ids, then the caller's settings."""
     text = conf_file("kafka-broker.properties").read_text()
     counts = {"brokers": str(len(nodes)), "in_sync": "2" if len(nodes) >= 3 else "1"}
     properties = parse_properties(string.Template(text).substitute(counts))
@@ -117,6 +118,7 @@ def broker_properties(config: ClusterConfig, node: Node, nodes: Sequence[Node]) 
 
 
 def zookeeper_properties(config: ClusterConfig, folder: Path) -> dict[str, str]:
+    """Return the properties of ZooKeeper with its data in `folder`."""
     return {
         "dataDir": str(folder / "data"),
         "clientPort": str(config.zookeeper_port),
@@ -128,7 +130,7 @@ def zookeeper_properties(config: ClusterConfig, folder: Path) -> dict[str, str]:
 
 
 def broker_command(config: ClusterConfig, node: Node) -> list[str]:
-    """Starts the broker whose properties are in its folder; formats its data folder first if it is new."""
+    """Return the command of a broker whose properties are in its folder; it also formats a new data folder."""
     properties = str(node.folder / "server.properties")
     options = [*_BROKER_OPTIONS, *_archive_options(config), *_logging_options(), *config.jvm_options]
     server = [config.java, *options, "-cp", f"{config.jars}/*", "kafka.Kafka", properties]
@@ -136,24 +138,25 @@ def broker_command(config: ClusterConfig, node: Node) -> list[str]:
         return server
     format_arguments = ["--cluster-id", config.cluster_id, "--config", properties, *config.format_arguments]
     format_data = tool_command(config, "kafka.tools.StorageTool", "format", *format_arguments)
-    # One process id from the start: the shell formats, then becomes the broker.
+    # The process id stays the same: the shell formats the folder, then executes the broker.
     return ["/bin/sh", "-c", f"{shlex.join(format_data)} && exec {shlex.join(server)}"]
 
 
 def zookeeper_command(config: ClusterConfig, folder: Path) -> list[str]:
+    """Return the command of ZooKeeper, whose properties are in `folder`."""
     options = [*_BROKER_OPTIONS, *_archive_options(config), *_logging_options()]
     server = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
     return [config.java, *options, "-cp", f"{config.jars}/*", server, str(folder / "zookeeper.properties")]
 
 
 def tool_command(config: ClusterConfig, class_name: str, *arguments: str) -> list[str]:
-    """Runs one of Kafka's own command line tools."""
+    """Return the command of one of Kafka's own tools."""
     options = [*_TOOL_OPTIONS, *_archive_options(config), _QUIET]
     return [config.java, *options, "-cp", f"{config.jars}/*", class_name, *arguments]
 
 
 def tool_class(config: ClusterConfig, *names: str) -> str:
-    """The first of `names` that this version has: Kafka moved its tools from one package to another over time."""
+    """Return the first of `names` that this version has: Kafka has moved its tools between packages."""
     files = [f"{name}-{config.version}.jar" for name in ("kafka-tools", "kafka_2.13")]
     for name in names:
         for file in files:
@@ -164,13 +167,14 @@ def tool_class(config: ClusterConfig, *names: str) -> str:
 
 
 def parse_properties(text: str) -> dict[str, str]:
-    """The lines `key=value` of a properties file; comments and blank lines are skipped."""
+    """Parse the lines `key=value` of a properties file, without comments and blank lines."""
     lines = (line.strip() for line in text.splitlines())
     pairs = (line.partition("=") for line in lines if line and not line.startswith("#"))
     return {key.strip(): value.strip() for key, _, value in pairs}
 
 
 def write_properties(path: Path, properties: Mapping[str, str]) -> None:
+    """Write a properties file that only its owner can read."""
     # Java reads a backslash as an escape.
     text = "".join(f"{key}={value}\n".replace("\\", "\\\\") for key, value in properties.items())
     path.write_text(text)
@@ -178,7 +182,7 @@ def write_properties(path: Path, properties: Mapping[str, str]) -> None:
 
 
 def _archive_options(config: ClusterConfig) -> list[str]:
-    """An archive that does not fit is passed over in silence: it makes a start quicker, never wrong."""
+    """Return the JVM options for the class archive; the JVM ignores an archive of another Java."""
     return (
         [f"-XX:SharedArchiveFile={config.class_archive}", "-Xshare:auto", "-Xlog:cds=off"]
         if config.class_archive

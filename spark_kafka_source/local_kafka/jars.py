@@ -1,11 +1,10 @@
-"""Java, and the jars of Apache Kafka: found, or fetched once into a cache folder by the Ivy that PySpark ships.
+"""Find Java, and download the jars of Apache Kafka once into a cache folder, by the Ivy in PySpark.
 
-Called by `cluster`, and by tests that need other jars. Knows nothing of brokers. Python, Java 17 and PySpark are
-all it needs: no Docker, no Maven. Two processes may ask at the same time (a file lock), and a fetch that was cut short
-leaves nothing half done behind (a temporary folder, renamed when it is whole).
+Called by `cluster`, and by tests that need other jars. Needs Python, Java 17 and PySpark; no Docker, no Maven. A file
+lock serialises downloads by several processes. A download goes to a temporary folder, which is renamed when complete.
 
 Environment: `SPARK_KAFKA_SOURCE_CACHE` is the cache folder (default: `spark-kafka-source` in the user's cache folder),
-`SPARK_KAFKA_SOURCE_IVY_SETTINGS` an ivysettings.xml for those who fetch from a mirror.
+`SPARK_KAFKA_SOURCE_IVY_SETTINGS` an ivysettings.xml for downloads from a mirror.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ _DEPENDENCY = (
 
 @dataclass(frozen=True)
 class Jar:
-    """A published jar; `alone` leaves out what it depends on."""
+    """A published jar; `alone` excludes its dependencies."""
 
     group: str
     name: str
@@ -59,12 +58,12 @@ class Jar:
 
 
 def to_stderr(line: str) -> None:
-    """The usual `Report`: one line of progress on standard error."""
+    """Print a line of progress to standard error; the default `Report`."""
     print(line, file=sys.stderr, flush=True)
 
 
 def cache_folder() -> Path:
-    """Where jars are kept: `SPARK_KAFKA_SOURCE_CACHE`, else `spark-kafka-source` in the user's cache folder."""
+    """Return `SPARK_KAFKA_SOURCE_CACHE` if set, else `spark-kafka-source` in the user's cache folder."""
     chosen = os.environ.get(CACHE_VARIABLE)
     if chosen:
         return Path(chosen).expanduser().absolute()
@@ -72,7 +71,7 @@ def cache_folder() -> Path:
 
 
 def find_java() -> str:
-    """The `java` of `JAVA_HOME`, else the one on `PATH`. Raises `ConfigurationError` if it is missing or too old."""
+    """Return the `java` of `JAVA_HOME`, else of `PATH`. Raises `ConfigurationError` if it is missing or too old."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     remedy = (
@@ -94,24 +93,29 @@ def find_java() -> str:
 
 
 def kafka_jars(version: str, report: Report = to_stderr) -> Path:
-    """The folder with every jar that Apache Kafka `version` needs; fetched (some 45 MB) if the cache lacks it.
+    """Return the folder with the jars of a version of Apache Kafka; download them (45 MB) if the cache lacks them.
 
-    Raises `ConfigurationError` (no Java, no PySpark, no such version) or `TransportError` (no network).
+    Raises
+    ------
+    ConfigurationError
+        Java or PySpark is missing, or the version does not exist.
+    TransportError
+        The repository is not reachable.
     """
     jars = [
         Jar("org.apache.kafka", "kafka_2.13", version),
-        # What the tools depend on is half of Kafka Connect, and none that is of use here needs it.
+        # Without dependencies: these are half of Kafka Connect, and the tools in use here do not need them.
         Jar("org.apache.kafka", "kafka-tools", version, alone=True),
-        # Writes the logs of every Kafka version alike, to standard error; without it they are dropped.
+        # Writes the logs of every Kafka version to standard error; without it they are lost.
         Jar("org.slf4j", "slf4j-simple", "1.7.36"),
     ]
     return cached_jars(f"kafka-{version}", f"Apache Kafka {version}", jars, report)
 
 
 def cached_jars(name: str, title: str, jars: Sequence[Jar], report: Report = to_stderr) -> Path:
-    """The folder `name` of the cache, with these jars and what they need in it; fetched if it is not there.
+    """Return the folder `name` of the cache with these jars and their dependencies; download them if it is missing.
 
-    `title` is for the progress lines. Raises as `kafka_jars` does.
+    `title` is for lines of progress. Raises as `kafka_jars`.
     """
     folder = cache_folder() / name
     if folder.is_dir():
@@ -132,10 +136,10 @@ def cached_jars(name: str, title: str, jars: Sequence[Jar], report: Report = to_
 
 
 def class_archive(jars: Path, java: str, make: Callable[[Path], None], report: Report = to_stderr) -> Path | None:
-    """The JVM's archive of the classes that it loads from `jars` (AppCDS); it halves the processor time of a start.
+    """Return the JVM's archive of the classes of `jars` (AppCDS), which halves the processor time of a start.
 
-    It is kept beside the jars, one for each Java, since it fits no other. `make(path)` has a JVM write it, the first
-    time. None if that does not work: then everything starts as it did, only slower.
+    Each Java needs a separate archive, beside the jars. `make(path)` has a JVM write a missing one. Returns None if
+    that fails: the brokers then start more slowly.
     """
     built = Path(java).resolve().parent.parent / "lib" / "modules"
     try:
@@ -146,18 +150,18 @@ def class_archive(jars: Path, java: str, make: Callable[[Path], None], report: R
                 if not archive.exists():
                     part = archive.with_suffix(".part")
                     part.unlink(missing_ok=True)
-                    report("preparing Java's class archive for it (once; some seconds)")
+                    report("preparing Java's class archive (once; some seconds)")
                     make(part)
                     part.rename(archive)
     except (OSError, KafkaError) as error:
-        report(f"going on without Java's class archive: {error}")
+        report(f"continuing without Java's class archive: {error}")
         return None
     return archive
 
 
 @contextlib.contextmanager
 def _locked(path: Path, report: Report) -> Iterator[None]:
-    """Holds the lock file; the system releases it when the holder dies, so it can never be stale."""
+    """Hold a lock on a file; the system releases it if this process dies."""
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -186,11 +190,11 @@ def _fetch(title: str, jars: Sequence[Jar], into: Path, folder: Path, report: Re
 
 
 def _run_ivy(command: list[str], report: Report) -> tuple[int, list[str]]:
-    """Runs Ivy; its exit code and what it said. Tells now and then how many files have come."""
+    """Run Ivy with reports of progress; return its exit code and output."""
     said: list[str] = []
     fetched = 0
     told_s = time.monotonic()
-    # stdin closed, and our own process group kept: Ctrl-C ends the fetch as well.
+    # In this process group, so that Ctrl-C also ends Ivy.
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     )
@@ -209,35 +213,35 @@ def _run_ivy(command: list[str], report: Report) -> tuple[int, list[str]]:
 
 
 def _find_ivy() -> Path:
-    """The Ivy jar among PySpark's (or Spark's) own jars."""
+    """Return the Ivy jar of PySpark or Spark."""
     spark = importlib.util.find_spec("pyspark")
     homes = [*(spark.submodule_search_locations or [] if spark else []), os.environ.get("SPARK_HOME", "")]
     for home in filter(None, homes):
         for jar in sorted((Path(home) / "jars").glob("ivy-*.jar")):
             return jar
     raise ConfigurationError(
-        "A local Kafka is fetched with the ivy jar that PySpark ships, and no PySpark is installed here: "
+        "The download of a local Kafka needs the ivy jar of PySpark, which is not installed: "
         'pip install "spark-kafka-source[spark]", or set SPARK_HOME.'
     )
 
 
 def _failure(title: str, folder: Path, said: list[str]) -> KafkaError:
-    """Tells a network that is not there from jars that are not there."""
+    """Return an error that distinguishes an unreachable repository from missing jars."""
     text = "\n".join(said)
     missing = sorted(set(re.findall(r":: (\S+#\S+;\S+): not found", text)))
     if re.search(r"Server access error|Host \S+ not found|UnknownHost|SSLHandshake|timed out", text):
         return TransportError(
             f"{title}: cannot be fetched, the Maven repository cannot be reached from this machine. Behind a proxy set "
-            f"JAVA_TOOL_OPTIONS='-Dhttps.proxyHost=HOST -Dhttps.proxyPort=PORT'; for a mirror set "
-            f"{IVY_SETTINGS_VARIABLE} to an ivysettings.xml; without any network copy the folder {folder} from a "
-            f"machine that has it. Ivy said:\n{_problems(said)}"
+            f"JAVA_TOOL_OPTIONS='-Dhttps.proxyHost=HOST -Dhttps.proxyPort=PORT'. For a mirror set "
+            f"{IVY_SETTINGS_VARIABLE} to an ivysettings.xml. Without a network copy the folder {folder} from another "
+            f"machine. Output of Ivy:\n{_problems(said)}"
         )
     if missing:
-        return ConfigurationError(f"{title}: not published: {', '.join(missing)}. Is there such a version?")
-    return ConfigurationError(f"{title}: cannot be fetched. Ivy said:\n{_problems(said)}")
+        return ConfigurationError(f"{title}: not published: {', '.join(missing)}. Check the version.")
+    return ConfigurationError(f"{title}: cannot be fetched. Output of Ivy:\n{_problems(said)}")
 
 
 def _problems(said: list[str]) -> str:
-    """Ivy's own words, the last twelve that tell of something wrong (or just the last)."""
+    """Return the last twelve lines of Ivy's output with an error, or the last twelve lines."""
     wrong = [line.strip() for line in said if re.search(r"error|exception|not found\.", line, re.IGNORECASE)]
     return "\n".join((wrong or [line for line in said if line.strip()])[-12:])

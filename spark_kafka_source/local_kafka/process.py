@@ -1,7 +1,7 @@
-"""Java processes that this one starts, signals and surely ends, and the watchdog that ends them if it cannot.
+"""Java processes, and a watchdog that ends them if this process dies.
 
-Called by `cluster`. Knows nothing of Kafka. Each process leads a process group of its own, so that Ctrl-C in a
-terminal reaches only Python, which then ends them in its own order. Everything goes by process id.
+Called by `cluster`; independent of Kafka. Each process leads a separate process group, so that Ctrl-C in a terminal
+reaches only Python, which then ends the processes. Signals go to process ids.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _WATCHDOG = Path(__file__).with_name("watchdog.py")
 
 
 class Watchdog:
-    """Ends the processes it was told of, and deletes `folder`, once this process is gone, however it went.
+    """A process that ends the watched processes and deletes `folder` as soon as this process is gone.
 
-    A process of its own, because a thread or an exit handler dies with a SIGKILL, and Linux's parent-death signal
-    comes when the *thread* that started a child ends.
+    A thread or an exit handler would not survive SIGKILL, and Linux sends its parent-death signal when the *thread*
+    that started a child ends.
     """
 
     def __init__(self, folder: Path) -> None:
-        # isolated and without site-packages: it starts in some 15 ms and holds nothing
+        # Isolated and without site-packages, it starts in about 15 ms.
         command = [sys.executable, "-I", "-S", str(_WATCHDOG), str(folder)]
         self._process = subprocess.Popen(
             command,
@@ -38,16 +38,19 @@ class Watchdog:
 
     @property
     def pid(self) -> int:
+        """The process id of the watchdog."""
         return self._process.pid
 
     def watch(self, pid: int) -> None:
+        """Add the process group that `pid` leads."""
         self._tell(f"+{pid}\n")
 
     def forget(self, pid: int) -> None:
+        """Remove a process group, whose leader has ended."""
         self._tell(f"-{pid}\n")
 
     def close(self) -> None:
-        """Lets it go: it kills what it still watches and ends."""
+        """End the watchdog, which first kills the processes that it still watches."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
@@ -56,13 +59,13 @@ class Watchdog:
     def _tell(self, line: str) -> None:
         pipe = self._process.stdin
         assert pipe is not None
-        with contextlib.suppress(OSError):  # somebody ended the watchdog; the owner still ends its processes itself
+        with contextlib.suppress(OSError):  # the watchdog was killed; `close` of the cluster still ends the processes
             pipe.write(line.encode())
             pipe.flush()
 
 
 class JavaProcess:
-    """One command that can be started, and started again after it ended. Its output goes to `log`."""
+    """A restartable command whose output goes to `log`."""
 
     def __init__(self, name: str, log: Path, watchdog: Watchdog) -> None:
         self.name = name
@@ -73,33 +76,34 @@ class JavaProcess:
 
     @property
     def pid(self) -> int | None:
-        """Process id while it runs (a paused one does), else None."""
+        """The process id while the process runs or is paused, else None."""
         return self._process.pid if self.running and self._process is not None else None
 
     @property
     def running(self) -> bool:
+        """True while the process runs or is paused."""
         return self._process is not None and self._process.poll() is None
 
     def start(self, command: list[str]) -> None:
-        """Starts the command in the log's folder; does not wait for anything."""
+        """Start the command in the log's folder, without waiting for its effect."""
         with self.log.open("ab") as output:
             self._log_start_bytes = output.tell()
             self._process = _spawn(command, output)
         self._watchdog.watch(self._process.pid)
 
     def signal(self, number: int) -> None:
-        """Sends a signal to the process and what it started; nothing if it has ended."""
-        # Not yet waited for, so the id cannot belong to another process.
+        """Send a signal to the process and its children, unless it has ended."""
+        # The process was not reaped, so its id cannot belong to another process.
         if self._process is not None and self._process.poll() is None:
             os.killpg(self._process.pid, number)
 
     def kill(self) -> None:
-        """SIGKILL, and waits for the end."""
+        """Send SIGKILL and wait for the end."""
         self.signal(signal.SIGKILL)
         self._reap()
 
     def stop(self, timeout_s: float) -> bool:
-        """SIGTERM, also to a paused process; SIGKILL, and False, if it has not ended after `timeout_s` seconds."""
+        """Send SIGTERM, also to a paused process; after `timeout_s` send SIGKILL and return False."""
         self.signal(signal.SIGTERM)
         self.signal(signal.SIGCONT)
         try:
@@ -110,7 +114,7 @@ class JavaProcess:
         return True
 
     def last_words(self, lines: int = 15) -> str:
-        """What it logged since its last start, for error messages: from the first error on, or else the end."""
+        """Return log lines since the last start, for messages: from the first error on, else the last ones."""
         try:
             said = self.log.read_bytes()[self._log_start_bytes :].decode(errors="replace").splitlines()
         except OSError:

@@ -1,6 +1,6 @@
-"""Listeners of a local Kafka that are not plain text: what brokers are told of them, and what clients need.
+"""TLS and SASL listeners of a local Kafka: broker settings and client properties.
 
-Called by `cluster`. Certificates come from `certificates`; every broker has the same one.
+Called by `cluster`. Certificates come from `certificates`; all brokers have the same one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _WITH_SASL = ("SASL_PLAINTEXT", "SASL_SSL")
 
 
 def listeners_of(security: str | Iterable[str]) -> dict[str, str]:
-    """Listeners beside the plain one, named by their protocols: `"ssl"` -> `{"SSL": "SSL"}`. Raises `UsageError`."""
+    """Return additional listeners, named by their protocols: `{"SSL": "SSL"}` for `"ssl"`. Raises `UsageError`."""
     names = [name.upper() for name in ([security] if isinstance(security, str) else security)]
     if wrong := [name for name in names if name not in ("PLAINTEXT", *PROTOCOLS)]:
         raise UsageError(f"security={wrong[0]} is not among plaintext, {', '.join(PROTOCOLS).lower()}")
@@ -28,11 +28,12 @@ def listeners_of(security: str | Iterable[str]) -> dict[str, str]:
 
 
 def uses_tls(listeners: Mapping[str, str]) -> bool:
+    """Return True if a listener uses TLS."""
     return any(protocol in _WITH_TLS for protocol in listeners.values())
 
 
 def tls_settings(authority: CertificateAuthority) -> dict[str, str]:
-    """Of brokers; a listener of its own may have others (`listener.name.….ssl.client.auth`)."""
+    """Return TLS settings of brokers; settings of a listener (`listener.name.….ssl.client.auth`) take precedence."""
     return {
         "ssl.keystore.type": "PEM",
         "ssl.keystore.location": str(authority.issue("broker", [LOOPBACK, "localhost"])),
@@ -42,18 +43,19 @@ def tls_settings(authority: CertificateAuthority) -> dict[str, str]:
 
 
 def sasl_listeners(listeners: Mapping[str, str]) -> list[str]:
-    """Those of `security`; what others need stands in the caller's settings."""
+    """Return the SASL listeners of `security`; other listeners are configured in the caller's settings."""
     return [name for name in listeners if name in _WITH_SASL]
 
 
 def sasl_settings(listeners: Iterable[str], users: Mapping[str, str]) -> dict[str, str]:
+    """Return broker settings of SASL listeners for these users (name -> password)."""
     return {name: value for listener in listeners for name, value in signing_in(listener, users).items()}
 
 
 def client_properties(
     protocol: str, authority: CertificateAuthority | None, users: Mapping[str, str]
 ) -> dict[str, str]:
-    """Kafka's properties, without the addresses, for a client of a listener that speaks `protocol`: the first user."""
+    """Return client properties, without addresses, for a listener with `protocol`; the user is the first one."""
     properties = {"security.protocol": protocol}
     if protocol in _WITH_TLS and authority is not None:
         properties |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": str(authority.certificate)}

@@ -1,8 +1,8 @@
-"""Who may sign in to a local broker, and what for: settings for `LocalKafka`. Pure.
+"""Settings of `LocalKafka` for users, SASL mechanisms and authorisation. Pure.
 
     LocalKafka(security="sasl_plaintext", users={"alice": "alice-secret"}, settings=authorizing())
 
-Tokens for OAUTHBEARER are not checked by anybody's signature: whoever says to be a user is one.
+OAUTHBEARER tokens are unsigned: a client may claim any user name.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def signing_in(
     *,
     session_ms: int | None = None,
 ) -> dict[str, str]:
-    """Settings of a SASL listener for these users (name -> password).
+    """Return broker settings of a SASL listener for these users (name -> password).
 
-    `session_ms`: so long is a sign-in good for (KIP-368).
+    `session_ms` is the time after which clients must authenticate again (KIP-368).
     """
     options = {
         "PLAIN": "".join(f" user_{name}={_quoted(password)}" for name, password in users.items()),
@@ -46,7 +46,7 @@ def signing_in(
 
 
 def scram_credentials(users: Mapping[str, str]) -> list[str]:
-    """For Kafka's StorageTool: the users of SCRAM are in the cluster's metadata. It takes no comma in a password."""
+    """Return arguments of Kafka's StorageTool for SCRAM users. It accepts no comma in a password."""
     return [
         argument
         for name, password in users.items()
@@ -56,13 +56,13 @@ def scram_credentials(users: Mapping[str, str]) -> list[str]:
 
 
 def signed_in(mechanism: str, name: str, password: str) -> dict[str, str]:
-    """Kafka's properties for a client that is this user, by PLAIN or SCRAM."""
+    """Return client properties of this user, for PLAIN or SCRAM."""
     jaas = f"{_MODULES[mechanism]} required username={_quoted(name)} password={_quoted(password)};"
     return {"sasl.mechanism": mechanism, "sasl.jaas.config": jaas}
 
 
 def authorizing(*super_users: str) -> dict[str, str]:
-    """What a user may do is what ACLs say. `super_users`, and who comes without SASL, may do everything."""
+    """Return broker settings for authorisation by ACLs. `super_users` and clients without SASL have all permissions."""
     return {
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users": ";".join(f"User:{name}" for name in ("ANONYMOUS", *super_users)),

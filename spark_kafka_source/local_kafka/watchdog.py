@@ -1,9 +1,8 @@
-"""A tiny process that ends local brokers and deletes their data when the Python that started them is gone.
+"""A process that ends local brokers and deletes their data when the Python process that started them is gone.
 
-Run as a script by `process`, with the data folder as its argument; it imports nothing of ours. Standard input
-is a pipe whose other end only the parent holds: each line is `+PID` (watch) or `-PID` (ended and reaped, forget it).
-When the pipe closes, or the parent is another process than at the start, the parent has died, however it died (also
-by SIGKILL): what is still watched is killed, and the folder deleted.
+`process` runs it as a script with the data folder as its argument; it imports nothing of this package. Standard input
+is a pipe from the parent with the lines `+PID` (watch) and `-PID` (ended, forget). If the pipe closes, or the parent
+process id changes, the parent is dead: the watchdog kills the watched processes and deletes the folder.
 """
 
 from __future__ import annotations
@@ -20,7 +19,8 @@ _WAIT_FOR_DEATH_S = 5.0
 
 
 def main(folder: str) -> None:
-    # The parent may end by a signal to its whole group, or a closed terminal; this process must outlive it.
+    """Watch until the parent is gone, then kill the watched process groups and delete `folder`."""
+    # The parent may end by a signal to its process group or by a closed terminal; the watchdog must outlive it.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     watched = _watch(os.getppid())
@@ -33,7 +33,7 @@ def main(folder: str) -> None:
 
 
 def _watch(parent: int) -> set[int]:
-    """Follows the pipe until the parent is gone; the process ids to be ended."""
+    """Read the pipe until the parent is gone; return the process ids to end."""
     watched: set[int] = set()
     rest = b""
     while os.getppid() == parent:
@@ -50,7 +50,7 @@ def _watch(parent: int) -> set[int]:
 
 
 def _signal(pid: int, number: int) -> bool:
-    """Signals the process group that `pid` leads; False if there is none any more."""
+    """Send a signal to the process group that `pid` leads; return False if it does not exist."""
     try:
         os.killpg(pid, number)
     except OSError:

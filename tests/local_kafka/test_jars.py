@@ -153,7 +153,7 @@ def test_without_a_class_archive_it_goes_on(cache: Path, java_home: Path) -> Non
 
     lines: list[str] = []
     assert class_archive(kafka_jars("4.2.0", quiet), str(java_home / "bin" / "java"), fail, lines.append) is None
-    assert lines[-1] == "going on without Java's class archive: too slow"
+    assert lines[-1] == "continuing without Java's class archive: too slow"
     assert not list(cache.glob("*.jsa"))
 
 

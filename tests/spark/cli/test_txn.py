@@ -122,7 +122,7 @@ def test_a_description_is_that_of_kafkas_tool(kafka1: LocalKafka, open_: Open) -
 def test_an_abort_is_shown_before_it_is_done(kafka1: LocalKafka, client: Client, open_: Open) -> None:
     name = f"{open_.prefix}-open"
     shown = run(kafka1, "abort", name)
-    assert (shown.exit_code, shown.stderr) == (0, "Nothing was changed: --execute does it.\n")
+    assert (shown.exit_code, shown.stderr) == (0, "Nothing was changed; --execute aborts.\n")
     assert [each.state for each in list_transactions(client, prefix=name)] == ["Ongoing"]
     (row,) = rows(kafka1, "abort", name, "--execute")
     assert (row["transaction_state"], row["open"]) == ("Ongoing", True)
@@ -182,7 +182,7 @@ def test_one_that_is_known_is_not_torn(kafka1: LocalKafka, open_: Open) -> None:
     place = ("--topic", first["topic"], "--partition", str(first["partition"]))
     result = run(kafka1, "abort", *place, "--start-offset", str(first["start_offset"]), "--execute")
     assert result.exit_code == 1
-    assert f"It is of the transactional id '{open_.prefix}-open'" in result.stderr
+    assert f"The transaction belongs to the transactional id '{open_.prefix}-open'" in result.stderr
     open_.producer.commit_transaction()
 
 
