@@ -1,8 +1,8 @@
-"""Fetch from one broker: one request for all partitions read from it, and what its reply means, row by row.
+"""Fetch requests to one broker for all partitions read from it, and the handling of the replies.
 
-sarama's `brokerConsumer`, without its goroutines. `BrokerConsumer` makes bodies of requests and reads
-bodies of replies; `send_fetch` and `look_up` ask brokers. Used by `range_consumer` (one thread for all brokers),
-`consumer` (one for each) and `log_samples`.
+sarama's `brokerConsumer`, without goroutines. `BrokerConsumer` builds request bodies and reads reply bodies;
+`send_fetch` and `look_up` send requests. Used by `range_consumer` (one thread for all brokers), `consumer` (one thread
+per broker) and `log_samples`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class FetchResult:
-    """What a reply came to: records, and failures of single partitions. A partition in neither had nothing new."""
+    """The result of a reply: records, and failures of single partitions. A partition in neither had no new data."""
 
     fetched: list[tuple[PartitionConsumer, Fetched]] = field(default_factory=list)
     failed: list[tuple[PartitionConsumer, KafkaError]] = field(default_factory=list)
@@ -44,7 +44,10 @@ class FetchResult:
 
 
 class BrokerConsumer:
-    """Asks `broker`; one request at a time. `sessions`: incremental ones (KIP-227), worth it for a long life."""
+    """Requests and replies of one broker, one request at a time.
+
+    `sessions` enables incremental fetch sessions (KIP-227), which pay off for long-lived readers.
+    """
 
     def __init__(self, broker: Broker, config: ConsumerConfig, *, sessions: bool) -> None:
         self.broker = broker
@@ -57,20 +60,26 @@ class BrokerConsumer:
 
     @property
     def by_id(self) -> bool:
-        """Whether the last request named topics by their ids (Fetch 13, Kafka 3.1): then no other one can answer."""
+        """True if the last request named topics by id (Fetch 13, Kafka 3.1): a recreated topic then cannot reply."""
         return self._by_id
 
     @property
     def asked(self) -> Collection[PartitionConsumer]:
-        """The partitions of the request that is under way."""
+        """Partitions of the request in flight."""
         return self._asked.values()
 
     def body(
         self, partitions: Sequence[PartitionConsumer], *, max_bytes: int, max_wait_ms: int
     ) -> Callable[[int], dict[str, Any]]:
-        """The Fetch request for `partitions`, each at most once, as a function of its version.
+        """Return the Fetch request as a function of its version.
 
-        `max_bytes` is for the whole reply, and grows to what the largest record batch in sight needs.
+        Parameters
+        ----------
+        partitions : sequence of PartitionConsumer
+            Each at most once.
+        max_bytes : int
+            Limit of the whole reply; raised to the limit of the largest partition.
+        max_wait_ms : int
         """
 
         def of_version(version: int) -> dict[str, Any]:
@@ -101,7 +110,7 @@ class BrokerConsumer:
         return {"session_epoch": FINAL_EPOCH, "topics": topic_rows(rows, self._by_id)}
 
     def handle_response(self, body: Mapping[str, Any]) -> FetchResult:
-        """Reads the reply to the last request. Raises `ProtocolError` for one that makes no sense as a whole."""
+        """Read the reply to the last request. Raises `ProtocolError` if the reply as a whole is invalid."""
         result = FetchResult(throttle_ms=body["throttle_time_ms"])
         asked, self._asked = self._asked, {}
         code = body["error_code"]
@@ -110,7 +119,7 @@ class BrokerConsumer:
             complete = self._session.full
             self._session.accept(code, body["session_id"])
             if code in SESSION_ERRORS and not complete:
-                # Nobody's fault and nothing lost: the next request is a full one.
+                # The broker has dropped the session, without loss: the next request is a full one.
                 return result
         if code != ErrorCode.NONE:
             result.failed = [
@@ -129,29 +138,29 @@ class BrokerConsumer:
             else:
                 if fetched is not None:
                     result.fetched.append((partition, fetched))
-        # A broker that throttles may leave everything out, and a session's reply names only what has changed.
+        # A throttling broker may omit all partitions, and a session's reply contains only changed ones.
         if asked and complete and not result.throttle_ms:
             result.failed += [
-                (each, TransportError(f"{self.broker} has answered a Fetch without {each.name}, which was asked for"))
+                (each, TransportError(f"{self.broker} has answered a Fetch without {each.name}, which was requested"))
                 for each in asked.values()
             ]
         return result
 
     def lost(self) -> list[PartitionConsumer]:
-        """The reply will not come: the partitions that were asked for. Nobody knows what became of the session."""
+        """Handle a missing reply: return its partitions, and restart the session, whose state is unknown."""
         asked, self._asked = list(self._asked.values()), {}
         if self._session is not None:
             self._session.restart()
         return asked
 
     def close(self) -> dict[str, Any] | None:
-        """The body of a request that ends the session; None without one."""
+        """Return the body of a request that closes the session; None if there is no session."""
         fields = self._session.close() if self._session is not None else None
         return {"max_wait_ms": 0, "min_bytes": 0, **fields} if fields else None
 
 
 def _known_to(version: int, rows: Mapping[Key, Row]) -> Mapping[Key, Row]:
-    """Without the fields that this version cannot carry."""
+    """Remove the fields that this version does not have."""
     if version > LAST_WITH_TOPIC_NAMES - 1:
         return rows
     unknown = {"last_fetched_epoch"} if version >= 9 else {"last_fetched_epoch", "current_leader_epoch"}
@@ -161,14 +170,14 @@ def _known_to(version: int, rows: Mapping[Key, Row]) -> Mapping[Key, Row]:
 def is_retriable_fetch(error: KafkaError) -> bool:
     """Return True if the same Fetch may succeed later.
 
-    UNKNOWN_SERVER_ERROR is among the retriable errors here, as in Java's consumer: a disk or a remote storage that
-    fails for a moment causes it.
+    UNKNOWN_SERVER_ERROR counts as retriable, as in Java's consumer: a temporary failure of a disk or of remote storage
+    causes it.
     """
     return is_retriable(error) or _is_unknown_server_error(error)
 
 
 def log_retry(partition: PartitionConsumer, error: KafkaError) -> None:
-    """Log a failed Fetch that is retried. Warn once if only the broker's own log says what is wrong."""
+    """Log a failed Fetch that is retried; as a warning, once, if only the broker's own log has the cause."""
     warns = _is_unknown_server_error(error) and partition.failure is None
     log.log(logging.WARNING if warns else logging.DEBUG, "%s is retried: %s", partition.name, error)
 
@@ -178,7 +187,7 @@ def _is_unknown_server_error(error: KafkaError) -> bool:
 
 
 def newest_version(partitions: Collection[PartitionConsumer]) -> int | None:
-    """The newest version of Fetch that can name these topics; None: any."""
+    """Return the newest version of Fetch that can name these topics; None for any."""
     by_name = any(each.topic_id == NO_TOPIC_ID for each in partitions)
     return LAST_WITH_TOPIC_NAMES if by_name else None
 
@@ -193,10 +202,7 @@ def send_fetch(
     max_wait_ms: int,
     purpose: str = FETCH_PURPOSE,
 ) -> Reply:
-    """Sends the Fetch of `consumer.body`, in the newest version that can name the topics.
-
-    Raises what `Client.send` does.
-    """
+    """Send the Fetch of `consumer.body`, in the newest version that can name the topics. Raises as `Client.send`."""
     return client.send(
         consumer.broker,
         FETCH,
@@ -211,17 +217,19 @@ def send_fetch(
 def look_up(
     client: Client, partitions: Collection[PartitionConsumer], deadline: Deadline
 ) -> dict[PartitionConsumer, KafkaError]:
-    """Finds whom to ask for each of `partitions`: the replica that its leader has named, or the leader.
+    """Resolve the broker of each partition, with one metadata snapshot: the leader, or the replica that it named.
 
-    One look at all of them together. Returns why nobody can be asked for the others: `BrokerError` (retriable) while
-    there is no leader, `TopicRecreated` when the topic is not the one that was read before, `DeadlineExceeded` when no
-    broker says anything.
+    Returns
+    -------
+    dict of PartitionConsumer to KafkaError
+        Partitions without a broker: `BrokerError` (retriable) if there is no leader, `TopicRecreated` if the topic has
+        another id than before, `DeadlineExceeded` if no broker replied.
     """
     topics = {each.topic for each in partitions}
     try:
         snapshot = client.snapshot(topics, deadline)
         if another := {each.topic for each in partitions if _is_another(snapshot, each)}:
-            # What is remembered here may be older than the plan.
+            # Cached metadata may be older than the plan of the range.
             client.expire_metadata(another)
             snapshot = client.snapshot(topics, deadline)
     except KafkaError as error:
@@ -260,7 +268,7 @@ def _route(snapshot: Metadata, partition: PartitionConsumer, now_s: float) -> No
     partition.topic_id = known.topic_id
     partition.leader_epoch = leadership.leader_epoch
     partition.routed_at_s = now_s
-    # Last: from here on whoever asks that broker takes the partition.
+    # Set last: from now on the thread of that broker fetches the partition.
     partition.broker = broker
 
 
