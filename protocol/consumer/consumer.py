@@ -1,8 +1,8 @@
-"""Reads partitions without a group: any number of them, added, moved and removed at any time.
+"""Read any number of partitions without a group; partitions can be added, moved and removed at any time.
 
-sarama's `Consumer`. One thread per broker asks it for all its partitions at once (a Fetch that waits at one broker
-delays no other), as `fetch_schedule` says; one more finds their leaders. What comes is handed to the partitions'
-streams undecoded, two replies ahead of the user for each partition, and decoded in the user's thread.
+sarama's `Consumer`. One thread per broker fetches all its partitions together, so a Fetch that waits at one broker
+delays no other; `fetch_schedule` decides the requests. One more thread resolves leaders. Replies are queued undecoded,
+two per partition, and decoded in the reader's thread.
 """
 
 from __future__ import annotations
@@ -53,14 +53,28 @@ _numbers = itertools.count()
 
 
 class Consumer:
-    """Reads from brokers until closed. Safe for several threads, except that one stream is read by one at a time.
+    """Reads partitions until closed.
+
+    Thread rule: thread-safe, except that each stream is read by one thread at a time.
 
     Parameters
     ----------
-    columns : of `protocol.records.decode`, what record batches have; `offset` always.
-    buffer_memory_bytes : about how much is fetched ahead of all users together, beside what each of them is reading.
-        When it is full and somebody waits, streams that have not been read for `max.processing.time.ms` give theirs
-        back.
+    client : Client or mapping, optional
+        A shared client, which remains open when the consumer is closed, or Kafka's properties.
+    config : ConsumerConfig or mapping, optional
+        Consumer properties, if `client` is a shared one.
+    columns : collection of str
+        Columns of record batches, see `protocol.records.decode`; `offset` is always included.
+    buffer_memory_bytes : int
+        Approximate limit of the records fetched ahead for all readers, besides those being read. When it is full and a
+        reader waits, streams not read for `max.processing.time.ms` free their memory.
+    **properties
+        Kafka's properties with `_` for `.`.
+
+    Raises
+    ------
+    ConfigurationError
+        A property is wrong.
     """
 
     def __init__(
@@ -75,12 +89,12 @@ class Consumer:
         self._client, self._owns_client, settings = open_client(client, config, properties, parse_consumer)
         self._config = settings
         self._columns = frozenset(columns) | {"offset"}
-        # Connections of its own: replies on one connection come in order, and another consumer's Fetch may wait.
+        # Own connections: replies of a connection are ordered, and another consumer's Fetch may wait at the broker.
         self._purpose = f"consumer-{next(_numbers)}"
         self._lock = threading.RLock()
         self._unrouted = Condition(self._lock)
         self._arrival = Condition(self._lock)
-        # In the order of their arrival; the first one is being read, so that few replies are in memory unpacked.
+        # In order of arrival. `poll` reads the first one to its end, so that few replies are decompressed in memory.
         self._arrived: dict[PartitionStream, None] = {}
         self._looked_for_late_s = 0.0
         self._streams: dict[TopicPartition, PartitionStream] = {}
@@ -89,7 +103,7 @@ class Consumer:
         )
         self._threads: dict[Broker, _BrokerThread] = {}
         self._closed = False
-        # Why no brokers are looked for any more.
+        # Error of the router thread, which has ended.
         self._fault: str | None = None
         self._router = threading.Thread(target=self._route_all, name=f"{self._purpose}-router", daemon=True)
         self._router.start()
@@ -103,7 +117,7 @@ class Consumer:
     # -- partitions ---------------------------------------------------------------------------
 
     def consume_partition(self, topic: str, partition: int, offset: int = LATEST) -> PartitionStream:
-        """Begins to read at `offset`, or at `EARLIEST` or `LATEST`; see `consume_partitions`."""
+        """Start to read a partition at `offset`, or at `EARLIEST` or `LATEST`; see `consume_partitions`."""
         return self.consume_partitions({(topic, partition): offset})[topic, partition]
 
     def consume_partitions(
@@ -113,17 +127,33 @@ class Consumer:
         *,
         epochs: Mapping[TopicPartition, int] = MappingProxyType({}),
     ) -> dict[TopicPartition, PartitionStream]:
-        """Begins to read each (topic, partition) at its offset, or at `EARLIEST` or `LATEST` as of now.
+        """Start to read partitions.
 
-        `epochs`: the leader epoch of the record before the offset, where it is known: then who reads is told when the
-        log has been truncated below it since (KIP-320). Raises `UsageError` for a partition that is read already, and
-        `DeadlineExceeded` when its offset cannot be looked up. Whether a plain offset is in the log is seen later, by
-        who reads: `DataLoss`.
+        Parameters
+        ----------
+        offsets : mapping of TopicPartition to int
+            Start offsets, or `EARLIEST` or `LATEST` as of now.
+        deadline : Deadline, optional
+        epochs : mapping of TopicPartition to int
+            Known leader epochs of the records before the offsets. They let the reader notice that the log was truncated
+            below the offset (KIP-320).
+
+        Returns
+        -------
+        dict of TopicPartition to PartitionStream
+            Reading an offset that is out of range raises `DataLoss` there.
+
+        Raises
+        ------
+        UsageError
+            A partition is already being read, or the consumer is closed.
+        DeadlineExceeded
+            An offset could not be listed.
         """
         symbolic = {key: offset for key, offset in offsets.items() if offset < 0}
         for (topic, partition), offset in symbolic.items():
             if offset not in (EARLIEST, LATEST):
-                raise UsageError(f"{topic}-{partition}: {offset} is no offset")
+                raise UsageError(f"{topic}-{partition}: {offset} is not an offset")
         listed = list_offsets(self._client, symbolic, isolation_level=self._config.isolation_level, deadline=deadline)
         begins = {**offsets, **{key: each.offset for key, each in listed.items()}}
         streams = {key: self._stream(key, offset, epochs.get(key, NO_LEADER_EPOCH)) for key, offset in begins.items()}
@@ -154,22 +184,37 @@ class Consumer:
 
     @property
     def streams(self) -> Mapping[TopicPartition, PartitionStream]:
-        """What is being read, by (topic, partition)."""
+        """Open streams by (topic, partition)."""
         with self._lock:
             return dict(self._streams)
 
     @property
     def fetches(self) -> int:
-        """How many Fetch requests were sent by the threads that are there."""
+        """Number of Fetch requests sent by the current threads."""
         with self._lock:
             return sum(thread.consumer.requests for thread in self._threads.values())
 
-    # -- reading all of them in one thread ----------------------------------------------------
+    # -- one thread for all streams -----------------------------------------------------------
 
     def poll(self, timeout_ms: float | None = None) -> tuple[PartitionStream, pa.RecordBatch] | None:
-        """The next record batch of any stream; None when none came in time, or the consumer is closed.
+        """Return the next record batch of any stream, with its stream.
 
-        For one thread, which then reads no stream by itself. Raises what reading that stream raises.
+        Only one thread may call this, and no other thread may read a stream then.
+
+        Parameters
+        ----------
+        timeout_ms : float, optional
+            None waits without limit.
+
+        Returns
+        -------
+        (PartitionStream, pyarrow.RecordBatch) or None
+            None after the timeout, or if the consumer is closed.
+
+        Raises
+        ------
+        KafkaError
+            As reading the stream.
         """
         deadline = Deadline.after_ms(float("inf") if timeout_ms is None else timeout_ms, self._client.clock)
         while (stream := self._next_arrived(deadline)) is not None:
@@ -183,7 +228,7 @@ class Consumer:
         return None
 
     def _end_turn(self, stream: PartitionStream, *, told: bool = False) -> None:
-        """After each reply, and after an error, which is raised once here, the others have their turn."""
+        """Give other streams their turn after a reply or an error; an error is raised only once here."""
         with self._lock:
             self._arrived.pop(stream, None)
             if stream.readable and not (told and stream.error):
@@ -199,7 +244,7 @@ class Consumer:
                     if stream.readable:
                         return stream
                     del self._arrived[stream]
-                # Somebody waits for all of them, so none of them is left unread.
+                # This thread waits for all streams, so none of them is unread.
                 for stream in self._streams.values():
                     if stream.expired and not stream.paused:
                         stream.revive()
@@ -216,7 +261,7 @@ class Consumer:
         return None
 
     def _late(self) -> PartitionStream | None:
-        """One whose brokers have been failing for too long; looked for from time to time, since there may be many."""
+        """Return a stream whose brokers have failed for too long. Checked once a second, since there may be many."""
         now_s = self._client.clock.now_s()
         if now_s - self._looked_for_late_s < _LOOK_FOR_LATE_S:
             return None
@@ -231,10 +276,14 @@ class Consumer:
     # -- close --------------------------------------------------------------------------------
 
     def close(self, deadline: Deadline | None = None) -> None:
-        """Ends the threads, the fetch sessions and the connections of this consumer, and all iterations.
+        """Close all streams, fetch sessions and connections of this consumer, and stop its threads.
 
-        What was fetched and not read is dropped. The client stays open: it belongs to the caller. A thread that hangs
-        in a connection attempt when the deadline passes (by default `default.api.timeout.ms`) ends by itself later.
+        Iterations end, and unread records are dropped. A shared client remains open.
+
+        Parameters
+        ----------
+        deadline : Deadline, optional
+            By default `default.api.timeout.ms` from now. A thread in a connection attempt may end later.
         """
         deadline = deadline or self._client.deadline()
         with self._lock:
@@ -250,20 +299,20 @@ class Consumer:
         for each in [*threads, self._router]:
             each.join(deadline.remaining_s())
             if each.is_alive():
-                log.warning("%s still waits for a broker; it ends when that answers or its time is over", each.name)
+                log.warning("%s still waits for a broker; it ends with the reply or its timeout", each.name)
         if self._owns_client:
             self._client.close()
 
-    # -- between streams and threads, under the lock -------------------------------------------
+    # -- called by streams and threads, under the lock ------------------------------------------
 
     def _was_read(self, stream: PartitionStream) -> None:
-        """A reply is about to be read. A decision looks through all streams: threads are woken only when it matters."""
+        """Handle that a reply is being read. Decisions check all streams, so wake only threads that may have work."""
         for thread in self._threads.values():
             if thread.state.was_read(stream):
                 thread.work.notify()
 
     def _changed(self, stream: PartitionStream) -> None:
-        """A stream was paused, resumed, moved, closed, left out or is read again."""
+        """Handle that a stream was paused, resumed, moved, closed, expired or revived."""
         key = (stream.topic, stream.partition)
         if stream.closed and self._streams.get(key) is stream:
             del self._streams[key]
@@ -294,11 +343,11 @@ class Consumer:
                 self._unrouted.notify()
 
     def _handle_failures(self, failed: Iterable[tuple[PartitionConsumer, KafkaError]], asked: Asked) -> None:
-        """Puts partitions off until they may work again, or tells their users what cannot."""
+        """Back off after retriable errors; stop the streams of other errors, which their readers raise."""
         for partition, error in failed:
             if (stream := asked[partition]).source is not partition:
                 continue
-            # A follower may be behind: the leader knows.
+            # A follower may be behind: the leader decides.
             behind = partition.preferred_replica != NO_REPLICA and is_about_the_log(error)
             if behind or is_retriable_fetch(error):
                 log_retry(partition, error)
@@ -312,17 +361,17 @@ class Consumer:
         stream.stop(error, retry=retry)
         self._announce(stream)
 
-    # -- the thread that finds leaders ---------------------------------------------------------
+    # -- the router thread ----------------------------------------------------------------------
 
     def _route_all(self) -> None:
         try:
             while (streams := self._wait_for_unrouted()) is not None:
                 self._route(streams)
         except Exception as error:
-            # A fault in this client, or no more threads. Streams without a broker would wait for ever.
-            log.exception("%s: looking for brokers has failed", self._purpose)
+            # An internal error, or no more threads. Streams without a broker would wait forever.
+            log.exception("%s: resolving brokers has failed", self._purpose)
             with self._lock:
-                self._fault = f"this consumer cannot go on: looking for brokers has failed: {error!r}"
+                self._fault = f"this consumer cannot continue: resolving brokers has failed: {error!r}"
                 for stream in self._streams.values():
                     self._stop(stream, UsageError(f"{stream.name}: {self._fault}"))
 
@@ -338,7 +387,7 @@ class Consumer:
         return None
 
     def _route(self, streams: Asked) -> None:
-        """Finds the brokers of partitions, with one question about all of them, or notes why not; each has a thread."""
+        """Resolve the brokers of partitions with one request, record failures, and start missing broker threads."""
         try:
             deadline = self._client.deadline(self._client.config.request_timeout_ms)
             failures = look_up(self._client, streams.keys(), deadline)
@@ -352,15 +401,15 @@ class Consumer:
                 for thread in self._threads.values():
                     thread.work.notify()
         except Exception as error:
-            log.exception("%s: looking for brokers has failed", self._purpose)
+            log.exception("%s: resolving brokers has failed", self._purpose)
             with self._lock:
                 for stream in streams.values():
                     stream.source.broker = None
-                    self._stop(stream, UsageError(f"looking for the broker of {stream.name} has failed: {error!r}"))
+                    self._stop(stream, UsageError(f"resolving the broker of {stream.name} has failed: {error!r}"))
 
 
 class _BrokerThread(threading.Thread):
-    """Asks one broker, request after request, for what the schedule says."""
+    """Sends one broker the requests that the schedule decides."""
 
     def __init__(self, owner: Consumer, broker: Broker) -> None:
         super().__init__(name=f"{owner._purpose}-{broker.node_id}", daemon=True)
@@ -378,14 +427,14 @@ class _BrokerThread(threading.Thread):
                 result.failed = [(partition, self._validated(partition, error)) for partition, error in result.failed]
                 self._owner._deliver(result, fetch.asked)
         except Exception as error:
-            # A fault in this client. Streams that nobody fetches for would wait for ever.
+            # An internal error. Streams without a thread would wait forever.
             log.exception("%s: reading from %s has failed", self.name, self.state.broker)
             self._abandon(UsageError(f"reading from {self.state.broker} has failed: {error!r}"))
         finally:
             self._hang_up()
 
     def end(self) -> None:
-        """Wakes the thread from whatever wait it is in; it sees then that the consumer is closed."""
+        """Wake the thread from any wait; it then sees that the consumer is closed."""
         with self._owner._lock:
             self.work.notify()
         if self._connection is not None:
@@ -400,7 +449,7 @@ class _BrokerThread(threading.Thread):
                     self._owner._stop(stream, error)
 
     def _next_fetch(self) -> Fetch | None:
-        """None when there is nothing to do any more."""
+        """Return the next request; None if the thread must end."""
         with self._owner._lock:
             while not self._owner._closed:
                 decision = self._owner._schedule.next(self.state, self._client.clock.now_s())
@@ -437,7 +486,7 @@ class _BrokerThread(threading.Thread):
         return result
 
     def _validated(self, partition: PartitionConsumer, error: KafkaError) -> KafkaError:
-        """What it means when the leader has refused an offset: it is asked, so not under the lock."""
+        """Convert a leader's refusal of an offset. Sends requests, so it must not hold the lock."""
         refused = isinstance(error, BrokerError) and is_about_the_log(error)
         if not refused or partition.preferred_replica != NO_REPLICA:
             return error
@@ -450,13 +499,13 @@ class _BrokerThread(threading.Thread):
             return outcome
         where = {"topic": partition.topic, "partition": partition.partition, "offset": partition.position}
         there = {"log_start_offset": seen.start, "log_end_offset": seen.latest.offset}
-        return DataLoss(f"{outcome.reason}. `seek` says where to go on", **where, **there)
+        return DataLoss(f"{outcome.reason}. Call `seek` to continue", **where, **there)
 
     def _hang_up(self) -> None:
         if self._connection is not None:
             self._client.disconnect(self._connection)
         try:
-            # On another connection: on its own one the broker may still hold the last Fetch back.
+            # On another connection, since the broker may hold back the last Fetch on this one.
             if (body := self.consumer.close()) is not None:
                 broker, deadline = self.state.broker, self._client.deadline(_CLOSE_SESSION_MS)
                 self._client.ask(broker, FETCH, body, deadline, at_least=FIRST_WITH_SESSIONS)

@@ -112,10 +112,10 @@ class TestRouterThread:
         with consumer._lock:
             consumer._unrouted.notify()
         for _ in range(2):
-            with pytest.raises(UsageError, match=r"orders-0: .* looking for brokers has failed: ZeroDivisionError"):
+            with pytest.raises(UsageError, match=r"orders-0: .* resolving brokers has failed: ZeroDivisionError"):
                 waiting.poll(10_000)
             waiting.seek(3)
-        with pytest.raises(UsageError, match="looking for brokers has failed"):
+        with pytest.raises(UsageError, match="resolving brokers has failed"):
             consumer.poll(10_000)
-        with pytest.raises(UsageError, match="looking for brokers has failed"):
+        with pytest.raises(UsageError, match="resolving brokers has failed"):
             consumer.consume_partition("orders", 1, 0)
