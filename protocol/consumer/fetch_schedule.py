@@ -1,7 +1,6 @@
-"""What a consumer asks each of its brokers for next: which streams, how many bytes, how long the broker may wait.
+"""Decide the next Fetch request to a broker: streams, bytes, and the broker's longest wait. Sans-IO.
 
-Pure: decisions take the time and return what to do; threads, sockets and locks are the business of `consumer`, which
-calls this under its lock. What a decision changes for others is told by the streams (`on_change`).
+`consumer` calls it under its lock, and owns threads and sockets. Streams report changes by `on_change`.
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ from protocol.consumer.partition_consumer import PartitionConsumer
 from protocol.consumer.partition_stream import PartitionStream
 from protocol.kafka_terms import NO_REPLICA, TopicPartition
 
-# A broker whose last partition has left keeps its thread for a while: leaders come back, and failures pass.
+# Keep a broker's thread for this time after its last partition has moved away: leaders often return.
 _LINGER_S = 5.0
 
-# Streams, by what each was read with when a request was made: another one after a `seek`.
+# Streams by the partition state in the request; a `seek` replaces the state of a stream.
 Asked = Mapping[PartitionConsumer, PartitionStream]
 
 
 @dataclass(frozen=True)
 class Fetch:
-    """One request to a broker."""
+    """A request to a broker."""
 
     asked: Asked
     max_bytes: int
@@ -33,9 +32,14 @@ class Fetch:
 
 @dataclass
 class BrokerState:
-    """What is remembered of one broker, from its first request until nothing is left to read from it.
+    """State of one broker, from its first request until no partition is read from it.
 
-    `unread`: so many of its streams are full, and their users waited for. `lacks_memory`: that is all it waits for.
+    Attributes
+    ----------
+    unread : int
+        Number of full streams whose readers the next Fetch waits for.
+    lacks_memory : bool
+        The next Fetch waits only for buffer memory.
     """
 
     broker: Broker
@@ -46,25 +50,26 @@ class BrokerState:
     idle_since_s: float = float("inf")
 
     def was_read(self, stream: PartitionStream) -> bool:
-        """Whether there may be something to do, now that a reply for `stream` is about to be read."""
+        """Handle that a reply of `stream` is being read; return True if the thread may have work now."""
         waited_for = stream.full and stream.source.broker == self.broker
         self.unread -= waited_for
         return self.lacks_memory or (waited_for and self.unread <= 0)
 
     def was_changed(self, stream: PartitionStream) -> bool:
-        """The same, now that it was paused, moved, closed, left out or is read again: that may give back memory."""
+        """Return True if the thread may have work after a change of `stream`, for example because of freed memory."""
         return self.lacks_memory or stream.source.broker == self.broker
 
     def answered(self, throttle_ms: int, now_s: float) -> None:
+        """Record a reply and its throttle time."""
         self.has_answered = True
         self.muted_until_s = now_s + throttle_ms / 1000
 
 
 @dataclass
 class FetchSchedule:
-    """Of `streams`, which their owner keeps up to date.
+    """Schedule of `streams`, which the owner keeps up to date.
 
-    `wanted`: somebody has asked for any of them and got nothing, since the last reply.
+    `wanted` is True if `Consumer.poll` has returned nothing since the last reply.
     """
 
     streams: Mapping[TopicPartition, PartitionStream]
@@ -74,9 +79,9 @@ class FetchSchedule:
     wanted: bool = False
 
     def next(self, of: BrokerState, now_s: float) -> Fetch | float | None:
-        """What to ask one broker for now, or for how many seconds to wait at most unless something changes.
+        """Return the next request of a broker, or the seconds to wait unless something changes.
 
-        None when nothing is left to read from it, and has not been for a while.
+        None if no partition has been read from the broker for `_LINGER_S`: its thread ends.
         """
         mine = [each for each in self.streams.values() if self._reads(each, of.broker, now_s)]
         wait_s = min(self._expire_unread(now_s), _LINGER_S)
@@ -96,9 +101,9 @@ class FetchSchedule:
             return wait_s
         longest_ms = self.config.fetch_max_wait_ms
         if any(each.expired for each in mine):
-            # When its user is back, it must not wait for long.
+            # The reader may return soon, and its partition must not wait long for the next Fetch.
             longest_ms = min(longest_ms, self.config.max_processing_time_ms)
-        # A session must be there to be closed.
+        # The first request does not wait, so that the session exists and can be closed.
         max_wait_ms = longest_ms if of.has_answered else 0
         return Fetch({each.source: each for each in ready}, min(room_bytes, self.config.fetch_max_bytes), max_wait_ms)
 
@@ -109,14 +114,14 @@ class FetchSchedule:
         age_ms = (now_s - partition.routed_at_s) * 1000
         if partition.preferred_replica == NO_REPLICA or age_ms <= self.metadata_max_age_ms:
             return True
-        # The leader may name a better replica by now.
+        # The leader may name a better replica now.
         stream.leave_broker()
         return False
 
     def _expire_unread(self, now_s: float) -> float:
-        """Leaves out from now on whose user has not read in time, so that the others need not wait for it again.
+        """Stop fetching for streams not read within `max.processing.time.ms`.
 
-        Returns how long it is until the next one's time is over (inf: there is none).
+        Returns the seconds until the next stream expires; inf if there is none.
         """
         patience_s = self.config.max_processing_time_ms / 1000
         next_s = float("inf")
@@ -130,7 +135,7 @@ class FetchSchedule:
         return next_s
 
     def room_bytes(self, ready: Collection[PartitionStream] = ()) -> int:
-        """What may still be fetched ahead. What nobody reads makes room for what somebody waits for."""
+        """Return the free buffer memory. If readers wait, free the memory of paused and expired streams first."""
         room_bytes = self.buffer_memory_bytes - self._held_bytes()
         if room_bytes <= 0 and (self.wanted or any(stream.wanted for stream in ready)):
             for stream in self.streams.values():
