@@ -1,7 +1,7 @@
-"""The incremental fetch session with one broker (KIP-227): after a first full request only what changed is sent.
+"""The incremental fetch session with one broker (KIP-227): after a full request, only changes are sent. Sans-IO.
 
-Pure: knows rows of requests and the head of replies, no sockets, no clock. Used by `broker_consumer`. A session is
-only a shorter way to say the same thing: positions live elsewhere, so losing it costs one full request.
+Used by `broker_consumer`. The session only shortens requests; it holds no positions, so losing it costs one full
+request.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from protocol.broker_errors import ErrorCode
 
 NO_SESSION = 0
 FINAL_EPOCH = -1
-"""Ends the session, or asks without one."""
+"""Epoch of a request that closes the session, or that uses none."""
 _INITIAL_EPOCH = 0
 _LAST_EPOCH = 2**31 - 1
 
-# A topic's id (Fetch version 13 and later) or its name, and the partition's number.
+# A topic's id (since Fetch 13) or its name, and the partition number.
 Key = tuple[bytes | str, int]
 Row = dict[str, Any]
 
@@ -28,16 +28,18 @@ SESSION_ERRORS = frozenset(
         ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
     }
 )
-"""Codes that are about the session alone, not about any partition."""
+"""Codes about the session, not about partitions."""
 
 
 class FetchSession:
-    """What the broker remembers of our last request. One request at a time.
+    """The broker's state of the last request. One request at a time.
 
     Attributes
     ----------
-    session_id : 0 while there is none.
-    full : whether the last request named every partition, so that its reply must do so too.
+    session_id : int
+        0 if there is no session.
+    full : bool
+        The last request contained every partition, and so must its reply.
     """
 
     def __init__(self) -> None:
@@ -48,9 +50,9 @@ class FetchSession:
         self._by_id = False
 
     def request(self, rows: Mapping[Key, Row], *, by_id: bool) -> dict[str, Any]:
-        """The fields of a request for exactly these rows: what the broker does not know yet, and what to forget.
+        """Return the fields of a request for exactly these rows: changed rows, and partitions to forget.
 
-        `by_id`: keys hold topic ids, not names; a session cannot change from one to the other.
+        `by_id`: keys contain topic ids instead of names; a session cannot change between them.
         """
         if by_id != self._by_id:
             self.restart()
@@ -71,36 +73,37 @@ class FetchSession:
         }
 
     def accept(self, error_code: int, session_id: int) -> None:
-        """Takes the head of a reply: the next request is the session's next one, or starts a new session."""
+        """Handle the head of a reply: the next request continues the session or starts a new one."""
         if error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND:
             self.session_id = NO_SESSION
         if error_code != ErrorCode.NONE or (session_id != self.session_id and not self.full):
             self.restart()
         elif session_id == NO_SESSION:
-            # The broker keeps no (more) sessions, or was throttling: a full request may start one.
+            # The broker has no room for the session, or throttles: a full request may create one later.
             self.session_id, self._epoch = NO_SESSION, _INITIAL_EPOCH
         else:
             self.session_id = session_id
-            # A session's second request has epoch 1, and 1 comes again after the largest.
+            # The epoch of the second request is 1, and 1 follows the largest.
             self._epoch = 1 if self._epoch == _LAST_EPOCH else self._epoch + 1
 
     def restart(self) -> None:
-        """The next request is a full one; it ends the old session, if there is one. Also after a lost reply."""
+        """Make the next request a full one, which also closes the old session. Needed after a lost reply."""
         self._epoch = _INITIAL_EPOCH
 
     def close(self) -> dict[str, Any] | None:
-        """The fields of a request that ends the session, which the broker would else keep for minutes."""
+        """Return the fields of a request that closes the session, which the broker would otherwise keep for minutes."""
         session_id, self.session_id = self.session_id, NO_SESSION
         self.restart()
         return {"session_id": session_id, "session_epoch": FINAL_EPOCH, "topics": []} if session_id else None
 
 
 def topic_field(by_id: bool) -> str:
+    """Return the field that names the topic in requests and replies."""
     return "topic_id" if by_id else "topic"
 
 
 def topic_rows(rows: Mapping[Key, Row], by_id: bool) -> list[dict[str, Any]]:
-    """`rows` as the `topics` of a request, topics in the order of their first row."""
+    """Group rows into the `topics` of a request, in the order of the topics' first rows."""
     topics: dict[bytes | str, list[Row]] = {}
     for (topic, _), row in rows.items():
         topics.setdefault(topic, []).append(row)
@@ -109,7 +112,7 @@ def topic_rows(rows: Mapping[Key, Row], by_id: bool) -> list[dict[str, Any]]:
 
 
 def keys_of(rows: Iterable[Mapping[str, Any]], by_id: bool) -> list[tuple[Key, Mapping[str, Any]]]:
-    """The partition rows of a reply with their keys."""
+    """Return the partition rows of a reply with their keys."""
     name = topic_field(by_id)
     return [
         ((bytes(topic[name]) if by_id else topic[name], row["partition_index"]), row)
