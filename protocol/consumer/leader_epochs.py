@@ -1,6 +1,6 @@
-"""Where a leader epoch ends in a log (OffsetForLeaderEpoch, KIP-320): whether the log still is the one that was read.
+"""Check a log by its leader epochs (OffsetForLeaderEpoch, KIP-320): is it still the log that was read?
 
-A Fetch tells it too (`diverging_epoch`); this is for the one case that it leaves open. Runs wherever its caller does.
+Fetch replies contain this, too (`diverging_epoch`), except after OFFSET_OUT_OF_RANGE. Runs in the caller's thread.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _A_CLIENT = -1
 
 
 def look_up_log_bounds(client: Client, partition: PartitionConsumer, deadline: Deadline) -> LogBounds:
-    """Asks the leader what `position_validation` needs to know of a log that has refused a position.
+    """Request from the leader what `position_validation` needs after a refused position.
 
-    A log whose message.format.version was set back below 0.11 keeps no epochs: it is not checked against any more.
-    Raises `BrokerError` or `DeadlineExceeded`.
+    A log whose message.format.version was changed to below 0.11 keeps no epochs and is not checked any more. Raises
+    `BrokerError` or `DeadlineExceeded`.
     """
     key = (partition.topic, partition.partition)
     start = list_offsets(client, {key: EARLIEST}, deadline=deadline)[key].offset
@@ -38,9 +38,9 @@ def look_up_log_bounds(client: Client, partition: PartitionConsumer, deadline: D
 
 
 def end_of_epoch(client: Client, topic: str, partition: int, epoch: int, deadline: Deadline) -> int | None:
-    """The offset after the last record of `epoch` or of the newest one before it; None when the leader knows neither.
+    """Return the offset after the last record of `epoch`, or else of the newest older epoch; None if unknown.
 
-    Raises `BrokerError` or `DeadlineExceeded` (`TopicUnknown` when brokers say for long that there is no such thing).
+    Raises `BrokerError` or `DeadlineExceeded` (`TopicUnknown` after brokers have not known the partition for long).
     """
     asked, fields = {(topic, partition): {"leader_epoch": epoch}}, {"replica_id": _A_CLIENT}
     rows = call_partitions(client, OFFSET_FOR_LEADER_EPOCH, fields, asked, deadline, fenced=True)
