@@ -1,7 +1,7 @@
-"""Offsets by time: the earliest, the latest, or the first at or after a timestamp, of many partitions at once.
+"""List offsets by time for many partitions: earliest, latest, or the first at or after a timestamp.
 
-Runs wherever its caller does (for Spark: the driver). One ListOffsets request per leader; what fails for a moment
-is asked again in the one retry loop, and only that.
+Sends one ListOffsets request per leader, in the caller's thread. Retriable failures are repeated for the failed
+partitions only.
 """
 
 from __future__ import annotations
@@ -33,12 +33,34 @@ def list_offsets(
     unknown_topic_s: float | None = None,
     found: dict[TopicPartition, ListedOffset] | None = None,
 ) -> dict[TopicPartition, ListedOffset]:
-    """For each partition the offset at `times[partition]`: milliseconds, or `LATEST` or `EARLIEST`.
+    """Return the offset at a time for each partition.
 
-    With `read_committed`, `LATEST` is the last stable offset (KIP-98). Raises `DeadlineExceeded` or `BrokerError`,
-    and `TopicUnknown` when brokers say for long that a partition is not there. `known_epochs`, for `LATEST`, are leader
-    epochs that the partitions have had: who leads by an older one must not be believed, and is asked again.
-    `unknown_topic_s` as in `call_partitions`. `found` gets the offsets as they come, also if the call raises.
+    Parameters
+    ----------
+    client : Client
+    times : mapping of TopicPartition to int
+        Timestamp in milliseconds, or `LATEST`, `EARLIEST`, `MAX_TIMESTAMP` or `EARLIEST_LOCAL`.
+    isolation_level : str
+        With `read_committed`, `LATEST` is the last stable offset (KIP-98).
+    deadline : Deadline, optional
+    max_attempts : int, optional
+    known_epochs : mapping of TopicPartition to int, optional
+        Known leader epochs, for `LATEST`: a leader with an older epoch gets another request.
+    unknown_topic_s : float, optional
+        As in `call_partitions`.
+    found : dict, optional
+        Receives the offsets as they arrive, also if the call raises.
+
+    Returns
+    -------
+    dict of TopicPartition to ListedOffset
+
+    Raises
+    ------
+    BrokerError
+        A non-retriable error code.
+    DeadlineExceeded
+        `TopicUnknown` after brokers have not known a partition for long.
     """
     epochs = known_epochs or {}
     offsets = {} if found is None else found
@@ -75,8 +97,8 @@ def _first_version(times: Iterable[int], isolation: int) -> int:
 
 
 def stale_leader(where: str, latest: ListedOffset, known_epoch: int) -> BrokerError:
-    """What a broker should have said in place of `latest` (see `is_stale`): metadata is out of date, ask again."""
-    what = f"{where}: the leader is of epoch {latest.leader_epoch}, and there was one of epoch {known_epoch} before"
+    """Make the error for an outdated leader (see `is_stale`): refresh the metadata and retry."""
+    what = f"{where}: the leader has epoch {latest.leader_epoch}, older than epoch {known_epoch} seen before"
     return broker_error(ErrorCode.NOT_LEADER_OR_FOLLOWER, what)
 
 

@@ -312,7 +312,7 @@ class TestBadReplies:
             if epoch_end == -1:
                 assert [next(messages).offset for _ in range(5)] == list(range(5, 10))
             else:
-                with pytest.raises(DataLoss, match=r"orders-0: .* truncated .* leader epoch 3, .* \[0, 10\)"):
+                with pytest.raises(DataLoss, match=r"orders-0: .* truncated .* leader epoch 3 of .* \[0, 10\)"):
                     next(messages)
 
     @pytest.mark.parametrize("position", [7, 3], ids=["beyond its end", "within its log"])
@@ -355,7 +355,7 @@ class TestBadReplies:
         ranges = [Range("orders", 0, 7, 10, TOPIC_ID, until_epoch=5)]
         with Client(parse_client({"bootstrap.servers": fake.bootstrap_servers}), ManualClock()) as client:
             reading = RangeConsumer(client, ConsumerConfig(), ranges, poll_timeout_ms=500, on_loss=skip_loss)
-            with pytest.raises(DeadlineExceeded, match=r"orders-0: the leader is of epoch 4, .* epoch 5 before"):
+            with pytest.raises(DeadlineExceeded, match=r"orders-0: the leader has epoch 4, .* epoch 5 seen before"):
                 list(reading)
             assert reading.skipped == []
 
