@@ -1,4 +1,4 @@
-"""What a leader says of one offset of a log. Pure."""
+"""The leader's reply about one offset of a log."""
 
 from __future__ import annotations
 
@@ -7,9 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ListedOffset:
-    """`offset` is -1 where no record is at or after the time asked for.
+    """An offset with its leader epoch and timestamp.
 
-    `leader_epoch` is that of the record found; for `LATEST` that in which the broker leads. -1 where unknown.
+    Attributes
+    ----------
+    offset : int
+        -1 if there is no record at or after the timestamp.
+    leader_epoch : int
+        Epoch of the record; for `LATEST`, the epoch of the replying leader. -1 if unknown.
+    timestamp_ms : int
     """
 
     offset: int
@@ -17,8 +23,8 @@ class ListedOffset:
     timestamp_ms: int
 
     def is_stale(self, known_epoch: int) -> bool:
-        """Of `LATEST`: whether whoever said it was replaced by the leader of `known_epoch`, and does not know that yet.
+        """Return True if the leader that listed `LATEST` has been replaced by one of `known_epoch` unnoticed.
 
-        Its log may end before what was read since. Epochs count only for one and the same topic.
+        Its log may end before records that were read meanwhile. Both epochs must be of the same topic id.
         """
         return 0 <= self.leader_epoch < known_epoch
