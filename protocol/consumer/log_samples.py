@@ -1,7 +1,7 @@
-"""What lies in the logs at some offsets: a look, not a reading. Small Fetches, and nothing is tried again.
+"""Sample the logs at some offsets: small Fetch requests to leaders, without retries.
 
-For those who estimate: lag in seconds, bytes per offset. Runs wherever its caller does (for Spark: the driver), in the
-caller's thread, with one request at a time to each leader.
+For estimates such as lag in seconds or bytes per offset. Runs in the caller's thread, with one request at a time to
+each leader.
 """
 
 from __future__ import annotations
@@ -36,13 +36,27 @@ def log_samples(
     partitions_per_request: int,
     most_bytes: int = UNBOUNDED,
 ) -> Iterator[tuple[TopicPartition, Fetched]]:
-    """The record batches at `offsets`, about `partition_max_bytes` of each partition, in the order they come.
+    """Yield the record batches at `offsets`, in order of arrival.
 
-    Only leaders are asked, those of `offsets` that stand first before the others. No more requests are sent once
-    `most_bytes` of records have come. Raises nothing of what a broker may answer: whatever could not be learnt before
-    the deadline is left out.
+    Parameters
+    ----------
+    client : Client
+    config : ConsumerConfig
+    offsets : mapping of TopicPartition to int
+        At each leader, earlier entries are fetched first.
+    deadline : Deadline
+    partition_max_bytes : int
+        Approximate bytes per partition.
+    partitions_per_request : int
+    most_bytes : int
+        Send no more requests after this many bytes of records.
+
+    Yields
+    ------
+    TopicPartition, Fetched
+        Partitions that failed or had no reply by the deadline are omitted; broker errors are not raised.
     """
-    # With a rack, a leader may name a replica to ask instead, and send no records.
+    # With a rack, a leader may name another replica instead of sending records.
     config = replace(config, max_partition_fetch_bytes=partition_max_bytes, client_rack="")
     waiting = _by_leader(client, config, offsets, deadline)
     consumers = {broker: BrokerConsumer(broker, config, sessions=False) for broker in waiting}
@@ -55,7 +69,7 @@ def log_samples(
             try:
                 reply = send_fetch(client, consumers[broker], asked, deadline, max_bytes=max_bytes, max_wait_ms=0)
             except KafkaError as error:
-                log.debug("%s was not asked for a look at %d log(s): %s", broker, len(asked), error)
+                log.debug("%s: the Fetch to sample %d log(s) was not sent: %s", broker, len(asked), error)
             else:
                 replies[broker] = reply, asked
         for broker, (reply, asked) in replies.items():
@@ -64,7 +78,7 @@ def log_samples(
                     reply.result(deadline.at_most_ms(client.config.request_timeout_ms))
                 )
             except KafkaError as error:
-                log.debug("%s has not let us look at %d log(s): %s", broker, len(asked), error)
+                log.debug("%s: no reply to the Fetch that samples %d log(s): %s", broker, len(asked), error)
                 continue
             _note_failures(client, result)
             for partition, fetched in result.fetched:
@@ -82,7 +96,7 @@ def _by_leader(
     waiting: dict[Broker, deque[PartitionConsumer]] = {}
     for partition in partitions:
         if partition in failures:
-            log.debug("%s: no leader to look at its log: %s", partition.name, failures[partition])
+            log.debug("%s: its log is not sampled, as it has no leader: %s", partition.name, failures[partition])
         elif partition.broker is not None:
             waiting.setdefault(partition.broker, deque()).append(partition)
     return waiting
@@ -90,19 +104,19 @@ def _by_leader(
 
 def _note_failures(client: Client, result: FetchResult) -> None:
     for partition, error in result.failed:
-        log.debug("%s: no look at its log: %s", partition.name, error)
+        log.debug("%s: its log is not sampled: %s", partition.name, error)
         if what_to_refresh(error) is Refresh.METADATA:
             client.expire_metadata([partition.topic])
 
 
 def _to_ask_again(asked: list[PartitionConsumer], result: FetchResult) -> list[PartitionConsumer]:
-    """Those whose first record batch was larger than what they may bring.
+    """Return partitions whose first record batch was larger than `partition_max_bytes`.
 
-    A broker sends one batch whole however large it is, but only of the first partition in a request that has any
-    (KIP-74), and of the others nothing rather than a part. So each of them comes when it stands first.
+    A broker returns one complete batch of any size, but only for the first partition with data in a request (KIP-74).
+    Each of these partitions is therefore fetched again, until it is the first one.
     """
     if result.throttle_ms:
-        # It answers nothing more for that long.
+        # The broker sends no records while it throttles.
         return []
     done = {partition.name for partition, _ in (*result.fetched, *result.failed)}
     return [partition for partition in asked[1:] if partition.name not in done]
