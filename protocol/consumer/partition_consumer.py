@@ -1,7 +1,7 @@
-"""One partition being read: its position, how much to ask for next, and what each reply means.
+"""The state of one partition being read: position, size of the next Fetch, and the handling of replies. Sans-IO.
 
-sarama's `PartitionConsumer`, without channels. Pure: knows rows of requests and replies, no sockets, no clock.
-Used by `broker_consumer`, which asks for many of them at once, and by those who own them: `range_consumer`, `consumer`.
+sarama's `PartitionConsumer`, without channels. `broker_consumer` requests many of them at once; `range_consumer` and
+`consumer` own them.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from protocol.records.memory_records import MemoryRecords, read_batch_headers
 UNBOUNDED = 2**63 - 1
 
 _SMALLEST_FETCH_BYTES = 64 * 1024
-# Before anything was read nobody knows how large this partition's records are; one that is larger still arrives,
-# since a broker always sends at least one whole record batch (KIP-74).
+# The size of records is unknown before the first reply. A larger record still arrives, since a broker always sends at
+# least one complete record batch (KIP-74).
 _GUESSED_RECORD_BYTES = 1024
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """What one reply brought for a partition: `records` cover [position, next_offset).
+    """The records of one partition in a reply, which cover [position, next_offset).
 
     `epoch_before` is the leader epoch of the last record before `position`, -1 if unknown.
     """
@@ -45,14 +45,14 @@ class Fetched:
     aborted_transactions: list[dict[str, Any]] | None
 
     def epoch_at(self, offset: int) -> int:
-        """The leader epoch of the last record before `offset`, of which one is here; -1 if unknown."""
+        """Return the leader epoch of the last of these records before `offset`; -1 if unknown."""
         nth = int(np.searchsorted(self.records.headers["base_offset"], offset)) - 1
         return int(self.records.headers["partition_leader_epoch"][nth])
 
     def decode(
         self, config: ConsumerConfig, columns: Collection[str], where: str, until_offset: int = UNBOUNDED
     ) -> Iterator[pa.RecordBatch]:
-        """Its records before `until_offset` that `config` lets a reader see; see `protocol.records.decode`."""
+        """Decode the records before `until_offset` as configured by `config`; see `protocol.records.decode`."""
         return decode(
             self.records,
             first_offset=self.position,
@@ -66,21 +66,31 @@ class Fetched:
 
 
 class PartitionConsumer:
-    """Reads `topic`-`partition` from `position` up to, not including, `until_offset`.
+    """Reads a partition from `position` up to, not including, `until_offset`.
 
-    `record_bytes`, bytes per offset by topic as last seen, is shared by those that are read together.
+    Partitions that are read together share `record_bytes`: bytes per offset by topic, as last seen.
 
     Attributes
     ----------
-    last_epoch : leader epoch of the last record before `position`, -1 if unknown. The broker compares it with its
-        log in every fetch (version 12 and later), so that a truncation below `position` is noticed.
-    topic_id : 16 bytes, zeros if unknown; the topic must keep it.
-    broker : whom to ask: the leader, or a replica in our rack that it named. None: must be looked up. `routed_at_s`:
-        when that was done last.
-    preferred_replica : the node id of that replica, -1 without one.
-    high_watermark, last_stable_offset : as of the last reply; -1 before the first.
-    failure : what went wrong last, None since the last good reply. `retry_at_s`: not to be asked before; from
-        `along_at_s` on its broker may be looked up if others' are anyway.
+    last_epoch : int
+        Leader epoch of the last record before `position`, -1 if unknown. The broker compares it with its log in every
+        Fetch (since version 12), which detects truncations below `position`.
+    topic_id : bytes
+        16 bytes, zeros if unknown; the topic must keep it.
+    broker : Broker or None
+        The leader, or the replica in the client's rack that the leader named. None: it must be resolved.
+    routed_at_s : float
+        Time of the last resolution.
+    preferred_replica : int
+        Node id of the replica named by the leader, -1 if none.
+    high_watermark, last_stable_offset : int
+        From the last reply; -1 before the first.
+    failure : KafkaError or None
+        The last failure since the last successful reply.
+    retry_at_s : float
+        Time of the next try after a failure.
+    along_at_s : float
+        Time from which the broker may be resolved together with those of other partitions.
     """
 
     def __init__(
@@ -118,28 +128,30 @@ class PartitionConsumer:
 
     @property
     def name(self) -> str:
+        """Topic and partition for messages."""
         return f"{self.topic}-{self.partition}"
 
     @property
     def known_epoch(self) -> int:
-        """The newest leader epoch that this topic has had for sure; -1 if unknown."""
+        """The newest leader epoch known for this topic id; -1 if unknown."""
         return NO_LEADER_EPOCH if self.topic_id == NO_TOPIC_ID else self.last_epoch
 
     @property
     def done(self) -> bool:
+        """True at the end of the range."""
         return self.position >= self.until_offset
 
     @property
     def attempts(self) -> int:
-        """How often it was tried in vain since the last good reply."""
+        """Number of failures since the last successful reply."""
         return self._backoff.tries
 
-    # -- what to ask --------------------------------------------------------------------------
+    # -- requests -----------------------------------------------------------------------------
 
     def fetch_bytes(self) -> int:
-        """How many bytes to ask for: what is left of the range as far as known, within the configured limit.
+        """Return the bytes to request: the estimated rest of the range, within the configured limit.
 
-        A small range in the middle of a long log must not cost a whole `max.partition.fetch.bytes`.
+        A small range in a long log must not transfer a complete `max.partition.fetch.bytes`.
         """
         record_bytes = self._record_bytes.get(self.topic, _GUESSED_RECORD_BYTES)
         wanted = int((self.until_offset - self.position) * record_bytes * 1.1)
@@ -147,7 +159,7 @@ class PartitionConsumer:
         return max(wanted, self._at_least_bytes)
 
     def request_row(self) -> dict[str, Any]:
-        """This partition's row of a Fetch request."""
+        """Return the partition's row of a Fetch request."""
         return {
             "partition": self.partition,
             "current_leader_epoch": self.leader_epoch,
@@ -157,28 +169,28 @@ class PartitionConsumer:
         }
 
     def seek(self, offset: int) -> None:
-        """Goes on from `offset`; nobody knows the epoch of the record before it."""
+        """Continue from `offset`; the epoch before it is unknown."""
         self.position = offset
         self.last_epoch = NO_LEADER_EPOCH
         self._at_least_bytes = 0
 
     def at(self, offset: int, epoch_before: int = NO_LEADER_EPOCH) -> PartitionConsumer:
-        """Another one at `offset`, with all that is known of the partition; a reply to this one leaves it alone."""
+        """Return a copy at `offset`, which replies to this object do not affect."""
         other = copy(self)
         other.seek(offset)
         other.last_epoch = epoch_before
         if other.broker is not None and other.broker.node_id != other.preferred_replica:
-            # A broker's thread may be in the middle of a change of both.
+            # The broker's thread may be changing both fields.
             other.preferred_replica = NO_REPLICA
         return other
 
     def forget_topic(self) -> None:
-        """Read whatever topic has the name now. The next look at metadata finds its id."""
+        """Accept the topic that has the name now; its id comes from the next metadata."""
         self.topic_id, self.leader_epoch = NO_TOPIC_ID, NO_LEADER_EPOCH
         self.broker, self.preferred_replica = None, NO_REPLICA
 
     def postpone(self, error: KafkaError, now_s: float) -> None:
-        """Notes a failure that may pass: the broker is looked up again, and asked after a while."""
+        """Record a retriable failure: back off, and resolve the broker again."""
         self.failure = error
         wait_s = self._backoff.next_s()
         self.retry_at_s = now_s + wait_s
@@ -186,13 +198,24 @@ class PartitionConsumer:
         self.broker = None
         self.preferred_replica = NO_REPLICA
 
-    # -- what came ----------------------------------------------------------------------------
+    # -- replies ------------------------------------------------------------------------------
 
     def handle_response(self, row: Mapping[str, Any], broker: object) -> Fetched | None:
-        """Reads one partition's row of a Fetch reply; advances the position past what came.
+        """Read the partition's row of a Fetch reply, and advance the position.
 
-        Returns None when nothing came (an idle log, a throttled reply, the name of a replica to ask instead). Raises
-        `BrokerError` for an error code, `LogTruncated`, and `ProtocolError` when a record batch can never arrive whole.
+        Returns
+        -------
+        Fetched or None
+            None if there are no records (end of the log, throttling, or another replica to read from).
+
+        Raises
+        ------
+        BrokerError
+            The row has an error code.
+        LogTruncated
+            The log has lost records that were read.
+        ProtocolError
+            A record batch exceeds `fetch.max.bytes`.
         """
         code = row["error_code"]
         if code != ErrorCode.NONE:
@@ -227,7 +250,7 @@ class PartitionConsumer:
         position, self.position = self.position, max(self.position, records.next_offset)
         if self.position == position:
             raise ProtocolError(
-                f"{self.name}: {broker} sent only records before offset {position}, which were not asked for"
+                f"{self.name}: {broker} sent only records before offset {position}, which were not requested"
             )
         epoch_before, self.last_epoch = self.last_epoch, int(records.headers["partition_leader_epoch"][-1])
         self._record_bytes[self.topic] = max(1.0, records.bytes_per_offset(position))
@@ -241,7 +264,7 @@ class PartitionConsumer:
         )
 
     def _handle_empty(self, row: Mapping[str, Any], broker: object) -> None:
-        # Only a leader sends us on: a replica that does so too would make a circle.
+        # Only a leader's redirection counts, otherwise two replicas could redirect in a circle.
         if row["preferred_read_replica"] != NO_REPLICA and self.preferred_replica == NO_REPLICA:
             self.preferred_replica = row["preferred_read_replica"]
             self.broker = None
@@ -250,20 +273,20 @@ class PartitionConsumer:
             return
         if agreed["end_offset"] < self.position:
             raise LogTruncated(
-                f"{self.name}: the log was truncated below offset {self.position}: at {broker} it is still the one "
-                f"that was read only up to offset {agreed['end_offset']} (leader epoch {agreed['epoch']}, read was "
+                f"{self.name}: the log was truncated below offset {self.position}: {broker} has the log that was "
+                f"read only up to offset {agreed['end_offset']} (leader epoch {agreed['epoch']}; read: "
                 f"{self.last_epoch}). Likely cause: an unclean leader election. Offsets {agreed['end_offset']} to "
-                f"{self.position} were read, and are others now, or none",
+                f"{self.position} were read and now have other records or none",
                 topic=self.topic,
                 partition=self.partition,
                 offset=self.position,
                 end_offset=agreed["end_offset"],
             )
-        # Nothing is missing: the leader of that epoch was replaced before it wrote anything.
+        # No record is missing: the leader of that epoch was replaced before its first record.
         self.last_epoch = agreed["epoch"]
 
     def _grow(self, partial_bytes: int) -> None:
-        """A record batch was cut: ask for twice as much, or for what it announces, up to `fetch.max.bytes`."""
+        """Handle a truncated record batch: request twice as much, or its size, up to `fetch.max.bytes`."""
         limit = self._config.fetch_max_bytes
         asked = self.fetch_bytes()
         if asked >= limit:
@@ -276,16 +299,16 @@ class PartitionConsumer:
 
 
 def is_about_the_log(error: KafkaError) -> bool:
-    """Whether it says that the log lacks our offset: the leader's word counts, a follower's does not."""
+    """Return True if the broker's log lacks the position. Final from the leader, not from a follower."""
     return isinstance(error, LogTruncated) or (
         isinstance(error, BrokerError) and error.code == ErrorCode.OFFSET_OUT_OF_RANGE
     )
 
 
 def to_look_up(partitions: Iterable[PartitionConsumer], now_s: float) -> list[PartitionConsumer]:
-    """Whose broker is to be looked up now: nobody's before one has waited long enough, then all that may come along.
+    """Return partitions due for a leader lookup, batched into one Metadata request.
 
-    What fails together is tried again at slightly different times, and must not cost a request each.
+    None are due before the back-off of the first is over; then all partitions that waited for half of their back-off.
     """
     homeless = [each for each in partitions if each.broker is None]
     if not any(each.retry_at_s <= now_s for each in homeless):
