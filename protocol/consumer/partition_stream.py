@@ -1,8 +1,8 @@
-"""What a user reads from: one partition of a `Consumer`, as Arrow batches or as single messages.
+"""One partition of a `Consumer`, read as Arrow batches or as single messages.
 
-sarama's `PartitionConsumer` as its user sees it, with a queue of two replies in place of a channel: while one is read
-the next one comes. The consumer's threads put replies in; they are decoded here, in the user's thread. One thread
-reads a stream at a time; everything else (`pause`, `seek`, `close`, the properties) may be called from any.
+sarama's `PartitionConsumer` as its user sees it, with a queue of two replies instead of a channel: the next reply
+arrives while one is read. The consumer's threads add replies; the reader's thread decodes them. One thread reads a
+stream at a time; any thread may call `pause`, `seek`, `close` and the properties.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from protocol.consumer.partition_consumer import Fetched, PartitionConsumer
 from protocol.errors import DeadlineExceeded, KafkaError, TopicRecreated, UsageError
 from protocol.kafka_terms import NO_LEADER_EPOCH, NO_REPLICA
 
-# A wait without an end still looks from time to time whether brokers have been failing for too long.
+# An unlimited wait still checks at this interval if brokers have failed for too long.
 _LONGEST_WAIT_S = 1.0
 _REPLIES_AHEAD = 2
 
 
 class ConsumerMessage(NamedTuple):
-    """One record. A column that the consumer was not asked for is None."""
+    """One record. Columns that were not requested are None."""
 
     topic: str
     partition: int
@@ -40,7 +40,7 @@ class ConsumerMessage(NamedTuple):
 
 
 def messages_of(topic: str, partition: int, batch: pa.RecordBatch) -> Iterator[ConsumerMessage]:
-    """The records of a batch, one by one. Makes Python objects: for convenience, not for many records."""
+    """Yield the records of a batch as Python objects: convenient, but slow for many records."""
     nothing = [None] * batch.num_rows
     names = ConsumerMessage._fields[2:]
     columns = [batch[name].to_pylist() if name in batch.schema.names else nothing for name in names]
@@ -50,20 +50,28 @@ def messages_of(topic: str, partition: int, batch: pa.RecordBatch) -> Iterator[C
 
 
 class PartitionStream:
-    """The records of one partition from some offset on; made by `Consumer.consume_partition`.
+    """The records of one partition from an offset on; created by `Consumer.consume_partition`.
 
-    Iterating yields `pyarrow.RecordBatch`es (columns of `protocol.records.decode`, `offset` always among them) for
-    ever. `DataLoss`, and `Corrupt` for records that cannot be decoded, are raised to the reader every time until `seek`
-    says where to continue. Any other error of a broker (a missing ACL) is raised once; the next read makes the stream
-    fetch again after `retry.backoff.ms`. Brokers that fail for longer than `default.api.timeout.ms` raise
-    `DeadlineExceeded`; the stream keeps fetching meanwhile.
+    Iteration yields `pyarrow.RecordBatch`es without end, with the consumer's columns (`offset` always).
+
+    Thread rule: one thread reads at a time. Any thread may call `pause`, `resume`, `seek`, `close` and the properties.
 
     Attributes
     ----------
-    position : offset of the next record that the user gets, or of one before it that is not there.
-    last_epoch : leader epoch of the last record before `position`, -1 if unknown.
-    expired : the user did not read for `max.processing.time.ms`, so it is left out of the fetches until the next read.
-    wanted : the user has asked and got nothing, since the last reply.
+    position : int
+        Offset of the next record to deliver; may point at a compacted or control offset before it.
+    last_epoch : int
+        Leader epoch of the last record before `position`, -1 if unknown.
+    expired : bool
+        True if the stream was not read for `max.processing.time.ms`; it is not fetched until the next read.
+    wanted : bool
+        True if a read has returned nothing since the last reply.
+
+    Notes
+    -----
+    Reads raise `DataLoss`, and `Corrupt` for records that cannot be decoded, each time until `seek` sets the position.
+    Any other broker error (a missing ACL) is raised once; the next read fetches again after `retry.backoff.ms`. After
+    brokers have failed for `default.api.timeout.ms`, reads raise `DeadlineExceeded`, and fetching continues.
     """
 
     def __init__(
@@ -86,7 +94,7 @@ class PartitionStream:
         self._lock = lock
         self._arrival = Condition(lock)
         self._clock = clock
-        # Stands while nobody is asked, since the user is away.
+        # Paused while the reader is away, since the partition is not fetched then.
         self._user_clock = PausableClock(clock)
         self._failing_since_s = 0.0
         self._patience_s = patience_s
@@ -95,11 +103,11 @@ class PartitionStream:
         self._on_read = on_read
         self._on_change = on_change
         self._seeks = 0
-        # The reply that is read, and what is left of it; both or neither.
+        # The reply being read, and the iterator over the rest of it; both or neither is None.
         self._reading: Fetched | None = None
         self._batches: Iterator[pa.RecordBatch] | None = None
-        # Between the user's side and the consumer's threads, guarded by the lock. A new PartitionConsumer, after a
-        # seek, makes what is on its way for the old one nobody's.
+        # Shared between the reader and the consumer's threads, guarded by the lock. A seek replaces `source`, so that
+        # late replies for the old position are dropped.
         self.source = partition
         self.ahead: deque[Fetched] = deque()
         self.unread_since_s = 0.0
@@ -107,7 +115,7 @@ class PartitionStream:
         self.paused = False
         self.closed = False
         self.error: KafkaError | None = None
-        # The error is raised once, and then the partition is fetched again after a back-off.
+        # True to raise the error once, then fetch the partition again after a back-off.
         self._retry = False
         self._was_raised = False
 
@@ -116,6 +124,7 @@ class PartitionStream:
 
     @property
     def name(self) -> str:
+        """Topic and partition for messages."""
         return f"{self.topic}-{self.partition}"
 
     # -- reading ------------------------------------------------------------------------------
@@ -124,16 +133,16 @@ class PartitionStream:
         return self.batches()
 
     def batches(self, timeout_ms: float | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield record batches of some thousand rows, until none comes for `timeout_ms` or the stream is closed.
+        """Yield record batches of some thousand rows, until none arrives for `timeout_ms` or the stream is closed.
 
-        Without `timeout_ms`, and on a topic that producers write to all the time, the iteration does not end:
-        compare `position` with an end offset, or call `protocol.read`.
+        Without `timeout_ms`, iteration over a topic with steady writes does not end: compare `position` with an end
+        offset, or call `protocol.read`.
         """
         while (batch := self.poll(timeout_ms)) is not None:
             yield batch
 
     def messages(self, timeout_ms: float | None = None) -> Iterator[ConsumerMessage]:
-        """The same, record by record. Makes Python objects: for convenience, not for many records."""
+        """Yield the records one by one as Python objects: convenient, but slow for many records."""
         for batch in self.batches(timeout_ms):
             seeks = self._seeks
             for message in messages_of(self.topic, self.partition, batch):
@@ -142,7 +151,7 @@ class PartitionStream:
                 yield message
 
     def poll(self, timeout_ms: float | None = None) -> pa.RecordBatch | None:
-        """The next record batch; None when none came in time (None: no limit) or the stream is closed."""
+        """Return the next record batch; None after `timeout_ms` (None: no limit) or if the stream is closed."""
         deadline = Deadline.after_ms(float("inf") if timeout_ms is None else timeout_ms, self._clock)
         while (batches := self._take(deadline)) is not None:
             if (batch := self._next_decoded(batches)) is not None:
@@ -150,28 +159,28 @@ class PartitionStream:
         return None
 
     def poll_reply(self) -> pa.RecordBatch | None:
-        """The next record batch of the reply that is read; None at its end, or when there is none yet."""
+        """Return the next record batch of the current reply, without waiting; None at its end or without a reply."""
         with self._lock:
             batches = self._take_what_is_there()
         return None if batches is None else self._next_decoded(batches)
 
     @property
     def readable(self) -> bool:
-        """Whether `poll` would have something to say at once. Under the lock."""
+        """True if `poll` would return or raise at once. Call it under the lock."""
         return not (self.paused or self.closed) and (self.unread or self.error is not None)
 
     @property
     def unread(self) -> bool:
-        """Whether there is something that the user has not read. Under the lock."""
+        """True if unread records are queued. Call it under the lock."""
         return self._batches is not None or bool(self.ahead)
 
     @property
     def full(self) -> bool:
-        """Whether the user has to read before more is fetched. Under the lock."""
+        """True if the next reply is fetched only after a read. Call it under the lock."""
         return len(self.ahead) >= _REPLIES_AHEAD
 
     def _take(self, deadline: Deadline) -> Iterator[pa.RecordBatch] | None:
-        """The decoding of the reply that is read, or of the next one that comes; None when none came."""
+        """Return the iterator over the current reply, or over the next one to arrive; None if none arrives in time."""
         with self._lock:
             while (batches := self._take_what_is_there()) is None and not self.closed:
                 if not (self.wanted or self.paused):
@@ -193,7 +202,7 @@ class PartitionStream:
         if self.ahead:
             self._on_read(self)
             batches = self._begin(self.ahead[0])
-            # Last: Ctrl-C may come anywhere, and must not find the reply in neither place.
+            # Last: Ctrl-C may interrupt anywhere, and the reply must always be in one of the two places.
             self.ahead.popleft()
             return batches
         self._raise_if_failed()
@@ -211,7 +220,7 @@ class PartitionStream:
             batch = next(batches, None)
             with self._lock:
                 if self._batches is not batches or self._reading is None:
-                    return None  # somebody has called seek or close
+                    return None  # another thread has called seek or close
                 self.unread_since_s = self._clock.now_s()
                 fetched = self._reading
                 if batch is None:
@@ -228,13 +237,13 @@ class PartitionStream:
                 elif isinstance(error, KafkaError):
                     self._refuse(error)
                 else:
-                    # Such as Ctrl-C: the user may read on, but no generator goes on after an exception.
+                    # For example Ctrl-C: the reader may continue, but a generator cannot after an exception.
                     self._begin(replace(self._reading, position=before))
             raise
         return batch
 
     def _refuse(self, error: KafkaError) -> None:
-        """What was read cannot be decoded: nothing behind it is given out, neither what is ahead nor on its way."""
+        """Stop at records that cannot be decoded, and drop everything behind them."""
         self._on_read(self)
         self._reading = self._batches = None
         self.ahead.clear()
@@ -243,7 +252,7 @@ class PartitionStream:
 
     @property
     def overdue(self) -> bool:
-        """Whether brokers have been failing for too long, and there is nothing to read. Under the lock."""
+        """True if brokers have failed for too long and nothing is left to read. Call it under the lock."""
         failing = self.source.failure is not None and not (self.unread or self.error or self.paused or self.closed)
         return failing and self._user_clock.now_s() - self._failing_since_s > self._patience_s
 
@@ -265,10 +274,10 @@ class PartitionStream:
                 partition=self.partition,
             ) from self.source.failure
 
-    # -- steering -----------------------------------------------------------------------------
+    # -- control ------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Reads nothing and fetches nothing until `resume`; what has come already is kept."""
+        """Stop reading and fetching until `resume`; fetched records are kept."""
         with self._lock:
             if not self.paused:
                 self._leave()
@@ -276,6 +285,7 @@ class PartitionStream:
                 self._on_change(self)
 
     def resume(self) -> None:
+        """Continue after `pause`. No effect if not paused."""
         with self._lock:
             if self.paused:
                 self.paused = False
@@ -283,10 +293,17 @@ class PartitionStream:
                 self.revive()
 
     def seek(self, offset: int) -> None:
-        """The next record is the one at `offset`, or the first after it. Clears an error.
+        """Continue at `offset`, or at the first record after it. Clears an error.
 
-        After `TopicRecreated` was raised, `offset` is one of the new topic. For the earliest or latest offset ask
-        `list_offsets`. Raises `UsageError` for a negative offset.
+        Parameters
+        ----------
+        offset : int
+            After `TopicRecreated`, an offset of the new topic. `list_offsets` returns the earliest and latest offsets.
+
+        Raises
+        ------
+        UsageError
+            The offset is negative.
         """
         if offset < 0:
             raise UsageError(f"{self.name}: cannot seek to offset {offset}")
@@ -304,7 +321,7 @@ class PartitionStream:
             self._on_change(self)
 
     def close(self) -> None:
-        """Stops reading; iterations end. What was fetched is dropped."""
+        """Stop reading; iterations end, and fetched records are dropped."""
         with self._lock:
             self.closed = True
             self.source = self.source.at(self.position)
@@ -313,34 +330,35 @@ class PartitionStream:
             self._arrival.notify_all()
             self._on_change(self)
 
-    # -- what is known ------------------------------------------------------------------------
+    # -- state --------------------------------------------------------------------------------
 
     @property
     def high_water_mark(self) -> int:
-        """The offset after the last record that is replicated, as of the last reply; -1 before the first."""
+        """Offset after the last fully replicated record, from the last reply; -1 before the first."""
         return self.source.high_watermark
 
     @property
     def last_stable_offset(self) -> int:
-        """Where the first open transaction begins, else the high-water mark; -1 before the first reply."""
+        """Offset of the first open transaction, or the high watermark; -1 before the first reply."""
         return self.source.last_stable_offset
 
     @property
     def failure(self) -> KafkaError | None:
-        """What keeps the brokers from answering just now; None when all is well."""
+        """The error that currently prevents fetching, or None."""
         return self.error or self.source.failure
 
     @property
     def lag(self) -> int | None:
-        """How many offsets `position` is behind what can be read: the high-water mark, with `read_committed` the last
-        stable offset; None before the first reply.
+        """Number of offsets from `position` to the high watermark, or to the last stable offset with `read_committed`;
+        None before the first reply.
         """
         end = self.last_stable_offset if self._read_committed else self.high_water_mark
         return None if end < 0 else max(0, end - self.position)
 
-    # -- the consumer's threads, under the lock -----------------------------------------------
+    # -- called by the consumer's threads, under the lock -------------------------------------
 
     def put(self, fetched: Fetched, now_s: float) -> None:
+        """Queue a reply."""
         if not self.unread:
             self.unread_since_s = now_s
         self.ahead.append(_on_its_own(fetched) if self.paused or self.expired else fetched)
@@ -348,13 +366,13 @@ class PartitionStream:
         self._arrival.notify_all()
 
     def postpone(self, error: KafkaError, now_s: float) -> None:
-        """A failure that may pass: whom to ask is looked up again."""
+        """Back off after a retriable error, and resolve the broker again."""
         if self.source.failure is None:
             self._failing_since_s = self._user_clock.now_s()
         self.source.postpone(error, now_s)
 
     def expire(self) -> None:
-        """The user takes too long. With something ahead, nothing is fetched for it any more."""
+        """Handle a slow reader: if replies are queued, fetch no more for it."""
         self._leave()
         self.expired = bool(self.ahead)
         if self.expired:
@@ -363,14 +381,14 @@ class PartitionStream:
             self._user_clock.resume()
 
     def revive(self) -> None:
-        """The user is back. While nobody asked for it, no broker failed it."""
+        """Handle a read after `expire`. The time without requests does not count as a failure of brokers."""
         self.expired = False
         self.unread_since_s = self._clock.now_s()
         self._user_clock.resume()
         self._on_change(self)
 
     def _leave(self) -> None:
-        """What may lie for long gets a copy of its bytes: as a view it keeps what came with it for other partitions."""
+        """Copy the bytes of queued replies: a view would keep the whole reply, with other partitions, in memory."""
         self._user_clock.pause()
         self.wanted = False
         self.ahead = deque(map(_on_its_own, self.ahead))
@@ -380,13 +398,12 @@ class PartitionStream:
                 self._begin(replace(own, position=self.position))
 
     def leave_broker(self) -> None:
-        """Whom to ask is looked up anew."""
+        """Resolve the broker again."""
         self.source.broker, self.source.preferred_replica = None, NO_REPLICA
         self._on_change(self)
 
     def drop_ahead(self) -> None:
-        """Gives back the memory of what nobody has read; it will be fetched again, and what came behind it, an error,
-        will be told again."""
+        """Free the memory of queued replies; they, and an error behind them, will be fetched again."""
         if self.ahead:
             first = self.ahead[0]
             self.source = self.source.at(first.position, first.epoch_before)
