@@ -1,7 +1,7 @@
-"""Whether a log still holds the position that it is to be read from, and where reading may go on if it does not.
+"""Decide what a refused position means: retry, or lost records and the offset to resume from. Sans-IO.
 
-Pure: compares a `PartitionConsumer` with what the leader says of its log (`leader_epochs.look_up_log_bounds` asks it).
-Used by `range_consumer`, which may skip what is gone, and by `consumer`, which leaves that to its user.
+Compares a `PartitionConsumer` with its leader's log (`leader_epochs.look_up_log_bounds`). Used by `range_consumer`,
+which may skip lost records, and by `consumer`, whose user decides.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from protocol.errors import BrokerError, DataLoss, DeadlineExceeded, LogTruncate
 
 @dataclass(frozen=True)
 class LogBounds:
-    """The offsets of a log, as its leader says: from `start` up to, not including, that of `latest`.
+    """The offsets of a log, from `start` to `latest` (exclusive), according to its leader.
 
-    `lacks_epoch`: it keeps leader epochs, but does not know the one that was read last.
+    `lacks_epoch`: the log keeps leader epochs, but not the epoch of the last record read.
     """
 
     start: int
@@ -29,10 +29,7 @@ class LogBounds:
 
 @dataclass(frozen=True)
 class InvalidPosition:
-    """The log does not hold the position any more. What lies between it and `resume` can only be skipped.
-
-    `kind`: the error to raise for it.
-    """
+    """The log has lost the position. Records between it and `resume` can only be skipped; `kind` is the error class."""
 
     resume: int
     reason: str
@@ -40,21 +37,18 @@ class InvalidPosition:
 
 
 def validate_position(partition: PartitionConsumer, log: LogBounds) -> InvalidPosition | BrokerError:
-    """Why the leader has refused the position (OFFSET_OUT_OF_RANGE).
-
-    A retriable error where the log does hold it, and the leader was only behind.
-    """
+    """Return why the leader refused the position (OFFSET_OUT_OF_RANGE); a retriable error if only the leader lagged."""
     position, until = partition.position, partition.until_offset
     if log.latest.is_stale(partition.known_epoch):
         return stale_leader(partition.name, log.latest, partition.known_epoch)
     if log.start <= position <= log.latest.offset and not log.lacks_epoch:
-        what = f"Fetch of {partition.name} at offset {position}, which is there: its leader was behind for a moment"
+        what = f"Fetch of {partition.name} at offset {position}, which exists: its leader lagged behind for a moment"
         return broker_error(ErrorCode.OFFSET_NOT_AVAILABLE, what)
     if log.lacks_epoch:
         return InvalidPosition(
             position,
             f"{partition.name}: the log was truncated below offset {position}, or the topic was created again: its "
-            f"leader knows no leader epoch {partition.last_epoch}, of which the records before that offset were; the "
+            f"leader does not know leader epoch {partition.last_epoch} of the records before that offset; the "
             f"broker has [{log.start}, {log.latest.offset})",
         )
     if position < log.start:
@@ -73,7 +67,7 @@ def validate_position(partition: PartitionConsumer, log: LogBounds) -> InvalidPo
 
 
 def poll_timed_out(partition: PartitionConsumer) -> DeadlineExceeded:
-    """The leader has sent nothing for `poll_timeout_ms`, though the offsets were there when the range was planned."""
+    """Make the error for a leader that sent no records for `poll_timeout_ms`, although they existed before."""
     remedy = "raise poll_timeout_ms if the broker only needs longer"
     if 0 <= partition.last_stable_offset <= partition.position < partition.high_watermark:
         remedy = (
@@ -82,7 +76,7 @@ def poll_timed_out(partition: PartitionConsumer) -> DeadlineExceeded:
         )
     return DeadlineExceeded(
         f"{partition.name}: {partition.broker} sends no records at offset {partition.position}, although offsets up to "
-        f"{partition.until_offset} were there when the batch was planned; {remedy}",
+        f"{partition.until_offset} existed when the batch was planned; {remedy}",
         topic=partition.topic,
         partition=partition.partition,
         settings=("poll_timeout_ms",),
@@ -90,21 +84,21 @@ def poll_timed_out(partition: PartitionConsumer) -> DeadlineExceeded:
 
 
 def topic_deleted(partition: PartitionConsumer) -> InvalidPosition:
-    """Brokers have answered for long that there is no such topic or partition."""
+    """Make the result for a topic or partition that brokers have not known for long."""
     position, until = partition.position, partition.until_offset
     return InvalidPosition(
         until,
-        f"{partition.name}: offsets {position} to {until} cannot be read: the brokers answer again and again that "
+        f"{partition.name}: offsets {position} to {until} cannot be read: the brokers repeatedly reply that "
         "they do not know it. Likely cause: the topic was deleted",
     )
 
 
 def topic_recreated(partition: PartitionConsumer, error: TopicRecreated) -> InvalidPosition:
-    """The new topic has none of the records that were to be read, whatever its offsets are."""
+    """Make the result for a recreated topic, which has none of the wanted records at any offset."""
     position, until = partition.position, partition.until_offset
     return InvalidPosition(until, f"{error}: offsets {position} to {until} belonged to the old one", TopicRecreated)
 
 
 def log_truncated(error: LogTruncated, first_offset: int) -> InvalidPosition:
-    """The log is read again from where it was cut, since it has other records there; not before `first_offset`."""
+    """Make the result for a truncated log: read again from the truncation, but not before `first_offset`."""
     return InvalidPosition(max(error.context["end_offset"], first_offset), str(error))
