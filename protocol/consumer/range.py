@@ -1,4 +1,4 @@
-"""What is to be read of one partition: by a task of Spark, by `RangeConsumer`. Pure, and pickles."""
+"""A range of offsets to read from one partition. Can be pickled."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ class Range:
 
     Attributes
     ----------
-    topic_id : 16 bytes, which the topic must still have; zeros if unknown. Without it a leader that was replaced
-        cannot be told from that of another topic.
-    from_epoch : leader epoch of the last record before `from_offset`; -1 if unknown, or if that was not read.
-    until_epoch : leader epoch when `until_offset` was seen to be in the log; -1 if unknown.
+    topic_id : bytes
+        16 bytes that the topic must still have; zeros if unknown. Without it, a stale leader cannot be distinguished
+        from the leader of a recreated topic.
+    from_epoch : int
+        Leader epoch of the last record before `from_offset`; -1 if unknown, or if that record was not read.
+    until_epoch : int
+        Leader epoch at the time when `until_offset` was found in the log; -1 if unknown.
     """
 
     topic: str
@@ -29,9 +32,10 @@ class Range:
 
     @property
     def topic_partition(self) -> TopicPartition:
+        """Topic name and partition number."""
         return self.topic, self.partition
 
     @property
     def size(self) -> int:
-        """How many offsets: the most records it can hold, since gaps (compaction, markers) hold none."""
+        """Number of offsets; the number of records may be lower because of gaps (compaction, markers)."""
         return self.until_offset - self.from_offset
