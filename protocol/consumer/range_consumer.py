@@ -1,7 +1,7 @@
-"""Reads ranges of partitions as Arrow batches, with the next Fetch in flight while the last reply is decoded.
+"""Read ranges of partitions as Arrow batches; the next Fetch is in flight while a reply is decoded.
 
-Runs in Spark's executors (one call per task) and anywhere else. One thread; one request at a time, and one connection,
-for each leader. A moved leader or a broken connection is tried again; records that are gone are `DataLoss`.
+Runs in the caller's thread, with one request at a time to each leader. Moved leaders and broken connections are
+retried; lost records raise `DataLoss`.
 """
 
 from __future__ import annotations
@@ -46,17 +46,18 @@ from protocol.net.connection import Reply
 from protocol.net.readiness import ready
 from protocol.records.decode import ALL_COLUMNS
 
-# Another reader on the same connection may have taken our reply in: look again, whatever the socket says.
+# Another thread may have read our reply from a shared connection: check again after this time.
 _LONGEST_WAIT_S = 0.1
 _NOT_HOSTED = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID)
-# What a busy broker may take, beside fetch.max.wait.ms, to say that it has nothing.
+# Time for a busy broker to send an empty reply, besides fetch.max.wait.ms.
 _ANSWER_MS = 1_000
 
 
 class _Reading(PartitionConsumer):
-    """A range on its way. `asked_at_s`: since when brokers are asked for what comes next (None: not yet).
+    """The state of one range.
 
-    That and `unknown`, what metadata says of the topic, are on a clock that stands while the caller is away.
+    `asked_at_s` is the time of the first request for the next records (None: not requested yet). `unknown` is the timer
+    of a missing topic. Both use a clock that is paused while the caller is away.
     """
 
     def __init__(
@@ -84,15 +85,16 @@ class _Reading(PartitionConsumer):
         self.unknown = UnknownTopicPatience.before_skipping()
 
     def fetch_bytes(self) -> int:
+        """As `PartitionConsumer.fetch_bytes`, limited at the start of the range."""
         return max(self._at_least_bytes, min(super().fetch_bytes(), self._fetch_bytes))
 
     def served(self) -> None:
-        """A reply brought records."""
+        """Record that a reply contained records."""
         self.asked_at_s = None
         self._fetch_bytes *= 2
 
     def hear(self, error: KafkaError | None, now_s: float) -> None:
-        """What metadata says of the topic. For how long it is unknown is no part of the time to send records."""
+        """Record the result of a metadata lookup. Time in which the topic is unknown does not count as waiting."""
         began_s = self.unknown.began_s
         self.unknown.hear(error, now_s)
         if began_s is not None and self.unknown.began_s is None and self.asked_at_s is not None:
@@ -100,7 +102,7 @@ class _Reading(PartitionConsumer):
 
     @property
     def known_epoch(self) -> int:
-        """The newest leader epoch that this topic has had for sure; -1 if unknown."""
+        """The newest leader epoch known for this topic id; -1 if unknown."""
         return NO_LEADER_EPOCH if self.wanted.topic_id == NO_TOPIC_ID else max(self.last_epoch, self.wanted.until_epoch)
 
 
@@ -108,7 +110,7 @@ OnLoss = Callable[[DataLoss, Range], None]
 
 
 def raise_loss(loss: DataLoss, skipped: Range) -> None:
-    """Nothing is skipped."""
+    """Raise the loss instead of skipping records."""
     raise loss
 
 
@@ -120,22 +122,34 @@ class _InFlight:
 
 
 class RangeConsumer:
-    """Iterates over `(range, batch)`: Arrow batches of all `ranges`, each range's in the order of its offsets.
+    """Iterates over `(range, batch)`: Arrow batches of all `ranges`, in offset order within each range.
 
-    Yields record batches with those of `columns` asked for (see `protocol.records.decode`), at most some thousand rows
-    each; batches of different ranges come as the brokers answer.
-
-    When a part of a range is not in the log any more, the log was truncated below it, or the topic was deleted, or
-    recreated (`TopicRecreated`), `on_loss` gets the `DataLoss`, and what would be skipped. If it does not raise, that
-    is kept in `skipped`, and a truncated log is read from where other records begin, if need be before `from_offset`.
-    Raises `DeadlineExceeded` when nothing came for some range for `poll_timeout_ms`.
+    Batches have at most some thousand rows; those of different ranges arrive in any order. Not thread-safe.
 
     Parameters
     ----------
-    first_fetch_bytes : the first Fetch of a range asks for so much, each later one for twice as much as the one before.
-        For who hands rows on: the first ones come soon, and the next while they are on their way. It costs a bit of
-        CPU time; None: `max.partition.fetch.bytes` from the first one on.
-    record_bytes : by topic, what others have learnt; it is kept up to date.
+    client : Client
+    config : ConsumerConfig
+    ranges : sequence of Range
+    columns : collection of str
+        Columns of the batches, see `protocol.records.decode`.
+    poll_timeout_ms : float
+        Raise `DeadlineExceeded` after this time without records of a range.
+    on_loss : callable
+        Called with a `DataLoss` and the range to skip if records are lost: deleted, truncated, or in a deleted or
+        recreated topic (`TopicRecreated`). If it returns, the range is added to `skipped`. A truncated log is then read
+        from the truncation, if needed before `from_offset`.
+    first_fetch_bytes : int, optional
+        Start with small fetches of this size, and double it each time, so that the first rows arrive early and later
+        fetches overlap with downstream work. Costs some CPU time. None: `max.partition.fetch.bytes` from the start.
+    record_bytes : dict of str to float, optional
+        Bytes per offset by topic, shared with other readers and updated.
+
+    Attributes
+    ----------
+    skipped : list of Range
+    fetches : int
+        Number of replies.
     """
 
     def __init__(
@@ -157,8 +171,8 @@ class RangeConsumer:
         self._on_loss = on_loss
         self._brokers: dict[Broker, BrokerConsumer] = {}
         self._in_flight: list[_InFlight] = []
-        self._clock = PausableClock(client.clock)  # stands while the caller is busy with what it got
-        self._waiting: list[_Reading] = []  # no broker is being asked for them, whoever waits longest first
+        self._clock = PausableClock(client.clock)  # paused while the caller processes a batch
+        self._waiting: list[_Reading] = []  # ranges without a request in flight, longest wait first
         record_bytes = {} if record_bytes is None else record_bytes
         for wanted in ranges:
             backoff = Backoff(client.config.retry_backoff_ms, client.config.retry_backoff_max_ms)
@@ -179,7 +193,7 @@ class RangeConsumer:
     # -- requests and replies -----------------------------------------------------------------
 
     def _next_fetched(self) -> list[tuple[_Reading, Fetched]]:
-        """What one reply brought, with the next request to that broker under way; empty when there is no more."""
+        """Return the records of one reply, after sending the next request to that broker; empty at the end."""
         while self._waiting or self._in_flight:
             self._send_due()
             result = self._take_reply()
@@ -194,7 +208,7 @@ class RangeConsumer:
         return []
 
     def _send_due(self) -> None:
-        """One request to each broker that has something to read and none under way."""
+        """Send one request to each broker that has a range to read and no request in flight."""
         if not self._waiting:
             return
         now_s = self._client.clock.now_s()
@@ -206,7 +220,7 @@ class RangeConsumer:
         for reading in waiting:
             broker = None if reading.retry_at_s > now_s else reading.broker
             if reading.done:
-                # Skipped whole.
+                # Skipped completely.
                 continue
             if broker is None or broker in busy or not self._fits(reading, requests.setdefault(broker, []), room):
                 self._waiting.append(reading)
@@ -215,11 +229,11 @@ class RangeConsumer:
                 self._send(broker, readings)
 
     def _fits(self, reading: _Reading, request: list[_Reading], room: dict[Broker, int]) -> bool:
-        """Adds a range to a request if its reply stays as small as one that is for a single range."""
+        """Add a range to a request if the reply stays within the limit of a single range."""
         assert reading.broker is not None
         left = room.get(reading.broker, self._config.max_partition_fetch_bytes)
         fetch_bytes = reading.fetch_bytes()
-        # A request names a partition once, and two ranges may be of the same.
+        # A request contains each partition once, and two ranges may be of the same partition.
         if request and (fetch_bytes > left or any(each.name == reading.name for each in request)):
             return False
         room[reading.broker] = left - fetch_bytes
@@ -232,7 +246,7 @@ class RangeConsumer:
             reading.asked_at_s = self._clock.now_s()
 
     def _look_up(self, readings: list[_Reading]) -> None:
-        """Finds their brokers; handles why not where there is none."""
+        """Resolve the brokers of ranges, and handle failures."""
         failures = self._find_brokers(readings)
         for reading in readings:
             error = failures.get(reading)
@@ -246,19 +260,19 @@ class RangeConsumer:
                 self._handle_failure(reading, error)
 
     def _is_deleted(self, reading: _Reading) -> bool:
-        """Ask several brokers at once; the topic was there when the range was planned."""
+        """Ask several brokers at once; the topic existed when the range was planned."""
         if not reading.unknown.suspects_deleted(self._clock.now_s()):
             return False
         return bool(self._client.unknown_to_brokers([reading.topic], self._deadline(reading)))
 
     def _find_brokers(self, readings: list[_Reading]) -> dict[PartitionConsumer, KafkaError]:
-        """With one question about all of them; why some have none."""
+        """Resolve brokers with one request; return the failures."""
         return look_up(self._client, readings, self._first_deadline(readings)) if readings else {}
 
     def _send(self, broker: Broker, readings: list[_Reading]) -> None:
         consumer = self._brokers.get(broker)
         if consumer is None:
-            # Every range moves with every reply, so a session would spare nothing.
+            # Every range moves with every reply, so a fetch session would save nothing.
             consumer = self._brokers[broker] = BrokerConsumer(broker, self._config, sessions=False)
         deadline = self._first_deadline(readings)
         try:
@@ -276,13 +290,13 @@ class RangeConsumer:
             for reading in readings:
                 self._handle_failure(reading, error)
             return
-        # A live broker that has nothing answers after this while, and then the error can say so.
+        # Let a live broker without data send its empty reply first, so that the error can say so.
         patience_ms = deadline.remaining_s() * 1000 + self._config.fetch_max_wait_ms + _ANSWER_MS
         patience_ms = min(patience_ms, self._client.config.request_timeout_ms)
         self._in_flight.append(_InFlight(consumer, reply, Deadline.after_ms(patience_ms, self._clock)))
 
     def _take_reply(self) -> FetchResult | None:
-        """Waits for a reply and takes it in; None when there was none to wait for, or it did not come."""
+        """Wait for a reply and handle it; return None without a request in flight, or if no reply arrived."""
         if not self._in_flight:
             self._sleep()
             return None
@@ -309,7 +323,7 @@ class RangeConsumer:
         return result
 
     def _confirm(self, result: FetchResult) -> None:
-        """Lets go of records that another topic may have sent: before Kafka 3.1 brokers are asked by its name only."""
+        """Drop records that may be of a recreated topic: before Kafka 3.1, requests contain only the topic name."""
         fetched = [(_reading(partition), each) for partition, each in result.fetched]
         with_ids = [reading for reading, _ in fetched if reading.topic_id != NO_TOPIC_ID]
         self._client.expire_metadata({reading.topic for reading in with_ids})
@@ -345,7 +359,7 @@ class RangeConsumer:
         if reading.unknown.began_s is not None:
             at_s = max(at_s, reading.unknown.began_s + reading.unknown.longest_s)
         if isinstance(reading.failure, BrokerError) and reading.failure.code in _NOT_HOSTED:
-            # A leader may forget a deleted topic before the other brokers do: metadata decide.
+            # A leader may forget a deleted topic before the other brokers do: the metadata decide.
             at_s = max(at_s, self._began_s(reading) + reading.unknown.limit_s)
         return Deadline(at_s, self._clock)
 
@@ -359,9 +373,9 @@ class RangeConsumer:
             raise position_validation.poll_timed_out(reading)
 
     def _handle_failure(self, reading: _Reading, error: KafkaError) -> None:
-        """Puts the range off until it may work again, or raises what cannot."""
+        """Back off after a retriable error; raise other errors."""
         if is_about_the_log(error) and reading.preferred_replica != NO_REPLICA:
-            # A follower may be behind: the leader knows.
+            # A follower may be behind: the leader decides.
             reading.postpone(error, self._client.clock.now_s())
             return
         outcome = self._validate(reading, error)
@@ -386,7 +400,7 @@ class RangeConsumer:
             ) from error
 
     def _validate(self, reading: _Reading, error: KafkaError) -> InvalidPosition | KafkaError:
-        """What a failure comes to: something is lost, or an error, maybe one that passes."""
+        """Convert a failure to lost records, or to an error that may be retriable."""
         if isinstance(error, TopicRecreated):
             return position_validation.topic_recreated(reading, error)
         if not is_about_the_log(error):
@@ -394,7 +408,7 @@ class RangeConsumer:
         try:
             outcome = self._validate_position(reading, error)
             if isinstance(outcome, InvalidPosition):
-                # By its name a broker answers for a topic that was recreated, too.
+                # Requested by name, a broker may have replied for a recreated topic.
                 self._client.expire_metadata([reading.topic])
                 for failure in self._find_brokers([reading]).values():
                     raise failure
@@ -402,14 +416,14 @@ class RangeConsumer:
         except TopicRecreated as recreated:
             return position_validation.topic_recreated(reading, recreated)
         except TopicUnknown as unknown:
-            # Metadata will tell whether it is deleted.
+            # The metadata will tell if it was deleted.
             return unknown.answer
         except BrokerError as passing:
             return passing
 
     def _validate_position(self, reading: _Reading, error: KafkaError) -> InvalidPosition | BrokerError:
         if isinstance(error, LogTruncated):
-            # What lies before a range of which nothing was read before is not its to read.
+            # If nothing was read before the range, records before it are not part of it.
             return position_validation.log_truncated(
                 error, 0 if reading.wanted.from_epoch != NO_LEADER_EPOCH else reading.wanted.from_offset
             )
