@@ -1,10 +1,8 @@
-"""How many bytes an offset takes, by partition, as the log holds it: compressed, and with what a batch header adds.
+"""Estimate the bytes per offset of partitions from record batch headers: compressed, with the batch header.
 
-Nobody tells a driver what its executors have fetched, and Kafka does not say how many bytes lie between two offsets.
-DescribeLogDirs tells the size of a whole log: an average over everything retained (old formats, compacted segments,
-without what is in tiered storage), and it needs the right to describe the cluster. The headers of the record batches
-where the next read begins are about what is to be read, and need no more rights than reading. A batch says its size and
-its offsets in its header, so a few of them are enough, and no record is decoded.
+Kafka does not report the bytes between two offsets. DescribeLogDirs reports the size of a whole log: an average over
+all retained records, without tiered storage, and it needs the ACL Describe on the cluster. Batch headers at the next
+read position describe the records to be read, need no further ACL, and contain size and offsets without decoding.
 """
 
 from __future__ import annotations
@@ -23,23 +21,23 @@ log = logging.getLogger(__name__)
 # Two record batches of a producer with the default `batch.size`.
 _SAMPLE_BYTES = 32 * 1024
 _SAMPLES_PER_REQUEST = 64
-# Partitions beyond that, or with very large batches, have their turn the next time.
+# Partitions beyond this limit, or with very large batches, are sampled next time.
 _MOST_BYTES = 16 * 1024 * 1024
 _GUESSED_BYTES = 1024.0
 
 
 class RecordSizes:
-    """Bytes per offset of partitions, looked at from time to time and remembered in between. For one thread."""
+    """Bytes per offset by partition, sampled from time to time. Not thread-safe."""
 
     def __init__(self, config: ConsumerConfig) -> None:
         self._config = config
-        # Whoever was looked at longest ago stands first.
+        # Ordered by the time of the last sample, oldest first.
         self._known: dict[TopicPartition, float] = {}
 
     def look(self, client: Client, positions: Mapping[TopicPartition, int], deadline: Deadline) -> None:
-        """Looks at the logs from `positions` on, where there should be records; raises nothing of what brokers say.
+        """Sample the logs at `positions`, where records should be; does not raise broker errors.
 
-        What was known counts half: the batches of one place may be unlike those of the next.
+        The previous value has half of the weight, since neighbouring batches may differ.
         """
         order = [key for key in positions if key not in self._known] + [key for key in self._known if key in positions]
         samples = log_samples(
@@ -56,7 +54,7 @@ class RecordSizes:
             self._known[key] = (self._known.pop(key, seen) + seen) / 2
 
     def of(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, float]:
-        """Of each of `partitions`; one that nobody could look at has its topic's mean."""
+        """Return the value of each partition; the topic's mean if a partition was never sampled."""
         by_topic: dict[str, list[float]] = {}
         for (topic, _), size in self._known.items():
             by_topic.setdefault(topic, []).append(size)
@@ -65,7 +63,7 @@ class RecordSizes:
         for key in partitions:
             if key not in self._known and key[0] not in means:
                 log.warning(
-                    "%s-%d: its log could not be looked at; %d bytes per offset are assumed", *key, _GUESSED_BYTES
+                    "%s-%d: its log could not be sampled; %d bytes per offset are assumed", *key, _GUESSED_BYTES
                 )
                 means[key[0]] = _GUESSED_BYTES
             found[key] = self._known.get(key, means.get(key[0], _GUESSED_BYTES))

@@ -147,7 +147,7 @@ def test_earlier_size_counts_half_and_replaces_unknown_sizes(caplog: pytest.LogC
     small, large = records(0, 10, size=100), records(0, 10, size=10_000)
     with cluster(2, reply(error_code=ErrorCode.UNKNOWN_SERVER_ERROR)) as broker, caplog.at_level(logging.WARNING):
         assert look(broker, sizes, 2) == {0: 1024, 1: 1024}
-    assert "orders-0: its log could not be looked at; 1024 bytes per offset are assumed" in caplog.text
+    assert "orders-0: its log could not be sampled; 1024 bytes per offset are assumed" in caplog.text
     with cluster(2, reply(reply_row(0, small), reply_row(1, error_code=ErrorCode.NOT_LEADER_OR_FOLLOWER))) as broker:
         assert look(broker, sizes, 2) == {0: len(small) / 10, 1: len(small) / 10}, "the mean of the topic"
     with cluster(2, reply(reply_row(0, large), reply_row(1, small))) as broker:
