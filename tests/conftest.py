@@ -1,8 +1,8 @@
 """What all tests share: a real Kafka (three brokers, or one), a Spark session, topics with names of their own.
 
 Fixtures start what they need when the first test asks, once for the whole run. A test that uses one is marked
-`kafka` or `spark` by itself, so `pytest -m "not kafka and not spark"` runs the pure ones. With `pytest -n 3` every
-file is run by one of three processes (`three_starts.py`), each with a Spark and a Kafka of its own where it needs them.
+`kafka` or `spark` by itself, so `pytest -m "not kafka and not spark"` runs the pure ones. With `pytest -n 3` each file
+runs in one of three processes (`xdist_scheduling.py`), each with a separate Spark and Kafka if needed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.wait_until import wait_until
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytest_plugins = ["tests.process_deaths", "tests.three_starts"]
+pytest_plugins = ["tests.process_deaths", "tests.xdist_scheduling"]
 
 ROOT = Path(__file__).parent.parent
 
@@ -89,7 +89,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def kafka(pytestconfig: pytest.Config) -> Iterator[LocalKafka]:
     """Three brokers, ids 1 to 3, in racks `rack-1` to `rack-3`. Who kills or pauses one starts or resumes it again."""
-    from tests.three_starts import THREE
+    from tests.xdist_scheduling import THREE
 
     with LocalKafka(3, KAFKA_VERSION, settings=_EAGER, broker_settings=_RACKS, jvm_options=BRIEF_LIFE) as running:
         pytestconfig.stash[THREE] = running
@@ -106,7 +106,7 @@ def kafka1() -> Iterator[LocalKafka]:
 @pytest.fixture(scope="session")
 def secured(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
     """One broker whose listeners speak TLS."""
-    from tests.three_starts import SECURED
+    from tests.xdist_scheduling import SECURED
 
     if version_numbers(KAFKA_VERSION) < (3, 5):
         pytest.skip("brokers without ZooKeeper know users of SCRAM since Kafka 3.5")

@@ -86,7 +86,7 @@ class Query:
 
 
 @contextmanager
-def standing_still(where: Any, call: str, meanwhile: Callable[[], None]) -> Iterator[None]:
+def paused_at(where: Any, call: str, meanwhile: Callable[[], None]) -> Iterator[None]:
     """Who makes this call stands still before it, the first time. What happens meanwhile may make it, too."""
     original = getattr(where, call)
 

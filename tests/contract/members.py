@@ -21,7 +21,7 @@ from protocol.wire.messages.m12_heartbeat import HEARTBEAT
 from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
 from protocol.wire.messages.m14_sync_group import SYNC_GROUP
 from protocol.wire.schema import Api
-from tests.contract.asking import Row
+from tests.contract.raw_requests import Row
 
 _numbers = itertools.count()
 

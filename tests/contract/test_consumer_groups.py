@@ -11,9 +11,9 @@ import pytest
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
-from tests.contract.asking import Row
 from tests.contract.conftest import NewTopic
 from tests.contract.members import ask_coordinator, commit, new_group
+from tests.contract.raw_requests import Row
 
 JOINS = {"rebalance_timeout_ms": 60_000, "topic_partitions": []}
 

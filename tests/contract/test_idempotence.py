@@ -7,7 +7,7 @@ from typing import Any
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.producer.idempotence import IdempotentSession
-from tests.contract.asking import batch, fetch, produce, values_in
+from tests.contract.raw_requests import batch, fetch, produce, values_in
 
 
 def new_producer(client: Client) -> int:

@@ -20,7 +20,9 @@ from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m15_describe_groups import DESCRIBE_GROUPS
 from tests.conftest import topic_factory
-from tests.contract.asking import (
+from tests.contract.conftest import FAKE, REAL
+from tests.contract.members import new_group
+from tests.contract.raw_requests import (
     Row,
     batch,
     end_of_epoch,
@@ -31,8 +33,6 @@ from tests.contract.asking import (
     values_in,
     written,
 )
-from tests.contract.conftest import FAKE, REAL
-from tests.contract.members import new_group
 from tests.fake_kafka.server import FakeKafka
 
 

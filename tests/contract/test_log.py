@@ -20,7 +20,7 @@ from protocol.kafka_terms import EARLIEST, LATEST
 from protocol.producer.producer import Producer
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m01_fetch import FETCH
-from tests.contract.asking import (
+from tests.contract.raw_requests import (
     NOW_MS,
     ask_leader,
     batch,

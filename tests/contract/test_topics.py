@@ -14,7 +14,7 @@ from protocol.kafka_terms import LATEST
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m03_metadata import METADATA
-from tests.contract.asking import Row, ask, fetch_body, written
+from tests.contract.raw_requests import Row, ask, fetch_body, written
 
 
 def metadata(client: Client, **asked: Any) -> Row:

@@ -15,8 +15,8 @@ from protocol.config import parse_consumer
 from protocol.consumer.range import Range
 from protocol.consumer.range_consumer import RangeConsumer
 from protocol.kafka_terms import LATEST
-from tests.contract.asking import batch, fetch, list_offset, produce, values_in, written
 from tests.contract.members import commit, committed, new_group, stable
+from tests.contract.raw_requests import batch, fetch, list_offset, produce, values_in, written
 from tests.contract.transactions import TransactionalProducer
 from tests.wait_until import wait_until
 

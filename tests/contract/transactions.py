@@ -17,8 +17,8 @@ from protocol.wire.messages.m25_add_offsets_to_txn import ADD_OFFSETS_TO_TXN
 from protocol.wire.messages.m26_end_txn import END_TXN
 from protocol.wire.messages.m28_txn_offset_commit import TXN_OFFSET_COMMIT
 from protocol.wire.schema import Api
-from tests.contract.asking import Row, batch, produce
 from tests.contract.members import ask_coordinator
+from tests.contract.raw_requests import Row, batch, produce
 
 
 @dataclass

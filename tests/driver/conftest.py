@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.driver.twenty_offsets import Cluster
+from tests.driver.changing_logs import Cluster
 
 
 @pytest.fixture

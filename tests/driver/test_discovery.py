@@ -16,7 +16,7 @@ from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.plan.backlog import LogSnapshot
 from spark_kafka_source.plan.claims import Claims
 from spark_kafka_source.plan.offsets import Offsets
-from tests.driver.twenty_offsets import Cluster, read_to
+from tests.driver.changing_logs import Cluster, read_to
 from tests.fake_kafka.clock import ManualClock
 from tests.fake_kafka.server import FakeKafka
 from tests.protocol.consumer.consuming import TOPIC_ID

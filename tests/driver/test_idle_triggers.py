@@ -6,7 +6,7 @@ import pytest
 
 from protocol import once
 from spark_kafka_source.driver.idle_triggers import IdleTriggers
-from tests.driver.twenty_offsets import Cluster, read_to
+from tests.driver.changing_logs import Cluster, read_to
 
 PARTITIONS = 3_000
 

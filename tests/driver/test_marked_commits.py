@@ -16,7 +16,7 @@ from protocol.group.offsets import CommittedOffset
 from spark_kafka_source.driver import trigger
 from spark_kafka_source.plan.claims import Claims
 from spark_kafka_source.spark_api import ReadAllAvailable
-from tests.driver.twenty_offsets import BOTH, ID_OF_B, OLD_ID, Cluster, ranges, read_to
+from tests.driver.changing_logs import BOTH, ID_OF_B, OLD_ID, Cluster, ranges, read_to
 
 
 class Marks:

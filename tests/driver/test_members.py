@@ -28,14 +28,14 @@ from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.options.parsing import parse_source_options
 from tests.conftest import NEEDS_KIP_848, TopicFactory
-from tests.driver.twenty_offsets import ranges
+from tests.driver.changing_logs import ranges
 from tests.fake_kafka.faults import ALWAYS
 from tests.fake_kafka.offsets import Committed
 from tests.fake_kafka.server import FakeKafka
 from tests.member_queries import fill
 from tests.protocol.consumer.consuming import client_of, records
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
-from tests.ten_records import TenRecords
+from tests.small_cluster import SmallCluster
 from tests.wait_until import wait_until
 
 ORDERS = TopicSubscription(frozenset({"orders"}))
@@ -171,7 +171,7 @@ def test_a_topic_that_is_recreated_is_read_from_its_beginning(
 
 def test_one_that_stands_still_before_it_looks_how_far_logs_go_leaves_to_others_what_is_theirs() -> None:
     """It wakes without its claims; others have read what has come meanwhile."""
-    with TenRecords() as cluster:
+    with SmallCluster() as cluster:
         reader = reader_of(cluster.bootstrap_servers, "orders", "g")
         limit = reader.getDefaultReadLimit()
         begin = reader.latestOffset(reader.initialOffset(), limit)
@@ -196,7 +196,7 @@ def test_one_that_stands_still_before_it_looks_how_far_logs_go_leaves_to_others_
 def test_a_rebalance_that_begins_then_is_taken_up_by_the_next_trigger() -> None:
     """What this member has is its own until it joins again; to wait for others first would make an empty trigger."""
     given = {f"kafka.{key}": str(value) for key, value in EAGER.items()}
-    with TenRecords() as cluster, client_of(cluster.bootstrap_servers) as client, ThreadPoolExecutor() as pool:
+    with SmallCluster() as cluster, client_of(cluster.bootstrap_servers) as client, ThreadPoolExecutor() as pool:
         reader = reader_of(cluster.bootstrap_servers, "orders", "g", maxOffsetsPerTrigger="8", **given)
         limit = reader.getDefaultReadLimit()
         begin = reader.latestOffset(reader.initialOffset(), limit)
@@ -219,7 +219,7 @@ def test_a_rebalance_that_begins_then_is_taken_up_by_the_next_trigger() -> None:
 def test_a_run_that_ends_fails_when_others_do_not_give_up_its_share() -> None:
     given = {f"kafka.{key}": str(value) for key, value in EAGER.items()}
     given |= {"kafka.default.api.timeout.ms": "1500", "kafka.request.timeout.ms": "1400", "fetchOffset.numRetries": "0"}
-    with TenRecords() as cluster, client_of(cluster.bootstrap_servers) as client:
+    with SmallCluster() as cluster, client_of(cluster.bootstrap_servers) as client:
         reader = reader_of(cluster.bootstrap_servers, "orders", "g", **given)
         with member_of(client, "orders", "g", EAGER):
             reader.prepareForTriggerAvailableNow()
@@ -236,7 +236,7 @@ def test_what_could_not_be_committed_in_time_is_not_committed_for_the_next_membe
 ) -> None:
     """It goes on from where the group is, and would be set back."""
     monkeypatch.setattr(group_commits, "_AWAIT_LAST_COMMIT_MS", 100)
-    with TenRecords() as cluster, client_of(cluster.bootstrap_servers) as client:
+    with SmallCluster() as cluster, client_of(cluster.bootstrap_servers) as client:
         given = {f"kafka.{key}": str(value) for key, value in COOPERATIVE.items()}
         reader = reader_of(cluster.bootstrap_servers, "orders", "g", **given)
         limit = reader.getDefaultReadLimit()

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from protocol.group.offsets import CommittedOffset, commit_offsets
-from tests.driver.twenty_offsets import Cluster
+from tests.driver.changing_logs import Cluster
 from tests.protocol.consumer.consuming import client_of
 
 LATEST = "a-0 at 20, a-1 at 20. The 40 offsets before that are not read. To read them, set startingOffsets=earliest"

@@ -10,7 +10,7 @@ from protocol.errors import DataLoss
 from spark_kafka_source.driver.batch_reader import KafkaBatchReader
 from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.plan.offsets import JsonDict
-from tests.driver.twenty_offsets import Cluster, ranges, read_to
+from tests.driver.changing_logs import Cluster, ranges, read_to
 
 
 def test_what_is_gone_is_counted_in_the_end_of_the_batch(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:

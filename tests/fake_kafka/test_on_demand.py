@@ -26,8 +26,8 @@ from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m10_find_coordinator import TRANSACTION
-from tests.contract.asking import batch, fetch, list_offset, produce, values_in, written
 from tests.contract.members import GroupMember, stable
+from tests.contract.raw_requests import batch, fetch, list_offset, produce, values_in, written
 from tests.contract.transactions import TransactionalProducer
 from tests.fake_kafka.clock import ManualClock
 from tests.fake_kafka.cluster import Cluster

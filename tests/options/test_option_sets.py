@@ -14,7 +14,7 @@ from spark_kafka_source import foreach_batch_writer
 from spark_kafka_source.options.parsing import parse_sink_options, parse_source_options
 from spark_kafka_source.source import KafkaGroupDataSource
 from tests.options.option_sets import BROKERS, OPTION_SETS, OTHER, PATTERN, READS, SINKS, TOPIC, OptionSet, filled
-from tests.ten_records import TenRecords
+from tests.small_cluster import SmallCluster
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +59,7 @@ def test_option_sets_are_many_and_of_each_kind() -> None:
 
 def test_running_reader_alone_warns_of_idle_options(caplog: pytest.LogCaptureFixture) -> None:
     """Spark also creates readers only to plan with, each in a separate process."""
-    with TenRecords() as cluster, caplog.at_level(logging.WARNING):
+    with SmallCluster() as cluster, caplog.at_level(logging.WARNING):
         where = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "subscribe": "orders"}
         options = {**where, "startingOffsets": "earliest", "mode": "x", "kafka.colour": "y"}
         sources = [KafkaGroupDataSource(options) for _ in range(2)]

@@ -29,25 +29,25 @@ from spark_kafka_source.options.table import OPTIONS
 from spark_kafka_source.plan.offsets import JsonDict
 from spark_kafka_source.sink.stream_writer import KafkaStreamWriter
 from spark_kafka_source.task.range_reader import read_range
-from tests.options.seeing import BETWEEN_S, LONG, Observe, outcome
+from tests.options.observe import BETWEEN_S, LONG, Observe, outcome
 from tests.protocol.consumer.consuming import records
+from tests.small_cluster import END, FIRST_TIMESTAMP_MS, SmallCluster
 from tests.spark_task import spark_task
-from tests.ten_records import END, FIRST_TIMESTAMP_MS, TenRecords
 
 Options = Mapping[str, str]
 
 ORDERS = {"0": 0, "1": 0}
 
 
-def stream(cluster: TenRecords, given: Options, **more: str) -> KafkaStreamReader:
+def stream(cluster: SmallCluster, given: Options, **more: str) -> KafkaStreamReader:
     return KafkaStreamReader(parse_source_options(complete(cluster, given, more), streaming=True))
 
 
-def batch(cluster: TenRecords, given: Options, **more: str) -> KafkaBatchReader:
+def batch(cluster: SmallCluster, given: Options, **more: str) -> KafkaBatchReader:
     return KafkaBatchReader(parse_source_options(complete(cluster, given, more), streaming=False))
 
 
-def complete(cluster: TenRecords, given: Options, more: Options) -> dict[str, str]:
+def complete(cluster: SmallCluster, given: Options, more: Options) -> dict[str, str]:
     options = {"kafka.bootstrap.servers": cluster.bootstrap_servers, **more, **given}
     chosen = {"subscribe", "subscribePattern", "assign"} & set(options)
     return options if chosen else {**options, "subscribe": "orders"}
@@ -67,17 +67,17 @@ def first_batch(reader: KafkaStreamReader) -> JsonDict:
     return plan(reader, reader.initialOffset())
 
 
-def chosen(cluster: TenRecords, given: dict[str, str]) -> object:
+def chosen(cluster: SmallCluster, given: dict[str, str]) -> object:
     first = first_batch(stream(cluster, given))
     return sorted(f"{topic}-{number}" for topic in first if topic[0] != "@" for number in first[topic])
 
 
-def begins(cluster: TenRecords, given: dict[str, str]) -> object:
+def start_offsets(cluster: SmallCluster, given: dict[str, str]) -> object:
     reader = stream(cluster, given)
     return first_batch(reader)["@joined"]["orders"] if outcome(lambda: first_batch(reader)) == "done" else "error"
 
 
-def ends(cluster: TenRecords, given: dict[str, str]) -> object:
+def end_offsets(cluster: SmallCluster, given: dict[str, str]) -> object:
     return sorted(each.until_offset for task in batch(cluster, given).partitions() for each in task.ranges)
 
 
@@ -88,7 +88,7 @@ def each(zero: int, one: int) -> str:
 # -- triggers -------------------------------------------------------------------------------------
 
 
-def read_so_far(cluster: TenRecords, offset: int, topic_id: str | None = None) -> JsonDict:
+def checkpoint_at(cluster: SmallCluster, offset: int, topic_id: str | None = None) -> JsonDict:
     ids = first_batch(stream(cluster, {}))["@ids"]
     return {"orders": {"0": offset, "1": offset}, "@ids": {"orders": topic_id} if topic_id else ids}
 
@@ -97,7 +97,7 @@ def plan(reader: KafkaStreamReader, start: JsonDict) -> JsonDict:
     return reader.latestOffset(start, reader.getDefaultReadLimit())
 
 
-def planned(cluster: TenRecords, given: dict[str, str], *, more: int = 0) -> int:
+def offsets_of_first_batch(cluster: SmallCluster, given: dict[str, str], *, more: int = 0) -> int:
     """Return the number of offsets in the first batch, of twenty, and `more` in each partition."""
     if more:
         cluster.grow(more)
@@ -105,7 +105,7 @@ def planned(cluster: TenRecords, given: dict[str, str], *, more: int = 0) -> int
     return sum(end["orders"].values())
 
 
-def second_batch_waits(cluster: TenRecords, given: dict[str, str]) -> bool:
+def second_batch_waits(cluster: SmallCluster, given: dict[str, str]) -> bool:
     """Return whether a trigger with two new offsets waits for more."""
     reader = stream(cluster, {"minOffsetsPerTrigger": "5", **given})
     first = plan(reader, {"orders": dict(ORDERS)})
@@ -113,32 +113,32 @@ def second_batch_waits(cluster: TenRecords, given: dict[str, str]) -> bool:
     return plan(reader, first) == first
 
 
-def commits(cluster: TenRecords, given: dict[str, str]) -> int:
+def commits(cluster: SmallCluster, given: dict[str, str]) -> int:
     reader = stream(cluster, given, **{"kafka.group.id": "g"})
     plan(reader, {"orders": dict(ORDERS)})
     reader.stop()
     return len(cluster.asked(OFFSET_COMMIT))
 
 
-def continues_after_data_loss(cluster: TenRecords, given: dict[str, str]) -> str:
-    start = read_so_far(cluster, END)
+def continues_after_data_loss(cluster: SmallCluster, given: dict[str, str]) -> str:
+    start = checkpoint_at(cluster, END)
     cluster.rewrite_all(records(0, END - 3))
     return outcome(lambda: plan(stream(cluster, given), start))
 
 
-def continues_with_a_recreated_topic(cluster: TenRecords, given: dict[str, str]) -> str:
-    start = read_so_far(cluster, 5, topic_id="b" * 21 + "A")
+def continues_with_a_recreated_topic(cluster: SmallCluster, given: dict[str, str]) -> str:
+    start = checkpoint_at(cluster, 5, topic_id="b" * 21 + "A")
     return outcome(lambda: plan(stream(cluster, given), start))
 
 
 # -- tasks and rows -------------------------------------------------------------------------------
 
 
-def tasks(cluster: TenRecords, given: dict[str, str]) -> int:
+def tasks(cluster: SmallCluster, given: dict[str, str]) -> int:
     return len(batch(cluster, given).partitions())
 
 
-def names_of_columns(cluster: TenRecords, given: dict[str, str]) -> object:
+def column_names(cluster: SmallCluster, given: dict[str, str]) -> object:
     """Return the column names of the schema, which must be those of the rows."""
     reader = batch(cluster, given)
     first = next(reader.read(reader.partitions()[0]))
@@ -146,19 +146,19 @@ def names_of_columns(cluster: TenRecords, given: dict[str, str]) -> object:
     return ",".join(first.schema.names)
 
 
-def times_out_late(cluster: TenRecords, given: dict[str, str]) -> bool:
+def times_out_late(cluster: SmallCluster, given: dict[str, str]) -> bool:
     cluster.silent_to(FETCH)
     options = parse_source_options(complete(cluster, given, {"kafka.fetch.max.wait.ms": "20"}), streaming=False)
     (first, *_) = KafkaBatchReader(options).partitions()
     return took_long(lambda: list(read_range(options, first.ranges)))
 
 
-def patience(cluster: TenRecords, given: dict[str, str]) -> list[bool]:
+def offset_retries_take_long(cluster: SmallCluster, given: dict[str, str]) -> list[bool]:
     """Return whether query start, trigger and batch read retry for long if no broker answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        nobody = f"127.0.0.1:{server.getsockname()[1]}"
+        unreachable = f"127.0.0.1:{server.getsockname()[1]}"
     short = {
-        "kafka.bootstrap.servers": nobody,
+        "kafka.bootstrap.servers": unreachable,
         "kafka.default.api.timeout.ms": "200",
         "kafka.retry.backoff.max.ms": "50",
     }
@@ -173,7 +173,7 @@ def patience(cluster: TenRecords, given: dict[str, str]) -> list[bool]:
 # -- writes ---------------------------------------------------------------------------------------
 
 
-def write(cluster: TenRecords, given: dict[str, str]) -> list[dict[str, Any]]:
+def write(cluster: SmallCluster, given: dict[str, str]) -> list[dict[str, Any]]:
     options = parse_sink_options({"kafka.bootstrap.servers": cluster.bootstrap_servers, "topic": "orders", **given})
     schema = StructType.fromJson({"type": "struct", "fields": [field("value", "string")]})
     with spark_task():
@@ -188,19 +188,19 @@ def field(name: str, kind: str) -> dict[str, Any]:
     return {"name": name, "type": kind, "nullable": True, "metadata": {}}
 
 
-def written_topic(cluster: TenRecords, given: dict[str, str]) -> object:
+def written_topic(cluster: SmallCluster, given: dict[str, str]) -> object:
     write(cluster, given)
     return [name for name in cluster.names if any(cluster.log(name, number).end_offset > END for number in range(2))]
 
 
-def asked_acks(cluster: TenRecords, given: dict[str, str]) -> object:
+def produce_acks(cluster: SmallCluster, given: dict[str, str]) -> object:
     """Return acks and the transactional id."""
     return [
         (body["acks"], body["transactional_id"]) for body in write(cluster, {"transactionalIdPrefix": "p", **given})
     ]
 
 
-def transactional_ids(cluster: TenRecords, given: dict[str, str]) -> object:
+def transactional_ids(cluster: SmallCluster, given: dict[str, str]) -> object:
     write(cluster, {"deliveryGuarantee": "exactly-once", **given})
     return sorted({body["transactional_id"] for body in cluster.asked(INIT_PRODUCER_ID)})
 
@@ -212,27 +212,27 @@ _LATE = str(FIRST_TIMESTAMP_MS + 1_000)
 _AT_5 = FIRST_TIMESTAMP_MS + 5
 
 # option -> observe function, and its result for each value.
-SEEN: dict[str, tuple[Observe, dict[str, Any]]] = {
+OBSERVERS: dict[str, tuple[Observe, dict[str, Any]]] = {
     "subscribe": (chosen, {"orders": ["orders-0", "orders-1"], "bills": ["bills-0", "bills-1"]}),
     "subscribePattern": (chosen, {"^o": ["orders-0", "orders-1"], "ills": ["bills-0", "bills-1"]}),
     "assign": (chosen, {'{"orders": [1]}': ["orders-1"], '{"bills": [0]}': ["bills-0"]}),
     "startingOffsets": (
-        begins,
+        start_offsets,
         {"earliest": {"0": 0, "1": 0}, "latest": {"0": 10, "1": 10}, each(3, -1): {"0": 3, "1": 10}},
     ),
-    "startingOffsetsByTimestamp": (begins, {each(_AT_5, 0): {"0": 5, "1": 0}, each(0, _AT_5): {"0": 0, "1": 5}}),
-    "startingTimestamp": (begins, {"0": {"0": 0, "1": 0}, str(_AT_5): {"0": 5, "1": 5}}),
+    "startingOffsetsByTimestamp": (start_offsets, {each(_AT_5, 0): {"0": 5, "1": 0}, each(0, _AT_5): {"0": 0, "1": 5}}),
+    "startingTimestamp": (start_offsets, {"0": {"0": 0, "1": 0}, str(_AT_5): {"0": 5, "1": 5}}),
     "startingOffsetsByTimestampStrategy": (
-        lambda cluster, given: begins(cluster, {**given, "startingTimestamp": _LATE}),
+        lambda cluster, given: start_offsets(cluster, {**given, "startingTimestamp": _LATE}),
         {"error": "error", "latest": {"0": 10, "1": 10}},
     ),
-    "endingOffsets": (ends, {"latest": [10, 10], each(3, -1): [3, 10]}),
-    "endingOffsetsByTimestamp": (ends, {each(_AT_5, _AT_5 + 1): [5, 6], each(_AT_5, _AT_5 + 2): [5, 7]}),
-    "endingTimestamp": (ends, {str(_AT_5): [5, 5], _LATE: [10, 10]}),
+    "endingOffsets": (end_offsets, {"latest": [10, 10], each(3, -1): [3, 10]}),
+    "endingOffsetsByTimestamp": (end_offsets, {each(_AT_5, _AT_5 + 1): [5, 6], each(_AT_5, _AT_5 + 2): [5, 7]}),
+    "endingTimestamp": (end_offsets, {str(_AT_5): [5, 5], _LATE: [10, 10]}),
     "commitOffsets": (commits, {"true": 1, "false": 0}),
-    "maxOffsetsPerTrigger": (planned, {"6": 6, "1000": 20}),
+    "maxOffsetsPerTrigger": (offsets_of_first_batch, {"6": 6, "1000": 20}),
     "maxBytesPerTrigger": (
-        lambda cluster, given: planned(cluster, given, more=990) < 2_000,
+        lambda cluster, given: offsets_of_first_batch(cluster, given, more=990) < 2_000,
         {"100": True, "100m": False},
     ),
     "minOffsetsPerTrigger": (second_batch_waits, {"2": False, "3": True}),
@@ -240,16 +240,16 @@ SEEN: dict[str, tuple[Observe, dict[str, Any]]] = {
     "maxRecordsPerPartition": (tasks, {"5": 4, "100": 2}),
     "minPartitions": (tasks, {"1": 2, "4": 4}),
     "maxInputPartitions": (tasks, {"1": 1, "2": 2}),
-    "columns": (names_of_columns, {"value,offset": "value,offset", "topic": "topic"}),
-    "includeHeaders": (names_of_columns, {"true": f"{_ALL},headers", "false": _ALL}),
+    "columns": (column_names, {"value,offset": "value,offset", "topic": "topic"}),
+    "includeHeaders": (column_names, {"true": f"{_ALL},headers", "false": _ALL}),
     "failOnDataLoss": (continues_after_data_loss, {"true": "DataLoss", "false": "done"}),
     "onTopicRecreated": (continues_with_a_recreated_topic, {"fail": "DataLoss", "earliest": "done"}),
-    "fetchOffset.numRetries": (patience, {"0": [False] * 3, "12": [True] * 3}),
-    "fetchOffset.retryIntervalMs": (patience, {"0": [False] * 3, LONG: [True] * 3}),
+    "fetchOffset.numRetries": (offset_retries_take_long, {"0": [False] * 3, "12": [True] * 3}),
+    "fetchOffset.retryIntervalMs": (offset_retries_take_long, {"0": [False] * 3, LONG: [True] * 3}),
     "kafkaConsumer.pollTimeoutMs": (times_out_late, {"100": False, LONG: True}),
     "topic": (written_topic, {"orders": ["orders"], "bills": ["bills"]}),
     "deliveryGuarantee": (
-        asked_acks,
+        produce_acks,
         {"at-least-once": [(-1, None)], "exactly-once": [(-1, "p-query-0")], "none": [(0, None)]},
     ),
     "transactionalIdPrefix": (
@@ -260,16 +260,16 @@ SEEN: dict[str, tuple[Observe, dict[str, Any]]] = {
 
 
 def test_option_table_is_observed_completely() -> None:
-    assert set(SEEN) == {row.name for row in OPTIONS if row.effect is Effect.APPLIES}
+    assert set(OBSERVERS) == {row.name for row in OPTIONS if row.effect is Effect.APPLIES}
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("name", SEEN)
+@pytest.mark.parametrize("name", OBSERVERS)
 def test_option_has_an_observable_effect(name: str) -> None:
-    observe, expected = SEEN[name]
-    seen = {}
+    observe, expected = OBSERVERS[name]
+    observed = {}
     for value in expected:
-        with TenRecords("orders", "bills") as cluster:
-            seen[value] = observe(cluster, {name: value})
-    assert seen == expected
-    assert all(one != other for one, other in itertools.combinations(seen.values(), 2))
+        with SmallCluster("orders", "bills") as cluster:
+            observed[value] = observe(cluster, {name: value})
+    assert observed == expected
+    assert all(one != other for one, other in itertools.combinations(observed.values(), 2))

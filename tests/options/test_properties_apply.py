@@ -11,29 +11,29 @@ import pytest
 
 from protocol.properties import PROPERTIES
 from protocol.property import Effect
-from tests.options.client_seen import CLIENT_SEEN
-from tests.options.consumer_seen import CONSUMER_SEEN
-from tests.options.producer_seen import PRODUCER_SEEN
-from tests.options.sasl_seen import SASL_SEEN
-from tests.options.seeing import DIFFER
-from tests.options.tls_seen import TLS_SEEN
-from tests.ten_records import TenRecords
+from tests.options.client_observers import CLIENT_OBSERVERS
+from tests.options.consumer_observers import CONSUMER_OBSERVERS
+from tests.options.observe import DIFFER
+from tests.options.producer_observers import PRODUCER_OBSERVERS
+from tests.options.sasl_observers import SASL_OBSERVERS
+from tests.options.tls_observers import TLS_OBSERVERS
+from tests.small_cluster import SmallCluster
 
-SEEN = {**CLIENT_SEEN, **CONSUMER_SEEN, **PRODUCER_SEEN, **TLS_SEEN, **SASL_SEEN}
+OBSERVERS = {**CLIENT_OBSERVERS, **CONSUMER_OBSERVERS, **PRODUCER_OBSERVERS, **TLS_OBSERVERS, **SASL_OBSERVERS}
 
 
 def test_property_table_is_observed_completely() -> None:
-    assert set(SEEN) == {row.name for row in PROPERTIES if row.effect is Effect.APPLIES}
+    assert set(OBSERVERS) == {row.name for row in PROPERTIES if row.effect is Effect.APPLIES}
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("name", SEEN)
+@pytest.mark.parametrize("name", OBSERVERS)
 def test_property_has_an_observable_effect(name: str) -> None:
-    observe, expected = SEEN[name]
-    seen = {}
+    observe, expected = OBSERVERS[name]
+    observed = {}
     for value in expected:
-        with TenRecords() as cluster:
-            seen[value] = observe(cluster, {name: value})
+        with SmallCluster() as cluster:
+            observed[value] = observe(cluster, {name: value})
     if DIFFER not in expected.values():
-        assert seen == expected
-    assert all(one != other for one, other in itertools.combinations(seen.values(), 2))
+        assert observed == expected
+    assert all(one != other for one, other in itertools.combinations(observed.values(), 2))

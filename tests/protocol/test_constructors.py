@@ -10,11 +10,11 @@ import pytest
 
 import protocol
 from protocol.errors import ConfigurationError
-from tests.ten_records import TenRecords
+from tests.small_cluster import SmallCluster
 from tests.wait_until import wait_until
 
 
-def connections_to(fake: TenRecords) -> int:
+def connections_to(fake: SmallCluster) -> int:
     port = int(fake.bootstrap_servers.rpartition(":")[2])
     return sum(bool(each.raddr) and each.raddr[1] == port for each in psutil.Process().net_connections())
 
@@ -37,7 +37,7 @@ PROPERTIES = {"ConsumerGroup": {"group.id": "g"}, "TransactionalProducer": {"tra
 
 @pytest.mark.parametrize("name", USES)
 def test_own_client_is_closed_with_its_user(name: str) -> None:
-    with TenRecords() as fake:
+    with SmallCluster() as fake:
         properties = {"bootstrap.servers": fake.bootstrap_servers, **PROPERTIES.get(name, {})}
         with getattr(protocol, name)(properties) as user:
             USES[name](user)
@@ -47,7 +47,7 @@ def test_own_client_is_closed_with_its_user(name: str) -> None:
 
 @pytest.mark.parametrize("name", USES)
 def test_keywords_are_properties_with_underscores_for_dots(name: str) -> None:
-    with TenRecords() as fake:
+    with SmallCluster() as fake:
         given = {key.replace(".", "_"): value for key, value in PROPERTIES.get(name, {}).items()}
         with getattr(protocol, name)(bootstrap_servers=fake.bootstrap_servers, **given) as user:
             USES[name](user)
@@ -55,7 +55,7 @@ def test_keywords_are_properties_with_underscores_for_dots(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(USES) - {"Admin"}))
 def test_shared_client_stays_open(name: str) -> None:
-    with TenRecords() as fake, protocol.Client(bootstrap_servers=fake.bootstrap_servers) as client:
+    with SmallCluster() as fake, protocol.Client(bootstrap_servers=fake.bootstrap_servers) as client:
         with getattr(protocol, name)(client, PROPERTIES.get(name)) as user:
             USES[name](user)
         assert client.metadata(["orders"])

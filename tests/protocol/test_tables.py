@@ -21,7 +21,7 @@ from protocol.wire.messages.m01_fetch import FETCH
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.protocol.consumer.consuming import client_of, produce
-from tests.ten_records import END, FIRST_TIMESTAMP_MS, PARTITIONS, TenRecords
+from tests.small_cluster import END, FIRST_TIMESTAMP_MS, PARTITIONS, SmallCluster
 from tests.wait_until import wait_until
 
 
@@ -43,7 +43,7 @@ def connections_to(address: str) -> int:
 
 
 def test_read_returns_all_records_with_topic_and_partition() -> None:
-    with TenRecords("orders", "returns") as fake:
+    with SmallCluster("orders", "returns") as fake:
         fake.grow(5)
         table = protocol.read(properties(fake), ["orders", "returns"]).read_all()
     assert table.schema == READ_SCHEMA
@@ -52,20 +52,20 @@ def test_read_returns_all_records_with_topic_and_partition() -> None:
 
 
 def test_read_returns_chosen_columns_in_the_order_of_the_schema() -> None:
-    with TenRecords() as fake:
+    with SmallCluster() as fake:
         table = protocol.read(properties(fake), "orders", columns=["offset", "partition"]).read_all()
     assert table.column_names == ["partition", "offset"]
     assert table.num_rows == PARTITIONS * END
 
 
 def test_read_of_growing_topic_ends_at_end_offset_of_the_call() -> None:
-    with TenRecords() as fake:
+    with SmallCluster() as fake:
         fake.before[FETCH] = lambda body: fake.grow(1)
         assert protocol.read(properties(fake), "orders").read_all().num_rows == PARTITIONS * END
 
 
 def test_read_of_empty_topic_returns_schema_without_rows() -> None:
-    with TenRecords() as fake:
+    with SmallCluster() as fake:
         fake.create_topic("empty", 2)
         table = protocol.read(properties(fake, isolation_level="read_committed"), "empty").read_all()
     assert (table.num_rows, table.schema) == (0, READ_SCHEMA)
@@ -73,13 +73,13 @@ def test_read_of_empty_topic_returns_schema_without_rows() -> None:
 
 def test_read_from_offsets_to_timestamp_reads_only_the_named_partition() -> None:
     end = datetime.fromtimestamp(FIRST_TIMESTAMP_MS / 1000, timezone.utc) + timedelta(milliseconds=7)
-    with TenRecords() as fake:
+    with SmallCluster() as fake:
         assert offsets(protocol.read(properties(fake), "orders", {("orders", 1): 4}, end)) == {1: [4, 5, 6]}
         assert offsets(protocol.read(properties(fake), "orders", end, {("orders", 0): 9})) == {0: [7, 8]}
 
 
 def test_read_from_timestamp_after_last_record_returns_nothing() -> None:
-    with TenRecords() as fake:
+    with SmallCluster() as fake:
         assert protocol.read(properties(fake), "orders", datetime.now(timezone.utc)).read_all().num_rows == 0
 
 
@@ -94,7 +94,7 @@ def test_read_from_timestamp_after_last_record_returns_nothing() -> None:
     ],
 )
 def test_read_refuses_invalid_position(start: Any, end: Any, message: str) -> None:
-    with TenRecords() as fake, pytest.raises(UsageError, match=message):
+    with SmallCluster() as fake, pytest.raises(UsageError, match=message):
         protocol.read(properties(fake), "orders", start, end)
 
 
@@ -106,7 +106,7 @@ def test_read_refuses_unknown_column_and_missing_bootstrap_servers() -> None:
 
 
 def test_dropped_reader_closes_its_connections() -> None:
-    with TenRecords() as fake:
+    with SmallCluster() as fake:
         unread = protocol.read(properties(fake), "orders")
         assert connections_to(fake.bootstrap_servers) > 0
         del unread
@@ -194,5 +194,5 @@ def test_write_in_transaction_shows_all_rows_or_none(kafka: LocalKafka, topic: T
     ],
 )
 def test_write_refuses_wrong_data(data: Any, message: str) -> None:
-    with TenRecords() as fake, pytest.raises(UsageError, match=message):
+    with SmallCluster() as fake, pytest.raises(UsageError, match=message):
         protocol.write(properties(fake), "orders", data)

@@ -19,7 +19,7 @@ from spark_kafka_source.sink.exactly_once import open_transactions as open_trans
 from spark_kafka_source.sink.exactly_once.open_transactions import open_transactions
 from spark_kafka_source.sink.exactly_once.task_writer import PreparedWrite, TransactionalTaskWriter
 from tests import read_committed
-from tests.exactly_once_query import Query, standing_still
+from tests.exactly_once_query import Query, paused_at
 from tests.fake_kafka.requests import Body
 from tests.fake_kafka.server import FakeKafka
 from tests.spark_task import spark_task
@@ -155,7 +155,7 @@ def test_attempt_of_an_empty_task_paused_while_the_batch_write_is_committed_leav
     def meanwhile() -> None:
         write.commit(write.task(0), write.task(1, "other"))
 
-    with pytest.raises(KafkaError), standing_still(TransactionalProducer, call, meanwhile):
+    with pytest.raises(KafkaError), paused_at(TransactionalProducer, call, meanwhile):
         write.task(0, "late")
     assert write.left_open() == []
     assert readable(query) == ["other"]
@@ -185,7 +185,7 @@ def test_late_attempt_does_not_fence_what_its_batch_write_commits(query: Query) 
         with pytest.raises(ProducerFenced):
             write.task(0, "late")
 
-    with standing_still(batch_commit, "_commit", late):
+    with paused_at(batch_commit, "_commit", late):
         write.commit(prepared)
     assert readable(query) == ["row"]
 
@@ -208,7 +208,7 @@ def test_attempt_of_a_stream_task_paused_while_its_batch_is_decided_begins_no_tr
 
     with (
         pytest.raises(ProducerFenced, match="too late"),
-        standing_still(TransactionalProducer, "init_transactions", meanwhile),
+        paused_at(TransactionalProducer, "init_transactions", meanwhile),
     ):
         query.task("A", 0, 0, (TOPIC, "late"))
     assert query.left_open() == []
@@ -225,7 +225,7 @@ def test_task_that_first_sees_the_ledger_of_the_batch_before_last_writes(cluster
     def meanwhile() -> None:
         cluster.hold_markers(False)
 
-    with standing_still(TransactionalProducer, "init_transactions", meanwhile):
+    with paused_at(TransactionalProducer, "init_transactions", meanwhile):
         query.commit(query.task("A", 2, 0, (TOPIC, "2")))
     assert readable(query) == ["0", "1", "2"]
 

@@ -26,7 +26,7 @@ from tests.fake_kafka.faults import ALWAYS
 from tests.protocol.consumer.consuming import client_of, records
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
 from tests.protocol.consumer_group.members import read
-from tests.ten_records import END, TenRecords
+from tests.small_cluster import END, SmallCluster
 from tests.wait_until import wait_until
 
 GROUP, FIRST, SECOND = "etl", ("orders", 0), ("orders", 1)
@@ -36,14 +36,14 @@ AUTOMATIC = {"enable.auto.commit": True, "auto.commit.interval.ms": 50}
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[TenRecords]:
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallCluster]:
     monkeypatch.setattr(fake_consumer_group, "HEARTBEAT_INTERVAL_MS", 100)
-    with TenRecords("orders", "returns") as fake:
+    with SmallCluster("orders", "returns") as fake:
         yield fake
 
 
 @pytest.fixture
-def client(fake: TenRecords) -> Iterator[Client]:
+def client(fake: SmallCluster) -> Iterator[Client]:
     with client_of(fake.bootstrap_servers, metadata_max_age_ms=500) as client:
         yield client
 
@@ -64,7 +64,7 @@ def committed(client: Client, key: TopicPartition = FIRST) -> int | None:
     return found[key].offset if key in found else None
 
 
-def commits(fake: TenRecords) -> int:
+def commits(fake: SmallCluster) -> int:
     return len(fake.asked(OFFSET_COMMIT))
 
 
@@ -89,7 +89,7 @@ def test_commit_of_the_groups_initial_positions_is_sent(client: Client, consumer
     assert committed(client) == 5
 
 
-def test_commit_after_a_refusal_is_sent_again(fake: TenRecords, client: Client, consumer: KafkaConsumer) -> None:
+def test_commit_after_a_refusal_is_sent_again(fake: SmallCluster, client: Client, consumer: KafkaConsumer) -> None:
     fake.refuse(OFFSET_COMMIT, ErrorCode.GROUP_AUTHORIZATION_FAILED)
     with pytest.raises(CommitFailed, match="GROUP_AUTHORIZATION_FAILED"):
         consumer.commit_sync(OF_FIRST)
@@ -98,7 +98,7 @@ def test_commit_after_a_refusal_is_sent_again(fake: TenRecords, client: Client, 
 
 
 @pytest.mark.parametrize("code", [ErrorCode.GROUP_AUTHORIZATION_FAILED, ErrorCode.TOPIC_AUTHORIZATION_FAILED])
-def test_session_commit_after_a_refusal_is_sent_again(fake: TenRecords, client: Client, code: ErrorCode) -> None:
+def test_session_commit_after_a_refusal_is_sent_again(fake: SmallCluster, client: Client, code: ErrorCode) -> None:
     raised: list[Exception] = []
 
     class Handler:
@@ -126,7 +126,7 @@ def test_session_commit_after_a_refusal_is_sent_again(fake: TenRecords, client: 
 # -- automatic commits ----------------------------------------------------------------------------
 
 
-def test_idle_partition_of_an_assigned_consumer_is_committed_again(fake: TenRecords, client: Client) -> None:
+def test_idle_partition_of_an_assigned_consumer_is_committed_again(fake: SmallCluster, client: Client) -> None:
     """Brokers expire the offsets of a group without members, some time after the last commit of each."""
     commit_offsets(client, GROUP, {FIRST: CommittedOffset(END)}, client.deadline())
     with consumer_of(client, **AUTOMATIC) as consumer:
@@ -137,7 +137,7 @@ def test_idle_partition_of_an_assigned_consumer_is_committed_again(fake: TenReco
         wait_until(lambda: consumer.poll(10) or committed(client) == END)
 
 
-def test_idle_partitions_of_a_member_are_not_committed_again(fake: TenRecords, client: Client) -> None:
+def test_idle_partitions_of_a_member_are_not_committed_again(fake: SmallCluster, client: Client) -> None:
     """The coordinator keeps the offsets of topics to which members subscribe."""
     with consumer_of(client, **AUTOMATIC) as consumer:
         consumer.subscribe(["orders"])
@@ -155,7 +155,7 @@ def test_idle_partitions_of_a_member_are_not_committed_again(fake: TenRecords, c
 
 
 def test_commit_of_a_healthy_topic_does_not_wait_for_a_deleted_one(
-    fake: TenRecords, client: Client, consumer: KafkaConsumer
+    fake: SmallCluster, client: Client, consumer: KafkaConsumer
 ) -> None:
     fake.delete_topic("returns")
     errors: list[str] = []
@@ -172,7 +172,7 @@ def test_commit_of_a_healthy_topic_does_not_wait_for_a_deleted_one(
     ("code", "times"), [(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ALWAYS), (ErrorCode.TOPIC_AUTHORIZATION_FAILED, 1)]
 )
 def test_commit_failing_for_one_partition_names_it_and_commits_others(
-    fake: TenRecords,
+    fake: SmallCluster,
     client: Client,
     consumer: KafkaConsumer,
     code: ErrorCode,
@@ -190,7 +190,7 @@ def test_commit_failing_for_one_partition_names_it_and_commits_others(
 
 
 def test_commit_of_a_briefly_unknown_partition_succeeds(
-    fake: TenRecords, client: Client, consumer: KafkaConsumer
+    fake: SmallCluster, client: Client, consumer: KafkaConsumer
 ) -> None:
     fake.refuse(OFFSET_COMMIT, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 3, partition=SECOND)
     consumer.commit_sync({**OF_FIRST, **OF_SECOND})
@@ -199,7 +199,7 @@ def test_commit_of_a_briefly_unknown_partition_succeeds(
 
 @PROTOCOLS
 def test_polling_continues_when_a_subscribed_topic_is_deleted(
-    fake: TenRecords, client: Client, protocol: dict[str, object]
+    fake: SmallCluster, client: Client, protocol: dict[str, object]
 ) -> None:
     """Offsets of the deleted topic cannot be committed before its partitions are revoked."""
     with consumer_of(client, **protocol, **{"enable.auto.commit": True}) as consumer:
@@ -216,7 +216,7 @@ def test_polling_continues_when_a_subscribed_topic_is_deleted(
 
 @PROTOCOLS
 def test_claims_continue_when_a_subscribed_topic_is_deleted(
-    fake: TenRecords, client: Client, protocol: dict[str, object]
+    fake: SmallCluster, client: Client, protocol: dict[str, object]
 ) -> None:
     seen: set[tuple[str, int, int]] = set()
     errors: list[KafkaError] = []
@@ -261,7 +261,7 @@ def test_claims_continue_when_a_subscribed_topic_is_deleted(
 
 
 def test_callback_gets_an_error_when_the_coordinator_refuses_commits(
-    fake: TenRecords, monkeypatch: pytest.MonkeyPatch
+    fake: SmallCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(offset_manager, "_ONE_COMMIT_MS", 200)
     fake.refuse(OFFSET_COMMIT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALWAYS)
@@ -287,7 +287,7 @@ def test_callback_gets_an_error_when_the_coordinator_refuses_commits(
 
 
 def test_unanswered_commits_do_not_slow_polls(
-    fake: TenRecords, consumer: KafkaConsumer, monkeypatch: pytest.MonkeyPatch
+    fake: SmallCluster, consumer: KafkaConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake.refuse(OFFSET_COMMIT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALWAYS)
     for offset in range(100):
@@ -313,5 +313,5 @@ def test_callback_of_an_empty_commit_is_called(consumer: KafkaConsumer) -> None:
     assert errors == [None]
 
 
-def records_at(fake: TenRecords, key: TopicPartition) -> bytes:
+def records_at(fake: SmallCluster, key: TopicPartition) -> bytes:
     return records(fake.log(*key).end_offset, 1)

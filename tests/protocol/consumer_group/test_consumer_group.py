@@ -28,7 +28,7 @@ from tests.fake_kafka.faults import ALWAYS
 from tests.protocol.consumer.consuming import client_of, produce
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER
 from tests.protocol.consumer_group.members import Member
-from tests.ten_records import END, TenRecords
+from tests.small_cluster import END, SmallCluster
 from tests.wait_until import wait_until
 
 NewMember = Callable[..., Member]
@@ -259,7 +259,7 @@ def test_refused_commit_is_reported_and_the_session_continues(
 
 
 def test_long_broker_failure_is_reported_and_reading_continues() -> None:
-    with TenRecords() as fake, client_of(fake.bootstrap_servers, default_api_timeout_ms=2_000) as client:
+    with SmallCluster() as fake, client_of(fake.bootstrap_servers, default_api_timeout_ms=2_000) as client:
         fake.refuse(FETCH, ErrorCode.KAFKA_STORAGE_ERROR, ALWAYS)
         one = Member(client, "etl", "orders", **EAGER)
         try:
@@ -274,7 +274,7 @@ def test_long_broker_failure_is_reported_and_reading_continues() -> None:
 
 def test_commit_in_retry_ends_before_its_partition_is_revoked() -> None:
     """The timer has already sent the commit, so the offset is not dirty when the partition is revoked."""
-    with TenRecords() as fake, client_of(fake.bootstrap_servers) as client:
+    with SmallCluster() as fake, client_of(fake.bootstrap_servers) as client:
         fake.refuse(OFFSET_COMMIT, ErrorCode.REBALANCE_IN_PROGRESS, 3)
         one = Member(client, "etl", "orders", **COOPERATIVE, **{"auto.commit.interval.ms": 10})
         wait_until(lambda: fake.asked(OFFSET_COMMIT) and len(one.handled) == 2 * END)
@@ -293,7 +293,7 @@ def test_uncommitted_offset_is_dropped_when_the_next_owner_starts() -> None:
             session.mark_offset(claim.topic, claim.partition, END)
 
     with (
-        TenRecords() as fake,
+        SmallCluster() as fake,
         client_of(fake.bootstrap_servers, request_timeout_ms=500) as client,
         consumer_group(client, "etl", **COOPERATIVE) as members,
     ):
@@ -361,13 +361,13 @@ def test_member_without_initial_partitions_reads_those_assigned_later(
 
 
 @pytest.fixture
-def fake() -> Iterator[TenRecords]:
-    with TenRecords() as fake:
+def fake() -> Iterator[SmallCluster]:
+    with SmallCluster() as fake:
         yield fake
 
 
 @pytest.mark.timeout(60)
-def test_close_in_a_signal_handler_ends_consume_and_leaves_the_group(fake: TenRecords) -> None:
+def test_close_in_a_signal_handler_ends_consume_and_leaves_the_group(fake: SmallCluster) -> None:
     """The signal interrupts the thread of `consume`, and again while that thread leaves the group."""
 
     class Signalling(Handler):
@@ -391,7 +391,7 @@ def test_close_in_a_signal_handler_ends_consume_and_leaves_the_group(fake: TenRe
 
 
 @pytest.mark.timeout(60)
-def test_close_in_a_handler_ends_consume_and_leaves_the_group(fake: TenRecords) -> None:
+def test_close_in_a_handler_ends_consume_and_leaves_the_group(fake: SmallCluster) -> None:
     class Closing(Handler):
         def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
             members.close()

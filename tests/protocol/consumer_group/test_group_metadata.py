@@ -27,7 +27,7 @@ from tests.protocol.consumer.consuming import client_of
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
 from tests.protocol.consumer_group.members import read
 from tests.protocol.transaction.producing import started
-from tests.ten_records import END, TenRecords
+from tests.small_cluster import END, SmallCluster
 from tests.wait_until import wait_until
 
 GROUP, FIRST = "etl", ("orders", 0)
@@ -35,14 +35,14 @@ PROTOCOLS = pytest.mark.parametrize("protocol", [EAGER, COOPERATIVE, KIP_848], i
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[TenRecords]:
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallCluster]:
     monkeypatch.setattr(fake_consumer_group, "HEARTBEAT_INTERVAL_MS", 100)
-    with TenRecords() as fake:
+    with SmallCluster() as fake:
         yield fake
 
 
 @pytest.fixture
-def client(fake: TenRecords) -> Iterator[Client]:
+def client(fake: SmallCluster) -> Iterator[Client]:
     with client_of(fake.bootstrap_servers) as client:
         yield client
 
@@ -72,7 +72,7 @@ def send_offsets(producer: TransactionalProducer, metadata: ConsumerGroupMetadat
 @PROTOCOLS
 @pytest.mark.parametrize("has_polled", [False, True], ids=["at once", "after the next poll"])
 def test_offsets_of_a_removed_member_in_an_empty_group_are_refused(
-    fake: TenRecords, client: Client, protocol: dict[str, object], has_polled: bool
+    fake: SmallCluster, client: Client, protocol: dict[str, object], has_polled: bool
 ) -> None:
     producer = started(client, "etl-0")
     with consumer_of(client, protocol) as consumer:
@@ -124,7 +124,7 @@ def test_offsets_are_refused_after_the_consumer_has_left(
 
 @PROTOCOLS
 def test_offsets_are_accepted_in_a_generation_that_starts_during_handling(
-    fake: TenRecords, client: Client, protocol: dict[str, object]
+    fake: SmallCluster, client: Client, protocol: dict[str, object]
 ) -> None:
     """A cooperative member keeps its partitions, and the coordinator accepts only the current generation or epoch."""
     producer = started(client, "etl-0")

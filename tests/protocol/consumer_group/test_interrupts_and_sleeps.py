@@ -24,7 +24,7 @@ from tests.fake_kafka import consumer_group as fake_consumer_group
 from tests.protocol.consumer.consuming import client_of
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
 from tests.protocol.consumer_group.members import Member, read
-from tests.ten_records import END, TenRecords
+from tests.small_cluster import END, SmallCluster
 from tests.wait_until import wait_until
 
 ALL = sorted((number, offset) for number in range(2) for offset in range(END))
@@ -33,14 +33,14 @@ Read = tuple[TopicPartition, pa.RecordBatch] | None
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[TenRecords]:
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallCluster]:
     monkeypatch.setattr(fake_consumer_group, "HEARTBEAT_INTERVAL_MS", 100)
-    with TenRecords() as fake:
+    with SmallCluster() as fake:
         yield fake
 
 
 @pytest.fixture
-def client(fake: TenRecords) -> Iterator[Client]:
+def client(fake: SmallCluster) -> Iterator[Client]:
     with client_of(fake.bootstrap_servers) as client:
         yield client
 
@@ -50,7 +50,7 @@ def consumer_of(client: Client, protocol: dict[str, object]) -> KafkaConsumer:
     return KafkaConsumer(client, parse_group_consumer(given))
 
 
-def sleep(fake: TenRecords, membership: Membership) -> Callable[[], None]:
+def sleep(fake: SmallCluster, membership: Membership) -> Callable[[], None]:
     """Simulate a long sleep: the coordinator must confirm the assignment, and does when the result is called."""
     answering = threading.Event()
     fake.before[CONSUMER_GROUP_HEARTBEAT] = lambda body: answering.wait(20)
@@ -84,7 +84,7 @@ def test_partitions_are_read_after_an_interrupt_during_their_assignment(
 
 @pytest.mark.parametrize("when", ["before the poll", "within the poll"])
 def test_poll_returns_no_records_while_the_assignment_is_unconfirmed(
-    fake: TenRecords, client: Client, when: str, monkeypatch: pytest.MonkeyPatch
+    fake: SmallCluster, client: Client, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with consumer_of(client, KIP_848) as consumer:
         consumer.subscribe(["orders"])
@@ -108,7 +108,7 @@ def test_poll_returns_no_records_while_the_assignment_is_unconfirmed(
         assert sorted(read(consumer, 2 * END)) == ALL
 
 
-def test_claim_yields_no_records_while_the_assignment_is_unconfirmed(fake: TenRecords, client: Client) -> None:
+def test_claim_yields_no_records_while_the_assignment_is_unconfirmed(fake: SmallCluster, client: Client) -> None:
     seen: list[tuple[int, int]] = []
     waiting, doubted = threading.Barrier(3), threading.Event()
 
@@ -142,7 +142,7 @@ def test_claim_yields_no_records_while_the_assignment_is_unconfirmed(fake: TenRe
 
 
 def test_pausing_all_claims_in_a_rebalance_succeeds(
-    client: Client, fake: TenRecords, monkeypatch: pytest.MonkeyPatch
+    client: Client, fake: SmallCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another thread pauses a claim that is dropped meanwhile."""
     member = Member(client, "etl", "orders", **KIP_848)

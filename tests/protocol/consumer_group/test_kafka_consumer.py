@@ -21,7 +21,7 @@ from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.config import version_numbers
 from tests.conftest import KAFKA_VERSION, TopicFactory
-from tests.contract.asking import written
+from tests.contract.raw_requests import written
 from tests.fake_kafka.server import FakeKafka
 from tests.protocol.consumer.consuming import client_of, produce
 from tests.protocol.consumer_group.conftest import EAGER, KIP_848, NewConsumer

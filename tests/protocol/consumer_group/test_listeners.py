@@ -19,7 +19,7 @@ from tests.fake_kafka import consumer_group as fake_consumer_group
 from tests.protocol.consumer.consuming import client_of
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
 from tests.protocol.consumer_group.members import read
-from tests.ten_records import END, TenRecords
+from tests.small_cluster import END, SmallCluster
 from tests.wait_until import wait_until
 
 BOTH = frozenset({("orders", 0), ("orders", 1)})
@@ -49,14 +49,14 @@ class RaisingListener(ConsumerRebalanceListener):
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[TenRecords]:
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallCluster]:
     monkeypatch.setattr(fake_consumer_group, "HEARTBEAT_INTERVAL_MS", 100)
-    with TenRecords() as fake:
+    with SmallCluster() as fake:
         yield fake
 
 
 @pytest.fixture
-def client(fake: TenRecords) -> Iterator[Client]:
+def client(fake: SmallCluster) -> Iterator[Client]:
     with client_of(fake.bootstrap_servers) as client:
         yield client
 
@@ -108,7 +108,7 @@ def test_listener_raising_on_lost_partitions_does_not_prevent_rejoin(
 
 @PROTOCOLS
 def test_listener_raising_on_revocation_does_not_keep_partitions(
-    fake: TenRecords, client: Client, protocol: dict[str, object]
+    fake: SmallCluster, client: Client, protocol: dict[str, object]
 ) -> None:
     listener = RaisingListener("revoked")
     with consumer_of(client, protocol, **{"enable.auto.commit": True}) as consumer:
@@ -145,7 +145,7 @@ def test_listener_raising_on_assignment_does_not_prevent_reads(client: Client, p
 
 
 @pytest.mark.parametrize("end", ["close", "unsubscribe", "enforce_rebalance"])
-def test_listener_raising_on_close_does_not_prevent_leaving(fake: TenRecords, client: Client, end: str) -> None:
+def test_listener_raising_on_close_does_not_prevent_leaving(fake: SmallCluster, client: Client, end: str) -> None:
     consumer = consumer_of(client, EAGER)
     consumer.subscribe(["orders"], RaisingListener("revoked"))
     read(consumer, 2 * END)

@@ -29,7 +29,7 @@ from tests.member_queries import fill
 from tests.protocol.consumer.consuming import client_of
 from tests.protocol.consumer_group.conftest import EAGER, NewConsumer
 from tests.protocol.consumer_group.members import read
-from tests.ten_records import END, TenRecords
+from tests.small_cluster import END, SmallCluster
 from tests.wait_until import wait_until
 
 COUNT = 20
@@ -79,7 +79,7 @@ class Later(Clock):
 
 def test_later_commit_of_another_client_is_kept() -> None:
     """Offsets are not committed again to extend their retention."""
-    with TenRecords() as fake:
+    with SmallCluster() as fake:
         clock, first, second = Later(), ("orders", 0), ("orders", 1)
         with Client(parse_client({"bootstrap.servers": fake.bootstrap_servers}), clock) as client:
             ours = KafkaConsumer(client, parse_group_consumer({"group.id": "etl"}))
@@ -93,7 +93,7 @@ def test_later_commit_of_another_client_is_kept() -> None:
 
 def test_commit_to_a_group_with_members_is_refused_without_retry() -> None:
     """After the members have left, the commit would reset their offsets."""
-    with TenRecords() as fake, client_of(fake.bootstrap_servers) as client:
+    with SmallCluster() as fake, client_of(fake.bootstrap_servers) as client:
         key, config = ("orders", 0), parse_group_consumer({"group.id": "etl", "enable.auto.commit": False})
         with KafkaConsumer(client, config) as ours:
             with KafkaConsumer(client, config) as other:
@@ -182,7 +182,7 @@ def test_listener_commits_before_revocation(end: str, waits: bool) -> None:
             if end == "close":
                 ours.close()  # again, without effect
 
-    with TenRecords() as fake, client_of(fake.bootstrap_servers) as client:
+    with SmallCluster() as fake, client_of(fake.bootstrap_servers) as client:
         given = {"group.id": "etl", **EAGER, "auto.offset.reset": "earliest", "enable.auto.commit": False}
         ours = KafkaConsumer(client, parse_group_consumer(given))
         ours.subscribe(["orders"], Commits())
@@ -200,7 +200,7 @@ def test_listener_commits_before_revocation(end: str, waits: bool) -> None:
 
 
 def test_close_ends_by_its_deadline() -> None:
-    with TenRecords() as fake, client_of(fake.bootstrap_servers) as client:
+    with SmallCluster() as fake, client_of(fake.bootstrap_servers) as client:
         given = {"group.id": "etl", "group.protocol": "classic", "auto.offset.reset": "earliest"}
         ours = KafkaConsumer(client, parse_group_consumer(given))
         ours.subscribe(["orders"])
@@ -219,7 +219,7 @@ def test_callbacks_after_a_raising_one_are_called(end: str, caplog: pytest.LogCa
         told.append(offsets["orders", 0].offset)
         raise ZeroDivisionError(f"in callback {told[-1]}")
 
-    with TenRecords() as fake, client_of(fake.bootstrap_servers) as client:
+    with SmallCluster() as fake, client_of(fake.bootstrap_servers) as client:
         ours = KafkaConsumer(client, parse_group_consumer({"group.id": "etl", "enable.auto.commit": False}))
         ours.assign([("orders", 0)])
         for offset in (1, 2, 3):
@@ -242,7 +242,7 @@ def test_polling_continues_after_an_interrupt_at_the_start_of_a_wait(
         give_up()
         raise KeyboardInterrupt
 
-    with TenRecords() as fake, client_of(fake.bootstrap_servers) as client:
+    with SmallCluster() as fake, client_of(fake.bootstrap_servers) as client:
         ours = KafkaConsumer(client, parse_group_consumer({"auto.offset.reset": "earliest"}))
         ours.assign([("orders", 0)])
         read(ours, END)

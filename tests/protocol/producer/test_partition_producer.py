@@ -305,7 +305,7 @@ class Simulation:
         self.made = producer()
         self.choose = choose
         self.now_s = 0.0
-        self.under_way: list[ProducerBatch] = []
+        self.in_flight: list[ProducerBatch] = []
         # Requests that the client gave up; the broker may still receive them, in order, at any later time.
         self.strays: list[list[tuple[int, int, int, list[int]]]] = []
         self.acknowledged: list[int] = []
@@ -332,18 +332,18 @@ class Simulation:
         if self.made.sequences is None:
             before = self.made.broken_identity
             assert before is not None
-            assert not self.under_way, "the epoch is bumped only without batches in flight"
+            assert not self.in_flight, "the epoch is bumped only without batches in flight"
             self.made.begin(ProducerIdentity(before.producer_id, before.producer_epoch + 1))
         if choice == 0 and self.strays:
             self.arrive_late()
-        elif choice == 1 and self.under_way:
+        elif choice == 1 and self.in_flight:
             self.lose_connection()
-        elif self.under_way and choice in (2, 3, 4):
+        elif self.in_flight and choice in (2, 3, 4):
             self.answer(fail=choice)
-        elif (each := self.made.next_batch(1e9)) is not None and (choice % 2 or not self.under_way):
+        elif (each := self.made.next_batch(1e9)) is not None and (choice % 2 or not self.in_flight):
             self.made.sending(each, 1, self.now_s)
-            self.under_way.append(each)
-        elif self.under_way:
+            self.in_flight.append(each)
+        elif self.in_flight:
             self.answer()
 
     def request(self, each: ProducerBatch) -> tuple[int, int, int, list[int]]:
@@ -352,7 +352,7 @@ class Simulation:
         return identity.producer_id, identity.producer_epoch, each.base_sequence, values_of(each)
 
     def answer(self, fail: int = 0) -> None:
-        each = self.under_way.pop(0)
+        each = self.in_flight.pop(0)
         if fail == 2:
             self.made.refused(each, ErrorCode.NOT_ENOUGH_REPLICAS, WHERE, self.now_s)
             return
@@ -368,7 +368,7 @@ class Simulation:
             self.made.refused(each, code, WHERE, self.now_s)
 
     def lose_connection(self) -> None:
-        lost, self.under_way = self.under_way, []
+        lost, self.in_flight = self.in_flight, []
         requests = [self.request(each) for each in lost]
         arrived = self.choose(len(requests) + 1)
         for request in requests[:arrived]:

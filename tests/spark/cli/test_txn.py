@@ -23,7 +23,7 @@ from protocol.wire.messages.m00_produce import LAST_BEFORE_TRANSACTION_V2
 from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.contract.asking import batch, produce
+from tests.contract.raw_requests import batch, produce
 from tests.contract.transactions import TransactionalProducer as RawProducer
 from tests.documents import commands
 from tests.protocol.producer.producing import numbered, send_numbered

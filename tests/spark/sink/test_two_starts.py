@@ -21,7 +21,7 @@ from spark_kafka_source.sink.exactly_once import batch_commit, ledger_group
 from spark_kafka_source.sink.exactly_once.open_transactions import open_transactions
 from spark_kafka_source.sink.exactly_once.task_writer import PreparedWrite
 from tests.conftest import TopicFactory
-from tests.exactly_once_query import Query, standing_still
+from tests.exactly_once_query import Query, paused_at
 from tests.spark_task import spark_task
 from tests.transaction_version import transactions_before_kip_890
 from tests.wait_until import wait_until
@@ -108,7 +108,7 @@ def test_an_older_task_that_goes_on_behind_its_look_leaves_nothing_open(query: Q
         query.commit(query.task("B", 0, 0, (name, "B0")))
 
     told = pytest.raises(ProducerFenced, match="was started again elsewhere")
-    with told, standing_still(TransactionalProducer, "init_transactions", go_on):
+    with told, paused_at(TransactionalProducer, "init_transactions", go_on):
         query.task("A", 0, 0, (name, "A0"))
     assert query.left_open() == [], "nobody would end it: Spark kills the other tasks when the first one fails"
     assert query.seen(name) == [b"B0"]
@@ -122,7 +122,7 @@ def test_an_older_driver_is_told_that_another_goes_on_with_what_it_has_decided(q
         query.commit(*(query.task("B", 1, task, (name, f"C{task}")) for task in (0, 1)))
 
     told = r"was started again elsewhere.* decided is committed"
-    with pytest.raises(ProducerFenced, match=told), standing_still(batch_commit, "_commit", go_on):
+    with pytest.raises(ProducerFenced, match=told), paused_at(batch_commit, "_commit", go_on):
         query.commit(*first)
     query.abort(*first)
     assert query.seen(name) == [b"A0", b"A1", b"C0", b"C1"]
@@ -177,7 +177,7 @@ def test_what_is_written_again_is_decided_like_everything_else(query: Query, nam
     def start_again() -> None:
         query.task("C", 0, 0, (name, "C0"))
 
-    with standing_still(TransactionalProducer, "begin_transaction", start_again):
+    with paused_at(TransactionalProducer, "begin_transaction", start_again):
         again = query.task("B", 0, 1, (name, "B1"))
     with pytest.raises(ProducerFenced, match="was started again elsewhere"):
         query.commit(there, again)
@@ -193,7 +193,7 @@ def assert_only_that_is_written_again(
 ) -> None:
     """The second task's transaction ends between the decision and its commit; the other one is committed."""
     told = r"1 of 2 transactions .* Batch 0 is decided: start the query again"
-    with pytest.raises(OutcomeUnknown, match=told), standing_still(batch_commit, "_commit", end_of_1):
+    with pytest.raises(OutcomeUnknown, match=told), paused_at(batch_commit, "_commit", end_of_1):
         query.commit(*first)
     query.abort(*first)
     query.commit(*(query.task("B", 0, task, (name, f"B{task}")) for task in (0, 1)))
@@ -289,7 +289,7 @@ def test_a_task_whose_transaction_is_aborted_fails_and_writes_again(query: Query
 
     with (
         pytest.raises(KafkaError, match="has taken over"),
-        standing_still(TransactionalProducer, "prepare_transaction", end),
+        paused_at(TransactionalProducer, "prepare_transaction", end),
     ):
         query.task("A", 0, 0, (name, "A0"))
     query.commit(query.task("A", 0, 0, (name, "again")))
@@ -321,7 +321,7 @@ def test_a_driver_whose_decision_is_aborted_decides_again(query: Query, name: st
 
     for batch in range(3):
         written = query.task("A", batch, 0, (name, f"A{batch}"))
-        with standing_still(ledger_group, "end_transaction", end):
+        with paused_at(ledger_group, "end_transaction", end):
             query.commit(written)
         end()  # nothing is open, and its producer is fenced all the same
     assert query.seen(name) == [b"A0", b"A1", b"A2"]
@@ -371,7 +371,7 @@ def test_a_batch_write_that_is_given_up_leaves_nothing_open_whoever_goes_on(
     def give_up() -> None:
         delivery.abort(query.options, writer, [*prepared, None, None])
 
-    with pytest.raises(KafkaError), standing_still(TransactionalProducer, call, give_up):
+    with pytest.raises(KafkaError), paused_at(TransactionalProducer, call, give_up):
         write(others)
     assert writer.batch_write is not None
     assert open_transactions(query.client, writer.batch_write.task_prefix, query.client.deadline()) == []

@@ -17,7 +17,7 @@ from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
 from protocol.wire.messages.m14_sync_group import SYNC_GROUP
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from tests.fake_kafka.cluster import Cluster
-from tests.protocol.group.membership.group_of_machines import Driven, machine, new_cluster, until_settled
+from tests.protocol.group.membership.simulated_group import SimulatedMember, machine, new_cluster, until_settled
 
 CLASSIC = {"protocol": "classic", "session_timeout_ms": 10_000, "max_poll_interval_ms": 60_000}
 COOPERATIVE = {**CLASSIC, "partition_assignment_strategy": "cooperative-sticky"}
@@ -29,14 +29,14 @@ def cluster() -> Cluster:
     return new_cluster()
 
 
-def member_of(cluster: Cluster, **given: Any) -> Driven:
+def member_of(cluster: Cluster, **given: Any) -> SimulatedMember:
     """Return a member that owns all four partitions."""
-    member = Driven(cluster, machine(now_s=cluster.clock.now_s(), **given))
+    member = SimulatedMember(cluster, machine(now_s=cluster.clock.now_s(), **given))
     until_settled(member)
     return member
 
 
-def next_request(member: Driven) -> Ask:
+def next_request(member: SimulatedMember) -> Ask:
     """Return the next request, sent when it is due."""
     while True:
         step = member.machine.next_step(member.now_s)
@@ -48,7 +48,7 @@ def next_request(member: Driven) -> Ask:
             member.cluster.clock.advance(step.until_s - member.now_s)  # type: ignore[attr-defined]
 
 
-def refused(member: Driven, code: ErrorCode) -> str:
+def refused(member: SimulatedMember, code: ErrorCode) -> str:
     """Refuse the next request with this code; return the message for the owner."""
     member.machine.failed(next_request(member), broker_error(code, "as if"), member.now_s)
     return str(member.machine.pending(member.now_s))
@@ -110,7 +110,7 @@ def test_fatal_error_names_the_setting(cluster: Cluster, given: dict[str, Any], 
 
 
 def test_instance_id_never_released_fails_the_member_after_a_minute(cluster: Cluster) -> None:
-    member = Driven(cluster, machine(**CONSUMER, group_instance_id="a"))
+    member = SimulatedMember(cluster, machine(**CONSUMER, group_instance_id="a"))
     while member.machine.state is not MemberState.FAILED:
         assert member.now_s < 61
         member.own()
@@ -121,7 +121,7 @@ def test_instance_id_never_released_fails_the_member_after_a_minute(cluster: Clu
 
 
 def test_unsupported_group_protocol_is_an_error_with_a_remedy(cluster: Cluster) -> None:
-    member = Driven(cluster, machine(**CONSUMER))
+    member = SimulatedMember(cluster, machine(**CONSUMER))
     member.own()
     member.machine.failed(next_request(member), UnsupportedVersion("the broker does not know it"), 0.0)
     assert isinstance(member.machine.error, UnsupportedVersion)
@@ -130,7 +130,7 @@ def test_unsupported_group_protocol_is_an_error_with_a_remedy(cluster: Cluster) 
 
 
 def test_group_of_the_other_protocol_is_an_error_with_a_remedy(cluster: Cluster) -> None:
-    member = Driven(cluster, machine(**CONSUMER))
+    member = SimulatedMember(cluster, machine(**CONSUMER))
     member.own()
     refused(member, ErrorCode.GROUP_ID_NOT_FOUND)
     assert "group.protocol: the group has members of the classic protocol" in str(member.machine.error)
@@ -139,7 +139,7 @@ def test_group_of_the_other_protocol_is_an_error_with_a_remedy(cluster: Cluster)
 
 @pytest.mark.parametrize("given", [CLASSIC, CONSUMER], ids=["classic", "consumer"])
 def test_refused_join_is_retried_after_the_back_off(cluster: Cluster, given: dict[str, Any]) -> None:
-    member = Driven(cluster, machine(**given))
+    member = SimulatedMember(cluster, machine(**given))
     member.own()
     for _ in range(3):
         refused(member, ErrorCode.UNKNOWN_MEMBER_ID)
@@ -257,7 +257,7 @@ def test_leaving_member_notifies_the_coordinator_unless_it_may_return(
 
 def test_member_leaving_before_it_joined_notifies_the_coordinator(cluster: Cluster) -> None:
     """The coordinator may have added the member, and would otherwise wait until its session timeout."""
-    member = Driven(cluster, machine(**CONSUMER))
+    member = SimulatedMember(cluster, machine(**CONSUMER))
     member.own()
     next_request(member)
     member.machine.leave(for_good=None)
@@ -283,7 +283,7 @@ def test_late_replies_of_an_ended_session_are_dropped(cluster: Cluster) -> None:
     assert (member.machine.state, member.machine.member.member_epoch) == (MemberState.JOINING, -1)
 
 
-def _epoch(member: Driven, epoch: int | None = None) -> dict[str, Any]:
+def _epoch(member: SimulatedMember, epoch: int | None = None) -> dict[str, Any]:
     epoch = member.machine.member.member_epoch if epoch is None else epoch
     return {"member_epoch": epoch, "heartbeat_interval_ms": 5_000, "assignment": None}
 
@@ -302,7 +302,7 @@ def test_recreated_topic_is_revoked_and_assigned_again(cluster: Cluster) -> None
 
 
 def test_topic_deleted_before_its_name_is_known_is_not_owned(cluster: Cluster) -> None:
-    member = Driven(cluster, machine(**CONSUMER))
+    member = SimulatedMember(cluster, machine(**CONSUMER))
     member.own()
     unknown = {"topic_partitions": [{"topic_id": b"\1" * 16, "partitions": [0]}]}
     for assignment in (unknown, {"topic_partitions": []}):
@@ -313,11 +313,11 @@ def test_topic_deleted_before_its_name_is_known_is_not_owned(cluster: Cluster) -
 
 def test_restarted_static_leader_keeps_the_assignment_and_leads(cluster: Cluster) -> None:
     """KIP-814."""
-    first, other = (Driven(cluster, machine(**CLASSIC, group_instance_id=each)) for each in "ab")
+    first, other = (SimulatedMember(cluster, machine(**CLASSIC, group_instance_id=each)) for each in "ab")
     until_settled(first, other)
     had = first.machine.owned
     first.machine.leave(for_good=None)
-    again = Driven(cluster, machine(now_s=first.now_s, **CLASSIC, group_instance_id="a"))
+    again = SimulatedMember(cluster, machine(now_s=first.now_s, **CLASSIC, group_instance_id="a"))
     until_settled(again, other)
     assert again.machine.owned == had
     assert [ask.body["assignments"] for ask in again.sent if ask.api is SYNC_GROUP] == [[]]  # type: ignore[index]

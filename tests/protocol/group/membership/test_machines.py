@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from protocol.broker_errors import ErrorCode
 from protocol.group.membership.states import MemberState
-from tests.protocol.group.membership.group_of_machines import Driven, machine, new_cluster, until_settled
+from tests.protocol.group.membership.simulated_group import SimulatedMember, machine, new_cluster, until_settled
 
 _REFUSALS = (
     ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
@@ -43,11 +43,11 @@ def test_partitions_have_at_most_one_owner_and_finally_exactly_one(kind: str, se
     protocol = KINDS[kind]["protocol"]
     refusals = _REFUSALS + (_OF_CONSUMER if protocol == "consumer" else _OF_CLASSIC)
 
-    def new() -> Driven:
-        return Driven(cluster, machine(now_s=cluster.clock.now_s(), **KINDS[kind], **options))
+    def new() -> SimulatedMember:
+        return SimulatedMember(cluster, machine(now_s=cluster.clock.now_s(), **KINDS[kind], **options))
 
     members = [new() for _ in range(3)]
-    gone: list[Driven] = []
+    gone: list[SimulatedMember] = []
     for _ in range(150):
         member = chance.choice(members)
         match chance.choices(list(EVENTS), list(EVENTS.values()))[0]:

@@ -61,10 +61,10 @@ def commit_as_member(client: Client, group: str, topic: str, number: int, owner:
 
 
 class MemberProcess:
-    """Runs `in_a_process` as a subprocess."""
+    """Runs `member_process` as a subprocess."""
 
     def __init__(self, kafka: LocalKafka, topic: str, properties: dict[str, Any]) -> None:
-        module = "tests.protocol.group.membership.in_a_process"
+        module = "tests.protocol.group.membership.member_process"
         command = [sys.executable, "-m", module, kafka.bootstrap_servers, topic, json.dumps(properties)]
         self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
         self._said: queue.Queue[dict[str, Any]] = queue.Queue()

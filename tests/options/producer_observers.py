@@ -22,7 +22,7 @@ from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
 from protocol.wire.messages.m26_end_txn import END_TXN
 from tests.fake_kafka.faults import ALWAYS
 from tests.fake_kafka.server import FakeKafka
-from tests.options.seeing import (
+from tests.options.observe import (
     BETWEEN_S,
     DIFFER,
     LONG,
@@ -33,7 +33,7 @@ from tests.options.seeing import (
     outcome,
     took_long,
 )
-from tests.ten_records import TenRecords
+from tests.small_cluster import SmallCluster
 from tests.wait_until import wait_until
 
 
@@ -44,9 +44,9 @@ def rows(count: int = 1, size: int = 10, key: bool = False) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns)
 
 
-def produce(cluster: TenRecords, given: Properties, written: pa.RecordBatch, clock: Clock = SYSTEM_CLOCK) -> str:
+def produce(cluster: SmallCluster, given: Properties, written: pa.RecordBatch, clock: Clock = SYSTEM_CLOCK) -> str:
     """Write rows, without keys to partition 0. Return the outcome."""
-    producer = Producer(client_of(cluster, client_part(given), clock), parse_producer(given))
+    producer = Producer(client_of(cluster, client_properties(given), clock), parse_producer(given))
     here = None if "key" in written.schema.names else np.zeros(written.num_rows, np.int32)
 
     def write() -> None:
@@ -59,7 +59,7 @@ def produce(cluster: TenRecords, given: Properties, written: pa.RecordBatch, clo
         producer.abort()
 
 
-def client_part(given: Properties) -> dict[str, str]:
+def client_properties(given: Properties) -> dict[str, str]:
     return {
         name: given[name]
         for name in ("request.timeout.ms", "retry.backoff.ms", "retry.backoff.max.ms")
@@ -67,8 +67,8 @@ def client_part(given: Properties) -> dict[str, str]:
     }
 
 
-def of_produce(look: Callable[[dict[str, Any]], object], written: pa.RecordBatch) -> Observe:
-    def observe(cluster: TenRecords, given: dict[str, str]) -> object:
+def produce_requests(look: Callable[[dict[str, Any]], object], written: pa.RecordBatch) -> Observe:
+    def observe(cluster: SmallCluster, given: dict[str, str]) -> object:
         assert produce(cluster, given, written) == "done"
         give_up_s = time.monotonic() + 5  # acks=0 gets no reply
         while not cluster.asked(PRODUCE) and time.monotonic() < give_up_s:
@@ -94,16 +94,16 @@ def values_by_partition(body: dict[str, Any]) -> object:
 
 def size_at_level(name: str) -> Observe:
     text = pa.array([b"".join(b"%d " % (number * number) for number in range(3_000))], pa.binary())
-    seen = of_produce(lambda body: len(record_batches(body)), pa.RecordBatch.from_pydict({"value": text}))
-    return lambda cluster, given: seen(cluster, {**given, "compression.type": name})
+    observe = produce_requests(lambda body: len(record_batches(body)), pa.RecordBatch.from_pydict({"value": text}))
+    return lambda cluster, given: observe(cluster, {**given, "compression.type": name})
 
 
-def requests_of_many_rows(cluster: TenRecords, given: dict[str, str]) -> bool:
+def requests_of_many_rows(cluster: SmallCluster, given: dict[str, str]) -> bool:
     assert produce(cluster, given, rows(100, size=100)) == "done"
     return len(cluster.asked(PRODUCE)) > 1
 
 
-def goes_out_by_itself(cluster: TenRecords, given: dict[str, str]) -> bool:
+def sends_without_flush(cluster: SmallCluster, given: dict[str, str]) -> bool:
     """Return whether rows are soon written without a flush."""
     producer = Producer(client_of(cluster, {}), parse_producer(given))
     sent = producer.send_columns("orders", rows(), np.zeros(1, np.int32))
@@ -112,7 +112,7 @@ def goes_out_by_itself(cluster: TenRecords, given: dict[str, str]) -> bool:
     return written
 
 
-def under_way(cluster: TenRecords, given: dict[str, str]) -> int:
+def requests_in_flight(cluster: SmallCluster, given: dict[str, str]) -> int:
     """Return the number of requests in flight at once."""
     # One record batch in each request.
     small = {**given, "batch.size": "1000", "max.request.size": "1000"}
@@ -133,7 +133,7 @@ def under_way(cluster: TenRecords, given: dict[str, str]) -> int:
     return sent
 
 
-def commit_in_transaction(cluster: TenRecords, given: dict[str, str]) -> None:
+def commit_in_transaction(cluster: SmallCluster, given: dict[str, str]) -> None:
     config = parse_producer({"transactional.id": "etl-0", **given})
     with TransactionalProducer(client_of(cluster, {}), config) as producer:
         producer.init_transactions()
@@ -142,24 +142,24 @@ def commit_in_transaction(cluster: TenRecords, given: dict[str, str]) -> None:
         producer.commit_transaction()
 
 
-def who_commits(cluster: TenRecords, given: dict[str, str]) -> object:
+def committed_transactional_ids(cluster: SmallCluster, given: dict[str, str]) -> object:
     commit_in_transaction(cluster, given)
     return [body["transactional_id"] for body in cluster.asked(END_TXN)]
 
 
-def transaction_timeout(cluster: TenRecords, given: dict[str, str]) -> object:
+def transaction_timeout(cluster: SmallCluster, given: dict[str, str]) -> object:
     commit_in_transaction(cluster, given)
     return [body["transaction_timeout_ms"] for body in cluster.asked(INIT_PRODUCER_ID)]
 
 
-def attempts(cluster: TenRecords, given: dict[str, str]) -> int:
+def attempts(cluster: SmallCluster, given: dict[str, str]) -> int:
     cluster.refuse(PRODUCE, ErrorCode.NOT_ENOUGH_REPLICAS, ALWAYS)
     quick = {"enable.idempotence": "false", "retry.backoff.ms": "1", "retry.backoff.max.ms": "1"}
     assert produce(cluster, {**quick, **given}, rows()) != "done"
     return len(cluster.asked(PRODUCE))
 
 
-def delivery_takes_long(cluster: TenRecords, given: dict[str, str]) -> bool:
+def delivery_takes_long(cluster: SmallCluster, given: dict[str, str]) -> bool:
     cluster.refuse(PRODUCE, ErrorCode.NOT_ENOUGH_REPLICAS, ALWAYS)
     quick = {"request.timeout.ms": "100", "retry.backoff.ms": "10", "retry.backoff.max.ms": "10"}
     return took_long(lambda: _raise(produce(cluster, {**quick, **given}, rows())))
@@ -170,18 +170,18 @@ def _raise(outcome: str) -> None:
         raise KafkaError(outcome)
 
 
-def client_that_knows_orders(cluster: TenRecords) -> Client:
+def client_with_metadata(cluster: SmallCluster) -> Client:
     """Return a client with cached metadata, because a lookup counts towards `max.block.ms`."""
     client = client_of(cluster, {})
     client.topic("orders")
     return client
 
 
-def held(cluster: TenRecords, given: dict[str, str]) -> bool:
+def accepts_beyond_5_kb(cluster: SmallCluster, given: dict[str, str]) -> bool:
     """Return whether 5 kB and then 50 kB are accepted while no batch is acknowledged."""
     cluster.silent_to(PRODUCE)
     limits = {"batch.size": "1000", "max.block.ms": SHORT}
-    producer = Producer(client_that_knows_orders(cluster), parse_producer({**given, **limits}))
+    producer = Producer(client_with_metadata(cluster), parse_producer({**given, **limits}))
     try:
         producer.send_columns("orders", rows(50, size=100), np.zeros(50, np.int32))
         return outcome(lambda: producer.send_columns("orders", rows(500, size=100), np.zeros(500, np.int32))) == "done"
@@ -189,11 +189,11 @@ def held(cluster: TenRecords, given: dict[str, str]) -> bool:
         producer.abort()
 
 
-def blocks_for_long(cluster: TenRecords, given: dict[str, str]) -> bool:
+def blocks_for_long(cluster: SmallCluster, given: dict[str, str]) -> bool:
     """Return whether a send with full memory blocks for long."""
     cluster.silent_to(PRODUCE)
     limits = {"batch.size": "1000", "buffer.memory": "5000", "delivery.timeout.ms": "100000"}
-    producer = Producer(client_that_knows_orders(cluster), parse_producer({**given, **limits}))
+    producer = Producer(client_with_metadata(cluster), parse_producer({**given, **limits}))
     here = np.zeros(50, np.int32)
     try:
         producer.send_columns("orders", rows(50, size=100), here)
@@ -208,7 +208,7 @@ def same_key(count: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns)
 
 
-def share_of_the_silent(cluster: TenRecords, given: dict[str, str]) -> float:
+def share_of_silent_partition(cluster: SmallCluster, given: dict[str, str]) -> float:
     """Return the share of rows without a key that goes to a partition with a backlog and a silent leader."""
     with FakeKafka(2) as two:
         two.create_topic("orders", 2)
@@ -227,52 +227,55 @@ def share_of_the_silent(cluster: TenRecords, given: dict[str, str]) -> float:
 
 
 # property -> observe function, and its result for each value.
-PRODUCER_SEEN: dict[str, tuple[Observe, dict[str, Any]]] = {
+PRODUCER_OBSERVERS: dict[str, tuple[Observe, dict[str, Any]]] = {
     "request.timeout.ms": (
-        of_produce(lambda body: round(body["timeout_ms"], -4), rows()),
+        produce_requests(lambda body: round(body["timeout_ms"], -4), rows()),
         {"20000": [20000], "60000": [60000]},
     ),
-    "acks": (of_produce(lambda body: body["acks"], rows()), {"all": [-1], "1": [1], "0": [0]}),
-    "compression.type": (of_produce(codec, rows()), {"none": [0], "gzip": [1], "snappy": [2], "lz4": [3], "zstd": [4]}),
+    "acks": (produce_requests(lambda body: body["acks"], rows()), {"all": [-1], "1": [1], "0": [0]}),
+    "compression.type": (
+        produce_requests(codec, rows()),
+        {"none": [0], "gzip": [1], "snappy": [2], "lz4": [3], "zstd": [4]},
+    ),
     "compression.gzip.level": (size_at_level("gzip"), {"1": DIFFER, "9": DIFFER}),
     "compression.lz4.level": (size_at_level("lz4"), {"1": DIFFER, "12": DIFFER}),
     "compression.zstd.level": (size_at_level("zstd"), {"1": DIFFER, "19": DIFFER}),
-    "linger.ms": (goes_out_by_itself, {"0": True, "60000": False}),
+    "linger.ms": (sends_without_flush, {"0": True, "60000": False}),
     "batch.size": (requests_of_many_rows, {"1000": True, "100000": False}),
     "batch.num.messages": (
-        of_produce(lambda body: int.from_bytes(record_batches(body)[57:61], "big"), rows(100)),
+        produce_requests(lambda body: int.from_bytes(record_batches(body)[57:61], "big"), rows(100)),
         {"25": [25] * 4, "100": [100]},
     ),
     "max.request.size": (lambda *given: produce(*given, rows(size=5_000)), {"1000": "UsageError", "10000": "done"}),
-    "max.in.flight.requests.per.connection": (under_way, {"1": 1, "3": 3}),
+    "max.in.flight.requests.per.connection": (requests_in_flight, {"1": 1, "3": 3}),
     "enable.idempotence": (
         lambda cluster, given: (produce(cluster, given, rows()), len(cluster.asked(INIT_PRODUCER_ID))),
         {"true": ("done", 1), "false": ("done", 0)},
     ),
-    "transactional.id": (who_commits, {"etl-0": ["etl-0"], "etl-1": ["etl-1"]}),
+    "transactional.id": (committed_transactional_ids, {"etl-0": ["etl-0"], "etl-1": ["etl-1"]}),
     "transaction.timeout.ms": (transaction_timeout, {"5000": [5_000], "60000": [60_000]}),
     "retries": (attempts, {"0": 1, "2": 3}),
     "delivery.timeout.ms": (delivery_takes_long, {"100": False, LONG: True}),
-    "buffer.memory": (held, {"5000": False, "500000": True}),
+    "buffer.memory": (accepts_beyond_5_kb, {"5000": False, "500000": True}),
     "max.block.ms": (blocks_for_long, {SHORT: False, LONG: True}),
     "partitioner.class": (
-        of_produce(values_by_partition, rows(20, key=True)),
+        produce_requests(values_by_partition, rows(20, key=True)),
         {"murmur2": DIFFER, "crc32": DIFFER, "fnv1a": DIFFER},
     ),
     "partitioner": (
-        of_produce(values_by_partition, rows(20, key=True)),
+        produce_requests(values_by_partition, rows(20, key=True)),
         {"murmur2_random": DIFFER, "consistent": DIFFER, "fnv1a": DIFFER},
     ),
     "partitioner.ignore.keys": (
-        of_produce(lambda body: len(body["topic_data"][0]["partition_data"]), same_key(40)),
+        produce_requests(lambda body: len(body["topic_data"][0]["partition_data"]), same_key(40)),
         {"false": [1], "true": [2]},
     ),
     "partitioner.adaptive.partitioning.enable": (
-        lambda *given: share_of_the_silent(*given) < 0.3,
+        lambda *given: share_of_silent_partition(*given) < 0.3,
         {"false": False, "true": True},
     ),
     "partitioner.availability.timeout.ms": (
-        lambda *given: share_of_the_silent(*given) == 0,
+        lambda *given: share_of_silent_partition(*given) == 0,
         {"0": False, "50": True},
     ),
 }

@@ -24,11 +24,11 @@ from protocol.wire.schema import Api
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.plan.offsets import JsonDict
-from tests.options.seeing import BETWEEN_S, SHORT, Observe, Properties, client_of, outcome
-from tests.ten_records import TenRecords, ten_records
+from tests.options.observe import BETWEEN_S, SHORT, Observe, Properties, client_of, outcome
+from tests.small_cluster import SmallCluster, small_batch
 
 
-def reader_of(cluster: TenRecords, given: Properties) -> KafkaStreamReader:
+def reader_of(cluster: SmallCluster, given: Properties) -> KafkaStreamReader:
     where = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "subscribe": "orders"}
     options = {**where, **{f"kafka.{name}": value for name, value in given.items()}}
     return KafkaStreamReader(parse_source_options(options, streaming=True))
@@ -39,15 +39,15 @@ def first_batch(reader: KafkaStreamReader) -> JsonDict:
     return reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
 
 
-def group_asked_about(cluster: TenRecords, given: dict[str, str]) -> object:
+def coordinator_keys(cluster: SmallCluster, given: dict[str, str]) -> object:
     first_batch(reader_of(cluster, given))
     return {key for body in cluster.asked(FIND_COORDINATOR) for key in body["coordinator_keys"]}
 
 
-def of_member(api: Api, what: Callable[[dict[str, Any]], object]) -> Observe:
+def join_field(api: Api, what: Callable[[dict[str, Any]], object]) -> Observe:
     """Observe the first request of one kind with which a member joins its group."""
 
-    def observe(cluster: TenRecords, given: dict[str, str]) -> object:
+    def observe(cluster: SmallCluster, given: dict[str, str]) -> object:
         protocol = "classic" if api is JOIN_GROUP else "consumer"
         with member_of(cluster, {"group.protocol": protocol, **given}):
             return what(cluster.asked(api)[0])
@@ -56,7 +56,7 @@ def of_member(api: Api, what: Callable[[dict[str, Any]], object]) -> Observe:
 
 
 @contextmanager
-def member_of(cluster: TenRecords, given: Properties) -> Iterator[Membership]:
+def member_of(cluster: SmallCluster, given: Properties) -> Iterator[Membership]:
     client = client_of(cluster, {})
     config = parse_consumer({"group.id": "g", **given})
     with Membership(client, config, TopicSubscription(frozenset({"orders"}))) as member:
@@ -64,12 +64,12 @@ def member_of(cluster: TenRecords, given: Properties) -> Iterator[Membership]:
         yield member
 
 
-def joins_by(cluster: TenRecords, given: dict[str, str]) -> object:
-    told = outcome(lambda: member_of(cluster, given).__enter__().close())
-    return told, bool(cluster.asked(JOIN_GROUP)), bool(cluster.asked(CONSUMER_GROUP_HEARTBEAT))
+def group_protocol_used(cluster: SmallCluster, given: dict[str, str]) -> object:
+    result = outcome(lambda: member_of(cluster, given).__enter__().close())
+    return result, bool(cluster.asked(JOIN_GROUP)), bool(cluster.asked(CONSUMER_GROUP_HEARTBEAT))
 
 
-def tells_that_it_is_there(cluster: TenRecords, given: dict[str, str]) -> bool:
+def sends_heartbeat(cluster: SmallCluster, given: dict[str, str]) -> bool:
     with member_of(cluster, {"group.protocol": "classic", "session.timeout.ms": "90000", **given}):
         deadline = SYSTEM_CLOCK.now_s() + BETWEEN_S
         while not cluster.asked(HEARTBEAT) and SYSTEM_CLOCK.now_s() < deadline:
@@ -77,12 +77,12 @@ def tells_that_it_is_there(cluster: TenRecords, given: dict[str, str]) -> bool:
         return bool(cluster.asked(HEARTBEAT))
 
 
-def beginning(cluster: TenRecords, given: dict[str, str]) -> object:
+def start_offset(cluster: SmallCluster, given: dict[str, str]) -> object:
     reader = reader_of(cluster, {**given, "group.id": "g"})
     return "error" if outcome(lambda: first_batch(reader)) != "done" else first_batch(reader)["@joined"]["orders"]["0"]
 
 
-def read(cluster: TenRecords, given: Properties) -> int:
+def read(cluster: SmallCluster, given: Properties) -> int:
     """Return the number of rows."""
     client = client_of(cluster, {})
     consumer = parse_consumer(given)
@@ -90,32 +90,32 @@ def read(cluster: TenRecords, given: Properties) -> int:
     return sum(batch.num_rows for _, batch in RangeConsumer(client, consumer, ranges, poll_timeout_ms=20_000))
 
 
-def of_fetch(name: str) -> Observe:
-    def observe(cluster: TenRecords, given: dict[str, str]) -> object:
+def fetch_field(name: str) -> Observe:
+    def observe(cluster: SmallCluster, given: dict[str, str]) -> object:
         assert read(cluster, given) == 10
         return cluster.asked(FETCH)[0][name]
 
     return observe
 
 
-def partition_max_bytes(cluster: TenRecords, given: dict[str, str]) -> object:
+def partition_max_bytes(cluster: SmallCluster, given: dict[str, str]) -> object:
     assert read(cluster, given) == 10
     return cluster.asked(FETCH)[0]["topics"][0]["partitions"][0]["partition_max_bytes"]
 
 
-def reads_corrupt_records(cluster: TenRecords, given: dict[str, str]) -> bool:
-    records = bytearray(ten_records())
+def reads_corrupt_records(cluster: SmallCluster, given: dict[str, str]) -> bool:
+    records = bytearray(small_batch())
     records[-2] ^= 1
     cluster.rewrite_all(bytes(records))
     return outcome(lambda: read(cluster, given)) == "done"
 
 
-def unpacks(cluster: TenRecords, given: dict[str, str]) -> bool:
-    cluster.rewrite_all(ten_records("gzip", size=5_000))
+def decompresses(cluster: SmallCluster, given: dict[str, str]) -> bool:
+    cluster.rewrite_all(small_batch("gzip", size=5_000))
     return outcome(lambda: read(cluster, given)) == "done"
 
 
-def is_left_out(cluster: TenRecords, given: dict[str, str]) -> bool:
+def expires_when_unread(cluster: SmallCluster, given: dict[str, str]) -> bool:
     """Return whether a partition that is not read is soon dropped from the fetches."""
     cluster.grow(10, times=20)
     one_batch = {"fetch.max.wait.ms": "10", "max.partition.fetch.bytes": "300"}
@@ -128,38 +128,38 @@ def is_left_out(cluster: TenRecords, given: dict[str, str]) -> bool:
 
 
 # property -> observe function, and its result for each value.
-CONSUMER_SEEN: dict[str, tuple[Observe, dict[str, Any]]] = {
-    "group.id": (group_asked_about, {"mine": {"mine"}, "yours": {"yours"}}),
-    "auto.offset.reset": (beginning, {"earliest": 0, "latest": 10, "none": "error"}),
-    "isolation.level": (of_fetch("isolation_level"), {"read_committed": 1, "read_uncommitted": 0}),
-    "fetch.min.bytes": (of_fetch("min_bytes"), {"1": 1, "5": 5}),
-    "fetch.max.wait.ms": (of_fetch("max_wait_ms"), {"7": 7, "9": 9}),
-    "fetch.max.bytes": (of_fetch("max_bytes"), {"100000": 100000, "200000": 200000}),
+CONSUMER_OBSERVERS: dict[str, tuple[Observe, dict[str, Any]]] = {
+    "group.id": (coordinator_keys, {"mine": {"mine"}, "yours": {"yours"}}),
+    "auto.offset.reset": (start_offset, {"earliest": 0, "latest": 10, "none": "error"}),
+    "isolation.level": (fetch_field("isolation_level"), {"read_committed": 1, "read_uncommitted": 0}),
+    "fetch.min.bytes": (fetch_field("min_bytes"), {"1": 1, "5": 5}),
+    "fetch.max.wait.ms": (fetch_field("max_wait_ms"), {"7": 7, "9": 9}),
+    "fetch.max.bytes": (fetch_field("max_bytes"), {"100000": 100000, "200000": 200000}),
     "max.partition.fetch.bytes": (partition_max_bytes, {"50000": 50000, "60000": 60000}),
-    "client.rack": (of_fetch("rack_id"), {"a": "a", "b": "b"}),
-    "max.processing.time.ms": (is_left_out, {SHORT: True, "60000": False}),
+    "client.rack": (fetch_field("rack_id"), {"a": "a", "b": "b"}),
+    "max.processing.time.ms": (expires_when_unread, {SHORT: True, "60000": False}),
     "check.crcs": (reads_corrupt_records, {"true": False, "false": True}),
-    "max.decompressed.batch.bytes": (unpacks, {"1024": False, "1000000": True}),
+    "max.decompressed.batch.bytes": (decompresses, {"1024": False, "1000000": True}),
     "group.protocol": (
-        joins_by,
+        group_protocol_used,
         {"none": ("UsageError", False, False), "classic": ("done", True, False), "consumer": ("done", False, True)},
     ),
-    "group.instance.id": (of_member(JOIN_GROUP, lambda body: body["group_instance_id"]), {"a": "a", "b": "b"}),
+    "group.instance.id": (join_field(JOIN_GROUP, lambda body: body["group_instance_id"]), {"a": "a", "b": "b"}),
     "session.timeout.ms": (
-        of_member(JOIN_GROUP, lambda body: body["session_timeout_ms"]),
+        join_field(JOIN_GROUP, lambda body: body["session_timeout_ms"]),
         {"7000": 7000, "8000": 8000},
     ),
-    "heartbeat.interval.ms": (tells_that_it_is_there, {SHORT: True, "60000": False}),
+    "heartbeat.interval.ms": (sends_heartbeat, {SHORT: True, "60000": False}),
     "max.poll.interval.ms": (
-        of_member(JOIN_GROUP, lambda body: body["rebalance_timeout_ms"]),
+        join_field(JOIN_GROUP, lambda body: body["rebalance_timeout_ms"]),
         {"70000": 70000, "80000": 80000},
     ),
     "partition.assignment.strategy": (
-        of_member(JOIN_GROUP, lambda body: [row["name"] for row in body["protocols"]]),
+        join_field(JOIN_GROUP, lambda body: [row["name"] for row in body["protocols"]]),
         {"sticky": ["sticky"], "roundrobin,range": ["roundrobin", "range"]},
     ),
     "group.remote.assignor": (
-        of_member(CONSUMER_GROUP_HEARTBEAT, lambda body: body["server_assignor"]),
+        join_field(CONSUMER_GROUP_HEARTBEAT, lambda body: body["server_assignor"]),
         {"uniform": "uniform", "range": "range"},
     ),
 }

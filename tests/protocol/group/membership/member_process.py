@@ -1,6 +1,6 @@
 """A member in a separate process, which can be stopped and killed; it reports its partitions.
 
-`python -m tests.protocol.group.membership.in_a_process BOOTSTRAP TOPIC PROPERTIES`, where the properties are JSON.
+`python -m tests.protocol.group.membership.member_process BOOTSTRAP TOPIC PROPERTIES`, where the properties are JSON.
 Each printed line is JSON: `owned` are partitions, `lost` is the reason of their loss, `committed` is the result of a
 commit of processed offsets. The process commits offset 1 of all owned partitions, ten times a second.
 """

@@ -11,16 +11,16 @@ from protocol.clock import SYSTEM_CLOCK, Clock
 from protocol.cluster.client import Client
 from protocol.config import parse_client
 from protocol.errors import KafkaError
-from tests.ten_records import TenRecords
+from tests.small_cluster import SmallCluster
 
 Properties = Mapping[str, str]
-Observe = Callable[[TenRecords, dict[str, str]], object]
+Observe = Callable[[SmallCluster, dict[str, str]], object]
 
 # Real time: 20 ms and 2500 ms differ clearly also on a busy machine.
 SHORT, LONG, BETWEEN_S = "20", "2500", 2.0
 
 
-def client_of(cluster: TenRecords, given: Properties, clock: Clock = SYSTEM_CLOCK) -> Client:
+def client_of(cluster: SmallCluster, given: Properties, clock: Clock = SYSTEM_CLOCK) -> Client:
     return Client(parse_client({"bootstrap.servers": cluster.bootstrap_servers, **given}), clock)
 
 

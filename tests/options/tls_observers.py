@@ -30,7 +30,7 @@ _PASSWORD = "right"
 @functools.cache
 def _files() -> dict[str, str]:
     """Return the placeholders and their paths."""
-    folder = Path(tempfile.mkdtemp(prefix="tls-seen-"))
+    folder = Path(tempfile.mkdtemp(prefix="tls-observers-"))
     authority, another = CertificateAuthority(folder, "a CA"), CertificateAuthority(folder / "another", "another CA")
     found = {
         "<server>": authority.issue("server", ["localhost"]),
@@ -60,19 +60,19 @@ def _filled(text: str) -> str:
     return Path(path).read_text() if text.startswith("text of ") else path
 
 
-def _seen(given: Mapping[str, str]) -> dict[str, Any]:
+def _handshake(given: Mapping[str, str]) -> dict[str, Any]:
     """Return `version`, `cipher`, and `who` (the client's certificate) of a handshake; or `error`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(_files()["<server>"])
     context.load_verify_locations(_files()["<ca>"])
     context.verify_mode = ssl.CERT_OPTIONAL
-    seen: dict[str, Any] = {}
+    handshake: dict[str, Any] = {}
 
     def serve() -> None:
         try:
             with context.wrap_socket(server.accept()[0], server_side=True) as connected:
                 subject = (connected.getpeercert() or {}).get("subject", ((("", None),),))
-                seen.update(version=connected.version(), cipher=connected.cipher()[0], who=subject[0][0][1])
+                handshake.update(version=connected.version(), cipher=connected.cipher()[0], who=subject[0][0][1])
         except OSError:
             pass
 
@@ -99,7 +99,7 @@ def _seen(given: Mapping[str, str]) -> dict[str, Any]:
             with closing(open_socket()):
                 pass
             serving.join(10)
-    return seen
+    return handshake
 
 
 def _observe(what: str, **others: str) -> Callable[[object, dict[str, str]], object]:
@@ -109,8 +109,8 @@ def _observe(what: str, **others: str) -> Callable[[object, dict[str, str]], obj
     base = {name: value for name, value in base.items() if value}
 
     def observe(_: object, given: dict[str, str]) -> object:
-        seen = _seen({**base, **given})
-        return seen.get("error") or seen[what]
+        handshake = _handshake({**base, **given})
+        return handshake.get("error") or handshake[what]
 
     return observe
 
@@ -118,7 +118,7 @@ def _observe(what: str, **others: str) -> Callable[[object, dict[str, str]], obj
 _MINE = {"ssl_keystore_certificate_chain": "text of <me>", "ssl_keystore_key": "text of <me>"}
 _128, _256 = (f"ECDHE-ECDSA-AES{name}" for name in ("128-GCM-SHA256", "256-GCM-SHA384"))
 
-TLS_SEEN: dict[str, tuple[Callable[..., object], dict[str, Any]]] = {
+TLS_OBSERVERS: dict[str, tuple[Callable[..., object], dict[str, Any]]] = {
     "ssl.truststore.location": (_observe("version"), {"<ca>": "TLSv1.3", "<another>": "TLSFailed"}),
     "ssl.truststore.certificates": (
         _observe("version", ssl_truststore_location=""),

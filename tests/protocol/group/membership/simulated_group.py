@@ -39,7 +39,7 @@ def machine(protocol: str, now_s: float = 0.0, *, subscription: TopicSubscriptio
 
 
 @dataclass
-class Driven:
+class SimulatedMember:
     """One member, its owner, and the request in flight."""
 
     cluster: Cluster
@@ -137,7 +137,7 @@ class Driven:
         return frozenset() if self.machine.state is MemberState.LOST else self.machine.owned
 
 
-def until_settled(*members: Driven, partitions: int = 4, rounds: int = 400) -> None:
+def until_settled(*members: SimulatedMember, partitions: int = 4, rounds: int = 400) -> None:
     """Let members and owners act in turn until no event is left and each partition has one owner."""
     for _ in range(rounds):
         moved = [member.act() for member in members]

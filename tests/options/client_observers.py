@@ -17,8 +17,8 @@ from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR
 from protocol.wire.messages.m18_api_versions import API_VERSIONS
 from tests.fake_kafka.clock import ManualClock
 from tests.fake_kafka.faults import ALWAYS
-from tests.options.seeing import LONG, SHORT, Observe, client_of, outcome, tens, took_long
-from tests.ten_records import TenRecords
+from tests.options.observe import LONG, SHORT, Observe, client_of, outcome, tens, took_long
+from tests.small_cluster import SmallCluster
 
 
 def closed_port() -> str:
@@ -26,34 +26,34 @@ def closed_port() -> str:
         return f"127.0.0.1:{server.getsockname()[1]}"
 
 
-def who_is_asked(cluster: TenRecords, given: dict[str, str]) -> bool:
+def other_cluster_is_used(cluster: SmallCluster, given: dict[str, str]) -> bool:
     given["bootstrap.servers"] = given["bootstrap.servers"].replace("<cluster>", cluster.bootstrap_servers)
-    with TenRecords() as other:
+    with SmallCluster() as other:
         address = given["bootstrap.servers"].replace("<other>", other.bootstrap_servers)
         client_of(cluster, {"bootstrap.servers": address}).metadata([])
         return bool(other.asked(METADATA))
 
 
-def name_in_headers(cluster: TenRecords, given: dict[str, str]) -> object:
+def client_ids_in_headers(cluster: SmallCluster, given: dict[str, str]) -> object:
     client_of(cluster, given).metadata([])
     return set(cluster.listeners[1].client_ids)
 
 
-def reached(cluster: TenRecords, given: dict[str, str]) -> str:
+def plaintext_outcome(cluster: SmallCluster, given: dict[str, str]) -> str:
     """Return whether the client reaches a listener without TLS. A TLS client waits for a handshake until its
     timeout."""
     timeout_ms = "300" if given["security.protocol"] == "SSL" else "20000"
     return outcome(lambda: client_of(cluster, {**given, "default.api.timeout.ms": timeout_ms}).metadata([]))
 
 
-def time_until_given_up(cluster: TenRecords, given: dict[str, str]) -> int:
+def seconds_until_timeout(cluster: SmallCluster, given: dict[str, str]) -> int:
     clock = ManualClock()
     client = client_of(cluster, {"retry.backoff.max.ms": "100", **given, "bootstrap.servers": closed_port()}, clock)
     assert outcome(lambda: client.metadata([])) == "DeadlineExceeded"
     return round(sum(clock.slept))
 
 
-def waits(cluster: TenRecords, given: dict[str, str]) -> list[float]:
+def retry_delays_ms(cluster: SmallCluster, given: dict[str, str]) -> list[float]:
     """Return the delays between the attempts of a request that fails, in ms."""
     cluster.refuse(FIND_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE, ALWAYS)
     clock = ManualClock()
@@ -63,14 +63,14 @@ def waits(cluster: TenRecords, given: dict[str, str]) -> list[float]:
     return [1_000 * each_s for each_s in clock.slept]
 
 
-def silence(cluster: TenRecords, given: dict[str, str]) -> bool:
+def waits_long_for_setup(cluster: SmallCluster, given: dict[str, str]) -> bool:
     cluster.silent_to(API_VERSIONS)
     client = client_of(cluster, given)
     where = Broker(1, *cluster.addresses[1])
     return took_long(lambda: client.connection(where, CONTROL, client.deadline(5_000)))
 
 
-def reconnects(cluster: TenRecords, given: dict[str, str]) -> list[float]:
+def reconnect_delays_ms(cluster: SmallCluster, given: dict[str, str]) -> list[float]:
     """Return the delay before a closed port is tried again, after each failure, in ms."""
     clock = ManualClock()
     client = client_of(cluster, given, clock)
@@ -86,7 +86,7 @@ def reconnects(cluster: TenRecords, given: dict[str, str]) -> list[float]:
     return found
 
 
-def metadata_requests(cluster: TenRecords, given: dict[str, str]) -> int:
+def metadata_requests(cluster: SmallCluster, given: dict[str, str]) -> int:
     clock = ManualClock()
     client = client_of(cluster, given, clock)
     for _ in range(2):
@@ -95,7 +95,7 @@ def metadata_requests(cluster: TenRecords, given: dict[str, str]) -> int:
     return len(cluster.asked(METADATA))
 
 
-def connections(cluster: TenRecords, given: dict[str, str]) -> int:
+def connections(cluster: SmallCluster, given: dict[str, str]) -> int:
     clock = ManualClock()
     client = client_of(cluster, given, clock)
     for _ in range(2):
@@ -105,7 +105,7 @@ def connections(cluster: TenRecords, given: dict[str, str]) -> int:
 
 
 def socket_option(option: int) -> Observe:
-    def observe(cluster: TenRecords, given: dict[str, str]) -> int:
+    def observe(cluster: SmallCluster, given: dict[str, str]) -> int:
         client = client_of(cluster, given)
         where = Broker(1, *cluster.addresses[1])
         connection = client.connection(where, CONTROL, client.deadline())
@@ -115,7 +115,7 @@ def socket_option(option: int) -> Observe:
     return observe
 
 
-def large_reply(cluster: TenRecords, given: dict[str, str]) -> bool:
+def large_reply(cluster: SmallCluster, given: dict[str, str]) -> bool:
     cluster.edit_replies(METADATA, lambda body: {**body, "cluster_id": "x" * 5_000})
     client = client_of(cluster, given)
     where = Broker(1, *cluster.addresses[1])
@@ -123,16 +123,16 @@ def large_reply(cluster: TenRecords, given: dict[str, str]) -> bool:
 
 
 # property -> observe function, and its result for each value.
-CLIENT_SEEN: dict[str, tuple[Observe, dict[str, Any]]] = {
-    "bootstrap.servers": (who_is_asked, {"<cluster>": False, "<other>": True}),
-    "client.id": (name_in_headers, {"me": {"me"}, "you": {"you"}}),
-    "security.protocol": (reached, {"PLAINTEXT": "done", "SSL": "DeadlineExceeded"}),
-    "default.api.timeout.ms": (time_until_given_up, {"1000": 1, "4000": 4}),
-    "socket.connection.setup.timeout.ms": (silence, {SHORT: False, LONG: True}),
-    "reconnect.backoff.ms": (lambda *given: tens(reconnects(*given)[0]), {"10": 10, "1000": 1000}),
-    "reconnect.backoff.max.ms": (lambda *given: tens(reconnects(*given)[-1]), {"100": 100, "10000": 10000}),
-    "retry.backoff.ms": (lambda *given: tens(waits(*given)[0]), {"10": 10, "1000": 1000}),
-    "retry.backoff.max.ms": (lambda *given: tens(max(waits(*given))), {"100": 100, "10000": 10000}),
+CLIENT_OBSERVERS: dict[str, tuple[Observe, dict[str, Any]]] = {
+    "bootstrap.servers": (other_cluster_is_used, {"<cluster>": False, "<other>": True}),
+    "client.id": (client_ids_in_headers, {"me": {"me"}, "you": {"you"}}),
+    "security.protocol": (plaintext_outcome, {"PLAINTEXT": "done", "SSL": "DeadlineExceeded"}),
+    "default.api.timeout.ms": (seconds_until_timeout, {"1000": 1, "4000": 4}),
+    "socket.connection.setup.timeout.ms": (waits_long_for_setup, {SHORT: False, LONG: True}),
+    "reconnect.backoff.ms": (lambda *given: tens(reconnect_delays_ms(*given)[0]), {"10": 10, "1000": 1000}),
+    "reconnect.backoff.max.ms": (lambda *given: tens(reconnect_delays_ms(*given)[-1]), {"100": 100, "10000": 10000}),
+    "retry.backoff.ms": (lambda *given: tens(retry_delays_ms(*given)[0]), {"10": 10, "1000": 1000}),
+    "retry.backoff.max.ms": (lambda *given: tens(max(retry_delays_ms(*given))), {"100": 100, "10000": 10000}),
     "metadata.max.age.ms": (metadata_requests, {"5000": 2, "60000": 1}),
     "connections.max.idle.ms": (connections, {"5000": 2, "60000": 1}),
     "receive.buffer.bytes": (socket_option(socket.SO_RCVBUF), {"20000": 20000, "50000": 50000}),

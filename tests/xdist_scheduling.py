@@ -68,7 +68,7 @@ def _place(tests: list[pytest.Item]) -> int:
     return 2 if marks & {"kafka", "spark"} else 3
 
 
-class _ThreeStarts(LoadFileScheduling):  # type: ignore[misc]
+class _ThreeWorkerScheduling(LoadFileScheduling):  # type: ignore[misc]
     def __init__(self, config: pytest.Config, log: Any) -> None:
         super().__init__(config, log)
         self._places: dict[str, int] = {}
@@ -89,4 +89,4 @@ class _ThreeStarts(LoadFileScheduling):  # type: ignore[misc]
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
-    return _ThreeStarts(config, log)
+    return _ThreeWorkerScheduling(config, log)

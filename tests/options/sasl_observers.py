@@ -22,7 +22,7 @@ from protocol.wire.messages.m17_sasl_handshake import SASL_HANDSHAKE
 from protocol.wire.messages.m36_sasl_authenticate import SASL_AUTHENTICATE
 from tests.fake_broker import FakeBroker
 from tests.fake_kafka.clock import ManualClock
-from tests.ten_records import TenRecords
+from tests.small_cluster import SmallCluster
 from tests.token_endpoint import Endpoint
 
 _KAFKA = "org.apache.kafka.common.security"
@@ -30,7 +30,7 @@ _PASSWORD = {"sasl.mechanism": "PLAIN", "sasl.username": "me", "sasl.password": 
 _NOT_OURS = "com.example.Handler"
 
 
-def signed_in(given: dict[str, str], clock: Clock = SYSTEM_CLOCK) -> tuple[str, bytes]:
+def authentication_request(given: dict[str, str], clock: Clock = SYSTEM_CLOCK) -> tuple[str, bytes]:
     """Return the mechanism and the first message of the exchange; "" and b"" if there was no exchange."""
     mechanisms: list[str] = []
     messages: list[bytes] = []
@@ -50,37 +50,39 @@ def signed_in(given: dict[str, str], clock: Clock = SYSTEM_CLOCK) -> tuple[str, 
     return "".join(mechanisms[:1]), b"".join(messages[:1])
 
 
-def first_message(cluster: TenRecords, given: dict[str, str]) -> bytes:
-    return signed_in(_PASSWORD | given)[1]
+def first_message(cluster: SmallCluster, given: dict[str, str]) -> bytes:
+    return authentication_request(_PASSWORD | given)[1]
 
 
-def by_jaas(cluster: TenRecords, given: dict[str, str]) -> bytes:
+def first_message_by_jaas(cluster: SmallCluster, given: dict[str, str]) -> bytes:
     module = f"{_KAFKA}.plain.PlainLoginModule required"
-    return signed_in({"sasl.mechanism": "PLAIN", "sasl.jaas.config": f"{module} {given['sasl.jaas.config']};"})[1]
+    return authentication_request(
+        {"sasl.mechanism": "PLAIN", "sasl.jaas.config": f"{module} {given['sasl.jaas.config']};"}
+    )[1]
 
 
-def token(cluster: TenRecords, given: dict[str, str]) -> bytes:
+def token(cluster: SmallCluster, given: dict[str, str]) -> bytes:
     """Return the sent token; `<folder>` has files with tokens."""
     with TemporaryDirectory() as folder:
         for name in ("one", "two"):
             Path(folder, name).write_text(name)
-        told = {name: value.replace("<folder>", folder) for name, value in given.items()}
-        return signed_in({"sasl.mechanism": "OAUTHBEARER", **told})[1].split(b"\1")[1]
+        properties = {name: value.replace("<folder>", folder) for name, value in given.items()}
+        return authentication_request({"sasl.mechanism": "OAUTHBEARER", **properties})[1].split(b"\1")[1]
 
 
-def asked_of_endpoint(look: Callable[[dict[str, str], dict[str, list[str]]], object]) -> Any:
+def endpoint_request(look: Callable[[dict[str, str], dict[str, list[str]]], object]) -> Any:
     """Observe a request at the token endpoint: its headers and its form."""
 
-    def observe(cluster: TenRecords, given: dict[str, str]) -> object:
+    def observe(cluster: SmallCluster, given: dict[str, str]) -> object:
         with Endpoint() as endpoint:
             endpoint.answers = [(200, {}, b'{"access_token":"token"}')]
-            signed_in({**_by_client(endpoint.url), **given})
+            authentication_request({**_endpoint_properties(endpoint.url), **given})
             return look(*endpoint.asked[0][1:])
 
     return observe
 
 
-def _by_client(url: str) -> dict[str, str]:
+def _endpoint_properties(url: str) -> dict[str, str]:
     name, secret = "sasl.oauthbearer.client.credentials.client.id", "sasl.oauthbearer.client.credentials.client.secret"
     who = {"sasl.mechanism": "OAUTHBEARER", name: "me", secret: "secret"}
     return {**who, "sasl.oauthbearer.token.endpoint.url": url}
@@ -90,17 +92,17 @@ def _id_and_secret(headers: dict[str, str], form: object) -> str:
     return base64.b64decode(headers["Authorization"].removeprefix("Basic ")).decode()
 
 
-def waits(cluster: TenRecords, given: dict[str, str]) -> list[int]:
+def retry_delays_ms(cluster: SmallCluster, given: dict[str, str]) -> list[int]:
     """Return the delays between requests to a busy endpoint, in ms, rounded to a power of ten."""
     clock = ManualClock()
     with Endpoint() as endpoint:
         endpoint.answers = [(503, {}, b"")]
         deadlines = {"default.api.timeout.ms": "60000", "socket.connection.setup.timeout.ms": "60000"}
-        signed_in({**_by_client(endpoint.url), **deadlines, **given}, clock)
+        authentication_request({**_endpoint_properties(endpoint.url), **deadlines, **given}, clock)
     return [10 ** round(math.log10(1_000 * each_s)) for each_s in clock.slept]
 
 
-def longest_wait(cluster: TenRecords, given: dict[str, str]) -> int:
+def read_timeout_ms(cluster: SmallCluster, given: dict[str, str]) -> int:
     """Return the longest wait for a reply of an endpoint, in ms."""
     waits_ms: list[int] = []
 
@@ -110,18 +112,18 @@ def longest_wait(cluster: TenRecords, given: dict[str, str]) -> int:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(token_endpoint, "_connected", no_answer)
-        signed_in({**_by_client("http://127.0.0.1:1/token"), **given}, ManualClock())
+        authentication_request({**_endpoint_properties("http://127.0.0.1:1/token"), **given}, ManualClock())
     return waits_ms[0]
 
 
-def service(cluster: TenRecords, given: dict[str, str]) -> str:
+def kerberos_service_name(cluster: SmallCluster, given: dict[str, str]) -> str:
     where = {"bootstrap.servers": "localhost:1", "security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "GSSAPI"}
     who = credentials(parse_client(where | given).sasl)
     assert isinstance(who, Kerberos)
     return who.service_name
 
 
-def is_taken(cluster: TenRecords, given: dict[str, str]) -> bool:
+def is_accepted(cluster: SmallCluster, given: dict[str, str]) -> bool:
     try:
         parse_client({"bootstrap.servers": "localhost:1", **given})
     except KafkaError:
@@ -144,12 +146,15 @@ _HANDLERS = {
     "sasl.oauthbearer.jwt.retriever.class": f"{_OAUTHBEARER}.DefaultJwtRetriever",
 }
 
-SASL_SEEN: dict[str, tuple[Callable[[TenRecords, dict[str, str]], object], dict[str, Any]]] = {
+SASL_OBSERVERS: dict[str, tuple[Callable[[SmallCluster, dict[str, str]], object], dict[str, Any]]] = {
     "sasl.mechanism": (
-        lambda cluster, given: signed_in(_PASSWORD | given)[0],
+        lambda cluster, given: authentication_request(_PASSWORD | given)[0],
         {"PLAIN": "PLAIN", "scram-sha-256": "SCRAM-SHA-256", "SCRAM-SHA-512": "SCRAM-SHA-512"},
     ),
-    "sasl.jaas.config": (by_jaas, {"username=a password=b": b"\0a\0b", "username='c' password=\"d\"": b"\0c\0d"}),
+    "sasl.jaas.config": (
+        first_message_by_jaas,
+        {"username=a password=b": b"\0a\0b", "username='c' password=\"d\"": b"\0c\0d"},
+    ),
     "sasl.username": (first_message, {"a": b"\0a\0secret", "b": b"\0b\0secret"}),
     "sasl.password": (first_message, {"a": b"\0me\0a", "b": b"\0me\0b"}),
     "sasl.oauthbearer.token.provider": (
@@ -161,23 +166,23 @@ SASL_SEEN: dict[str, tuple[Callable[[TenRecords, dict[str, str]], object], dict[
         {"file://<folder>/one": b"auth=Bearer one", "file:///<folder>/two": b"auth=Bearer two"},
     ),
     "sasl.oauthbearer.client.credentials.client.id": (
-        asked_of_endpoint(_id_and_secret),
+        endpoint_request(_id_and_secret),
         {"a": "a:secret", "b": "b:secret"},
     ),
     "sasl.oauthbearer.client.credentials.client.secret": (
-        asked_of_endpoint(_id_and_secret),
+        endpoint_request(_id_and_secret),
         {"a": "me:a", "b": "me:b"},
     ),
     "sasl.oauthbearer.header.urlencode": (
-        lambda cluster, given: asked_of_endpoint(_id_and_secret)(
+        lambda cluster, given: endpoint_request(_id_and_secret)(
             cluster, {"sasl.oauthbearer.client.credentials.client.secret": "a+b c", **given}
         ),
         {"true": "me:a%2Bb+c", "false": "me:a+b c"},
     ),
-    "sasl.oauthbearer.scope": (asked_of_endpoint(lambda headers, form: form["scope"]), {"a": ["a"], "b c": ["b c"]}),
-    "sasl.login.read.timeout.ms": (longest_wait, {"20": 20, "5000": 5000}),
-    "sasl.login.retry.backoff.ms": (lambda *given: waits(*given)[0], {"10": 10, "1000": 1000}),
-    "sasl.login.retry.backoff.max.ms": (lambda *given: max(waits(*given)), {"1000": 1000, "10000": 10000}),
-    "sasl.kerberos.service.name": (service, {"kafka": "kafka", "queue": "queue"}),
-    **{name: (is_taken, {known: True, _NOT_OURS: False}) for name, known in _HANDLERS.items()},
+    "sasl.oauthbearer.scope": (endpoint_request(lambda headers, form: form["scope"]), {"a": ["a"], "b c": ["b c"]}),
+    "sasl.login.read.timeout.ms": (read_timeout_ms, {"20": 20, "5000": 5000}),
+    "sasl.login.retry.backoff.ms": (lambda *given: retry_delays_ms(*given)[0], {"10": 10, "1000": 1000}),
+    "sasl.login.retry.backoff.max.ms": (lambda *given: max(retry_delays_ms(*given)), {"1000": 1000, "10000": 10000}),
+    "sasl.kerberos.service.name": (kerberos_service_name, {"kafka": "kafka", "queue": "queue"}),
+    **{name: (is_accepted, {known: True, _NOT_OURS: False}) for name, known in _HANDLERS.items()},
 }

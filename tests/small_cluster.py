@@ -13,7 +13,7 @@ PARTITIONS, END = 2, 10
 FIRST_TIMESTAMP_MS = 1_000
 
 
-def ten_records(compression: str = "none", size: int = 10) -> bytes:
+def small_batch(compression: str = "none", size: int = 10) -> bytes:
     """One record batch, its records a millisecond apart."""
     values = pa.array([b"%0*d" % (size, number) for number in range(END)], pa.binary())
     times = pa.array([FIRST_TIMESTAMP_MS + number for number in range(END)], pa.int64())
@@ -21,7 +21,7 @@ def ten_records(compression: str = "none", size: int = 10) -> bytes:
     return bytes(encode(columns, compression=compression))
 
 
-class TenRecords(FakeKafka):
+class SmallCluster(FakeKafka):
     """One broker, and topics with ids that follow from their names."""
 
     def __init__(self, *topics: str) -> None:
@@ -29,7 +29,7 @@ class TenRecords(FakeKafka):
         self.names = topics or ("orders",)
         for name in self.names:
             self.create_topic(name, PARTITIONS, topic_id=name.encode().ljust(16, b"."))
-        self.rewrite_all(ten_records())
+        self.rewrite_all(small_batch())
 
     def rewrite_all(self, data: bytes) -> None:
         """Every log has these record batches and no others."""
