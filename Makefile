@@ -25,7 +25,7 @@ setup: ## .venv with the pinned packages (does nothing when it is there)
 demo: setup ## a local Kafka, a Spark query, and its lag as Kafka's own tool sees it; SECURITY=sasl_ssl: with TLS and SASL
 	$(BIN)/python -m spark_kafka_source.demo $(if $(SECURITY),--security $(SECURITY))
 
-# Three at a time, since most of them wait half of the time; tests/xdist_scheduling.py says who runs what.
+# Three workers, since most tests wait half of the time; tests/xdist_scheduling.py distributes the files.
 test: setup ## lint, then all tests (starts local Kafkas and a Spark)
 	$(MAKE) --no-print-directory -j2 lint class-archive
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 15

@@ -87,7 +87,7 @@ class Query:
 
 @contextmanager
 def paused_at(where: Any, call: str, meanwhile: Callable[[], None]) -> Iterator[None]:
-    """Who makes this call stands still before it, the first time. What happens meanwhile may make it, too."""
+    """Pause the first call of `call` before it runs, and run `meanwhile`, which may call it, too."""
     original = getattr(where, call)
 
     def wait(*given: Any, **named: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A Kafka of topics that are as small as can be: two partitions with ten records each."""
+"""A model of a Kafka with minimal topics: two partitions with ten records each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FIRST_TIMESTAMP_MS = 1_000
 
 
 def small_batch(compression: str = "none", size: int = 10) -> bytes:
-    """One record batch, its records a millisecond apart."""
+    """Return one record batch, its records a millisecond apart."""
     values = pa.array([b"%0*d" % (size, number) for number in range(END)], pa.binary())
     times = pa.array([FIRST_TIMESTAMP_MS + number for number in range(END)], pa.int64())
     columns = pa.RecordBatch.from_pydict({"value": values, "timestamp_ms": times})
@@ -32,13 +32,13 @@ class SmallCluster(FakeKafka):
         self.rewrite_all(small_batch())
 
     def rewrite_all(self, data: bytes) -> None:
-        """Every log has these record batches and no others."""
+        """Replace the records of every log."""
         for name in self.names:
             for number in range(PARTITIONS):
                 self.rewrite(name, number, data)
 
     def grow(self, count: int, times: int = 1) -> None:
-        """Every log gets so many records more, as one record batch, or several."""
+        """Append `count` records to every log, in one record batch, `times` times."""
         for name in self.names:
             for number in range(PARTITIONS):
                 for _ in range(times):

@@ -1,9 +1,8 @@
-"""Which of three test processes runs what, so that few brokers and Sparks are started, and no core waits.
+"""Order and distribution of test files over three pytest-xdist workers, so that few brokers and Sparks start.
 
-The files are sorted: first those for three brokers, then those with a Kafka and a Spark of their own, those that need
-neither, those for one broker, those for one broker and a Spark, and last those for a secured broker. `gw0` begins in
-front, `gw1` at the end, and `gw2` in the middle, from where it goes on towards the end. Three brokers end with the last
-file that is for them, and so does the secured one.
+Files are sorted by their needs: three brokers; a separate Kafka and Spark; neither; one broker; one broker and
+Spark; a secured broker. `gw0` starts at the front, `gw1` at the end, `gw2` in the middle, and continues towards the
+end. The three brokers, and the secured broker, are closed after the last file that needs them.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from spark_kafka_source.local_kafka import LocalKafka
 
-# Of the run: the brokers that `kafka` and `secured` have started.
+# The brokers started by the fixtures `kafka` and `secured`, for the whole run.
 THREE = pytest.StashKey[LocalKafka]()
 SECURED = pytest.StashKey[LocalKafka]()
 
@@ -25,13 +24,13 @@ _PLACE = pytest.StashKey[int]()
 _THREE_BROKERS = {"kafka", "topic"}
 _ONE_BROKER = {"kafka1", "topic1"}
 _LAST_WITH_THREE, _SECURED = 1, 6
-# The first one after those for three brokers.
+# The first file after those that need three brokers.
 _MIDDLE = "tests/spark/demo/test_demo.py"
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests of a file stay together, in their order."""
+    """Keep the tests of a file together, in their order."""
     files: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         files[item.nodeid.partition("::")[0]].append(item)
@@ -45,7 +44,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Three take a sixth of a core while nobody asks them anything. Other numbers of processes go another way."""
+    """Idle, three brokers take a sixth of a core. With another number of workers the order differs."""
     if nextitem is None or os.environ.get("PYTEST_XDIST_WORKER_COUNT", "3") != "3":
         return
     place = nextitem.stash[_PLACE]

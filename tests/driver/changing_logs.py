@@ -1,4 +1,4 @@
-"""One broker of the model, a topic of twenty offsets, and what a reader of it plans."""
+"""One broker of the model, a topic of twenty offsets whose logs tests change, and a reader's plans for it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Cluster(FakeKafka):
         self.add("a", (0, 20), (0, 20))
 
     def add(self, topic: str, *logs: tuple[int, int], topic_id: bytes = OLD_ID) -> None:
-        """A topic, and where its logs begin and end."""
+        """Create a topic with logs from (log start offset, log end offset)."""
         self.create_topic(topic, len(logs), topic_id=topic_id)
         for number, (start, end) in enumerate(logs):
             self.set_log(topic, number, start, end)
 
     def set_log(self, topic: str, number: int, start: int, end: int, *, epoch: int = 5, stable: int = -1) -> None:
-        """What its leader has by now, and the epoch in which it leads. `stable`: where an open transaction begins."""
+        """Set the leader's log and leader epoch. `stable`: the first offset of an open transaction."""
         if number == len(self.controller.topic(topic).partitions):
             self.create_partitions(topic, number + 1)
         self.set_leader_epoch(topic, number, epoch)
@@ -50,7 +50,7 @@ class Cluster(FakeKafka):
 
     @property
     def asked_for_starts(self) -> list[list[tuple[str, int]]]:
-        """The partitions of each request for beginnings."""
+        """Return the partitions of each request for log start offsets."""
         rows = [
             [(topic["name"], row["partition_index"]) for topic in body["topics"] for row in topic["partitions"]]
             for body in self.asked(LIST_OFFSETS)
@@ -69,7 +69,7 @@ BOTH = [("a", 0), ("a", 1)]
 
 
 def read_to(offset: int, other: int = 20, epoch: int = 5, topic_id: bytes = OLD_ID) -> JsonDict:
-    """What was read of a-0 and a-1."""
+    """Return the end of a batch that has read a-0 and a-1 up to these offsets."""
     return {
         "a": {"0": offset, "1": other},
         "@ids": {"a": topic_id_text(topic_id)},
