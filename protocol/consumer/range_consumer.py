@@ -300,7 +300,7 @@ class RangeConsumer:
         if not self._in_flight:
             self._sleep()
             return None
-        taken = self._in_flight[0] if len(self._in_flight) == 1 else self._first_to_come()
+        taken = self._in_flight[0] if self._waits_for_one_broker() else self._first_to_come()
         if taken is None:
             return None
         self._in_flight.remove(taken)
@@ -321,6 +321,11 @@ class RangeConsumer:
             if reading not in served:
                 self._check_patience(reading)
         return result
+
+    def _waits_for_one_broker(self) -> bool:
+        """Return True if the one request in flight is to the broker of all waiting ranges."""
+        broker = self._in_flight[0].consumer.broker
+        return len(self._in_flight) == 1 and all(each.broker == broker for each in self._waiting)
 
     def _confirm(self, result: FetchResult) -> None:
         """Drop records that may be of a recreated topic: before Kafka 3.1, requests contain only the topic name."""

@@ -1,4 +1,4 @@
-"""Send and receive bytes with deadlines: two blocking calls on a non-blocking socket.
+"""Send bytes with a deadline, and receive what has come, on a non-blocking socket.
 
 Used by `connection`. One thread may send while another receives. The TLS stream is a subclass: it overrides how bytes
 are sent, received and buffered.
@@ -65,24 +65,24 @@ class ByteStream:
             if sent:
                 waiting[0] = waiting[0][sent:]
 
-    def receive_into(self, view: memoryview, deadline: Deadline) -> None:
-        """Fill `view` completely. At most one thread at a time. Raises `RequestTimedOut` or `ConnectionLost`."""
-        filled = 0
-        while filled < len(view):
-            try:
-                count = self._receive_some(view[filled:])
-            except (BlockingIOError, InterruptedError):
-                self._wait(select.POLLIN, deadline, "did not come")
-                continue
-            except OSError as error:
-                raise self._broken("receiving", error) from error
-            if count == 0:
-                raise ConnectionLost(f"{self.address}: the broker closed the connection")
-            filled += count
+    def receive_some(self, view: memoryview) -> int:
+        """Fill `view` as far as bytes have come, and return their number; 0 for none. At most one thread at a time.
 
-    def pending(self) -> int:
-        """Return the number of bytes read from the socket but not received; a poll of `fileno` does not show them."""
-        return 0
+        Never waits. Raises `ConnectionLost`, also if the peer closed.
+        """
+        try:
+            count = self._receive_some(view)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError as error:
+            raise self._broken("receiving", error) from error
+        if count == 0:
+            raise ConnectionLost(f"{self.address}: the broker closed the connection")
+        return count
+
+    def wait_readable(self, deadline: Deadline) -> None:
+        """Wait after a `receive_some` that returned 0. Raises `RequestTimedOut` or `ConnectionLost`."""
+        self._wait(select.POLLIN, deadline, "did not come")
 
     def fileno(self) -> int:
         """Return the socket's file descriptor; -1 once closed."""

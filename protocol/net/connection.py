@@ -43,7 +43,7 @@ _HTTP = int.from_bytes(b"HTTP", "big")
 class Reply:
     """A pending reply. `result()` waits for it."""
 
-    __slots__ = ("_connection", "api", "correlation_id", "frame", "version")
+    __slots__ = ("_connection", "api", "correlation_id", "error", "frame", "version")
 
     def __init__(self, connection: Connection, api: Api, version: int, correlation_id: int) -> None:
         self._connection = connection
@@ -51,15 +51,16 @@ class Reply:
         self.version = version
         self.correlation_id = correlation_id
         self.frame: memoryview | None = None  # set on arrival
+        self.error: KafkaError | None = None  # raised by `result` instead
 
     @property
     def arrived(self) -> bool:
         """True if `result` returns or raises without reading the socket."""
         return self.frame is not None or self._connection.closed
 
-    def pending(self) -> int:
-        """Return the bytes buffered above the socket, see `ByteStream.pending`."""
-        return self._connection.pending()
+    def take_in(self) -> bool:
+        """Read what has come, without waiting; return `arrived`. Part of a reply has not arrived."""
+        return self.arrived or self._connection.take_in(self)
 
     def fileno(self) -> int:
         """Return the file descriptor of the socket that receives the reply (for `readiness`); -1 once closed."""
@@ -147,7 +148,10 @@ class Connection:
         self._in_flight: deque[Reply] = deque()
         self._next_correlation_id = 0
         self._closed: KafkaError | None = None
+        # The frame that is being received: its size, then its bytes.
         self._size = memoryview(bytearray(4))
+        self._incoming = self._size
+        self._received_bytes = 0
 
     # -- state --------------------------------------------------------------------------------
 
@@ -164,10 +168,6 @@ class Connection:
     def fileno(self) -> int:
         """Return the socket's file descriptor; -1 once closed."""
         return self._stream.fileno()
-
-    def pending(self) -> int:
-        """Return the bytes buffered above the socket, see `ByteStream.pending`."""
-        return self._stream.pending()
 
     def handshake(self, deadline: Deadline) -> None:
         """Request the API versions (KIP-35, KIP-511), then authenticate.
@@ -285,14 +285,14 @@ class Connection:
 
     def receive(self, reply: Reply, deadline: Deadline) -> dict[str, Any]:
         """Wait for a reply, as `Reply.result`. One of the waiting threads reads frames for all."""
+        if reply.error is not None:
+            raise reply.error
         if self._begin_to_read(reply, deadline):
             try:
                 with self._closed_when_broken():
                     self._read_until(reply, deadline)
             finally:
-                with self._arrivals:
-                    self._has_reader = False
-                    self._arrivals.notify_all()
+                self._end_to_read()
         self.last_used_s = self._clock.now_s()
         assert reply.frame is not None
         return frame.decode_response(reply.api, reply.version, reply.frame)
@@ -311,11 +311,33 @@ class Connection:
         self.close(error)
         raise error
 
+    def _end_to_read(self) -> None:
+        with self._arrivals:
+            self._has_reader = False
+            self._arrivals.notify_all()
+
+    def take_in(self, reply: Reply) -> bool:
+        """Read what has come, as `Reply.take_in`, unless another thread is reading."""
+        with self._arrivals:
+            if self._has_reader or reply.arrived:
+                return reply.arrived
+            self._has_reader = True
+        try:
+            with self._closed_when_broken():
+                while reply.frame is None and self._receive_next() is not None:
+                    pass
+        except KafkaError as error:
+            reply.error = error
+        finally:
+            self._end_to_read()
+        return reply.arrived
+
     def _read_until(self, wanted: Reply, deadline: Deadline) -> None:
         while wanted.frame is None:
             self._raise_if_closed(wanted)
             try:
-                arrived = self._receive_next(deadline)
+                while (arrived := self._receive_next()) is None:
+                    self._stream.wait_readable(deadline)
             except RequestTimedOut as error:
                 raise self._no_reply(wanted) from error
             except ConnectionLost as error:
@@ -340,13 +362,23 @@ class Connection:
         if self._is_departed(deadline):
             self.close(ConnectionLost(f"{self.address}: no reply, and other brokers say that it has left the cluster"))
 
-    def _receive_next(self, deadline: Deadline) -> Reply:
-        self._stream.receive_into(self._size, deadline)
-        size = int.from_bytes(self._size, "big", signed=True)
-        self._check_size(size)
-        # Not a bytearray, which would be filled with zeros first.
-        buffer = np.empty(size, np.uint8).data
-        self._stream.receive_into(buffer, deadline)
+    def _receive_next(self) -> Reply | None:
+        """Receive what has come, and return the reply that it completes; None if more has to come."""
+        while count := self._stream.receive_some(self._incoming[self._received_bytes :]):
+            self._received_bytes += count
+            if self._received_bytes < len(self._incoming):
+                continue
+            whole, self._received_bytes = self._incoming, 0
+            if whole is not self._size:
+                self._incoming = self._size
+                return self._complete(whole)
+            size = int.from_bytes(self._size, "big", signed=True)
+            self._check_size(size)
+            self._incoming = np.empty(size, np.uint8).data  # a bytearray would be filled with zeros first
+        return None
+
+    def _complete(self, buffer: memoryview) -> Reply:
+        size = len(buffer)
         if not self._in_flight:
             raise Corrupt(f"{self.address}: the broker sent {size} bytes without a request")
         reply = self._in_flight.popleft()

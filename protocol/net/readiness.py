@@ -21,7 +21,7 @@ def ready(
     deadline: Deadline | None = None,
     self_pipe: SelfPipe | None = None,
 ) -> list[Reply]:
-    """Wait until a reply arrives, fails, or has bytes to read.
+    """Wait until a reply arrives or fails. Reads what has come, so `result` of the returned replies does not wait.
 
     Parameters
     ----------
@@ -37,9 +37,9 @@ def ready(
     Returns
     -------
     list of Reply
-        May be empty.
+        May be empty, also because only part of a reply has come.
     """
-    arrived = [reply for reply in replies if reply.arrived or reply.pending()]
+    arrived = [reply for reply in replies if reply.take_in()]
     if arrived or not (replies or self_pipe):
         return arrived
     poll = select.poll()
@@ -59,4 +59,5 @@ def ready(
     if not events and not arrived and deadline is not None and not deadline.passed:
         for reply in replies:
             reply.check_silence(deadline)
-    return arrived + [by_number[number] for number, _ in events if number in by_number]
+    come = [by_number[number] for number, _ in events if number in by_number]
+    return arrived + [reply for reply in come if reply.take_in()]

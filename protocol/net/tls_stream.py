@@ -105,11 +105,6 @@ class TLSStream(ByteStream):
             raise
         return True
 
-    def pending(self) -> int:
-        with self._lock:
-            # Encrypted bytes count with their size, since they may contain a complete record.
-            return self._tls.pending() + self._encrypted_in.pending
-
     def close(self) -> None:
         # Send close_notify if possible without blocking.
         with self._lock, contextlib.suppress(OSError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -102,3 +103,24 @@ def test_range_is_read_after_unknown_server_error(fake: FakeKafka, client: Clien
     fake.refuse(FETCH, ErrorCode.UNKNOWN_SERVER_ERROR, 2, partition=("orders", 0))
     wanted = Range("orders", 0, 0, 5)
     assert len(rows_of(reader(client, [wanted]))[wanted]) == 5
+
+
+@pytest.mark.parametrize("refusals", [0, 1])
+def test_half_a_reply_of_one_broker_stalls_no_range_of_another(refusals: int) -> None:
+    """Also while no request to the other broker is in flight, since a refused one is retried after a back-off."""
+    with FakeKafka(2) as kafka:
+        kafka.create_topic("orders", 2)
+        for number in (0, 1):
+            kafka.move_leader("orders", number, number + 1)
+            epoch = kafka.controller.topic("orders").partitions[number].leader_epoch
+            for first in range(0, 50, 5):
+                kafka.write("orders", number, records(first, 5, epoch=epoch, size=20_000))
+        kafka.edit_replies(FETCH, lambda body: b"\0\0", 1, broker=2)
+        kafka.refuse(FETCH, ErrorCode.NOT_LEADER_OR_FOLLOWER, refusals, broker=1)
+        stalled, healthy = Range("orders", 1, 0, 50), Range("orders", 0, 0, 50)
+        with client_of(kafka.bootstrap_servers, request_timeout_ms=3_000) as client:
+            reading = iter(reader(client, [stalled, healthy], {"max.partition.fetch.bytes": 1_000}))
+            began_s = time.monotonic()
+            assert [next(reading)[0] for _ in range(10)] == [healthy] * 10
+            assert time.monotonic() - began_s < 2.5
+            assert [each for each, _ in reading] == [stalled] * 10

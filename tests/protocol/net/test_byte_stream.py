@@ -17,7 +17,7 @@ from functools import partial
 import pytest
 
 from protocol.clock import SYSTEM_CLOCK, Deadline
-from protocol.errors import ConnectionLost, RequestTimedOut
+from protocol.errors import ConnectionLost, FrameTooLarge, RequestTimedOut
 from protocol.net.byte_stream import Buffer, ByteStream
 from protocol.net.connection import Connection, Reply
 from protocol.net.readiness import ready
@@ -25,6 +25,7 @@ from protocol.net.tls_stream import TLSStream
 from protocol.wire import frame
 from protocol.wire.messages.m03_metadata import METADATA
 from tests.tls_ends import Ends, make_ends
+from tests.wait_until import wait_until
 
 Pair = Callable[[], tuple[ByteStream, ByteStream]]
 
@@ -77,7 +78,12 @@ def pair(request: pytest.FixtureRequest, ends: Ends) -> Iterator[Pair]:
 
 def received(stream: ByteStream, count: int, deadline: Deadline | None = None) -> bytes:
     buffer = bytearray(count)
-    stream.receive_into(memoryview(buffer), deadline or after(20_000))
+    left = memoryview(buffer)
+    while left:
+        got = stream.receive_some(left)
+        left = left[got:]
+        if left and not got:
+            stream.wait_readable(deadline or after(20_000))
     return bytes(buffer)
 
 
@@ -135,27 +141,6 @@ class TestBytes:
                 assert received(ours, 2 * len(request)) == request[::-1] + request
             for each in running:
                 each.result()
-
-    @pytest.mark.parametrize("sends", [1, 3])
-    def test_unread_bytes_are_in_the_socket_or_pending(self, pair: Pair, sends: int) -> None:
-        ours, peers = pair()
-        for _ in range(sends):
-            peers.send([b"0123456789" * 100], after(5_000))
-        got = received(ours, 4)
-        while len(got) < 1_000 * sends:
-            assert ours.pending() or readable(ours, 5)
-            got += received(ours, 4)
-        assert got == b"0123456789" * 100 * sends
-        assert not ours.pending()
-        assert not readable(ours)
-
-    def test_pending_is_false_without_bytes(self, pair: Pair) -> None:
-        ours, peers = pair()
-        assert not ours.pending()
-        ours.send([b"ping"], after(5_000))
-        assert received(peers, 4) == b"ping"
-        assert not ours.pending()
-        assert not peers.pending()
 
 
 class TestDeadlines:
@@ -265,6 +250,32 @@ class TestReplies:
             assert ready([reply], 5.0) == [reply]
             assert reply.result(after(5_000))["cluster_id"] == f"c{reply.correlation_id}"
 
+    @pytest.mark.parametrize("part_bytes", [1, 4, 10, -1])
+    def test_part_of_a_reply_is_not_ready(self, pair: Pair, part_bytes: int) -> None:
+        """Over TLS this is part of a TLS record, which cannot be decrypted yet."""
+        ours, peers = pair()
+        connection = Connection(ours, "test", clock=SYSTEM_CLOCK, max_response_bytes=MIB)
+        reply = connection.send(METADATA, 9, {"topics": []}, after(5_000))
+        received(peers, int.from_bytes(received(peers, 4), "big"))
+        sent = raw_bytes(peers, metadata(reply))
+        peers._socket.sendall(sent[:part_bytes])
+        assert readable(ours, 5)
+        for _ in range(2):
+            assert ready([reply], 0.02) == []
+        assert not readable(ours)
+        peers._socket.sendall(sent[part_bytes:])
+        wait_until(lambda: ready([reply], 0.02) == [reply])
+        assert reply.result(after(0))["cluster_id"] == "c0"
+
+    def test_failure_in_the_middle_of_a_reply_is_ready_and_raised(self, pair: Pair) -> None:
+        ours, peers = pair()
+        connection = Connection(ours, "test", clock=SYSTEM_CLOCK, max_response_bytes=MIB)
+        reply = connection.send(METADATA, 9, {"topics": []}, after(5_000))
+        peers.send([(2 * MIB).to_bytes(4, "big")], after(5_000))
+        wait_until(lambda: ready([reply], 0.02) == [reply])
+        with pytest.raises(FrameTooLarge, match="announces 2097152 bytes"):
+            reply.result(after(0))
+
 
 def test_receive_answers_a_tls_key_update(ends: Ends) -> None:
     """A peer that updates its TLS keys asks us to do the same: OpenSSL answers in the middle of a read."""
@@ -289,6 +300,14 @@ def test_receive_answers_a_tls_key_update(ends: Ends) -> None:
                     assert any(line == f"thanks {number}\n" for line in server.stdout)
         finally:
             server.terminate()
+
+
+def raw_bytes(stream: ByteStream, data: bytes) -> bytes:
+    """Return what the stream would put on the wire."""
+    if not isinstance(stream, TLSStream):
+        return data
+    stream._tls.write(data)
+    return stream._encrypted_out.read()
 
 
 def metadata(reply: Reply) -> bytes:

@@ -450,3 +450,21 @@ def test_partition_refused_forever_does_not_delay_others(broker: FakeKafka) -> N
             assert producer.send(TOPIC, b"goes on", partition=1).result(WAIT_S).offset == number
         assert not stuck.done()
         producer.abort()
+
+
+def test_half_a_reply_of_one_broker_stalls_no_write_to_another() -> None:
+    with FakeKafka(2) as kafka:
+        kafka.create_topic(TOPIC, 2)
+        for number in (0, 1):
+            kafka.move_leader(TOPIC, number, number + 1)
+        with producer_of(kafka.bootstrap_servers, {"request.timeout.ms": 3_000}) as producer:
+            for number in (0, 1):
+                producer.send(TOPIC, b"first", partition=number).result(WAIT_S)
+            kafka.edit_replies(PRODUCE, lambda body: b"\0\0", 1, broker=2)
+            stalled = producer.send(TOPIC, b"stalled", partition=1)
+            wait_until(lambda: len(kafka.log(TOPIC, 1).batches) == 2)
+            began_s = time.monotonic()
+            for _ in range(5):
+                producer.send(TOPIC, b"healthy", partition=0).result(WAIT_S)
+            assert time.monotonic() - began_s < 2.5
+            stalled.result(WAIT_S)
