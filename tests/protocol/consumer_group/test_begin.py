@@ -99,7 +99,7 @@ def test_partition_without_leader_begins_when_it_has_one(fake: FakeKafka, new_co
     assert read.errors == []
 
 
-def test_partition_without_leader_is_told_again_and_again_and_healthy_one_is_read(
+def test_partition_without_leader_is_raised_repeatedly_and_healthy_one_is_read(
     fake: FakeKafka, new_consumer: NewConsumer
 ) -> None:
     with client_of(fake.bootstrap_servers, default_api_timeout_ms=150, request_timeout_ms=150) as client:

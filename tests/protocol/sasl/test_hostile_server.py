@@ -43,7 +43,7 @@ def frame(correlation_id: int, auth_bytes: bytes, length: bytes | None = None) -
 FIRST = {
     "1 iteration": lambda nonce: f"r={nonce}x,s={SALT},i=1",
     "2^31-1 iterations": lambda nonce: f"r={nonce}x,s={SALT},i=2147483647",
-    "a nonce of its own": lambda nonce: f"r=abcdefghijklmnopqrstuvwxyz,s={SALT},i=4096",
+    "another nonce": lambda nonce: f"r=abcdefghijklmnopqrstuvwxyz,s={SALT},i=4096",
     "our nonce": lambda nonce: f"r={nonce},s={SALT},i=4096",
     "success at once": lambda nonce: "",
     "a megabyte": lambda nonce: f"r={nonce}{'x' * 1_000_000},s={SALT},i=4096,",

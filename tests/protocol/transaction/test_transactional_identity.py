@@ -69,7 +69,9 @@ class TestFencing:
             producer.commit_transaction()
         assert visible(client) == []
 
-    def test_producer_told_only_of_the_abort_is_fenced(self, fake: FakeKafka, producer: TransactionalProducer) -> None:
+    def test_producer_informed_only_of_the_abort_is_fenced(
+        self, fake: FakeKafka, producer: TransactionalProducer
+    ) -> None:
         """Since KIP-890 the coordinator replies no more than this if a newer producer has just started."""
         producer.begin_transaction()
         send_and_flush(producer, 0, 10)
