@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from protocol.broker_errors import BY_CODE, Refresh
 from protocol.clock import Backoff, Deadline
-from protocol.cluster.unknown_topic import UnknownTopicPatience
+from protocol.cluster.unknown_topic import UnknownTopicTimer
 from protocol.errors import BrokerError, DeadlineExceeded, KafkaError, TopicUnknown, TransportError
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ def retrying(
     max_attempts : int, optional
     unknown_topic_s : float, default 10
         Give up with `TopicUnknown` after brokers have not known a topic or partition for this time
-        (`UnknownTopicPatience`).
+        (`UnknownTopicTimer`).
 
     Returns
     -------
@@ -87,7 +87,7 @@ def retrying(
         See `unknown_topic_s`.
     """
     started_s = deadline.clock.now_s()
-    unknown = UnknownTopicPatience() if unknown_topic_s is None else UnknownTopicPatience(unknown_topic_s)
+    unknown = UnknownTopicTimer() if unknown_topic_s is None else UnknownTopicTimer(unknown_topic_s)
     attempts = 0
     while True:
         attempts += 1
@@ -98,8 +98,8 @@ def retrying(
             refresh(error, what_to_refresh(error))
             if not is_retriable(error) or (isinstance(error, DeadlineExceeded) and not isinstance(error, TopicUnknown)):
                 raise
-            unknown.hear(error, deadline.clock.now_s())
-            if unknown.over:
+            unknown.record(error, deadline.clock.now_s())
+            if unknown.expired:
                 raise TopicUnknown(f"{what}: {error}") from error
             wait_s = unknown.wait_s(_wait_s(error, attempts, backoff.next_s()))
             log.debug("%s: attempt %d failed: %s", what, attempts, error)

@@ -25,7 +25,7 @@ def is_unknown_topic(error: KafkaError) -> bool:
 
 
 @dataclass
-class UnknownTopicPatience:
+class UnknownTopicTimer:
     """Expires after brokers have replied for `limit_s`, without interruption, that a topic or partition is unknown.
 
     Any other reply restarts the time, and so do three seconds without a reply.
@@ -43,7 +43,7 @@ class UnknownTopicPatience:
     _since_s: dict[Hashable, float] = field(default_factory=dict)
     _heard_s: float = 0.0
 
-    def hear(self, error: KafkaError | None, now_s: float) -> None:
+    def record(self, error: KafkaError | None, now_s: float) -> None:
         """Record the result of a request: an error, or None for success. Transport errors are not replies."""
         if error is not None and not isinstance(error, BrokerError):
             return
@@ -57,7 +57,7 @@ class UnknownTopicPatience:
             self.began_s = now_s
 
     @property
-    def over(self) -> bool:
+    def expired(self) -> bool:
         """True if every topic and partition unknown to the last reply has been unknown for `limit_s`."""
         return bool(self._since_s) and self._heard_s - max(self._since_s.values()) >= self.limit_s
 
@@ -66,7 +66,7 @@ class UnknownTopicPatience:
         return self.began_s is not None and now_s - self.began_s >= SUSPECT_DELETED_S
 
     @classmethod
-    def before_skipping(cls) -> UnknownTopicPatience:
+    def before_skipping(cls) -> UnknownTopicTimer:
         """Return a timer with a longer limit, for callers that skip the topic permanently."""
         return cls(3 * TRANSIENT_UNKNOWN_MS / 1000)
 

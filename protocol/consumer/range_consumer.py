@@ -16,7 +16,7 @@ from protocol.clock import Backoff, Deadline, PausableClock
 from protocol.cluster.client import Client
 from protocol.cluster.dispatch import what_to_refresh
 from protocol.cluster.metadata import Broker
-from protocol.cluster.unknown_topic import UnknownTopicPatience
+from protocol.cluster.unknown_topic import UnknownTopicTimer
 from protocol.config import ConsumerConfig
 from protocol.consumer import position_validation
 from protocol.consumer.broker_consumer import (
@@ -82,7 +82,7 @@ class _Reading(PartitionConsumer):
         self.wanted = wanted
         self.asked_at_s: float | None = None
         self._fetch_bytes = first_fetch_bytes or config.max_partition_fetch_bytes
-        self.unknown = UnknownTopicPatience.before_skipping()
+        self.unknown = UnknownTopicTimer.before_skipping()
 
     def fetch_bytes(self) -> int:
         """As `PartitionConsumer.fetch_bytes`, limited at the start of the range."""
@@ -93,10 +93,10 @@ class _Reading(PartitionConsumer):
         self.asked_at_s = None
         self._fetch_bytes *= 2
 
-    def hear(self, error: KafkaError | None, now_s: float) -> None:
+    def record(self, error: KafkaError | None, now_s: float) -> None:
         """Record the result of a metadata lookup. Time in which the topic is unknown does not count as waiting."""
         began_s = self.unknown.began_s
-        self.unknown.hear(error, now_s)
+        self.unknown.record(error, now_s)
         if began_s is not None and self.unknown.began_s is None and self.asked_at_s is not None:
             self.asked_at_s += now_s - began_s
 
@@ -250,11 +250,11 @@ class RangeConsumer:
         failures = self._find_brokers(readings)
         for reading in readings:
             error = failures.get(reading)
-            reading.hear(error, self._clock.now_s())
+            reading.record(error, self._clock.now_s())
             if error is None:
                 continue
             self._begin_asking(reading)
-            if reading.unknown.over or self._is_deleted(reading):
+            if reading.unknown.expired or self._is_deleted(reading):
                 self._reset_position(reading, position_validation.topic_deleted(reading), error)
             else:
                 self._handle_failure(reading, error)

@@ -106,7 +106,7 @@ def end_transactions(
         for ending in waiting.values():
             ending.ask(deadline)
         for ending in waiting.values():
-            ending.hear(deadline)
+            ending.take_reply(deadline)
         for identity in [identity for identity, ending in waiting.items() if ending.ended]:
             del waiting[identity]
         for ending in waiting.values():
@@ -150,7 +150,7 @@ class _Ending:
             self.maybe_ended = True
             self._failed(error)
 
-    def hear(self, deadline: Deadline) -> None:
+    def take_reply(self, deadline: Deadline) -> None:
         """Wait for the reply, and record the outcome or the failure."""
         if self._reply is None:
             return

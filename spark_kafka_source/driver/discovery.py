@@ -2,7 +2,7 @@
 
 A partition that was there before and is missing now may only be missing for a moment (a broker that starts does not
 know its topics yet). It counts as deleted when brokers answer UNKNOWN_TOPIC_OR_PARTITION for a while
-(`UnknownTopicPatience`), or sooner when all of them do (`Client.unknown_to_brokers`). A topic that the user may not
+(`UnknownTopicTimer`), or sooner when all of them do (`Client.unknown_to_brokers`). A topic that the user may not
 describe is never deleted: brokers leave it out of a list of all topics, so a second request names it.
 """
 
@@ -17,7 +17,7 @@ from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.cluster.dispatch import is_retriable
 from protocol.cluster.metadata import Topic
-from protocol.cluster.unknown_topic import SUSPECT_DELETED_S, UnknownTopicPatience, is_unknown_topic
+from protocol.cluster.unknown_topic import SUSPECT_DELETED_S, UnknownTopicTimer, is_unknown_topic
 from protocol.errors import BrokerError, ConfigurationError, KafkaError, TopicUnknown
 from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.options.partitions import name
@@ -103,7 +103,7 @@ def _look_patiently(
     except BrokerError as error:
         if not is_retriable(error):
             raise
-        patient = UnknownTopicPatience().prolonged(deadline)
+        patient = UnknownTopicTimer().prolonged(deadline)
         suspect_at_s = client.clock.now_s() + SUSPECT_DELETED_S
 
         def look_again() -> None:

@@ -7,7 +7,7 @@ import pytest
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Backoff, Deadline
 from protocol.cluster.dispatch import retrying
-from protocol.cluster.unknown_topic import UnknownTopicPatience
+from protocol.cluster.unknown_topic import UnknownTopicTimer
 from protocol.errors import BrokerError, ConnectFailed, DeadlineExceeded, KafkaError, TopicUnknown
 from tests.fake_kafka.clock import ManualClock
 
@@ -21,10 +21,10 @@ def unknown(*topics: str) -> BrokerError:
     return broker_error(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "unknown", unknown=topics or ("orders",))
 
 
-def after(answers: list[tuple[float, Answer]]) -> UnknownTopicPatience:
-    patience = UnknownTopicPatience(10.0)
+def after(answers: list[tuple[float, Answer]]) -> UnknownTopicTimer:
+    patience = UnknownTopicTimer(10.0)
     for at_s, answer in answers:
-        patience.hear(answer, at_s)
+        patience.record(answer, at_s)
     return patience
 
 
@@ -66,7 +66,7 @@ def each_second(begin: int, end: int, answer: Answer = None) -> list[tuple[float
     ],
 )
 def test_topic_is_lost_after_consecutive_unknown_replies(answers: list[tuple[float, Answer]], over: bool) -> None:
-    assert after(answers).over is over
+    assert after(answers).expired is over
 
 
 def test_timer_has_the_time_of_the_first_unknown_reply() -> None:
@@ -122,7 +122,7 @@ def test_topic_unknown_to_an_inner_call_is_retried() -> None:
 
 def test_call_that_detects_a_deleted_topic_has_time_for_it() -> None:
     clock = ManualClock()
-    patience = UnknownTopicPatience(10.0)
+    patience = UnknownTopicTimer(10.0)
     assert patience.prolonged(Deadline.after_ms(1_000, clock)).remaining_s() == patience.longest_s
     assert patience.prolonged(Deadline.after_ms(240_000, clock)).remaining_s() == 240
 
