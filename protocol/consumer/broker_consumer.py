@@ -1,7 +1,7 @@
 """Fetch requests to one broker for all partitions read from it, and the handling of the replies.
 
 sarama's `brokerConsumer`, without goroutines. `BrokerConsumer` builds request bodies and reads reply bodies;
-`send_fetch` and `look_up` send requests. Used by `range_consumer` (one thread for all brokers), `consumer` (one thread
+`send_fetch` and `resolve_leaders` send requests. Used by `range_consumer` (one thread for all brokers), `consumer` (one thread
 per broker) and `log_samples`.
 """
 
@@ -214,7 +214,7 @@ def send_fetch(
     )
 
 
-def look_up(
+def resolve_leaders(
     client: Client, partitions: Collection[PartitionConsumer], deadline: Deadline
 ) -> dict[PartitionConsumer, KafkaError]:
     """Resolve the broker of each partition, with one metadata snapshot: the leader, or the replica that it named.

@@ -27,13 +27,13 @@ from protocol.consumer.broker_consumer import (
     FetchResult,
     is_retriable_fetch,
     log_retry,
-    look_up,
+    resolve_leaders,
     send_fetch,
 )
 from protocol.consumer.fetch_schedule import Asked, BrokerState, Fetch, FetchSchedule
 from protocol.consumer.leader_epochs import look_up_log_bounds
 from protocol.consumer.list_offsets import list_offsets
-from protocol.consumer.partition_consumer import PartitionConsumer, is_about_the_log, to_look_up
+from protocol.consumer.partition_consumer import PartitionConsumer, due_for_leaders, is_about_the_log
 from protocol.consumer.partition_stream import PartitionStream
 from protocol.consumer.position_validation import validate_position
 from protocol.errors import BrokerError, ConnectionLost, DataLoss, KafkaError, UsageError
@@ -380,7 +380,7 @@ class Consumer:
             while not self._closed:
                 now_s = self._client.clock.now_s()
                 sources = {each.source: each for each in self._streams.values() if each.error is None}
-                if due := to_look_up(sources, now_s):
+                if due := due_for_leaders(sources, now_s):
                     return {partition: sources[partition] for partition in due}
                 waits = (each.retry_at_s - now_s for each in sources if each.broker is None)
                 self._unrouted.wait(min([_LONGEST_WAIT_S, *waits]))
@@ -390,7 +390,7 @@ class Consumer:
         """Resolve the brokers of partitions with one request, record failures, and start missing broker threads."""
         try:
             deadline = self._client.deadline(self._client.config.request_timeout_ms)
-            failures = look_up(self._client, streams.keys(), deadline)
+            failures = resolve_leaders(self._client, streams.keys(), deadline)
             with self._lock:
                 self._handle_failures(failures.items(), streams)
                 for stream in self._streams.values():

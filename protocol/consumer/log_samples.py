@@ -17,7 +17,7 @@ from protocol.cluster.client import Client
 from protocol.cluster.dispatch import what_to_refresh
 from protocol.cluster.metadata import Broker
 from protocol.config import ConsumerConfig
-from protocol.consumer.broker_consumer import BrokerConsumer, FetchResult, look_up, send_fetch
+from protocol.consumer.broker_consumer import BrokerConsumer, FetchResult, resolve_leaders, send_fetch
 from protocol.consumer.partition_consumer import UNBOUNDED, Fetched, PartitionConsumer
 from protocol.errors import KafkaError
 from protocol.kafka_terms import TopicPartition
@@ -92,7 +92,7 @@ def _by_leader(
     client: Client, config: ConsumerConfig, offsets: Mapping[TopicPartition, int], deadline: Deadline
 ) -> dict[Broker, deque[PartitionConsumer]]:
     partitions = [PartitionConsumer(*key, offset, config) for key, offset in offsets.items()]
-    failures = look_up(client, partitions, deadline)
+    failures = resolve_leaders(client, partitions, deadline)
     waiting: dict[Broker, deque[PartitionConsumer]] = {}
     for partition in partitions:
         if partition in failures:

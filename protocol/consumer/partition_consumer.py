@@ -89,7 +89,7 @@ class PartitionConsumer:
         The last failure since the last successful reply.
     retry_at_s : float
         Time of the next try after a failure.
-    along_at_s : float
+    batch_retry_at_s : float
         Time from which the broker may be resolved together with those of other partitions.
     """
 
@@ -120,7 +120,7 @@ class PartitionConsumer:
         self.last_stable_offset = -1
         self.failure: KafkaError | None = None
         self.retry_at_s = 0.0
-        self.along_at_s = 0.0
+        self.batch_retry_at_s = 0.0
         self._backoff = backoff or Backoff(100, 1_000)
         self._config = config
         self._record_bytes = {} if record_bytes is None else record_bytes
@@ -194,7 +194,7 @@ class PartitionConsumer:
         self.failure = error
         wait_s = self._backoff.next_s()
         self.retry_at_s = now_s + wait_s
-        self.along_at_s = now_s + wait_s / 2
+        self.batch_retry_at_s = now_s + wait_s / 2
         self.broker = None
         self.preferred_replica = NO_REPLICA
 
@@ -305,12 +305,12 @@ def is_about_the_log(error: KafkaError) -> bool:
     )
 
 
-def to_look_up(partitions: Iterable[PartitionConsumer], now_s: float) -> list[PartitionConsumer]:
+def due_for_leaders(partitions: Iterable[PartitionConsumer], now_s: float) -> list[PartitionConsumer]:
     """Return partitions due for a leader lookup, batched into one Metadata request.
 
     None are due before the back-off of the first is over; then all partitions that waited for half of their back-off.
     """
-    homeless = [each for each in partitions if each.broker is None]
-    if not any(each.retry_at_s <= now_s for each in homeless):
+    without_leader = [each for each in partitions if each.broker is None]
+    if not any(each.retry_at_s <= now_s for each in without_leader):
         return []
-    return [each for each in homeless if min(each.along_at_s, each.retry_at_s) <= now_s]
+    return [each for each in without_leader if min(each.batch_retry_at_s, each.retry_at_s) <= now_s]

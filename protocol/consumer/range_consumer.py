@@ -24,11 +24,11 @@ from protocol.consumer.broker_consumer import (
     FetchResult,
     is_retriable_fetch,
     log_retry,
-    look_up,
+    resolve_leaders,
     send_fetch,
 )
 from protocol.consumer.leader_epochs import look_up_log_bounds
-from protocol.consumer.partition_consumer import Fetched, PartitionConsumer, is_about_the_log, to_look_up
+from protocol.consumer.partition_consumer import Fetched, PartitionConsumer, due_for_leaders, is_about_the_log
 from protocol.consumer.position_validation import InvalidPosition
 from protocol.consumer.range import Range
 from protocol.errors import (
@@ -216,7 +216,7 @@ class RangeConsumer:
         requests: dict[Broker, list[_Reading]] = {}
         room: dict[Broker, int] = {}
         waiting, self._waiting = self._waiting, []
-        self._look_up([_reading(each) for each in to_look_up(waiting, now_s)])
+        self._resolve_leaders([_reading(each) for each in due_for_leaders(waiting, now_s)])
         for reading in waiting:
             broker = None if reading.retry_at_s > now_s else reading.broker
             if reading.done:
@@ -245,7 +245,7 @@ class RangeConsumer:
         if reading.asked_at_s is None:
             reading.asked_at_s = self._clock.now_s()
 
-    def _look_up(self, readings: list[_Reading]) -> None:
+    def _resolve_leaders(self, readings: list[_Reading]) -> None:
         """Resolve the brokers of ranges, and handle failures."""
         failures = self._find_brokers(readings)
         for reading in readings:
@@ -267,7 +267,7 @@ class RangeConsumer:
 
     def _find_brokers(self, readings: list[_Reading]) -> dict[PartitionConsumer, KafkaError]:
         """Resolve brokers with one request; return the failures."""
-        return look_up(self._client, readings, self._first_deadline(readings)) if readings else {}
+        return resolve_leaders(self._client, readings, self._first_deadline(readings)) if readings else {}
 
     def _send(self, broker: Broker, readings: list[_Reading]) -> None:
         consumer = self._brokers.get(broker)

@@ -97,7 +97,7 @@ class TestRouterThread:
         failing = consumer.consume_partition("orders", 0, 0)
         with consumer._lock:
             failing.postpone(ConnectionLost("as if"), time.monotonic())
-            failing.source.retry_at_s = failing.source.along_at_s = float("inf")
+            failing.source.retry_at_s = failing.source.batch_retry_at_s = float("inf")
             consumer._unrouted.notify()
         assert consumer.consume_partition("orders", 1, 0).poll(10_000) is not None
         assert consumer._router.is_alive()
@@ -108,7 +108,7 @@ class TestRouterThread:
         def faulty(*_: Any) -> None:
             raise ZeroDivisionError("a fault")
 
-        monkeypatch.setattr("protocol.consumer.consumer.to_look_up", faulty)
+        monkeypatch.setattr("protocol.consumer.consumer.due_for_leaders", faulty)
         with consumer._lock:
             consumer._unrouted.notify()
         for _ in range(2):

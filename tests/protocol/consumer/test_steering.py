@@ -14,7 +14,7 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from protocol.cluster.client import Client
-from protocol.consumer.broker_consumer import look_up
+from protocol.consumer.broker_consumer import resolve_leaders
 from protocol.consumer.partition_consumer import Fetched
 from protocol.errors import ConnectionLost, DataLoss, DeadlineExceeded, UsageError
 from protocol.kafka_terms import EARLIEST, LATEST
@@ -176,9 +176,9 @@ class TestSteering:
         def faulty(*arguments: Any) -> Any:
             for fault in faults:
                 raise fault
-            return look_up(*arguments)
+            return resolve_leaders(*arguments)
 
-        monkeypatch.setattr("protocol.consumer.consumer.look_up", faulty)
+        monkeypatch.setattr("protocol.consumer.consumer.resolve_leaders", faulty)
         with consumer_of(client) as consumer:
             stream = consumer.consume_partition(name, 0, EARLIEST)
             with pytest.raises(UsageError, match=f"the broker of {name}-0 has failed: RuntimeError"):
