@@ -30,7 +30,7 @@ class _Lookup:
 
 
 _lock = threading.Lock()
-_under_way: dict[tuple[str, int], _Lookup] = {}
+_pending: dict[tuple[str, int], _Lookup] = {}
 
 
 def resolve(host: str, port: int, deadline: Deadline) -> Sequence[Address]:
@@ -40,7 +40,7 @@ def resolve(host: str, port: int, deadline: Deadline) -> Sequence[Address]:
             # A numeric address needs no resolver thread.
             return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
         except OSError:
-            lookup = _look_up(host, port)
+            lookup = _pending_lookup(host, port)
     except (ValueError, OverflowError, RuntimeError) as error:
         # The name cannot be encoded, the port is invalid, or no thread can be started.
         raise _failed(host, port, f"cannot be resolved ({error})") from error
@@ -51,14 +51,14 @@ def resolve(host: str, port: int, deadline: Deadline) -> Sequence[Address]:
     return lookup.addresses
 
 
-def _look_up(host: str, port: int) -> _Lookup:
+def _pending_lookup(host: str, port: int) -> _Lookup:
     with _lock:
-        lookup = _under_way.get((host, port))
+        lookup = _pending.get((host, port))
         if lookup is None:
             lookup = _Lookup()
             # The thread cannot finish before it is registered, since that needs the lock.
             threading.Thread(target=_run, args=(lookup, host, port), name=f"resolve-{host}", daemon=True).start()
-            _under_way[host, port] = lookup
+            _pending[host, port] = lookup
         return lookup
 
 
@@ -69,8 +69,8 @@ def _run(lookup: _Lookup, host: str, port: int) -> None:
         lookup.error = error
     finally:
         with _lock:
-            if _under_way.get((host, port)) is lookup:
-                del _under_way[host, port]
+            if _pending.get((host, port)) is lookup:
+                del _pending[host, port]
         lookup.answered.set()
 
 
@@ -82,7 +82,7 @@ def _forget_after_fork() -> None:
     """Reset the state: a child has none of its parent's threads, and the lock may have been held."""
     global _lock
     _lock = threading.Lock()
-    _under_way.clear()
+    _pending.clear()
 
 
 os.register_at_fork(after_in_child=_forget_after_fork)

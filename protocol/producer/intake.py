@@ -63,7 +63,7 @@ class Intake:
         self._on_failure = on_failure
         self._accumulator = Accumulator(config.batch_size_bytes, config.batch_num_messages)
         self._encode = encode
-        self._looked_up: set[tuple[str, int | None]] = set()
+        self._checked: set[tuple[str, int | None]] = set()
         # Reentrant, so that a nested call in the same thread raises instead of deadlocking.
         self._one_at_a_time = threading.RLock()
         self._taken = False
@@ -85,7 +85,7 @@ class Intake:
         rows = record_columns(columns, self._clock.wall_ms())
         if not rows.num_rows:
             return SentColumns(topic, np.empty(0, np.int32), np.empty(0, np.int64))
-        known, named = self._choice.look_up(topic, rows.num_rows, given)
+        known, named = self._choice.resolve_topic(topic, rows.num_rows, given)
         sizes, timestamps_ms = record_sizes(rows), to_numpy(rows.column("timestamp_ms"))
         refused = too_large(topic, sizes, self._config.max_request_size_bytes, say_row=True)
         kept = np.delete(np.arange(rows.num_rows), list(refused))
@@ -108,14 +108,14 @@ class Intake:
         self._deliveries.failed(list(refused.values())[:1])
         return sent
 
-    def look_up(self, topic: str, partition: int | None, *, wait: bool) -> None:
-        """Check, once for each, that topic and partition exist. Raises as `PartitionChoice.look_up` or `look_at`."""
-        if (topic, partition) not in self._looked_up:
+    def check_partition(self, topic: str, partition: int | None, *, wait: bool) -> None:
+        """Check, once for each, that topic and partition exist. Raises as `PartitionChoice.resolve_topic` or `check_partition`."""
+        if (topic, partition) not in self._checked:
             if wait:
-                self._choice.look_up(topic, 1, None if partition is None else np.array([partition], np.int32))
+                self._choice.resolve_topic(topic, 1, None if partition is None else np.array([partition], np.int32))
             else:
-                self._choice.look_at(topic, partition)
-            self._looked_up.add((topic, partition))
+                self._choice.check_partition(topic, partition)
+            self._checked.add((topic, partition))
 
     def wait_for_room(self, size_bytes: int, *, columns: bool = False) -> None:
         """Wait while `buffer.memory` is full.

@@ -45,7 +45,7 @@ class PartitionChoice:
         self._partitioners: dict[str, Partitioner] = {}
         self._last_seen: dict[str, Topic] = {}
 
-    def look_up(self, topic: str, rows: int, given: GivenPartitions | None) -> tuple[Topic, pa.Int32Array | None]:
+    def resolve_topic(self, topic: str, rows: int, given: GivenPartitions | None) -> tuple[Topic, pa.Int32Array | None]:
         """Return the arguments of `choose`; wait for a missing topic. Raises `UsageError` for missing partitions."""
         named = None if given is None else _int32(given, rows, f"for {rows} rows of topic {topic}")
         numbers = None if named is None else to_numpy(named)[valid(named)]
@@ -53,14 +53,14 @@ class PartitionChoice:
         known = self._last_seen[topic] = topic_to_write(self._client, topic, numbers, deadline)
         return known, named
 
-    def look_at(self, topic: str, partition: int | None) -> None:
-        """Check one partition, as `look_up`, without waiting for missing topics: for the sender's thread."""
+    def check_partition(self, topic: str, partition: int | None) -> None:
+        """Check one partition, as `resolve_topic`, without waiting for missing topics: for the sender's thread."""
         if topic not in self._last_seen:
             self._last_seen[topic] = self._client.topic(topic, create=True)
         require_partition(self.last_seen(topic), partition)
 
     def last_seen(self, topic: str) -> Topic:
-        """Return the cached topic of an earlier `look_up`, without a request."""
+        """Return the cached topic of an earlier `resolve_topic`, without a request."""
         if known := self._client.remembered_topic(topic):
             self._last_seen[topic] = known
         return self._last_seen[topic]

@@ -198,7 +198,7 @@ class Producer:
         in_callback = self._sender.is_current_thread
         time_ms = self._client.clock.wall_ms() if timestamp_ms is None else timestamp_ms
         message = Message(value, key, headers, time_ms, partition)
-        self._intake.look_up(topic, partition, wait=not in_callback)
+        self._intake.check_partition(topic, partition, wait=not in_callback)
         if not in_callback:
             self._intake.wait_for_room(message.size_bytes)
         future, wake = self._intake.messages.append(topic, message, self._client.clock.now_s())

@@ -98,7 +98,7 @@ class Leaders:
 
     def of(self, partition: PartitionProducer) -> Broker:
         """Return the leader; raise as `Client.topic` (the same error for all partitions), or if there is no leader."""
-        topic = self._topics.get(partition.topic) or self._look_up(partition.topic)
+        topic = self._topics.get(partition.topic) or self._resolve(partition.topic)
         if isinstance(topic, KafkaError):
             raise topic
         known = topic.partitions.get(partition.partition)
@@ -113,7 +113,7 @@ class Leaders:
             )
         return broker
 
-    def _look_up(self, name: str) -> Topic | KafkaError:
+    def _resolve(self, name: str) -> Topic | KafkaError:
         found: Topic | KafkaError
         try:
             found = self._client.topic(name, self._deadline, create=True)
