@@ -287,7 +287,7 @@ class Producer:
         if self._owns_client and self._sender.in_this_process:
             self._client.close()
 
-    def begin_anew(self) -> None:
+    def reset_sequences(self) -> None:
         """Drop unsent rows, wait for requests in flight, then restart the sequence numbers of all partitions at 0.
 
         For a new epoch of the producer: no batch of the old epoch is in flight afterwards. Rows that other threads send
@@ -295,7 +295,7 @@ class Producer:
         """
         self._require_alive()
         # In this order: threads that wait for memory block `discard`.
-        self._sender.begin_anew(self._client.deadline())
+        self._sender.reset_sequences(self._client.deadline())
         self._intake.discard(UsageError("this was not sent: the transaction was aborted"))
         self._deliveries.take_failures()
 

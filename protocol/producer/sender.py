@@ -65,7 +65,7 @@ class Sender:
         self._inbox: deque[ProducerBatch] = deque()
         self._inbox_lock = threading.Lock()
         self._end: KafkaError | None = None
-        self._anew: Event | None = None
+        self._reset_done: Event | None = None
         self._self_pipe = SelfPipe()
         self._process_id = os.getpid()
         self._hand_over_due: Callable[[], float | None] = lambda: None
@@ -106,7 +106,7 @@ class Sender:
             if self._thread.is_alive():
                 log.warning("%s still waits for a broker; it ends with the reply or its timeout", self._purpose)
 
-    def begin_anew(self, deadline: Deadline) -> None:
+    def reset_sequences(self, deadline: Deadline) -> None:
         """Drop unsent batches, wait for replies to those in flight, then restart all sequence numbers at 0.
 
         Raises
@@ -115,7 +115,7 @@ class Sender:
             Some batches are still in flight; the reset continues.
         """
         with self._inbox_lock:
-            done = self._anew = Event()
+            done = self._reset_done = Event()
             if self._end is not None:
                 raise self._end
         self.wake()
@@ -146,10 +146,10 @@ class Sender:
                 looked_at_s = self._client.clock.now_s()
                 due_s = self._hand_over_due()
                 self._take_in()
-                if self._anew is None:
+                if self._reset_done is None:
                     self._work()
                 else:
-                    self._begin_anew(self._anew)
+                    self._reset_sequences(self._reset_done)
                 self._wait(due_s, looked_at_s)
         except BaseException as error:
             log.exception("%s: the sender has failed", self._purpose)
@@ -165,8 +165,8 @@ class Sender:
         for partition in self._partitions.values():
             partition.drop(end)
         self._tell(self._partitions.values())
-        if self._anew is not None:
-            self._anew.set()
+        if self._reset_done is not None:
+            self._reset_done.set()
         self._on_end(end)
         self._client.hang_up(self._purpose)
         self._self_pipe.close()
@@ -224,7 +224,7 @@ class Sender:
         for key in [key for key, partition in self.busy.items() if partition.idle]:
             del self.busy[key]
 
-    def _begin_anew(self, done: Event) -> None:
+    def _reset_sequences(self, done: Event) -> None:
         self._take_in()  # batches put just before the reset
         self._take_replies()
         if any(broker.in_flight for broker in self._brokers.values()):
@@ -234,7 +234,7 @@ class Sender:
             self._settle(partition.take_ended())
         self._partitions.clear()
         self.busy.clear()
-        self._anew = None
+        self._reset_done = None
         done.set()
 
     def _tell(self, partitions: Iterable[PartitionProducer]) -> None:

@@ -111,10 +111,10 @@ class TransactionalProducer(Producer):
         self._session.require(_S.READY)
         self._wait_for_sends(deadline)
         if self._aborted:
-            self.begin_anew()
+            self.reset_sequences()
             self._aborted = False
         self._raise_if_unusable("begin_transaction")
-        self._session.begin(deadline or self._client.deadline(), self.begin_anew)
+        self._session.begin(deadline or self._client.deadline(), self.reset_sequences)
 
     def send_columns(
         self, topic: str, columns: pa.RecordBatch, partitions: GivenPartitions | None = None
@@ -211,7 +211,7 @@ class TransactionalProducer(Producer):
         self._require_caller("abort_transaction")
         self._session.begin_to_end(commit=False)
         self._aborted = True
-        self.begin_anew()
+        self.reset_sequences()
         self._session.end(commit=False, deadline=deadline or self._client.deadline())
 
     def prepare_transaction(self, deadline: Deadline | None = None) -> TransactionalIdentity:

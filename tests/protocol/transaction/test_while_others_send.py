@@ -205,12 +205,12 @@ class TestConcurrentSends:
     ) -> None:
         """Otherwise sequence numbers would repeat in one epoch, and brokers would treat the second batch as a
         duplicate."""
-        begin_anew, states = producer.begin_anew, []
+        reset_sequences, states = producer.reset_sequences, []
 
         def look() -> None:
             states.append(producer.transaction_state)
-            begin_anew()
+            reset_sequences()
 
-        monkeypatch.setattr(producer, "begin_anew", look)
+        monkeypatch.setattr(producer, "reset_sequences", look)
         producer.begin_transaction()
         assert states == [TransactionState.READY]
