@@ -1,8 +1,8 @@
 """Kafka's table of error codes: name, text, retriable or not, metadata to refresh, effect on groups and transactions.
 
 The only place that gives a code a meaning; all readers of replies use it. The caller decides how to react: the retry
-loop reads `retriable` and `refresh`, group members and committers read `ends`, transactional producers read `breaks`.
-`retriable` is as in Kafka's Java client. This module knows no message and no retry policy.
+loop reads `retriable` and `refresh`, group members and committers read `group_effect`, and transactional producers read
+`transaction_effect`. `retriable` is as in Kafka's Java client. This module knows no message and no retry policy.
 """
 
 from __future__ import annotations
@@ -23,21 +23,23 @@ class Refresh(Enum):
     COORDINATOR = "coordinator"
 
 
-class Ends(Enum):
+class GroupEffect(Enum):
     """Effect of a code on a group member or a committer of offsets; repeating the same request does not help."""
 
     NOTHING = "nothing"
-    MARK = "this offset commit is refused for good"
-    CLAIMS = "the member has lost its partitions, and its member id, generation or epoch is stale; it may rejoin"
-    MEMBER = "the member must stop and report the error, since rejoining does not help either"
+    COMMIT_REFUSED = "this offset commit is refused for good"
+    ASSIGNMENT_LOST = (
+        "the member has lost its partitions, and its member id, generation or epoch is stale; it may rejoin"
+    )
+    MEMBER_FAILED = "the member must stop and report the error, since rejoining does not help either"
 
 
-class Breaks(Enum):
+class TransactionEffect(Enum):
     """Effect of a non-retriable code on a transactional producer, as in Java's `TransactionManager`."""
 
-    TRANSACTION = "the transaction must be aborted; the producer remains usable"
-    IDENTITY = "the transaction must be aborted; then the producer requests another producer id or epoch"
-    PRODUCER = "fatal: the producer can only be closed"
+    ABORTABLE = "the transaction must be aborted; the producer remains usable"
+    NEEDS_PRODUCER_ID = "the transaction must be aborted; then the producer requests another producer id or epoch"
+    FATAL = "fatal: the producer can only be closed"
     FENCED = "fatal: a newer producer has taken over the transactional id"
 
 
@@ -46,8 +48,16 @@ _RETRY: dict[str, Any] = {"retriable": True}
 _RETRY_SOON: dict[str, Any] = {"retriable": True, "soon": True}
 _METADATA: dict[str, Any] = {"refresh": Refresh.METADATA}
 _RETRY_METADATA, _RETRY_COORDINATOR = _RETRY | _METADATA, _RETRY | {"refresh": Refresh.COORDINATOR}
-_REFUSED, _FENCED, _FATAL = {"ends": Ends.MARK}, {"ends": Ends.CLAIMS}, {"ends": Ends.MEMBER}
-_FORGETS, _STOPS, _FENCES = {"breaks": Breaks.IDENTITY}, {"breaks": Breaks.PRODUCER}, {"breaks": Breaks.FENCED}
+_REFUSED, _FENCED, _FATAL = (
+    {"group_effect": GroupEffect.COMMIT_REFUSED},
+    {"group_effect": GroupEffect.ASSIGNMENT_LOST},
+    {"group_effect": GroupEffect.MEMBER_FAILED},
+)
+_FORGETS, _STOPS, _FENCES = (
+    {"transaction_effect": TransactionEffect.NEEDS_PRODUCER_ID},
+    {"transaction_effect": TransactionEffect.FATAL},
+    {"transaction_effect": TransactionEffect.FENCED},
+)
 
 
 class ErrorCode(IntEnum):
@@ -223,9 +233,9 @@ class ErrorRow:
         Retry after a few milliseconds instead of `retry.backoff.ms`.
     refresh : Refresh
         State to refresh before the retry.
-    ends : Ends
+    group_effect : GroupEffect
         Effect on group members and committers.
-    breaks : Breaks
+    transaction_effect : TransactionEffect
         Effect on transactional producers.
     """
 
@@ -235,8 +245,8 @@ class ErrorRow:
     retriable: bool = False
     soon: bool = False
     refresh: Refresh = Refresh.NONE
-    ends: Ends = Ends.NOTHING
-    breaks: Breaks = Breaks.TRANSACTION
+    group_effect: GroupEffect = GroupEffect.NOTHING
+    transaction_effect: TransactionEffect = TransactionEffect.ABORTABLE
 
 
 BY_CODE = {int(code): ErrorRow(int(code), code.name, **code._row) for code in ErrorCode}

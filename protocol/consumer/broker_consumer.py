@@ -1,8 +1,8 @@
 """Fetch requests to one broker for all partitions read from it, and the handling of the replies.
 
 sarama's `brokerConsumer`, without goroutines. `BrokerConsumer` builds request bodies and reads reply bodies;
-`send_fetch` and `resolve_leaders` send requests. Used by `range_consumer` (one thread for all brokers), `consumer` (one thread
-per broker) and `log_samples`.
+`send_fetch` and `resolve_leaders` send requests. Used by `range_consumer` (one thread for all brokers), `consumer`
+(one thread per broker) and `log_samples`.
 """
 
 from __future__ import annotations

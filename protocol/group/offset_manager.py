@@ -2,9 +2,9 @@
 
 `mark` says what is complete; a thread commits it at once, and again and again while the coordinator does not
 answer, always the newest marks only. Nobody who marks ever waits for a broker, unless it asks to by `flush`.
-A commit is not retried after an error that no retry mends (`broker_errors.Ends`). A partition that the coordinator
-refuses alone, such as one of a deleted topic, is retried separately and holds up no other. For Spark it lives in the
-driver's process of one query.
+A commit is not retried after an error that no retry mends (`broker_errors.GroupEffect`). A partition that the
+coordinator refuses alone, such as one of a deleted topic, is retried separately and holds up no other. For Spark it
+lives in the driver's process of one query.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from protocol.broker_errors import Ends, ErrorCode, error_row
+from protocol.broker_errors import ErrorCode, GroupEffect, error_row
 from protocol.clock import Backoff, Deadline
 from protocol.cluster.call import Row
 from protocol.cluster.client import Client
@@ -326,9 +326,9 @@ class OffsetManager:
         """Whether it is not tried again."""
         if error.code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
             return not self._insist
-        ends = error_row(error.code).ends
+        effect = error_row(error.code).group_effect
         insists = self._insist and member == NO_MEMBER
-        return ends is Ends.MARK or (ends is not Ends.NOTHING and not insists)
+        return effect is GroupEffect.COMMIT_REFUSED or (effect is not GroupEffect.NOTHING and not insists)
 
     def _note(self, failure: Exception | None, ended: str = "", level: int = logging.WARNING) -> None:
         """Counts; says what has `ended`, how, when commits begin to fail, and when they go through again."""
@@ -349,7 +349,7 @@ class OffsetManager:
 
 
 def _ends_claims(error: BrokerError) -> bool:
-    return error_row(error.code).ends is Ends.CLAIMS
+    return error_row(error.code).group_effect is GroupEffect.ASSIGNMENT_LOST
 
 
 def _is_overtaken(error: BrokerError, member: GroupMember) -> bool:

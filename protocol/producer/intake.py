@@ -109,7 +109,7 @@ class Intake:
         return sent
 
     def check_partition(self, topic: str, partition: int | None, *, wait: bool) -> None:
-        """Check, once for each, that topic and partition exist. Raises as `PartitionChoice.resolve_topic` or `check_partition`."""
+        """Check, once for each, that topic and partition exist. Raises as in `PartitionChoice`."""
         if (topic, partition) not in self._checked:
             if wait:
                 self._choice.resolve_topic(topic, 1, None if partition is None else np.array([partition], np.int32))

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 
-from protocol.broker_errors import Breaks, ErrorCode, error_row
+from protocol.broker_errors import ErrorCode, TransactionEffect, error_row
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.cluster.dispatch import is_retriable
@@ -29,7 +29,7 @@ from protocol.wire.messages.m00_produce import LAST_BEFORE_TRANSACTION_V2
 
 _S = TransactionState
 _SENDING = (_S.IN_TRANSACTION, _S.FLUSHING)
-_FOR_GOOD = (Breaks.PRODUCER, Breaks.FENCED)
+_FOR_GOOD = (TransactionEffect.FATAL, TransactionEffect.FENCED)
 
 
 class TransactionSession:
@@ -102,10 +102,10 @@ class TransactionSession:
         """
         if self.state is _S.COMMITTING_TRANSACTION:
             return
-        breaks = Breaks.TRANSACTION if _code(error) == ErrorCode.INVALID_PRODUCER_EPOCH else _breaks(error)
-        if breaks is Breaks.FENCED:
+        effect = TransactionEffect.ABORTABLE if _code(error) == ErrorCode.INVALID_PRODUCER_EPOCH else _effect(error)
+        if effect is TransactionEffect.FENCED:
             error = self._fenced(error)
-        self._lifecycle.failed(error, for_good=breaks in _FOR_GOOD)
+        self._lifecycle.failed(error, for_good=effect in _FOR_GOOD)
 
     # -- called by the program --------------------------------------------------------------------
 
@@ -190,7 +190,7 @@ class TransactionSession:
             )
             self._maybe_ended = self._maybe_ended or ended.repeated
             done = ended.outcome is (Outcome.COMMITTED if commit else Outcome.ABORTED)
-            forgotten = _breaks(ended.cause) is Breaks.IDENTITY
+            forgotten = _effect(ended.cause) is TransactionEffect.NEEDS_PRODUCER_ID
             # No transaction is open: its records never reached the coordinator, or that has forgotten the producer id.
             nothing_open = forgotten or _code(ended.cause) == ErrorCode.INVALID_TXN_STATE
             if not done and (commit or not nothing_open):
@@ -206,16 +206,16 @@ class TransactionSession:
         """Return the error to raise; stay in the state if repeating the call may help."""
         cause = ended.cause
         assert cause is not None
-        breaks = _breaks(cause)
+        effect = _effect(cause)
         error: KafkaError
         if ended.outcome is Outcome.UNKNOWN:
             error = _caused(OutcomeUnknown, f"{self.held}: the outcome of the transaction is unknown", cause)
-            if is_retriable(cause) or breaks is Breaks.TRANSACTION:
+            if is_retriable(cause) or effect is TransactionEffect.ABORTABLE:
                 return error
             for_good = True
-        elif ended.outcome is Outcome.REFUSED or breaks is Breaks.IDENTITY:
+        elif ended.outcome is Outcome.REFUSED or effect is TransactionEffect.NEEDS_PRODUCER_ID:
             error = _caused(TransactionFailed, f"{self.held}: nothing was committed", cause)
-            for_good = breaks in _FOR_GOOD
+            for_good = effect in _FOR_GOOD
         else:
             # The coordinator aborted the transaction: for a newer producer, or after the transaction timeout.
             error = _caused(ProducerFenced, f"{self.held}: nothing was committed", cause)
@@ -231,15 +231,15 @@ class TransactionSession:
         try:
             yield
         except KafkaError as error:
-            breaks = _breaks(error)
-            if breaks is Breaks.FENCED:
+            effect = _effect(error)
+            if effect is TransactionEffect.FENCED:
                 fenced = self._fenced(error)
                 self._lifecycle.failed(fenced, for_good=True)
                 raise fenced from error
             if for_good and not is_retriable(error):
                 self._lifecycle.failed(error, for_good=True)
             elif not for_good:
-                self._lifecycle.failed(error, for_good=breaks in _FOR_GOOD)
+                self._lifecycle.failed(error, for_good=effect in _FOR_GOOD)
             raise
 
     def _fenced(self, cause: KafkaError) -> KafkaError:
@@ -250,8 +250,8 @@ def _code(error: KafkaError | None) -> int | None:
     return error.code if isinstance(error, BrokerError) else None
 
 
-def _breaks(error: KafkaError | None) -> Breaks:
-    return error_row(error.code).breaks if isinstance(error, BrokerError) else Breaks.TRANSACTION
+def _effect(error: KafkaError | None) -> TransactionEffect:
+    return error_row(error.code).transaction_effect if isinstance(error, BrokerError) else TransactionEffect.ABORTABLE
 
 
 def _caused(kind: type[KafkaError], what: str, cause: KafkaError) -> KafkaError:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from protocol.broker_errors import Breaks, ErrorCode, Refresh, broker_error, error_row
+from protocol.broker_errors import ErrorCode, Refresh, TransactionEffect, broker_error, error_row
 from protocol.clock import Deadline
 from protocol.cluster.client import COORDINATOR, Client, listed
 from protocol.cluster.coordinators import transaction_coordinator
@@ -186,7 +186,7 @@ class _Ending:
     def _judged(self, code: int) -> Outcome:
         if self.maybe_ended:
             return Outcome.UNKNOWN
-        if error_row(code).breaks in (Breaks.FENCED, Breaks.IDENTITY):
+        if error_row(code).transaction_effect in (TransactionEffect.FENCED, TransactionEffect.NEEDS_PRODUCER_ID):
             return Outcome.FENCED
         if code == ErrorCode.INVALID_TXN_STATE:
             # No transaction is open under this epoch: it was aborted before the commit; an abort proves nothing.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.broker_errors import BY_CODE, Breaks, Ends, ErrorCode, Refresh, broker_error, error_row
+from protocol.broker_errors import BY_CODE, ErrorCode, GroupEffect, Refresh, TransactionEffect, broker_error, error_row
 from protocol.errors import BrokerError
 
 # Metadata is refreshed although Java's exception is no InvalidMetadataException; Java's callers refresh explicitly.
@@ -40,12 +40,12 @@ def test_coordinator_is_looked_up_again_after_a_move_but_not_while_loading() -> 
     assert BY_CODE[ErrorCode.COORDINATOR_LOAD_IN_PROGRESS].retriable
 
 
-def codes_that_end(what: Ends) -> set[int]:
-    return {row.code for row in BY_CODE.values() if row.ends is what}
+def codes_that_end(what: GroupEffect) -> set[int]:
+    return {row.code for row in BY_CODE.values() if row.group_effect is what}
 
 
 def test_errors_cured_by_rejoin_or_retry_are_not_fatal_for_members() -> None:
-    fatal = codes_that_end(Ends.MEMBER)
+    fatal = codes_that_end(GroupEffect.MEMBER_FAILED)
     cured_by_rejoining = {
         ErrorCode.ILLEGAL_GENERATION,
         ErrorCode.UNKNOWN_MEMBER_ID,
@@ -63,25 +63,30 @@ def test_errors_cured_by_rejoin_or_retry_are_not_fatal_for_members() -> None:
 def test_errors_that_end_commits_are_not_retriable() -> None:
     """As in Java's `OffsetCommitResponseHandler`; a commit with a stale epoch is retried with the next one
     (KIP-848)."""
-    assert codes_that_end(Ends.MARK) == {ErrorCode.OFFSET_METADATA_TOO_LARGE, ErrorCode.INVALID_COMMIT_OFFSET_SIZE}
-    assert codes_that_end(Ends.CLAIMS) == {
+    assert codes_that_end(GroupEffect.COMMIT_REFUSED) == {
+        ErrorCode.OFFSET_METADATA_TOO_LARGE,
+        ErrorCode.INVALID_COMMIT_OFFSET_SIZE,
+    }
+    assert codes_that_end(GroupEffect.ASSIGNMENT_LOST) == {
         ErrorCode.ILLEGAL_GENERATION,
         ErrorCode.UNKNOWN_MEMBER_ID,
         ErrorCode.GROUP_ID_NOT_FOUND,
         ErrorCode.FENCED_MEMBER_EPOCH,
     }
-    assert not any(row.retriable for row in BY_CODE.values() if row.ends is not Ends.NOTHING)
+    assert not any(row.retriable for row in BY_CODE.values() if row.group_effect is not GroupEffect.NOTHING)
 
 
 def test_errors_fatal_for_transactional_producers_match_java() -> None:
     """As in Java's `TransactionManager`."""
-    broken = {what: {row.code for row in BY_CODE.values() if row.breaks is what} for what in Breaks}
-    assert broken[Breaks.FENCED] == {
+    broken = {
+        what: {row.code for row in BY_CODE.values() if row.transaction_effect is what} for what in TransactionEffect
+    }
+    assert broken[TransactionEffect.FENCED] == {
         ErrorCode.INVALID_PRODUCER_EPOCH,
         ErrorCode.PRODUCER_FENCED,
     }
-    assert broken[Breaks.IDENTITY] == {ErrorCode.INVALID_PRODUCER_ID_MAPPING}
-    assert broken[Breaks.PRODUCER] == {
+    assert broken[TransactionEffect.NEEDS_PRODUCER_ID] == {ErrorCode.INVALID_PRODUCER_ID_MAPPING}
+    assert broken[TransactionEffect.FATAL] == {
         ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
         ErrorCode.UNSUPPORTED_VERSION,
         ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT,
@@ -90,7 +95,9 @@ def test_errors_fatal_for_transactional_producers_match_java() -> None:
         ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
         ErrorCode.SASL_AUTHENTICATION_FAILED,
     }
-    assert not any(row.retriable for row in BY_CODE.values() if row.breaks is not Breaks.TRANSACTION)
+    assert not any(
+        row.retriable for row in BY_CODE.values() if row.transaction_effect is not TransactionEffect.ABORTABLE
+    )
 
 
 def test_codes_and_names_agree_with_librdkafka() -> None:
@@ -168,10 +175,10 @@ def test_code_newer_than_the_table_is_not_retried() -> None:
     row = error_row(999)
 
     assert 999 not in BY_CODE
-    assert (row.name, row.retriable, row.refresh, row.ends) == (
+    assert (row.name, row.retriable, row.refresh, row.group_effect) == (
         "UNKNOWN_ERROR_CODE_999",
         False,
         Refresh.NONE,
-        Ends.NOTHING,
+        GroupEffect.NOTHING,
     )
     assert broker_error(999, "EndTxn").code == 999

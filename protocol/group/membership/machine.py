@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-from protocol.broker_errors import Ends, ErrorCode, error_row
+from protocol.broker_errors import ErrorCode, GroupEffect, error_row
 from protocol.clock import Backoff
 from protocol.cluster.dispatch import is_retriable
 from protocol.cluster.metadata import Metadata
@@ -272,7 +272,7 @@ class MemberMachine(ABC):
 
     def _ends_claims(self, error: BrokerError) -> bool:
         """Whether to join (again) may help."""
-        return error_row(error.code).ends is Ends.CLAIMS
+        return error_row(error.code).group_effect is GroupEffect.ASSIGNMENT_LOST
 
     def _join(self, cause: Cause) -> None:
         self._life.transition(MemberState.JOINING, cause)

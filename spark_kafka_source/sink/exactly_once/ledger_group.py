@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 from typing import TypeVar
 
-from protocol.broker_errors import Breaks, ErrorCode, broker_error, error_row
+from protocol.broker_errors import ErrorCode, TransactionEffect, broker_error, error_row
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.errors import BrokerError, KafkaError
@@ -65,7 +65,7 @@ def rewrite_ledger(
     try:
         add_offsets(client, identity, query.transactional_id, offsets, deadline)
     except BrokerError as error:
-        if error_row(error.code).breaks in (Breaks.FENCED, Breaks.IDENTITY):
+        if error_row(error.code).transaction_effect in (TransactionEffect.FENCED, TransactionEffect.NEEDS_PRODUCER_ID):
             raise _contended(query, error) from error
         raise
     ended = end_transaction(client, identity, commit=True, deadline=deadline)

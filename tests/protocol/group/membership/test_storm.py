@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from protocol.broker_errors import Ends, ErrorCode, error_row
+from protocol.broker_errors import ErrorCode, GroupEffect, error_row
 from protocol.cluster.client import Client
 from protocol.config import parse_consumer
 from protocol.errors import BrokerError
@@ -77,12 +77,12 @@ class Worker(threading.Thread):
         self.client, self.ledger, self.group = client, ledger, given["group.id"]
         self.membership = Membership(client, parse_consumer(given), TopicSubscription(frozenset({topic})))
         self.offsets: dict[TopicPartition, int] = {}
-        self.ends = threading.Event()
+        self.group_effect = threading.Event()
         self.start()
 
     def run(self) -> None:
         try:
-            while not self.ends.is_set():
+            while not self.group_effect.is_set():
                 if self.membership.rebalance_pending or not self.offsets:
                     self.take_up()
                 time.sleep(random.random() / 20)
@@ -117,7 +117,7 @@ class Worker(threading.Thread):
             commit_offsets(self.client, self.group, offsets, self.client.deadline(), self.membership.member)
         except BrokerError as error:
             expected = error.code in (ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.STALE_MEMBER_EPOCH)
-            if not expected and error_row(error.code).ends is not Ends.CLAIMS:
+            if not expected and error_row(error.code).group_effect is not GroupEffect.CLAIMS:
                 raise
         else:
             self.offsets = newer
@@ -142,7 +142,7 @@ def test_members_join_and_leave_without_shared_ownership(
         while not storm_ends.passed and not ledger.faults:
             time.sleep(random.random())
             gone = random.choice(workers)
-            gone.ends.set()
+            gone.group_effect.set()
             gone.join(20)
             workers[workers.index(gone)] = new()
         settled_by = client.deadline(10_000)
@@ -150,7 +150,7 @@ def test_members_join_and_leave_without_shared_ownership(
             time.sleep(0.05)
         assert (ledger.faults, len(ledger.owners)) == ([], PARTITIONS)
         for worker in workers:
-            worker.ends.set()
+            worker.group_effect.set()
         for worker in workers:
             worker.join(20)
         assert (ledger.faults, ledger.owners) == ([], {})
