@@ -1,4 +1,4 @@
-"""`pykafka groups reset` on the model of a Kafka: limits of times and offsets."""
+"""`pykafka groups reset` on the fake cluster: limits of times and offsets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How rows are printed: for a terminal, for a pipe, for programs."""
+"""Printed rows: for a terminal, for a pipe, for programs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_a_pipe_gets_plain_columns(capsys: pytest.CaptureFixture[str]) -> None:
     heading, first, second = capsys.readouterr().out.splitlines()
     assert heading.split() == ["GROUP", "LOG-END-OFFSET", "LAG-SECONDS"]
     assert first.split() == ["etl", "50", "1.250"]
-    # What could steer a terminal is shown as it is written.
+    # Control characters are escaped, so that they do not reach the terminal.
     assert second.split("  ")[0] == r"'with [red] and \x1b[31m, and a, comma'"
     assert second.split()[-2:] == ["-", "-"]
     assert {line.index(word) for line, word in ((heading, "LOG"), (first, "50"))} == {second.index("  - ") + 2}
@@ -35,7 +35,7 @@ def test_a_terminal_gets_a_table(capsys: pytest.CaptureFixture[str], monkeypatch
     assert "─" in told
     assert "\x1b[31m" not in told
     words = [word for line in told.splitlines() for word in line.split() if set(word) == {"a"}]
-    assert "".join(words) == "a" * 70, "what is too long is folded"
+    assert "".join(words) == "a" * 70, "a value wider than the terminal is wrapped"
     assert len(words) > 1
     assert "[red]" in told
 

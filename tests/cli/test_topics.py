@@ -1,4 +1,4 @@
-"""`pykafka topics`, and which groups `pykafka groups list` shows, on the model of a Kafka."""
+"""`pykafka topics`, and the groups that `pykafka groups list` shows, on the fake cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the command is used: what it takes, from where, its exit codes, and what is said without its packages."""
+"""Usage of the command: arguments, sources of the broker address, exit codes, missing packages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ONE_WAY = ("reset", "g", "--all-topics", "--to-latest")
 
 
 def run(*arguments: str, **env: str) -> Result:
-    """A `--timeout` among the arguments counts more."""
+    """Run `pykafka groups`. A `--timeout` among the arguments overrides the 10 s given here."""
     subject, *rest = arguments
     without = {"KAFKA_BOOTSTRAP_SERVERS": None}
     return CliRunner().invoke(pykafka, ["groups", subject, "--timeout", "10s", *rest], env={**without, **env})
@@ -61,7 +61,7 @@ def test_a_password_is_never_shown(way: str, tmp_path: Path) -> None:
 
 
 def test_where_the_brokers_are(tmp_path: Path) -> None:
-    """What stands closer to the command counts."""
+    """Precedence: option, `--property`, `--command-config`, environment variable."""
     file = tmp_path / "admin.properties"
     with FakeKafka() as kafka:
         assert run("list", KAFKA_BOOTSTRAP_SERVERS=kafka.bootstrap_servers).exit_code == 0

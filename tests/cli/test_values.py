@@ -1,4 +1,4 @@
-"""Values of options: durations of two kinds, and partitions of a topic."""
+"""Values of options: durations in two notations, and partitions of a topic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When the driver calls a topic deleted, on a clock that only moves by waiting, and with brokers that fall silent."""
+"""Detection of deleted topics, with a manual clock and brokers that stop answering."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def clock() -> ManualClock:
 
 
 def look(clock: ManualClock, *says: str | float, timeout_ms: int = 240_000) -> dict[tuple[str, int], bytes]:
-    """What a trigger finds of a query that has read orders-0."""
+    """Return the partitions that a trigger finds for a query that has read orders-0."""
     with Broker(clock, *says) as broker, client_on(broker, clock) as client:
         options = parse_source_options(options_on(broker), streaming=True)
         return dict(claim_all(client, options, HERE, Deadline.after_ms(timeout_ms, clock)).owned)
@@ -48,7 +48,7 @@ def test_a_topic_that_stays_unknown_is_gone_after_ten_seconds(clock: ManualClock
 
 
 def test_a_query_in_no_group_owns_all_there_is_and_what_is_gone_is_deleted(clock: ManualClock) -> None:
-    """Nobody else has it: what was read of it must not be passed over as if it were revoked."""
+    """No other member reads them, so that a missing partition is data loss, not a revocation."""
     gone = ("orders", 7)
     with Broker(clock, KNOWN, *[KNOWN] * 50) as broker, client_on(broker, clock) as client:
         options = parse_source_options(options_on(broker), streaming=True)
@@ -60,7 +60,7 @@ def test_a_query_in_no_group_owns_all_there_is_and_what_is_gone_is_deleted(clock
 
 
 FOR_A_WHILE = [UNKNOWN] * 10
-"""With the back-off between them some 6 s."""
+"""About 6 s, including retry back-off."""
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_topic_that_comes_back_is_not_taken_for_deleted(clock: ManualClock, sa
 
 def test_brokers_that_answer_once_in_a_while_are_not_believed(clock: ManualClock) -> None:
     with pytest.raises(DeadlineExceeded, match="topic orders"):
-        look(clock, *[20.5, UNKNOWN] * 11, UNKNOWN)  # the time is over while no answer is under way
+        look(clock, *[20.5, UNKNOWN] * 11, UNKNOWN)  # the time ends while no reply is pending
     assert clock.at_s < 300
 
 
@@ -100,7 +100,7 @@ def test_a_partition_without_a_leader_is_there(clock: ManualClock) -> None:
 
 
 def hide(cluster: Cluster, topic: str) -> None:
-    """Answer as brokers do to a user without Describe on the topic: a list of all topics leaves it out."""
+    """Answer like a broker to a user without Describe on the topic: the list of all topics omits it."""
 
     def edit(reply: dict[str, Any]) -> dict[str, Any]:
         lists_all = cluster.asked(METADATA)[-1]["topics"] is None
@@ -115,7 +115,7 @@ def hide(cluster: Cluster, topic: str) -> None:
 def test_topic_of_a_pattern_without_describe_fails_the_query_and_is_not_deleted(
     cluster: Cluster, fail_on_data_loss: str
 ) -> None:
-    """Without it in the checkpoint, all its rows would be read again when the ACL is back."""
+    """If the checkpoint dropped the topic, all its rows would be read again once the ACL is back."""
     reader = cluster.reader(subscribe=None, subscribePattern="a", failOnDataLoss=fail_on_data_loss)
     hide(cluster, "a")
     with pytest.raises(BrokerError, match="Describe on Topic a") as told:
@@ -136,7 +136,7 @@ def kraft() -> Iterator[FakeKafka]:
 
 
 def claimed(kafka: FakeKafka, clock: ManualClock) -> list[str]:
-    """The topics that a trigger claims of a query that has read both."""
+    """Return the topics that a trigger claims for a query that has read both."""
     options = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "subscribePattern": "orders-.*"}
     with client_on(kafka, clock) as client:
         expected = [("orders-1", 0), ("orders-2", 0)]
@@ -153,7 +153,7 @@ def test_deleted_topic_of_a_kraft_cluster_holds_up_a_trigger_for_less_than_two_s
 
 
 def test_topic_that_one_broker_of_a_kraft_cluster_knows_is_not_deleted(kraft: FakeKafka, clock: ManualClock) -> None:
-    """The other brokers have not heard of its creation yet."""
+    """The other brokers have not received the topic's creation yet."""
     kraft.isolate(1)
     kraft.isolate(2)
     kraft.create_topic("orders-3")

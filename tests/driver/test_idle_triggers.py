@@ -1,4 +1,4 @@
-"""The hint for queries that look at many partitions without a pause."""
+"""The log hint for queries that poll many partitions without a pause between triggers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trigger marks to be committed to the group, without Spark."""
+"""Offsets that a trigger stages for commit to the group, without Spark."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.driver.changing_logs import BOTH, ID_OF_B, OLD_ID, Cluster, ranges, r
 
 
 class Marks:
-    """In place of an `OffsetManager`: all that was marked, wherever it was before; and nothing else is kept."""
+    """Replaces an `OffsetManager`: records every offset that is staged, also a lower one."""
 
     healthy = True
 
@@ -69,14 +69,14 @@ def test_nothing_is_committed_for_a_topic_that_is_another_one_now(
         with pytest.raises(DataLoss):
             reader.latestOffset(begin, reader.getDefaultReadLimit())
         assert marks.marked == [{("b", 0): 3}]
-    # Also when it fails, it waits until that is committed.
+    # A failing trigger, too, waits for that commit.
     assert marks.flushes == (3 if what.endswith("read") else 2)
 
 
 def test_of_what_is_revoked_nothing_is_committed_and_nothing_is_said(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Claims may come from elsewhere than from what is there: then another member goes on where this one stopped."""
+    """The claims of a group member, too, have revoked partitions: another member resumes there."""
     claims = Claims({("a", 0): OLD_ID}, revoked={("a", 1)})
     monkeypatch.setattr(trigger, "claim_all", lambda *_: claims)
     reader = cluster.reader()

@@ -1,4 +1,4 @@
-"""A query as a member of its group, without Spark: what a trigger makes of what the group and its topics do."""
+"""A query as a group member, without Spark: triggers during rebalances, topic changes and failed commits."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def reader_of(bootstrap_servers: str, topic: str, group: str, **options: str | N
 
 @contextmanager
 def member_of(client: Client, topic: str, group: str, properties: dict[str, object]) -> Iterator[Membership]:
-    """One that has all partitions."""
+    """Join as a member that owns all partitions."""
     config = parse_consumer({"group.id": group, **properties})
     with Membership(client, config, TopicSubscription(frozenset({topic}))) as member:
         assert member.take_up(client.deadline(20_000)).joining is None
@@ -65,7 +65,7 @@ def member_of(client: Client, topic: str, group: str, properties: dict[str, obje
 def test_a_run_that_ends_waits_for_its_share(
     kafka1: LocalKafka, topic1: TopicFactory, properties: dict[str, str]
 ) -> None:
-    """Another member has all partitions, and takes its time to give some of them up."""
+    """Another member owns all partitions and revokes some of them slowly."""
     name, group = topic1(2), f"group-{uuid.uuid4().hex[:8]}"
     fill(kafka1, name, 2, 10)
     given = {f"kafka.{key}": str(value) for key, value in properties.items()}
@@ -83,12 +83,12 @@ def test_a_run_that_ends_waits_for_its_share(
         reader.stop()
 
 
-# -- where a claim begins -------------------------------------------------------------------------
+# -- starting offset of an assigned partition ---------------------------------------------------------
 
 
 @pytest.mark.parametrize("start", [{"kafka.auto.offset.reset": None, "startingOffsets": "earliest"}, {}])
 def test_a_group_offset_that_is_gone_is_told_of_with_the_options_that_help(start: dict[str, Any]) -> None:
-    """kafka.auto.offset.reset is refused where a query does not start from its group."""
+    """The option kafka.auto.offset.reset is refused if the query does not start from its group's offsets."""
     with Cluster(20) as cluster:
         cluster.offsets.committed["g"] = {("a", 0): Committed(30, -1, "")}
         reader = reader_of(cluster.bootstrap_servers, "a", "g", **{"kafka.auto.offset.reset": "none", **start})
@@ -99,7 +99,7 @@ def test_a_group_offset_that_is_gone_is_told_of_with_the_options_that_help(start
         reader.stop()
 
 
-# -- topics that are deleted and recreated --------------------------------------------------------
+# -- topics deleted and recreated ---------------------------------------------------------------------
 
 QUICK = {"kafka.metadata.max.age.ms": "100", "kafka.heartbeat.interval.ms": "50", "failOnDataLoss": "false"}
 LATEST = {"kafka.auto.offset.reset": "latest"}
@@ -131,7 +131,7 @@ def wait_for_rebalance(reader: KafkaStreamReader) -> None:
 def test_a_topic_that_is_recreated_is_read_from_its_beginning(
     monkeypatch: pytest.MonkeyPatch, recreated_after: str
 ) -> None:
-    """Neither where the query began nor what it has read of the old one says anything of the new one."""
+    """Neither the query's starting offset nor its position in the old topic applies to the new one."""
     monkeypatch.setattr(unknown_topic, "TRANSIENT_UNKNOWN_MS", 100)
     with Cluster(20) as cluster:
         cluster.create("b", 3)
@@ -162,15 +162,15 @@ def test_a_topic_that_is_recreated_is_read_from_its_beginning(
         wait_until(planned)
         (task,) = reader.partitions(begin, end)
         assert [(each.topic, each.from_offset, each.until_offset) for each in task.ranges] == [("a", 0, 30)]
-        assert set(committed) <= {None, 0}, "what was read of the old one is not committed for the new one"
+        assert set(committed) <= {None, 0}, "the position in the old topic is not committed for the new one"
         reader.stop()
 
 
-# -- a driver that stands still -------------------------------------------------------------------
+# -- a paused driver ----------------------------------------------------------------------------------
 
 
 def test_one_that_stands_still_before_it_looks_how_far_logs_go_leaves_to_others_what_is_theirs() -> None:
-    """It wakes without its claims; others have read what has come meanwhile."""
+    """The driver resumes without its assignment; other members have read the records that arrived meanwhile."""
     with SmallCluster() as cluster:
         reader = reader_of(cluster.bootstrap_servers, "orders", "g")
         limit = reader.getDefaultReadLimit()
@@ -194,7 +194,7 @@ def test_one_that_stands_still_before_it_looks_how_far_logs_go_leaves_to_others_
 
 
 def test_a_rebalance_that_begins_then_is_taken_up_by_the_next_trigger() -> None:
-    """What this member has is its own until it joins again; to wait for others first would make an empty trigger."""
+    """The member owns its partitions until it rejoins; waiting for the group first would plan an empty batch."""
     given = {f"kafka.{key}": str(value) for key, value in EAGER.items()}
     with SmallCluster() as cluster, client_of(cluster.bootstrap_servers) as client, ThreadPoolExecutor() as pool:
         reader = reader_of(cluster.bootstrap_servers, "orders", "g", maxOffsetsPerTrigger="8", **given)
@@ -228,13 +228,13 @@ def test_a_run_that_ends_fails_when_others_do_not_give_up_its_share() -> None:
             reader.stop()
 
 
-# -- what could not be committed ------------------------------------------------------------------
+# -- failed commits -----------------------------------------------------------------------------------
 
 
 def test_what_could_not_be_committed_in_time_is_not_committed_for_the_next_member(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It goes on from where the group is, and would be set back."""
+    """The next owner continues from the group's offset; a late commit would rewind the group."""
     monkeypatch.setattr(group_commits, "_AWAIT_LAST_COMMIT_MS", 100)
     with SmallCluster() as cluster, client_of(cluster.bootstrap_servers) as client:
         given = {f"kafka.{key}": str(value) for key, value in COOPERATIVE.items()}
@@ -257,7 +257,7 @@ def test_what_could_not_be_committed_in_time_is_not_committed_for_the_next_membe
 
 
 def test_commits_of_other_topics_do_not_wait_for_one_that_was_deleted() -> None:
-    """It was deleted between the last look at the topics and the commit."""
+    """The topic is deleted between the last Metadata request and the commit."""
     with Cluster(20) as cluster:
         cluster.create("b", 3)
         given = {"kafka.group.protocol": "none", "kafka.auto.offset.reset": None, "startingOffsets": "earliest"}

@@ -1,4 +1,4 @@
-"""A new query logs once where it starts and why; as a warning when it leaves out records that are in the log."""
+"""A new query logs its starting offsets and their reason once; at WARN if it leaves out existing records."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HALF = "a-0 at 7, a-1 at 20. The 20 offsets before that are not read. To read th
 
 
 def logged(cluster: Cluster, caplog: pytest.LogCaptureFixture, **options: object) -> tuple[int, str]:
-    """Level and text of the one line of a query that starts."""
+    """Return level and text of the one log line of a query's start."""
     caplog.set_level(logging.INFO, "spark_kafka_source.driver.start_offsets")
     reader = cluster.reader(**{"commitOffsets": "false" if "kafka.group.id" in options else None, **options})
     start = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())

@@ -1,4 +1,4 @@
-"""What a trigger makes of what brokers say, without Spark: the model of a Kafka says it."""
+"""Triggers against unusual replies of brokers, on the fake cluster, without Spark."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tests.driver.changing_logs import BOTH, ID_OF_B, OLD_ID, Cluster, ranges, r
 from tests.fake_kafka.faults import ALWAYS
 from tests.wait_until import wait_until
 
-# -- a topic that goes while a trigger asks for it ------------------------------------------------
+# -- a topic deleted during a trigger -----------------------------------------------------------------
 
 
 @pytest.fixture
 def b_is_deleted_after_metadata(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """The first answer still has a topic that the second does not know: brokers learn one after the other."""
+    """Metadata still has topic b, ListOffsets does not: brokers learn of a deletion one after the other."""
     monkeypatch.setattr(unknown_topic, "TRANSIENT_UNKNOWN_MS", 200)
     cluster.add("b", (0, 3), topic_id=ID_OF_B)
     cluster.before[LIST_OFFSETS] = lambda body: cluster.delete_if_there("b")
@@ -42,7 +42,7 @@ def b_is_deleted_after_metadata(cluster: Cluster, monkeypatch: pytest.MonkeyPatc
 def test_a_deleted_topic_of_a_batch_of_sparks_own_connector_is_told(
     b_is_deleted_after_metadata: Cluster, fail: bool
 ) -> None:
-    """Its offsets do not say where new partitions begin, so that brokers are asked."""
+    """Such offsets have no starting offsets for new partitions, so that the reader asks the brokers."""
     reader = b_is_deleted_after_metadata.reader(failOnDataLoss=str(fail))
     start, end = {"a": {"0": 5, "1": 20}}, {"a": {"0": 8, "1": 20}, "b": {"0": 3}}
     if fail:
@@ -82,7 +82,7 @@ def test_a_topic_deleted_as_a_run_begins_is_found_by_its_first_trigger(b_is_dele
 def test_a_plan_that_is_begun_anew_warns_once(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A topic goes after something was found lost of another one."""
+    """Topic b is deleted after the trigger has found that topic a was recreated."""
     monkeypatch.setattr(unknown_topic, "TRANSIENT_UNKNOWN_MS", 200)
     cluster.add("b", (0, 3), topic_id=ID_OF_B)
     cluster.recreate("a", (0, 20), (0, 20))
@@ -102,7 +102,7 @@ def test_a_plan_that_is_begun_anew_warns_once(
 def test_before_pyspark_4_2_a_query_that_has_found_no_topic_reads_new_ones_from_their_beginning(
     cluster: Cluster,
 ) -> None:
-    """Such an end is an end, too: the query does not begin anew at startingOffsets."""
+    """An empty end offset counts as an end: the query does not apply startingOffsets again."""
     reader = cluster.reader(subscribe=None, subscribePattern="a", startingOffsets="latest")
     assert reader.partitions({}, {}) == []
     assert reader.latestOffset()["@joined"] == {"a": {"0": 0, "1": 0}}
@@ -122,14 +122,14 @@ def test_a_plan_has_an_end_where_a_leader_never_knows_its_topic(
 
 
 def test_a_topic_recreated_within_a_trigger_is_no_truncated_one(cluster: Cluster) -> None:
-    """Leaders are asked by its name: what they say is of the new topic, and the ids of the old one."""
+    """ListOffsets names topics, not ids: the offsets are the new topic's, the ids the old topic's."""
     cluster.before[LIST_OFFSETS] = lambda body: cluster.recreate("a", (0, 4), (0, 20))
     reader = cluster.reader(onTopicRecreated="earliest")
     end = reader.latestOffset(read_to(20), reader.getDefaultReadLimit())
     assert (end["a"], end["@joined"]["a"]) == ({"0": 4, "1": 20}, {"0": 0, "1": 0})
 
 
-# -- a leader that was replaced and does not know it ----------------------------------------------
+# -- a replaced leader that still answers -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stale_end", [7, 15], ids=["behind what was read", "beyond it"])
@@ -143,7 +143,7 @@ def test_an_old_leader_has_no_news(
     for _ in range(2):
         assert reader.latestOffset(begin, reader.getDefaultReadLimit()) == begin
     assert [entry.getMessage().split(":")[0] for entry in caplog.records if entry.levelno == logging.WARNING] == ["a-0"]
-    # Whoever asks for lag is not told the end of a log of long ago.
+    # The lag does not use the stale log end offset.
     assert reader.reportLatestOffset() == {"a": {"1": 20}, "@ids": {"a": topic_id_text(OLD_ID)}}
 
     cluster.set_log("a", 1, 0, 21)
@@ -166,7 +166,7 @@ def test_an_old_leader_does_not_say_where_a_run_ends(cluster: Cluster) -> None:
 
 
 def test_an_old_leader_does_not_make_a_groups_offsets_wrong(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The group was committed in epoch 5, up to where that of epoch 4 has no records."""
+    """The group's commit is from epoch 5, at an offset that the leader of epoch 4 does not have."""
     committed = {("a", 0): CommittedOffset(10, 5), ("a", 1): CommittedOffset(20, 5)}
     monkeypatch.setattr(start_offsets, "fetch_offsets", lambda *_: committed)
     cluster.set_log("a", 0, 0, 7, epoch=4)
@@ -186,7 +186,7 @@ def test_an_old_leader_does_not_make_a_groups_offsets_wrong(cluster: Cluster, mo
 def test_a_groups_offsets_of_an_earlier_topic_do_not_hold_up_the_start(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They look as if the leader had been replaced, and no leader ever says otherwise."""
+    """The leader epochs look stale, and no leader will report a newer one."""
     monkeypatch.setattr(start_offsets, "_STALE_LEADER_MS", 300)
     committed = {("a", 0): CommittedOffset(10, 9), ("a", 1): CommittedOffset(20, 9)}
     monkeypatch.setattr(start_offsets, "fetch_offsets", lambda *_: committed)
@@ -225,7 +225,7 @@ def test_without_a_topic_id_an_older_epoch_may_be_another_topic_s(cluster: Clust
         reader.latestOffset(begin, reader.getDefaultReadLimit())
 
 
-# -- an open transaction that began before what was read ------------------------------------------
+# -- an open transaction that began before the position -----------------------------------------------
 
 
 @pytest.mark.parametrize("available_now", [False, True])
@@ -235,7 +235,7 @@ def test_what_an_open_transaction_holds_back_is_waited_for(cluster: Cluster, ava
     if available_now:
         reader.prepareForTriggerAvailableNow()
     assert reader.latestOffset(read_to(15), reader.getDefaultReadLimit()) == read_to(15)
-    # Nothing that comes would be behind what was read.
+    # The position is reported, not the last stable offset below it: the lag is not negative.
     assert reader.reportLatestOffset() == {"a": {"0": 15, "1": 20}, "@ids": {"a": topic_id_text(OLD_ID)}}
     cluster.set_log("a", 1, 0, 30)
     end = reader.latestOffset(read_to(15), reader.getDefaultReadLimit())
@@ -253,13 +253,13 @@ def test_a_truncated_log_is_one_whatever_transaction_is_open(cluster: Cluster) -
         reader.latestOffset(read_to(15), reader.getDefaultReadLimit())
     reader = cluster.reader(failOnDataLoss="false", **committed_only)
     end = reader.latestOffset(read_to(15), reader.getDefaultReadLimit())
-    # Nothing can be read there yet.
+    # The end offset is above the last stable offset, so that nothing can be read yet.
     assert (end["a"], end["@joined"]) == ({"0": 12, "1": 20}, {"a": {"0": 12}})
     assert reader.partitions(read_to(15), end) == []
     assert reader.latestOffset(end, reader.getDefaultReadLimit()) == end
 
 
-# -- the first batch, when it is read again -------------------------------------------------------
+# -- replay of the first batch ------------------------------------------------------------------------
 
 
 def first_batch(cluster: Cluster) -> JsonDict:
@@ -281,14 +281,14 @@ def test_a_first_batch_of_a_topic_that_was_recreated_is_still_of_the_old_one(clu
     end = first_batch(cluster)
     cluster.recreate("a", (0, 30), (0, 3))
     reader = cluster.reader(startingOffsets="latest", onTopicRecreated="earliest")
-    # Its tasks find another topic than that of the range, and leave it out.
+    # The tasks find a topic id other than that of the range, and skip the range.
     assert ranges(reader, reader.initialOffset(), end) == [(0, 5, 20)]
     after = reader.latestOffset(end, reader.getDefaultReadLimit())
     assert ranges(reader, end, after) == [(0, 0, 30), (1, 0, 3)]
 
 
 def test_a_pattern_that_nothing_fits_yet_has_an_empty_first_batch(cluster: Cluster) -> None:
-    """What fits it later is new, and is read from its beginning, whatever startingOffsets."""
+    """Topics that match later are new: they are read from their beginning, whatever startingOffsets is."""
     cluster.delete_topic("a")
     cluster.add("b", (0, 3), topic_id=ID_OF_B)
     reader = cluster.reader(subscribe=None, subscribePattern="a", startingOffsets="latest")

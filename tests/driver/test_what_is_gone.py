@@ -1,4 +1,4 @@
-"""What is gone from the log before it is read, as a trigger counts it, without Spark."""
+"""Offsets deleted from the log before they are read, as a trigger counts them, without Spark."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_what_is_gone_is_counted_in_the_end_of_the_batch(cluster: Cluster, caplo
     assert (end["a"], end["@skipped"]) == ({"0": 25, "1": 20}, {"a": {"0": 5}})
     # a-1 has nothing to read.
     assert cluster.asked_for_starts == [[("a", 0)]]
-    # A replay by another process, when even more is gone, and one whose options are others.
+    # A replay by another process after further deletions, and one with other options.
     cluster.set_log("a", 0, 21, 25)
     for again in (reader, cluster.reader()):
         assert ranges(again, begin, end) == [(0, 15, 25)]
@@ -35,7 +35,7 @@ def test_what_is_gone_is_counted_in_the_end_of_the_batch(cluster: Cluster, caplo
     assert "offsets 10 to 15 of a-0 are not in the log any more" in warnings[0]
     assert "5 offsets are skipped" in warnings[0]
 
-    # All of it, and a partition of which nothing is missing.
+    # All unread offsets of one partition are deleted; the other partition is complete.
     cluster.set_log("a", 0, 40, 40)
     cluster.set_log("a", 1, 0, 23)
     last = next_end(end)
@@ -50,7 +50,7 @@ def test_what_is_gone_is_counted_in_the_end_of_the_batch(cluster: Cluster, caplo
 
 
 def test_what_a_replayed_batch_lacks_is_counted_by_the_next_one(cluster: Cluster) -> None:
-    """A query has failed because of it, and goes on with failOnDataLoss=false: by an empty batch, if need be."""
+    """A query that failed with data loss resumes with failOnDataLoss=false: an empty batch may count the loss."""
     begin = read_to(10)
     end = cluster.reader().latestOffset(begin)
     cluster.set_log("a", 0, 15, 20)
@@ -109,7 +109,7 @@ def test_a_query_that_fails_on_data_loss_asks_for_no_beginnings(cluster: Cluster
 
 
 def test_batch_read_whose_offsets_are_gone_names_a_new_load(cluster: Cluster) -> None:
-    """Spark plans a DataFrame at its first action, and never again."""
+    """Spark plans a DataFrame once, at its first action."""
     given = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "subscribe": "a"}
     reader = KafkaBatchReader(parse_source_options(given, streaming=False))
     task, _ = reader.partitions()

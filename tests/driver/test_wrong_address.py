@@ -1,4 +1,4 @@
-"""A query's start at an address where no broker answers."""
+"""Start of a query with an address where no broker answers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Java and the jars: found or fetched once, whole or not at all, and clear words when something is missing.
+"""Finding Java and fetching Kafka's jars: once, complete or not at all, with a remedy in each error.
 
-A small script stands in for Java, so no network is needed: what it "fetches" is made by the script.
+A shell script replaces Java, so that no network is needed: it creates the files that Ivy would fetch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 from protocol.errors import ConfigurationError, DeadlineExceeded, TransportError
 from spark_kafka_source.local_kafka.jars import cache_folder, class_archive, find_java, kafka_jars
 
-# `java -version` tells $version; `java -jar ivy …` makes the jars that were asked for, and counts how often it ran.
+# `java -version` prints $version; `java -jar ivy …` creates the jars and records the run in `runs`.
 FAKE_JAVA = """#!/bin/sh
 if [ "$1" = -version ]; then echo 'openjdk version "{version}" 2025-04-15' >&2; exit 0; fi
 echo run >> {home}/runs
@@ -99,7 +99,7 @@ def test_what_a_killed_fetch_left_is_removed(cache: Path, java_home: Path) -> No
 
 
 def test_no_network_is_told_with_the_remedies(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real Ivy, with an empty cache of its own and a mirror that nobody runs."""
+    """Uses the real Ivy with an empty cache and a repository at a closed port."""
     settings = tmp_path / "ivysettings.xml"
     settings.write_text(
         f'<ivysettings><settings defaultResolver="none"/><caches defaultCacheDir="{tmp_path}/ivy"/><resolvers>'

@@ -1,4 +1,4 @@
-"""The sink's plan and its columns: what of a DataFrame goes where, and what is refused with which words."""
+"""The sink's plan and columns: which DataFrame columns are written, and the errors for the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The function for `foreachBatch`, without Spark: what it checks at once, how it travels; test_documents runs it."""
+"""The `foreachBatch` function without Spark: early checks and pickling. test_documents.py runs it with Spark."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_values_may_be_numbers_and_booleans() -> None:
 
 
 def test_it_travels_by_its_name_and_shows_no_values() -> None:
-    """A server of Spark Connect takes it from its own installation, whatever the client's Python is."""
+    """A Spark Connect server unpickles it from its own installation, independent of the client's Python version."""
     written = foreach_batch_writer({**CONNECT, "topic": "orders"})
     sent = cloudpickle.dumps(written)
     assert pickle.loads(sent) == written

@@ -1,4 +1,4 @@
-"""Attempts of a task that were killed, or lost, or come late: what they leave of an exactly-once write."""
+"""Exactly-once writes with killed, lost or late task attempts: transactions that they leave open."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def readable(query: Query) -> list[str]:
 
 
 class BatchWrite:
-    """One `df.write`; `left_open`: its tasks with a transaction."""
+    """One `df.write`; `left_open` returns its tasks with an open transaction."""
 
     def __init__(self, query: Query) -> None:
         self.query = query
@@ -71,11 +71,11 @@ _SCHEMA = pa.schema({"topic": pa.string(), "value": pa.string()})
 
 def test_exactly_once_task_has_one_connection_for_all_coordinators_of_a_broker(query: Query) -> None:
     query.commit(query.task("A", 0, 0, (TOPIC, "row")))
-    # The others are for control and for Produce.
+    # The other two connections are for control requests and for Produce.
     assert len(query.client._pool) == 3
 
 
-# -- an attempt that was killed, followed by one without rows ----------------------------------------
+# -- a killed attempt, followed by one without rows ---------------------------------------------------
 
 
 def test_stream_task_killed_and_empty_when_run_again_leaves_nothing_open(query: Query) -> None:
@@ -114,7 +114,7 @@ def test_batch_write_task_killed_and_empty_when_run_again_leaves_nothing_open(qu
 def test_write_to_brokers_that_tell_nothing_of_transactions_is_complete(
     query: Query, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """Kafka before 3.0. Only a batch write ends there what a killed attempt of an empty task left open."""
+    """Kafka before 3.0: an empty task's killed attempt is aborted only by a batch write."""
 
     def unsupported(*_: object, **__: object) -> None:
         raise UnsupportedVersion("no broker knows this request")
@@ -133,7 +133,7 @@ def test_write_to_brokers_that_tell_nothing_of_transactions_is_complete(
     assert readable(query) == ["kept", "more"]
 
 
-# -- an attempt that goes on when its batch has ended ------------------------------------------------
+# -- an attempt that is still running after the end of its batch --------------------------------------
 
 
 @pytest.mark.parametrize("rows_before", [["written"], []], ids=["task with rows", "task without rows"])
@@ -162,7 +162,7 @@ def test_attempt_of_an_empty_task_paused_while_the_batch_write_is_committed_leav
 
 
 def test_batch_write_is_not_told_of_the_ids_of_writes_that_are_complete(cluster: FakeKafka, query: Query) -> None:
-    """Brokers keep them for a week."""
+    """Brokers keep transactional ids for a week (`transactional.id.expiration.ms`)."""
     write = BatchWrite(query)
     write.commit(write.task(0, "row"))
     told: list[object] = []
@@ -174,7 +174,7 @@ def test_batch_write_is_not_told_of_the_ids_of_writes_that_are_complete(cluster:
     cluster.edit_replies(LIST_TRANSACTIONS, look)
     write = BatchWrite(query)
     write.commit(write.task(0, "row"))
-    assert len(told) == 3, "two signs, and the prepared task"
+    assert len(told) == 3, "two markers of the batch write, and the prepared task"
 
 
 def test_late_attempt_does_not_fence_what_its_batch_write_commits(query: Query) -> None:
@@ -201,7 +201,7 @@ def test_late_attempt_of_an_earlier_batch_of_the_stream_is_refused(query: Query)
 
 
 def test_attempt_of_a_stream_task_paused_while_its_batch_is_decided_begins_no_transaction(query: Query) -> None:
-    """The other attempt has no rows, so that its transactional id is not one that is being committed."""
+    """The other attempt has no rows, so its transactional id is not part of the commit."""
 
     def meanwhile() -> None:
         query.commit(query.task("A", 0, 0), query.task("A", 0, 1, (TOPIC, "other")))
@@ -216,7 +216,7 @@ def test_attempt_of_a_stream_task_paused_while_its_batch_is_decided_begins_no_tr
 
 
 def test_task_that_first_sees_the_ledger_of_the_batch_before_last_writes(cluster: FakeKafka, query: Query) -> None:
-    """A coordinator answers a commit before it is visible to readers of offsets."""
+    """A coordinator acknowledges a commit before OffsetFetch returns the committed offsets."""
     query.commit(query.task("A", 0, 0, (TOPIC, "0")))
     prepared = query.task("A", 1, 0, (TOPIC, "1"))
     cluster.hold_markers()
@@ -230,7 +230,7 @@ def test_task_that_first_sees_the_ledger_of_the_batch_before_last_writes(cluster
     assert readable(query) == ["0", "1", "2"]
 
 
-# -- a decided batch with other tasks ----------------------------------------------------------------
+# -- a decided batch, restarted with another number of tasks ------------------------------------------
 
 
 @pytest.mark.parametrize("now", [1, 3])
@@ -249,7 +249,7 @@ def test_decided_batch_with_another_number_of_tasks_fails_if_a_transaction_timed
     query: Query, now: int, lost: int
 ) -> None:
     query.decide(query.task("A", 0, 0, (TOPIC, "A0")), query.task("A", 0, 1, (TOPIC, "A1")))
-    init_producer_id(query.client, query.transactional_id(lost), 60_000, query.client.deadline())  # as if timed out
+    init_producer_id(query.client, query.transactional_id(lost), 60_000, query.client.deadline())  # simulates a timeout
     second = [query.task("B", 0, task, (TOPIC, f"B{task}")) for task in range(now)]
     with pytest.raises(KafkaError, match=rf"decided with 2 tasks .* has {now} now.* timed out 1"):
         query.commit(*second)
@@ -259,7 +259,7 @@ def test_decided_batch_with_another_number_of_tasks_fails_if_a_transaction_timed
     assert readable(query) == sorted([f"A{1 - lost}", f"C{lost}"])
 
 
-# -- copies that Spark makes on purpose -------------------------------------------------------------
+# -- speculative execution ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("said", ["true", "True", " TRUE "])

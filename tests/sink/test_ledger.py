@@ -1,4 +1,4 @@
-"""The ledger of an exactly-once query as offsets of a group, and back."""
+"""The ledger of an exactly-once query, stored as the committed offsets of a group."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_short_one_after_a_long_one_is_read_without_what_the_long_one_has_left
 
 
 def test_five_hundred_tasks_of_one_query_need_one_partition() -> None:
-    """Their producer ids lie beside each other, as brokers hand them out."""
+    """Brokers allocate producer ids in blocks, so that the ids of one query are close together."""
     ledger = Ledger("t", ("a" * 36,) * 20).decided(7, 500, {n: ProducerIdentity(4_000 + n, 12) for n in range(500)})
     assert len(to_offsets(ledger, 1)) == 1
 

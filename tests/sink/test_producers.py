@@ -1,4 +1,4 @@
-"""The producers that a worker process keeps from task to task: when one is used again, and when not."""
+"""Reuse of producers by the tasks of a worker process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class FakeProducer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        assert kind is not None, "one that is kept does not end"
+        assert kind is not None, "a pooled producer is not closed"
         self.abort()
 
     def abort(self) -> None:

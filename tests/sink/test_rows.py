@@ -1,4 +1,4 @@
-"""Rows instead of Arrow batches, as PySpark 4.0 gives them to a streaming sink: the same columns come out."""
+"""Conversion of rows, which PySpark 4.0 passes to a streaming sink instead of Arrow batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks of a new start that find an older one's ledger: one takes over, the others wait."""
+"""Takeover of the ledger by the tasks of a new start: one task takes over, the others wait."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def cluster() -> Iterator[FakeKafka]:
 
 
 def begin(cluster: FakeKafka, start: str, tasks: int) -> None:
-    """All at once, each with another client, as in different processes."""
+    """Start all tasks at once, each with its own client, as in separate processes."""
     config, together = parse_client({"bootstrap.servers": cluster.bootstrap_servers}), Barrier(tasks)
 
     def task(_: int) -> str:
@@ -62,13 +62,13 @@ def test_take_over_by_many_tasks_at_once_is_done_by_few(cluster: FakeKafka, befo
     assert ledger.starts == (("older", "newer") if before else ("newer",))
 
 
-# -- one task's turn, by a clock -------------------------------------------------------------------
+# -- the turn of one task, with a manual clock --------------------------------------------------------
 
 AT_REST, TAKING_OVER = (Holder(TransactionalIdentity("query", 1, epoch), epoch == 0) for epoch in (0, 1))
 
 
 def waited_s(clock: ManualClock, *held_by: Holder) -> float:
-    """How long a task waits for its turn; `held_by`: what brokers say each time, the last one always."""
+    """Return how long a task waits. `held_by` are the brokers' replies in order; the last one repeats."""
     said = iter(held_by)
     turn = TakeOverTurn(lambda: next(said, held_by[-1]), Deadline.after_ms(60_000, clock))
     while not turn.has_come():
@@ -86,7 +86,7 @@ def test_task_waits_for_another_that_takes_over_but_not_for_ever() -> None:
 
 
 def test_task_takes_over_from_a_driver_that_goes_on_deciding_batches() -> None:
-    """Since KIP-890 each decision changes the epoch, and the producer is at rest between two."""
+    """Since KIP-890 each decision bumps the epoch; between decisions the producer has no open transaction."""
     decided = [Holder(TransactionalIdentity("query", 1, epoch), True) for epoch in range(5)]
     assert waited_s(ManualClock(), *decided) <= 0.1
 

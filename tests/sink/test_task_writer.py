@@ -1,4 +1,4 @@
-"""What the driver says about the tasks of the sink: one line, from what each of them had acknowledged."""
+"""The driver's log line about the tasks of a write, from what each task had acknowledged."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_commit_message_of_three_thousand_partitions_is_small_and_its_log_line_s
 
 
 def test_a_stream_that_is_stopped_in_the_middle_of_a_batch_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
-    """Spark calls `abort` then, with None for each task that it has killed, as it does when a task has failed."""
+    """Spark calls `abort` when it stops a query and when a task fails, with None for each task that it killed."""
     options = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "t"}
     writer = KafkaStreamWriter(parse_sink_options(options), StructType().add("value", "string"))
     with caplog.at_level("INFO"):

@@ -1,4 +1,4 @@
-"""`kafka.client.rack`: as it is given, or as the executor's environment has it."""
+"""`kafka.client.rack`: a literal value, or an environment variable of the executor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Columns that a reading task adds to the rows of a range."""
+"""Columns that a task adds to the records of a range."""
 
 from __future__ import annotations
 

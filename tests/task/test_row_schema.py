@@ -1,4 +1,4 @@
-"""The columns of a row: Spark refuses a batch whose Arrow schema differs from its own by anything."""
+"""The schema of the rows: Spark rejects an Arrow batch whose schema differs at all from its own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_the_arrow_schema_is_exactly_the_one_spark_makes_of_the_declared_one(col
     wanted = to_arrow_schema(spark_schema(columns), timezone="UTC")
     found = arrow_schema(columns)
     assert found.equals(wanted, check_metadata=True)
-    # pyarrow calls two lists equal whatever their element is called; their text does not.
+    # pyarrow's equality ignores the name of a list's element; the text does not.
     assert str(found) == str(wanted)
 
 
@@ -54,7 +54,7 @@ OTHERS = {
 @pytest.mark.parametrize("said", OTHERS)
 def test_a_schema_of_the_user_s_own_is_refused_before_anything_is_read(said: str) -> None:
     source = KafkaGroupDataSource(OWN)
-    # A stream's reader refuses Spark's first call.
+    # The stream reader raises the error at Spark's first call.
     for read in (source.reader, lambda schema: source.streamReader(schema).initialOffset()):
         with pytest.raises(ConfigurationError) as caught:
             read(OTHERS[said])

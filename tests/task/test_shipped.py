@@ -1,4 +1,4 @@
-"""What Spark sends to executors, on one that lacks this package."""
+"""Pickled objects that Spark sends to executors, on an executor without this package."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SHIPPED = {
 def test_executor_without_the_package_fails_with_the_remedy(name: str, tmp_path: Path) -> None:
     sent = tmp_path / "sent"
     sent.write_bytes(cloudpickle.dumps(SHIPPED[name]()))
-    # Without site, the path of an editable install is not added.
+    # `-S` disables site, which would add the path of an editable install.
     site = Path(pyarrow.__file__).parent.parent
     code = f"import pickle, sys; sys.path.append({str(site)!r}); pickle.load(open({str(sent)!r}, 'rb'))"
     ended = subprocess.run([sys.executable, "-S", "-I", "-c", code], cwd=tmp_path, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""What a reused Python worker pays between two tasks."""
+"""Cost of a reused Python worker between two tasks: garbage collection and delayed TCP acknowledgements."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ tune_worker()
 print(before, len(gc.get_objects()), frozen, gc.get_freeze_count())
 """
 
-# The function must be called like PySpark's own: that is how the socket is found.
+# `tune_worker` finds the socket as local variable `sock` of PySpark's function `worker`.
 _SOCKET = """
 import gc, socket
 from spark_kafka_source.task.worker_tuning import tune_worker
@@ -79,10 +79,10 @@ def test_the_collection_after_a_task_looks_at_nothing_that_was_there_before() ->
     assert frozen_later <= frozen
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="acknowledgements are put off like this on Linux")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux delays acknowledgements in this way")
 def test_an_order_is_acknowledged_at_once_also_after_an_answer_was_sent() -> None:
     without, after_an_answer, after_the_collection, callbacks_once_closed = _run(_SOCKET)
-    assert (without, after_an_answer) == (0, 0), "Linux would have put it off"
+    assert (without, after_an_answer) == (0, 0), "Linux delays the acknowledgement"
     assert after_the_collection == 1
     assert callbacks_once_closed == 0
 
