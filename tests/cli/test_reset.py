@@ -21,7 +21,7 @@ from tests.protocol.consumer.consuming import records
         (("--to-offset", "9" * 22), 9),
     ],
 )
-def test_reset_beyond_the_log_or_before_1970_takes_the_nearest_offset(way: tuple[str, str], new_offset: int) -> None:
+def test_reset_beyond_log_or_before_1970_takes_nearest_offset(way: tuple[str, str], new_offset: int) -> None:
     with FakeKafka() as kafka:
         kafka.create_topic("orders", 1)
         kafka.write("orders", 0, records(0, 9))
@@ -31,7 +31,7 @@ def test_reset_beyond_the_log_or_before_1970_takes_the_nearest_offset(way: tuple
     assert [row["new_offset"] for row in json.loads(result.stdout)] == [new_offset]
 
 
-def test_reset_to_a_time_in_seconds_is_a_wrong_usage() -> None:
+def test_reset_to_time_in_seconds_exits_with_usage_error() -> None:
     arguments = ("groups", "reset", "etl", "--topic", "orders", "--to-datetime", "1767225600")
     result = CliRunner().invoke(pykafka, [*arguments, "--bootstrap-server", "127.0.0.1:1"])
     assert (result.exit_code, "append 000 to a time in seconds" in " ".join(result.stderr.split())) == (2, True)

@@ -13,7 +13,7 @@ COLUMNS = ("group", "log_end_offset", "lag_seconds")
 ROWS = [("etl", 50, 1.25), ("with [red] and \x1b[31m, and a, comma", None, None)]
 
 
-def test_a_pipe_gets_plain_columns(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_in_pipe_is_plain_columns(capsys: pytest.CaptureFixture[str]) -> None:
     print_rows(COLUMNS, ROWS, "table")
     heading, first, second = capsys.readouterr().out.splitlines()
     assert heading.split() == ["GROUP", "LOG-END-OFFSET", "LAG-SECONDS"]
@@ -24,7 +24,9 @@ def test_a_pipe_gets_plain_columns(capsys: pytest.CaptureFixture[str]) -> None:
     assert {line.index(word) for line, word in ((heading, "LOG"), (first, "50"))} == {second.index("  - ") + 2}
 
 
-def test_a_terminal_gets_a_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_in_terminal_has_bold_heading_and_borders(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "60")
@@ -40,7 +42,7 @@ def test_a_terminal_gets_a_table(capsys: pytest.CaptureFixture[str], monkeypatch
     assert "[red]" in told
 
 
-def test_programs_get_values(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_and_csv_contain_raw_values(capsys: pytest.CaptureFixture[str]) -> None:
     print_rows(COLUMNS, ROWS, "json")
     assert json.loads(capsys.readouterr().out) == [dict(zip(COLUMNS, row, strict=True)) for row in ROWS]
     print_rows(COLUMNS, ROWS, "csv")

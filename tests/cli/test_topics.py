@@ -18,7 +18,7 @@ def run(kafka: FakeKafka, *arguments: str) -> Result:
     return CliRunner().invoke(pykafka, [*arguments, "--bootstrap-server", kafka.bootstrap_servers])
 
 
-def test_topic_is_created_with_partitions_and_settings() -> None:
+def test_topics_create_sets_partitions_and_config() -> None:
     with FakeKafka() as kafka, client_of(kafka.bootstrap_servers) as client:
         result = run(kafka, "topics", "create", "orders", "--partitions", "3", "--config", "retention.ms=1000")
         assert (result.exit_code, result.output) == (0, "created orders\n")
@@ -27,20 +27,20 @@ def test_topic_is_created_with_partitions_and_settings() -> None:
         assert (again.exit_code, "TOPIC_ALREADY_EXISTS" in again.output) == (1, True)
 
 
-def test_wrong_setting_of_a_topic_is_a_wrong_usage() -> None:
+def test_topics_create_with_malformed_config_exits_with_usage_error() -> None:
     with FakeKafka() as kafka:
         result = run(kafka, "topics", "create", "orders", "--config", "retention.ms")
     assert (result.exit_code, "NAME=VALUE" in result.output) == (2, True)
 
 
 @pytest.mark.parametrize(("option", "too_many"), [("--partitions", str(2**31)), ("--replication-factor", str(2**15))])
-def test_more_partitions_or_replicas_than_kafka_has_numbers_for_are_a_wrong_usage(option: str, too_many: str) -> None:
+def test_topics_create_with_counts_beyond_kafkas_integers_exits_with_usage_error(option: str, too_many: str) -> None:
     with FakeKafka() as kafka:
         result = run(kafka, "topics", "create", "orders", option, too_many)
     assert (result.exit_code, "is not in the range" in result.output) == (2, True)
 
 
-def test_topic_commands_of_the_docs_create_topics() -> None:
+def test_topic_commands_of_docs_create_topics() -> None:
     examples = [command.split()[1:] for command in sorted(commands()) if command.startswith("pykafka topics")]
     assert len(examples) == 2
     for example in examples:
@@ -51,7 +51,7 @@ def test_topic_commands_of_the_docs_create_topics() -> None:
 QUERY = "0b6d1f3e-7a35-4b0c-9d2a-1f2e3d4c5b6a"
 
 
-def test_groups_of_exactly_once_tasks_are_listed_with_all() -> None:
+def test_groups_list_shows_exactly_once_task_groups_only_with_all() -> None:
     own = ["etl", "etl-3", f"prefix-{QUERY}"]
     of_tasks = [f"prefix-{QUERY}-0", f"prefix-{QUERY}-17", f"prefix-{QUERY.replace('-', '')}-2"]
     with FakeKafka() as kafka, client_of(kafka.bootstrap_servers) as client:

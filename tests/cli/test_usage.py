@@ -43,7 +43,7 @@ def run(*arguments: str, **env: str) -> Result:
         (("reset", "g", "--all-topics", "--to-offset", "-1"), "x>=0"),
     ],
 )
-def test_what_is_wrong_in_a_command_is_told_before_anybody_is_asked(arguments: tuple[str, ...], says: str) -> None:
+def test_wrong_usage_fails_before_any_request(arguments: tuple[str, ...], says: str) -> None:
     where = () if says == "--bootstrap-server" else ("--bootstrap-server", NOWHERE)
     result = run(*arguments, *where)
     assert (result.exit_code, result.stdout) == (2, "")
@@ -51,7 +51,7 @@ def test_what_is_wrong_in_a_command_is_told_before_anybody_is_asked(arguments: t
 
 
 @pytest.mark.parametrize("way", ["--property=sasl.jaas.config=geheim", "--property=geheim", "--command-config={file}"])
-def test_a_password_is_never_shown(way: str, tmp_path: Path) -> None:
+def test_password_is_never_printed(way: str, tmp_path: Path) -> None:
     file = tmp_path / "admin.properties"
     file.write_text("sasl.jaas.config = x password=geheim\nmy.token=geheim\n")
     sasl = ("--property=security.protocol=SASL_SSL", "--property=sasl.mechanism=PLAIN")
@@ -60,7 +60,7 @@ def test_a_password_is_never_shown(way: str, tmp_path: Path) -> None:
     assert "geheim" not in result.output
 
 
-def test_where_the_brokers_are(tmp_path: Path) -> None:
+def test_bootstrap_servers_follow_precedence_of_their_sources(tmp_path: Path) -> None:
     """Precedence: option, `--property`, `--command-config`, environment variable."""
     file = tmp_path / "admin.properties"
     with FakeKafka() as kafka:
@@ -73,7 +73,7 @@ def test_where_the_brokers_are(tmp_path: Path) -> None:
         assert run("list", *both[:2], "--bootstrap-server", kafka.bootstrap_servers).exit_code == 0
 
 
-def test_a_broker_that_is_not_there_is_one_line_in_time() -> None:
+def test_unreachable_broker_is_one_error_line_within_timeout() -> None:
     result = run("describe", "g", "--bootstrap-server", NOWHERE, "--timeout", "200ms")
     assert (result.exit_code, result.stdout) == (1, "")
     (line,) = result.stderr.splitlines()
@@ -82,14 +82,14 @@ def test_a_broker_that_is_not_there_is_one_line_in_time() -> None:
 
 
 @pytest.mark.parametrize("missing", ["click", "rich"])
-def test_without_its_packages_it_says_which_extra_has_them(missing: str) -> None:
+def test_missing_package_error_names_the_extra(missing: str) -> None:
     program = f"import sys; sys.modules[{missing!r}] = None; from spark_kafka_source.cli.__main__ import main; main()"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr == f"pykafka needs {missing}: pip install 'spark-kafka-source[cli]'\n"
 
 
-def test_it_brings_no_spark_along() -> None:
+def test_import_loads_neither_pyspark_nor_pandas() -> None:
     program = "import sys, spark_kafka_source.cli.pykafka; print({'pyspark', 'pandas'} & sys.modules.keys())"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (ended.stdout, ended.stderr) == ("set()\n", "")

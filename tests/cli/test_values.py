@@ -19,18 +19,18 @@ HOUR_MS = 3_600_000
         *(("PT1H30M", HOUR_MS * 3 // 2), ("P2DT3H4M5S", 51 * HOUR_MS + 245_000), ("PT0S", 0)),
     ],
 )
-def test_durations(text: str, duration_ms: int) -> None:
+def test_duration_is_parsed_to_milliseconds(text: str, duration_ms: int) -> None:
     assert DURATION.convert(text, None, None) == duration_ms
 
 
 @pytest.mark.parametrize("text", ["P", "PT", "P1H", "", "soon", "-1s"])
-def test_what_is_no_duration(text: str) -> None:
+def test_malformed_duration_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter, match="not a duration"):
         DURATION.convert(text, None, None)
 
 
 @pytest.mark.parametrize("text", ["999999999999999d", "P99999999999999999999D"])
-def test_duration_beyond_64_bits_is_out_of_range(text: str) -> None:
+def test_duration_beyond_64_bits_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter, match="out of range"):
         DURATION.convert(text, None, None)
 
@@ -39,11 +39,11 @@ def test_duration_beyond_64_bits_is_out_of_range(text: str) -> None:
     ("text", "found"),
     [("orders", ("orders", None)), ("orders:0", ("orders", (0,))), ("orders:3,1,3", ("orders", (1, 3)))],
 )
-def test_partitions(text: str, found: Any) -> None:
+def test_topic_partitions_are_parsed(text: str, found: Any) -> None:
     assert TOPIC_PARTITIONS.convert(text, None, None) == found
 
 
 @pytest.mark.parametrize("text", ["orders:", "orders:x", "orders:1,", "orders:0:1", "orders:-1"])
-def test_what_are_no_partitions(text: str) -> None:
+def test_malformed_topic_partitions_are_refused(text: str) -> None:
     with pytest.raises(click.BadParameter, match="orders:0,1"):
         TOPIC_PARTITIONS.convert(text, None, None)

@@ -49,7 +49,7 @@ class Cluster(FakeKafka):
             self.delete_topic(topic)
 
     @property
-    def asked_for_starts(self) -> list[list[tuple[str, int]]]:
+    def list_offsets_for_log_starts(self) -> list[list[tuple[str, int]]]:
         """Return the partitions of each request for log start offsets."""
         rows = [
             [(topic["name"], row["partition_index"]) for topic in body["topics"] for row in topic["partitions"]]

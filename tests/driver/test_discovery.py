@@ -22,7 +22,7 @@ from tests.fake_kafka.server import FakeKafka
 from tests.protocol.consumer.consuming import TOPIC_ID
 from tests.protocol.consumer.test_unknown_topic import KNOWN, NO_LEADER, UNKNOWN, Broker, client_on
 
-HERE = {("orders", 0): TOPIC_ID}
+EXISTING = {("orders", 0): TOPIC_ID}
 
 
 def options_on(broker: Broker) -> dict[str, str]:
@@ -38,28 +38,28 @@ def look(clock: ManualClock, *says: str | float, timeout_ms: int = 240_000) -> d
     """Return the partitions that a trigger finds for a query that has read orders-0."""
     with Broker(clock, *says) as broker, client_on(broker, clock) as client:
         options = parse_source_options(options_on(broker), streaming=True)
-        return dict(claim_all(client, options, HERE, Deadline.after_ms(timeout_ms, clock)).owned)
+        return dict(claim_all(client, options, EXISTING, Deadline.after_ms(timeout_ms, clock)).owned)
 
 
 @pytest.mark.parametrize("timeout_ms", [5_000, 240_000])
-def test_a_topic_that_stays_unknown_is_gone_after_ten_seconds(clock: ManualClock, timeout_ms: int) -> None:
+def test_topic_unknown_for_ten_seconds_counts_as_deleted(clock: ManualClock, timeout_ms: int) -> None:
     assert look(clock, UNKNOWN, timeout_ms=timeout_ms) == {}
     assert 10 < clock.at_s < 13
 
 
-def test_a_query_in_no_group_owns_all_there_is_and_what_is_gone_is_deleted(clock: ManualClock) -> None:
+def test_query_without_group_owns_all_partitions_and_reports_deleted_ones(clock: ManualClock) -> None:
     """No other member reads them, so that a missing partition is data loss, not a revocation."""
     gone = ("orders", 7)
     with Broker(clock, KNOWN, *[KNOWN] * 50) as broker, client_on(broker, clock) as client:
         options = parse_source_options(options_on(broker), streaming=True)
-        claims = claim_all(client, options, [*HERE, gone], client.deadline())
-    assert claims == Claims(HERE)
-    read = Offsets({**dict.fromkeys(HERE, 5), gone: 5})
+        claims = claim_all(client, options, [*EXISTING, gone], client.deadline())
+    assert claims == Claims(EXISTING)
+    read = Offsets({**dict.fromkeys(EXISTING, 5), gone: 5})
     assert LogSnapshot(read, claims, {}).deleted() == [gone]
     assert 10 < clock.at_s < 13
 
 
-FOR_A_WHILE = [UNKNOWN] * 10
+UNKNOWN_FOR_6_S = [UNKNOWN] * 10
 """About 6 s, including retry back-off."""
 
 
@@ -68,22 +68,22 @@ FOR_A_WHILE = [UNKNOWN] * 10
     [
         [UNKNOWN, 30.0, UNKNOWN, KNOWN],
         [UNKNOWN, 12.0, UNKNOWN, 12.0, UNKNOWN, KNOWN],
-        [*FOR_A_WHILE, 30.0, UNKNOWN, UNKNOWN, KNOWN],
-        [*FOR_A_WHILE, KNOWN],
+        [*UNKNOWN_FOR_6_S, 30.0, UNKNOWN, UNKNOWN, KNOWN],
+        [*UNKNOWN_FOR_6_S, KNOWN],
     ],
     ids=["two answers", "a cluster that comes and goes", "one that was away", "at last"],
 )
-def test_a_topic_that_comes_back_is_not_taken_for_deleted(clock: ManualClock, says: list[str | float]) -> None:
-    assert look(clock, *says) == HERE
+def test_topic_that_reappears_does_not_count_as_deleted(clock: ManualClock, says: list[str | float]) -> None:
+    assert look(clock, *says) == EXISTING
 
 
-def test_brokers_that_answer_once_in_a_while_are_not_believed(clock: ManualClock) -> None:
+def test_replies_of_rarely_answering_brokers_prove_no_deletion(clock: ManualClock) -> None:
     with pytest.raises(DeadlineExceeded, match="topic orders"):
         look(clock, *[20.5, UNKNOWN] * 11, UNKNOWN)  # the time ends while no reply is pending
     assert clock.at_s < 300
 
 
-def test_a_new_query_is_told_of_a_topic_that_is_not_there(clock: ManualClock) -> None:
+def test_new_query_fails_on_unknown_topic(clock: ManualClock) -> None:
     with Broker(clock, UNKNOWN) as broker, client_on(broker, clock) as client:
         options = parse_source_options(options_on(broker), streaming=True)
         with pytest.raises(ConfigurationError, match=r"unknown topic\(s\) orders"):
@@ -91,8 +91,8 @@ def test_a_new_query_is_told_of_a_topic_that_is_not_there(clock: ManualClock) ->
     assert 10 < clock.at_s < 13
 
 
-def test_a_partition_without_a_leader_is_there(clock: ManualClock) -> None:
-    assert look(clock, NO_LEADER) == HERE
+def test_partition_without_leader_counts_as_existing(clock: ManualClock) -> None:
+    assert look(clock, NO_LEADER) == EXISTING
     assert clock.at_s == 0
 
 
@@ -112,9 +112,7 @@ def hide(cluster: Cluster, topic: str) -> None:
 
 
 @pytest.mark.parametrize("fail_on_data_loss", ["true", "false"])
-def test_topic_of_a_pattern_without_describe_fails_the_query_and_is_not_deleted(
-    cluster: Cluster, fail_on_data_loss: str
-) -> None:
+def test_topic_of_pattern_without_describe_acl_fails_query(cluster: Cluster, fail_on_data_loss: str) -> None:
     """If the checkpoint dropped the topic, all its rows would be read again once the ACL is back."""
     reader = cluster.reader(subscribe=None, subscribePattern="a", failOnDataLoss=fail_on_data_loss)
     hide(cluster, "a")
@@ -144,7 +142,7 @@ def claimed(kafka: FakeKafka, clock: ManualClock) -> list[str]:
         return [topic for topic, _ in claim_all(client, parsed, expected, client.deadline()).owned]
 
 
-def test_deleted_topic_of_a_kraft_cluster_holds_up_a_trigger_for_less_than_two_seconds(
+def test_deleted_topic_in_kraft_cluster_delays_trigger_less_than_two_seconds(
     kraft: FakeKafka, clock: ManualClock
 ) -> None:
     kraft.delete_topic("orders-2")
@@ -152,7 +150,7 @@ def test_deleted_topic_of_a_kraft_cluster_holds_up_a_trigger_for_less_than_two_s
     assert 0.5 <= clock.at_s < 2
 
 
-def test_topic_that_one_broker_of_a_kraft_cluster_knows_is_not_deleted(kraft: FakeKafka, clock: ManualClock) -> None:
+def test_topic_known_to_one_kraft_broker_does_not_count_as_deleted(kraft: FakeKafka, clock: ManualClock) -> None:
     """The other brokers have not received the topic's creation yet."""
     kraft.isolate(1)
     kraft.isolate(2)
@@ -162,7 +160,7 @@ def test_topic_that_one_broker_of_a_kraft_cluster_knows_is_not_deleted(kraft: Fa
         assert client.unknown_to_brokers({"orders-3", "never-there"}) == {"never-there"}
 
 
-def test_brokers_that_do_not_all_answer_are_no_evidence_of_a_deletion(kraft: FakeKafka, clock: ManualClock) -> None:
+def test_missing_reply_of_one_kraft_broker_proves_no_deletion(kraft: FakeKafka, clock: ManualClock) -> None:
     with client_on(kraft, clock) as client:
         client.metadata([])
         assert client.unknown_to_brokers({"never-there"}) == {"never-there"}
@@ -170,7 +168,7 @@ def test_brokers_that_do_not_all_answer_are_no_evidence_of_a_deletion(kraft: Fak
         assert client.unknown_to_brokers({"never-there"}) == set()
 
 
-def test_brokers_that_may_be_of_a_zookeeper_cluster_are_no_evidence_of_a_deletion(clock: ManualClock) -> None:
+def test_replies_of_possible_zookeeper_cluster_prove_no_deletion(clock: ManualClock) -> None:
     with FakeKafka(3) as kafka, client_on(kafka, clock) as client:
         client.metadata([])
         assert client.unknown_to_brokers({"never-there"}) == set()

@@ -22,7 +22,7 @@ PARTITIONS = 3_000
     ],
     ids=["without a pause", "a few", "with an interval", "few partitions", "with new records"],
 )
-def test_costly_idle_triggers_without_a_pause_are_hinted_at_once(
+def test_costly_idle_triggers_without_pause_log_one_hint(
     caplog: pytest.LogCaptureFixture, pause_s: float, cpu_s: float, idle: bool, triggers: int, hinted: int
 ) -> None:
     once.log_once.cache_clear()
@@ -35,7 +35,7 @@ def test_costly_idle_triggers_without_a_pause_are_hinted_at_once(
     assert all("3000 partitions" in hint and "processingTime" in hint for hint in hints)
 
 
-def test_trigger_that_plans_a_batch_is_not_idle(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trigger_that_plans_batch_is_not_idle(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[bool] = []
     monkeypatch.setattr(IdleTriggers, "ended", lambda self, *, idle, **_: told.append(idle))
     reader = cluster.reader()

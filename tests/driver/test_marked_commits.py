@@ -43,7 +43,7 @@ class Marks:
 
 
 @pytest.mark.parametrize("what", ["recreated", "recreated, and read", "deleted"])
-def test_nothing_is_committed_for_a_topic_that_is_another_one_now(
+def test_recreated_or_deleted_topic_gets_no_commit(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     monkeypatch.setattr(unknown_topic, "TRANSIENT_UNKNOWN_MS", 100)
@@ -73,7 +73,7 @@ def test_nothing_is_committed_for_a_topic_that_is_another_one_now(
     assert marks.flushes == (3 if what.endswith("read") else 2)
 
 
-def test_of_what_is_revoked_nothing_is_committed_and_nothing_is_said(
+def test_revoked_partition_gets_no_commit_and_no_warning(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The claims of a group member, too, have revoked partitions: another member resumes there."""
@@ -105,7 +105,7 @@ def test_of_what_is_revoked_nothing_is_committed_and_nothing_is_said(
     ],
     ids=["once", "another trigger", "without commits", "without a group"],
 )
-def test_trigger_once_with_a_group_warns_that_its_batch_is_not_committed(
+def test_trigger_once_with_group_warns_of_uncommitted_batch(
     cluster: Cluster, caplog: pytest.LogCaptureFixture, options: dict[str, str], once: bool, warned: bool
 ) -> None:
     reader = cluster.reader(startingOffsets="earliest", **options)

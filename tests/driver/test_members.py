@@ -62,7 +62,7 @@ def member_of(client: Client, topic: str, group: str, properties: dict[str, obje
     [EAGER, COOPERATIVE, pytest.param(KIP_848, marks=NEEDS_KIP_848)],
     ids=["eager", "cooperative", "kip848"],
 )
-def test_a_run_that_ends_waits_for_its_share(
+def test_available_now_waits_for_assignment(
     kafka1: LocalKafka, topic1: TopicFactory, properties: dict[str, str]
 ) -> None:
     """Another member owns all partitions and revokes some of them slowly."""
@@ -87,7 +87,7 @@ def test_a_run_that_ends_waits_for_its_share(
 
 
 @pytest.mark.parametrize("start", [{"kafka.auto.offset.reset": None, "startingOffsets": "earliest"}, {}])
-def test_a_group_offset_that_is_gone_is_told_of_with_the_options_that_help(start: dict[str, Any]) -> None:
+def test_out_of_range_group_offset_error_names_remedial_options(start: dict[str, Any]) -> None:
     """The option kafka.auto.offset.reset is refused if the query does not start from its group's offsets."""
     with Cluster(20) as cluster:
         cluster.offsets.committed["g"] = {("a", 0): Committed(30, -1, "")}
@@ -128,9 +128,7 @@ def wait_for_rebalance(reader: KafkaStreamReader) -> None:
 
 
 @pytest.mark.parametrize("recreated_after", ["a trigger", "the rebalance"])
-def test_a_topic_that_is_recreated_is_read_from_its_beginning(
-    monkeypatch: pytest.MonkeyPatch, recreated_after: str
-) -> None:
+def test_recreated_topic_is_read_from_its_beginning(monkeypatch: pytest.MonkeyPatch, recreated_after: str) -> None:
     """Neither the query's starting offset nor its position in the old topic applies to the new one."""
     monkeypatch.setattr(unknown_topic, "TRANSIENT_UNKNOWN_MS", 100)
     with Cluster(20) as cluster:
@@ -169,7 +167,7 @@ def test_a_topic_that_is_recreated_is_read_from_its_beginning(
 # -- a paused driver ----------------------------------------------------------------------------------
 
 
-def test_one_that_stands_still_before_it_looks_how_far_logs_go_leaves_to_others_what_is_theirs() -> None:
+def test_driver_paused_before_list_offsets_skips_offsets_read_by_other_members() -> None:
     """The driver resumes without its assignment; other members have read the records that arrived meanwhile."""
     with SmallCluster() as cluster:
         reader = reader_of(cluster.bootstrap_servers, "orders", "g")
@@ -193,7 +191,7 @@ def test_one_that_stands_still_before_it_looks_how_far_logs_go_leaves_to_others_
         reader.stop()
 
 
-def test_a_rebalance_that_begins_then_is_taken_up_by_the_next_trigger() -> None:
+def test_rebalance_during_list_offsets_is_handled_by_next_trigger() -> None:
     """The member owns its partitions until it rejoins; waiting for the group first would plan an empty batch."""
     given = {f"kafka.{key}": str(value) for key, value in EAGER.items()}
     with SmallCluster() as cluster, client_of(cluster.bootstrap_servers) as client, ThreadPoolExecutor() as pool:
@@ -216,7 +214,7 @@ def test_a_rebalance_that_begins_then_is_taken_up_by_the_next_trigger() -> None:
         other.close()
 
 
-def test_a_run_that_ends_fails_when_others_do_not_give_up_its_share() -> None:
+def test_available_now_fails_if_members_do_not_revoke_partitions() -> None:
     given = {f"kafka.{key}": str(value) for key, value in EAGER.items()}
     given |= {"kafka.default.api.timeout.ms": "1500", "kafka.request.timeout.ms": "1400", "fetchOffset.numRetries": "0"}
     with SmallCluster() as cluster, client_of(cluster.bootstrap_servers) as client:
@@ -231,7 +229,7 @@ def test_a_run_that_ends_fails_when_others_do_not_give_up_its_share() -> None:
 # -- failed commits -----------------------------------------------------------------------------------
 
 
-def test_what_could_not_be_committed_in_time_is_not_committed_for_the_next_member(
+def test_failed_commit_is_dropped_with_revoked_partition(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The next owner continues from the group's offset; a late commit would rewind the group."""
@@ -256,7 +254,7 @@ def test_what_could_not_be_committed_in_time_is_not_committed_for_the_next_membe
         reader.stop()
 
 
-def test_commits_of_other_topics_do_not_wait_for_one_that_was_deleted() -> None:
+def test_commit_does_not_wait_for_deleted_topic() -> None:
     """The topic is deleted between the last Metadata request and the commit."""
     with Cluster(20) as cluster:
         cluster.create("b", 3)

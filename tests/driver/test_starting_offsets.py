@@ -39,14 +39,14 @@ def logged(cluster: Cluster, caplog: pytest.LogCaptureFixture, **options: object
         ),
     ],
 )
-def test_start_at_log_ends_warns_of_records_left_out(
+def test_start_at_log_end_offsets_warns_of_skipped_records(
     cluster: Cluster, caplog: pytest.LogCaptureFixture, options: dict[str, str], why: str
 ) -> None:
     level, line = logged(cluster, caplog, **options)
     assert (level, line.startswith(why + LATEST)) == (logging.WARNING, True), line
 
 
-def test_start_at_ends_of_empty_logs_is_no_warning(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+def test_start_at_log_end_offsets_of_empty_logs_logs_info(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     cluster.recreate("a", (0, 0), (20, 20))
     level, line = logged(cluster, caplog, **{"kafka.group.id": "new"})
     assert (level, line.endswith(": a-0 at 0, a-1 at 20")) == (logging.INFO, True), line
@@ -68,14 +68,14 @@ def test_start_at_ends_of_empty_logs_is_no_warning(cluster: Cluster, caplog: pyt
         ({"subscribe": None, "subscribePattern": "none.*"}, "startingOffsets=latest (the default without "),
     ],
 )
-def test_start_that_leaves_out_nothing_unasked_is_told(
+def test_start_without_unexpected_skips_logs_info(
     cluster: Cluster, caplog: pytest.LogCaptureFixture, options: dict[str, str], line: str
 ) -> None:
     level, logged_line = logged(cluster, caplog, **options)
     assert (level, logged_line.startswith(line)) == (logging.INFO, True), logged_line
 
 
-def test_start_at_group_offsets_names_partitions_without_one(
+def test_start_at_group_offsets_names_partitions_without_offset(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     with client_of(cluster.bootstrap_servers) as client:
@@ -94,12 +94,12 @@ def test_start_at_group_offsets_names_partitions_without_one(
         )
 
 
-def test_partitions_beyond_ten_are_counted(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+def test_start_log_line_counts_partitions_beyond_ten(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     cluster.recreate("a", *[(0, 1)] * 12)
     assert logged(cluster, caplog, startingOffsets="earliest")[1].endswith(", a-9 at 0 and 2 more")
 
 
-def test_a_resumed_query_tells_no_start(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+def test_resumed_query_logs_no_start(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "spark_kafka_source")
     reader = cluster.reader(startingOffsets="latest")
     reader.latestOffset({"a": {"0": 5, "1": 6}}, reader.getDefaultReadLimit())

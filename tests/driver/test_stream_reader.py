@@ -29,7 +29,7 @@ from tests.wait_until import wait_until
 
 
 @pytest.fixture
-def b_is_deleted_after_metadata(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+def cluster_deleting_b_after_metadata(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     """Metadata still has topic b, ListOffsets does not: brokers learn of a deletion one after the other."""
     monkeypatch.setattr(unknown_topic, "TRANSIENT_UNKNOWN_MS", 200)
     cluster.add("b", (0, 3), topic_id=ID_OF_B)
@@ -39,11 +39,11 @@ def b_is_deleted_after_metadata(cluster: Cluster, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("fail", [True, False])
-def test_a_deleted_topic_of_a_batch_of_sparks_own_connector_is_told(
-    b_is_deleted_after_metadata: Cluster, fail: bool
+def test_deleted_topic_in_batch_of_sparks_connector_is_data_loss(
+    cluster_deleting_b_after_metadata: Cluster, fail: bool
 ) -> None:
     """Such offsets have no starting offsets for new partitions, so that the reader asks the brokers."""
-    reader = b_is_deleted_after_metadata.reader(failOnDataLoss=str(fail))
+    reader = cluster_deleting_b_after_metadata.reader(failOnDataLoss=str(fail))
     start, end = {"a": {"0": 5, "1": 20}}, {"a": {"0": 8, "1": 20}, "b": {"0": 3}}
     if fail:
         with pytest.raises(DataLoss, match=r"PARTITIONS_DELETED\].* b-0 is not there any more"):
@@ -57,29 +57,33 @@ READ_B = {"b": {"0": 3}, "@ids": {"a": topic_id_text(OLD_ID), "b": topic_id_text
 
 
 @pytest.mark.timeout(20)
-def test_a_topic_deleted_within_a_trigger_is_told_and_not_waited_for(b_is_deleted_after_metadata: Cluster) -> None:
-    reader = b_is_deleted_after_metadata.reader()
+def test_topic_deleted_during_trigger_is_data_loss_without_wait(cluster_deleting_b_after_metadata: Cluster) -> None:
+    reader = cluster_deleting_b_after_metadata.reader()
     with pytest.raises(DataLoss, match=r"PARTITIONS_DELETED\].* b-0 is not there any more"):
         reader.latestOffset({**read_to(20), **READ_B}, reader.getDefaultReadLimit())
 
 
 @pytest.mark.timeout(20)
-def test_a_topic_deleted_within_a_trigger_may_be_left_out(b_is_deleted_after_metadata: Cluster) -> None:
-    reader = b_is_deleted_after_metadata.reader(failOnDataLoss="false")
+def test_topic_deleted_during_trigger_is_skipped_without_fail_on_data_loss(
+    cluster_deleting_b_after_metadata: Cluster,
+) -> None:
+    reader = cluster_deleting_b_after_metadata.reader(failOnDataLoss="false")
     begin = {**read_to(10), **READ_B}
     assert reader.latestOffset(begin, reader.getDefaultReadLimit())["a"] == {"0": 20, "1": 20}
 
 
 @pytest.mark.timeout(20)
-def test_a_topic_deleted_as_a_run_begins_is_found_by_its_first_trigger(b_is_deleted_after_metadata: Cluster) -> None:
-    reader = b_is_deleted_after_metadata.reader()
+def test_topic_deleted_at_start_of_available_now_fails_first_trigger(
+    cluster_deleting_b_after_metadata: Cluster,
+) -> None:
+    reader = cluster_deleting_b_after_metadata.reader()
     reader.prepareForTriggerAvailableNow()
     with pytest.raises(DataLoss, match=r"b-0 is not there any more"):
         reader.latestOffset({**read_to(20), **READ_B}, reader.getDefaultReadLimit())
 
 
 @pytest.mark.timeout(20)
-def test_a_plan_that_is_begun_anew_warns_once(
+def test_repeated_planning_warns_once(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Topic b is deleted after the trigger has found that topic a was recreated."""
@@ -99,7 +103,7 @@ def test_a_plan_that_is_begun_anew_warns_once(
     assert len([each for each in warnings if "topic a was deleted and created again" in each]) == 1, warnings
 
 
-def test_before_pyspark_4_2_a_query_that_has_found_no_topic_reads_new_ones_from_their_beginning(
+def test_query_without_topics_before_pyspark_4_2_reads_new_ones_from_beginning(
     cluster: Cluster,
 ) -> None:
     """An empty end offset counts as an end: the query does not apply startingOffsets again."""
@@ -109,7 +113,7 @@ def test_before_pyspark_4_2_a_query_that_has_found_no_topic_reads_new_ones_from_
 
 
 @pytest.mark.timeout(20)
-def test_a_plan_has_an_end_where_a_leader_never_knows_its_topic(
+def test_planning_with_leader_that_never_knows_topic_times_out(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unknown_topic, "TRANSIENT_UNKNOWN_MS", 100)
@@ -121,7 +125,7 @@ def test_a_plan_has_an_end_where_a_leader_never_knows_its_topic(
         reader.latestOffset(begin, reader.getDefaultReadLimit())
 
 
-def test_a_topic_recreated_within_a_trigger_is_no_truncated_one(cluster: Cluster) -> None:
+def test_topic_recreated_during_trigger_is_not_reported_as_truncated(cluster: Cluster) -> None:
     """ListOffsets names topics, not ids: the offsets are the new topic's, the ids the old topic's."""
     cluster.before[LIST_OFFSETS] = lambda body: cluster.recreate("a", (0, 4), (0, 20))
     reader = cluster.reader(onTopicRecreated="earliest")
@@ -134,7 +138,7 @@ def test_a_topic_recreated_within_a_trigger_is_no_truncated_one(cluster: Cluster
 
 @pytest.mark.parametrize("stale_end", [7, 15], ids=["behind what was read", "beyond it"])
 @pytest.mark.parametrize("fail_on_data_loss", ["true", "false"])
-def test_an_old_leader_has_no_news(
+def test_stale_leader_moves_no_position(
     cluster: Cluster, caplog: pytest.LogCaptureFixture, stale_end: int, fail_on_data_loss: str
 ) -> None:
     cluster.set_log("a", 0, 0, stale_end, epoch=4)
@@ -154,7 +158,7 @@ def test_an_old_leader_has_no_news(
     assert (end["a"], end["@epochs"]) == ({"0": 12, "1": 21}, {"a": {"0": 6, "1": 5}})
 
 
-def test_an_old_leader_does_not_say_where_a_run_ends(cluster: Cluster) -> None:
+def test_stale_leader_does_not_set_end_of_available_now(cluster: Cluster) -> None:
     cluster.set_log("a", 0, 0, 7, epoch=4)
     reader = cluster.reader()
     reader.prepareForTriggerAvailableNow()
@@ -165,17 +169,17 @@ def test_an_old_leader_does_not_say_where_a_run_ends(cluster: Cluster) -> None:
     assert reader.latestOffset(end, reader.getDefaultReadLimit()) == end
 
 
-def test_an_old_leader_does_not_make_a_groups_offsets_wrong(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stale_leader_does_not_reset_group_offsets(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """The group's commit is from epoch 5, at an offset that the leader of epoch 4 does not have."""
     committed = {("a", 0): CommittedOffset(10, 5), ("a", 1): CommittedOffset(20, 5)}
     monkeypatch.setattr(start_offsets, "fetch_offsets", lambda *_: committed)
     cluster.set_log("a", 0, 0, 7, epoch=4)
 
-    def replaced_at_last(body: dict[str, Any]) -> None:
+    def replace_on_fourth_request(body: dict[str, Any]) -> None:
         if len(cluster.asked(LIST_OFFSETS)) == 4:
             cluster.set_log("a", 0, 0, 12, epoch=6)
 
-    cluster.before[LIST_OFFSETS] = replaced_at_last
+    cluster.before[LIST_OFFSETS] = replace_on_fourth_request
     options = {"startingOffsets": "group", "kafka.group.id": "g", "kafka.retry.backoff.ms": "20"}
     reader = cluster.reader(**options)
     begins = start_offsets.starting_offsets(reader._query.client, reader._options, BOTH, Deadline.after_ms(9_000))
@@ -183,9 +187,7 @@ def test_an_old_leader_does_not_make_a_groups_offsets_wrong(cluster: Cluster, mo
     assert len(cluster.asked(LIST_OFFSETS)) == 4
 
 
-def test_a_groups_offsets_of_an_earlier_topic_do_not_hold_up_the_start(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_group_offsets_of_earlier_topic_do_not_delay_start(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """The leader epochs look stale, and no leader will report a newer one."""
     monkeypatch.setattr(start_offsets, "_STALE_LEADER_MS", 300)
     committed = {("a", 0): CommittedOffset(10, 9), ("a", 1): CommittedOffset(20, 9)}
@@ -197,9 +199,7 @@ def test_a_groups_offsets_of_an_earlier_topic_do_not_hold_up_the_start(
     assert deadline.remaining_s() > 20
 
 
-def test_a_task_knows_the_epochs_that_its_batch_was_planned_by(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_task_range_has_leader_epochs_of_its_plan(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster.set_log("a", 0, 0, 12, epoch=6)
     reader = cluster.reader()
     begin = read_to(10)
@@ -215,7 +215,7 @@ def test_a_task_knows_the_epochs_that_its_batch_was_planned_by(
     assert asked == [Range("a", 0, 10, 12, OLD_ID, from_epoch=5, until_epoch=6)]
 
 
-def test_without_a_topic_id_an_older_epoch_may_be_another_topic_s(cluster: Cluster) -> None:
+def test_older_leader_epoch_without_topic_id_is_data_loss(cluster: Cluster) -> None:
     cluster.delete_topic("a")
     cluster.add("a", (0, 7), (0, 20), topic_id=bytes(16))
     cluster.set_log("a", 0, 0, 7, epoch=4)
@@ -229,7 +229,7 @@ def test_without_a_topic_id_an_older_epoch_may_be_another_topic_s(cluster: Clust
 
 
 @pytest.mark.parametrize("available_now", [False, True])
-def test_what_an_open_transaction_holds_back_is_waited_for(cluster: Cluster, available_now: bool) -> None:
+def test_position_beyond_last_stable_offset_waits(cluster: Cluster, available_now: bool) -> None:
     cluster.set_log("a", 0, 0, 20, stable=5)
     reader = cluster.reader(**{"kafka.isolation.level": "read_committed"})
     if available_now:
@@ -245,7 +245,7 @@ def test_what_an_open_transaction_holds_back_is_waited_for(cluster: Cluster, ava
     assert reader.latestOffset(read_to(15), reader.getDefaultReadLimit())["a"]["0"] == 20
 
 
-def test_a_truncated_log_is_one_whatever_transaction_is_open(cluster: Cluster) -> None:
+def test_truncated_log_with_open_transaction_is_data_loss(cluster: Cluster) -> None:
     cluster.set_log("a", 0, 0, 12, stable=5)
     committed_only = {"kafka.isolation.level": "read_committed"}
     reader = cluster.reader(**committed_only)
@@ -267,7 +267,7 @@ def first_batch(cluster: Cluster) -> JsonDict:
     return reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
 
 
-def test_a_replay_of_the_first_batch_asks_nothing_of_a_topic_that_is_gone(cluster: Cluster) -> None:
+def test_replay_of_first_batch_sends_no_request_for_deleted_topic(cluster: Cluster) -> None:
     end = first_batch(cluster)
     assert end == {**read_to(20), "@joined": {"a": {"0": 5, "1": 20}}}
     cluster.delete_topic("a")
@@ -277,7 +277,7 @@ def test_a_replay_of_the_first_batch_asks_nothing_of_a_topic_that_is_gone(cluste
     assert len(cluster.requests) == asked
 
 
-def test_a_first_batch_of_a_topic_that_was_recreated_is_still_of_the_old_one(cluster: Cluster) -> None:
+def test_replay_of_first_batch_of_recreated_topic_plans_old_ranges(cluster: Cluster) -> None:
     end = first_batch(cluster)
     cluster.recreate("a", (0, 30), (0, 3))
     reader = cluster.reader(startingOffsets="latest", onTopicRecreated="earliest")
@@ -287,7 +287,7 @@ def test_a_first_batch_of_a_topic_that_was_recreated_is_still_of_the_old_one(clu
     assert ranges(reader, end, after) == [(0, 0, 30), (1, 0, 3)]
 
 
-def test_a_pattern_that_nothing_fits_yet_has_an_empty_first_batch(cluster: Cluster) -> None:
+def test_pattern_without_match_has_empty_first_batch(cluster: Cluster) -> None:
     """Topics that match later are new: they are read from their beginning, whatever startingOffsets is."""
     cluster.delete_topic("a")
     cluster.add("b", (0, 3), topic_id=ID_OF_B)
@@ -300,7 +300,7 @@ def test_a_pattern_that_nothing_fits_yet_has_an_empty_first_batch(cluster: Clust
     assert ranges(reader, end, after) == [(0, 0, 20), (1, 0, 20)]
 
 
-def test_a_batch_that_takes_too_long_says_which_option_to_raise(
+def test_batch_longer_than_max_poll_interval_warning_names_option(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     options = {"kafka.group.protocol": "classic", "kafka.max.poll.interval.ms": "1000", "startingOffsets": "earliest"}

@@ -43,7 +43,7 @@ QUERIES: dict[str, Callable[[Options], None]] = {
 
 
 @pytest.mark.parametrize("query", QUERIES)
-def test_a_query_fails_within_30_s_at_an_address_without_a_broker(query: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_query_at_address_without_broker_fails_within_30_s(query: str, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = ManualClock()
     monkeypatch.setattr(clients, "Client", partial(Client, clock=clock))
     with kept_port() as kept:

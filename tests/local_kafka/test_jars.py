@@ -69,7 +69,7 @@ def test_jars_are_fetched_once(cache: Path, java_home: Path) -> None:
     assert runs(java_home) == 1
 
 
-def test_two_processes_that_ask_at_once_fetch_once(cache: Path, java_home: Path) -> None:
+def test_jars_are_fetched_once_by_concurrent_processes(cache: Path, java_home: Path) -> None:
     install_java(java_home, then="sleep 1")
     command = [
         sys.executable,
@@ -81,7 +81,7 @@ def test_two_processes_that_ask_at_once_fetch_once(cache: Path, java_home: Path)
     assert runs(java_home) == 1
 
 
-def test_a_fetch_that_fails_half_way_leaves_nothing_and_can_be_repeated(cache: Path, java_home: Path) -> None:
+def test_failed_fetch_leaves_no_jars_and_can_be_repeated(cache: Path, java_home: Path) -> None:
     install_java(java_home, then="exit 1")
     with pytest.raises(ConfigurationError, match=r"Apache Kafka 4\.2\.0: cannot be fetched"):
         kafka_jars("4.2.0", quiet)
@@ -90,7 +90,7 @@ def test_a_fetch_that_fails_half_way_leaves_nothing_and_can_be_repeated(cache: P
     assert (kafka_jars("4.2.0", quiet) / "kafka-tools-4.2.0.jar").exists()
 
 
-def test_what_a_killed_fetch_left_is_removed(cache: Path, java_home: Path) -> None:
+def test_files_of_killed_fetch_are_removed(cache: Path, java_home: Path) -> None:
     (cache / "kafka-4.2.0.part-abc").mkdir(parents=True)
     (cache / "kafka-4.2.0.part-abc" / "half.jar").touch()
     install_java(java_home)
@@ -98,7 +98,9 @@ def test_what_a_killed_fetch_left_is_removed(cache: Path, java_home: Path) -> No
     assert {path.name for path in cache.iterdir()} == {"kafka-4.2.0", "kafka-4.2.0.lock"}
 
 
-def test_no_network_is_told_with_the_remedies(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetch_error_without_network_names_remedies(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Uses the real Ivy with an empty cache and a repository at a closed port."""
     settings = tmp_path / "ivysettings.xml"
     settings.write_text(
@@ -110,13 +112,13 @@ def test_no_network_is_told_with_the_remedies(cache: Path, tmp_path: Path, monke
         kafka_jars("4.2.0", quiet)
 
 
-def test_a_version_that_was_never_published_is_named(cache: Path, java_home: Path) -> None:
+def test_fetch_error_names_unpublished_version(cache: Path, java_home: Path) -> None:
     install_java(java_home, then="echo ':: org.apache.kafka#kafka_2.13;4.2.0: not found'; exit 1")
     with pytest.raises(ConfigurationError, match=r"not published: org\.apache\.kafka#kafka_2\.13;4\.2\.0"):
         kafka_jars("4.2.0", quiet)
 
 
-def test_a_class_archive_is_made_once_for_each_java(cache: Path, java_home: Path) -> None:
+def test_class_archive_is_built_once_per_java(cache: Path, java_home: Path) -> None:
     install_java(java_home)
     java = str(java_home / "bin" / "java")
     made: list[Path] = []
@@ -125,7 +127,7 @@ def test_a_class_archive_is_made_once_for_each_java(cache: Path, java_home: Path
         made.append(path)
         path.touch()
 
-    def archive_of_java_built(at_s: int) -> Path | None:
+    def archive_for_java_built(at_s: int) -> Path | None:
         modules = java_home / "lib" / "modules"
         modules.parent.mkdir(exist_ok=True)
         modules.touch()
@@ -133,16 +135,16 @@ def test_a_class_archive_is_made_once_for_each_java(cache: Path, java_home: Path
         return class_archive(jars, java, make, quiet)
 
     jars = kafka_jars("4.2.0", quiet)
-    first = archive_of_java_built(1)
+    first = archive_for_java_built(1)
     assert first is not None
     assert first.exists()
-    assert archive_of_java_built(1) == first
+    assert archive_for_java_built(1) == first
     assert len(made) == 1
-    assert archive_of_java_built(2) not in (None, first)
+    assert archive_for_java_built(2) not in (None, first)
     assert not any(path.exists() for path in made)
 
 
-def test_without_a_class_archive_it_goes_on(cache: Path, java_home: Path) -> None:
+def test_class_archive_failure_is_logged_and_ignored(cache: Path, java_home: Path) -> None:
     install_java(java_home)
     (java_home / "lib").mkdir()
     (java_home / "lib" / "modules").touch()
@@ -158,32 +160,32 @@ def test_without_a_class_archive_it_goes_on(cache: Path, java_home: Path) -> Non
 
 
 @pytest.mark.parametrize("version", ["1.8.0_392", "11.0.2", "16"])
-def test_a_java_that_is_too_old_is_told_with_the_remedy(java_home: Path, version: str) -> None:
+def test_java_before_17_is_refused_with_remedy(java_home: Path, version: str) -> None:
     install_java(java_home, version)
     with pytest.raises(ConfigurationError, match=r"too old .*Java 17 or later: install it .*JAVA_HOME"):
         find_java()
 
 
 @pytest.mark.parametrize("version", ["17", "17.0.15", "21-ea", "25.0.1"])
-def test_java_17_and_later_will_do(java_home: Path, version: str) -> None:
+def test_java_17_and_later_is_accepted(java_home: Path, version: str) -> None:
     install_java(java_home, version)
     assert find_java() == str(java_home / "bin" / "java")
 
 
-def test_without_any_java_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_java_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigurationError, match=r"No java on PATH.*Java 17 or later: install it"):
         find_java()
 
 
-def test_a_java_home_without_java_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_home_without_java_is_named_in_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "gone"))
     with pytest.raises(ConfigurationError, match=r"java of JAVA_HOME, .*gone/bin/java, does not run"):
         find_java()
 
 
-def test_the_cache_is_in_the_users_cache_folder_unless_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_cache_folder_is_xdg_cache_home_unless_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("SPARK_KAFKA_SOURCE_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_folder() == tmp_path / "spark-kafka-source"

@@ -37,7 +37,7 @@ def split(batch: pa.RecordBatch, spark: StructType, topic: str | None = None) ->
 
 
 class TestPlan:
-    def test_every_column_of_spark_s_connector_is_taken_and_others_are_left_out(self) -> None:
+    def test_columns_of_sparks_connector_are_taken_and_others_ignored(self) -> None:
         plan = plan_sink(
             schema(
                 value=BinaryType(),
@@ -54,12 +54,12 @@ class TestPlan:
         assert plan.names == {"value", "key", "headers", "topic", "partition", "timestamp"}
         assert pickle.loads(pickle.dumps(plan)) == plan
 
-    def test_the_topic_option_beats_the_column_whatever_its_type(self) -> None:
+    def test_topic_option_overrides_topic_column_of_any_type(self) -> None:
         plan = plan_sink(schema(value=StringType(), topic=IntegerType()), "orders")
         assert plan.topic == "orders"
         assert "topic" not in plan.names
 
-    def test_neither_topic_option_nor_column_is_an_error_that_names_the_option(self) -> None:
+    def test_missing_topic_error_names_topic_option(self) -> None:
         with pytest.raises(ConfigurationError) as error:
             plan_sink(schema(value=StringType(), key=StringType()), None)
         assert str(error.value) == (
@@ -67,7 +67,7 @@ class TestPlan:
             '.option("topic", "..."). The columns are value, key.'
         )
 
-    def test_a_missing_value_column_is_an_error_that_shows_how_to_make_one(self) -> None:
+    def test_missing_value_column_error_shows_how_to_make_one(self) -> None:
         with pytest.raises(UsageError) as error:
             plan_sink(schema(id=LongType(), Value=StringType()), "orders")
         assert str(error.value) == (
@@ -92,7 +92,7 @@ class TestPlan:
             ("headers", StringType(), "string", "array<struct<key:string,value:binary>>"),
         ],
     )
-    def test_a_wrong_type_names_the_column_its_type_and_those_allowed(
+    def test_wrong_type_error_names_column_type_and_allowed_types(
         self, name: str, kind: Any, found: str, allowed: str
     ) -> None:
         with pytest.raises(UsageError) as error:
@@ -107,7 +107,7 @@ class TestPlan:
 
 
 class TestColumns:
-    def test_strings_become_the_same_bytes_without_a_copy(self) -> None:
+    def test_strings_become_bytes_without_copy(self) -> None:
         batch = pa.record_batch({"value": ["grün", None, ""], "key": pa.array([b"\x00\xff", None, b""])})
         (written,) = split(batch, schema(value=StringType(), key=BinaryType()), "orders")
         assert written.topic == "orders"
@@ -115,7 +115,7 @@ class TestColumns:
         assert written.columns.to_pydict() == {"value": ["grün".encode(), None, b""], "key": [b"\x00\xff", None, b""]}
         assert written.columns.column("value").buffers()[2].address == batch.column("value").buffers()[2].address
 
-    def test_spark_s_large_types_and_non_null_fields_are_taken_too(self) -> None:
+    def test_large_types_and_non_null_fields_are_accepted(self) -> None:
         kind = pa.struct([pa.field("key", pa.large_string(), nullable=False), ("value", pa.large_binary())])
         batch = pa.record_batch(
             {
@@ -129,7 +129,7 @@ class TestColumns:
         assert written.columns.schema.types == [pa.binary(), HEADERS]
         assert written.columns.to_pylist() == [{"value": b"a", "headers": [{"key": "h", "value": b"1"}]}]
 
-    def test_timestamps_become_milliseconds_and_a_null_stays_one(self) -> None:
+    def test_timestamps_become_milliseconds_and_null_stays_null(self) -> None:
         micros = 1_709_209_815_123_999
         batch = pa.record_batch(
             {"value": ["a", "b"], "timestamp": pa.array([micros, None], pa.timestamp("us", tz="Europe/Berlin"))}
@@ -137,18 +137,18 @@ class TestColumns:
         (written,) = split(batch, schema(value=StringType(), timestamp=TimestampType()), "t")
         assert written.columns.column("timestamp_ms").to_pylist() == [1_709_209_815_123, None]
 
-    def test_a_time_before_1970_is_refused(self) -> None:
+    def test_timestamp_before_1970_is_refused(self) -> None:
         batch = pa.record_batch({"value": ["a"], "timestamp": pa.array([-1_500], pa.timestamp("us", tz="UTC"))})
         with pytest.raises(UsageError, match=r"timestamp of a row is before 1970 \(-2 ms\): Kafka takes 0 or later"):
             split(batch, schema(value=StringType(), timestamp=TimestampType()), "t")
 
-    def test_partitions_go_through_and_a_null_leaves_the_row_to_the_partitioner(self) -> None:
+    def test_partition_column_is_used_and_null_leaves_row_to_partitioner(self) -> None:
         batch = pa.record_batch({"value": ["a", "b"], "partition": pa.array([3, None], pa.int32())})
         (written,) = split(batch, schema(value=StringType(), partition=IntegerType()), "t")
         assert written.partitions is not None
         assert written.partitions.to_pylist() == [3, None]
 
-    def test_a_negative_partition_is_refused(self) -> None:
+    def test_negative_partition_is_refused(self) -> None:
         batch = pa.record_batch({"value": ["a"], "partition": pa.array([-1], pa.int32())})
         with pytest.raises(UsageError, match="partition of a row is -1: Kafka's partitions are numbered from 0"):
             split(batch, schema(value=StringType(), partition=IntegerType()), "t")
@@ -160,12 +160,12 @@ class TestColumns:
         assert written.columns.column("headers").to_pylist() == headers
 
     @pytest.mark.parametrize("bad", [{"key": None, "value": b"1"}, None])
-    def test_a_header_without_a_key_is_refused(self, bad: Any) -> None:
+    def test_header_without_key_is_refused(self, bad: Any) -> None:
         batch = pa.record_batch({"value": ["x"], "headers": pa.array([[{"key": "a", "value": b""}, bad]], HEADERS)})
         with pytest.raises(UsageError, match="headers of a row hold a null key"):
             split(batch, schema(value=StringType(), headers=SPARK_HEADERS), "t")
 
-    def test_no_rows_are_no_topics(self) -> None:
+    def test_batch_without_rows_has_no_topics(self) -> None:
         batch = pa.record_batch({"value": pa.array([], pa.string()), "topic": pa.array([], pa.string())})
         assert split(batch, schema(value=StringType(), topic=StringType())) == []
 
@@ -192,7 +192,7 @@ class TestTopics:
             "c": ([b"c3"], [3]),
         }
 
-    def test_a_slice_of_a_batch_is_split_like_a_batch(self) -> None:
+    def test_sliced_batch_is_split_like_whole_batch(self) -> None:
         batch = pa.record_batch({"topic": ["x", "a", "b", "a"], "value": ["0", "1", "2", "3"]}).slice(1)
         found = split(batch, schema(topic=StringType(), value=StringType()))
         assert {written.topic: written.columns.column("value").to_pylist() for written in found} == {
@@ -200,13 +200,13 @@ class TestTopics:
             "b": [b"2"],
         }
 
-    def test_one_topic_for_all_rows_takes_them_as_they_are(self) -> None:
+    def test_rows_of_single_topic_are_not_copied(self) -> None:
         batch = pa.record_batch({"topic": ["t"] * 3, "value": pa.array([b"1", b"2", b"3"])})
         (written,) = split(batch, schema(topic=StringType(), value=BinaryType()))
         assert written.columns.column("value").equals(batch.column("value"))
         assert written.columns.column("value").buffers()[2].address == batch.column("value").buffers()[2].address
 
-    def test_a_null_topic_is_spark_s_named_error_with_the_remedy_and_nothing_is_handed_on(self) -> None:
+    def test_null_topic_raises_sparks_named_error_before_any_row(self) -> None:
         batch = pa.record_batch({"topic": ["a", None, "b", None], "value": ["1", "2", "3", "4"]})
         rows = topic_columns(plan_sink(schema(topic=StringType(), value=StringType()), None), batch)
         with pytest.raises(UsageError) as error:
@@ -217,7 +217,7 @@ class TestTopics:
             'for all rows, .option("topic", "..."), or give every row one.'
         )
 
-    def test_with_the_topic_option_a_null_in_the_column_does_no_harm(self) -> None:
+    def test_null_topic_is_ignored_if_topic_option_is_set(self) -> None:
         batch = pa.record_batch({"topic": pa.array([None], pa.string()), "value": ["1"]})
         (written,) = split(batch, schema(topic=StringType(), value=StringType()), "orders")
         assert written.topic == "orders"

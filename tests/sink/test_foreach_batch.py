@@ -23,19 +23,19 @@ CONNECT = {"kafka.bootstrap.servers": "localhost:9092"}
         ({**CONNECT, "kafka.enable.idempotence": "perhaps"}, "allowed: true, false"),
     ],
 )
-def test_wrong_options_are_refused_before_a_query_starts(options: dict[str, object], message: str) -> None:
+def test_wrong_options_are_refused_before_query_starts(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigurationError) as raised:
         foreach_batch_writer(options)
     assert message in str(raised.value)
 
 
-def test_values_may_be_numbers_and_booleans() -> None:
+def test_option_values_may_be_numbers_and_booleans() -> None:
     written = foreach_batch_writer({**CONNECT, "kafka.linger.ms": 5, "kafka.enable.idempotence": True})
     assert dict(written.options)["kafka.linger.ms"] == "5"
     assert dict(written.options)["kafka.enable.idempotence"] == "true"
 
 
-def test_it_travels_by_its_name_and_shows_no_values() -> None:
+def test_writer_is_pickled_by_name_and_repr_hides_values() -> None:
     """A Spark Connect server unpickles it from its own installation, independent of the client's Python version."""
     written = foreach_batch_writer({**CONNECT, "topic": "orders"})
     sent = cloudpickle.dumps(written)

@@ -69,7 +69,7 @@ class BatchWrite:
 _SCHEMA = pa.schema({"topic": pa.string(), "value": pa.string()})
 
 
-def test_exactly_once_task_has_one_connection_for_all_coordinators_of_a_broker(query: Query) -> None:
+def test_exactly_once_task_shares_one_connection_per_broker_for_coordinators(query: Query) -> None:
     query.commit(query.task("A", 0, 0, (TOPIC, "row")))
     # The other two connections are for control requests and for Produce.
     assert len(query.client._pool) == 3
@@ -78,20 +78,20 @@ def test_exactly_once_task_has_one_connection_for_all_coordinators_of_a_broker(q
 # -- a killed attempt, followed by one without rows ---------------------------------------------------
 
 
-def test_stream_task_killed_and_empty_when_run_again_leaves_nothing_open(query: Query) -> None:
+def test_killed_stream_task_empty_on_retry_leaves_no_open_transaction(query: Query) -> None:
     query.task("A", 0, 0, (TOPIC, "of a killed attempt"))
     query.commit(query.task("A", 0, 0), query.task("A", 0, 1, (TOPIC, "kept")))
     assert query.left_open() == []
     assert readable(query) == ["kept"]
 
 
-def test_stream_batch_without_any_row_aborts_what_a_killed_attempt_had_open(query: Query) -> None:
+def test_stream_batch_without_rows_aborts_transaction_of_killed_attempt(query: Query) -> None:
     query.task("A", 0, 0, (TOPIC, "of a killed attempt"))
     query.commit(query.task("A", 0, 0), query.task("A", 0, 1))
     assert query.left_open() == []
 
 
-def test_superseded_driver_aborts_nothing_of_a_task_that_the_newer_start_runs(query: Query) -> None:
+def test_fenced_driver_aborts_no_transaction_of_newer_start(query: Query) -> None:
     first = [query.task("A", 0, 0), query.task("A", 0, 1, (TOPIC, "A1"))]
     empty = [query.task("A", 0, 0), query.task("A", 0, 1)]
     second = [query.task("B", 0, 0, (TOPIC, "B0")), query.task("B", 0, 1)]
@@ -102,7 +102,7 @@ def test_superseded_driver_aborts_nothing_of_a_task_that_the_newer_start_runs(qu
     assert readable(query) == ["B0"]
 
 
-def test_batch_write_task_killed_and_empty_when_run_again_leaves_nothing_open(query: Query) -> None:
+def test_killed_batch_write_task_empty_on_retry_leaves_no_open_transaction(query: Query) -> None:
     write = BatchWrite(query)
     write.task(0, "of a killed attempt")
     write.commit(write.task(0), write.task(1, "kept"))
@@ -111,7 +111,7 @@ def test_batch_write_task_killed_and_empty_when_run_again_leaves_nothing_open(qu
 
 
 @pytest.mark.parametrize("how", ["batch write", "stream"])
-def test_write_to_brokers_that_tell_nothing_of_transactions_is_complete(
+def test_write_to_brokers_without_describe_transactions_is_complete(
     query: Query, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """Kafka before 3.0: an empty task's killed attempt is aborted only by a batch write."""
@@ -137,7 +137,7 @@ def test_write_to_brokers_that_tell_nothing_of_transactions_is_complete(
 
 
 @pytest.mark.parametrize("rows_before", [["written"], []], ids=["task with rows", "task without rows"])
-def test_late_attempt_after_a_committed_batch_write_is_refused(query: Query, rows_before: list[str]) -> None:
+def test_late_attempt_after_committed_batch_write_is_refused(query: Query, rows_before: list[str]) -> None:
     write = BatchWrite(query)
     write.commit(write.task(0, *rows_before), write.task(1, "other"))
     with pytest.raises(ProducerFenced, match="has ended: it was committed without this attempt"):
@@ -147,9 +147,7 @@ def test_late_attempt_after_a_committed_batch_write_is_refused(query: Query, row
 
 
 @pytest.mark.parametrize("call", ["init_transactions", "begin_transaction", "prepare_transaction"])
-def test_attempt_of_an_empty_task_paused_while_the_batch_write_is_committed_leaves_nothing_open(
-    query: Query, call: str
-) -> None:
+def test_empty_task_paused_during_batch_write_commit_leaves_no_open_transaction(query: Query, call: str) -> None:
     write = BatchWrite(query)
 
     def meanwhile() -> None:
@@ -161,7 +159,7 @@ def test_attempt_of_an_empty_task_paused_while_the_batch_write_is_committed_leav
     assert readable(query) == ["other"]
 
 
-def test_batch_write_is_not_told_of_the_ids_of_writes_that_are_complete(cluster: FakeKafka, query: Query) -> None:
+def test_batch_write_lists_no_transactional_ids_of_completed_writes(cluster: FakeKafka, query: Query) -> None:
     """Brokers keep transactional ids for a week (`transactional.id.expiration.ms`)."""
     write = BatchWrite(query)
     write.commit(write.task(0, "row"))
@@ -177,7 +175,7 @@ def test_batch_write_is_not_told_of_the_ids_of_writes_that_are_complete(cluster:
     assert len(told) == 3, "two markers of the batch write, and the prepared task"
 
 
-def test_late_attempt_does_not_fence_what_its_batch_write_commits(query: Query) -> None:
+def test_late_attempt_does_not_fence_commit_of_its_batch_write(query: Query) -> None:
     write = BatchWrite(query)
     prepared = write.task(0, "row")
 
@@ -190,7 +188,7 @@ def test_late_attempt_does_not_fence_what_its_batch_write_commits(query: Query) 
     assert readable(query) == ["row"]
 
 
-def test_late_attempt_of_an_earlier_batch_of_the_stream_is_refused(query: Query) -> None:
+def test_late_attempt_of_earlier_stream_batch_is_refused(query: Query) -> None:
     for batch in (0, 1):
         query.commit(query.task("A", batch, 0, (TOPIC, f"{batch}")))
     prepared = query.task("A", 2, 0, (TOPIC, "2"))
@@ -200,7 +198,7 @@ def test_late_attempt_of_an_earlier_batch_of_the_stream_is_refused(query: Query)
     assert readable(query) == ["0", "1", "2"]
 
 
-def test_attempt_of_a_stream_task_paused_while_its_batch_is_decided_begins_no_transaction(query: Query) -> None:
+def test_stream_task_paused_during_decision_of_its_batch_begins_no_transaction(query: Query) -> None:
     """The other attempt has no rows, so its transactional id is not part of the commit."""
 
     def meanwhile() -> None:
@@ -215,7 +213,7 @@ def test_attempt_of_a_stream_task_paused_while_its_batch_is_decided_begins_no_tr
     assert readable(query) == ["other"]
 
 
-def test_task_that_first_sees_the_ledger_of_the_batch_before_last_writes(cluster: FakeKafka, query: Query) -> None:
+def test_task_that_reads_stale_ledger_writes(cluster: FakeKafka, query: Query) -> None:
     """A coordinator acknowledges a commit before OffsetFetch returns the committed offsets."""
     query.commit(query.task("A", 0, 0, (TOPIC, "0")))
     prepared = query.task("A", 1, 0, (TOPIC, "1"))
@@ -234,9 +232,7 @@ def test_task_that_first_sees_the_ledger_of_the_batch_before_last_writes(cluster
 
 
 @pytest.mark.parametrize("now", [1, 3])
-def test_decided_batch_with_another_number_of_tasks_is_complete_if_all_its_transactions_are(
-    query: Query, now: int
-) -> None:
+def test_decided_batch_with_other_task_count_completes_if_all_transactions_committed(query: Query, now: int) -> None:
     query.decide(query.task("A", 0, 0, (TOPIC, "A0")), query.task("A", 0, 1, (TOPIC, "A1")))
     query.commit(*(query.task("B", 0, task, (TOPIC, f"B{task}")) for task in range(now)))
     assert readable(query) == ["A0", "A1"]
@@ -245,9 +241,7 @@ def test_decided_batch_with_another_number_of_tasks_is_complete_if_all_its_trans
 
 
 @pytest.mark.parametrize(("now", "lost"), [(1, 1), (1, 0), (3, 0)])
-def test_decided_batch_with_another_number_of_tasks_fails_if_a_transaction_timed_out(
-    query: Query, now: int, lost: int
-) -> None:
+def test_decided_batch_with_other_task_count_fails_if_transaction_timed_out(query: Query, now: int, lost: int) -> None:
     query.decide(query.task("A", 0, 0, (TOPIC, "A0")), query.task("A", 0, 1, (TOPIC, "A1")))
     init_producer_id(query.client, query.transactional_id(lost), 60_000, query.client.deadline())  # simulates a timeout
     second = [query.task("B", 0, task, (TOPIC, f"B{task}")) for task in range(now)]
@@ -263,6 +257,6 @@ def test_decided_batch_with_another_number_of_tasks_fails_if_a_transaction_timed
 
 
 @pytest.mark.parametrize("said", ["true", "True", " TRUE "])
-def test_speculative_copies_are_refused_however_spark_is_told(query: Query, said: str) -> None:
+def test_speculation_is_refused_however_spark_spells_true(query: Query, said: str) -> None:
     with pytest.raises(ConfigurationError, match=r"spark.speculation is true.*Set spark.speculation to false"):
         query.task("A", 0, 0, (TOPIC, "row"), spark_speculation=said)

@@ -24,7 +24,9 @@ IDENTITIES = st.builds(ProducerIdentity, st.integers(0, 2**63 - 1), st.integers(
     st.integers(-1, 2**62),
     st.dictionaries(st.integers(0, 2**31 - 1), IDENTITIES, max_size=500),
 )
-def test_what_is_written_is_read(starts: list[str], batch_id: int, transactions: dict[int, ProducerIdentity]) -> None:
+def test_ledger_survives_round_trip_through_group_offsets(
+    starts: list[str], batch_id: int, transactions: dict[int, ProducerIdentity]
+) -> None:
     ledger = Ledger("orders")
     for start in starts:
         ledger = ledger.started(start)
@@ -35,31 +37,31 @@ def test_what_is_written_is_read(starts: list[str], batch_id: int, transactions:
     assert all(len(entry.metadata.encode()) <= 4_096 for entry in offsets.values())
 
 
-def test_a_short_one_after_a_long_one_is_read_without_what_the_long_one_has_left() -> None:
+def test_short_ledger_after_long_one_ignores_left_over_partitions() -> None:
     offsets = to_offsets(MANY, 20)
     assert len(offsets) > 2
     short = Ledger("t").decided(8, 1, {0: ProducerIdentity(5, 0)})
     assert from_offsets({**offsets, **to_offsets(short, 20)}) == short
 
 
-def test_five_hundred_tasks_of_one_query_need_one_partition() -> None:
+def test_ledger_of_500_tasks_fits_into_one_partition() -> None:
     """Brokers allocate producer ids in blocks, so that the ids of one query are close together."""
     ledger = Ledger("t", ("a" * 36,) * 20).decided(7, 500, {n: ProducerIdentity(4_000 + n, 12) for n in range(500)})
     assert len(to_offsets(ledger, 1)) == 1
 
 
-def test_more_tasks_than_the_topic_s_partitions_have_room_for_are_refused_with_the_remedy() -> None:
+def test_ledger_too_large_for_partitions_of_topic_is_refused_with_remedy() -> None:
     with pytest.raises(UsageError, match=r"900 tasks needs \d partitions of topic t .* coalesce"):
         to_offsets(MANY, 1)
 
 
-def test_only_the_newest_start_is_not_superseded() -> None:
+def test_start_is_superseded_unless_newest() -> None:
     ledger = Ledger("t").started("a").started("b")
     assert [ledger.is_superseded(start) for start in ("a", "b", "c")] == [True, False, False]
     assert ledger.start_id == "b"
 
 
-def test_nothing_committed_is_no_ledger() -> None:
+def test_group_without_offsets_has_no_ledger() -> None:
     assert from_offsets({}) is None
 
 
@@ -75,6 +77,6 @@ def test_nothing_committed_is_no_ledger() -> None:
         '1/1 {"starts":[5],"tasks":1,"transactions":"eJwDAAAAAAE="}',
     ],
 )
-def test_offsets_of_somebody_else_are_no_ledger(metadata: str) -> None:
+def test_offsets_of_another_application_are_refused_as_ledger(metadata: str) -> None:
     with pytest.raises(Corrupt, match="used by somebody else"):
         from_offsets({("t", 0): CommittedOffset(5, metadata=metadata)})

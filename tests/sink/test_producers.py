@@ -49,33 +49,33 @@ def borrow_and_give_back(config: ProducerConfig = CONFIG, make: Any = FAKE) -> A
         return producer
 
 
-def test_the_next_task_gets_the_same_producer() -> None:
+def test_next_task_gets_same_producer() -> None:
     first = borrow_and_give_back()
     assert borrow_and_give_back() is first
     assert not first.aborted
 
 
-def test_another_configuration_gets_a_producer_of_its_own() -> None:
+def test_other_configuration_gets_separate_producer() -> None:
     other = ProducerConfig(acks=1, enable_idempotence=False)
     assert borrow_and_give_back() is not borrow_and_give_back(other)
     assert borrow_and_give_back(other).config is other
 
 
-def test_a_producer_of_transactions_is_used_for_the_next_transactional_id_too() -> None:
+def test_transactional_producer_is_reused_for_next_transactional_id() -> None:
     of_task_0, of_task_1 = (replace(CONFIG, transactional_id=f"etl-{task}") for task in range(2))
     first = borrow_and_give_back(of_task_0, FakeTransactionalProducer)
     assert borrow_and_give_back(of_task_1, FakeTransactionalProducer) is first
     assert borrow_and_give_back() is not first
 
 
-def test_after_an_error_the_producer_is_aborted_and_not_used_again() -> None:
+def test_producer_is_aborted_and_discarded_after_error() -> None:
     with pytest.raises(ValueError, match="rows"), borrowed_producer(CLIENT, CONFIG, FAKE) as failed:
         raise ValueError("rows")
     assert failed.aborted
     assert borrow_and_give_back() is not failed
 
 
-def test_two_borrowers_at_a_time_get_two_and_one_is_kept() -> None:
+def test_concurrent_borrowers_get_two_producers_and_one_is_pooled() -> None:
     with borrowed_producer(CLIENT, CONFIG, FAKE) as outer:
         inner = borrow_and_give_back()
         assert inner is not outer
@@ -83,7 +83,7 @@ def test_two_borrowers_at_a_time_get_two_and_one_is_kept() -> None:
     assert borrow_and_give_back() is outer
 
 
-def test_a_forked_child_does_not_use_its_parents_producer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forked_child_does_not_use_producer_of_parent(monkeypatch: pytest.MonkeyPatch) -> None:
     parents = borrow_and_give_back()
     child = os.getpid() + 1
     monkeypatch.setattr(os, "getpid", lambda: child)
@@ -91,7 +91,7 @@ def test_a_forked_child_does_not_use_its_parents_producer(monkeypatch: pytest.Mo
     assert not parents.aborted
 
 
-def test_no_more_than_a_few_wait_and_the_oldest_goes_first() -> None:
+def test_pool_of_idle_producers_is_bounded_and_evicts_oldest() -> None:
     made = [
         borrow_and_give_back(ProducerConfig(delivery_timeout_ms=100_000 + i)) for i in range(producers._MOST_IDLE + 1)
     ]

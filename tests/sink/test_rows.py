@@ -26,7 +26,7 @@ SCHEMA = (
 )
 
 
-def test_rows_become_the_columns_that_arrow_batches_would_have_become() -> None:
+def test_rows_give_same_columns_as_arrow_batches() -> None:
     moment = datetime(2024, 2, 29, 12, 30, 15, 123_456)
     rows = [
         Row(
@@ -57,7 +57,7 @@ def test_rows_become_the_columns_that_arrow_batches_would_have_become() -> None:
     ]
 
 
-def test_many_rows_come_in_several_batches_in_their_order() -> None:
+def test_many_rows_are_split_into_batches_in_order() -> None:
     schema = StructType().add("value", StringType())
     count = sink_rows._ROWS_PER_BATCH + 1
     batches = sink_rows.arrow_batches((Row(str(i)) for i in range(count)), schema, plan_sink(schema, "t"))
@@ -86,7 +86,7 @@ def written_micros(values: list[datetime]) -> list[int]:
 
 
 @pytest.mark.usefixtures("_in_berlin")
-def test_timestamps_around_the_end_of_summer_time_are_kept_where_their_hour_is_known(
+def test_timestamps_around_end_of_summer_time_are_kept_if_unambiguous(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     moments = [BEFORE_BOTH_HOURS + timedelta(minutes=30 * half, microseconds=7) for half in range(8)]
@@ -98,7 +98,7 @@ def test_timestamps_around_the_end_of_summer_time_are_kept_where_their_hour_is_k
 
 
 @pytest.mark.usefixtures("_in_berlin")
-def test_timestamp_in_the_repeated_hour_warns_if_spark_does_not_say_which_hour(
+def test_timestamp_in_repeated_hour_warns_if_ambiguous(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     first, second = (BEFORE_BOTH_HOURS + timedelta(hours=hours) for hours in (1.5, 2.5))

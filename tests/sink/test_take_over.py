@@ -49,7 +49,7 @@ def begin(cluster: FakeKafka, start: str, tasks: int) -> None:
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["an older start", "no ledger yet"])
-def test_take_over_by_many_tasks_at_once_is_done_by_few(cluster: FakeKafka, before: bool) -> None:
+def test_takeover_by_many_concurrent_tasks_is_done_by_few(cluster: FakeKafka, before: bool) -> None:
     if before:
         begin(cluster, "older", 1)
     asked_before = len(cluster.asked(INIT_PRODUCER_ID))
@@ -76,27 +76,27 @@ def waited_s(clock: ManualClock, *held_by: Holder) -> float:
     return clock.at_s
 
 
-def test_task_takes_over_soon_when_no_other_does() -> None:
+def test_task_takes_over_at_once_without_competitor() -> None:
     assert waited_s(ManualClock(), AT_REST) <= 0.1
 
 
-def test_task_waits_for_another_that_takes_over_but_not_for_ever() -> None:
+def test_task_waits_a_limited_time_for_takeover_by_another() -> None:
     assert 0.5 <= waited_s(ManualClock(), TAKING_OVER) <= 1.1
     assert 0.5 <= waited_s(ManualClock(), AT_REST, TAKING_OVER) <= 1.3
 
 
-def test_task_takes_over_from_a_driver_that_goes_on_deciding_batches() -> None:
+def test_task_takes_over_from_driver_that_still_decides_batches() -> None:
     """Since KIP-890 each decision bumps the epoch; between decisions the producer has no open transaction."""
     decided = [Holder(TransactionalIdentity("query", 1, epoch), True) for epoch in range(5)]
     assert waited_s(ManualClock(), *decided) <= 0.1
 
 
-def test_task_waits_longer_for_each_other_task_that_takes_over() -> None:
+def test_task_waits_longer_for_each_competing_task() -> None:
     others = [Holder(TransactionalIdentity("query", 1, epoch), False) for epoch in range(5)]
     assert waited_s(ManualClock(), *others) > 0.5 + 1 + 2 + 4 + 8
 
 
-def test_task_whose_turn_does_not_come_fails_at_its_deadline() -> None:
+def test_task_without_turn_fails_at_deadline() -> None:
     clock = ManualClock()
     turn = TakeOverTurn(
         lambda: Holder(TransactionalIdentity("query", 1, int(clock.at_s * 1000)), False),

@@ -18,18 +18,18 @@ def written(acknowledged: dict[TopicPartition, ProducedRange]) -> TaskWritten:
     return TaskWritten(written_topics(acknowledged))
 
 
-def test_the_line_adds_up_rows_and_partitions_by_topic() -> None:
+def test_log_line_sums_rows_and_partitions_by_topic() -> None:
     first = written({("orders", 0): ProducedRange(0, 9, 10), ("orders", 1): ProducedRange(5, 9, 5)})
     second = written({("orders", 1): ProducedRange(10, 10, 1), ("audit", 0): ProducedRange(-1, -1, 2)})
     messages = [pickle.loads(pickle.dumps(message)) for message in (first, second)]
     assert summary(messages) == "2 rows to audit (1 partitions), 16 rows to orders (2 partitions) in 2 tasks"
 
 
-def test_tasks_that_did_not_finish_and_tasks_without_rows_are_counted() -> None:
+def test_log_line_counts_unfinished_and_empty_tasks() -> None:
     assert summary([TaskWritten({}), None]) == "no rows in 1 tasks, 1 did not finish"
 
 
-def test_commit_message_of_three_thousand_partitions_is_small_and_its_log_line_short() -> None:
+def test_commit_message_of_3000_partitions_is_small_and_its_log_line_short() -> None:
     names = [f"team.orders.events.v1.{number:04}" for number in range(1000)]
     ranges = {(name, partition): ProducedRange(10**9, 10**9 + 99, 100) for name in names for partition in range(3)}
     message = written({**ranges, ("team.audit", 0): ProducedRange(0, 999, 1_000)})
@@ -43,7 +43,7 @@ def test_commit_message_of_three_thousand_partitions_is_small_and_its_log_line_s
     assert len(pickle.dumps(one_topic)) < 1_000
 
 
-def test_a_stream_that_is_stopped_in_the_middle_of_a_batch_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_stream_stopped_in_mid_batch_logs_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     """Spark calls `abort` when it stops a query and when a task fails, with None for each task that it killed."""
     options = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "t"}
     writer = KafkaStreamWriter(parse_sink_options(options), StructType().add("value", "string"))

@@ -19,19 +19,19 @@ def _reset_warnings() -> Iterator[None]:
     once.log_once.cache_clear()
 
 
-def test_a_rack_is_taken_as_it_is() -> None:
+def test_rack_without_env_prefix_is_literal() -> None:
     for rack in ("", "eu-1a", "environment"):
         assert in_this_rack(ConsumerConfig(client_rack=rack)).client_rack == rack
 
 
-def test_a_variable_is_looked_up_where_the_task_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rack_variable_is_read_on_the_executor(monkeypatch: pytest.MonkeyPatch) -> None:
     config = ConsumerConfig(client_rack="env:MY_RACK", fetch_min_bytes=7)
     for rack in ("eu-1a", "eu-1b"):
         monkeypatch.setenv("MY_RACK", rack)
         assert in_this_rack(config) == ConsumerConfig(client_rack=rack, fetch_min_bytes=7)
 
 
-def test_without_the_variable_there_is_no_rack_and_a_warning(
+def test_rack_with_unset_variable_is_empty_and_warns(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv("MY_RACK", raising=False)

@@ -17,13 +17,13 @@ def column(name: str, wanted: Range, rows: int) -> pa.Array:
 
 @pytest.mark.parametrize("length", [1, 60, 249])
 @pytest.mark.parametrize("rows", [1, 5, 16_000])
-def test_topic_and_partition_are_repeated_for_each_row(length: int, rows: int) -> None:
+def test_topic_and_partition_columns_repeat_for_each_row(length: int, rows: int) -> None:
     wanted = Range("t" * length, 7, from_offset=0, until_offset=rows)
     assert column("topic", wanted, rows).equals(pa.array([wanted.topic] * rows))
     assert column("partition", wanted, rows).equals(pa.array([7] * rows, pa.int32()))
 
 
-def test_process_keeps_little_memory_for_the_columns_of_very_long_topic_names() -> None:
+def test_cached_columns_of_long_topic_names_need_little_memory() -> None:
     topics = [Range(f"{number:03}" + "t" * 246, number, from_offset=0, until_offset=1) for number in range(40)]
     tracemalloc.start()
     try:

@@ -14,7 +14,7 @@ ALL = (*COLUMNS, HEADERS)
 
 
 @pytest.mark.parametrize("columns", [COLUMNS, ALL, ("headers", "offset"), ("topic",)])
-def test_the_arrow_schema_is_exactly_the_one_spark_makes_of_the_declared_one(columns: tuple[str, ...]) -> None:
+def test_arrow_schema_equals_sparks_conversion_of_declared_schema(columns: tuple[str, ...]) -> None:
     from pyspark.sql.pandas.types import to_arrow_schema
 
     wanted = to_arrow_schema(spark_schema(columns), timezone="UTC")
@@ -24,18 +24,18 @@ def test_the_arrow_schema_is_exactly_the_one_spark_makes_of_the_declared_one(col
     assert str(found) == str(wanted)
 
 
-def test_the_columns_are_those_of_spark_s_own_connector() -> None:
+def test_columns_equal_those_of_sparks_connector() -> None:
     assert spark_schema(ALL).simpleString() == (
         "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,timestamp:timestamp,"
         "timestampType:int,headers:array<struct<key:string,value:binary>>>"
     )
 
 
-def test_chosen_columns_come_in_the_order_chosen() -> None:
+def test_chosen_columns_keep_chosen_order() -> None:
     assert spark_schema(("offset", "value")).simpleString() == "struct<offset:bigint,value:binary>"
 
 
-def test_every_column_may_be_null() -> None:
+def test_columns_are_nullable() -> None:
     schema = spark_schema(ALL)
     headers = schema["headers"].dataType
     assert all(field.nullable for field in schema)
@@ -52,7 +52,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("said", OTHERS)
-def test_a_schema_of_the_user_s_own_is_refused_before_anything_is_read(said: str) -> None:
+def test_user_schema_is_refused_before_any_read(said: str) -> None:
     source = KafkaGroupDataSource(OWN)
     # The stream reader raises the error at Spark's first call.
     for read in (source.reader, lambda schema: source.streamReader(schema).initialOffset()):

@@ -29,7 +29,7 @@ SHIPPED = {
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_executor_without_the_package_fails_with_the_remedy(name: str, tmp_path: Path) -> None:
+def test_executor_without_package_fails_with_remedy(name: str, tmp_path: Path) -> None:
     sent = tmp_path / "sent"
     sent.write_bytes(cloudpickle.dumps(SHIPPED[name]()))
     # `-S` disables site, which would add the path of an editable install.
@@ -43,7 +43,7 @@ def test_executor_without_the_package_fails_with_the_remedy(name: str, tmp_path:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_executor_with_the_package_gets_the_same(name: str) -> None:
+def test_executor_with_package_restores_same_object(name: str) -> None:
     shipped = SHIPPED[name]()
     restored = pickle.loads(cloudpickle.dumps(shipped))
     assert type(restored) is type(shipped)
@@ -51,7 +51,7 @@ def test_executor_with_the_package_gets_the_same(name: str) -> None:
     assert getattr(restored, options) == getattr(shipped, options)
 
 
-def test_warning_in_a_process_of_spark_names_level_and_logger(tmp_path: Path) -> None:
+def test_warning_in_spark_process_names_level_and_logger(tmp_path: Path) -> None:
     sent = tmp_path / "sent"
     sent.write_bytes(cloudpickle.dumps(SINK))
     code = (

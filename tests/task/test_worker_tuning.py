@@ -71,7 +71,7 @@ def _run(program: str) -> list[int]:
     return [int(word) for word in ended.stdout.split()]
 
 
-def test_the_collection_after_a_task_looks_at_nothing_that_was_there_before() -> None:
+def test_garbage_collection_after_task_skips_older_objects() -> None:
     before, after, frozen, frozen_later = _run(_COLLECTION)
     assert before > 50_000
     assert after < before / 100
@@ -80,13 +80,13 @@ def test_the_collection_after_a_task_looks_at_nothing_that_was_there_before() ->
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux delays acknowledgements in this way")
-def test_an_order_is_acknowledged_at_once_also_after_an_answer_was_sent() -> None:
+def test_request_is_acknowledged_at_once_after_response_was_sent() -> None:
     without, after_an_answer, after_the_collection, callbacks_once_closed = _run(_SOCKET)
     assert (without, after_an_answer) == (0, 0), "Linux delays the acknowledgement"
     assert after_the_collection == 1
     assert callbacks_once_closed == 0
 
 
-def test_nothing_is_acknowledged_on_a_unix_socket() -> None:
+def test_unix_socket_adds_no_gc_callback() -> None:
     before, after = _run(_UNIX_SOCKET)
     assert after == before

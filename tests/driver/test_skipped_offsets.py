@@ -25,7 +25,7 @@ def test_what_is_gone_is_counted_in_the_end_of_the_batch(cluster: Cluster, caplo
     end = next_end(begin)
     assert (end["a"], end["@skipped"]) == ({"0": 25, "1": 20}, {"a": {"0": 5}})
     # a-1 has nothing to read.
-    assert cluster.asked_for_starts == [[("a", 0)]]
+    assert cluster.list_offsets_for_log_starts == [[("a", 0)]]
     # A replay by another process after further deletions, and one with other options.
     cluster.set_log("a", 0, 21, 25)
     for again in (reader, cluster.reader()):
@@ -49,7 +49,7 @@ def test_what_is_gone_is_counted_in_the_end_of_the_batch(cluster: Cluster, caplo
     assert ranges(reader, last, after) == [(0, 40, 42)]
 
 
-def test_what_a_replayed_batch_lacks_is_counted_by_the_next_one(cluster: Cluster) -> None:
+def test_offsets_missing_from_replayed_batch_are_counted_by_next_batch(cluster: Cluster) -> None:
     """A query that failed with data loss resumes with failOnDataLoss=false: an empty batch may count the loss."""
     begin = read_to(10)
     end = cluster.reader().latestOffset(begin)
@@ -62,7 +62,7 @@ def test_what_a_replayed_batch_lacks_is_counted_by_the_next_one(cluster: Cluster
     assert reader.latestOffset(counted, reader.getDefaultReadLimit()) == counted
 
 
-def test_limits_share_out_what_is_there(cluster: Cluster) -> None:
+def test_limit_is_distributed_over_existing_offsets(cluster: Cluster) -> None:
     cluster.set_log("a", 0, 1_000, 1_010)
     reader = cluster.reader(failOnDataLoss="false", maxOffsetsPerTrigger=10)
     begin = read_to(0, 10)
@@ -71,7 +71,7 @@ def test_limits_share_out_what_is_there(cluster: Cluster) -> None:
     assert end["@skipped"] == {"a": {"0": 1_000}}
 
 
-def test_a_batch_that_waits_has_skipped_nothing_yet(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+def test_delayed_batch_counts_no_skipped_offsets(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     reader = cluster.reader(failOnDataLoss="false", minOffsetsPerTrigger=10)
     begin = read_to(20)
     reader.latestOffset(begin, reader.getDefaultReadLimit())
@@ -83,7 +83,7 @@ def test_a_batch_that_waits_has_skipped_nothing_yet(cluster: Cluster, caplog: py
     assert reader.latestOffset(begin, reader.getDefaultReadLimit())["@skipped"] == {"a": {"0": 75}}
 
 
-def test_what_was_read_and_truncated_is_not_skipped(cluster: Cluster) -> None:
+def test_truncated_offsets_that_were_read_are_not_counted_as_skipped(cluster: Cluster) -> None:
     cluster.set_log("a", 0, 0, 7)
     reader = cluster.reader(failOnDataLoss="false")
     begin = {**read_to(10), "@skipped": {"a": {"1": 3}}}
@@ -91,24 +91,24 @@ def test_what_was_read_and_truncated_is_not_skipped(cluster: Cluster) -> None:
     assert (end["a"], end["@skipped"]) == ({"0": 7, "1": 20}, {"a": {"1": 3}})
 
 
-def test_the_first_records_of_a_new_partition_count(cluster: Cluster) -> None:
+def test_deleted_first_offsets_of_new_partition_are_counted(cluster: Cluster) -> None:
     cluster.set_log("a", 2, 4, 9)
     reader = cluster.reader(failOnDataLoss="false")
     end = reader.latestOffset(read_to(20), reader.getDefaultReadLimit())
     assert (end["a"]["2"], end["@skipped"]) == (9, {"a": {"2": 4}})
 
 
-def test_a_query_that_fails_on_data_loss_asks_for_no_beginnings(cluster: Cluster) -> None:
+def test_query_with_fail_on_data_loss_requests_no_log_start_offsets(cluster: Cluster) -> None:
     cluster.set_log("a", 0, 15, 20)
     reader = cluster.reader()
     begin = read_to(10)
     end = reader.latestOffset(begin, reader.getDefaultReadLimit())
     assert ranges(reader, begin, end) == [(0, 10, 20)]
-    assert cluster.asked_for_starts == []
+    assert cluster.list_offsets_for_log_starts == []
     assert "@skipped" not in end
 
 
-def test_batch_read_whose_offsets_are_gone_names_a_new_load(cluster: Cluster) -> None:
+def test_batch_read_of_deleted_offsets_error_says_to_load_again(cluster: Cluster) -> None:
     """Spark plans a DataFrame once, at its first action."""
     given = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "subscribe": "a"}
     reader = KafkaBatchReader(parse_source_options(given, streaming=False))
