@@ -23,7 +23,7 @@ from protocol.consumer_group.config import GroupConsumerConfig, parse_group_cons
 from protocol.errors import NoOffset, UsageError
 from protocol.group.offsets import fetch_offsets
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
-from protocol.producer.delivery import ProducedRange
+from protocol.producer.in_flight_batches import ProducedRange
 from protocol.producer.producer import Producer
 from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.records.decode import SCHEMA

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from protocol.kafka_terms import TopicPartition
-from protocol.producer.delivery import Receipt, ReceiptPart
+from protocol.producer.in_flight_batches import Receipt, ReceiptPart
 from protocol.property_kinds import MAX_INT32
 from protocol.records.arrow_numpy import to_arrow
 from protocol.records.batch_header import HEADER_BYTES

@@ -21,7 +21,7 @@ from protocol.config import ProducerConfig
 from protocol.errors import DeadlineExceeded, KafkaError, UsageError
 from protocol.kafka_terms import NO_PARTITION
 from protocol.producer.accumulator import Accumulator, Gathered
-from protocol.producer.delivery import Deliveries, Delivery, Outcome
+from protocol.producer.in_flight_batches import InFlightBatch, InFlightBatches, Outcome
 from protocol.producer.messages import MessageBuffer, Messages
 from protocol.producer.partition_choice import GivenPartitions, PartitionChoice
 from protocol.producer.partition_producer import Encode, ProducerBatch
@@ -47,7 +47,7 @@ class Intake:
         clock: Clock,
         choice: PartitionChoice,
         encode: Encode,
-        deliveries: Deliveries,
+        in_flight_batches: InFlightBatches,
         hand_over: HandOver,
         on_failure: Callable[[KafkaError], None] = lambda error: None,
     ) -> None:
@@ -58,7 +58,7 @@ class Intake:
         self._config = config
         self._clock = clock
         self._choice = choice
-        self._deliveries = deliveries
+        self._in_flight_batches = in_flight_batches
         self._hand_over_batches = hand_over
         self._on_failure = on_failure
         self._accumulator = Accumulator(config.batch_size_bytes, config.batch_num_messages)
@@ -76,7 +76,7 @@ class Intake:
         Each stage adds a row's bytes before the previous stage subtracts them, and the stages are read in that order:
         the total may double-count briefly, but never under-counts. A thread that moves rows wakes waiting threads.
         """
-        return self.messages.held_bytes + self._accumulator.held_bytes + self._deliveries.held_bytes
+        return self.messages.held_bytes + self._accumulator.held_bytes + self._in_flight_batches.held_bytes
 
     # -- input --------------------------------------------------------------------------------
 
@@ -98,14 +98,14 @@ class Intake:
             self._take_messages()
             if rows.num_rows:
                 partitions[kept] = self._choice.choose(known, rows, sizes, named)
-            sent = SentColumns(topic, partitions, timestamps_ms, self._deliveries.was_told)
+            sent = SentColumns(topic, partitions, timestamps_ms, self._in_flight_batches.was_told)
             for nth, error in enumerate(refused.values()):
                 self._on_failure(error)
                 sent.settle(NO_PARTITION, nth, 1, Outcome(error=error))
             self._hand_over(self._accumulator.append(topic, rows, partitions[kept], sizes, self._clock.now_s(), sent))
             self._hand_over(self._due(self._clock.now_s()), wait=False)
-        self._deliveries.wake()
-        self._deliveries.failed(list(refused.values())[:1])
+        self._in_flight_batches.wake()
+        self._in_flight_batches.failed(list(refused.values())[:1])
         return sent
 
     def check_partition(self, topic: str, partition: int | None, *, wait: bool) -> None:
@@ -120,22 +120,24 @@ class Intake:
     def wait_for_room(self, size_bytes: int, *, columns: bool = False) -> None:
         """Wait while `buffer.memory` is full.
 
-        Columns larger than the memory are accepted when no delivery holds any of it.
+        Columns larger than the memory are accepted when no batch in flight holds any of it.
 
         Raises
         ------
         DeadlineExceeded
-            No delivery was completed for `max.block.ms`.
+            No batch was completed for `max.block.ms`.
         KafkaError
             Earlier columns could not be written. Only for columns: futures of messages report their own failures.
         """
         most = self._config.buffer_memory_bytes
 
         def fits() -> bool:
-            return self.held_bytes + min(size_bytes, most) <= most or (columns and not self._deliveries.held_bytes)
+            return self.held_bytes + min(size_bytes, most) <= most or (
+                columns and not self._in_flight_batches.held_bytes
+            )
 
         block_s = self._config.max_block_ms / 1000
-        if fits() or self._deliveries.wait_for_room(fits, block_s, despite_failures=not columns):
+        if fits() or self._in_flight_batches.wait_for_room(fits, block_s, despite_failures=not columns):
             return
         raise DeadlineExceeded(
             f"{self.held_bytes} bytes are not acknowledged, buffer.memory is {most}, and nothing was acknowledged for "
@@ -148,7 +150,7 @@ class Intake:
         with self._alone():
             self._take_messages()
             self._hand_over(self._accumulator.drain(), wait=False)
-        self._deliveries.wake()
+        self._in_flight_batches.wake()
 
     def hand_over_due(self) -> float | None:
         """Hand over the batches that have waited for `linger.ms`; return the next time to call, None if unknown."""
@@ -168,7 +170,7 @@ class Intake:
         self._end = error
         self.messages.close(error)
         if self.discard(error):
-            self._deliveries.failed([error])
+            self._in_flight_batches.failed([error])
 
     def discard(self, error: KafkaError) -> bool:
         """Fail all waiting rows and messages; return True if some rows do not report it."""
@@ -259,13 +261,13 @@ class Intake:
             try:
                 records = self._encode(together.rows, [cut.count for cut in together.cuts], together.order)
                 now_s = self._clock.now_s()
-                deliveries = [
-                    Delivery(cut.topic, cut.partition, len(encoded), cut.count, cut.receipts)
+                in_flight_batches = [
+                    InFlightBatch(cut.topic, cut.partition, len(encoded), cut.count, cut.receipts)
                     for cut, encoded in zip(together.cuts, records, strict=True)
                 ]
                 if wait:
-                    free_bytes = most_bytes + together.held_bytes - sum(each.size_bytes for each in deliveries)
-                    self._deliveries.wait_for_room(
+                    free_bytes = most_bytes + together.held_bytes - sum(each.size_bytes for each in in_flight_batches)
+                    self._in_flight_batches.wait_for_room(
                         partial(self._holds_at_most, free_bytes), None, despite_failures=True
                     )
             except BaseException as error:  # MemoryError or Ctrl-C, for example; rows of earlier calls are affected
@@ -273,18 +275,18 @@ class Intake:
                 cause = UsageError(f"rows of {topic} were not sent because of another error: {error!r}")
                 untold = _fail_rows([together, *left], cause)
                 self._on_failure(cause)
-                self._deliveries.failed([cause] if untold else [])
+                self._in_flight_batches.failed([cause] if untold else [])
                 raise
-            self._deliveries.begin(deliveries)
+            self._in_flight_batches.begin(in_flight_batches)
             self._hand_over_batches(
                 [
                     ProducerBatch(encoded, each.rows_left, now_s, each)
-                    for encoded, each in zip(records, deliveries, strict=True)
+                    for encoded, each in zip(records, in_flight_batches, strict=True)
                 ]
             )
 
     def _holds_at_most(self, size_bytes: int) -> bool:
-        return self.held_bytes <= size_bytes or not self._deliveries.held_bytes
+        return self.held_bytes <= size_bytes or not self._in_flight_batches.held_bytes
 
     def _raise_if_ended(self) -> None:
         if self._end is not None:
@@ -302,7 +304,7 @@ def _rows_of(
 def _fail_rows(gathered: Iterable[Gathered], error: KafkaError) -> bool:
     """Fail rows; return True if some do not report it, so that `flush` must."""
     cuts = [cut for together in gathered for cut in together.cuts]
-    failed = [Delivery(cut.topic, cut.partition, 0, cut.count, cut.receipts) for cut in cuts]
+    failed = [InFlightBatch(cut.topic, cut.partition, 0, cut.count, cut.receipts) for cut in cuts]
     for each in failed:
         each.settle(0, each.rows_left, Outcome(error=error))
     return not all(each.tells_failures for each in failed)

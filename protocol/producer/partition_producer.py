@@ -22,8 +22,8 @@ from protocol.broker_errors import ErrorCode, broker_error, error_row
 from protocol.clock import Backoff
 from protocol.errors import DeadlineExceeded, KafkaError
 from protocol.kafka_terms import NO_SEQUENCE, NO_TIMESTAMP_MS
-from protocol.producer.delivery import Delivery, Outcome, ProducedRange
 from protocol.producer.idempotence import ProducerIdentity, Sequences, comes_before, sequence_after
+from protocol.producer.in_flight_batches import InFlightBatch, Outcome, ProducedRange
 from protocol.records.decode import decode
 from protocol.records.encode import EncodedBatch
 from protocol.records.memory_records import read_batch_headers
@@ -71,7 +71,7 @@ class ProducerBatch:
 
     Attributes
     ----------
-    delivery : Delivery or None
+    in_flight_batch : InFlightBatch or None
         Receives the result of the rows, which start at `first_row` of it.
     outcome : Outcome or None
         Result, once known.
@@ -82,7 +82,7 @@ class ProducerBatch:
     records: EncodedBatch
     record_count: int
     created_s: float
-    delivery: Delivery | None = None
+    in_flight_batch: InFlightBatch | None = None
     first_row: int = 0
     outcome: Outcome | None = None
     base_sequence: int = NO_SEQUENCE
@@ -94,8 +94,8 @@ class ProducerBatch:
     def note(self, error: KafkaError) -> None:
         """Record the error of a try, for the messages of callers that wait."""
         self.last_error = error
-        if self.delivery is not None:
-            self.delivery.trouble = error
+        if self.in_flight_batch is not None:
+            self.in_flight_batch.trouble = error
 
 
 Encode = Callable[[pa.RecordBatch, Sequence[int], npt.NDArray[np.int64] | None], list[EncodedBatch]]
@@ -384,7 +384,7 @@ class PartitionProducer:
                 records,
                 counts[nth],
                 batch.created_s,
-                batch.delivery,
+                batch.in_flight_batch,
                 batch.first_row + first,
                 maybe_written=batch.maybe_written,
                 last_error=batch.last_error,

@@ -23,8 +23,8 @@ from protocol.cluster.client import Client, open_client
 from protocol.config import ProducerConfig, parse_producer
 from protocol.errors import DeadlineExceeded, UsageError
 from protocol.kafka_terms import TopicPartition
-from protocol.producer.delivery import Deliveries, Delivery, ProducedRange
 from protocol.producer.idempotence import AnonymousSession, IdempotentSession, ProducerSession
+from protocol.producer.in_flight_batches import InFlightBatch, InFlightBatches, ProducedRange
 from protocol.producer.intake import Intake
 from protocol.producer.messages import Headers, Message
 from protocol.producer.partition_choice import GivenPartitions, PartitionChoice
@@ -89,18 +89,18 @@ class Producer:
         self._session = session or (
             IdempotentSession(self._client) if settings.enable_idempotence else AnonymousSession()
         )
-        self._deliveries = Deliveries(self._client.words)
+        self._in_flight_batches = InFlightBatches(self._client.words)
         encode = partial(encode_batches, compression=settings.compression_type, level=settings.compression_level)
         self._compressors = ThreadPoolExecutor(_MOST_COMPRESSORS, "produce-compress")
         encode_together = partial(encode, map_each=partial(_map_by, self._compressors))
-        self._sender = Sender(self._client, settings, self._session, self._deliveries, encode)
+        self._sender = Sender(self._client, settings, self._session, self._in_flight_batches, encode)
         choice = PartitionChoice(self._client, settings, self._sender.busy, partitioner)
         self._intake = Intake(
             settings,
             self._client.clock,
             choice,
             encode_together,
-            self._deliveries,
+            self._in_flight_batches,
             self._sender.put,
             self._session.failed,
         )
@@ -240,7 +240,7 @@ class Producer:
     @property
     def acknowledged(self) -> dict[TopicPartition, ProducedRange]:
         """Acknowledged ranges by (topic, partition), since the first send after the last flush."""
-        return self._deliveries.acknowledged_now()
+        return self._in_flight_batches.acknowledged_now()
 
     @property
     def requests(self) -> int:
@@ -297,7 +297,7 @@ class Producer:
         # In this order: threads that wait for memory block `discard`.
         self._sender.reset_sequences(self._client.deadline())
         self._intake.discard(UsageError("this was not sent: the transaction was aborted"))
-        self._deliveries.take_failures()
+        self._in_flight_batches.take_failures()
 
     # -- inside -------------------------------------------------------------------------------
 
@@ -309,7 +309,7 @@ class Producer:
         self._intake.drain()
         # Wake-ups may have been consumed by batches of other threads.
         self._sender.wake()
-        while late := self._deliveries.wait(deadline, despite_failures=despite_failures):
+        while late := self._in_flight_batches.wait(deadline, despite_failures=despite_failures):
             self._raise_if_unusable("flush")
             if deadline.passed:
                 raise _not_in_time(late)
@@ -324,7 +324,7 @@ class Producer:
     def _begin_account(self) -> None:
         if self._flushed:
             self._flushed = False
-            self._deliveries.begin_account()
+            self._in_flight_batches.begin_account()
 
     def _require_alive(self) -> None:
         if not self._sender.in_this_process:
@@ -339,7 +339,7 @@ class Producer:
     def _raise_if_unusable(self, call: str) -> None:
         self._require_caller(call)
         if self._sender.in_this_process:
-            self._deliveries.raise_failures()
+            self._in_flight_batches.raise_failures()
         self._require_alive()
 
 
@@ -358,7 +358,7 @@ def _stop(sender: Sender, compressors: ThreadPoolExecutor) -> None:
         compressors.shutdown(wait=False)
 
 
-def _not_in_time(late: Sequence[Delivery]) -> DeadlineExceeded:
+def _not_in_time(late: Sequence[InFlightBatch]) -> DeadlineExceeded:
     first, count = late[0], len({(each.topic, each.partition) for each in late})
     trouble = f"; the last failure: {first.trouble}" if first.trouble else ""
     error = DeadlineExceeded(

@@ -17,7 +17,7 @@ import pyarrow as pa
 from protocol.clock import Deadline
 from protocol.condition import Event
 from protocol.errors import DeadlineExceeded, KafkaError
-from protocol.producer.delivery import Outcome
+from protocol.producer.in_flight_batches import Outcome
 from protocol.producer.partitioner import Partitions
 from protocol.records.arrow_numpy import to_arrow
 

@@ -25,8 +25,8 @@ from protocol.kafka_terms import TopicPartition
 from protocol.net.readiness import ready
 from protocol.net.self_pipe import SelfPipe
 from protocol.producer.broker_producer import BrokerProducer
-from protocol.producer.delivery import Deliveries, Ended, Outcome
 from protocol.producer.idempotence import ProducerSession
+from protocol.producer.in_flight_batches import Ended, InFlightBatches, Outcome
 from protocol.producer.partition_producer import Encode, PartitionProducer, ProducerBatch
 from protocol.producer.topics import Leaders
 
@@ -46,14 +46,19 @@ class Sender:
     """
 
     def __init__(
-        self, client: Client, config: ProducerConfig, session: ProducerSession, deliveries: Deliveries, encode: Encode
+        self,
+        client: Client,
+        config: ProducerConfig,
+        session: ProducerSession,
+        in_flight_batches: InFlightBatches,
+        encode: Encode,
     ) -> None:
         self.busy: dict[TopicPartition, PartitionProducer] = {}
         """Partitions with unsent or unacknowledged batches. Other threads may read it."""
         self._client = client
         self._config = config
         self._session = session
-        self._deliveries = deliveries
+        self._in_flight_batches = in_flight_batches
         self._encode = encode
         self._clock = StoppableClock(client.clock)
         # Replies of a connection are ordered: with its own connections, it never waits for another producer's replies.
@@ -178,20 +183,20 @@ class Sender:
 
     def _settle(self, ended: Sequence[ProducerBatch]) -> None:
         told = [
-            Ended(batch.delivery, batch.first_row, batch.record_count, batch.outcome)
+            Ended(batch.in_flight_batch, batch.first_row, batch.record_count, batch.outcome)
             for batch in ended
-            if batch.delivery is not None and batch.outcome is not None
+            if batch.in_flight_batch is not None and batch.outcome is not None
         ]
         if told:
-            self._deliveries.end(told)
+            self._in_flight_batches.end(told)
 
     def _take_in(self) -> None:
         with self._inbox_lock:
             batches = list(self._inbox)
             self._inbox.clear()
         for batch in batches:
-            assert batch.delivery is not None
-            key = (batch.delivery.topic, batch.delivery.partition)
+            assert batch.in_flight_batch is not None
+            key = (batch.in_flight_batch.topic, batch.in_flight_batch.partition)
             self._partition(key).append(batch)
 
     def _partition(self, key: TopicPartition) -> PartitionProducer:

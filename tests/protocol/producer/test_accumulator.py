@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.producer.accumulator import Accumulator, Cut, Gathered
-from protocol.producer.delivery import Outcome
+from protocol.producer.in_flight_batches import Outcome
 from protocol.records.batch_header import HEADER_BYTES
 
 SIZE = 100

@@ -195,7 +195,7 @@ class TestMemory:
         full.send_columns(TOPIC, columns_of(*[bytes(1_000)] * 18))
         with ThreadPoolExecutor(1) as other:
             sent = other.submit(full.send_columns, TOPIC, columns_of(*[bytes(1_000)] * 5))
-            wait_until(lambda: bool(full._deliveries._changed._waiters) or sent.done())  # type: ignore[attr-defined]
+            wait_until(lambda: bool(full._in_flight_batches._changed._waiters) or sent.done())  # type: ignore[attr-defined]
             full.send_columns(TOPIC, columns_of(bytes(12_000)))
             assert "more than max.request.size" in str(sent.exception(WAIT_S))
         assert full._intake.held_bytes <= 20_000

@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 
 from protocol.broker_errors import ErrorCode
 from protocol.errors import BrokerError, DeadlineExceeded, UsageError
-from protocol.producer.delivery import ProducedRange
+from protocol.producer.in_flight_batches import ProducedRange
 from protocol.producer.producer import Producer
 from protocol.producer.results import RecordMetadata
 from protocol.records.batch_header import HEADER_BYTES

@@ -19,7 +19,7 @@ import pytest
 from protocol.broker_errors import ErrorCode
 from protocol.clock import Clock, Deadline
 from protocol.errors import BrokerError, DeadlineExceeded, KafkaError, UsageError
-from protocol.producer.delivery import Delivery
+from protocol.producer.in_flight_batches import InFlightBatch
 from protocol.producer.partition_producer import ProducerBatch
 from protocol.producer.producer import Producer
 from protocol.producer.results import RecordMetadata
@@ -222,15 +222,15 @@ class TestMemory:
         """The thread that passes batches on may pause so long that the replies arrive first."""
         small = {"batch.size": 4_000, "buffer.memory": 5_000, "linger.ms": 60_000, "max.block.ms": 20_000}
         with producer_of(broker.bootstrap_servers, {**small, "delivery.timeout.ms": 120_000}) as producer:
-            deliveries, put = producer._deliveries, producer._intake._hand_over_batches
+            in_flight_batches, put = producer._in_flight_batches, producer._intake._hand_over_batches
             written: list[Future[RecordMetadata]] = []
             sending = threading.Thread(target=lambda: written.append(producer.send(TOPIC, bytes(3_000))))
 
             def put_and_stand_still(batches: list[ProducerBatch]) -> None:
                 put(batches)
-                wait_until(lambda: not deliveries.held_bytes)
+                wait_until(lambda: not in_flight_batches.held_bytes)
                 sending.start()
-                wait_until(lambda: bool(deliveries._changed._waiters))  # type: ignore[attr-defined]
+                wait_until(lambda: bool(in_flight_batches._changed._waiters))  # type: ignore[attr-defined]
 
             producer.send(TOPIC, b"known", partition=0)
             producer.flush()
@@ -272,7 +272,7 @@ def test_interrupted_call_fails_rows_of_earlier_calls_too(
         if where == "encoding":
             monkeypatch.setattr(producer._intake, "_encode", come_between)
         else:
-            monkeypatch.setattr(producer._deliveries, "wait_for_room", come_between)
+            monkeypatch.setattr(producer._in_flight_batches, "wait_for_room", come_between)
         with pytest.raises(type(raised)):
             producer.send_columns(TOPIC, numbered(3, 40), np.arange(40, dtype=np.int32) % 2)
         monkeypatch.undo()
@@ -390,20 +390,20 @@ class TestFlush:
         broker.refuse(PRODUCE, ErrorCode.NOT_LEADER_OR_FOLLOWER, ALWAYS, partition=(TOPIC, 0))
         broker.refuse(PRODUCE, ErrorCode.INVALID_RECORD, partition=(TOPIC, 1))
         with producer_of(broker.bootstrap_servers, {"linger.ms": 60_000}) as producer:
-            deliveries, wait = producer._deliveries, producer._deliveries.wait
+            in_flight_batches, wait = producer._in_flight_batches, producer._in_flight_batches.wait
             raised: list[KafkaError] = []
             done: list[bool] = []
 
-            def wait_while_another_flushes(deadline: Deadline, **options: bool) -> list[Delivery]:
+            def wait_while_another_flushes(deadline: Deadline, **options: bool) -> list[InFlightBatch]:
                 late = wait(deadline, **options)
-                raised.extend(deliveries.take_failures())
+                raised.extend(in_flight_batches.take_failures())
                 return late
 
             def flush() -> None:
                 producer.flush()
                 done.append(sent.done)
 
-            monkeypatch.setattr(deliveries, "wait", wait_while_another_flushes)
+            monkeypatch.setattr(in_flight_batches, "wait", wait_while_another_flushes)
             sent = producer.send_columns(TOPIC, numbered(0, 2), np.arange(2, dtype=np.int32))
             flusher = threading.Thread(target=flush)
             flusher.start()

@@ -1,7 +1,7 @@
 """Record batches between their encoding and their acknowledgement, with the memory and the failures they account for.
 
-A `Delivery` represents the rows of one record batch, also after a split. `Deliveries` tracks all unfinished ones of a
-producer. `intake` adds them in the callers' threads; the `sender` thread completes them.
+An `InFlightBatch` represents the rows of one record batch, also after a split. `InFlightBatches` tracks all unfinished
+ones of a producer. `intake` adds them in the callers' threads; the `sender` thread completes them.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ReceiptPart(NamedTuple):
 
 
 @dataclass(eq=False)
-class Delivery:
+class InFlightBatch:
     """The rows of one record batch; `receipts` are in row order, `trouble` is the last error."""
 
     topic: str
@@ -95,17 +95,17 @@ class Delivery:
 
 
 class Ended(NamedTuple):
-    """The result of `rows` rows of a delivery, from `first_row` on."""
+    """The result of `rows` rows of a batch, from `first_row` on."""
 
-    delivery: Delivery
+    in_flight_batch: InFlightBatch
     first_row: int
     rows: int
     outcome: Outcome
 
 
 @dataclass(eq=False)
-class Deliveries:
-    """All unfinished deliveries of a producer. Thread-safe.
+class InFlightBatches:
+    """All unfinished batches of a producer. Thread-safe.
 
     Attributes
     ----------
@@ -121,36 +121,36 @@ class Deliveries:
     acknowledged: dict[TopicPartition, ProducedRange] = field(default_factory=dict)
     failures: list[KafkaError] = field(default_factory=list)
     held_bytes: int = 0
-    _under_way: dict[Delivery, None] = field(default_factory=dict)
+    _under_way: dict[InFlightBatch, None] = field(default_factory=dict)
     _changed: Condition = field(default_factory=Condition)
 
-    def begin(self, deliveries: Sequence[Delivery]) -> None:
-        """Add deliveries, and count their memory."""
+    def begin(self, in_flight_batches: Sequence[InFlightBatch]) -> None:
+        """Add batches, and count their memory."""
         with self._changed:
-            self._under_way.update(dict.fromkeys(deliveries))
-            self.held_bytes += sum(each.size_bytes for each in deliveries)
+            self._under_way.update(dict.fromkeys(in_flight_batches))
+            self.held_bytes += sum(each.size_bytes for each in in_flight_batches)
 
     def end(self, ended: Sequence[Ended]) -> None:
         """Pass results to the receipts, then wake the threads that wait."""
         with self._changed:
-            for delivery, _, count, outcome in ended:
-                key, error = (delivery.topic, delivery.partition), outcome.error
+            for in_flight_batch, _, count, outcome in ended:
+                key, error = (in_flight_batch.topic, in_flight_batch.partition), outcome.error
                 if error is None:
                     before = self.acknowledged.get(key, ProducedRange())
                     self.acknowledged[key] = before.plus(outcome.base_offset, count)
-                elif error not in self.failures and not delivery.tells_failures:
+                elif error not in self.failures and not in_flight_batch.tells_failures:
                     self.failures.append(error)
-        for delivery, first_row, count, outcome in ended:
-            delivery.settle(first_row, count, outcome)
+        for in_flight_batch, first_row, count, outcome in ended:
+            in_flight_batch.settle(first_row, count, outcome)
         with self._changed:
-            for delivery, *_ in ended:
-                if not delivery.rows_left:
-                    self._under_way.pop(delivery, None)
-                    self.held_bytes -= delivery.size_bytes
+            for in_flight_batch, *_ in ended:
+                if not in_flight_batch.rows_left:
+                    self._under_way.pop(in_flight_batch, None)
+                    self.held_bytes -= in_flight_batch.size_bytes
             self._changed.notify_all()
 
     def failed(self, errors: Sequence[KafkaError]) -> None:
-        """Record failures of rows that never became a delivery."""
+        """Record failures of rows that never became a batch."""
         if errors:
             with self._changed:
                 self.failures += [error for error in errors if error not in self.failures]
@@ -186,15 +186,15 @@ class Deliveries:
         with self._changed:
             return dict(self.acknowledged)
 
-    def wait(self, deadline: Deadline, *, despite_failures: bool = False) -> list[Delivery]:
-        """Wait until all current deliveries are complete, one fails, or the deadline; return the incomplete ones."""
+    def wait(self, deadline: Deadline, *, despite_failures: bool = False) -> list[InFlightBatch]:
+        """Wait until all current batches are complete, one fails, or the deadline; return the incomplete ones."""
         with self._changed:
             waiting = list(self._under_way)
             while not self._have_ended(waiting) and (despite_failures or not self.failures) and not deadline.passed:
                 self._changed.wait(deadline.remaining_s())
             return [each for each in waiting if each in self._under_way]
 
-    def _have_ended(self, waiting: list[Delivery]) -> bool:
+    def _have_ended(self, waiting: list[InFlightBatch]) -> bool:
         """Return True if all are complete. Removes complete ones from the end, so that each is checked only once."""
         while waiting and waiting[-1] not in self._under_way:
             waiting.pop()
@@ -206,7 +206,7 @@ class Deliveries:
             self._changed.notify_all()
 
     def wait_for_room(self, fits: Callable[[], bool], timeout_s: float | None, *, despite_failures: bool) -> bool:
-        """Wait until `fits()`; return False if no delivery was completed for `timeout_s`.
+        """Wait until `fits()`; return False if no batch was completed for `timeout_s`.
 
         Raises
         ------
