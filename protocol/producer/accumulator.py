@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from protocol.kafka_terms import TopicPartition
-from protocol.producer.in_flight_batches import Receipt, ReceiptPart
+from protocol.producer.in_flight_batches import ResultSink, ResultSinkRows
 from protocol.property_kinds import MAX_INT32
 from protocol.records.arrow_numpy import to_arrow
 from protocol.records.batch_header import HEADER_BYTES
@@ -43,7 +43,7 @@ class Cut:
     partition: int
     count: int
     size_bytes: int
-    receipts: tuple[ReceiptPart, ...] = field(default=(), compare=False)
+    result_sinks: tuple[ResultSinkRows, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class _Waiting:
 
     since_s: float
     slices: list[pa.RecordBatch] = field(default_factory=list)
-    receipts: list[ReceiptPart] = field(default_factory=list)
+    result_sinks: list[ResultSinkRows] = field(default_factory=list)
     count: int = 0
     size_bytes: int = 0
 
@@ -87,7 +87,7 @@ class Accumulator:
         partitions: npt.NDArray[np.int32],
         sizes: Sizes,
         now_s: float,
-        receipt: Receipt | None = None,
+        result_sink: ResultSink | None = None,
     ) -> Iterator[Gathered]:
         """Add rows; yield those that fill record batches. The caller must exhaust the iterator.
 
@@ -100,7 +100,7 @@ class Accumulator:
         sizes : ndarray of int64
             Encoded bytes of each record.
         now_s : float
-        receipt : Receipt, optional
+        result_sink : ResultSink, optional
             Receives the outcome of these rows.
 
         Yields
@@ -125,13 +125,13 @@ class Accumulator:
                 due.append((key, self._waiting.pop(key)))
                 waiting = None
             if self._fill(size_bytes, count):
-                cuts += self._cuts(key, first, part, receipt)
+                cuts += self._cuts(key, first, part, result_sink)
                 continue
             if waiting is None:
                 waiting = self._waiting[key] = _Waiting(now_s)
             waiting.slices.append(_rows(columns, order, first, first + count))
-            if receipt is not None:
-                waiting.receipts.append(ReceiptPart(receipt, before, count))
+            if result_sink is not None:
+                waiting.result_sinks.append(ResultSinkRows(result_sink, before, count))
             waiting.count += count
             waiting.size_bytes += size_bytes
             self.held_bytes += size_bytes
@@ -172,7 +172,7 @@ class Accumulator:
         return fits and waiting.slices[0].schema == columns.schema
 
     def _cuts(
-        self, key: TopicPartition, first: int, sizes: Sizes, receipt: Receipt | None
+        self, key: TopicPartition, first: int, sizes: Sizes, result_sink: ResultSink | None
     ) -> Iterator[tuple[int, Cut]]:
         """Cut the rows of one partition into record batches; yield the first row of each with it."""
         ends = np.cumsum(sizes)
@@ -185,8 +185,8 @@ class Accumulator:
             most = int(np.searchsorted(ends, taken_bytes + self._limit_bytes, side="right"))
             end = max(min(enough, most, begin + self._limit_rows), begin + 1)
             size_bytes = int(ends[end - 1]) - taken_bytes
-            receipts = () if receipt is None else (ReceiptPart(receipt, begin, end - begin),)
-            yield first + begin, Cut(*key, end - begin, size_bytes + HEADER_BYTES, receipts)
+            result_sinks = () if result_sink is None else (ResultSinkRows(result_sink, begin, end - begin),)
+            yield first + begin, Cut(*key, end - begin, size_bytes + HEADER_BYTES, result_sinks)
             begin, taken_bytes = end, taken_bytes + size_bytes
 
     def _let_go(self, due: list[tuple[TopicPartition, _Waiting]]) -> Iterator[Gathered]:
@@ -196,7 +196,8 @@ class Accumulator:
             slices = [rows for _, waiting in together for rows in waiting.slices]
             rows = slices[0] if len(slices) == 1 else pa.Table.from_batches(slices).combine_chunks().to_batches()[0]
             cuts = [
-                Cut(*key, each.count, each.size_bytes + HEADER_BYTES, tuple(each.receipts)) for key, each in together
+                Cut(*key, each.count, each.size_bytes + HEADER_BYTES, tuple(each.result_sinks))
+                for key, each in together
             ]
             held_bytes = sum(each.size_bytes for _, each in together)
             try:

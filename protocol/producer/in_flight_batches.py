@@ -46,51 +46,51 @@ class Outcome(NamedTuple):
     error: KafkaError | None = None
 
 
-class Receipt(Protocol):
+class ResultSink(Protocol):
     """Receives the results of the rows of one call, in the sender's thread."""
 
     @property
-    def tells_failures(self) -> bool:
+    def reports_failures(self) -> bool:
         """True if it reports failures to the user, so that `flush` need not raise them."""
 
     def settle(self, partition: int, first: int, count: int, outcome: Outcome) -> None:
         """Take the result of `count` of its rows for `partition`, from index `first` among these on."""
 
 
-class ReceiptPart(NamedTuple):
-    """`rows` consecutive rows of a receipt, from index `first` among its rows for the partition on."""
+class ResultSinkRows(NamedTuple):
+    """`rows` consecutive rows of a result_sink, from index `first` among its rows for the partition on."""
 
-    receipt: Receipt
+    result_sink: ResultSink
     first: int
     rows: int
 
 
 @dataclass(eq=False)
 class InFlightBatch:
-    """The rows of one record batch; `receipts` are in row order, `trouble` is the last error."""
+    """The rows of one record batch; `result_sinks` are in row order, `trouble` is the last error."""
 
     topic: str
     partition: int
     size_bytes: int
     rows_left: int
-    receipts: Sequence[ReceiptPart] = ()
+    result_sinks: Sequence[ResultSinkRows] = ()
     trouble: KafkaError | None = None
 
     @property
-    def tells_failures(self) -> bool:
-        """True if all receipts report failures."""
-        return bool(self.receipts) and all(part.receipt.tells_failures for part in self.receipts)
+    def reports_failures(self) -> bool:
+        """True if all result_sinks report failures."""
+        return bool(self.result_sinks) and all(part.result_sink.reports_failures for part in self.result_sinks)
 
     def settle(self, first_row: int, count: int, outcome: Outcome) -> None:
-        """Pass the result of `count` rows from `first_row` on to their receipts."""
+        """Pass the result of `count` rows from `first_row` on to their result_sinks."""
         self.rows_left -= count
         begin, end = 0, first_row + count
-        for receipt, first, rows in self.receipts:
+        for result_sink, first, rows in self.result_sinks:
             low, high = max(begin, first_row), min(begin + rows, end)
             if low < high:
                 base = outcome.base_offset
                 told = outcome._replace(base_offset=base + low - first_row) if base >= 0 else outcome
-                receipt.settle(self.partition, first + low - begin, high - low, told)
+                result_sink.settle(self.partition, first + low - begin, high - low, told)
             begin += rows
 
 
@@ -131,14 +131,14 @@ class InFlightBatches:
             self.held_bytes += sum(each.size_bytes for each in in_flight_batches)
 
     def end(self, ended: Sequence[Ended]) -> None:
-        """Pass results to the receipts, then wake the threads that wait."""
+        """Pass results to the result_sinks, then wake the threads that wait."""
         with self._changed:
             for in_flight_batch, _, count, outcome in ended:
                 key, error = (in_flight_batch.topic, in_flight_batch.partition), outcome.error
                 if error is None:
                     before = self.acknowledged.get(key, ProducedRange())
                     self.acknowledged[key] = before.plus(outcome.base_offset, count)
-                elif error not in self.failures and not in_flight_batch.tells_failures:
+                elif error not in self.failures and not in_flight_batch.reports_failures:
                     self.failures.append(error)
         for in_flight_batch, first_row, count, outcome in ended:
             in_flight_batch.settle(first_row, count, outcome)
@@ -156,7 +156,7 @@ class InFlightBatches:
                 self.failures += [error for error in errors if error not in self.failures]
                 self._changed.notify_all()
 
-    def was_told(self, error: KafkaError) -> None:
+    def mark_reported(self, error: KafkaError) -> None:
         """Remove a failure that was reported to the user."""
         with self._changed:
             if error in self.failures:

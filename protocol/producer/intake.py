@@ -98,7 +98,7 @@ class Intake:
             self._take_messages()
             if rows.num_rows:
                 partitions[kept] = self._choice.choose(known, rows, sizes, named)
-            sent = SentColumns(topic, partitions, timestamps_ms, self._in_flight_batches.was_told)
+            sent = SentColumns(topic, partitions, timestamps_ms, self._in_flight_batches.mark_reported)
             for nth, error in enumerate(refused.values()):
                 self._on_failure(error)
                 sent.settle(NO_PARTITION, nth, 1, Outcome(error=error))
@@ -262,7 +262,7 @@ class Intake:
                 records = self._encode(together.rows, [cut.count for cut in together.cuts], together.order)
                 now_s = self._clock.now_s()
                 in_flight_batches = [
-                    InFlightBatch(cut.topic, cut.partition, len(encoded), cut.count, cut.receipts)
+                    InFlightBatch(cut.topic, cut.partition, len(encoded), cut.count, cut.result_sinks)
                     for cut, encoded in zip(together.cuts, records, strict=True)
                 ]
                 if wait:
@@ -304,10 +304,10 @@ def _rows_of(
 def _fail_rows(gathered: Iterable[Gathered], error: KafkaError) -> bool:
     """Fail rows; return True if some do not report it, so that `flush` must."""
     cuts = [cut for together in gathered for cut in together.cuts]
-    failed = [InFlightBatch(cut.topic, cut.partition, 0, cut.count, cut.receipts) for cut in cuts]
+    failed = [InFlightBatch(cut.topic, cut.partition, 0, cut.count, cut.result_sinks) for cut in cuts]
     for each in failed:
         each.settle(0, each.rows_left, Outcome(error=error))
-    return not all(each.tells_failures for each in failed)
+    return not all(each.reports_failures for each in failed)
 
 
 def _fail(messages: Messages, error: KafkaError) -> None:

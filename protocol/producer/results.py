@@ -1,6 +1,6 @@
 """Results of sent rows: columns for the rows of a call, and futures for single messages.
 
-`SentColumns` and `SentMessages` are the receipts of the rows. `intake` creates, and the `sender` thread completes them.
+`SentColumns` and `SentMessages` are the result_sinks of the rows. `intake` creates, and the `sender` thread completes them.
 Until a caller requests a result, only a few numbers per record batch are kept.
 """
 
@@ -67,21 +67,21 @@ class _Rows:
 class SentColumns:
     """The result of one call of `send_columns`. Thread-safe.
 
-    A failure that no caller requests here is raised by `flush` or by the next call. `on_told` is called with each error
+    A failure that no caller requests here is raised by `flush` or by the next call. `on_reported` is called with each error
     that a caller has received.
     """
 
-    tells_failures = False
+    reports_failures = False
 
     def __init__(
         self,
         topic: str,
         partitions: Partitions,
         timestamps_ms: npt.NDArray[np.int64],
-        on_told: Callable[[KafkaError], None] = lambda error: None,
+        on_reported: Callable[[KafkaError], None] = lambda error: None,
     ) -> None:
         self.topic = topic
-        self._on_told = on_told
+        self._on_reported = on_reported
         self._rows = _Rows(partitions)
         self._timestamps_ms = timestamps_ms
         self._left = len(partitions)
@@ -91,7 +91,7 @@ class SentColumns:
             self._done.set()
 
     def settle(self, partition: int, first: int, count: int, outcome: Outcome) -> None:
-        """As `Receipt.settle`."""
+        """As `ResultSink.settle`."""
         self._settled.append((partition, first, count, outcome))
         self._left -= count
         if not self._left:
@@ -135,7 +135,7 @@ class SentColumns:
             for row in self._rows.of(partition)[first : first + count]
         }
         for error in dict.fromkeys(found.values()):
-            self._on_told(error)
+            self._on_reported(error)
         return dict(sorted(found.items()))
 
     def columns(self, deadline: Deadline | None = None) -> pa.RecordBatch:
@@ -162,9 +162,9 @@ class SentColumns:
 
 
 class SentMessages:
-    """The receipt of single messages sent together; it completes their futures."""
+    """The result_sink of single messages sent together; it completes their futures."""
 
-    tells_failures = True
+    reports_failures = True
 
     def __init__(
         self,
@@ -179,7 +179,7 @@ class SentMessages:
         self._futures = futures
 
     def settle(self, partition: int, first: int, count: int, outcome: Outcome) -> None:
-        """As `Receipt.settle`."""
+        """As `ResultSink.settle`."""
         rows = self._rows.of(partition)[first : first + count].tolist()
         if outcome.error is not None:
             for row in rows:

@@ -207,7 +207,7 @@ def test_rows_are_returned_once_in_order(calls: list[list[int]], rows: int, high
 class Call:
     """A result sink: `values[p]` are the values of its rows for partition p."""
 
-    tells_failures = True
+    reports_failures = True
 
     def __init__(self, first: int, partitions: list[int]) -> None:
         self.values: dict[int, list[int]] = {}
@@ -238,7 +238,7 @@ def test_result_sinks_get_the_rows_of_each_record_batch(
         assert len(numbers) <= min(full, most)
         told = [
             number
-            for call, begin, rows in cut.receipts
+            for call, begin, rows in cut.result_sinks
             if isinstance(call, Call)
             for number in call.values[cut.partition][begin : begin + rows]
         ]

@@ -10,7 +10,7 @@ from protocol.producer.in_flight_batches import (
     InFlightBatches,
     Outcome,
     ProducedRange,
-    ReceiptPart,
+    ResultSinkRows,
 )
 
 
@@ -20,7 +20,7 @@ class RecordingSink:
 
     in_flight_batches: InFlightBatches
     acknowledged: ProducedRange | None = None
-    tells_failures = False
+    reports_failures = False
 
     def settle(self, partition: int, first: int, count: int, outcome: Outcome) -> None:
         self.acknowledged = self.in_flight_batches.acknowledged_now().get(("orders", partition))
@@ -29,7 +29,7 @@ class RecordingSink:
 def test_acknowledged_range_is_updated_before_the_sink_is_called() -> None:
     in_flight_batches = InFlightBatches()
     sink = RecordingSink(in_flight_batches)
-    in_flight_batch = InFlightBatch("orders", 1, 100, 3, [ReceiptPart(sink, 0, 3)])
+    in_flight_batch = InFlightBatch("orders", 1, 100, 3, [ResultSinkRows(sink, 0, 3)])
     in_flight_batches.begin([in_flight_batch])
     in_flight_batches.end([Ended(in_flight_batch, 0, 3, Outcome(base_offset=7))])
     assert sink.acknowledged == ProducedRange(7, 9, 3)
