@@ -53,12 +53,12 @@ class ResultSink(Protocol):
     def reports_failures(self) -> bool:
         """True if it reports failures to the user, so that `flush` need not raise them."""
 
-    def settle(self, partition: int, first: int, count: int, outcome: Outcome) -> None:
+    def complete(self, partition: int, first: int, count: int, outcome: Outcome) -> None:
         """Take the result of `count` of its rows for `partition`, from index `first` among these on."""
 
 
 class ResultSinkRows(NamedTuple):
-    """`rows` consecutive rows of a result_sink, from index `first` among its rows for the partition on."""
+    """`rows` consecutive rows of a result sink, from index `first` among its rows for the partition on."""
 
     result_sink: ResultSink
     first: int
@@ -78,11 +78,11 @@ class InFlightBatch:
 
     @property
     def reports_failures(self) -> bool:
-        """True if all result_sinks report failures."""
+        """True if all result sinks report failures."""
         return bool(self.result_sinks) and all(part.result_sink.reports_failures for part in self.result_sinks)
 
-    def settle(self, first_row: int, count: int, outcome: Outcome) -> None:
-        """Pass the result of `count` rows from `first_row` on to their result_sinks."""
+    def complete(self, first_row: int, count: int, outcome: Outcome) -> None:
+        """Pass the result of `count` rows from `first_row` on to their result sinks."""
         self.rows_left -= count
         begin, end = 0, first_row + count
         for result_sink, first, rows in self.result_sinks:
@@ -90,7 +90,7 @@ class InFlightBatch:
             if low < high:
                 base = outcome.base_offset
                 told = outcome._replace(base_offset=base + low - first_row) if base >= 0 else outcome
-                result_sink.settle(self.partition, first + low - begin, high - low, told)
+                result_sink.complete(self.partition, first + low - begin, high - low, told)
             begin += rows
 
 
@@ -131,7 +131,7 @@ class InFlightBatches:
             self.held_bytes += sum(each.size_bytes for each in in_flight_batches)
 
     def end(self, ended: Sequence[Ended]) -> None:
-        """Pass results to the result_sinks, then wake the threads that wait."""
+        """Pass results to the result sinks, then wake the threads that wait."""
         with self._changed:
             for in_flight_batch, _, count, outcome in ended:
                 key, error = (in_flight_batch.topic, in_flight_batch.partition), outcome.error
@@ -141,7 +141,7 @@ class InFlightBatches:
                 elif error not in self.failures and not in_flight_batch.reports_failures:
                     self.failures.append(error)
         for in_flight_batch, first_row, count, outcome in ended:
-            in_flight_batch.settle(first_row, count, outcome)
+            in_flight_batch.complete(first_row, count, outcome)
         with self._changed:
             for in_flight_batch, *_ in ended:
                 if not in_flight_batch.rows_left:

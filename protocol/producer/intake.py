@@ -101,7 +101,7 @@ class Intake:
             sent = SentColumns(topic, partitions, timestamps_ms, self._in_flight_batches.mark_reported)
             for nth, error in enumerate(refused.values()):
                 self._on_failure(error)
-                sent.settle(NO_PARTITION, nth, 1, Outcome(error=error))
+                sent.complete(NO_PARTITION, nth, 1, Outcome(error=error))
             self._hand_over(self._accumulator.append(topic, rows, partitions[kept], sizes, self._clock.now_s(), sent))
             self._hand_over(self._due(self._clock.now_s()), wait=False)
         self._in_flight_batches.wake()
@@ -306,7 +306,7 @@ def _fail_rows(gathered: Iterable[Gathered], error: KafkaError) -> bool:
     cuts = [cut for together in gathered for cut in together.cuts]
     failed = [InFlightBatch(cut.topic, cut.partition, 0, cut.count, cut.result_sinks) for cut in cuts]
     for each in failed:
-        each.settle(0, each.rows_left, Outcome(error=error))
+        each.complete(0, each.rows_left, Outcome(error=error))
     return not all(each.reports_failures for each in failed)
 
 

@@ -1,7 +1,7 @@
 """Results of sent rows: columns for the rows of a call, and futures for single messages.
 
-`SentColumns` and `SentMessages` are the result_sinks of the rows. `intake` creates, and the `sender` thread completes them.
-Until a caller requests a result, only a few numbers per record batch are kept.
+`SentColumns` and `SentMessages` are the result sinks of the rows. `intake` creates, and the `sender` thread completes
+them. Until a caller requests a result, only a few numbers per record batch are kept.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class _Rows:
 class SentColumns:
     """The result of one call of `send_columns`. Thread-safe.
 
-    A failure that no caller requests here is raised by `flush` or by the next call. `on_reported` is called with each error
-    that a caller has received.
+    A failure that no caller requests here is raised by `flush` or by the next call. `on_reported` is called with each
+    error that a caller has received.
     """
 
     reports_failures = False
@@ -85,14 +85,14 @@ class SentColumns:
         self._rows = _Rows(partitions)
         self._timestamps_ms = timestamps_ms
         self._left = len(partitions)
-        self._settled: list[tuple[int, int, int, Outcome]] = []
+        self._completed: list[tuple[int, int, int, Outcome]] = []
         self._done = Event()
         if not self._left:
             self._done.set()
 
-    def settle(self, partition: int, first: int, count: int, outcome: Outcome) -> None:
-        """As `ResultSink.settle`."""
-        self._settled.append((partition, first, count, outcome))
+    def complete(self, partition: int, first: int, count: int, outcome: Outcome) -> None:
+        """As `ResultSink.complete`."""
+        self._completed.append((partition, first, count, outcome))
         self._left -= count
         if not self._left:
             self._done.set()
@@ -130,7 +130,7 @@ class SentColumns:
         self._wait(deadline)
         found = {
             int(row): outcome.error
-            for partition, first, count, outcome in self._settled
+            for partition, first, count, outcome in self._completed
             if outcome.error is not None
             for row in self._rows.of(partition)[first : first + count]
         }
@@ -144,7 +144,7 @@ class SentColumns:
         self._wait(deadline)
         offsets = np.full(len(self._timestamps_ms), -1)
         timestamps_ms = self._timestamps_ms.copy()
-        for partition, first, count, outcome in self._settled:
+        for partition, first, count, outcome in self._completed:
             rows = self._rows.of(partition)[first : first + count]
             if outcome.base_offset >= 0:
                 offsets[rows] = outcome.base_offset + np.arange(count)
@@ -162,7 +162,7 @@ class SentColumns:
 
 
 class SentMessages:
-    """The result_sink of single messages sent together; it completes their futures."""
+    """The result sink of single messages sent together; it completes their futures."""
 
     reports_failures = True
 
@@ -178,8 +178,8 @@ class SentMessages:
         self._timestamps_ms = timestamps_ms
         self._futures = futures
 
-    def settle(self, partition: int, first: int, count: int, outcome: Outcome) -> None:
-        """As `ResultSink.settle`."""
+    def complete(self, partition: int, first: int, count: int, outcome: Outcome) -> None:
+        """As `ResultSink.complete`."""
         rows = self._rows.of(partition)[first : first + count].tolist()
         if outcome.error is not None:
             for row in rows:

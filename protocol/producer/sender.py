@@ -179,9 +179,9 @@ class Sender:
     def _fail(self, batches: Sequence[ProducerBatch], error: KafkaError) -> None:
         for batch in batches:
             batch.outcome = Outcome(error=error)
-        self._settle(batches)
+        self._complete(batches)
 
-    def _settle(self, ended: Sequence[ProducerBatch]) -> None:
+    def _complete(self, ended: Sequence[ProducerBatch]) -> None:
         told = [
             Ended(batch.in_flight_batch, batch.first_row, batch.record_count, batch.outcome)
             for batch in ended
@@ -236,7 +236,7 @@ class Sender:
             return
         for partition in self._partitions.values():
             partition.drop(UsageError("this was not sent: the transaction was aborted"))
-            self._settle(partition.take_ended())
+            self._complete(partition.take_ended())
         self._partitions.clear()
         self.busy.clear()
         self._reset_done = None
@@ -247,7 +247,7 @@ class Sender:
         for error in dict.fromkeys(each.outcome.error for each in ended if each.outcome is not None):
             if error is not None:
                 self._session.failed(error)
-        self._settle(ended)
+        self._complete(ended)
 
     def _send_round(self) -> bool:
         """Send at most one request to each broker; return True if any was sent."""

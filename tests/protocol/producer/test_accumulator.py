@@ -214,7 +214,7 @@ class Call:
         for number, partition in enumerate(partitions, first):
             self.values.setdefault(partition, []).append(number)
 
-    def settle(self, partition: int, first: int, count: int, outcome: Outcome) -> None: ...
+    def complete(self, partition: int, first: int, count: int, outcome: Outcome) -> None: ...
 
 
 RUNS = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 40)), min_size=1, max_size=6)

@@ -22,7 +22,7 @@ class RecordingSink:
     acknowledged: ProducedRange | None = None
     reports_failures = False
 
-    def settle(self, partition: int, first: int, count: int, outcome: Outcome) -> None:
+    def complete(self, partition: int, first: int, count: int, outcome: Outcome) -> None:
         self.acknowledged = self.in_flight_batches.acknowledged_now().get(("orders", partition))
 
 
