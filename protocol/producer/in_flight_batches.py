@@ -35,7 +35,7 @@ class ProducedRange:
         return ProducedRange(first, max(self.last_offset, base_offset + count - 1), self.count + count)
 
 
-class Outcome(NamedTuple):
+class BatchResult(NamedTuple):
     """The result of consecutive rows of one partition: written from `base_offset` on, or failed with `error`.
 
     `base_offset` is -1 if unknown (acks=0). `log_append_time_ms` is -1 unless the topic has LogAppendTime.
@@ -53,7 +53,7 @@ class ResultSink(Protocol):
     def reports_failures(self) -> bool:
         """True if it reports failures to the user, so that `flush` need not raise them."""
 
-    def complete(self, partition: int, first: int, count: int, outcome: Outcome) -> None:
+    def complete(self, partition: int, first: int, count: int, result: BatchResult) -> None:
         """Take the result of `count` of its rows for `partition`, from index `first` among these on."""
 
 
@@ -67,40 +67,40 @@ class ResultSinkRows(NamedTuple):
 
 @dataclass(eq=False)
 class InFlightBatch:
-    """The rows of one record batch; `result_sinks` are in row order, `trouble` is the last error."""
+    """The rows of one record batch; `result_sinks` are in row order, `last_error` is that of the last try."""
 
     topic: str
     partition: int
     size_bytes: int
     rows_left: int
     result_sinks: Sequence[ResultSinkRows] = ()
-    trouble: KafkaError | None = None
+    last_error: KafkaError | None = None
 
     @property
     def reports_failures(self) -> bool:
         """True if all result sinks report failures."""
         return bool(self.result_sinks) and all(part.result_sink.reports_failures for part in self.result_sinks)
 
-    def complete(self, first_row: int, count: int, outcome: Outcome) -> None:
+    def complete(self, first_row: int, count: int, result: BatchResult) -> None:
         """Pass the result of `count` rows from `first_row` on to their result sinks."""
         self.rows_left -= count
         begin, end = 0, first_row + count
         for result_sink, first, rows in self.result_sinks:
             low, high = max(begin, first_row), min(begin + rows, end)
             if low < high:
-                base = outcome.base_offset
-                told = outcome._replace(base_offset=base + low - first_row) if base >= 0 else outcome
+                base = result.base_offset
+                told = result._replace(base_offset=base + low - first_row) if base >= 0 else result
                 result_sink.complete(self.partition, first + low - begin, high - low, told)
             begin += rows
 
 
-class Ended(NamedTuple):
+class CompletedRows(NamedTuple):
     """The result of `rows` rows of a batch, from `first_row` on."""
 
     in_flight_batch: InFlightBatch
     first_row: int
     rows: int
-    outcome: Outcome
+    result: BatchResult
 
 
 @dataclass(eq=False)
@@ -130,20 +130,20 @@ class InFlightBatches:
             self._under_way.update(dict.fromkeys(in_flight_batches))
             self.held_bytes += sum(each.size_bytes for each in in_flight_batches)
 
-    def end(self, ended: Sequence[Ended]) -> None:
+    def end(self, completed: Sequence[CompletedRows]) -> None:
         """Pass results to the result sinks, then wake the threads that wait."""
         with self._changed:
-            for in_flight_batch, _, count, outcome in ended:
-                key, error = (in_flight_batch.topic, in_flight_batch.partition), outcome.error
+            for in_flight_batch, _, count, result in completed:
+                key, error = (in_flight_batch.topic, in_flight_batch.partition), result.error
                 if error is None:
                     before = self.acknowledged.get(key, ProducedRange())
-                    self.acknowledged[key] = before.plus(outcome.base_offset, count)
+                    self.acknowledged[key] = before.plus(result.base_offset, count)
                 elif error not in self.failures and not in_flight_batch.reports_failures:
                     self.failures.append(error)
-        for in_flight_batch, first_row, count, outcome in ended:
-            in_flight_batch.complete(first_row, count, outcome)
+        for in_flight_batch, first_row, count, result in completed:
+            in_flight_batch.complete(first_row, count, result)
         with self._changed:
-            for in_flight_batch, *_ in ended:
+            for in_flight_batch, *_ in completed:
                 if not in_flight_batch.rows_left:
                     self._under_way.pop(in_flight_batch, None)
                     self.held_bytes -= in_flight_batch.size_bytes

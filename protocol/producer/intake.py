@@ -21,7 +21,7 @@ from protocol.config import ProducerConfig
 from protocol.errors import DeadlineExceeded, KafkaError, UsageError
 from protocol.kafka_terms import NO_PARTITION
 from protocol.producer.accumulator import Accumulator, Gathered
-from protocol.producer.in_flight_batches import InFlightBatch, InFlightBatches, Outcome
+from protocol.producer.in_flight_batches import BatchResult, InFlightBatch, InFlightBatches
 from protocol.producer.messages import MessageBuffer, Messages
 from protocol.producer.partition_choice import GivenPartitions, PartitionChoice
 from protocol.producer.partition_producer import Encode, ProducerBatch
@@ -101,7 +101,7 @@ class Intake:
             sent = SentColumns(topic, partitions, timestamps_ms, self._in_flight_batches.mark_reported)
             for nth, error in enumerate(refused.values()):
                 self._on_failure(error)
-                sent.complete(NO_PARTITION, nth, 1, Outcome(error=error))
+                sent.complete(NO_PARTITION, nth, 1, BatchResult(error=error))
             self._hand_over(self._accumulator.append(topic, rows, partitions[kept], sizes, self._clock.now_s(), sent))
             self._hand_over(self._due(self._clock.now_s()), wait=False)
         self._in_flight_batches.wake()
@@ -306,7 +306,7 @@ def _fail_rows(gathered: Iterable[Gathered], error: KafkaError) -> bool:
     cuts = [cut for together in gathered for cut in together.cuts]
     failed = [InFlightBatch(cut.topic, cut.partition, 0, cut.count, cut.result_sinks) for cut in cuts]
     for each in failed:
-        each.complete(0, each.rows_left, Outcome(error=error))
+        each.complete(0, each.rows_left, BatchResult(error=error))
     return not all(each.reports_failures for each in failed)
 
 

@@ -23,7 +23,7 @@ from protocol.clock import Backoff
 from protocol.errors import DeadlineExceeded, KafkaError
 from protocol.kafka_terms import NO_SEQUENCE, NO_TIMESTAMP_MS
 from protocol.producer.idempotence import ProducerIdentity, Sequences, comes_before, sequence_after
-from protocol.producer.in_flight_batches import InFlightBatch, Outcome, ProducedRange
+from protocol.producer.in_flight_batches import BatchResult, InFlightBatch, ProducedRange
 from protocol.records.decode import decode
 from protocol.records.encode import EncodedBatch
 from protocol.records.memory_records import read_batch_headers
@@ -73,7 +73,7 @@ class ProducerBatch:
     ----------
     in_flight_batch : InFlightBatch or None
         Receives the result of the rows, which start at `first_row` of it.
-    outcome : Outcome or None
+    result : BatchResult or None
         Result, once known.
     maybe_written : bool
         A try ended without a reply that tells whether the batch was written.
@@ -84,7 +84,7 @@ class ProducerBatch:
     created_s: float
     in_flight_batch: InFlightBatch | None = None
     first_row: int = 0
-    outcome: Outcome | None = None
+    result: BatchResult | None = None
     base_sequence: int = NO_SEQUENCE
     attempts: int = 0
     in_flight: bool = False
@@ -95,7 +95,7 @@ class ProducerBatch:
         """Record the error of a try, for the messages of callers that wait."""
         self.last_error = error
         if self.in_flight_batch is not None:
-            self.in_flight_batch.trouble = error
+            self.in_flight_batch.last_error = error
 
 
 Encode = Callable[[pa.RecordBatch, Sequence[int], npt.NDArray[np.int64] | None], list[EncodedBatch]]
@@ -104,7 +104,7 @@ Encode = Callable[[pa.RecordBatch, Sequence[int], npt.NDArray[np.int64] | None],
 
 @dataclass
 class PartitionProducer:
-    """The queue of one partition. The driver calls `next_batch`, then `sending`, then one of the outcome methods.
+    """The queue of one partition. The driver calls `next_batch`, then `sending`, then one of the result methods.
 
     `encode` encodes the two halves of a batch that is too large for the broker.
     """
@@ -117,7 +117,7 @@ class PartitionProducer:
     backoff: Backoff
     encode: Encode
     acknowledged: ProducedRange = field(default_factory=ProducedRange)
-    ended: list[ProducerBatch] = field(default_factory=list)
+    completed: list[ProducerBatch] = field(default_factory=list)
     """Completed batches, which the driver takes."""
     in_flight: int = 0
     leader_id: int = -1
@@ -150,7 +150,7 @@ class PartitionProducer:
         return len(self._queue) - self.in_flight
 
     @property
-    def trouble(self) -> str:
+    def failure_suffix(self) -> str:
         """The last failure of the oldest batch as the end of a sentence; "" if there is none."""
         failure = self._queue[0].last_error if self._queue else None
         return f"; the last failure: {failure}" if failure else ""
@@ -208,7 +208,7 @@ class PartitionProducer:
         """Complete a written batch; `base_offset` is -1 if unknown."""
         self._returned(batch)
         self._queue.remove(batch)
-        self._end(batch, Outcome(base_offset, log_append_time_ms))
+        self._end(batch, BatchResult(base_offset, log_append_time_ms))
         self.acknowledged = self.acknowledged.plus(base_offset, batch.record_count)
         self.backoff.reset()
         if self.sequences is not None:
@@ -286,7 +286,7 @@ class PartitionProducer:
     def drop(self, error: KafkaError) -> None:
         """Fail all batches, also those in flight."""
         for batch in self._queue:
-            self._end(batch, Outcome(error=error))
+            self._end(batch, BatchResult(error=error))
         self._queue.clear()
 
     def postpone(self, error: KafkaError, now_s: float) -> None:
@@ -308,7 +308,7 @@ class PartitionProducer:
                 return
             error = DeadlineExceeded(
                 f"{self.name}: {batch.record_count} records were not acknowledged in {self.delivery_timeout_s:.0f} s "
-                f"(delivery.timeout.ms) and {batch.attempts} attempt(s){self.trouble}",
+                f"(delivery.timeout.ms) and {batch.attempts} attempt(s){self.failure_suffix}",
                 topic=self.topic,
                 partition=self.partition,
                 attempts=batch.attempts,
@@ -322,10 +322,10 @@ class PartitionProducer:
         """Return the end of the batch's delivery timeout."""
         return batch.created_s + self.delivery_timeout_s
 
-    def take_ended(self) -> list[ProducerBatch]:
+    def take_completed(self) -> list[ProducerBatch]:
         """Return and clear the batches completed since the last call."""
-        ended, self.ended = self.ended, []
-        return ended
+        completed, self.completed = self.completed, []
+        return completed
 
     # -- inside -------------------------------------------------------------------------------
 
@@ -334,9 +334,9 @@ class PartitionProducer:
         batch = self._queue[0]
         return self.deadline_s(batch) - (_LEAST_TIME_S if batch.attempts else 0.0)
 
-    def _end(self, batch: ProducerBatch, outcome: Outcome) -> None:
-        batch.outcome = outcome
-        self.ended.append(batch)
+    def _end(self, batch: ProducerBatch, result: BatchResult) -> None:
+        batch.result = result
+        self.completed.append(batch)
 
     def _returned(self, batch: ProducerBatch) -> None:
         batch.in_flight = False
@@ -356,7 +356,7 @@ class PartitionProducer:
             self._give_up(error)
             return
         self._queue.remove(batch)
-        self._end(batch, Outcome(error=error))
+        self._end(batch, BatchResult(error=error))
         if batch.base_sequence != NO_SEQUENCE:
             self._draining = True
             if self._gap_from is None:

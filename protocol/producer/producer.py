@@ -360,11 +360,11 @@ def _stop(sender: Sender, compressors: ThreadPoolExecutor) -> None:
 
 def _not_in_time(late: Sequence[InFlightBatch]) -> DeadlineExceeded:
     first, count = late[0], len({(each.topic, each.partition) for each in late})
-    trouble = f"; the last failure: {first.trouble}" if first.trouble else ""
+    failure = f"; the last failure: {first.last_error}" if first.last_error else ""
     error = DeadlineExceeded(
-        f"flush: {count} partitions are not acknowledged in time, {first.topic}-{first.partition} among them{trouble}",
+        f"flush: {count} partitions are not acknowledged in time, {first.topic}-{first.partition} among them{failure}",
         topic=first.topic,
         partition=first.partition,
     )
-    error.__cause__ = first.trouble
+    error.__cause__ = first.last_error
     return error

@@ -17,7 +17,7 @@ import pyarrow as pa
 from protocol.clock import Deadline
 from protocol.condition import Event
 from protocol.errors import DeadlineExceeded, KafkaError
-from protocol.producer.in_flight_batches import Outcome
+from protocol.producer.in_flight_batches import BatchResult
 from protocol.producer.partitioner import Partitions
 from protocol.records.arrow_numpy import to_arrow
 
@@ -85,14 +85,14 @@ class SentColumns:
         self._rows = _Rows(partitions)
         self._timestamps_ms = timestamps_ms
         self._left = len(partitions)
-        self._completed: list[tuple[int, int, int, Outcome]] = []
+        self._completed: list[tuple[int, int, int, BatchResult]] = []
         self._done = Event()
         if not self._left:
             self._done.set()
 
-    def complete(self, partition: int, first: int, count: int, outcome: Outcome) -> None:
+    def complete(self, partition: int, first: int, count: int, result: BatchResult) -> None:
         """As `ResultSink.complete`."""
-        self._completed.append((partition, first, count, outcome))
+        self._completed.append((partition, first, count, result))
         self._left -= count
         if not self._left:
             self._done.set()
@@ -129,9 +129,9 @@ class SentColumns:
         """Wait, and return the errors of rows that were not written, by row number."""
         self._wait(deadline)
         found = {
-            int(row): outcome.error
-            for partition, first, count, outcome in self._completed
-            if outcome.error is not None
+            int(row): result.error
+            for partition, first, count, result in self._completed
+            if result.error is not None
             for row in self._rows.of(partition)[first : first + count]
         }
         for error in dict.fromkeys(found.values()):
@@ -144,12 +144,12 @@ class SentColumns:
         self._wait(deadline)
         offsets = np.full(len(self._timestamps_ms), -1)
         timestamps_ms = self._timestamps_ms.copy()
-        for partition, first, count, outcome in self._completed:
+        for partition, first, count, result in self._completed:
             rows = self._rows.of(partition)[first : first + count]
-            if outcome.base_offset >= 0:
-                offsets[rows] = outcome.base_offset + np.arange(count)
-            if outcome.log_append_time_ms >= 0:
-                timestamps_ms[rows] = outcome.log_append_time_ms
+            if result.base_offset >= 0:
+                offsets[rows] = result.base_offset + np.arange(count)
+            if result.log_append_time_ms >= 0:
+                timestamps_ms[rows] = result.log_append_time_ms
         arrays = (self._rows.partitions, offsets, timestamps_ms)
         return pa.RecordBatch.from_arrays([to_arrow(each) for each in arrays], schema=_SCHEMA)
 
@@ -178,15 +178,15 @@ class SentMessages:
         self._timestamps_ms = timestamps_ms
         self._futures = futures
 
-    def complete(self, partition: int, first: int, count: int, outcome: Outcome) -> None:
+    def complete(self, partition: int, first: int, count: int, result: BatchResult) -> None:
         """As `ResultSink.complete`."""
         rows = self._rows.of(partition)[first : first + count].tolist()
-        if outcome.error is not None:
+        if result.error is not None:
             for row in rows:
-                self._futures[row].set_exception(outcome.error)
+                self._futures[row].set_exception(result.error)
             return
         for nth, row in enumerate(rows):
-            offset = outcome.base_offset + nth if outcome.base_offset >= 0 else -1
-            time_ms = outcome.log_append_time_ms
+            offset = result.base_offset + nth if result.base_offset >= 0 else -1
+            time_ms = result.log_append_time_ms
             time_ms = time_ms if time_ms >= 0 else int(self._timestamps_ms[row])
             self._futures[row].set_result(RecordMetadata(self._topic, partition, offset, time_ms))

@@ -26,7 +26,7 @@ from protocol.net.readiness import ready
 from protocol.net.self_pipe import SelfPipe
 from protocol.producer.broker_producer import BrokerProducer
 from protocol.producer.idempotence import ProducerSession
-from protocol.producer.in_flight_batches import Ended, InFlightBatches, Outcome
+from protocol.producer.in_flight_batches import BatchResult, CompletedRows, InFlightBatches
 from protocol.producer.partition_producer import Encode, PartitionProducer, ProducerBatch
 from protocol.producer.topics import Leaders
 
@@ -178,14 +178,14 @@ class Sender:
 
     def _fail(self, batches: Sequence[ProducerBatch], error: KafkaError) -> None:
         for batch in batches:
-            batch.outcome = Outcome(error=error)
+            batch.result = BatchResult(error=error)
         self._complete(batches)
 
-    def _complete(self, ended: Sequence[ProducerBatch]) -> None:
+    def _complete(self, completed: Sequence[ProducerBatch]) -> None:
         told = [
-            Ended(batch.in_flight_batch, batch.first_row, batch.record_count, batch.outcome)
-            for batch in ended
-            if batch.in_flight_batch is not None and batch.outcome is not None
+            CompletedRows(batch.in_flight_batch, batch.first_row, batch.record_count, batch.result)
+            for batch in completed
+            if batch.in_flight_batch is not None and batch.result is not None
         ]
         if told:
             self._in_flight_batches.end(told)
@@ -236,18 +236,18 @@ class Sender:
             return
         for partition in self._partitions.values():
             partition.drop(UsageError("this was not sent: the transaction was aborted"))
-            self._complete(partition.take_ended())
+            self._complete(partition.take_completed())
         self._partitions.clear()
         self.busy.clear()
         self._reset_done = None
         done.set()
 
     def _tell(self, partitions: Iterable[PartitionProducer]) -> None:
-        ended = [batch for partition in partitions for batch in partition.take_ended()]
-        for error in dict.fromkeys(each.outcome.error for each in ended if each.outcome is not None):
+        completed = [batch for partition in partitions for batch in partition.take_completed()]
+        for error in dict.fromkeys(each.result.error for each in completed if each.result is not None):
             if error is not None:
                 self._session.failed(error)
-        self._complete(ended)
+        self._complete(completed)
 
     def _send_round(self) -> bool:
         """Send at most one request to each broker; return True if any was sent."""

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.producer.accumulator import Accumulator, Cut, Gathered
-from protocol.producer.in_flight_batches import Outcome
+from protocol.producer.in_flight_batches import BatchResult
 from protocol.records.batch_header import HEADER_BYTES
 
 SIZE = 100
@@ -214,7 +214,7 @@ class Call:
         for number, partition in enumerate(partitions, first):
             self.values.setdefault(partition, []).append(number)
 
-    def complete(self, partition: int, first: int, count: int, outcome: Outcome) -> None: ...
+    def complete(self, partition: int, first: int, count: int, result: BatchResult) -> None: ...
 
 
 RUNS = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 40)), min_size=1, max_size=6)

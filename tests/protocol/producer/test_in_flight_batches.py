@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from protocol.producer.in_flight_batches import (
-    Ended,
+    BatchResult,
+    CompletedRows,
     InFlightBatch,
     InFlightBatches,
-    Outcome,
     ProducedRange,
     ResultSinkRows,
 )
@@ -22,7 +22,7 @@ class RecordingSink:
     acknowledged: ProducedRange | None = None
     reports_failures = False
 
-    def complete(self, partition: int, first: int, count: int, outcome: Outcome) -> None:
+    def complete(self, partition: int, first: int, count: int, result: BatchResult) -> None:
         self.acknowledged = self.in_flight_batches.acknowledged_now().get(("orders", partition))
 
 
@@ -31,5 +31,5 @@ def test_acknowledged_range_is_updated_before_the_sink_is_called() -> None:
     sink = RecordingSink(in_flight_batches)
     in_flight_batch = InFlightBatch("orders", 1, 100, 3, [ResultSinkRows(sink, 0, 3)])
     in_flight_batches.begin([in_flight_batch])
-    in_flight_batches.end([Ended(in_flight_batch, 0, 3, Outcome(base_offset=7))])
+    in_flight_batches.end([CompletedRows(in_flight_batch, 0, 3, BatchResult(base_offset=7))])
     assert sink.acknowledged == ProducedRange(7, 9, 3)

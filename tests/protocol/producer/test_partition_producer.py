@@ -82,7 +82,7 @@ def numbers_of_the_rest(made: PartitionProducer) -> list[int]:
 
 def failures_of(made: PartitionProducer) -> list[KafkaError]:
     """Return each failure once, though several record batches may share it."""
-    outcomes = [each.outcome for each in made.ended]
+    outcomes = [each.result for each in made.completed]
     return list(dict.fromkeys(each.error for each in outcomes if each and each.error))
 
 

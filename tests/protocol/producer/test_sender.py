@@ -66,7 +66,7 @@ def values_of(broker: FakeKafka) -> list[bytes]:
 def trouble(producer: Producer, topic: str, partition: int) -> str:
     """Return the last error of the unwritten rows."""
     busy = producer._sender.busy.get((topic, partition))
-    return busy.trouble if busy else ""
+    return busy.failure_suffix if busy else ""
 
 
 @contextmanager
