@@ -22,7 +22,7 @@ from protocol.group.offsets import CommittedOffset
 from protocol.kafka_terms import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
 from protocol.producer.idempotence import ProducerIdentity
 from protocol.transaction.coordinator import add_offsets, add_partitions, init_producer_id, speaks_v2
-from protocol.transaction.end_transaction import EndedTransaction, Outcome, end_transaction
+from protocol.transaction.end_transaction import EndedTransaction, TransactionOutcome, end_transaction
 from protocol.transaction.identity import TransactionalIdentity
 from protocol.transaction.states import TransactionLifecycle, TransactionState
 from protocol.wire.messages.m00_produce import LAST_BEFORE_TRANSACTION_V2
@@ -189,7 +189,7 @@ class TransactionSession:
                 self._client, self.held, commit=commit, deadline=deadline, asked_before=self._maybe_ended
             )
             self._maybe_ended = self._maybe_ended or ended.repeated
-            done = ended.outcome is (Outcome.COMMITTED if commit else Outcome.ABORTED)
+            done = ended.outcome is (TransactionOutcome.COMMITTED if commit else TransactionOutcome.ABORTED)
             forgotten = _effect(ended.cause) is TransactionEffect.NEEDS_PRODUCER_ID
             # No transaction is open: its records never reached the coordinator, or that has forgotten the producer id.
             nothing_open = forgotten or _code(ended.cause) == ErrorCode.INVALID_TXN_STATE
@@ -208,12 +208,12 @@ class TransactionSession:
         assert cause is not None
         effect = _effect(cause)
         error: KafkaError
-        if ended.outcome is Outcome.UNKNOWN:
+        if ended.outcome is TransactionOutcome.UNKNOWN:
             error = _caused(OutcomeUnknown, f"{self.held}: the outcome of the transaction is unknown", cause)
             if is_retriable(cause) or effect is TransactionEffect.ABORTABLE:
                 return error
             for_good = True
-        elif ended.outcome is Outcome.REFUSED or effect is TransactionEffect.NEEDS_PRODUCER_ID:
+        elif ended.outcome is TransactionOutcome.REFUSED or effect is TransactionEffect.NEEDS_PRODUCER_ID:
             error = _caused(TransactionFailed, f"{self.held}: nothing was committed", cause)
             for_good = effect in _FOR_GOOD
         else:

@@ -22,7 +22,7 @@ from protocol.transaction.identity import TransactionalIdentity
 from protocol.wire.messages.m26_end_txn import END_TXN, LAST_BEFORE_TRANSACTION_V2
 
 
-class Outcome(Enum):
+class TransactionOutcome(Enum):
     """The outcome of an attempt to end a transaction."""
 
     COMMITTED = "committed"
@@ -38,7 +38,7 @@ class EndedTransaction:
 
     Attributes
     ----------
-    outcome : Outcome
+    outcome : TransactionOutcome
     identity : TransactionalIdentity
         The producer's identity in its next transaction.
     cause : KafkaError or None
@@ -48,7 +48,7 @@ class EndedTransaction:
         of the same epoch, so the producer must bump its epoch first.
     """
 
-    outcome: Outcome
+    outcome: TransactionOutcome
     identity: TransactionalIdentity
     cause: KafkaError | None = None
     repeated: bool = False
@@ -118,7 +118,7 @@ def end_transactions(
         client.retrying(f"EndTxn of {names}", attempt, deadline)
     except KafkaError as error:
         for ending in waiting.values():
-            ending.ended = EndedTransaction(Outcome.UNKNOWN, ending.identity, error, ending.maybe_ended)
+            ending.ended = EndedTransaction(TransactionOutcome.UNKNOWN, ending.identity, error, ending.maybe_ended)
     return {identity: ending.ended for identity, ending in every.items() if ending.ended is not None}
 
 
@@ -162,7 +162,7 @@ class _Ending:
             return
         code = body["error_code"]
         if code == ErrorCode.NONE:
-            wanted = Outcome.COMMITTED if self._commit else Outcome.ABORTED
+            wanted = TransactionOutcome.COMMITTED if self._commit else TransactionOutcome.ABORTED
             self.ended = EndedTransaction(wanted, self._next(body), None, self.maybe_ended)
             return
         self.maybe_ended |= code in _MAYBE_ENDED
@@ -183,12 +183,12 @@ class _Ending:
             return self.identity
         return TransactionalIdentity(self.identity.transactional_id, body["producer_id"], body["producer_epoch"])
 
-    def _judged(self, code: int) -> Outcome:
+    def _judged(self, code: int) -> TransactionOutcome:
         if self.maybe_ended:
-            return Outcome.UNKNOWN
+            return TransactionOutcome.UNKNOWN
         if error_row(code).transaction_effect in (TransactionEffect.FENCED, TransactionEffect.NEEDS_PRODUCER_ID):
-            return Outcome.FENCED
+            return TransactionOutcome.FENCED
         if code == ErrorCode.INVALID_TXN_STATE:
             # No transaction is open under this epoch: it was aborted before the commit; an abort proves nothing.
-            return Outcome.ABORTED if self._commit else Outcome.UNKNOWN
-        return Outcome.REFUSED
+            return TransactionOutcome.ABORTED if self._commit else TransactionOutcome.UNKNOWN
+        return TransactionOutcome.REFUSED

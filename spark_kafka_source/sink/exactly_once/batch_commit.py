@@ -15,7 +15,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from protocol.cluster.client import Client, listed
 from protocol.errors import KafkaError, OutcomeUnknown
-from protocol.transaction.end_transaction import Outcome, end_transactions
+from protocol.transaction.end_transaction import TransactionOutcome, end_transactions
 from protocol.transaction.identity import TransactionalIdentity
 from spark_kafka_source.sink.exactly_once.batch_write_end import give_up, require_alone
 from spark_kafka_source.sink.exactly_once.decided import missing_tasks
@@ -167,7 +167,7 @@ def _abort_left(client: Client, left: Sequence[TransactionalIdentity]) -> None:
     """Aborts transactions of attempts that did not succeed. They hold readers up until then, and nothing else."""
     ended = end_transactions(client, left, commit=False, deadline=client.deadline())
     for each in ended.values():
-        if each.outcome is not Outcome.ABORTED:
+        if each.outcome is not TransactionOutcome.ABORTED:
             log.warning("%s may stay open until it times out: %s", each.identity, each.cause)
 
 
@@ -203,7 +203,7 @@ def _rewritten(
 
 def _commit(client: Client, identities: Sequence[TransactionalIdentity], then: str) -> None:
     ended = end_transactions(client, identities, commit=True, deadline=client.deadline())
-    lost = [each for each in ended.values() if each.outcome is not Outcome.COMMITTED]
+    lost = [each for each in ended.values() if each.outcome is not TransactionOutcome.COMMITTED]
     if lost:
         first = lost[0]
         raise OutcomeUnknown(

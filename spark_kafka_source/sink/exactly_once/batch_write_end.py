@@ -18,7 +18,7 @@ from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.errors import BrokerError, KafkaError, ProducerFenced, UnsupportedVersion
 from protocol.transaction.coordinator import init_producer_id
-from protocol.transaction.end_transaction import EndedTransaction, Outcome, end_transactions
+from protocol.transaction.end_transaction import EndedTransaction, TransactionOutcome, end_transactions
 from protocol.transaction.identity import TransactionalIdentity
 from spark_kafka_source.sink.exactly_once.query import Query
 
@@ -96,7 +96,7 @@ def _is_over(ended: EndedTransaction) -> bool:
     """Not when a late copy of the task has begun another one, which must be fenced."""
     cause = ended.cause
     nothing_open = isinstance(cause, BrokerError) and cause.code == ErrorCode.INVALID_TXN_STATE
-    return ended.outcome is Outcome.ABORTED or nothing_open
+    return ended.outcome is TransactionOutcome.ABORTED or nothing_open
 
 
 def _fence(client: Client, transactional_ids: Collection[str]) -> list[KafkaError]:

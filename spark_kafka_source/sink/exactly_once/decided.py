@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from protocol.cluster.client import Client
 from protocol.group.offsets import fetch_offsets
-from protocol.transaction.end_transaction import Outcome, end_transactions
+from protocol.transaction.end_transaction import TransactionOutcome, end_transactions
 from spark_kafka_source.sink.exactly_once.ledger import Ledger
 from spark_kafka_source.sink.exactly_once.query import StreamBatch
 
@@ -30,7 +30,7 @@ def missing_tasks(client: Client, batch: StreamBatch, ledger: Ledger, tasks: Ite
     ended = end_transactions(client, identities.values(), commit=True, deadline=client.deadline(), asked_before=True)
 
     def is_there(task: int) -> bool:
-        if ended[identities[task]].outcome is Outcome.COMMITTED:
+        if ended[identities[task]].outcome is TransactionOutcome.COMMITTED:
             return True
         markers = fetch_offsets(client, query.task(task), [ledger.marker_key], client.deadline())
         return ledger.marker_key in markers and markers[ledger.marker_key].offset > batch.batch_id

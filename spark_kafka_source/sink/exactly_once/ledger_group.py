@@ -17,7 +17,7 @@ from protocol.cluster.client import Client
 from protocol.errors import BrokerError, KafkaError
 from protocol.group.offsets import fetch_offsets
 from protocol.transaction.coordinator import add_offsets, init_producer_id
-from protocol.transaction.end_transaction import Outcome, end_transaction
+from protocol.transaction.end_transaction import TransactionOutcome, end_transaction
 from protocol.transaction.identity import TransactionalIdentity
 from spark_kafka_source.sink.exactly_once.ledger import Ledger, from_offsets, to_offsets
 from spark_kafka_source.sink.exactly_once.query import Query
@@ -69,7 +69,7 @@ def rewrite_ledger(
             raise _contended(query, error) from error
         raise
     ended = end_transaction(client, identity, commit=True, deadline=deadline)
-    if ended.outcome is not Outcome.COMMITTED:
+    if ended.outcome is not TransactionOutcome.COMMITTED:
         raise _contended(query, ended.cause) from ended.cause
     if not ended.repeated:  # else that request may still be on its way, and end the next transaction, too
         _held[key] = ended.identity, after

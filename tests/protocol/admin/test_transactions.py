@@ -13,7 +13,7 @@ from protocol.cluster.client import Client
 from protocol.config import parse_client
 from protocol.errors import BrokerError
 from protocol.transaction.coordinator import add_partitions, init_producer_id
-from protocol.transaction.end_transaction import Outcome, end_transaction
+from protocol.transaction.end_transaction import TransactionOutcome, end_transaction
 from protocol.wire.messages.m10_find_coordinator import TRANSACTION
 from protocol.wire.messages.m65_describe_transactions import DESCRIBE_TRANSACTIONS
 from tests.fake_kafka.server import FakeKafka
@@ -70,7 +70,9 @@ def test_abort_fences_without_a_new_producer_id(client: Client) -> None:
     add_partitions(client, identity, [("orders", 0)], client.deadline())
     after = abort_transaction(client, "etl-0")
     assert after.producer_epoch > identity.producer_epoch
-    assert end_transaction(client, identity, commit=True, deadline=client.deadline()).outcome is Outcome.FENCED
+    assert (
+        end_transaction(client, identity, commit=True, deadline=client.deadline()).outcome is TransactionOutcome.FENCED
+    )
     with pytest.raises(BrokerError, match="TRANSACTIONAL_ID_NOT_FOUND"):
         abort_transaction(client, "nobody-knows")
     assert [each.transactional_id for each in list_transactions(client)] == NAMES

@@ -10,7 +10,7 @@ from protocol.errors import BrokerError
 from protocol.group.member import GroupMember
 from protocol.group.offsets import CommittedOffset, fetch_offsets
 from protocol.transaction.coordinator import add_offsets, add_partitions, init_producer_id, speaks_v2
-from protocol.transaction.end_transaction import Outcome, end_transaction
+from protocol.transaction.end_transaction import TransactionOutcome, end_transaction
 from protocol.transaction.identity import TransactionalIdentity
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
 from protocol.wire.messages.m24_add_partitions_to_txn import ADD_PARTITIONS_TO_TXN
@@ -49,7 +49,7 @@ def test_init_waits_for_the_abort_of_an_open_transaction(fake: FakeKafka, client
     fake.before[INIT_PRODUCER_ID] = lambda _: fake.hold_markers(next(asked) < 3)
     new = init(client)
     assert new.producer_epoch > old.producer_epoch + 1, "the abort bumped the epoch once"
-    assert end_transaction(client, old, commit=True, deadline=client.deadline()).outcome is Outcome.FENCED
+    assert end_transaction(client, old, commit=True, deadline=client.deadline()).outcome is TransactionOutcome.FENCED
 
 
 def test_partitions_are_added_in_one_request(fake: FakeKafka, client: Client) -> None:

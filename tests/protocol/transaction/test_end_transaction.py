@@ -11,7 +11,7 @@ from protocol.cluster.client import Client
 from protocol.cluster.coordinators import transaction_coordinator
 from protocol.group.offsets import CommittedOffset, fetch_offsets
 from protocol.transaction.coordinator import add_offsets, init_producer_id
-from protocol.transaction.end_transaction import Outcome, end_transaction, end_transactions
+from protocol.transaction.end_transaction import TransactionOutcome, end_transaction, end_transactions
 from protocol.transaction.identity import TransactionalIdentity
 from protocol.wire.messages.m10_find_coordinator import TRANSACTION
 from protocol.wire.messages.m26_end_txn import END_TXN
@@ -38,7 +38,7 @@ class TestExpectedEnd:
         identity = begun(client)
         ended = end_transaction(client, identity, commit=commit, deadline=client.deadline())
         raised = 1 if transaction_version == "2" else 0
-        assert ended.outcome is (Outcome.COMMITTED if commit else Outcome.ABORTED)
+        assert ended.outcome is (TransactionOutcome.COMMITTED if commit else TransactionOutcome.ABORTED)
         assert ended.identity == replace(identity, producer_epoch=identity.producer_epoch + raised)
         assert (ended.cause, ended.repeated, committed(client)) == (None, False, commit)
 
@@ -46,7 +46,7 @@ class TestExpectedEnd:
         identity = begun(client)
         fake.lose_replies(END_TXN, 2)
         ended = end_transaction(client, identity, commit=commit, deadline=client.deadline())
-        assert ended.outcome is (Outcome.COMMITTED if commit else Outcome.ABORTED)
+        assert ended.outcome is (TransactionOutcome.COMMITTED if commit else TransactionOutcome.ABORTED)
         assert ended.repeated, "an earlier request may still be in flight"
         again = end_transaction(client, identity, commit=commit, deadline=client.deadline(), asked_before=True)
         assert (again.outcome, again.identity) == (ended.outcome, ended.identity)
@@ -61,7 +61,7 @@ class TestExpectedEnd:
         asked = iter(range(10))
         fake.before[END_TXN] = lambda _: fake.hold_markers(next(asked) < 3)
         ended = end_transaction(client, identity, commit=commit, deadline=client.deadline())
-        assert ended.outcome is (Outcome.COMMITTED if commit else Outcome.ABORTED)
+        assert ended.outcome is (TransactionOutcome.COMMITTED if commit else TransactionOutcome.ABORTED)
         assert next(asked) > 3
 
     def test_end_is_performed_by_a_moved_coordinator(self, fake: FakeKafka, client: Client, commit: bool) -> None:
@@ -69,7 +69,7 @@ class TestExpectedEnd:
         here = client.coordinator(transaction_coordinator("etl-0"), client.deadline()).node_id
         fake.move_coordinator("etl-0", here % 3 + 1, TRANSACTION)
         ended = end_transaction(client, identity, commit=commit, deadline=client.deadline())
-        assert ended.outcome is (Outcome.COMMITTED if commit else Outcome.ABORTED)
+        assert ended.outcome is (TransactionOutcome.COMMITTED if commit else TransactionOutcome.ABORTED)
 
 
 class TestOtherEnd:
@@ -77,7 +77,7 @@ class TestOtherEnd:
         old = begun(client)
         begun(client)
         ended = end_transaction(client, old, commit=True, deadline=client.deadline())
-        assert ended.outcome is Outcome.FENCED
+        assert ended.outcome is TransactionOutcome.FENCED
         assert "PRODUCER_FENCED" in str(ended.cause)
         assert not committed(client), "the newer transaction is still open"
 
@@ -87,19 +87,22 @@ class TestOtherEnd:
         identity = begun(client)
         clock.advance(11)
         ended = end_transaction(client, identity, commit=True, deadline=client.deadline())
-        assert ended.outcome in (Outcome.FENCED, Outcome.ABORTED)
+        assert ended.outcome in (TransactionOutcome.FENCED, TransactionOutcome.ABORTED)
         assert not committed(client)
 
     def test_commit_after_an_abort_is_aborted(self, client: Client) -> None:
         identity = begun(client)
         end_transaction(client, identity, commit=False, deadline=client.deadline())
-        assert end_transaction(client, identity, commit=True, deadline=client.deadline()).outcome is Outcome.ABORTED
+        assert (
+            end_transaction(client, identity, commit=True, deadline=client.deadline()).outcome
+            is TransactionOutcome.ABORTED
+        )
 
     def test_end_refused_by_the_coordinator_is_an_error(self, fake: FakeKafka, client: Client) -> None:
         identity = begun(client)
         fake.refuse(END_TXN, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
         ended = end_transaction(client, identity, commit=True, deadline=client.deadline())
-        assert ended.outcome is Outcome.REFUSED
+        assert ended.outcome is TransactionOutcome.REFUSED
         assert "TRANSACTIONAL_ID_AUTHORIZATION_FAILED" in str(ended.cause)
 
     @pytest.mark.parametrize("earlier", ["lost", "not available", "another process"])
@@ -120,22 +123,22 @@ class TestOtherEnd:
                 fake.edit_replies(END_TXN, lambda body: {"error_code": ErrorCode.COORDINATOR_NOT_AVAILABLE}, 1)
         asked_before = earlier == "another process"
         ended = end_transaction(client, identity, commit=True, deadline=client.deadline(), asked_before=asked_before)
-        assert ended.outcome is Outcome.UNKNOWN
+        assert ended.outcome is TransactionOutcome.UNKNOWN
         assert committed(client)
 
     def test_end_with_a_server_error_is_unknown(self, fake: FakeKafka, client: Client) -> None:
         identity = begun(client)
         fake.refuse(END_TXN, ErrorCode.UNKNOWN_SERVER_ERROR)
         ended = end_transaction(client, identity, commit=True, deadline=client.deadline())
-        assert ended.outcome is Outcome.UNKNOWN
+        assert ended.outcome is TransactionOutcome.UNKNOWN
         again = end_transaction(client, identity, commit=True, deadline=client.deadline(), asked_before=True)
-        assert again.outcome is Outcome.COMMITTED
+        assert again.outcome is TransactionOutcome.COMMITTED
 
     def test_end_without_a_reply_is_unknown(self, fake: FakeKafka, client: Client) -> None:
         identity = begun(client)
         fake.lose_replies(END_TXN, 1_000)
         ended = end_transaction(client, identity, commit=True, deadline=client.deadline(300))
-        assert (ended.outcome, ended.repeated) == (Outcome.UNKNOWN, True)
+        assert (ended.outcome, ended.repeated) == (TransactionOutcome.UNKNOWN, True)
         assert "EndTxn of etl-0" in str(ended.cause)
 
 
@@ -151,10 +154,13 @@ class TestManyTransactions:
         newer = begun(client, "etl-7")
         ended = end_transactions(client, identities, commit=True, deadline=client.deadline())
         outcomes = {each.transactional_id: ended[each].outcome for each in identities}
-        assert outcomes.pop("etl-7") in (Outcome.FENCED, Outcome.UNKNOWN)
-        assert set(outcomes.values()) == {Outcome.COMMITTED}
+        assert outcomes.pop("etl-7") in (TransactionOutcome.FENCED, TransactionOutcome.UNKNOWN)
+        assert set(outcomes.values()) == {TransactionOutcome.COMMITTED}
         assert [committed(client, f"etl-{number}") for number in range(12)] == [number != 7 for number in range(12)]
-        assert end_transaction(client, newer, commit=True, deadline=client.deadline()).outcome is Outcome.COMMITTED
+        assert (
+            end_transaction(client, newer, commit=True, deadline=client.deadline()).outcome
+            is TransactionOutcome.COMMITTED
+        )
 
     def test_no_transactions_need_no_requests(self, client: Client) -> None:
         assert end_transactions(client, [], commit=True, deadline=client.deadline()) == {}

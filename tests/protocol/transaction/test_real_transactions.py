@@ -24,7 +24,7 @@ from protocol.group.member import ConsumerGroupMetadata
 from protocol.group.offsets import CommittedOffset
 from protocol.producer.results import RecordMetadata
 from protocol.producer.transactional_producer import TransactionalProducer
-from protocol.transaction.end_transaction import Outcome, end_transaction
+from protocol.transaction.end_transaction import TransactionOutcome, end_transaction
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
 from protocol.wire.messages.m26_end_txn import END_TXN
@@ -328,7 +328,7 @@ def test_transaction_is_ended_by_another_process(one_broker: LocalKafka, client:
     with Client(parse_client({"bootstrap.servers": one_broker.bootstrap_servers})) as other:
         for asked_before in (False, True):
             ended = end_transaction(other, identity, commit=True, deadline=other.deadline(), asked_before=asked_before)
-            assert ended.outcome is Outcome.COMMITTED
+            assert ended.outcome is TransactionOutcome.COMMITTED
     wait_until_decided(one_broker, [(name, 0)])
     assert numbers_in(client, name, 1) == [list(range(10))]
 

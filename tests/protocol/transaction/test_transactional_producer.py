@@ -25,7 +25,7 @@ from protocol.group.member import ConsumerGroupMetadata, GroupMember
 from protocol.group.offsets import CommittedOffset, fetch_offsets
 from protocol.producer.producer import Producer
 from protocol.producer.transactional_producer import TransactionalProducer
-from protocol.transaction.end_transaction import Outcome, end_transaction
+from protocol.transaction.end_transaction import TransactionOutcome, end_transaction
 from protocol.transaction.states import TransactionState
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
@@ -99,7 +99,10 @@ class TestTransactions:
             producer.commit_transaction()
         producer.close()
         assert visible(client) == []
-        assert end_transaction(client, identity, commit=True, deadline=client.deadline()).outcome is Outcome.COMMITTED
+        assert (
+            end_transaction(client, identity, commit=True, deadline=client.deadline()).outcome
+            is TransactionOutcome.COMMITTED
+        )
         assert visible(client) == list(range(10))
         again = started(client, "etl-0")
         again.begin_transaction()
