@@ -98,9 +98,7 @@ class Consumer:
         self._arrived: dict[PartitionStream, None] = {}
         self._looked_for_late_s = 0.0
         self._streams: dict[TopicPartition, PartitionStream] = {}
-        self._schedule = FetchSchedule(
-            self._streams, settings, buffer_memory_bytes, self._client.config.metadata_max_age_ms
-        )
+        self._schedule = FetchSchedule(settings, buffer_memory_bytes, self._client.config.metadata_max_age_ms)
         self._threads: dict[Broker, _BrokerThread] = {}
         self._closed = False
         # Error of the router thread, which has ended.
@@ -245,7 +243,7 @@ class Consumer:
                         return stream
                     del self._arrived[stream]
                 # This thread waits for all streams, so none of them is unread.
-                for stream in self._streams.values():
+                for stream in list(self._schedule.unread):
                     if stream.expired and not stream.paused:
                         stream.revive()
                 if self._arrived:
@@ -306,7 +304,7 @@ class Consumer:
     # -- called by streams and threads, under the lock ------------------------------------------
 
     def _was_read(self, stream: PartitionStream) -> None:
-        """Handle that a reply is being read. Decisions check all streams, so wake only threads that may have work."""
+        """Handle that a reply is being read. Wake only threads with work: a decision checks all of their streams."""
         for thread in self._threads.values():
             if thread.state.was_read(stream):
                 thread.work.notify()
@@ -336,7 +334,7 @@ class Consumer:
         with self._lock:
             for partition, fetched in result.fetched:
                 if (stream := asked[partition]).source is partition:
-                    stream.put(fetched, self._client.clock.now_s())
+                    self._schedule.put(stream, fetched, self._client.clock.now_s())
                     self._announce(stream)
             self._handle_failures(result.failed, asked)
             if any(partition.broker is None for partition in asked):
@@ -393,19 +391,24 @@ class Consumer:
             failures = resolve_leaders(self._client, streams.keys(), deadline)
             with self._lock:
                 self._handle_failures(failures.items(), streams)
-                for stream in self._streams.values():
-                    if (broker := stream.source.broker) is not None and broker not in self._threads:
-                        thread = _BrokerThread(self, broker)
-                        thread.start()
-                        self._threads[broker] = thread
-                for thread in self._threads.values():
-                    thread.work.notify()
+                for stream in streams.values():
+                    self._schedule.route(stream)
+                for broker in {stream.source.broker for stream in streams.values()}:
+                    if broker is not None:
+                        self._wake(broker)
         except Exception as error:
             log.exception("%s: resolving brokers has failed", self._purpose)
             with self._lock:
                 for stream in streams.values():
                     stream.source.broker = None
                     self._stop(stream, UsageError(f"resolving the broker of {stream.name} has failed: {error!r}"))
+
+    def _wake(self, broker: Broker) -> None:
+        if broker not in self._threads:
+            thread = _BrokerThread(self, broker)
+            thread.start()
+            self._threads[broker] = thread
+        self._threads[broker].work.notify()
 
 
 class _BrokerThread(threading.Thread):
@@ -443,10 +446,9 @@ class _BrokerThread(threading.Thread):
     def _abandon(self, error: KafkaError) -> None:
         with self._owner._lock:
             self._owner._threads.pop(self.state.broker, None)
-            for stream in self._owner._streams.values():
-                if stream.source.broker == self.state.broker:
-                    stream.source.broker = None
-                    self._owner._stop(stream, error)
+            for stream in self._owner._schedule.routed(self.state.broker):
+                stream.source.broker = None
+                self._owner._stop(stream, error)
 
     def _next_fetch(self) -> Fetch | None:
         """Return the next request; None if the thread must end."""

@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from protocol.cluster.metadata import Broker
 from protocol.config import ConsumerConfig
-from protocol.consumer.partition_consumer import PartitionConsumer
+from protocol.consumer.partition_consumer import Fetched, PartitionConsumer
 from protocol.consumer.partition_stream import PartitionStream
-from protocol.kafka_terms import NO_REPLICA, TopicPartition
+from protocol.kafka_terms import NO_REPLICA
 
 # Keep a broker's thread for this time after its last partition has moved away: leaders often return.
 _LINGER_S = 5.0
@@ -67,23 +67,52 @@ class BrokerState:
 
 @dataclass
 class FetchSchedule:
-    """Schedule of `streams`, which the owner keeps up to date.
+    """Schedule of the streams that have a broker.
 
-    `wanted` is True if `Consumer.poll` has returned nothing since the last reply.
+    A decision costs what the broker's own streams cost, and those with unread replies; not the number of all streams.
+
+    Attributes
+    ----------
+    wanted : bool
+        True if `Consumer.poll` has returned nothing since the last reply.
+    unread : dict of PartitionStream to None
+        Streams with unread replies. Streams without any are removed by the next decision.
     """
 
-    streams: Mapping[TopicPartition, PartitionStream]
     config: ConsumerConfig
     buffer_memory_bytes: int
     metadata_max_age_ms: int
     wanted: bool = False
+    unread: dict[PartitionStream, None] = field(default_factory=dict)
+    _by_broker: dict[Broker, dict[PartitionStream, None]] = field(default_factory=dict)
+
+    def route(self, stream: PartitionStream) -> None:
+        """Handle that the broker of `stream` was resolved. A stream that leaves it is removed by the next decision."""
+        if (broker := stream.source.broker) is not None:
+            self._by_broker.setdefault(broker, {})[stream] = None
+
+    def put(self, stream: PartitionStream, fetched: Fetched, now_s: float) -> None:
+        """Add a reply to its stream."""
+        stream.put(fetched, now_s)
+        self.unread[stream] = None
+
+    def routed(self, broker: Broker) -> list[PartitionStream]:
+        """Return the streams read from a broker."""
+        streams = self._by_broker.get(broker, {})
+        for stream in [each for each in streams if each.closed or each.source.broker != broker]:
+            del streams[stream]
+        if not streams:
+            self._by_broker.pop(broker, None)
+        return list(streams)
 
     def next(self, of: BrokerState, now_s: float) -> Fetch | float | None:
         """Return the next request of a broker, or the seconds to wait unless something changes.
 
         None if no partition has been read from the broker for `_LINGER_S`: its thread ends.
         """
-        mine = [each for each in self.streams.values() if self._reads(each, of.broker, now_s)]
+        for stream in [each for each in self.unread if not each.unread]:
+            del self.unread[stream]
+        mine = [each for each in self.routed(of.broker) if self._reads(each, now_s)]
         wait_s = min(self._expire_unread(now_s), _LINGER_S)
         of.idle_since_s = float("inf") if mine else min(of.idle_since_s, now_s)
         if now_s - of.idle_since_s >= _LINGER_S:
@@ -107,10 +136,8 @@ class FetchSchedule:
         max_wait_ms = longest_ms if of.has_answered else 0
         return Fetch({each.source: each for each in ready}, min(room_bytes, self.config.fetch_max_bytes), max_wait_ms)
 
-    def _reads(self, stream: PartitionStream, broker: Broker, now_s: float) -> bool:
+    def _reads(self, stream: PartitionStream, now_s: float) -> bool:
         partition = stream.source
-        if partition.broker != broker:
-            return False
         age_ms = (now_s - partition.routed_at_s) * 1000
         if partition.preferred_replica == NO_REPLICA or age_ms <= self.metadata_max_age_ms:
             return True
@@ -125,7 +152,7 @@ class FetchSchedule:
         """
         patience_s = self.config.max_processing_time_ms / 1000
         next_s = float("inf")
-        for stream in self.streams.values():
+        for stream in self.unread:
             if stream.unread and not (stream.paused or stream.expired):
                 left_s = stream.unread_since_s + patience_s - now_s
                 if left_s > 0:
@@ -138,11 +165,11 @@ class FetchSchedule:
         """Return the free buffer memory. If readers wait, free the memory of paused and expired streams first."""
         room_bytes = self.buffer_memory_bytes - self._held_bytes()
         if room_bytes <= 0 and (self.wanted or any(stream.wanted for stream in ready)):
-            for stream in self.streams.values():
+            for stream in self.unread:
                 if stream.expired or stream.paused:
                     stream.drop_ahead()
             room_bytes = self.buffer_memory_bytes - self._held_bytes()
         return room_bytes
 
     def _held_bytes(self) -> int:
-        return sum(each.records.buffer.nbytes for stream in self.streams.values() for each in stream.ahead)
+        return sum(each.records.buffer.nbytes for stream in self.unread for each in stream.ahead)

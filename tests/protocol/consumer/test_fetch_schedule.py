@@ -41,7 +41,7 @@ class Reading:
         self.config = config
         self.streams: dict[tuple[str, int], PartitionStream] = {}
         self.told: list[PartitionStream] = []
-        self.schedule = FetchSchedule(self.streams, config, MEMORY_BYTES, metadata_max_age_ms=300_000)
+        self.schedule = FetchSchedule(config, MEMORY_BYTES, metadata_max_age_ms=300_000)
         self.states = {broker: BrokerState(broker) for broker in (NEAR, FAR)}
         for state in self.states.values():
             state.answered(0, 0)
@@ -63,6 +63,7 @@ class Reading:
             on_read=lambda _: None,
             on_change=self.told.append,
         )
+        self.schedule.route(stream)
         return stream
 
     def put(self, stream: PartitionStream, replies: int = 1, size: int = 10) -> None:
@@ -70,7 +71,7 @@ class Reading:
             first = stream.source.position
             part = Fetched(read_batch_headers(records(first, 10, size=size)), first, first + 10, 7, None)
             stream.source.position = part.next_offset
-            stream.put(part, self.clock.now_s())
+            self.schedule.put(stream, part, self.clock.now_s())
 
     def fill_memory(self, stream: PartitionStream) -> None:
         self.put(stream, size=MEMORY_BYTES // 10)
@@ -106,6 +107,17 @@ def test_reply_is_matched_to_the_state_at_the_request(reading: Reading) -> None:
     moved.seek(5)
     closed.close()
     assert [stream for partition, stream in fetch.asked.items() if stream.source is partition] == [kept]
+
+
+def test_decision_looks_at_no_idle_stream_of_another_broker(reading: Reading) -> None:
+    """With 10,000 idle partitions on 100 brokers, decisions that look at all of them take more than one processor."""
+    near, unread = reading.add(2)
+    reading.put(unread)
+    for far in reading.add(3, FAR):
+        far.source = None  # type: ignore[assignment]  # fails when looked at
+    assert reading.asked() == [near, unread]
+    reading.clock.at_s = 1.0
+    assert reading.asked() == [near]
 
 
 class TestOneRequest:
@@ -163,7 +175,7 @@ class TestFullStreams:
         assert reading.asked() == [full, hungry]
 
     def test_reads_wake_the_thread_after_the_last_full_stream(self, reading: Reading) -> None:
-        """A decision inspects all streams, so it is not made for each reply that is read."""
+        """A decision inspects all streams of the broker, so it is not made for each reply that is read."""
         streams = reading.add(1_000)
         [far] = reading.add(1, FAR)
         for stream in (*streams, far):

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from protocol.cluster.client import Client
+from protocol.consumer.consumer import Consumer
 from protocol.consumer.partition_consumer import Fetched
 from protocol.consumer.partition_stream import PartitionStream
 from protocol.kafka_terms import EARLIEST
@@ -57,7 +58,7 @@ class TestSlowUsers:
         properties = {"max.partition.fetch.bytes": 100_000, "max.processing.time.ms": 20}
         with consumer_of(client, properties, buffer_memory_bytes=250_000) as consumer:
             streams = list(consumer.consume_partitions({(name, number): EARLIEST for number in range(6)}).values())
-            wait_until(lambda: consumer._schedule.room_bytes() <= 0)
+            wait_until(lambda: room_bytes(consumer) <= 0)
             for stream in streams:
                 wait_until(lambda stream=stream: stream.poll(0) is not None)  # type: ignore[misc]
             # And by one thread for all streams: the others are paused now.
@@ -143,3 +144,8 @@ class TestSlowUsers:
             assert batch is not None, f"{stream.name} has brought {len(offsets)} of {rows} rows"
             offsets += batch.column("offset").to_pylist()
         return offsets
+
+
+def room_bytes(consumer: Consumer) -> int:
+    with consumer._lock:
+        return consumer._schedule.room_bytes()
