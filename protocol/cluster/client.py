@@ -32,6 +32,7 @@ from protocol.errors import (
 from protocol.kafka_terms import TopicPartition
 from protocol.net.connection import Connection, Reply
 from protocol.net.pool import ConnectionPool
+from protocol.secret import hide_variables
 from protocol.wire.messages.m03_metadata import FIRST_WITH_ALLOW_AUTO_TOPIC_CREATION, METADATA
 from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR
 from protocol.wire.schema import Api, Body
@@ -584,6 +585,7 @@ def _never_answered(error: DeadlineExceeded) -> DeadlineExceeded:
 C = TypeVar("C")
 
 
+@hide_variables
 def open_client(
     client: Client | Mapping[str, object] | None,
     config: C | Mapping[str, object] | None,
