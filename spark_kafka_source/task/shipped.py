@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copyreg
 import logging
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -22,8 +24,14 @@ class Shipped:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Any, ...]:
         kind = type(self)
+        if (
+            getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is not kind
+            or kind.__module__ == "__main__"
+        ):
+            # Defined in a function or a notebook: cloudpickle sends such a class by value.
+            return copyreg.__newobj__, (kind,), self.__getstate__()  # type: ignore[attr-defined]
         # The state as bytes: its classes are looked up by the function, which has the error for that.
         state: bytes = cloudpickle.dumps(self.__getstate__())  # type: ignore[no-untyped-call]
         return _restore_function(), (kind.__module__, kind.__qualname__, state)
