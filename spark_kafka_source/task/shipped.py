@@ -26,10 +26,8 @@ class Shipped:
 
     def __reduce__(self) -> tuple[Any, ...]:
         kind = type(self)
-        if (
-            getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is not kind
-            or kind.__module__ == "__main__"
-        ):
+        module = sys.modules.get(kind.__module__)
+        if kind.__module__ == "__main__" or getattr(module, kind.__qualname__, None) is not kind:
             # Defined in a function or a notebook: cloudpickle sends such a class by value.
             return copyreg.__newobj__, (kind,), self.__getstate__()  # type: ignore[attr-defined]
         # The state as bytes: its classes are looked up by the function, which has the error for that.

@@ -51,6 +51,17 @@ def test_executor_with_package_restores_same_object(name: str) -> None:
     assert getattr(restored, options) == getattr(shipped, options)
 
 
+def test_class_of_a_function_is_restored_in_another_process(tmp_path: Path) -> None:
+    class Local(KafkaGroupDataSource):  # type: ignore[misc]
+        """As in a notebook: no module has it."""
+
+    sent = tmp_path / "sent"
+    sent.write_bytes(cloudpickle.dumps(Local({"subscribe": "orders"})))
+    code = f"import pickle; print(pickle.load(open({str(sent)!r}, 'rb')).options['subscribe'])"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ended.stdout, ended.stderr) == ("orders\n", "")
+
+
 def test_warning_in_spark_process_names_level_and_logger(tmp_path: Path) -> None:
     sent = tmp_path / "sent"
     sent.write_bytes(cloudpickle.dumps(SINK))
